@@ -1,0 +1,85 @@
+"""What launcher, shim and rank agree on: variable names, where files lie in a run folder, and what the records say.
+
+Python 3.9 and the standard library only: the shim imports this file on hosts that may have nothing else. Whoever
+changes a name here changes it for all three, which is why it stands in one place.
+"""
+
+from __future__ import annotations
+
+PLAN_FORMAT = 1
+"""Raised when `plan.json` changes so that an older shim could misread it; a shim refuses any other number."""
+
+# Set for every rank by its shim, on top of what the plan's row says.
+ENV_RUN_ID = "TTLAUNCH_RUN_ID"
+ENV_RUN_DIR = "TTLAUNCH_RUN_DIR"
+ENV_RANK = "TTLAUNCH_RANK"
+ENV_LOCAL_RANK = "TTLAUNCH_LOCAL_RANK"
+ENV_WORLD_SIZE = "TTLAUNCH_WORLD_SIZE"
+ENV_ROLE = "TTLAUNCH_ROLE"
+ENV_HOST = "TTLAUNCH_HOST"
+ENV_PLAN = "TTLAUNCH_PLAN"
+PREFIX = "TTLAUNCH_"
+
+# How the MPI launcher tells a process which rank it is; the first one that is set counts.
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+
+# The run folder on the launching machine.
+PLAN_FILE = "plan.json"
+TRAIN_FILE = "train.yaml"
+COMMAND_FILE = "command.sh"
+ENVIRONMENT_FILE = "environment.json"
+CODE_FILE = "code.json"
+EVENTS_FILE = "events.jsonl"
+REPORT_FILE = "report.json"
+LOGS_DIR = "logs"
+RECORDS_DIR = "records"
+
+
+def stdout_file(rank: int) -> str:
+    """The rank's standard output, byte for byte, relative to the run folder."""
+    return f"{LOGS_DIR}/rank-{rank}.stdout"
+
+
+def stderr_file(rank: int) -> str:
+    """The rank's standard error, byte for byte, relative to the run folder."""
+    return f"{LOGS_DIR}/rank-{rank}.stderr"
+
+
+def progress_file(rank: int) -> str:
+    """One JSON object a line, written by the rank: `{"kind": "step", "time": …, "step": …, …}` and the like."""
+    return f"{RECORDS_DIR}/rank-{rank}.progress.jsonl"
+
+
+def error_file(rank: int) -> str:
+    """Written by a rank whose role raised: type, message, traceback, file, line, step, time."""
+    return f"{RECORDS_DIR}/rank-{rank}.error.json"
+
+
+def exit_file(rank: int) -> str:
+    """Written by the shim when its rank has ended: status or signal, times, peak memory."""
+    return f"{RECORDS_DIR}/rank-{rank}.exit.json"
+
+
+# Kinds of progress records; each also carries `time` (seconds since the epoch, float).
+KIND_STARTED = "started"  # the shim started the rank's process: pid
+KIND_READY = "ready"  # the runtime has the world and calls the role: total_steps
+KIND_STEP = "step"  # an optimizer step is done: step, and any of loss, tokens, grad_norm, learning_rate, …
+KIND_VALIDATION = "validation"  # step, loss, tokens
+KIND_NOTE = "note"  # text: a line worth showing to the user
+KIND_PARAMETERS = "parameters"  # digests: {parameter name: SHA-256 of name, shape, dtype and bytes}
+KIND_RESULT = "result"  # values: what the recipe wants in the summary, by name
+KIND_DONE = "done"  # the role's function returned
+
+STATUS_DONE = 0
+STATUS_RANK_FAILED = 1
+STATUS_USAGE = 2
+STATUS_DESCRIPTION = 3
+STATUS_HOST = 4
+STATUS_SYNC = 5
+STATUS_HUNG = 6
+STATUS_HOST_LOST = 7
+STATUS_NO_PROGRESS = 8
+STATUS_INTERRUPTED = 130
+STATUS_TERMINATED = 143
+"""Exit statuses of `ttlaunch`, as documented in `docs/reference/exit-statuses.md`."""
