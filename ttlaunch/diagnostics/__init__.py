@@ -1,0 +1,26 @@
+"""Everything ttlaunch has to say about a mistake: where it is, which rule it breaks, what repairs it.
+
+A `Diagnostic` has a stable code (`T011`), a first line that makes sense alone, labels that point into files, and
+hints. Checks yield diagnostics; nobody below `cli/` prints them. `explain` has a page for every code.
+"""
+
+from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, Severity, has_errors
+from ttlaunch.diagnostics.render import Format, render, render_json
+from ttlaunch.diagnostics.span import Source, Span
+from ttlaunch.diagnostics.suggest import closest, did_you_mean, listed, shown
+
+__all__ = [
+    "Diagnostic",
+    "Format",
+    "Label",
+    "Severity",
+    "Source",
+    "Span",
+    "closest",
+    "did_you_mean",
+    "has_errors",
+    "listed",
+    "render",
+    "render_json",
+    "shown",
+]

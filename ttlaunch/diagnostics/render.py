@@ -1,0 +1,94 @@
+"""Draw diagnostics as text: `full` with the lines of the files and marks under them, `concise` with one line each.
+
+Plain text with optional ANSI colours; words carry the meaning and colour repeats it. The layout is fixed by the
+word-for-word tests under `tests/`, so other programs should read `--format json` instead.
+"""
+
+import json
+from collections.abc import Iterable
+from enum import StrEnum
+
+from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, Severity
+
+_COLOURS = {Severity.ERROR: "1;31", Severity.WARNING: "1;33", Severity.NOTE: "1;36"}
+_WIDEST_LINE = 160
+_LEFT_OF_MARK = 60
+_TAB = "    "
+
+
+class Format(StrEnum):
+    """How diagnostics and results are written."""
+
+    FULL = "full"
+    CONCISE = "concise"
+    JSON = "json"
+
+
+def render(diagnostics: Iterable[Diagnostic], *, form: Format = Format.FULL, colour: bool = False) -> str:
+    """All diagnostics as one text, without a final line end; empty for none."""
+    if form is Format.JSON:
+        return render_json(diagnostics)
+    if form is Format.CONCISE:
+        return "\n".join(_concise(diagnostic, colour=colour) for diagnostic in diagnostics)
+    return "\n\n".join(_full(diagnostic, colour=colour) for diagnostic in diagnostics)
+
+
+def render_json(diagnostics: Iterable[Diagnostic]) -> str:
+    """All diagnostics as a JSON list."""
+    return json.dumps([diagnostic.as_json() for diagnostic in diagnostics], indent=2)
+
+
+def _concise(diagnostic: Diagnostic, *, colour: bool) -> str:
+    place = f"{diagnostic.primary.span}: " if diagnostic.primary else ""
+    return f"{place}{_headline(diagnostic, colour=colour)}"
+
+
+def _headline(diagnostic: Diagnostic, *, colour: bool) -> str:
+    tag = _paint(f"{diagnostic.severity}[{diagnostic.code}]", _COLOURS[diagnostic.severity], colour=colour)
+    return f"{tag}: {diagnostic.message}"
+
+
+def _full(diagnostic: Diagnostic, *, colour: bool) -> str:
+    labels = [(label, "^") for label in [diagnostic.primary] if label]
+    labels += [(label, "-") for label in diagnostic.secondary]
+    gutter = max((len(str(label.span.line)) for label, _ in labels), default=0)
+    lines = [_headline(diagnostic, colour=colour)]
+    for label, mark in labels:
+        paint = _COLOURS[diagnostic.severity] if mark == "^" else "36"
+        lines += _snippet(label, mark=mark, gutter=gutter, paint=paint, colour=colour)
+    lines += [f"{' ' * gutter} = note: {note}" for note in diagnostic.notes]
+    for hint in diagnostic.hints:
+        lines += ["", f"{_paint('hint', '1;32', colour=colour)}: {hint}"]
+    return "\n".join(lines)
+
+
+def _snippet(label: Label, *, mark: str, gutter: int, paint: str, colour: bool) -> list[str]:
+    span = label.span
+    text, column, length = _window(span.source.line(span.line), span.column, span.length)
+    marks = " " * (column - 1) + _paint(f"{mark * length} {label.text}".rstrip(), paint, colour=colour)
+    return [
+        f"{' ' * gutter}--> {span}",
+        f"{' ' * gutter} |",
+        f"{span.line:>{gutter}} | {text}".rstrip(),
+        f"{' ' * gutter} | {marks}",
+    ]
+
+
+def _window(text: str, column: int, length: int) -> tuple[str, int, int]:
+    """Cut a very long line around the mark, widen tabs, show control characters, and move the mark along with it."""
+    start = 0
+    if len(text) > _WIDEST_LINE:
+        start = max(0, column - 1 - _LEFT_OF_MARK)
+        end = start + _WIDEST_LINE
+        text = ("…" if start else "") + text[start:end] + ("…" if end < len(text) else "")
+        column += (1 if start else 0) - start
+    before, marked, after = text[: column - 1], text[column - 1 : column - 1 + length], text[column - 1 + length :]
+    return _shown(before) + _shown(marked) + _shown(after), len(_shown(before)) + 1, max(1, len(_shown(marked)))
+
+
+def _shown(text: str) -> str:
+    return "".join(_TAB if c == "\t" else c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def _paint(text: str, code: str, *, colour: bool) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if colour else text

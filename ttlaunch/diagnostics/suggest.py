@@ -1,0 +1,36 @@
+"""Name what was probably meant: the closest of the known words, and lists of them that stay readable."""
+
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+_LIKELY = 0.6
+_MOST_LISTED = 8
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word most like `word`, or None if none is likely to have been meant. Letter case does not count."""
+    scored = [(SequenceMatcher(None, word.lower(), other.lower()).ratio(), other) for other in known]
+    ratio, best = max(scored, key=lambda pair: pair[0], default=(0.0, ""))
+    return best if ratio >= _LIKELY else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> tuple[str, ...]:
+    """The hint for a misspelled word, or no hint."""
+    best = closest(word, known)
+    return (f"did you mean `{best}`?",) if best else ()
+
+
+def listed(words: Iterable[object], *, last: str = "or", quote: str = "`") -> str:
+    """Words as an English list: `` `a`, `b` or `c` ``; a long one is cut with its total named."""
+    quoted = [f"{quote}{word}{quote}" for word in words]
+    if len(quoted) > _MOST_LISTED:
+        return ", ".join(quoted[:_MOST_LISTED]) + f", … ({len(quoted)} in all)"
+    if len(quoted) <= 1:
+        return "".join(quoted)
+    return ", ".join(quoted[:-1]) + f" {last} {quoted[-1]}"
+
+
+def shown(value: object, *, longest: int = 60) -> str:
+    """A value from a file as it may stand in a message: one printable line of bounded length."""
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+    return text if len(text) <= longest else text[: longest - 1] + "…"

@@ -1,0 +1,68 @@
+"""Read a file that a user wrote, as UTF-8 text, and say what is wrong with it as a file."""
+
+from pathlib import Path
+
+from ttlaunch.diagnostics import Diagnostic, Label, Severity, Source
+from ttlaunch.located.codes import FileCodes
+
+_LARGEST_FILE = 64 * 1024 * 1024
+_BOM = b"\xef\xbb\xbf"
+
+
+def read_source(
+    path: Path, *, codes: FileCodes, what: str, name: str | None = None
+) -> tuple[Source | None, list[Diagnostic]]:
+    """Read `path`.
+
+    Args:
+        path: The file.
+        codes: Which family of codes its mistakes have.
+        what: What the file is, with an article: "a hostfile".
+        name: How messages call the file; the path itself if not given.
+
+    Returns:
+        The source, or None if there is nothing to parse; and the diagnostics.
+    """
+    name = str(path) if name is None else name
+    try:
+        if path.is_dir():
+            return None, [Diagnostic(codes.missing_file, f"{name} is a folder; {what} was expected")]
+        if path.stat().st_size > _LARGEST_FILE:
+            return None, [Diagnostic(codes.not_text, f"{name} is larger than 64 MiB, which {what} never is")]
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None, [Diagnostic(codes.missing_file, f"{name} does not exist; {what} was expected")]
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        return None, [Diagnostic(codes.missing_file, f"{name} cannot be read: {reason}")]
+    return source_from_bytes(data, codes=codes, what=what, name=name)
+
+
+def source_from_bytes(
+    data: bytes, *, codes: FileCodes, what: str, name: str
+) -> tuple[Source | None, list[Diagnostic]]:
+    """The same for bytes that are already here, such as standard input."""
+    found: list[Diagnostic] = []
+    has_bom, data = data.startswith(_BOM), data.removeprefix(_BOM)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        message = f"{name} is not UTF-8 text: byte 0x{data[error.start]:02x} in line {line}"
+        return None, [Diagnostic(codes.not_text, message, hints=(f"{what} is a text file; save it as UTF-8",))]
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        return None, [Diagnostic(codes.not_text, f"{name} is not text: line {line} holds a zero byte")]
+    windows_lines = text.count("\r\n")
+    source = Source(name, text.replace("\r\n", "\n"))
+    if not source.text.strip():
+        return None, [Diagnostic(codes.empty_file, f"{name} is empty; {what} was expected")]
+    if has_bom:
+        found.append(_note(codes.byte_order_mark, source, "begins with a byte-order mark, which was skipped"))
+    if windows_lines:
+        found.append(_note(codes.line_ends, source, f"has Windows line ends in {windows_lines} lines; they were read as plain ones"))
+    return source, found
+
+
+def _note(code: str, source: Source, text: str) -> Diagnostic:
+    return Diagnostic(code, f"{source.name} {text}", Label(source.start()), severity=Severity.NOTE)
