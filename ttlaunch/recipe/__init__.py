@@ -1,0 +1,47 @@
+"""How a recipe declares itself, without torch: configuration, roles, who talks to whom.
+
+A `recipe.py` imports only this package. The launcher reads it to check the configuration, lay the roles out and print
+the plan; the rank reads it to validate the same configuration again.
+"""
+
+from ttlaunch.recipe.checks import (
+    every_stage_has_a_block,
+    every_worker_has_a_micro_batch,
+    num_workers_counts_the_stages,
+)
+from ttlaunch.recipe.declare import Flow, Layout, Per, Pattern, Problem, Recipe, all_pairs, chain, per
+from ttlaunch.recipe.sections import (
+    ConfigFile,
+    DeviceConfig,
+    MultihostConfig,
+    PipelineParallelConfig,
+    SchedulerConfig,
+    Section,
+    TrainingConfig,
+    TrainingFile,
+    TransformerConfig,
+)
+
+__all__ = [
+    "ConfigFile",
+    "DeviceConfig",
+    "Flow",
+    "Layout",
+    "MultihostConfig",
+    "Pattern",
+    "Per",
+    "PipelineParallelConfig",
+    "Problem",
+    "Recipe",
+    "SchedulerConfig",
+    "Section",
+    "TrainingConfig",
+    "TrainingFile",
+    "TransformerConfig",
+    "all_pairs",
+    "chain",
+    "every_stage_has_a_block",
+    "every_worker_has_a_micro_batch",
+    "num_workers_counts_the_stages",
+    "per",
+]

@@ -1,0 +1,83 @@
+"""Rules about configurations that no single type can say; a recipe lists those that hold for it in `checks`."""
+
+from collections.abc import Iterator
+
+from ttlaunch.recipe.declare import Layout, Problem
+from ttlaunch.recipe.sections import TrainingFile
+
+_BLOCKS_PER_RANK = "multihost_config.pipeline_parallel_config.blocks_per_rank"
+_MODEL_BLOCKS = "transformer_config.num_blocks"
+
+
+def every_worker_has_a_micro_batch(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
+    """M ≥ W: a worker without a micro-batch would have nothing to do."""
+    workers = layout.counts(config).get("worker", 0)
+    training = config.training_config
+    if workers <= training.micro_batches:
+        return
+    cut = f"{training.sequences_per_step} sequences / {training.sequences_per_micro_batch} = {training.micro_batches}"
+    smaller = training.sequences_per_step // workers
+    yield Problem(
+        "C011",
+        f"{workers} workers share {training.micro_batches} micro-batches; each needs at least one",
+        key="multihost_config.num_workers",
+        label=f"more than the {training.micro_batches} micro-batches of a step",
+        others=(("training_config.batch_size", f"a step has {cut} micro-batches"),),
+        hints=(f"`--set training_config.micro_batch_size={smaller}`",) if smaller else (f"`--set training_config.batch_size={workers}`",),
+    )
+
+
+def every_stage_has_a_block(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
+    """The blocks of the stages add up to the model's, and no stage is empty."""
+    pipeline = config.multihost_config.pipeline_parallel_config
+    if pipeline is None:
+        if "stage" in layout.roles:
+            yield Problem(
+                "C006",
+                "`pipeline_parallel_config` is missing in multihost_config",
+                key="multihost_config",
+                label="has no `pipeline_parallel_config`",
+                hints=("give the blocks of each stage: `pipeline_parallel_config: {blocks_per_rank: [2, 2]}`",),
+            )
+        return
+    if isinstance(pipeline.blocks_per_rank, dict) and sorted(pipeline.blocks_per_rank) != list(range(len(pipeline.blocks_per_rank))):
+        stages = ", ".join(str(stage) for stage in sorted(pipeline.blocks_per_rank))
+        yield Problem("C013", f"`blocks_per_rank` names stages {stages}; they count from 0 without a gap", _BLOCKS_PER_RANK)
+        return
+    model_blocks = config.transformer_config.num_blocks
+    blocks = pipeline.blocks
+    for stage, count in enumerate(blocks):
+        if count == 0:
+            yield Problem("C014", f"stage {stage} has no blocks", _BLOCKS_PER_RANK, f"stage {stage} has 0 blocks; every stage needs one",
+                          hints=(f"leave the stage out: {len(blocks) - blocks.count(0)} stages need {len(blocks) - blocks.count(0)} ranks",))
+    if pipeline.num_blocks not in (None, model_blocks):
+        yield Problem(
+            "C015",
+            f"the pipeline splits {pipeline.num_blocks} blocks but the model has {model_blocks}",
+            "multihost_config.pipeline_parallel_config.num_blocks",
+            others=((_MODEL_BLOCKS, "the model's size"),),
+        )
+    if sum(blocks) != model_blocks:
+        total = " + ".join(str(count) for count in blocks)
+        yield Problem(
+            "C012",
+            f"`blocks_per_rank` adds up to {sum(blocks)} but the model has {model_blocks} blocks",
+            _BLOCKS_PER_RANK,
+            f"{total} = {sum(blocks)} blocks" if len(blocks) > 1 else f"{sum(blocks)} blocks",
+            others=((_MODEL_BLOCKS, f"the model has {model_blocks} blocks"),),
+        )
+
+
+def num_workers_counts_the_stages(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
+    """In a pipeline every rank is a stage, so `num_workers`, if it is given, says the same as `blocks_per_rank`."""
+    stages = layout.counts(config).get("stage", 0)
+    given = "num_workers" in config.multihost_config.model_fields_set
+    if given and stages and config.multihost_config.num_workers != stages:
+        yield Problem(
+            "C016",
+            f"`num_workers` is {config.multihost_config.num_workers} but `blocks_per_rank` has {stages} stages",
+            "multihost_config.num_workers",
+            "in a pipeline every rank is a stage",
+            others=((_BLOCKS_PER_RANK, f"{stages} stages"),),
+            hints=("remove `num_workers`",),
+        )

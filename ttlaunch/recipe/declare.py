@@ -1,0 +1,161 @@
+"""The words a recipe declares itself with: `Recipe`, `Layout`, `per`, and the flows between its roles.
+
+    RECIPE = Recipe(
+        summary="Workers differentiate, one rank averages and updates.",
+        config=Config,
+        layouts=[
+            Layout("single", trainer=1),
+            Layout("two_tier", worker=per("multihost_config.num_workers"), aggregator_optimizer=1),
+        ],
+        flows=[("worker", "aggregator_optimizer")],
+    )
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from ttlaunch.recipe.sections import ConfigFile
+
+
+@dataclass(frozen=True)
+class Per:
+    """A number of ranks that a configuration key decides: its value, or how many entries it has.
+
+    Attributes:
+        key: Dotted, such as `multihost_config.num_workers`.
+    """
+
+    key: str
+
+    def __call__(self, config: ConfigFile) -> int:
+        """Read the number; 0 if the key has no value."""
+        value: Any = config
+        for part in self.key.split("."):
+            value = getattr(value, part, None)
+        if value is None:
+            return 0
+        return value if isinstance(value, int) else len(value)
+
+
+def per(key: str) -> Per:
+    """As many ranks as configuration key `key` says."""
+    return Per(key)
+
+
+class Layout:
+    """One way to give roles to ranks; ranks take the roles in the order in which they are named here.
+
+    Attributes:
+        name: What the plan and the report call it.
+        roles: Role to its number of ranks, in rank order.
+        any_size: The role that takes all ranks the others leave, or None. Such a layout fits any large enough world.
+    """
+
+    def __init__(self, name: str, **roles: int | Per | None) -> None:
+        """A role's number is fixed, `per(key)`, or None for "whatever ranks there are" (at most one role)."""
+        open_roles = [role for role, count in roles.items() if count is None]
+        if not roles or len(open_roles) > 1:
+            raise ValueError(f"layout {name!r} needs at least one role and at most one of open size")
+        self.name = name
+        self.roles: dict[str, int | Per | None] = roles
+        self.any_size = open_roles[0] if open_roles else None
+
+    def __repr__(self) -> str:
+        return f"Layout({self.name!r}, {', '.join(self.roles)})"
+
+    def counts(self, config: ConfigFile, *, world_size: int | None = None) -> dict[str, int]:
+        """Ranks per role under `config`; a role of open size gets what `world_size` leaves (1 if None)."""
+        fixed = {role: n(config) if isinstance(n, Per) else n for role, n in self.roles.items() if n is not None}
+        rest = 1 if world_size is None else max(0, world_size - sum(fixed.values()))
+        return {role: rest if count is None else fixed[role] for role, count in self.roles.items()}
+
+
+class Pattern(StrEnum):
+    """Which ranks of the two roles of a flow talk to each other."""
+
+    ALL = "all"  # every rank of one with every rank of the other
+    CHAIN = "chain"  # each rank of the role with the next
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Two roles that exchange data; the placement and the fabric checks look at nothing else."""
+
+    source: str
+    target: str
+    pattern: Pattern = Pattern.ALL
+
+
+def chain(role: str) -> Flow:
+    """Each rank of `role` talks to the next one, as pipeline stages do."""
+    return Flow(role, role, Pattern.CHAIN)
+
+
+def all_pairs(role: str) -> Flow:
+    """Every rank of `role` talks to every other, as in an all-reduce."""
+    return Flow(role, role)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a recipe's own check found wrong with a configuration.
+
+    Attributes:
+        code: A `C` code.
+        message: First line of the diagnostic.
+        key: Dotted key to mark, the wrong one.
+        label: What stands under the mark.
+        others: Further keys that take part, each with its label.
+    """
+
+    code: str
+    message: str
+    key: str
+    label: str = ""
+    others: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+
+
+Check = Callable[[Any, Layout], Iterator[Problem]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe's declaration.
+
+    Attributes:
+        summary: One sentence.
+        config: The pydantic model of its training file.
+        layouts: Ways to give roles to ranks. The first of one rank is the reference that the others must equal;
+            without a world size from elsewhere the last one that the configuration allows is taken.
+        flows: Who talks to whom; a pair of role names means every rank with every rank.
+        checks: Rules beyond the types, given the configuration and the chosen layout.
+        unread: Dotted keys of the shared sections that this recipe never reads; setting one is an error.
+        uses_data: Whether ranks read the training text, so that it is checked before anything starts.
+    """
+
+    summary: str
+    config: type[ConfigFile]
+    layouts: Sequence[Layout]
+    flows: Sequence[Flow | tuple[str, str]] = ()
+    checks: Sequence[Check] = ()
+    unread: Sequence[str] = ()
+    uses_data: bool = True
+    _flows: tuple[Flow, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        flows = tuple(flow if isinstance(flow, Flow) else Flow(*flow) for flow in self.flows)
+        roles = {role for layout in self.layouts for role in layout.roles}
+        strangers = {role for flow in flows for role in (flow.source, flow.target)} - roles
+        if not self.layouts:
+            raise ValueError("a recipe needs at least one layout")
+        if strangers:
+            raise ValueError(f"flows name roles that no layout has: {', '.join(sorted(strangers))}")
+        object.__setattr__(self, "_flows", flows)
+
+    def flows_in(self, roles: Sequence[str]) -> tuple[Flow, ...]:
+        """The flows both of whose roles are among `roles`."""
+        return tuple(flow for flow in self._flows if flow.source in roles and flow.target in roles)

@@ -1,0 +1,144 @@
+"""The training file: its sections, and every key with its unit or meaning, default and bounds.
+
+The names are those of the vendor's training files where they exist. The reference page of the configuration is
+generated from here. A batch is defined once, in `TrainingConfig`, and never depends on the number of workers.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from ttlaunch.located import Section
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class TrainingConfig(Section):
+    """How long, on what, with which optimizer. One step sees `gradient_accumulation_steps × batch_size` sequences."""
+
+    noun: ClassVar[str] = "training_config"
+
+    seed: NonNegative = Field(0, description="seed of weights, data order and dropout")
+    steps: Positive = Field(100, description="optimizer steps; training ends earlier if `num_epochs` is used up")
+    num_epochs: Positive | None = Field(None, description="passes over the training text at most; null: no limit")
+    batch_size: Positive = Field(16, description="sequences of one accumulation, whatever the number of workers")
+    gradient_accumulation_steps: Positive = Field(1, description="accumulations of one optimizer step")
+    micro_batch_size: Positive | None = Field(
+        None, description="sequences of one forward pass; null: batch_size // 8, at least 1"
+    )
+    model_type: Literal["gpt", "mlp"] = Field("gpt", description="gpt: transformer; mlp: feed-forward, fixed context")
+    data_path: str | None = Field(
+        None, description="UTF-8 text file, or folder of them; null: Python's standard library sources"
+    )
+    tokenizer_type: Literal["byte", "char"] = Field("byte", description="byte: 256 tokens; char: those in the text")
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.1, description="share of the text kept for it")
+    validation_interval: Positive = Field(20, description="steps between validations; first and last always happen")
+    validation_sequences: Positive = Field(32, description="sequences of one validation, at most those there are")
+    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="update rule")
+    learning_rate: PositiveFloat = Field(3e-3, description="peak of the schedule, per step")
+    beta1: Fraction = Field(0.9, description="AdamW: decay of the mean of gradients; SGD: momentum")
+    beta2: Fraction = Field(0.95, description="AdamW: decay of the mean of squared gradients")
+    epsilon: PositiveFloat = Field(1e-8, description="AdamW: added to the root of the second moment")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="decoupled, on tensors of two dimensions")
+    use_clip_grad_norm: bool = Field(default=True, description="clip the gradient of a step to the next key's norm")
+    clip_grad_norm_max_norm: PositiveFloat = Field(1.0, description="Euclidean norm over all parameters")
+
+    @property
+    def sequences_per_step(self) -> int:
+        return self.batch_size * self.gradient_accumulation_steps
+
+    @property
+    def sequences_per_micro_batch(self) -> int:
+        return self.micro_batch_size or max(1, self.batch_size // 8)
+
+    @property
+    def micro_batches(self) -> int:
+        """M: micro-batches of one step; the last one is smaller if the sizes do not divide."""
+        return -(-self.sequences_per_step // self.sequences_per_micro_batch)
+
+
+class TransformerConfig(Section):
+    """The size of the model."""
+
+    noun: ClassVar[str] = "transformer_config"
+
+    num_blocks: Positive = Field(4, description="blocks between embedding and head")
+    num_heads: Positive = Field(4, description="attention heads of a block; divides embedding_dim")
+    embedding_dim: Positive = Field(64, description="width of the residual stream")
+    max_sequence_length: Annotated[int, Field(ge=2)] = Field(64, description="tokens of one sequence")
+    dropout_prob: Fraction = Field(0.0, description="share of activations dropped while training")
+
+
+class PipelineParallelConfig(Section):
+    """How the model's blocks are dealt to pipeline stages."""
+
+    noun: ClassVar[str] = "pipeline_parallel_config"
+
+    num_blocks: Positive | None = Field(None, description="the model's blocks, said again; must agree if given")
+    blocks_per_rank: Annotated[list[NonNegative], Field(min_length=1)] | dict[NonNegative, NonNegative] = Field(
+        description="blocks of each stage, as a list or as {stage: blocks}; the sum is num_blocks"
+    )
+
+    @property
+    def blocks(self) -> list[int]:
+        """Blocks of each stage, in order."""
+        if isinstance(self.blocks_per_rank, dict):
+            return [self.blocks_per_rank[stage] for stage in sorted(self.blocks_per_rank)]
+        return self.blocks_per_rank
+
+
+class MultihostConfig(Section):
+    """How many ranks do what, and over which kind of socket they talk."""
+
+    noun: ClassVar[str] = "multihost_config"
+
+    enabled: bool = Field(default=True, description="false: one process, the reference that other layouts must equal")
+    num_workers: Positive = Field(2, description="ranks that differentiate; each needs at least one micro-batch")
+    socket_type: Literal["mpi", "fabric"] = Field("mpi", description="mpi: host memory; fabric: device to device")
+    pipeline_parallel_config: PipelineParallelConfig | None = Field(None, description="stages of the pipeline recipe")
+
+
+class DeviceConfig(Section):
+    """What a rank computes on."""
+
+    noun: ClassVar[str] = "device_config"
+
+    device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="auto: cuda where a rank has it, else cpu")
+    threads_per_rank: Positive = Field(1, description="torch threads; 1 gives the same bits on every host")
+    mesh_shape: Annotated[list[Positive], Field(min_length=2, max_length=2)] | None = Field(
+        None, description="rows and columns of devices a rank drives; null: one device"
+    )
+    enable_ddp: bool = Field(default=False, description="average gradients over the devices of a rank first")
+    enable_tp: bool = Field(default=False, description="split matrices over the devices of a rank")
+
+
+class SchedulerConfig(Section):
+    """How the learning rate moves from step to step."""
+
+    noun: ClassVar[str] = "scheduler_config"
+
+    type: Literal["constant", "linear", "cosine"] = Field("constant", description="shape after the warm-up")
+    warmup_steps: NonNegative = Field(0, description="steps of linear rise from 0 to learning_rate")
+    min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.1, description="last learning rate of linear and cosine, as a share of the peak"
+    )
+
+
+class ConfigFile(Section):
+    """What every recipe's training file has, so that any recipe can be laid out and started."""
+
+    noun: ClassVar[str] = "the training file"
+
+    multihost_config: MultihostConfig = MultihostConfig()
+    device_config: DeviceConfig = DeviceConfig()
+
+
+class TrainingFile(ConfigFile):
+    """The sections that recipes which train a model share; a recipe adds its own in a subclass."""
+
+    training_config: TrainingConfig = TrainingConfig()
+    transformer_config: TransformerConfig = TransformerConfig()
+    scheduler_config: SchedulerConfig = SchedulerConfig()
