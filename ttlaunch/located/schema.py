@@ -135,12 +135,12 @@ def _missing_key(
     return Diagnostic(codes.missing_key, f"`{key}` is missing in {section.noun}", Label(span, f"has no `{key}`"))
 
 
-def _wrong_value(
-    detail: ErrorDetails, path: tuple[str | int, ...], node: Node, codes: FileCodes
-) -> Diagnostic:
+def _wrong_value(detail: ErrorDetails, path: tuple[str | int, ...], node: Node, codes: FileCodes) -> Diagnostic:
     name = next((str(step) for step in reversed(path) if isinstance(step, str)), "this file")
     found = node_at(node, path)
-    value = shown(found.value) if isinstance(found, ScalarNode) else "a list" if isinstance(detail["input"], list) else ""
+    value = (
+        shown(found.value) if isinstance(found, ScalarNode) else "a list" if isinstance(detail["input"], list) else ""
+    )
     expected = _expected(detail)
     if isinstance(found, ScalarNode) and found.value is None:
         message = f"`{name}` has no value"

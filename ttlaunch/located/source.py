@@ -38,9 +38,7 @@ def read_source(
     return source_from_bytes(data, codes=codes, what=what, name=name)
 
 
-def source_from_bytes(
-    data: bytes, *, codes: FileCodes, what: str, name: str
-) -> tuple[Source | None, list[Diagnostic]]:
+def source_from_bytes(data: bytes, *, codes: FileCodes, what: str, name: str) -> tuple[Source | None, list[Diagnostic]]:
     """The same for bytes that are already here, such as standard input."""
     found: list[Diagnostic] = []
     has_bom, data = data.startswith(_BOM), data.removeprefix(_BOM)
@@ -60,7 +58,11 @@ def source_from_bytes(
     if has_bom:
         found.append(_note(codes.byte_order_mark, source, "begins with a byte-order mark, which was skipped"))
     if windows_lines:
-        found.append(_note(codes.line_ends, source, f"has Windows line ends in {windows_lines} lines; they were read as plain ones"))
+        found.append(
+            _note(
+                codes.line_ends, source, f"has Windows line ends in {windows_lines} lines; they were read as plain ones"
+            )
+        )
     return source, found
 
 

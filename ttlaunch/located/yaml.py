@@ -22,7 +22,10 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 _WORDS |= dict.fromkeys(("true", "True", "TRUE"), True) | dict.fromkeys(("false", "False", "FALSE"), False)
 _SPECIAL = {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
-_PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map", "timestamp", "value", "merge")}
+_PLAIN_TAGS = {
+    f"tag:yaml.org,2002:{kind}"
+    for kind in ("null", "bool", "int", "float", "str", "seq", "map", "timestamp", "value", "merge")
+}
 _DEEPEST = 60
 _MOST_DIGITS = 300
 
@@ -172,9 +175,7 @@ class _Builder:
 
     def _complain(self, span: Span, text: str, *, hint: str = "") -> None:
         message = f"{self.source.name} holds {text}"
-        self.diagnostics.append(
-            Diagnostic(self.codes.syntax, message, Label(span), hints=(hint,) if hint else ())
-        )
+        self.diagnostics.append(Diagnostic(self.codes.syntax, message, Label(span), hints=(hint,) if hint else ()))
 
 
 def _resolve(text: str) -> str | int | float | bool | None:

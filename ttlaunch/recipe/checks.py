@@ -23,7 +23,9 @@ def every_worker_has_a_micro_batch(config: TrainingFile, layout: Layout) -> Iter
         key="multihost_config.num_workers",
         label=f"more than the {training.micro_batches} micro-batches of a step",
         others=(("training_config.batch_size", f"a step has {cut} micro-batches"),),
-        hints=(f"`--set training_config.micro_batch_size={smaller}`",) if smaller else (f"`--set training_config.batch_size={workers}`",),
+        hints=(f"`--set training_config.micro_batch_size={smaller}`",)
+        if smaller
+        else (f"`--set training_config.batch_size={workers}`",),
     )
 
 
@@ -40,16 +42,27 @@ def every_stage_has_a_block(config: TrainingFile, layout: Layout) -> Iterator[Pr
                 hints=("give the blocks of each stage: `pipeline_parallel_config: {blocks_per_rank: [2, 2]}`",),
             )
         return
-    if isinstance(pipeline.blocks_per_rank, dict) and sorted(pipeline.blocks_per_rank) != list(range(len(pipeline.blocks_per_rank))):
+    if isinstance(pipeline.blocks_per_rank, dict) and sorted(pipeline.blocks_per_rank) != list(
+        range(len(pipeline.blocks_per_rank))
+    ):
         stages = ", ".join(str(stage) for stage in sorted(pipeline.blocks_per_rank))
-        yield Problem("C013", f"`blocks_per_rank` names stages {stages}; they count from 0 without a gap", _BLOCKS_PER_RANK)
+        yield Problem(
+            "C013", f"`blocks_per_rank` names stages {stages}; they count from 0 without a gap", _BLOCKS_PER_RANK
+        )
         return
     model_blocks = config.transformer_config.num_blocks
     blocks = pipeline.blocks
     for stage, count in enumerate(blocks):
         if count == 0:
-            yield Problem("C014", f"stage {stage} has no blocks", _BLOCKS_PER_RANK, f"stage {stage} has 0 blocks; every stage needs one",
-                          hints=(f"leave the stage out: {len(blocks) - blocks.count(0)} stages need {len(blocks) - blocks.count(0)} ranks",))
+            yield Problem(
+                "C014",
+                f"stage {stage} has no blocks",
+                _BLOCKS_PER_RANK,
+                f"stage {stage} has 0 blocks; every stage needs one",
+                hints=(
+                    f"leave the stage out: {len(blocks) - blocks.count(0)} stages need {len(blocks) - blocks.count(0)} ranks",
+                ),
+            )
     if pipeline.num_blocks not in (None, model_blocks):
         yield Problem(
             "C015",

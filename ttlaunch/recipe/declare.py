@@ -1,14 +1,14 @@
 """The words a recipe declares itself with: `Recipe`, `Layout`, `per`, and the flows between its roles.
 
-    RECIPE = Recipe(
-        summary="Workers differentiate, one rank averages and updates.",
-        config=Config,
-        layouts=[
-            Layout("single", trainer=1),
-            Layout("two_tier", worker=per("multihost_config.num_workers"), aggregator_optimizer=1),
-        ],
-        flows=[("worker", "aggregator_optimizer")],
-    )
+RECIPE = Recipe(
+    summary="Workers differentiate, one rank averages and updates.",
+    config=Config,
+    layouts=[
+        Layout("single", trainer=1),
+        Layout("two_tier", worker=per("multihost_config.num_workers"), aggregator_optimizer=1),
+    ],
+    flows=[("worker", "aggregator_optimizer")],
+)
 """
 
 from collections.abc import Callable, Iterator, Sequence
