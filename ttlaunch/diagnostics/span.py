@@ -6,11 +6,11 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Source:
-    """One text that the user gave us: a file, standard input or a command line.
+    r"""One text that the user gave us: a file, standard input or a command line.
 
     Attributes:
         name: The path as the user would type it, or a name such as `--set`.
-        text: The text without byte-order mark and with `\\n` line ends.
+        text: The text without byte-order mark and with `\n` line ends.
     """
 
     name: str

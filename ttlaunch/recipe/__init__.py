@@ -9,7 +9,7 @@ from ttlaunch.recipe.checks import (
     every_worker_has_a_micro_batch,
     num_workers_counts_the_stages,
 )
-from ttlaunch.recipe.declare import Flow, Layout, Per, Pattern, Problem, Recipe, all_pairs, chain, per
+from ttlaunch.recipe.declare import Flow, Layout, Pattern, Per, Problem, Recipe, all_pairs, chain, per
 from ttlaunch.recipe.sections import (
     ConfigFile,
     DeviceConfig,
