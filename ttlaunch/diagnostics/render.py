@@ -4,7 +4,6 @@ Plain text with optional ANSI colours; words carry the meaning and colour repeat
 word-for-word tests under `tests/`, so other programs should read `--format json` instead.
 """
 
-import json
 from collections.abc import Iterable
 from enum import StrEnum
 
@@ -35,6 +34,8 @@ def render(diagnostics: Iterable[Diagnostic], *, form: Format = Format.FULL, col
 
 def render_json(diagnostics: Iterable[Diagnostic]) -> str:
     """All diagnostics as a JSON list."""
+    import json  # noqa: PLC0415 - nothing else here needs it
+
     return json.dumps([diagnostic.as_json() for diagnostic in diagnostics], indent=2)
 
 

@@ -1,14 +1,18 @@
 """Name what was probably meant: the closest of the known words, and lists of them that stay readable."""
 
 from collections.abc import Iterable
-from difflib import SequenceMatcher
 
 _LIKELY = 0.6
+_LONGEST_WORD = 100
 _MOST_LISTED = 8
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
     """The known word most like `word`, or None if none is likely to have been meant. Letter case does not count."""
+    if len(word) > _LONGEST_WORD:
+        return None
+    from difflib import SequenceMatcher  # noqa: PLC0415 - only a mistake needs it
+
     scored = [(SequenceMatcher(None, word.lower(), other.lower()).ratio(), other) for other in known]
     ratio, best = max(scored, key=lambda pair: pair[0], default=(0.0, ""))
     return best if ratio >= _LIKELY else None
@@ -32,5 +36,5 @@ def listed(words: Iterable[object], *, last: str = "or", quote: str = "`") -> st
 
 def shown(value: object, *, longest: int = 60) -> str:
     """A value from a file as it may stand in a message: one printable line of bounded length."""
-    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value)[: longest + 1])
     return text if len(text) <= longest else text[: longest - 1] + "…"
