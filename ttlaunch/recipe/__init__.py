@@ -4,6 +4,7 @@ A `recipe.py` imports only this package. The launcher reads it to check the conf
 the plan; the rank reads it to validate the same configuration again.
 """
 
+from ttlaunch.located.schema import Section
 from ttlaunch.recipe.checks import (
     every_stage_has_a_block,
     every_worker_has_a_micro_batch,
@@ -16,7 +17,6 @@ from ttlaunch.recipe.sections import (
     MultihostConfig,
     PipelineParallelConfig,
     SchedulerConfig,
-    Section,
     TrainingConfig,
     TrainingFile,
     TransformerConfig,

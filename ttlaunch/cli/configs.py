@@ -1,0 +1,42 @@
+"""`ttlaunch configs`: list the clusters that `--on` can name."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ttlaunch.cli.console import print_json
+from ttlaunch.diagnostics import Format
+
+app = typer.Typer(help="List configurations.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Keep `list` a subcommand although it is the only one."""
+
+
+@app.command("list")
+def list_(*, form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL) -> None:
+    """Name every configuration with its size; those in ./configurations hide built-in ones."""
+    from ttlaunch.topology.discovery import list_configurations
+    from ttlaunch.topology.load import load_topology
+
+    rows = []
+    for found in list_configurations(Path.cwd()):
+        loaded = load_topology(found.folder, name=found.name, environment=os.environ, working_folder=Path.cwd())
+        topology = loaded.topology
+        size = "has mistakes; see `ttlaunch validate`"
+        if topology is not None:
+            world = f"{topology.world_size} ranks" if topology.world_size else "world size open"
+            size = f"{len(topology.hosts)} hosts, {len(topology.slots)} slots, {world}"
+        rows.append({"name": found.name, "size": size, "folder": str(found.folder), "built_in": found.built_in})
+    if form is Format.JSON:
+        print_json(rows)
+    elif form is Format.CONCISE:
+        sys.stdout.write("".join(f"{row['name']}\n" for row in rows))
+    else:
+        width = max((len(str(row["name"])) for row in rows), default=0)
+        sys.stdout.write("".join(f"{row['name']:{width}}  {row['size']}\n" for row in rows))

@@ -1,0 +1,64 @@
+"""Print results to stdout and messages to stderr, in the format that was asked for, and leave with the right status."""
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from ttlaunch import contract
+from ttlaunch.diagnostics import Diagnostic, Format, Severity, has_errors, render
+
+_COMMAND_LINE_CODES = {"C017", "P001", "P004", "P005", "P009"}
+
+
+def show_diagnostics(diagnostics: Iterable[Diagnostic], *, form: Format, verbose: bool = False) -> None:
+    """Write diagnostics to stderr; notes only with `verbose`. JSON goes to stdout with the command's result."""
+    kept = [d for d in diagnostics if verbose or d.severity is not Severity.NOTE]
+    if form is not Format.JSON and kept:
+        separator = "\n" if form is Format.CONCISE else "\n\n"
+        sys.stderr.write(render(kept, form=form, colour=use_colour(sys.stderr)) + separator)
+        sys.stderr.flush()
+
+
+def stop_on_errors(diagnostics: list[Diagnostic], *, form: Format, verbose: bool = False) -> None:
+    """Show the diagnostics, and leave if one of them is an error."""
+    if has_errors(diagnostics):
+        refuse(diagnostics, form=form, verbose=verbose)
+    show_diagnostics(diagnostics, form=form, verbose=verbose)
+
+
+def refuse(diagnostics: list[Diagnostic], *, form: Format, verbose: bool = False) -> NoReturn:
+    """Show why nothing was started, and leave."""
+    show_diagnostics(diagnostics, form=form, verbose=verbose)
+    if form is Format.JSON:
+        print_json({"diagnostics": [d.as_json() for d in diagnostics]})
+    leave(exit_status(diagnostics))
+
+
+def exit_status(diagnostics: Iterable[Diagnostic]) -> int:
+    """0 without errors; 4 if only hosts are at fault, 2 if only the command line is, else 3."""
+    codes = {d.code for d in diagnostics if d.severity is Severity.ERROR}
+    if not codes:
+        return contract.STATUS_DONE
+    if all(code.startswith("H") for code in codes):
+        return contract.STATUS_HOST
+    if codes <= _COMMAND_LINE_CODES:
+        return contract.STATUS_USAGE
+    return contract.STATUS_DESCRIPTION
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def leave(status: int) -> NoReturn:
+    """End the command with an exit status."""
+    import typer
+
+    raise typer.Exit(status)
+
+
+def use_colour(stream: Any) -> bool:
+    """Whether a stream wants colour: a terminal, and `NO_COLOR` not set."""
+    return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,0 +1,169 @@
+"""From what was typed to a checked description: topology, recipe, configuration and data, all mistakes at once."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ttlaunch.diagnostics import Diagnostic, Label, has_errors, shown
+
+if TYPE_CHECKING:
+    from ttlaunch.plan.make import RecipeChoice
+    from ttlaunch.plan.roles import RoleLayout
+    from ttlaunch.topology.model import Topology
+
+_CORPUS_CODES = {"missing": "C021", "empty": "C022", "binary": "C023", "too_short": "C024", "unreadable": "C025"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was typed.
+
+    Attributes:
+        target: A recipe's name, a folder, or a script.
+        on: Configuration's name or folder.
+        config_file: `-c`; None: the recipe's own `train.yaml`; `-`: standard input.
+    """
+
+    target: str | None
+    on: str = "local"
+    config_file: str | None = None
+    overrides: Sequence[str] = ()
+    ranks: int | None = None
+    hostfile: Path | None = None
+    rank_bindings: Path | None = None
+    arguments: Sequence[str] = ()
+
+
+@dataclass
+class Description:
+    """What it means.
+
+    Attributes:
+        command: What every rank runs if the target is no recipe.
+    """
+
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    topology: "Topology | None" = None
+    choice: "RecipeChoice | None" = None
+    layout: "RoleLayout | None" = None
+    command: tuple[str, ...] | None = None
+    name: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not has_errors(self.diagnostics)
+
+
+def describe(request: Request, *, working_folder: Path, shell: Mapping[str, str]) -> Description:
+    """Read and check everything the request names; nothing is started and nothing is written."""
+    result = Description()
+    load_topology_into(result, request, working_folder=working_folder, shell=shell)
+    if request.target is None:
+        return result
+    if is_script(request.target, working_folder):
+        _describe_script(result, request, working_folder)
+    else:
+        _describe_recipe(result, request, working_folder)
+    return result
+
+
+def load_topology_into(
+    result: Description, request: Request, *, working_folder: Path, shell: Mapping[str, str]
+) -> None:
+    """Read the topology that `--on` or `--hostfile` and `--rank-bindings` name."""
+    from ttlaunch.topology.discovery import find_configuration
+    from ttlaunch.topology.load import load_topology, load_topology_files
+
+    if request.hostfile is not None:
+        loaded = load_topology_files(
+            request.hostfile, request.rank_bindings, environment=shell, working_folder=working_folder
+        )
+    else:
+        found = find_configuration(request.on, working_folder=working_folder)
+        if isinstance(found, Diagnostic):
+            result.diagnostics.append(found)
+            return
+        loaded = load_topology(found.folder, name=found.name, environment=shell, working_folder=working_folder)
+    result.topology = loaded.topology
+    result.diagnostics += loaded.diagnostics
+
+
+def is_script(target: str, working_folder: Path) -> bool:
+    """Whether a target is a program rather than a recipe: a `.py` file, or any existing file."""
+    return target.endswith(".py") or (working_folder / target).is_file()
+
+
+def _describe_script(result: Description, request: Request, working_folder: Path) -> None:
+    script = working_folder / str(request.target)
+    if not script.is_file():
+        result.diagnostics.append(Diagnostic("P009", f"there is no script {shown(request.target)}"))
+        return
+    unused = [f"`{name}`" for name, value in (("-c", request.config_file), ("--set", request.overrides)) if value]
+    if unused:
+        message = f"{' and '.join(unused)} configure recipes; {shown(request.target)} is a script"
+        result.diagnostics.append(Diagnostic("P009", message, hints=("give the script's own arguments after `--`",)))
+    # `-m mpi4py` aborts the world when a rank raises; a bare interpreter would hang in MPI_Finalize.
+    prefix = (sys.executable, "-m", "mpi4py") if script.suffix == ".py" else ()
+    result.command = (*prefix, str(script.resolve()), *request.arguments)
+    result.name = script.stem
+
+
+def _describe_recipe(result: Description, request: Request, working_folder: Path) -> None:
+    from ttlaunch.plan.make import RecipeChoice, check_recipe
+    from ttlaunch.recipe.config import load_config
+    from ttlaunch.recipe.discovery import find_recipe, load_recipe
+
+    found = find_recipe(str(request.target), working_folder=working_folder)
+    recipe = found if isinstance(found, Diagnostic) else load_recipe(found)
+    if isinstance(found, Diagnostic) or isinstance(recipe, Diagnostic):
+        result.diagnostics.append(recipe if isinstance(recipe, Diagnostic) else found)  # type: ignore[arg-type]
+        return
+    result.name = found.name
+    path, name, standard_input = _config_source(request, found.train_file, working_folder)
+    loaded = load_config(recipe, path, name=name, standard_input=standard_input, overrides=request.overrides)
+    result.diagnostics += loaded.diagnostics
+    data = None
+    if loaded.config is not None and recipe.uses_data:
+        data, mistake = check_data(loaded, working_folder)
+        result.diagnostics += [mistake] if mistake else []
+    result.choice = RecipeChoice(found.name, found.folder, recipe, loaded, data)
+    if result.topology is not None:
+        result.layout, mistakes = check_recipe(result.choice, result.topology, ranks=request.ranks)
+        result.diagnostics += mistakes
+
+
+def _config_source(
+    request: Request, default: Path, working_folder: Path
+) -> tuple[Path | None, str | None, bytes | None]:
+    if request.config_file == "-":
+        return None, "standard input", sys.stdin.buffer.read()
+    if request.config_file is not None:
+        return working_folder / Path(request.config_file).expanduser(), request.config_file, None
+    return (default, short_name(default, working_folder), None) if default.is_file() else (None, None, None)
+
+
+def short_name(path: Path, working_folder: Path) -> str:
+    """A path as the user would type it."""
+    try:
+        return str(path.relative_to(working_folder))
+    except ValueError:
+        return str(path)
+
+
+def check_data(loaded: Any, working_folder: Path) -> tuple[dict[str, Any] | None, Diagnostic | None]:
+    """Read the training text, so that a missing, empty, binary or short one is found before anything starts."""
+    from ttlaunch.recipe.corpus import CorpusError, count_sequences, read_corpus
+
+    given = loaded.config.training_config.data_path
+    path = None if given is None else (working_folder / Path(given).expanduser()).resolve()
+    try:
+        corpus = read_corpus(path)
+        count_sequences(corpus, loaded.config)
+    except CorpusError as error:
+        span = loaded.span("training_config.data_path")
+        return None, Diagnostic(_CORPUS_CODES[str(error.reason)], str(error), Label(span) if span else None)
+    size = len(corpus.text)
+    return {"path": os.fspath(path) if path else None, "sha256": corpus.sha256, "bytes": size}, None

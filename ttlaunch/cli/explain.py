@@ -1,0 +1,46 @@
+"""`ttlaunch explain CODE`: what a diagnostic checks, why it matters, an example and the repair."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ttlaunch.cli.console import leave, print_json, use_colour
+from ttlaunch.diagnostics import Format, did_you_mean
+
+EXAMPLES = """\
+[bold]ttlaunch explain T011[/bold]   one code
+
+[bold]ttlaunch explain[/bold]   all codes
+"""
+
+
+def explain(
+    code: Annotated[str | None, typer.Argument(metavar="CODE", help="Such as T011; all codes if left out.")] = None,
+    *,
+    form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL,
+) -> None:
+    """Explain a diagnostic's code."""
+    from ttlaunch.diagnostics.explain import known_codes, load_page
+
+    if code is None:
+        pages = [page for known in known_codes() if (page := load_page(known))]
+        if form is Format.JSON:
+            print_json([{"code": page.code, "title": page.title} for page in pages])
+        else:
+            sys.stdout.write("".join(f"{page.code}  {page.title}\n" for page in pages))
+        return
+    page = load_page(code.upper())
+    if page is None:
+        hint = "".join(f"; {text}" for text in did_you_mean(code.upper(), known_codes()))
+        sys.stderr.write(f"error: there is no code `{code}`{hint}; `ttlaunch explain` lists all\n")
+        leave(2)
+    if form is Format.JSON:
+        print_json({"code": page.code, "title": page.title, "text": page.text})
+    elif form is Format.CONCISE or not sys.stdout.isatty():
+        sys.stdout.write(page.text.rstrip() + "\n")
+    else:
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        Console(file=sys.stdout, no_color=not use_colour(sys.stdout)).print(Markdown(page.text))

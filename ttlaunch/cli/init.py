@@ -1,0 +1,64 @@
+"""`ttlaunch init`: write the three files of a new configuration, which validates as it stands."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ttlaunch.cli.console import leave, show_diagnostics
+from ttlaunch.diagnostics import Diagnostic, Format, shown
+
+EXAMPLES = """\
+[bold]ttlaunch init lab --hosts box-01,box-02:2[/bold]   writes configurations/lab/, one slot on box-01, two on box-02
+"""
+
+
+def init(
+    name: Annotated[str, typer.Argument(help="Name of the configuration.", show_default=False)],
+    *,
+    hosts: Annotated[
+        str, typer.Option("--hosts", metavar="a,b:2,c", help="Hosts, each with its number of slots after a colon (1).")
+    ],
+    device_shape: Annotated[
+        str, typer.Option("--device-shape", metavar="ROWSxCOLUMNS", help="Devices that one rank drives.")
+    ] = "1x8",
+    arch: Annotated[
+        str, typer.Option("--arch", help="Architecture of the devices, such as wormhole_b0, cpu or cuda.")
+    ] = "wormhole_b0",
+    folder: Annotated[
+        Path, typer.Option("--dir", metavar="DIR", help="Where the configuration's folder is made.")
+    ] = Path("configurations"),
+    form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL,
+) -> None:
+    """Write a new configuration: hosts.txt, mgd.yaml and rank_bindings.yaml."""
+    from ttlaunch.topology.scaffold import parse_host_list, scaffold
+
+    parsed = parse_host_list(hosts)
+    mistakes = [parsed] if isinstance(parsed, Diagnostic) else []
+    rows, _, columns = device_shape.lower().partition("x")
+    if not (rows.isdecimal() and columns.isdecimal() and int(rows) and int(columns)):
+        message = f"`--device-shape {shown(device_shape)}` is not ROWSxCOLUMNS, such as `1x8`"
+        mistakes.append(Diagnostic("P009", message))
+    if "/" in name or name in {"", ".", ".."}:
+        mistakes.append(
+            Diagnostic("P009", f"`{shown(name)}` is no name for a configuration", hints=("use `--dir` for the place",))
+        )
+    target = folder / name
+    if target.exists():
+        mistakes.append(
+            Diagnostic("P009", f"{target} exists already; nothing was written", hints=("choose another name",))
+        )
+    if mistakes or isinstance(parsed, Diagnostic):
+        show_diagnostics(mistakes, form=Format.FULL if form is Format.JSON else form)
+        leave(2)
+    files = scaffold(name, parsed, device_shape=(int(rows), int(columns)), arch=arch)
+    try:
+        target.mkdir(parents=True)
+        for file_name, text in files.items():
+            (target / file_name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        sys.stderr.write(f"error: {target} cannot be written: {(error.strerror or str(error)).lower()}\n")
+        leave(2)
+    sys.stdout.write("".join(f"wrote {target / file_name}\n" for file_name in files))
+    sys.stdout.write(f"check it with: ttlaunch validate {name if folder == Path('configurations') else target}\n")

@@ -1,0 +1,167 @@
+"""How a run looks while it runs: a calm table on a terminal, plain lines with rank and role everywhere else."""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ttlaunch import contract
+from ttlaunch.launch.output import View
+from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.watch import Phase, RankState
+from ttlaunch.plan.launch_plan import LaunchPlan
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+_REDRAW_S = 0.25
+_LINE_EVERY_S = 2.0
+_MOST_ROWS = 24
+
+
+@contextmanager
+def make_view(plan: LaunchPlan, folder: RunFolder, *, quiet: bool = False) -> Iterator[View]:
+    """The view that fits where the output goes; `quiet` shows nothing (for JSON)."""
+    if quiet:
+        yield QuietView()
+    elif sys.stdout.isatty():
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=sys.stdout, highlight=False)
+        with Live(console=console, auto_refresh=False, transient=False) as live:
+            yield TableView(plan, live)
+    else:
+        sys.stdout.write(f"run {folder.run_id}: {plan.program.name} on {plan.topology}, {plan.world_size} ranks\n")
+        sys.stdout.flush()
+        yield PlainView()
+
+
+class QuietView:
+    """Shows nothing."""
+
+    def output(self, stream: str, line: bytes) -> None:
+        """Drop it; the run folder has it."""
+
+    def record(self, state: RankState, record: Mapping[str, Any]) -> None:
+        """Drop it."""
+
+    def tick(self, ranks: list[RankState]) -> None:
+        """Nothing changes."""
+
+
+class PlainView:
+    """Lines of the ranks as they come, and every few seconds a line of progress."""
+
+    def __init__(self) -> None:
+        self._last_line = 0.0
+        self._lead: int | None = None
+
+    def output(self, stream: str, line: bytes) -> None:
+        target = sys.stdout if stream == "stdout" else sys.stderr
+        target.buffer.write(line + b"\n")
+        target.flush()
+
+    def record(self, state: RankState, record: Mapping[str, Any]) -> None:
+        text = self._text(state, record)
+        if text is not None:
+            sys.stdout.write(f"rank {state.row.rank} {state.row.role} | {text}\n")
+            sys.stdout.flush()
+
+    def tick(self, ranks: list[RankState]) -> None:
+        """Lines need no redrawing."""
+
+    def _text(self, state: RankState, record: Mapping[str, Any]) -> str | None:
+        kind = record.get("kind")
+        if kind == contract.KIND_NOTE:
+            return str(record.get("text", ""))
+        if kind == contract.KIND_VALIDATION:
+            self._lead = state.row.rank
+            return f"step {record.get('step')}: validation loss {float(record['loss']):.4f}"
+        lead = self._lead is None or self._lead == state.row.rank
+        due = time.monotonic() - self._last_line >= _LINE_EVERY_S
+        if kind != contract.KIND_STEP or not lead or not (due or state.step == state.total_steps):
+            return None
+        self._last_line = time.monotonic()
+        total = f"/{state.total_steps}" if state.total_steps else ""
+        loss = "" if state.loss is None else f" loss {state.loss:.4f}"
+        speed = "" if state.tokens_per_s is None else f" {state.tokens_per_s:,.0f} tokens/s"
+        return f"step {state.step}{total}{loss}{speed}"
+
+
+class TableView:
+    """One row a rank, redrawn a few times a second; what ranks print scrolls by above it."""
+
+    def __init__(self, plan: LaunchPlan, live: "Live") -> None:
+        self._plan = plan
+        self._live = live
+        self._started = time.monotonic()
+        self._last_drawn = 0.0
+
+    def output(self, stream: str, line: bytes) -> None:  # noqa: ARG002 - both streams scroll by in one place
+        from rich.text import Text
+
+        self._live.console.print(Text.from_ansi(line.decode("utf-8", "replace")))
+
+    def record(self, state: RankState, record: Mapping[str, Any]) -> None:
+        if record.get("kind") == contract.KIND_NOTE:
+            self._live.console.print(f"rank {state.row.rank} {state.row.role} | {record.get('text')}", markup=False)
+
+    def tick(self, ranks: list[RankState]) -> None:
+        over = all(state.phase in {Phase.DONE, Phase.FAILED} for state in ranks)
+        if not over and time.monotonic() - self._last_drawn < _REDRAW_S:
+            return
+        self._last_drawn = time.monotonic()
+        self._live.update(self._draw(ranks), refresh=True)
+
+    def _draw(self, ranks: list[RankState]) -> "RenderableType":
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+        for heading in ("rank", "role", "host", "step", "loss", "tokens/s", "state"):
+            table.add_column(heading, justify="right" if heading in {"rank", "step", "loss", "tokens/s"} else "left")
+        for state in ranks[:_MOST_ROWS]:
+            speed = "" if state.tokens_per_s is None else f"{state.tokens_per_s:,.0f}"
+            loss = "" if state.loss is None else f"{state.loss:.4f}"
+            step = str(state.step) if state.step else ""
+            style = {Phase.FAILED: "bold red", Phase.DONE: "green"}.get(state.phase, "")
+            row = state.row
+            table.add_row(str(row.rank), row.role, row.host, step, loss, speed, Text(str(state.phase), style=style))
+        rest = len(ranks) - _MOST_ROWS
+        more = [Text(f"… and {rest} more ranks")] if rest > 0 else []
+        return Group(table, *more, self._progress(ranks))
+
+    def _progress(self, ranks: list[RankState]) -> "RenderableType":
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        total = max((state.total_steps or 0 for state in ranks), default=0)
+        done = max((state.step for state in ranks), default=0)
+        validations = [v for state in ranks for v in state.validations]
+        line = Table.grid(padding=(0, 2, 0, 0))
+        elapsed = time.monotonic() - self._started
+        cells: list[Any] = [f"{elapsed:.0f} s"]
+        if total:
+            cells = [
+                ProgressBar(total=total, completed=done, width=30),
+                f"{done}/{total}",
+                *cells,
+                _left(ranks, done, total),
+            ]
+        if validations:
+            cells.append(f"validation loss {float(validations[-1]['loss']):.4f}")
+        line.add_row(*cells)
+        return line
+
+
+def _left(ranks: list[RankState], done: int, total: int) -> str:
+    """Time left at the speed of the steps so far."""
+    first = min((state.first_step_time for state in ranks if state.first_step_time), default=None)
+    last = max((state.last_step_time for state in ranks if state.last_step_time), default=None)
+    if first is None or last is None or done <= 1 or done >= total:
+        return ""
+    return f"{(last - first) / (done - 1) * (total - done):.0f} s left"

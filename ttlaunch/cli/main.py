@@ -1,0 +1,57 @@
+"""The `ttlaunch` command: its subcommands, its version, and the promise that no user ever sees a traceback."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from ttlaunch import __version__
+from ttlaunch.cli import configs, explain, init, plan, recipes, run, validate
+
+app = typer.Typer(
+    name="ttlaunch",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Start and supervise distributed training from a description of the hardware.",
+    epilog="First run: [bold]ttlaunch run hierarchical_parallel[/bold]   What would happen: [bold]ttlaunch plan …[/bold]",
+)
+app.command("run", epilog=run.EXAMPLES)(run.run)
+app.command("plan", epilog=plan.EXAMPLES)(plan.plan)
+app.command("validate", epilog=validate.EXAMPLES)(validate.validate)
+app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
+app.command("init", epilog=init.EXAMPLES)(init.init)
+app.add_typer(recipes.app, name="recipes")
+app.add_typer(configs.app, name="configs")
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        sys.stdout.write(f"ttlaunch {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of the command itself; the text is the app's help."""
+
+
+def main() -> None:
+    """Run the command line; what can go wrong in the world ends as one line and an exit status."""
+    from ttlaunch.errors import TtlaunchError
+
+    try:
+        app()
+    except TtlaunchError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_status)
+    except BrokenPipeError:
+        # The reader of our output has gone; keep Python from complaining about it once more while it shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

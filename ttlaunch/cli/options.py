@@ -1,0 +1,67 @@
+"""The options that several commands share, each defined once with its help text and completion."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ttlaunch.diagnostics import Format
+
+
+def complete_recipes(incomplete: str) -> list[str]:
+    """Names for the shell's completion."""
+    from ttlaunch.recipe.discovery import list_recipes
+
+    return [recipe.name for recipe in list_recipes(Path.cwd()) if recipe.name.startswith(incomplete)]
+
+
+def complete_configurations(incomplete: str) -> list[str]:
+    """Names for the shell's completion."""
+    from ttlaunch.topology.discovery import list_configurations
+
+    return [found.name for found in list_configurations(Path.cwd()) if found.name.startswith(incomplete)]
+
+
+On = Annotated[
+    str,
+    typer.Option(
+        "--on",
+        metavar="NAME|DIR",
+        help="Cluster: a configuration's name or folder.",
+        autocompletion=complete_configurations,
+    ),
+]
+ConfigFile = Annotated[
+    str | None,
+    typer.Option(
+        "--config", "-c", metavar="FILE", help="Training file instead of the recipe's own; - is standard input."
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one key, e.g. training_config.batch_size=16. Repeatable."),
+]
+Ranks = Annotated[
+    int | None,
+    typer.Option("--ranks", "-n", min=1, metavar="N", help="World size, where the cluster leaves it open."),
+]
+Hostfile = Annotated[Path | None, typer.Option("--hostfile", metavar="FILE", help="A hostfile instead of --on.")]
+RankBindings = Annotated[
+    Path | None, typer.Option("--rank-bindings", metavar="FILE", help="The bindings that go with --hostfile.")
+]
+OutputFormat = Annotated[
+    Format, typer.Option("--format", help="full: with the lines of your files; concise: one line each; json.")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also say what was assumed and found.")]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE|FOLDER|SCRIPT",
+        help="A recipe's name, a recipe's folder, or a Python script.",
+        autocompletion=complete_recipes,
+        show_default=False,
+    ),
+]
+Arguments = Annotated[
+    list[str] | None, typer.Argument(metavar="[-- ARGS]", help="Arguments of a script.", show_default=False)
+]

@@ -1,0 +1,123 @@
+"""`ttlaunch plan`: show what would be started, rank by rank, and write the files that start it by hand."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ttlaunch.cli.console import leave, print_json, use_colour
+from ttlaunch.cli.describe import Request
+from ttlaunch.cli.options import (
+    Arguments,
+    ConfigFile,
+    Hostfile,
+    On,
+    OutputFormat,
+    Overrides,
+    RankBindings,
+    Ranks,
+    Target,
+    Verbose,
+)
+from ttlaunch.diagnostics import Format
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ttlaunch.plan.launch_plan import LaunchPlan
+
+EXAMPLES = """\
+[bold]ttlaunch plan hierarchical_parallel[/bold]   who does what, where
+
+[bold]ttlaunch plan pipeline_parallel --on 5loudboxes --write launch/[/bold]   files and a command.sh to start by hand
+"""
+
+
+def plan(
+    target: Target,
+    arguments: Arguments = None,
+    *,
+    on: On = "local",
+    config_file: ConfigFile = None,
+    overrides: Overrides = None,
+    ranks: Ranks = None,
+    hostfile: Hostfile = None,
+    rank_bindings: RankBindings = None,
+    write: Annotated[
+        Path | None, typer.Option("--write", metavar="DIR", help="Write plan.json, the engine's files and command.sh.")
+    ] = None,
+    form: OutputFormat = Format.FULL,
+    verbose: Verbose = False,
+) -> None:
+    """Show hosts, slots, meshes, roles and flows of a run; start nothing."""
+    from ttlaunch.cli.prepare import prepare
+
+    request = Request(
+        target=target,
+        on=on,
+        config_file=config_file,
+        overrides=overrides or (),
+        ranks=ranks,
+        hostfile=hostfile,
+        rank_bindings=rank_bindings,
+        arguments=arguments or (),
+    )
+    prepared = prepare(request, form=form, verbose=verbose)
+    show_plan(prepared.plan, form=form)
+    if write is not None:
+        _write(prepared.plan, write, form)
+
+
+def show_plan(plan: "LaunchPlan", *, form: Format) -> None:
+    """Print the plan: a table, one line per rank, or JSON."""
+    if form is Format.JSON:
+        print_json(plan.as_json())
+        return
+    if form is Format.CONCISE:
+        for row in plan.ranks:
+            mesh = "-" if row.mesh_id is None else str(row.mesh_id)
+            sys.stdout.write(f"{row.rank}\t{row.role}\t{row.host}\t{row.slot}\t{mesh}\n")
+        return
+    from rich.console import Console
+
+    console = Console(file=sys.stdout, no_color=not use_colour(sys.stdout), highlight=False)
+    layout = getattr(plan.program, "layout", None)
+    title = f"{plan.program.name} ({layout})" if layout else plan.program.name
+    console.print(
+        f"{title} on {plan.topology}: {plan.world_size} ranks on {len(plan.hosts)} host(s), {plan.engine.name}",
+        markup=False,
+    )
+    console.print(_table(plan))
+    for source, target, pattern in plan.flows:
+        arrow = "→ next" if pattern == "chain" else "↔"
+        console.print(f"flow  {source} {arrow} {target}", markup=False)
+    for a, b, channels in plan.links:
+        console.print(f"link  mesh {a} — mesh {b}, {channels} channels", markup=False)
+    console.print(f"plan  {plan.hash[:16]}", markup=False)
+
+
+def _table(plan: "LaunchPlan") -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for heading in ("rank", "role", "host", "slot", "mesh", "devices"):
+        table.add_column(heading, justify="right" if heading in {"rank", "slot", "mesh"} else "left")
+    for row in plan.ranks:
+        mesh = "–" if row.mesh_id is None else str(row.mesh_id)
+        devices = "–" if row.device_shape is None else f"{row.device_shape[0]} × {row.device_shape[1]}"
+        table.add_row(str(row.rank), Text(row.role), Text(row.host), str(row.slot), mesh, devices)
+    return table
+
+
+def _write(plan: "LaunchPlan", folder: Path, form: Format) -> None:
+    from ttlaunch.launch.run_folder import write_plan
+
+    try:
+        paths = write_plan(plan, folder)
+    except OSError as error:
+        sys.stderr.write(f"error: {folder} cannot be written: {(error.strerror or str(error)).lower()}\n")
+        leave(2)
+    if form is not Format.JSON:
+        sys.stdout.write(f"wrote {len(paths)} files; start it with: sh {folder}/command.sh\n")

@@ -1,0 +1,109 @@
+"""`ttlaunch recipes`: list what can be run, show one recipe, copy one to change it."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from ttlaunch.cli.console import leave, print_json, show_diagnostics
+from ttlaunch.cli.options import complete_recipes
+from ttlaunch.diagnostics import Diagnostic, Format
+
+app = typer.Typer(help="List, show and copy recipes.", no_args_is_help=True)
+
+_OutputFormat = Annotated[Format, typer.Option("--format", help="full, concise or json.")]
+_Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A recipe's name or folder.", autocompletion=complete_recipes, show_default=False
+    ),
+]
+
+
+@app.command("list")
+def list_(*, form: _OutputFormat = Format.FULL) -> None:
+    """Name every recipe with what it does; those in ./recipes hide built-in ones of the same name."""
+    from ttlaunch.recipe.discovery import list_recipes, load_recipe
+
+    rows = []
+    for found in list_recipes(Path.cwd()):
+        recipe = load_recipe(found)
+        summary = f"cannot be read: {recipe.message}" if isinstance(recipe, Diagnostic) else recipe.summary
+        rows.append({"name": found.name, "summary": summary, "folder": str(found.folder), "built_in": found.built_in})
+    if form is Format.JSON:
+        print_json(rows)
+    elif form is Format.CONCISE:
+        sys.stdout.write("".join(f"{row['name']}\n" for row in rows))
+    else:
+        width = max((len(str(row["name"])) for row in rows), default=0)
+        sys.stdout.write("".join(f"{row['name']:{width}}  {row['summary']}\n" for row in rows))
+
+
+@app.command()
+def show(name: _Name, *, form: _OutputFormat = Format.FULL) -> None:
+    """Show a recipe's layouts, flows and training file."""
+    from ttlaunch.recipe.declare import Per
+    from ttlaunch.recipe.discovery import find_recipe, load_recipe
+
+    found = find_recipe(name, working_folder=Path.cwd())
+    if isinstance(found, Diagnostic):
+        _refuse(found, form)
+    recipe = load_recipe(found)
+    if isinstance(recipe, Diagnostic):
+        _refuse(recipe, form)
+    layouts = {
+        layout.name: {role: n.key if isinstance(n, Per) else n or "any number" for role, n in layout.roles.items()}
+        for layout in recipe.layouts
+    }
+    flows = [
+        str(flow.source) + " - " + str(flow.target)
+        for flow in recipe.flows_in([r for x in layouts.values() for r in x])
+    ]
+    if form is Format.JSON:
+        print_json(
+            {
+                "name": found.name,
+                "summary": recipe.summary,
+                "folder": str(found.folder),
+                "layouts": layouts,
+                "flows": flows,
+            }
+        )
+        return
+    sys.stdout.write(f"{found.name}: {recipe.summary}\nfolder: {found.folder}\n")
+    for layout_name, roles in layouts.items():
+        sys.stdout.write(f"layout {layout_name}: {', '.join(f'{role} × {count}' for role, count in roles.items())}\n")
+    sys.stdout.write("".join(f"flow {flow}\n" for flow in flows))
+    if found.train_file.is_file():
+        sys.stdout.write(f"\n# {found.train_file.name}\n{found.train_file.read_text(encoding='utf-8')}")
+
+
+@app.command()
+def copy(
+    name: _Name,
+    target: Annotated[Path | None, typer.Argument(help="New folder; ./recipes/<name> if left out.")] = None,
+) -> None:
+    """Copy a recipe's folder to change it; a copy under ./recipes hides the built-in one."""
+    from ttlaunch.recipe.discovery import find_recipe
+
+    found = find_recipe(name, working_folder=Path.cwd())
+    if isinstance(found, Diagnostic):
+        _refuse(found, Format.FULL)
+    folder = target or Path("recipes") / found.name
+    if folder.exists():
+        _refuse(
+            Diagnostic("P009", f"{folder} exists already; nothing was written", hints=("name another folder",)),
+            Format.FULL,
+        )
+    try:
+        shutil.copytree(found.folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    except OSError as error:
+        _refuse(Diagnostic("P009", f"{folder} cannot be written: {error.strerror or error}"), Format.FULL)
+    sys.stdout.write(f"copied {found.name} to {folder}\nrun it with: ttlaunch run {folder}\n")
+
+
+def _refuse(diagnostic: Diagnostic, form: Format) -> NoReturn:
+    show_diagnostics([diagnostic], form=Format.FULL if form is Format.JSON else form)
+    leave(2)

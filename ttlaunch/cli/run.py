@@ -1,0 +1,102 @@
+"""`ttlaunch run`: check everything, start the plan, show it while it runs, say what came out or what broke."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ttlaunch.cli.console import leave, print_json, show_diagnostics, stop_on_errors
+from ttlaunch.cli.describe import Request
+from ttlaunch.cli.options import (
+    Arguments,
+    ConfigFile,
+    Hostfile,
+    On,
+    OutputFormat,
+    Overrides,
+    RankBindings,
+    Ranks,
+    Target,
+    Verbose,
+)
+from ttlaunch.diagnostics import Format
+
+if TYPE_CHECKING:
+    from ttlaunch.cli.prepare import Prepared
+
+EXAMPLES = """\
+[bold]ttlaunch run hierarchical_parallel[/bold]   three tiers on this machine
+
+[bold]ttlaunch run hierarchical_parallel --ranks 1[/bold]   the same in one process
+
+[bold]ttlaunch run pipeline_parallel --set training_config.data_path=book.txt[/bold]   your own text
+
+[bold]ttlaunch run my_recipe/ --on my_cluster -c train.yaml[/bold]   your own recipe on your own hosts
+"""
+
+
+def run(
+    target: Target,
+    arguments: Arguments = None,
+    *,
+    on: On = "local",
+    config_file: ConfigFile = None,
+    overrides: Overrides = None,
+    ranks: Ranks = None,
+    hostfile: Hostfile = None,
+    rank_bindings: RankBindings = None,
+    runs_dir: Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where run folders are made.")] = Path(
+        "runs"
+    ),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and start nothing.")] = False,
+    form: OutputFormat = Format.FULL,
+    verbose: Verbose = False,
+) -> None:
+    """Start a recipe or a script on a cluster and watch it to its end."""
+    from ttlaunch.cli.prepare import prepare
+
+    request = Request(
+        target=target,
+        on=on,
+        config_file=config_file,
+        overrides=overrides or (),
+        ranks=ranks,
+        hostfile=hostfile,
+        rank_bindings=rank_bindings,
+        arguments=arguments or (),
+    )
+    prepared = prepare(request, form=form, verbose=verbose)
+    if dry_run:
+        from ttlaunch.cli.plan import show_plan
+
+        show_plan(prepared.plan, form=form)
+        return
+    _carry_out(prepared, runs_dir=runs_dir, form=form, verbose=verbose)
+
+
+def _carry_out(prepared: "Prepared", *, runs_dir: Path, form: Format, verbose: bool) -> None:
+    from ttlaunch.cli.live import make_view
+    from ttlaunch.cli.summary import failure_diagnostic, show_summary
+    from ttlaunch.launch.preflight import check_machine
+    from ttlaunch.launch.record_inputs import write_inputs
+    from ttlaunch.launch.run_folder import create_run_folder
+    from ttlaunch.launch.supervise import supervise
+
+    plan = prepared.plan
+    engine = prepared.surroundings.engine
+    problems = check_machine(plan, prepared.topology, engine, python=prepared.surroundings.python)
+    stop_on_errors(problems, form=form, verbose=verbose)
+    folder = create_run_folder(runs_dir)
+    write_inputs(plan, folder, resolved_config=prepared.resolved_config, shell=os.environ)
+    with make_view(plan, folder, quiet=form is Format.JSON) as view:
+        report = supervise(plan, folder, environment=os.environ, view=view)
+    if form is Format.JSON:
+        print_json(report.as_json())
+    else:
+        show_summary(report, plan, folder, stream=sys.stdout)
+        failure = failure_diagnostic(report, folder)
+        if failure is not None:
+            show_diagnostics([failure], form=form)
+    leave(report.exit_status)

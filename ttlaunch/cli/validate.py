@@ -1,0 +1,78 @@
+"""`ttlaunch validate`: prove a configuration consistent, alone or together with a recipe, and start nothing."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ttlaunch.cli.console import exit_status, leave, print_json, show_diagnostics
+from ttlaunch.cli.describe import Request, describe
+from ttlaunch.cli.options import (
+    ConfigFile,
+    Hostfile,
+    OutputFormat,
+    Overrides,
+    RankBindings,
+    Ranks,
+    Verbose,
+    complete_configurations,
+    complete_recipes,
+)
+from ttlaunch.diagnostics import Format
+
+EXAMPLES = """\
+[bold]ttlaunch validate 5loudboxes[/bold]   the files of a cluster
+
+[bold]ttlaunch validate my_cluster --recipe hierarchical_parallel -c train.yaml[/bold]   and what is to run there
+"""
+
+
+def validate(
+    configuration: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|DIR", help="A configuration's name or folder.", autocompletion=complete_configurations
+        ),
+    ] = "local",
+    *,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe", metavar="RECIPE", help="Also check it against a recipe.", autocompletion=complete_recipes
+        ),
+    ] = None,
+    config_file: ConfigFile = None,
+    overrides: Overrides = None,
+    ranks: Ranks = None,
+    hostfile: Hostfile = None,
+    rank_bindings: RankBindings = None,
+    form: OutputFormat = Format.FULL,
+    verbose: Verbose = False,
+) -> None:
+    """Check the files of a cluster; every mistake is shown at its place, with the repair."""
+    request = Request(
+        target=recipe,
+        on=configuration,
+        config_file=config_file,
+        overrides=overrides or (),
+        ranks=ranks,
+        hostfile=hostfile,
+        rank_bindings=rank_bindings,
+    )
+    result = describe(request, working_folder=Path.cwd(), shell=os.environ)
+    show_diagnostics(result.diagnostics, form=form, verbose=verbose)
+    topology = result.topology
+    if form is Format.JSON:
+        print_json({"valid": result.ok, "diagnostics": [d.as_json() for d in result.diagnostics]})
+    elif result.ok and topology is not None:
+        size = f"{topology.world_size} ranks bound" if topology.world_size else "world size open"
+        parts = [f"{len(topology.hosts)} hosts", f"{len(topology.slots)} slots", size]
+        parts += [f"{len(topology.meshes)} meshes", f"{len(topology.links)} links"] if topology.meshes else []
+        sys.stdout.write(f"{topology.name} is consistent: {', '.join(parts)}\n")
+        if result.layout is not None:
+            sys.stdout.write(
+                f"{result.name} fits: layout {result.layout.layout.name}, {result.layout.world_size} ranks\n"
+            )
+    leave(exit_status(result.diagnostics))

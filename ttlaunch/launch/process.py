@@ -1,0 +1,68 @@
+"""Start mpirun so that it can never outlive its run, and find and end every process that carries the run's id."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ttlaunch import contract
+
+_PR_SET_PDEATHSIG = 1
+
+
+def start_mpirun(argv: Sequence[str], *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start mpirun in a session of its own, so that a terminal's Ctrl-C reaches only us; it ends if we are killed.
+
+    Raises:
+        OSError: If it cannot be started.
+    """
+    return subprocess.Popen(
+        list(argv),
+        cwd=folder,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=_terminate_with_parent,  # noqa: PLW1509 - no thread has been started yet
+    )
+
+
+def _terminate_with_parent() -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def run_processes(run_id: str) -> list[int]:
+    """Process ids of this machine whose environment carries the run's id; our own process never does."""
+    needle = f"{contract.ENV_RUN_ID}={run_id}".encode()
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if needle in Path(entry.path, "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return sorted(found)
+
+
+def kill_run_processes(run_id: str) -> list[int]:
+    """Kill every process that carries the run's id, and say which ones.
+
+    A process is pinned by a descriptor before its environment is read again, so a process id that was given to
+    somebody else in between is never signalled.
+    """
+    killed: list[int] = []
+    while remaining := [pid for pid in run_processes(run_id) if pid not in killed]:
+        for pid in remaining:
+            with contextlib.suppress(OSError):
+                descriptor = os.pidfd_open(pid)
+                try:
+                    if pid in run_processes(run_id):
+                        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                finally:
+                    os.close(descriptor)
+            killed.append(pid)
+    return killed

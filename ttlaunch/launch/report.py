@@ -1,0 +1,127 @@
+"""What a run came to: losses, speed, the parameters' hash, and the failure if there was one; `report.json`."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.launch.attribution import Failure
+from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.watch import RankState
+from ttlaunch.plan.launch_plan import LaunchPlan, RecipeProgram
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a run.
+
+    Attributes:
+        status: "done", "failed", "interrupted" or "terminated".
+        first_validation, last_validation: Mean loss per token in nats, None if none was measured.
+        parameters_sha256: Over all parameters in name order; None if no rank reported them.
+        parameters_agree: Whether all ranks that hold a parameter hold the same bits.
+        leftovers: Processes that had to be killed after mpirun had ended.
+    """
+
+    run_id: str
+    plan_hash: str
+    name: str
+    layout: str | None
+    status: str
+    exit_status: int
+    world_size: int
+    duration_s: float
+    steps: int
+    first_validation: float | None
+    last_validation: float | None
+    tokens_per_s: float | None
+    parameters_sha256: str | None
+    parameters_agree: bool
+    results: Mapping[str, Any]
+    failure: Failure | None
+    leftovers: int
+    ranks: tuple[Mapping[str, Any], ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of `report.json`."""
+        values = dict(vars(self))
+        values["failure"] = self.failure.as_json() if self.failure else None
+        values["results"] = dict(self.results)
+        values["ranks"] = [dict(rank) for rank in self.ranks]
+        return values
+
+
+def make_report(
+    plan: LaunchPlan,
+    folder: RunFolder,
+    ranks: list[RankState],
+    *,
+    status: str,
+    exit_status: int,
+    duration_s: float,
+    failure: Failure | None,
+    leftovers: int,
+) -> Report:
+    """Fold what is known of all ranks into the result."""
+    validations = sorted((v for state in ranks for v in state.validations), key=lambda v: int(v.get("step", 0)))
+    digest, agree = combine_digests([state.digests for state in ranks if state.digests])
+    speeds = [state.tokens_per_s for state in ranks if state.tokens_per_s]
+    recipe = plan.program if isinstance(plan.program, RecipeProgram) else None
+    return Report(
+        run_id=folder.run_id,
+        plan_hash=plan.hash,
+        name=plan.program.name,
+        layout=recipe.layout if recipe else None,
+        status=status,
+        exit_status=exit_status,
+        world_size=plan.world_size,
+        duration_s=round(duration_s, 3),
+        steps=max((state.step for state in ranks), default=0),
+        first_validation=validations[0]["loss"] if validations else None,
+        last_validation=validations[-1]["loss"] if validations else None,
+        tokens_per_s=max(speeds) if speeds else None,
+        parameters_sha256=digest,
+        parameters_agree=agree,
+        results={name: value for state in ranks for name, value in state.results.items()},
+        failure=failure,
+        leftovers=leftovers,
+        ranks=tuple(_rank_summary(state) for state in ranks),
+    )
+
+
+def write_report(report: Report, folder: RunFolder) -> None:
+    """Write `report.json`."""
+    folder.file(contract.REPORT_FILE).write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+
+
+def combine_digests(by_rank: list[dict[str, str]]) -> tuple[str | None, bool]:
+    """One SHA-256 over all parameters in name order, from the digests of the ranks that hold them.
+
+    Returns:
+        The digest, None if there are no parameters; and whether ranks that hold the same parameter agree on its bits.
+    """
+    merged: dict[str, str] = {}
+    agree = True
+    for digests in by_rank:
+        for name, digest in digests.items():
+            agree = agree and merged.setdefault(name, digest) == digest
+    if not merged:
+        return None, True
+    text = "\n".join(f"{name} {merged[name]}" for name in sorted(merged))
+    return hashlib.sha256(text.encode()).hexdigest(), agree
+
+
+def _rank_summary(state: RankState) -> dict[str, Any]:
+    ending = state.exit or {}
+    return {
+        "rank": state.row.rank,
+        "role": state.row.role,
+        "host": state.row.host,
+        "state": str(state.phase),
+        "step": state.step,
+        "status": ending.get("status"),
+        "signal": ending.get("signal"),
+        "peak_memory_bytes": ending.get("peak_memory_bytes"),
+    }

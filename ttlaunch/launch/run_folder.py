@@ -1,0 +1,133 @@
+"""The folder of one run on the launching machine: what was decided, what was started, what came out.
+
+`plan.json` and the engine's files are exactly what `ttlaunch plan --write` writes; the rest is the run's own.
+"""
+
+import json
+import os
+import secrets
+import shlex
+import stat
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.errors import RunFolderError
+from ttlaunch.plan.launch_plan import LaunchPlan, render_plan_json
+from ttlaunch.plan.openmpi import scratch_settings
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run's name and place."""
+
+    run_id: str
+    path: Path
+
+    def file(self, name: str) -> Path:
+        return self.path / name
+
+
+def create_run_folder(runs_folder: Path, *, now: datetime | None = None) -> RunFolder:
+    """Make `runs/<id>/` with a name that sorts by time and that no concurrent run can take.
+
+    Raises:
+        RunFolderError: If it cannot be made.
+    """
+    stamp = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H-%M-%S")
+    try:
+        runs_folder.mkdir(parents=True, exist_ok=True)
+        ignore = runs_folder / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n", encoding="utf-8")
+        while True:
+            run_id = f"{stamp}-{secrets.token_hex(2)}"
+            try:
+                (runs_folder / run_id).mkdir()
+                break
+            except FileExistsError:
+                continue
+        folder = RunFolder(run_id, (runs_folder / run_id).resolve())
+        for name in (contract.LOGS_DIR, contract.RECORDS_DIR):
+            folder.file(name).mkdir()
+    except OSError as error:
+        raise RunFolderError(f"the run folder cannot be made: {error.strerror}: {error.filename}") from error
+    return folder
+
+
+def write_plan(plan: LaunchPlan, folder: Path) -> list[Path]:
+    """Write `plan.json`, the engine's files and a `command.sh` that starts the plan when it is run or pasted."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        contract.PLAN_FILE: render_plan_json(plan),
+        **plan.engine.files,
+        contract.COMMAND_FILE: render_command(plan, folder),
+    }
+    paths = []
+    for name, text in texts.items():
+        path = folder / name
+        path.write_text(text, encoding="utf-8")
+        paths.append(path)
+    script = folder / contract.COMMAND_FILE
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return paths
+
+
+def render_command(plan: LaunchPlan, folder: Path) -> str:
+    """A shell script with the exact command; values are quoted, so it can be pasted whatever the paths hold."""
+    settings = {**plan.engine.environment, **scratch_settings(plan.engine.name, "$scratch")}
+    exports = [
+        f'export {name}="{value}"' if "$" in value else f"export {name}={shlex.quote(value)}"
+        for name, value in settings.items()
+    ]
+    argv = [shlex.quote(part) for part in plan.engine.argv]
+    lines = [
+        "#!/bin/sh",
+        f"# {plan.world_size} ranks by {plan.engine.name}; plan {plan.hash[:12]}.",
+        "(",
+        f"cd {shlex.quote(str(folder.resolve()))} || exit",
+        'scratch=$(mktemp -d "${XDG_RUNTIME_DIR:-/tmp}/ttl-XXXXXX") || exit',
+        "trap 'rm -rf \"$scratch\"' EXIT",
+        *exports,
+        " ".join(argv),
+        ")",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_environment(
+    folder: RunFolder, plan: LaunchPlan, versions: Mapping[str, str], shell: Mapping[str, str]
+) -> None:
+    """Names and origins of what ranks receive; values only in `plan.json`, which ranks must read."""
+    from_shell = {name for name, value in plan.environment.items() if shell.get(name) == value}
+    origins = {name: "shell" if name in from_shell else "plan" for name in plan.environment}
+    for row in plan.ranks:
+        origins |= {name: origins.get(name, f"rank {row.rank}") for name in row.environment}
+    content = {
+        "python": sys.version.split()[0],
+        "platform": sys.platform,
+        "versions": dict(versions),
+        "variables": origins,
+    }
+    folder.file(contract.ENVIRONMENT_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def append_event(folder: RunFolder, kind: str, **values: Any) -> None:
+    """Add a line to `events.jsonl`; the file is the run's history."""
+    record = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": kind, **values}
+    with folder.file(contract.EVENTS_FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def scratch_folder(run_id: str) -> Path:
+    """A short, private folder for sockets and shared-memory files; never on a network file system."""
+    for base in (os.environ.get("XDG_RUNTIME_DIR"), "/dev/shm", "/tmp"):  # noqa: S108 - the folder itself is private
+        if base and os.access(base, os.W_OK):
+            path = Path(base) / f"ttl-{run_id[-4:]}-{secrets.token_hex(3)}"
+            path.mkdir(mode=0o700)
+            return path
+    raise RunFolderError("no writable folder for sockets: tried $XDG_RUNTIME_DIR, /dev/shm and /tmp")

@@ -1,0 +1,150 @@
+"""What is known of each rank while it runs: its records are read as they grow and folded into a `RankState`."""
+
+import contextlib
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.plan.launch_plan import LaunchPlan, RankRow
+
+
+class Phase(StrEnum):
+    """How far a rank has come."""
+
+    WAITING = "waiting"  # mpirun has not started its shim
+    STARTING = "starting"  # the interpreter imports its packages
+    RUNNING = "running"  # the role's function was called
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass
+class RankState:
+    """One rank as seen from outside.
+
+    Attributes:
+        step: The last optimizer step it reported.
+        tokens: Tokens of all steps it reported.
+        first_step_time, last_step_time: When it reported its first and last step, seconds since the epoch.
+        error: What the rank wrote about its own exception.
+        exit: What the shim wrote about the rank's end.
+    """
+
+    row: RankRow
+    phase: Phase = Phase.WAITING
+    step: int = 0
+    total_steps: int | None = None
+    loss: float | None = None
+    tokens: int = 0
+    first_step_tokens: int = 0
+    first_step_time: float | None = None
+    last_step_time: float | None = None
+    validations: list[dict[str, Any]] = field(default_factory=list)
+    digests: dict[str, str] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
+    started: dict[str, Any] = field(default_factory=dict)
+    error: dict[str, Any] | None = None
+    exit: dict[str, Any] | None = None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens after the first reported step, over the time since then."""
+        if self.first_step_time is None or self.last_step_time is None or self.last_step_time <= self.first_step_time:
+            return None
+        return (self.tokens - self.first_step_tokens) / (self.last_step_time - self.first_step_time)
+
+
+class Watch:
+    """Reads the records of all ranks of a run; each call of `poll` takes what is new."""
+
+    def __init__(self, plan: LaunchPlan, folder: RunFolder) -> None:
+        self.ranks = [RankState(row) for row in plan.ranks]
+        self._folder = folder
+        self._offsets = [0] * len(self.ranks)
+
+    def poll(self) -> list[tuple[RankState, dict[str, Any]]]:
+        """The new records in the order in which they were written, already folded into the states."""
+        fresh: list[tuple[RankState, dict[str, Any]]] = []
+        for state in self.ranks:
+            fresh += [(state, record) for record in self._new_lines(state.row.rank)]
+        fresh.sort(key=lambda pair: float(pair[1].get("time", 0.0)))
+        for state, record in fresh:
+            fold(state, record)
+        for state in self.ranks:
+            self._read_endings(state)
+        return fresh
+
+    def _new_lines(self, rank: int) -> list[dict[str, Any]]:
+        path = self._folder.file(contract.progress_file(rank))
+        try:
+            with path.open("rb") as file:
+                file.seek(self._offsets[rank])
+                data = file.read()
+        except OSError:
+            return []
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offsets[rank] += len(complete)
+        records = []
+        for line in complete.splitlines():
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+                if isinstance(record, dict):
+                    records.append(record)
+        return records
+
+    def _read_endings(self, state: RankState) -> None:
+        rank = state.row.rank
+        state.error = state.error or _read_json(self._folder.file(contract.error_file(rank)))
+        state.exit = state.exit or _read_json(self._folder.file(contract.exit_file(rank)))
+        if state.error or (state.exit and failed_exit(state.exit)):
+            state.phase = Phase.FAILED
+        elif state.exit:
+            state.phase = Phase.DONE
+
+
+def failed_exit(record: dict[str, Any]) -> bool:
+    """Whether a shim's record tells of anything but a rank that did its work and left with status 0."""
+    return bool(record.get("status") != 0 or record.get("left_early") or record.get("start_error"))
+
+
+def fold(state: RankState, record: dict[str, Any]) -> None:
+    """Take one progress record into account."""
+    match record.get("kind"):
+        case contract.KIND_STARTED:
+            state.started, state.phase = record, Phase.STARTING
+        case contract.KIND_READY:
+            state.phase, state.total_steps = Phase.RUNNING, record.get("total_steps")
+        case contract.KIND_STEP:
+            _fold_step(state, record)
+        case contract.KIND_VALIDATION:
+            state.validations.append(record)
+        case contract.KIND_PARAMETERS:
+            state.digests.update(record.get("digests", {}))
+        case contract.KIND_RESULT:
+            state.results.update(record.get("values", {}))
+        case contract.KIND_DONE:
+            state.phase = Phase.DONE
+        case _:
+            return
+
+
+def _fold_step(state: RankState, record: dict[str, Any]) -> None:
+    time = float(record["time"])
+    state.step = int(record.get("step", state.step))
+    state.loss = record.get("loss", state.loss)
+    state.tokens += int(record.get("tokens") or 0)
+    if state.first_step_time is None:
+        state.first_step_time, state.first_step_tokens = time, state.tokens
+    state.last_step_time = time
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None

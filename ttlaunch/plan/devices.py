@@ -1,0 +1,65 @@
+"""Rules between the configuration and the devices of the topology: mesh shapes, sockets, parallelism inside a rank."""
+
+from collections.abc import Iterator
+
+from ttlaunch.diagnostics import Diagnostic, Label, Severity
+from ttlaunch.recipe.config import LoadedConfig
+from ttlaunch.topology.model import Topology
+
+
+def check_devices(loaded: LoadedConfig, topology: Topology) -> list[Diagnostic]:
+    """Every rule of this file that the configuration breaks on this topology."""
+    return [*_fabric(loaded, topology), *_tensor_parallel(loaded), *_mesh_shape(loaded, topology), *_ddp(loaded)]
+
+
+def _fabric(loaded: LoadedConfig, topology: Topology) -> Iterator[Diagnostic]:
+    if loaded.checked.multihost_config.socket_type != "fabric" or topology.links:
+        return
+    yield Diagnostic(
+        "P007",
+        f"`socket_type` is `fabric` but configuration `{topology.name}` has no links between meshes",
+        _label(loaded, "multihost_config.socket_type", "fabric sockets run along the links of `mgd.yaml`"),
+        hints=("`--set multihost_config.socket_type=mpi` sends through host memory",),
+    )
+
+
+def _tensor_parallel(loaded: LoadedConfig) -> Iterator[Diagnostic]:
+    if loaded.checked.device_config.enable_tp:
+        yield Diagnostic(
+            "C019",
+            "`enable_tp` is true but this recipe does not split matrices over devices",
+            _label(loaded, "device_config.enable_tp", "nothing would be split"),
+            hints=("`--set device_config.enable_tp=false`",),
+        )
+
+
+def _mesh_shape(loaded: LoadedConfig, topology: Topology) -> Iterator[Diagnostic]:
+    shape = loaded.checked.device_config.mesh_shape
+    if shape is None or not topology.bindings:
+        return
+    for binding in topology.bindings:
+        mesh = topology.mesh(binding.mesh_id)
+        if shape[0] * shape[1] != mesh.devices_per_host:
+            rows, columns = mesh.device_shape
+            yield Diagnostic(
+                "P008",
+                f"`mesh_shape` {shape} needs {shape[0] * shape[1]} devices but rank {binding.rank} drives {mesh.devices_per_host}",
+                _label(loaded, "device_config.mesh_shape", f"{shape[0]} × {shape[1]} = {shape[0] * shape[1]} devices"),
+                (Label(mesh.span, f"mesh {mesh.id}: {rows} × {columns} devices on {mesh.hosts} hosts"),),
+            )
+            return
+
+
+def _ddp(loaded: LoadedConfig) -> Iterator[Diagnostic]:
+    if loaded.checked.device_config.enable_ddp:
+        yield Diagnostic(
+            "C020",
+            "`enable_ddp` is true but has no effect: a rank computes on one device",
+            _label(loaded, "device_config.enable_ddp", "averages over the devices of a rank, of which there is one"),
+            severity=Severity.WARNING,
+        )
+
+
+def _label(loaded: LoadedConfig, key: str, text: str) -> Label | None:
+    span = loaded.span(key)
+    return Label(span, text) if span else None

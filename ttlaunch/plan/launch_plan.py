@@ -1,0 +1,143 @@
+"""`LaunchPlan`: the whole decision as one frozen value, written as `plan.json` and read by every shim and rank.
+
+Its hash covers everything that decides what the run computes and where, and nothing else: no time, no run id, no run
+folder. Equal inputs give equal hashes.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ttlaunch import contract
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """One rank: where it runs, what it drives, what it does.
+
+    Attributes:
+        slot: Index of the slot on its host, which is also the rank's local rank.
+        mesh_id: The mesh it drives; None in a topology without a mesh graph.
+        environment: Variables for this rank alone; those of all ranks stand in the plan.
+    """
+
+    rank: int
+    host: str
+    slot: int
+    role: str
+    mesh_id: int | None = None
+    mesh_host_rank: int | None = None
+    device_shape: tuple[int, int] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RecipeProgram:
+    """The ranks run a recipe's role functions.
+
+    Attributes:
+        folder: Where `recipe.py` and `trainer.py` lie.
+        config: The resolved configuration as JSON.
+        data: Path, SHA-256 and size of the training text; None if the recipe reads none.
+    """
+
+    name: str
+    folder: str
+    layout: str
+    config: Mapping[str, Any]
+    data: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class CommandProgram:
+    """The ranks run any other program."""
+
+    name: str
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EngineCommand:
+    """How the machine's MPI is asked to start the shims: an argument list that does not grow with the ranks.
+
+    Attributes:
+        name: Such as `Open MPI 5.0.11`.
+        argv: Run in the folder that holds `files`.
+        environment: What mpirun itself needs; never a value of the user's.
+        files: Name to text, written beside `plan.json`.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What will be started, complete and checked."""
+
+    topology: str
+    program: RecipeProgram | CommandProgram
+    rank_command: tuple[str, ...]
+    working_folder: str
+    environment: Mapping[str, str]
+    managed: tuple[str, ...]
+    ranks: tuple[RankRow, ...]
+    flows: tuple[tuple[str, str, str], ...]
+    links: tuple[tuple[int, int, int], ...]
+    engine: EngineCommand
+
+    @property
+    def world_size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that ranks run on, in rank order, each once."""
+        return tuple(dict.fromkeys(row.host for row in self.ranks))
+
+    def ranks_of(self, role: str) -> tuple[int, ...]:
+        return tuple(row.rank for row in self.ranks if row.role == role)
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of `plan.json`."""
+        content = self._content()
+        return {"format": contract.PLAN_FORMAT, "hash": _digest(content), **content}
+
+    @property
+    def hash(self) -> str:
+        return _digest(self._content())
+
+    def _content(self) -> dict[str, Any]:
+        recipe = self.program if isinstance(self.program, RecipeProgram) else None
+        command = self.program if isinstance(self.program, CommandProgram) else None
+        rows = [{**asdict(row), "local_rank": row.slot} for row in self.ranks]
+        return {
+            "topology": self.topology,
+            "recipe": {"name": recipe.name, "folder": recipe.folder} if recipe else None,
+            "command": {"name": command.name, "command": list(command.command)} if command else None,
+            "layout": recipe.layout if recipe else None,
+            "world_size": self.world_size,
+            "config": recipe.config if recipe else None,
+            "data": recipe.data if recipe else None,
+            "rank_command": list(self.rank_command),
+            "working_folder": self.working_folder,
+            "environment": dict(self.environment),
+            "managed": list(self.managed),
+            "ranks": rows,
+            "flows": [list(flow) for flow in self.flows],
+            "links": [list(link) for link in self.links],
+            "engine": asdict(self.engine),
+        }
+
+
+def render_plan_json(plan: LaunchPlan) -> str:
+    """`plan.json`, one line per key at the top so that two plans can be compared by eye."""
+    return json.dumps(plan.as_json(), indent=1, sort_keys=False) + "\n"
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

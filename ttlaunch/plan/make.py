@@ -1,0 +1,146 @@
+"""Put the parts together: topology, recipe and configuration, engine and shell in; `LaunchPlan` and diagnostics out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ttlaunch.diagnostics import Diagnostic, Label, Severity, has_errors
+from ttlaunch.plan.devices import check_devices
+from ttlaunch.plan.environment import MANAGED, plan_environment, plan_rank_environment
+from ttlaunch.plan.launch_plan import CommandProgram, LaunchPlan, RankRow, RecipeProgram
+from ttlaunch.plan.openmpi import OpenMpi, plan_openmpi
+from ttlaunch.plan.roles import RoleLayout, plan_roles
+from ttlaunch.recipe.config import LoadedConfig, check_config
+from ttlaunch.recipe.declare import Recipe
+from ttlaunch.topology.model import Topology
+
+_RANK_MODULE = ("-m", "ttlaunch.runtime")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What planning needs to know of the launching machine; handed in so that planning stays pure.
+
+    Attributes:
+        working_folder: Where the command was typed; ranks start there.
+        shell: Environment of the command.
+        python: Interpreter for shims and ranks.
+        shim: Path of the shim.
+        engine: The MPI to use.
+    """
+
+    working_folder: Path
+    shell: Mapping[str, str]
+    python: str
+    shim: str
+    engine: OpenMpi
+
+
+@dataclass(frozen=True)
+class RecipeChoice:
+    """A recipe with its configuration.
+
+    Attributes:
+        data: Path, SHA-256 and size of the training text, None if the recipe reads none.
+    """
+
+    name: str
+    folder: Path
+    recipe: Recipe
+    loaded: LoadedConfig
+    data: Mapping[str, Any] | None = None
+
+
+def check_recipe(
+    choice: RecipeChoice, topology: Topology, *, ranks: int | None
+) -> tuple[RoleLayout | None, list[Diagnostic]]:
+    """Lay the roles out and apply every rule that needs both recipe and topology; all mistakes at once."""
+    if choice.loaded.config is None:
+        return None, []
+    layout = plan_roles(choice.recipe, choice.loaded, topology, ranks=ranks)
+    if isinstance(layout, Diagnostic):
+        last = choice.recipe.layouts[-1]
+        return None, [*check_config(choice.recipe, choice.loaded, last), layout]
+    found = check_config(choice.recipe, choice.loaded, layout.layout)
+    found += check_devices(choice.loaded, topology)
+    return (None if has_errors(found) else layout), found
+
+
+def plan_recipe(choice: RecipeChoice, layout: RoleLayout, topology: Topology, surroundings: Surroundings) -> LaunchPlan:
+    """The plan of a recipe whose checks have passed."""
+    program = RecipeProgram(
+        name=choice.name,
+        folder=str(choice.folder),
+        layout=layout.layout.name,
+        config=choice.loaded.checked.model_dump(mode="json"),
+        data=choice.data,
+    )
+    flows = tuple((flow.source, flow.target, str(flow.pattern)) for flow in layout.flows)
+    command = (surroundings.python, *_RANK_MODULE)
+    return _plan(program, command, layout.roles, flows, topology, surroundings)
+
+
+def plan_command(
+    command: Sequence[str], topology: Topology, surroundings: Surroundings, *, ranks: int | None, name: str
+) -> LaunchPlan | Diagnostic:
+    """The plan of any other program: every rank runs the same command."""
+    world_size = topology.world_size or ranks or 1
+    if ranks is not None and ranks != world_size:
+        span = topology.bindings[-1].span
+        message = f"`--ranks {ranks}` was given but configuration `{topology.name}` binds {world_size} ranks"
+        return Diagnostic("P004", message, Label(span, f"the last of {world_size} bound ranks"))
+    if world_size > len(topology.slots):
+        span = topology.hosts[-1].slots_span
+        offered = len(topology.slots)
+        message = f"`--ranks {world_size}` was given but the hosts offer {offered} slots"
+        return Diagnostic("P002", message, Label(span, f"{offered} slots in all"), severity=Severity.ERROR)
+    program = CommandProgram(name, tuple(command))
+    return _plan(program, tuple(command), ("rank",) * world_size, (), topology, surroundings)
+
+
+def _plan(
+    program: RecipeProgram | CommandProgram,
+    command: tuple[str, ...],
+    roles: Sequence[str],
+    flows: tuple[tuple[str, str, str], ...],
+    topology: Topology,
+    surroundings: Surroundings,
+) -> LaunchPlan:
+    rows = tuple(_row(rank, role, topology) for rank, role in enumerate(roles))
+    slots = [(f"{host.user}@{host.name}" if host.user else str(host.name), host.slots) for host in topology.hosts]
+    engine = plan_openmpi(
+        surroundings.engine, python=surroundings.python, shim=surroundings.shim, rows=rows, slots=slots
+    )
+    return LaunchPlan(
+        topology=topology.name,
+        program=program,
+        rank_command=command,
+        working_folder=str(surroundings.working_folder),
+        environment=plan_environment(topology, shell=surroundings.shell, working_folder=surroundings.working_folder),
+        managed=tuple(sorted(MANAGED)),
+        ranks=rows,
+        flows=flows,
+        links=tuple((link.a, link.b, link.channels) for link in topology.links),
+        engine=engine,
+    )
+
+
+def _row(rank: int, role: str, topology: Topology) -> RankRow:
+    slot = topology.slots[rank]
+    binding = topology.bindings[rank] if topology.bindings else None
+    mesh = topology.mesh(binding.mesh_id) if binding else None
+    return RankRow(
+        rank=rank,
+        host=str(slot.host.name),
+        slot=slot.index,
+        role=role,
+        mesh_id=mesh.id if mesh else None,
+        mesh_host_rank=binding.mesh_host_rank if binding else None,
+        device_shape=_block_shape(mesh.device_shape, mesh.host_shape) if mesh else None,
+        environment=plan_rank_environment(rank, binding),
+    )
+
+
+def _block_shape(devices: tuple[int, int], hosts: tuple[int, int]) -> tuple[int, int]:
+    return devices[0] // hosts[0], devices[1] // hosts[1]

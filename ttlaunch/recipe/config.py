@@ -1,0 +1,211 @@
+"""The training configuration: a file, `--set` on top, checked against the recipe, with the origin of every value."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ttlaunch.diagnostics import Diagnostic, Label, Severity, Source, Span, has_errors, shown
+from ttlaunch.located.codes import CONFIGURATION
+from ttlaunch.located.schema import check_schema
+from ttlaunch.located.source import read_source, source_from_bytes
+from ttlaunch.located.yaml import ListNode, MapNode, Node, node_at, parse_yaml, span_of
+from ttlaunch.recipe.declare import Layout, Problem, Recipe
+from ttlaunch.recipe.sections import ConfigFile
+
+_WHAT = "a training file"
+_SET = "--set"
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A checked configuration, and enough of its text to point into it later.
+
+    Attributes:
+        config: None if a diagnostic is an error.
+        root: What the user wrote, `--set` merged in.
+    """
+
+    config: ConfigFile | None
+    root: MapNode
+    diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def checked(self) -> ConfigFile:
+        """The configuration, for callers that have stopped at errors before."""
+        assert self.config is not None  # noqa: S101
+        return self.config
+
+    def span(self, key: str) -> Span | None:
+        """Where the user wrote this dotted key, or None if its value is the default."""
+        path = tuple(key.split("."))
+        return span_of(self.root, path) if node_at(self.root, path) is not None else None
+
+    def origin(self, key: str) -> str:
+        """Where the value of a dotted key came from: `train.yaml:7`, `--set` or `default`."""
+        span = self.span(key)
+        if span is None:
+            return "default"
+        return _SET if span.source.name == _SET else f"{span.source.name}:{span.line}"
+
+
+def load_config(
+    recipe: Recipe,
+    path: Path | None,
+    *,
+    name: str | None = None,
+    standard_input: bytes | None = None,
+    overrides: Sequence[str] = (),
+) -> LoadedConfig:
+    """Read the training file, merge `--set KEY=VALUE` into it, and check it against the recipe's `Config`.
+
+    Args:
+        recipe: Whose configuration it is.
+        path: The training file; None: nothing but defaults and `overrides`.
+        name: How messages call the file.
+        standard_input: The file's bytes if they do not lie at `path`.
+        overrides: `KEY=VALUE` each, the value written as in YAML; later ones win.
+    """
+    root, found = _read_root(path, name=name, standard_input=standard_input)
+    for text in overrides:
+        merged = _merge_override(root, text)
+        if isinstance(merged, Diagnostic):
+            found.append(merged)
+        else:
+            root = merged
+    if has_errors(found):
+        return LoadedConfig(None, root, tuple(found))
+    config, mistakes = check_schema(recipe.config, root, codes=CONFIGURATION)
+    mistakes += list(_unread_keys(recipe, root))
+    return LoadedConfig(None if mistakes else config, root, tuple(found + mistakes))
+
+
+def check_config(recipe: Recipe, loaded: LoadedConfig, layout: Layout) -> list[Diagnostic]:
+    """The recipe's own rules for this layout, at the places of the keys they are about."""
+    if loaded.config is None:
+        return []
+    problems = [problem for check in recipe.checks for problem in check(loaded.config, layout)]
+    return [_diagnose(problem, loaded) for problem in problems]
+
+
+def render_resolved(loaded: LoadedConfig) -> str:
+    """The whole configuration as YAML, each value followed by where it came from; loads again as it stands."""
+    if loaded.config is None:
+        return ""
+    return "\n".join(_resolved_lines(loaded.config.model_dump(), loaded, prefix="", indent="")) + "\n"
+
+
+def _resolved_lines(values: dict[str, Any], loaded: LoadedConfig, *, prefix: str, indent: str) -> Iterator[str]:
+    import yaml  # noqa: PLC0415 - only a run that writes its configuration needs it here
+
+    for key, value in values.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, dict) and value and all(isinstance(name, str) for name in value):
+            yield f"{indent}{key}:"
+            yield from _resolved_lines(value, loaded, prefix=f"{dotted}.", indent=indent + "  ")
+            continue
+        text = yaml.safe_dump(value, default_flow_style=True, width=10**9).removesuffix("\n").removesuffix("\n...")
+        yield f"{indent}{key}: {text}  # {loaded.origin(dotted)}"
+
+
+def _read_root(
+    path: Path | None, *, name: str | None, standard_input: bytes | None
+) -> tuple[MapNode, list[Diagnostic]]:
+    nowhere = Source("defaults", "")
+    empty = MapNode(nowhere.span(1, 1), {}, {})
+    if path is None and standard_input is None:
+        return empty, []
+    if standard_input is not None:
+        source, found = source_from_bytes(standard_input, codes=CONFIGURATION, what=_WHAT, name=name or "-")
+    else:
+        source, found = read_source(Path(path or ""), codes=CONFIGURATION, what=_WHAT, name=name)
+    if source is None:
+        return empty, found
+    node, mistakes = parse_yaml(source, codes=CONFIGURATION)
+    found += mistakes
+    if node is not None and not isinstance(node, MapNode):
+        message = f"{source.name} is not a training file; keys and values were expected"
+        found.append(Diagnostic(CONFIGURATION.wrong_value, message, Label(node.span)))
+    return (node if isinstance(node, MapNode) else empty), found
+
+
+def _merge_override(root: MapNode, text: str) -> MapNode | Diagnostic:
+    key, equals, value = text.partition("=")
+    source = Source(_SET, text)
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        message = f"`--set {shown(text)}` is not KEY=VALUE"
+        hint = "write the key with its section: `--set training_config.batch_size=16`"
+        return Diagnostic("C017", message, Label(source.span(1, 1, max(1, len(text)))), hints=(hint,))
+    value_source = Source(_SET, " " * (len(key) + 1) + (value or "~"))
+    node, mistakes = parse_yaml(value_source, codes=CONFIGURATION)
+    if node is None or has_errors(mistakes):
+        message = f"the value of `--set {shown(text)}` is not YAML"
+        return Diagnostic("C017", message, Label(source.span(1, len(key) + 2, max(1, len(value)))))
+    spans, column = [], 1
+    for part in parts:
+        spans.append(Span(source, 1, column, len(part)))
+        column += len(part) + 1
+    return _with_value(root, parts, spans, _in_source(node, source))
+
+
+def _with_value(root: MapNode, parts: list[str], spans: list[Span], value: Node) -> MapNode:
+    """A copy of `root` with `value` at `parts`, keys on the way made where they are missing."""
+    key = parts[0]
+    if len(parts) == 1:
+        entry = value
+    else:
+        inner = root.entries.get(key)
+        start = inner if isinstance(inner, MapNode) else MapNode(spans[0], {}, {})
+        entry = _with_value(start, parts[1:], spans[1:], value)
+    keys = root.keys if key in root.keys and len(parts) > 1 else {**root.keys, key: spans[0]}
+    return MapNode(root.span, {**root.entries, key: entry}, keys)
+
+
+def _in_source(node: Node, source: Source) -> Node:
+    """Move a value's own place to the whole text of the command line it was typed in."""
+    span = Span(source, node.span.line, node.span.column, node.span.length)
+    if isinstance(node, MapNode):
+        entries = {key: _in_source(value, source) for key, value in node.entries.items()}
+        keys = {key: Span(source, place.line, place.column, place.length) for key, place in node.keys.items()}
+        return MapNode(span, entries, keys)
+    if isinstance(node, ListNode):
+        return ListNode(span, tuple(_in_source(item, source) for item in node.items))
+    return replace(node, span=span)
+
+
+def _unread_keys(recipe: Recipe, root: MapNode) -> Iterator[Diagnostic]:
+    for key in recipe.unread:
+        path = tuple(key.split("."))
+        if node_at(root, path) is not None:
+            parent = node_at(root, path[:-1])
+            span = parent.keys[path[-1]] if isinstance(parent, MapNode) else span_of(root, path)
+            yield Diagnostic(
+                "C018",
+                f"nothing in this recipe reads `{key}`",
+                Label(span, "set, but without effect"),
+                hints=(f"remove `{path[-1]}`",),
+            )
+
+
+def _diagnose(problem: Problem, loaded: LoadedConfig) -> Diagnostic:
+    span = loaded.span(problem.key)
+    defaults = [key for key, _ in ((problem.key, ""), *problem.others) if loaded.span(key) is None]
+    others = tuple(Label(place, text) for key, text in problem.others if (place := loaded.span(key)))
+    notes = [f"`{key}` is {_default(loaded, key)} by default" for key in defaults if _default(loaded, key) is not None]
+    return Diagnostic(
+        problem.code,
+        problem.message,
+        Label(span, problem.label) if span else None,
+        others,
+        notes=(*problem.notes, *notes),
+        hints=problem.hints,
+        severity=Severity.ERROR,
+    )
+
+
+def _default(loaded: LoadedConfig, key: str) -> object:
+    value: Any = loaded.config
+    for part in key.split("."):
+        value = getattr(value, part, None)
+    return value if isinstance(value, str | int | float | bool) else None
