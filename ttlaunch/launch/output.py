@@ -10,6 +10,9 @@ from typing import Any, Protocol, Self
 
 from ttlaunch.launch.watch import RankState
 
+FROM_A_RANK = b"rank "
+"""How lines begin that a shim passed on; all others are mpirun's own."""
+
 
 class View(Protocol):
     """How a run is shown; the command line has one for terminals and one for everything else."""
@@ -45,7 +48,7 @@ class MpirunOutput:
     def __exit__(self, *_: object) -> None:
         for name, rest in self._rest.items():
             if rest:
-                self._view.output(name, rest)
+                self._show(name, rest)
         self._selector.close()
         for file in self._files.values():
             file.close()
@@ -64,8 +67,13 @@ class MpirunOutput:
             self._files[key.data].write(data)
             *lines, self._rest[key.data] = (self._rest[key.data] + data).split(b"\n")
             for line in lines:
-                self._view.output(key.data, line)
+                self._show(key.data, line)
         return bool(events)
+
+    def _show(self, stream: str, line: bytes) -> None:
+        """Hand on what ranks wrote; mpirun's own words blame the wrong rank too often and stay in its log."""
+        if line.startswith(FROM_A_RANK):
+            self._view.output(stream, line)
 
     def drain(self) -> None:
         """Take what is left; a grandchild that holds the pipe open does not keep us here."""

@@ -3,12 +3,15 @@
 `plan.json` and the engine's files are exactly what `ttlaunch plan --write` writes; the rest is the run's own.
 """
 
+import contextlib
 import json
 import os
 import secrets
 import shlex
+import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +22,8 @@ from ttlaunch import contract
 from ttlaunch.errors import RunFolderError
 from ttlaunch.plan.launch_plan import LaunchPlan, render_plan_json
 from ttlaunch.plan.openmpi import scratch_settings
+
+_SCRATCH = "ttl-"
 
 
 @dataclass(frozen=True)
@@ -123,11 +128,25 @@ def append_event(folder: RunFolder, kind: str, **values: Any) -> None:
         file.write(json.dumps(record) + "\n")
 
 
-def scratch_folder(run_id: str) -> Path:
-    """A short, private folder for sockets and shared-memory files; never on a network file system."""
-    for base in (os.environ.get("XDG_RUNTIME_DIR"), "/dev/shm", "/tmp"):  # noqa: S108 - the folder itself is private
-        if base and os.access(base, os.W_OK):
-            path = Path(base) / f"ttl-{run_id[-4:]}-{secrets.token_hex(3)}"
-            path.mkdir(mode=0o700)
-            return path
-    raise RunFolderError("no writable folder for sockets: tried $XDG_RUNTIME_DIR, /dev/shm and /tmp")
+def make_scratch_folder() -> Path:
+    """A short, private folder for sockets and shared-memory files; never on a network file system.
+
+    Its name begins with our process id: folders of processes that were killed before they could tidy up are removed.
+
+    Raises:
+        RunFolderError: If no such folder can be made.
+    """
+    bases = [Path(base) for base in ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR"), "/tmp") if base]  # noqa: S108 - the folder itself is private
+    for base in bases:
+        if os.access(base, os.W_OK):
+            _remove_abandoned(base)
+            return Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-", dir=base))
+    raise RunFolderError(f"no writable folder for sockets: tried {', '.join(str(base) for base in bases)}")
+
+
+def _remove_abandoned(base: Path) -> None:
+    for path in base.glob(f"{_SCRATCH}*-*"):
+        owner = path.name.removeprefix(_SCRATCH).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if owner.isdecimal() and not Path("/proc", owner).exists() and path.stat().st_uid == os.getuid():
+                shutil.rmtree(path, ignore_errors=True)

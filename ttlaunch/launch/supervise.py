@@ -15,10 +15,10 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.launch.attribution import Failure, first_failure
-from ttlaunch.launch.output import MpirunOutput, View
+from ttlaunch.launch.output import FROM_A_RANK, MpirunOutput, View
 from ttlaunch.launch.process import kill_run_processes, start_mpirun
 from ttlaunch.launch.report import Report, combine_digests, make_report, write_report
-from ttlaunch.launch.run_folder import RunFolder, append_event, scratch_folder
+from ttlaunch.launch.run_folder import RunFolder, append_event, make_scratch_folder
 from ttlaunch.launch.watch import Phase, RankState, Watch
 from ttlaunch.plan.launch_plan import LaunchPlan
 from ttlaunch.plan.openmpi import scratch_settings
@@ -51,7 +51,7 @@ def supervise(plan: LaunchPlan, folder: RunFolder, *, environment: Mapping[str, 
         environment: What mpirun inherits.
         view: Told about everything as it happens.
     """
-    scratch = scratch_folder(folder.run_id)
+    scratch = make_scratch_folder()
     settings = {**plan.engine.environment, **scratch_settings(plan.engine.name, str(scratch))}
     inherited = {name: value for name, value in environment.items() if name not in plan.managed}
     started = time.monotonic()
@@ -150,7 +150,10 @@ def _conclude(
     duration_s: float,
     leftovers: int,
 ) -> Report:
-    failure = first_failure(watch.ranks, lost_shims=ending.lost_shims, ordered=ending.signal_number is not None)
+    # A killed mpirun takes its shims along, so they are not the ones to name.
+    mpirun_was_killed = returncode < 0 and ending.terminated is None
+    lost_shims = {} if mpirun_was_killed else ending.lost_shims
+    failure = first_failure(watch.ranks, lost_shims=lost_shims, ordered=ending.signal_number is not None)
     status, exit_status = "done", contract.STATUS_DONE
     if failure is None and ending.signal_number is None and returncode != 0:
         failure = _mpirun_failure(folder, returncode)
@@ -191,7 +194,7 @@ def _mpirun_failure(folder: RunFolder, returncode: int) -> Failure:
     """Mpirun failed and no rank did: its own last words are the evidence."""
     how = f"was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"exited with status {returncode}"
     words = folder.file(f"{contract.LOGS_DIR}/mpirun.stderr").read_text(encoding="utf-8", errors="replace").splitlines()
-    said = tuple(line.strip() for line in words if line.strip(" -\t") and not line.startswith("rank "))
+    said = tuple(line.strip() for line in words if line.strip(" -\t") and not line.startswith(FROM_A_RANK.decode()))
     return Failure(
         "R008", None, None, None, None, f"mpirun {how}; no rank had failed", time.time(), None, said[-_TAIL_LINES:]
     )
