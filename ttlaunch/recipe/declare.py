@@ -66,9 +66,9 @@ class Layout:
         return f"Layout({self.name!r}, {', '.join(self.roles)})"
 
     def counts(self, config: ConfigFile, *, world_size: int | None = None) -> dict[str, int]:
-        """Ranks per role under `config`; a role of open size gets what `world_size` leaves (1 if None)."""
+        """Ranks per role under `config`; a role of open size gets what `world_size` leaves, or `num_workers` if None."""
         fixed = {role: n(config) if isinstance(n, Per) else n for role, n in self.roles.items() if n is not None}
-        rest = 1 if world_size is None else max(0, world_size - sum(fixed.values()))
+        rest = config.multihost_config.num_workers if world_size is None else max(0, world_size - sum(fixed.values()))
         return {role: rest if count is None else fixed[role] for role, count in self.roles.items()}
 
 

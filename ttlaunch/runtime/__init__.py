@@ -1,0 +1,60 @@
+"""All that a `trainer.py` may import: rank context, model, optimizer, data, reductions, schedules.
+
+Names are loaded when they are first used, so that a rank can check its world before it spends seconds on torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ttlaunch.runtime.collectives import chain_all_gather
+    from ttlaunch.runtime.context import RankContext
+    from ttlaunch.runtime.data import micro_batches, validation_micro_batches
+    from ttlaunch.runtime.losses import summed_loss
+    from ttlaunch.runtime.model import Model, build_model
+    from ttlaunch.runtime.optimizers import Optimizer, build_optimizer, global_norm, learning_rate
+    from ttlaunch.runtime.reduction import GradientTree, contiguous_blocks
+    from ttlaunch.runtime.remote_optimizer import RemoteOptimizer
+    from ttlaunch.runtime.schedules import Action, one_f_one_b
+    from ttlaunch.runtime.validation import validation_is_due, validation_losses
+
+__all__ = [
+    "Action",
+    "GradientTree",
+    "Model",
+    "Optimizer",
+    "RankContext",
+    "RemoteOptimizer",
+    "build_model",
+    "build_optimizer",
+    "chain_all_gather",
+    "contiguous_blocks",
+    "global_norm",
+    "learning_rate",
+    "micro_batches",
+    "one_f_one_b",
+    "summed_loss",
+    "validation_is_due",
+    "validation_losses",
+    "validation_micro_batches",
+]
+
+_MODULES = {
+    "collectives": ("chain_all_gather",),
+    "context": ("RankContext",),
+    "data": ("micro_batches", "validation_micro_batches"),
+    "losses": ("summed_loss",),
+    "model": ("Model", "build_model"),
+    "optimizers": ("Optimizer", "build_optimizer", "global_norm", "learning_rate"),
+    "reduction": ("GradientTree", "contiguous_blocks"),
+    "remote_optimizer": ("RemoteOptimizer",),
+    "schedules": ("Action", "one_f_one_b"),
+    "validation": ("validation_is_due", "validation_losses"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

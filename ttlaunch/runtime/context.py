@@ -1,0 +1,141 @@
+"""What the function of a role is given besides its configuration: who it is, its peers, its data, and how to report."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from ttlaunch import contract
+from ttlaunch.recipe import TrainingFile
+from ttlaunch.recipe.corpus import Corpus
+from ttlaunch.runtime.data import TextData
+from ttlaunch.runtime.digests import digests
+from ttlaunch.runtime.records import ProgressWriter
+from ttlaunch.runtime.reduction import GradientTree
+from ttlaunch.runtime.sockets import Pending, Socket
+from ttlaunch.runtime.world import Rank, World
+
+
+class RankContext:
+    """One rank of a run.
+
+    Attributes:
+        rank: Its index in the world.
+        world_size: Ranks in the world.
+        role: What it does.
+        host: Where it runs.
+        device: What it computes on.
+        step: The step it is in; 0 before the first.
+    """
+
+    def __init__(
+        self,
+        *,
+        world: World,
+        rank: Rank,
+        socket: Socket,
+        records: ProgressWriter,
+        device: torch.device,
+        corpus: Corpus | None,
+    ) -> None:
+        self.rank = rank
+        self.world_size = world.size
+        self.role = world.roles[rank]
+        self.host = world.hosts[rank]
+        self.device = device
+        self.step = 0
+        self._world = world
+        self._socket = socket
+        self._records = records
+        self._corpus = corpus
+        self._data: TextData | None = None
+
+    def ranks(self, role: str) -> tuple[Rank, ...]:
+        """The ranks that have a role, in order."""
+        return self._world.ranks(role)
+
+    def sole(self, role: str) -> Rank:
+        """The one rank that has a role.
+
+        Raises:
+            ValueError: None has it, or several.
+        """
+        ranks = self.ranks(role)
+        if len(ranks) != 1:
+            raise ValueError(f"{len(ranks)} ranks have the role {role!r}, expected 1")
+        return ranks[0]
+
+    def position(self, role: str) -> int:
+        """Where this rank stands among those of its role, from 0."""
+        return self.ranks(role).index(self.rank)
+
+    def previous(self, role: str) -> Rank | None:
+        """The rank of the role before this one; None for the first."""
+        at = self.position(role)
+        return self.ranks(role)[at - 1] if at else None
+
+    def next(self, role: str) -> Rank | None:
+        """The rank of the role after this one; None for the last."""
+        return next(iter(self.ranks(role)[self.position(role) + 1 :]), None)
+
+    def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
+        """Send a contiguous tensor; may or may not return before `dest` has received. See `Socket`."""
+        self._socket.send(tensor, dest=dest, tag=tag)
+
+    def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
+        """Fill a contiguous tensor with the next message of `source`, which has its dtype and shape."""
+        self._socket.recv(tensor, source=source, tag=tag)
+
+    def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
+        """Begin to send; the tensor must not change before `wait()` of the result has returned."""
+        return self._socket.isend(tensor, dest=dest, tag=tag)
+
+    def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
+        """Begin to receive; the tensor holds the message when `wait()` of the result has returned."""
+        return self._socket.irecv(tensor, source=source, tag=tag)
+
+    def data(self, cfg: TrainingFile) -> TextData:
+        """The training text, cut into sequences; tokenized on first use.
+
+        Raises:
+            ValueError: The recipe declared that it reads no text.
+        """
+        if self._data is None:
+            if self._corpus is None:
+                raise ValueError("this recipe declares `uses_data=False`, so there is no text")
+            self._data = TextData(self._corpus, cfg)
+        return self._data
+
+    def steps(self, cfg: TrainingFile) -> Iterator[int]:
+        """Count the steps of the run, from 1."""
+        for step in range(1, self.data(cfg).total_steps + 1):
+            self.step = step
+            yield step
+
+    def gradient_tree(self, weights_N: Tensor) -> GradientTree:
+        """An empty tree for gradients of as many values as these weights have, on their device."""
+        return GradientTree(weights_N.numel(), device=weights_N.device)
+
+    def report(self, step: int, **values: float) -> None:
+        """Say that a step is done, with what is known of it.
+
+        `loss` is the mean per token of what this rank has seen, `tokens` how many those were; further `grad_norm`,
+        `learning_rate`.
+        """
+        self._records.write(contract.KIND_STEP, step=step, **values)
+
+    def report_validation(self, step: int, losses: Iterable[float], *, tokens: int) -> None:
+        """Report the mean of a validation after `step`, from its summed losses by micro-batch, added in that order."""
+        self._records.write(contract.KIND_VALIDATION, step=step, loss=sum(losses) / tokens, tokens=tokens)
+
+    def report_parameters(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Leave a digest of each parameter this rank holds; every holder does so at the end, and they are compared."""
+        self._records.write(contract.KIND_PARAMETERS, digests=digests(named_parameters))
+
+    def result(self, name: str, value: float | str) -> None:
+        """A value for the run's summary."""
+        self._records.write(contract.KIND_RESULT, values={name: value})
+
+    def note(self, text: str) -> None:
+        """A line worth showing to the user while the run goes on."""
+        self._records.write(contract.KIND_NOTE, text=text)

@@ -1,0 +1,170 @@
+"""Owns a rank from its first line to its last: checks the world, calls the role's function, records how it ended.
+
+A plain exception in one rank would leave the others waiting for ever, so every way out of here is deliberate: exit
+status 0 after the role has returned everywhere, else an error record, the traceback on standard error, and `os._exit`.
+"""
+
+import faulthandler
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ttlaunch import contract
+from ttlaunch.recipe import ConfigFile, DeviceConfig, Recipe
+from ttlaunch.recipe.corpus import Corpus, CorpusError, CorpusReason, read_corpus
+from ttlaunch.runtime.records import ProgressWriter, write_error
+from ttlaunch.runtime.world import Rank, World, read_world
+
+if TYPE_CHECKING:
+    import torch
+    from mpi4py import MPI
+
+_PACKAGE = "ttlaunch_recipes"
+
+
+def main() -> None:
+    """Run the rank that the environment describes; ends the process with status 1 if anything goes wrong."""
+    faulthandler.enable()
+    rank_run = _RankRun(os.environ)
+    try:
+        rank_run.run()
+    except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt end a rank just as early
+        rank_run.fail(error)
+
+
+class _RankRun:
+    """One rank's life. What a failure record needs is kept here, because a failure may come at any line."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.run_dir = Path(environment[contract.ENV_RUN_DIR])
+        self.rank = Rank(int(environment[contract.ENV_RANK]))
+        self.role = environment.get(contract.ENV_ROLE, "")
+        self.plan_file = Path(environment[contract.ENV_PLAN])
+        self.recipe_folder: Path | None = None
+        self.context: Any = None
+
+    def run(self) -> None:
+        world = read_world(self.plan_file)
+        self.role, self.recipe_folder = world.roles[self.rank], world.recipe_folder
+        comm = _join_world(world, self.rank)
+        recipe = import_from(world.recipe_folder, "recipe").RECIPE
+        cfg = read_config(recipe, world.config)
+        corpus = _read_checked_corpus(recipe, world)
+        self._call_role(world, comm, cfg, corpus)
+
+    def _call_role(self, world: World, comm: "MPI.Intracomm", cfg: ConfigFile, corpus: Corpus | None) -> None:
+        from ttlaunch.runtime.context import RankContext  # noqa: PLC0415  torch is imported after the world is checked
+        from ttlaunch.runtime.mpi import MpiSocket  # noqa: PLC0415
+
+        device = _device(cfg.device_config, local_rank=world.local_ranks[self.rank])
+        trainer = import_from(world.recipe_folder, "trainer")
+        function = getattr(trainer, self.role, None)
+        if function is None:
+            raise AttributeError(f"{trainer.__file__} has no function `{self.role}` for the role of that name")
+        socket = MpiSocket(comm, world=world, rank=self.rank)
+        records = ProgressWriter(self.run_dir, self.rank)
+        self.context = RankContext(
+            world=world, rank=self.rank, socket=socket, records=records, device=device, corpus=corpus
+        )
+        ready = {"total_steps": self.context.data(cfg).total_steps} if corpus else {}
+        records.write(contract.KIND_READY, **ready)
+        function(cfg, self.context)
+        records.write(contract.KIND_DONE)
+        socket.barrier()  # MPI's own wait for the last rank, in Finalize, would burn a core
+        _leave_world()
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """Record the error where launcher and user look for it, and leave at once, without waiting for any peer."""
+        try:
+            traceback.print_exception(error)
+            step = self.context.step if self.context is not None else 0
+            write_error(self.run_dir, self.rank, error, role=self.role, step=step, recipe_folder=self.recipe_folder)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(contract.STATUS_RANK_FAILED)
+
+
+def import_from(folder: Path, module: str) -> ModuleType:
+    """Import `recipe` or `trainer` of a recipe's folder as a package's module, so that relative imports work."""
+    name = "".join(character if character.isalnum() else "_" for character in folder.name)
+    package = f"{_PACKAGE}_{name}"
+    if package not in sys.modules:
+        parent = ModuleType(package)
+        parent.__path__ = [str(folder)]
+        sys.modules[package] = parent
+    return importlib.import_module(f"{package}.{module}")
+
+
+def read_config(recipe: Recipe, values: Mapping[str, Any]) -> ConfigFile:
+    """Validate the configuration again, with the class that the recipe on this host declares.
+
+    Raises:
+        pydantic.ValidationError: The host's recipe has other keys than the launching machine's.
+    """
+    return recipe.config.model_validate_json(json.dumps(values))
+
+
+def _join_world(world: World, rank: Rank) -> "MPI.Intracomm":
+    """Start MPI and check that the world is the plan's.
+
+    With `mpirun` of one MPI and the library of another, N worlds of one rank come up and each would train alone.
+    """
+    import mpi4py  # noqa: PLC0415  starting MPI is this function's job
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    from mpi4py import MPI  # noqa: PLC0415
+
+    MPI.Init_thread(MPI.THREAD_FUNNELED)
+    comm = MPI.COMM_WORLD
+    if world.size != comm.size:
+        library = MPI.Get_library_version().split(",")[0].strip("\0")
+        noun = "rank" if comm.size == 1 else "ranks"
+        raise RuntimeError(
+            f"the MPI world has {comm.size} {noun}, the plan has {world.size}; the program that started this rank does "
+            f"not belong to the MPI library it uses ({library})"
+        )
+    if rank != comm.rank:
+        raise RuntimeError(f"MPI says this is rank {comm.rank}, its environment says rank {rank}")
+    return comm
+
+
+def _leave_world() -> None:
+    from mpi4py import MPI  # noqa: PLC0415
+
+    MPI.Finalize()
+
+
+def _read_checked_corpus(recipe: Recipe, world: World) -> Corpus | None:
+    if not recipe.uses_data:
+        return None
+    corpus = read_corpus(world.data_path)
+    if world.data_sha256 not in {None, corpus.sha256}:
+        raise CorpusError(
+            CorpusReason.UNREADABLE,
+            f"{corpus.name} differs from the launching machine's: SHA-256 {corpus.sha256[:12]}…, "
+            f"expected {str(world.data_sha256)[:12]}…",
+            path=world.data_path,
+        )
+    return corpus
+
+
+def _device(cfg: DeviceConfig, *, local_rank: int) -> "torch.device":
+    import torch  # noqa: PLC0415  after the world is checked
+
+    torch.set_num_threads(cfg.threads_per_rank)
+    cuda = cfg.device == "cuda" or (cfg.device == "auto" and torch.cuda.is_available())
+    if not cuda:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise RuntimeError("`device_config.device` is cuda, and torch finds no CUDA device on this host")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,78 @@
+"""All parameters of a model as one flat vector, and all gradients as another, without copies.
+
+Each parameter begins on a 64-byte border: kernels may add in another order where the alignment differs, and then a
+pipeline stage would not compute the same bits as the whole model.
+
+Shapes: N = values of the flat vectors, padding included.
+"""
+
+from collections.abc import Iterable
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+
+_ALIGNMENT = 16
+
+
+class FlatParameters:
+    """Flat views of parameters and their gradients.
+
+    Attributes:
+        weights_N: Float32, shape `(N,)`; writing here changes the parameters.
+        grads_N: Likewise for the gradients; backward passes add to it.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Move the parameters into flat vectors; ones that already are in some, in this order, stay where they are.
+
+        Raises:
+            ValueError: There is no parameter, or one that is not float32.
+        """
+        self._parameters = list(parameters)
+        if not self._parameters or any(parameter.dtype != torch.float32 for parameter in self._parameters):
+            raise ValueError("flat parameters need at least one parameter, and all of them float32")
+        sizes = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in self._parameters]
+        self._starts = [0, *accumulate(sizes)]
+        tensors = [parameter.data for parameter in self._parameters]
+        self.weights_N = self._joined(tensors) if self._is_flat(tensors) else self._moved(tensors)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        complete = len(gradients) == len(self._parameters) and self._is_flat(gradients)
+        self.grads_N = self._joined(gradients) if complete else torch.zeros_like(self.weights_N)
+        self._views = [self._view(self.grads_N, at) for at in range(len(self._parameters))]
+        self.attach_gradients()
+
+    def attach_gradients(self) -> None:
+        """Let every `parameter.grad` be its part of `grads_N` again; the value of one that was replaced is kept.
+
+        A parameter without a gradient, because its `grad` was set to None and no backward pass reached it, counts as
+        zero.
+        """
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad.data_ptr() != view.data_ptr():
+                view.copy_(parameter.grad)
+            parameter.grad = view
+
+    def _view(self, flat_N: Tensor, at: int) -> Tensor:
+        parameter = self._parameters[at]
+        return flat_N[self._starts[at] : self._starts[at] + parameter.numel()].view(parameter.shape)
+
+    def _is_flat(self, tensors: list[Tensor]) -> bool:
+        first = tensors[0]
+        return (
+            first.untyped_storage().nbytes() == 4 * self._starts[-1]
+            and all(tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() for tensor in tensors)
+            and [tensor.storage_offset() for tensor in tensors] == self._starts[:-1]
+        )
+
+    def _joined(self, tensors: list[Tensor]) -> Tensor:
+        return torch.as_strided(tensors[0].detach(), (self._starts[-1],), (1,), 0)
+
+    def _moved(self, tensors: list[Tensor]) -> Tensor:
+        flat_N = torch.zeros(self._starts[-1], dtype=torch.float32, device=tensors[0].device)
+        for at, tensor in enumerate(tensors):
+            self._view(flat_N, at).copy_(tensor)
+            self._parameters[at].data = self._view(flat_N, at)
+        return flat_N

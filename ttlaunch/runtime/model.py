@@ -1,0 +1,124 @@
+"""The model of a rank: all of the language model, or the contiguous part of it that one pipeline stage has.
+
+Every parameter is drawn from a generator seeded by (seed, name), so a stage begins with exactly the parameters that the
+whole model has there, and ranks that never talked begin with the same ones.
+
+Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = embedding_dim, V = vocabulary, N = values of the
+flat vectors of `flat.py`.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from ttlaunch.recipe import TrainingFile
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.flat import FlatParameters
+from ttlaunch.runtime.gpt import Block, Embedding, Head, Masks, seeded_generator
+from ttlaunch.runtime.mlp import ContextEmbedding, FeedForwardBlock
+
+_EMBEDDING_STD = 0.02
+
+
+class Model(nn.Module):
+    """Embedding, blocks and head, or those of them that one stage has.
+
+    Attributes:
+        weights_N: All parameters in one flat view, float32; writing here changes them.
+        grads_N: All gradients likewise; backward passes add to it.
+    """
+
+    def __init__(
+        self, cfg: TrainingFile, *, vocabulary: int, blocks: range, has_embedding: bool, has_head: bool
+    ) -> None:
+        super().__init__()
+        sizes, kind = cfg.transformer_config, cfg.training_config.model_type
+        embedding, block = (Embedding, Block) if kind == "gpt" else (ContextEmbedding, FeedForwardBlock)
+        self.embedding = embedding(sizes, vocabulary=vocabulary) if has_embedding else None
+        self.blocks = nn.ModuleDict({str(index): block(sizes, index=index) for index in blocks})
+        self.head = Head(sizes, vocabulary=vocabulary) if has_head else None
+        self.vocabulary = vocabulary
+        self.seed = cfg.training_config.seed
+        initialise(self.named_parameters(), seed=self.seed, num_blocks=sizes.num_blocks)
+
+    def flatten(self, device: torch.device) -> None:
+        """Move to the device and lay parameters and gradients out flat; call once, before training."""
+        self.to(device)
+        self._flat = FlatParameters(self.parameters())
+        self.weights_N, self.grads_N = self._flat.weights_N, self._flat.grads_N
+
+    def take_gradients(self) -> Tensor:
+        """All gradients, `grads_N`; a parameter that got none counts as zero. Zero them before the next backward."""
+        self._flat.attach_gradients()
+        return self.grads_N
+
+    def zero_grad(self, set_to_none: bool = False) -> None:  # noqa: FBT001, FBT002  signature of nn.Module
+        """Zero all gradients; they stay views of `grads_N` whatever the argument says."""
+        del set_to_none
+        self.grads_N.zero_()
+
+    def masks(self, step: int, micro_batch: int) -> Masks:
+        """What to draw the dropout masks of a training pass from: the same on any rank that runs it."""
+        return Masks(self.seed, step, micro_batch)
+
+    def forward(self, x: Tensor, masks: Masks | None = None) -> Tensor:
+        """Run the part of the model that this rank has.
+
+        Args:
+            x: Tokens, shape (B, T), int64, where the embedding is here; else the activations of the stage before,
+                shape (B, T, D).
+            masks: What to draw dropout masks from; None: no dropout, as in validation.
+
+        Returns:
+            Logits, shape (B, T, V), where the head is here; else activations, shape (B, T, D).
+        """
+        if self.embedding is not None:
+            x = self.embedding(x, masks)
+        for block in self.blocks.values():
+            x = block(x, masks)
+        return self.head(x) if self.head is not None else x
+
+
+def build_model(cfg: TrainingFile, ctx: RankContext, *, stage: int = 0, blocks_per_stage: Iterable[int] = ()) -> Model:
+    """Build the model on this rank's device, initialised and flat.
+
+    Args:
+        cfg: Sizes, model type and seed.
+        ctx: For the vocabulary of the training text, and the device.
+        stage: Which of the stages to build.
+        blocks_per_stage: Blocks of each stage in order; empty: the whole model.
+    """
+    counts = list(blocks_per_stage) or [cfg.transformer_config.num_blocks]
+    first = sum(counts[:stage])
+    model = Model(
+        cfg,
+        vocabulary=ctx.data(cfg).vocabulary,
+        blocks=range(first, first + counts[stage]),
+        has_embedding=stage == 0,
+        has_head=stage == len(counts) - 1,
+    )
+    model.flatten(ctx.device)
+    return model
+
+
+@torch.no_grad()
+def initialise(parameters: Iterable[tuple[str, Tensor]], *, seed: int, num_blocks: int) -> None:
+    """Set every parameter from (seed, name) alone.
+
+    Biases are 0, norms 1; embeddings and the head have standard deviation 0.02, so that training begins at the loss of
+    guessing; the other matrices 1 / sqrt(inputs), and those that add to the residual stream 1 / sqrt(2 num_blocks) of
+    that, as in GPT-2.
+    """
+    for name, parameter in parameters:
+        if name.endswith("bias"):
+            parameter.zero_()
+        elif "norm" in name:
+            parameter.fill_(1)
+        else:
+            std = _EMBEDDING_STD
+            if name.startswith("blocks.") or ".context." in name:
+                std = float(parameter.shape[1]) ** -0.5
+            if name.endswith("_out.weight"):
+                std *= (2 * num_blocks) ** -0.5
+            parameter.normal_(0, std, generator=seeded_generator("parameter", seed, name))

@@ -1,0 +1,153 @@
+"""Update rules, the learning rate's schedule and clipping; all of them give the same bits however ranks share the work.
+
+The kernels are torch's fused ones through its functional interface: the classes of `torch.optim` import the compiler
+on first use, which costs each rank two seconds.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
+
+from ttlaunch.recipe import TrainingFile
+from ttlaunch.runtime.model import Model
+
+
+def learning_rate(cfg: TrainingFile, step: int, *, total_steps: int) -> float:
+    """The learning rate of `step`, 1 to `total_steps`.
+
+    The warm-up rises to the peak at step `warmup_steps`; linear and cosine then fall to `min_learning_rate_ratio` of it
+    at the last step.
+    """
+    schedule, peak = cfg.scheduler_config, cfg.training_config.learning_rate
+    if step <= schedule.warmup_steps:
+        return peak * step / schedule.warmup_steps
+    if schedule.type == "constant":
+        return peak
+    done = (step - schedule.warmup_steps) / max(1, total_steps - schedule.warmup_steps)
+    shape = 1 - done if schedule.type == "linear" else (1 + math.cos(math.pi * done)) / 2
+    lowest = schedule.min_learning_rate_ratio
+    return peak * (lowest + (1 - lowest) * shape)
+
+
+def global_norm(squared_norms: Sequence[float]) -> float:
+    """The Euclidean norm over parameters, from the square of each one's, in the order in which the model names them.
+
+    The squares are added as one fixed binary tree, so the norm has the same bits however parameters are dealt to ranks.
+    """
+    level = list(squared_norms)
+    while len(level) > 1:
+        level = [sum(level[at : at + 2]) for at in range(0, len(level), 2)]
+    return math.sqrt(level[0]) if level else 0.0
+
+
+class Optimizer:
+    """AdamW, or SGD with momentum, over all parameters of a model; weight decay is decoupled and only on matrices.
+
+    Source: I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", ICLR 2019.
+    """
+
+    def __init__(self, model: Model, cfg: TrainingFile, *, total_steps: int) -> None:
+        self._cfg = cfg
+        self._total_steps = total_steps
+        self._model = model
+        parameters = list(model.parameters())
+        self._groups = [
+            _Group([parameter for parameter in parameters if _is_matrix(parameter)], cfg.training_config.weight_decay),
+            _Group([parameter for parameter in parameters if not _is_matrix(parameter)], 0.0),
+        ]
+
+    def squared_norms(self) -> list[float]:
+        """The squared norm of each parameter's gradient, in the order in which the model names them."""
+        gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+        return [float(norm) ** 2 for norm in torch.stack(norms).tolist()]
+
+    @torch.no_grad()
+    def step(self, step: int, *, norm: float) -> float:
+        """Clip the gradients in `grads_N`, update the parameters, and zero the gradients.
+
+        Args:
+            step: From 1.
+            norm: `global_norm` of the gradients of the whole model, which may be more than this rank has.
+
+        Returns:
+            The learning rate used.
+        """
+        training = self._cfg.training_config
+        if training.use_clip_grad_norm and norm > training.clip_grad_norm_max_norm:
+            self._model.grads_N.mul_(training.clip_grad_norm_max_norm / norm)
+        rate = learning_rate(self._cfg, step, total_steps=self._total_steps)
+        update = _adamw if training.optimizer == "adamw" else _sgd
+        for group in self._groups:
+            if group.parameters:
+                update(group, self._cfg, rate)
+        self._model.grads_N.zero_()
+        return rate
+
+
+def build_optimizer(cfg: TrainingFile, model: Model, *, total_steps: int) -> Optimizer:
+    """The optimizer of `cfg` over the model's parameters; its state lives on this rank and nowhere else."""
+    return Optimizer(model, cfg, total_steps=total_steps)
+
+
+def _is_matrix(parameter: Tensor) -> bool:
+    return parameter.dim() > 1
+
+
+class _Group:
+    """Parameters that share a weight decay, and the state of their update rule."""
+
+    def __init__(self, parameters: Iterable[Tensor], weight_decay: float) -> None:
+        self.parameters = list(parameters)
+        self.weight_decay = weight_decay
+        self.means = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self.squares: list[Tensor] = []
+        self.steps: list[Tensor] = []
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
+
+def _adamw(group: _Group, cfg: TrainingFile, rate: float) -> None:
+    training = cfg.training_config
+    if not group.squares:
+        group.squares = [torch.zeros_like(parameter) for parameter in group.parameters]
+        group.steps = [torch.zeros((), device=parameter.device) for parameter in group.parameters]
+    adamw(
+        group.parameters,
+        group.gradients,
+        group.means,
+        group.squares,
+        [],
+        group.steps,
+        fused=True,
+        amsgrad=False,
+        beta1=training.beta1,
+        beta2=training.beta2,
+        lr=rate,
+        weight_decay=group.weight_decay,
+        eps=training.epsilon,
+        maximize=False,
+    )
+
+
+def _sgd(group: _Group, cfg: TrainingFile, rate: float) -> None:
+    for parameter in group.parameters:
+        parameter.mul_(1 - rate * group.weight_decay)
+    sgd(
+        group.parameters,
+        group.gradients,
+        list(group.means),
+        fused=True,
+        weight_decay=0.0,
+        momentum=cfg.training_config.beta1,
+        lr=rate,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+    )

@@ -1,0 +1,61 @@
+"""What a rank tells the launcher: lines of progress, and how it failed. Standard library only."""
+
+import json
+import os
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from ttlaunch import contract
+
+
+class ProgressWriter:
+    """Appends records to the rank's progress file, each in one write, so that a reader sees whole lines only."""
+
+    def __init__(self, run_dir: Path, rank: int) -> None:
+        path = run_dir / contract.progress_file(rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def write(self, kind: str, **values: object) -> None:
+        """Append a record of `kind` (a `KIND_` of the contract) with the present time."""
+        line = json.dumps({"kind": kind, "time": time.time(), **values}) + "\n"
+        os.write(self._descriptor, line.encode())
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def write_error(  # the role, the step and the recipe's folder are what an exception does not know
+    run_dir: Path, rank: int, error: BaseException, *, role: str, step: int, recipe_folder: Path | None
+) -> None:
+    """Record why a rank failed, atomically: a reader finds the whole record or none.
+
+    `file` and `line` are those of the innermost frame in the recipe's folder, or of the innermost frame at all.
+    """
+    file, line = _place(error.__traceback__, recipe_folder)
+    record = {
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+        "file": file,
+        "line": line,
+        "step": step,
+        "role": role,
+        "time": time.time(),
+    }
+    path = run_dir / contract.error_file(rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(record), encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _place(trace: TracebackType | None, recipe_folder: Path | None) -> tuple[str | None, int | None]:
+    frames = traceback.extract_tb(trace)
+    if not frames:
+        return None, None
+    inside = [frame for frame in frames if recipe_folder and Path(frame.filename).is_relative_to(recipe_folder)]
+    innermost = (inside or frames)[-1]
+    return innermost.filename, innermost.lineno

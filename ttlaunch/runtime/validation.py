@@ -1,0 +1,36 @@
+"""When a validation is due, and the losses it adds up: the same bits for any number of ranks that share it."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ttlaunch.recipe import TrainingFile
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.data import validation_micro_batches
+from ttlaunch.runtime.losses import summed_loss
+from ttlaunch.runtime.model import Model
+from ttlaunch.runtime.world import Rank
+
+
+def validation_is_due(cfg: TrainingFile, ctx: RankContext, step: int) -> bool:
+    """Whether a validation follows `step`: before the first (step 0), at every interval, and after the last."""
+    return step % cfg.training_config.validation_interval == 0 or step == ctx.data(cfg).total_steps
+
+
+@torch.no_grad()
+def validation_losses(cfg: TrainingFile, ctx: RankContext, model: Model, *, among: Sequence[Rank] = ()) -> Tensor:
+    """Evaluate this rank's share of the validation, without dropout.
+
+    Args:
+        cfg: Sizes.
+        ctx: The rank.
+        model: All of it.
+        among: Ranks that share the validation, each with a contiguous block of its micro-batches.
+
+    Returns:
+        Summed loss of each micro-batch of the share in order, float64, on the CPU; empty if the share is.
+    """
+    batches = validation_micro_batches(cfg, ctx, among=among)
+    losses = [summed_loss(model(x_BT), y_BT).item() for _, x_BT, y_BT in batches]
+    return torch.tensor(losses, dtype=torch.float64)

@@ -1,0 +1,73 @@
+"""What a rank knows of the plan: which rank is where and does what, the configuration and the data. No torch."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NewType
+
+from ttlaunch import contract
+
+Rank = NewType("Rank", int)
+"""A process's index in the world, from 0."""
+
+
+@dataclass(frozen=True)
+class World:
+    """The part of `plan.json` that ranks read.
+
+    Attributes:
+        roles: By rank.
+        hosts: By rank.
+        local_ranks: By rank; counts within a host.
+        config: The resolved training file, not yet validated.
+        data_path: The training text; None for the default one.
+        data_sha256: What the launching machine's text hashes to; None if the recipe reads no text.
+    """
+
+    recipe_name: str
+    recipe_folder: Path
+    layout: str
+    roles: tuple[str, ...]
+    hosts: tuple[str, ...]
+    local_ranks: tuple[int, ...]
+    config: dict[str, Any]
+    data_path: Path | None
+    data_sha256: str | None
+
+    @property
+    def size(self) -> int:
+        return len(self.roles)
+
+    def ranks(self, role: str) -> tuple[Rank, ...]:
+        """The ranks that have the role, in order."""
+        return tuple(Rank(rank) for rank, its_role in enumerate(self.roles) if its_role == role)
+
+    def is_crowded(self, rank: Rank) -> bool:
+        """Whether the rank's host runs more ranks than the rank may use cores: then a wait must not burn one."""
+        return self.hosts.count(self.hosts[rank]) > len(os.sched_getaffinity(0))
+
+
+def read_world(path: Path) -> World:
+    """Read the plan that the launcher wrote.
+
+    Raises:
+        ValueError: The plan has another format than this runtime understands.
+    """
+    plan = json.loads(path.read_text(encoding="utf-8"))
+    if plan["format"] != contract.PLAN_FORMAT:
+        raise ValueError(f"{path} has plan format {plan['format']}; this runtime reads {contract.PLAN_FORMAT}")
+    rows = sorted(plan["ranks"], key=lambda row: int(row["rank"]))
+    data: Mapping[str, Any] = plan.get("data") or {}
+    return World(
+        recipe_name=plan["recipe"]["name"],
+        recipe_folder=Path(plan["recipe"]["folder"]),
+        layout=plan["layout"],
+        roles=tuple(row["role"] for row in rows),
+        hosts=tuple(row["host"] for row in rows),
+        local_ranks=tuple(int(row["local_rank"]) for row in rows),
+        config=plan["config"],
+        data_path=Path(data["path"]) if data.get("path") else None,
+        data_sha256=data.get("sha256"),
+    )
