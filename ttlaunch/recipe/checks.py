@@ -9,6 +9,35 @@ _BLOCKS_PER_RANK = "multihost_config.pipeline_parallel_config.blocks_per_rank"
 _MODEL_BLOCKS = "transformer_config.num_blocks"
 
 
+def heads_divide_the_embedding(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """Every attention head gets the same share of the embedding."""
+    model = config.transformer_config
+    if model.embedding_dim % model.num_heads:
+        yield Problem(
+            "C026",
+            f"`embedding_dim` {model.embedding_dim} is not a multiple of `num_heads` {model.num_heads}",
+            "transformer_config.num_heads",
+            f"{model.embedding_dim} / {model.num_heads} leaves {model.embedding_dim % model.num_heads}",
+            others=(("transformer_config.embedding_dim", "shared by the heads"),),
+        )
+
+
+def a_micro_batch_fits_the_step(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """A step has at least as many sequences as one of its micro-batches."""
+    training = config.training_config
+    if training.sequences_per_micro_batch > training.sequences_per_step:
+        yield Problem(
+            "C027",
+            f"`micro_batch_size` is {training.micro_batch_size} but a step has {training.sequences_per_step} sequences",
+            "training_config.micro_batch_size",
+            f"{training.gradient_accumulation_steps} × {training.batch_size} = {training.sequences_per_step} sequences",
+        )
+
+
+GENERAL = (heads_divide_the_embedding, a_micro_batch_fits_the_step)
+"""Rules that hold for every recipe that trains a model; no recipe has to list them."""
+
+
 def every_worker_has_a_micro_batch(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
     """M ≥ W: a worker without a micro-batch would have nothing to do."""
     workers = layout.counts(config).get("worker", 0)

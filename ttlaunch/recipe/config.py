@@ -10,8 +10,9 @@ from ttlaunch.located.codes import CONFIGURATION
 from ttlaunch.located.schema import check_schema
 from ttlaunch.located.source import read_source, source_from_bytes
 from ttlaunch.located.yaml import ListNode, MapNode, Node, node_at, parse_yaml, span_of
+from ttlaunch.recipe.checks import GENERAL
 from ttlaunch.recipe.declare import Layout, Problem, Recipe
-from ttlaunch.recipe.sections import ConfigFile
+from ttlaunch.recipe.sections import ConfigFile, TrainingFile
 
 _WHAT = "a training file"
 _SET = "--set"
@@ -84,7 +85,8 @@ def check_config(recipe: Recipe, loaded: LoadedConfig, layout: Layout) -> list[D
     """The recipe's own rules for this layout, at the places of the keys they are about."""
     if loaded.config is None:
         return []
-    problems = [problem for check in recipe.checks for problem in check(loaded.config, layout)]
+    general = GENERAL if isinstance(loaded.config, TrainingFile) else ()
+    problems = [problem for check in (*general, *recipe.checks) for problem in check(loaded.config, layout)]
     return [_diagnose(problem, loaded) for problem in problems]
 
 
