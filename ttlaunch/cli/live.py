@@ -75,8 +75,6 @@ class PlainView:
 
     def _text(self, state: RankState, record: Mapping[str, Any]) -> str | None:
         kind = record.get("kind")
-        if kind == contract.KIND_NOTE:
-            return str(record.get("text", ""))
         if kind == contract.KIND_VALIDATION:
             self._lead = state.row.rank
             return f"step {record.get('step')}: validation loss {float(record['loss']):.4f}"
@@ -106,8 +104,7 @@ class TableView:
         self._live.console.print(Text.from_ansi(line.decode("utf-8", "replace")))
 
     def record(self, state: RankState, record: Mapping[str, Any]) -> None:
-        if record.get("kind") == contract.KIND_NOTE:
-            self._live.console.print(f"rank {state.row.rank} {state.row.role} | {record.get('text')}", markup=False)
+        """The next tick draws what it changed."""
 
     def tick(self, ranks: list[RankState]) -> None:
         over = all(state.phase in {Phase.DONE, Phase.FAILED} for state in ranks)
