@@ -1,0 +1,193 @@
+"""Write `docs/reference/` from the code, so that it cannot say anything else: `python docs/generate.py [--check]`."""
+
+import html
+import json
+import re
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+from typer.cli import get_docs_for_click
+from typer.main import get_command
+
+from ttlaunch.cli.main import app
+from ttlaunch.diagnostics.explain import known_codes, load_page
+from ttlaunch.located.schema import Section
+from ttlaunch.plan.environment import MANAGED, PASSED_PREFIXES
+from ttlaunch.recipe.sections import TrainingFile
+from ttlaunch.topology.schema import BindingsFile, ClusterFile, MeshGraphFile
+
+REFERENCE = Path(__file__).parent / "reference"
+_GENERATED = "<!-- Written by docs/generate.py; change the code instead. -->\n\n"
+_FAMILIES = {
+    "T": "Topology files",
+    "C": "Training configuration",
+    "P": "Planning",
+    "H": "Hosts",
+    "R": "Running ranks",
+}
+
+
+def main() -> int:
+    """Write the pages, or with `--check` say which ones are out of date."""
+    pages = {name: _GENERATED + text for name, text in render_pages().items()}
+    stale = [name for name, text in pages.items() if not _is_current(REFERENCE / name, text)]
+    if "--check" in sys.argv[1:]:
+        sys.stderr.write("".join(f"docs/reference/{name} is out of date; run docs/generate.py\n" for name in stale))
+        return 1 if stale else 0
+    REFERENCE.mkdir(exist_ok=True)
+    for name, text in pages.items():
+        (REFERENCE / name).write_text(text, encoding="utf-8")
+    return 0
+
+
+def render_pages() -> dict[str, str]:
+    """File name to text."""
+    return {
+        "cli.md": _cli(),
+        "configuration.md": _sections("The training file", TrainingFile, _TRAINING_INTRO),
+        "topology-files.md": _topology_files(),
+        "diagnostics.md": _diagnostics(),
+        "environment.md": _environment(),
+    }
+
+
+_TRAINING_INTRO = """\
+A training file is YAML with the sections below; every key may be left out. `--set section.key=value` changes one.
+A recipe may add sections of its own and refuses keys that it does not read.
+"""
+
+
+def _is_current(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == text
+
+
+def _cli() -> str:
+    command = get_command(app)
+    context = typer.Context(command, info_name="ttlaunch")
+    text = html.unescape(get_docs_for_click(obj=command, ctx=context, name="ttlaunch"))
+    return re.sub(r"\[bold\](.*?)\[/bold\]", r"`\1`", text).rstrip() + "\n"
+
+
+def _topology_files() -> str:
+    bindings = _sections("`rank_bindings.yaml`", BindingsFile, "Which rank drives which mesh.\n")
+    graph = _sections("`mgd.yaml`", MeshGraphFile, "The mesh graph descriptor: chips, boards, meshes and links.\n")
+    cluster = _sections("`cluster.yaml`", ClusterFile, "Optional: how hosts are reached and what they have.\n")
+    return (
+        "# The files of a cluster\n\n`hosts.txt` is an Open MPI hostfile: `<host> slots=<n>`, one a line.\n\n"
+        + "\n".join(re.sub(r"^#", "##", text, flags=re.MULTILINE) for text in (graph, bindings, cluster))
+    )
+
+
+def _sections(title: str, model: type[Section], intro: str) -> str:
+    parts = [f"# {title}\n\n{intro}"]
+    parts += [f"## {name or 'Top level'}\n\n{_table(section)}" for name, section in _walk(model, "")]
+    return "\n".join(parts)
+
+
+def _walk(model: type[Section], prefix: str) -> Iterator[tuple[str, type[Section]]]:
+    if any(_section_in(field.annotation) is None for field in model.model_fields.values()):
+        yield prefix, model
+    for name, field in model.model_fields.items():
+        section = _section_in(field.annotation)
+        if section is not None:
+            yield from _walk(section, f"{prefix}.{field.alias or name}".lstrip("."))
+
+
+def _table(model: type[Section]) -> str:
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for name, field in model.model_fields.items():
+        if _section_in(field.annotation) is not None and field.description is None:
+            continue
+        default = "required" if field.is_required() else f"`{json.dumps(_plain(field.default))}`"
+        kind = _type_name(Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation)
+        rows.append(f"| `{field.alias or name}` | {kind} | {default} | {field.description or ''} |")
+    return "\n".join(rows) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump() if isinstance(value, Section) else value
+
+
+def _type_name(annotation: Any) -> str:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *metadata = get_args(annotation)
+        bounds = [b for item in metadata for b in _bounds(item)]
+        return f"{_type_name(inner)}{' ' + ', '.join(bounds) if bounds else ''}"
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in get_args(annotation))
+    if origin in (Union, types.UnionType):
+        return " or ".join("null" if part is type(None) else _type_name(part) for part in get_args(annotation))
+    if origin is list:
+        return f"list of {_type_name(get_args(annotation)[0])}"
+    if origin is dict:
+        return "keys and values"
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return "section"
+    names = {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "any"}
+    return names.get(annotation, str(annotation))
+
+
+def _bounds(metadata: Any) -> list[str]:
+    metadata = getattr(metadata, "metadata", [metadata])
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    return [f"{sign} {getattr(m, name):g}" for m in metadata for name, sign in signs.items() if hasattr(m, name)]
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _section_in(part))), None)
+
+
+def _diagnostics() -> str:
+    parts = ["# Diagnostics\n\nEvery code with its page; `ttlaunch explain CODE` shows the same.\n"]
+    family = ""
+    for code in known_codes():
+        if code[0] != family:
+            family = code[0]
+            parts.append(f"# {_FAMILIES[family]}\n")
+        page = load_page(code)
+        if page is not None:
+            parts.append(re.sub(r"^(#+) ", r"\1# ", _outside_fences(page.text), flags=re.MULTILINE).rstrip() + "\n")
+    return "\n".join(parts).replace("\0", "#")
+
+
+def _outside_fences(text: str) -> str:
+    """Protect `#` at the start of lines inside fenced blocks from being taken for headings."""
+    lines, inside = [], False
+    for line in text.split("\n"):
+        inside ^= line.startswith("```")
+        lines.append("\0" + line[1:] if inside and line.startswith("#") else line)
+    return "\n".join(lines)
+
+
+def _environment() -> str:
+    prefixes = ", ".join(f"`{prefix}`" for prefix in PASSED_PREFIXES)
+    managed = ", ".join(f"`{name}`" for name in sorted(MANAGED))
+    return f"""# The environment of a rank
+
+A rank sees the environment of its host, with the following on top; later wins.
+
+1. Variables of the launching shell that begin with {prefixes}, except managed ones.
+2. `PATH`, `HOME`, `USER`, `VIRTUAL_ENV`, `PYTHONHOME` and `PYTHONPATH` of the launching shell (`PYTHONPATH` is the
+   launch folder if unset), `PYTHONUNBUFFERED=1`, `TT_RUN_ORIGINAL_CWD`, `TT_RUN_RANK`; where the cluster has a mesh
+   graph also `TT_METAL_HOME`, `TT_METAL_RUNTIME_ROOT`, `TT_MESH_GRAPH_DESC_PATH`, `LD_LIBRARY_PATH`, `TT_MESH_ID`, and
+   `TT_MESH_HOST_RANK` if the binding gives one.
+3. `environment` of `cluster.yaml`, then `global_env` of `rank_bindings.yaml`.
+4. `env_overrides` of the rank's binding.
+5. `TTLAUNCH_RUN_ID`, `TTLAUNCH_RUN_DIR`, `TTLAUNCH_PLAN`, `TTLAUNCH_RANK`, `TTLAUNCH_LOCAL_RANK`,
+   `TTLAUNCH_WORLD_SIZE`, `TTLAUNCH_ROLE`, `TTLAUNCH_HOST`.
+
+Managed names reach a rank only through the plan; a value left over in a shell never does: {managed}.
+
+No value stands on a command line; the shim of each rank sets them before the rank's program starts.
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
