@@ -73,9 +73,9 @@ class Complaint:
             case "literal_error" | "enum":
                 return listed(self.choices)
             case "too_short":
-                return f"a list of at least {_items(context['min_length'])}"
+                return f"at least {_items(context['min_length'])}"
             case "too_long":
-                return f"a list of at most {_items(context['max_length'])}"
+                return f"at most {_items(context['max_length'])}"
             case "value_error" | "assertion_error":
                 return str(context["error"])
             case kind:
@@ -95,17 +95,18 @@ def describe_wrong_value(complaint: Complaint, root: Node, *, code: str) -> Diag
     found, expected = node_at(root, complaint.path), complaint.expected
     name = _name(complaint.path, root)
     span = span_of(root, complaint.path)
+    verb = "were" if expected.endswith(("values", "items")) else "was"
     if complaint.at_key:
         parent, key = node_at(root, complaint.path[:-1]), complaint.path[-1]
         written = key_in(parent, key) if isinstance(parent, MapNode) else None
         if isinstance(parent, MapNode) and written is not None:
             span = parent.keys[written]
         group = _name(complaint.path[:-1], root)
-        message = f"key `{shown(key)}` in {group}: {expected} was expected as a key"
+        message = f"key `{shown(key)}` in {group}: {expected} {verb} expected as a key"
     elif isinstance(found, ScalarNode):
-        message = f"{name} {_shown_value(found)}; {expected} was expected"
+        message = f"{name} {_shown_value(found)}; {expected} {verb} expected"
     else:
-        message = f"{name} {_shape(found)}; {expected} was expected"
+        message = f"{name} {_shape(found)}; {expected} {verb} expected"
     return Diagnostic(code, message, Label(span, f"expected {expected}"), hints=_hints(complaint, found))
 
 

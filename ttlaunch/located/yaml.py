@@ -135,7 +135,7 @@ class _Builder:
 
     def _build(self, node: yaml.Node, span: Span) -> Node:
         if isinstance(node, yaml.ScalarNode):
-            quoted = node.style is not None
+            quoted = bool(node.style)  # libyaml says "" for plain, the other parser None
             return ScalarNode(span, node.value if quoted else _resolve(node.value), quoted, node.value)
         if isinstance(node, yaml.SequenceNode):
             return ListNode(span, tuple(self.build(item) for item in node.value))
@@ -153,10 +153,10 @@ class _Builder:
         if not isinstance(node, yaml.ScalarNode):
             self._refuse(span, "holds a key that is a list or a group of keys", hint="a key is a word or a number")
             return None
-        if node.value == "<<" and node.style is None:
+        if node.value == "<<" and not node.style:
             self._refuse(span, "holds a merge key `<<`", hint="write the merged keys out")
             return None
-        number = _resolve(node.value) if node.style is None else None
+        number = _resolve(node.value) if not node.style else None
         key = number if isinstance(number, int) and not isinstance(number, bool) else str(node.value)
         if key in taken:
             message = f"key `{shown(key)}` is given twice"

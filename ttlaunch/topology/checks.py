@@ -52,6 +52,7 @@ def check_meshes(bindings: Bindings, graph: MeshGraph) -> Iterator[Diagnostic]:
             yield mistake
         block = (row.binding.mesh_id, row.binding.mesh_host_rank or 0)
         if mistake is None and block in taken:
+            sound = False
             yield _same_block(row, taken[block], mesh)
         taken.setdefault(block, row)
     if sound:

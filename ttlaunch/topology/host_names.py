@@ -22,9 +22,9 @@ def host_name_problem(name: str) -> str | None:
         whole = len(parts) == 4 and all(part and int(part[:4]) < _BYTE for part in parts)  # noqa: PLR2004 - IPv4
         return None if whole else "an IPv4 address has four numbers from 0 to 255"
     if len(name) > _LONGEST_NAME or any(len(part) > _LONGEST_PART for part in name.split(".")):
-        return f"a host name has at most {_LONGEST_NAME} characters, {_LONGEST_PART} between two dots"
+        return f"a name has at most {_LONGEST_NAME} characters, {_LONGEST_PART} between two dots"
     if not _NAME.match(name):
-        return "a host name has letters, digits, `-`, `_` and `.`, and begins and ends with a letter or digit"
+        return "a name has letters, digits, `-`, `_` and `.`, with a letter or digit at both ends"
     return None
 
 
@@ -77,5 +77,5 @@ def _ipv6_problem(name: str) -> str | None:
     try:
         IPv6Address(name)
     except ValueError:
-        return "a host name holds no `:`; it is no IPv6 address either"
+        return "neither a name nor an IPv6 address"
     return None

@@ -72,6 +72,8 @@ def _parse_line(words: list[str], spans: list[Span]) -> tuple[list[_Line], list[
         key, _, value = (part.strip() for part in word.partition("="))
         if key not in _SLOTS:
             found.append(_unknown_word(key, value, words[0], span))
+            if "=" not in word:
+                break  # likely another host, with its own words after it
             continue
         count, mistake = _count(key, value, span)
         kind = "slots" if key == "slots" else "max_slots"
@@ -95,18 +97,17 @@ def _parse_names(word: str, span: Span) -> tuple[list[_Line], list[Diagnostic]]:
     before, at, after = word.rpartition("@")
     user, name = (before, after) if at else (None, word)
     if user is not None and (problem := user_name_problem(user)):
-        message = f"`{shown(user)}` cannot be a login name: {problem}"
-        return [], [Diagnostic(codes.HOST_NAME, message, Label(replace(span, length=max(1, len(user)))))]
+        label = Label(replace(span, length=max(1, len(user))), problem)
+        return [], [Diagnostic(codes.HOST_NAME, f"`{shown(user)}` cannot be a login name", label)]
     place = replace(span, column=span.column + len(word) - len(name), length=max(1, len(name)))
     names = expand_ranges(name)
     if isinstance(names, str):
-        return [], [Diagnostic(codes.HOST_NAME, f"`{shown(name)}` cannot be a host name: {names}", Label(place))]
+        return [], [Diagnostic(codes.HOST_NAME, f"`{shown(name)}` cannot be a host name", Label(place, names))]
     for each in names:
         problem = host_name_problem(each)
         if problem:
-            hints = _name_hints(name)
-            message = f"`{shown(each)}` cannot be a host name: {problem}"
-            return [], [Diagnostic(codes.HOST_NAME, message, Label(place), hints=hints)]
+            message = f"`{shown(each)}` cannot be a host name"
+            return [], [Diagnostic(codes.HOST_NAME, message, Label(place, problem), hints=_name_hints(name))]
     return [_Line(each, user, place) for each in names], []
 
 

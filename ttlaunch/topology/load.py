@@ -7,7 +7,7 @@ such as `local`, is read without PyYAML and pydantic, whose import would take lo
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ BINDINGS_FILE = "rank_bindings.yaml"
 CLUSTER_FILE = "cluster.yaml"
 DESCRIPTOR_FILES = ("mgd.yaml", "mgd.textproto")
 
+_LONGEST_PATH = 200
 _TEXTPROTO = re.compile(r"^\s*(mesh|graph|switch)_descriptors\s*:?\s*\{|^\s*top_level_instance\s*:?\s*\{", re.MULTILINE)
 
 
@@ -134,7 +135,7 @@ class _Reading:
         from ttlaunch.topology.rank_bindings import parse_bindings  # noqa: PLC0415 - imports pydantic
 
         self.bindings, found = parse_bindings(source, environment=self.environment)
-        self.found += found
+        self.found += [_with_descriptor_hint(diagnostic, path.parent) for diagnostic in found]
         if self.bindings is not None and self.bindings.descriptor is not None:
             written, span = self.bindings.descriptor
             self._find_descriptor(path, written, span)
@@ -150,10 +151,15 @@ class _Reading:
                 self.descriptor_found = "an absolute path" if Path(written).is_absolute() else place.why
                 self.read_descriptor(path)
                 return
-        self.found.append(self._no_descriptor(bindings, written, span, [self.name(place.folder) for place in places]))
+        self.found.append(
+            self._no_descriptor(bindings, written, span, [self._folder_name(place.folder) for place in places])
+        )
+
+    def _folder_name(self, folder: Path) -> str:
+        return "the current folder" if folder == self.working_folder else self.name(folder)
 
     def _no_descriptor(self, bindings: Path, written: str, span: Span, looked: list[str]) -> Diagnostic:
-        message = f"`mesh_graph_desc_path` names `{shown(written)}`, which does not exist"
+        message = f"`mesh_graph_desc_path` names `{shown(written, longest=_LONGEST_PATH)}`, which does not exist"
         absolute_path = Path(written).is_absolute()
         notes = () if absolute_path else (f"looked in {listed(looked, last='and', quote='')}",)
         beside = [file for file in (Path(written).name, *DESCRIPTOR_FILES) if (bindings.parent / file).is_file()]
@@ -224,6 +230,17 @@ def _no_bindings(reading: _Reading, folder: Path, descriptor: str) -> Diagnostic
     message = f"{reading.name(folder / BINDINGS_FILE)} does not exist, so {descriptor} has meshes that no rank drives"
     hints = did_you_mean(BINDINGS_FILE, present) or ("say in it which rank drives which mesh",)
     return Diagnostic(codes.MISSING_FILE, message, hints=hints)
+
+
+def _with_descriptor_hint(diagnostic: Diagnostic, folder: Path) -> Diagnostic:
+    """To "`mesh_graph_desc_path` is missing" add which file is there, or is missing too."""
+    if diagnostic.code != codes.MISSING_KEY or not diagnostic.message.startswith("`mesh_graph_desc_path`"):
+        return diagnostic
+    beside = next((file for file in DESCRIPTOR_FILES if (folder / file).is_file()), None)
+    if beside:
+        return replace(diagnostic, hints=(f'write `mesh_graph_desc_path: "{beside}"`',))
+    hint = 'describe the meshes in mgd.yaml, and write `mesh_graph_desc_path: "mgd.yaml"`'
+    return replace(diagnostic, notes=("there is no mgd.yaml beside it",), hints=(hint,))
 
 
 def _textproto(source: Source) -> Diagnostic:

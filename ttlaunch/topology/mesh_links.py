@@ -95,7 +95,7 @@ def _parse_link(row: Node, *, devices: bool) -> tuple[tuple[_End, _End], int] | 
     value = channels.value if isinstance(channels, ScalarNode) else None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         written = shown(channels.written) if isinstance(channels, ScalarNode) else "a list"
-        expected = "a number of channels of at least 1"
+        expected = "at least 1"
         return _wrong(
             channels.span, f"a link has `{written}` channels; {expected} was expected", f"expected {expected}"
         )

@@ -1,13 +1,13 @@
 """Where the files of a configuration lie: what messages call them, and where a descriptor is looked for."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ttlaunch.diagnostics.suggest import shown
 
 _LONGEST_NAME = 300
+_PARENTS_ELSEWHERE = 2
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ def display_name(path: Path, *, working_folder: Path) -> str:
 def descriptor_places(bindings: Path, *, working_folder: Path) -> list[Place]:
     """Where the descriptor that a bindings file names is looked for, in this order; the first hit counts.
 
-    The folder of the file, its parents up to the root of the repository (all of them if there is none), and the
-    working folder. `tt-run` looks only under `$TT_METAL_HOME` and in the working folder.
+    The folder of the file, its parents up to the root of the repository, and the working folder. Outside a repository
+    two parents count, enough for `configurations/NAME/mgd.yaml`. `tt-run` looks only under `$TT_METAL_HOME` and in the
+    working folder.
     """
     folder = bindings.parent
     places = [Place(folder, f"beside {bindings.name}")]
@@ -48,7 +49,7 @@ def descriptor_places(bindings: Path, *, working_folder: Path) -> list[Place]:
     return places
 
 
-def _parents_in_repository(folder: Path) -> Iterator[Path]:
-    while not os.path.lexists(folder / ".git") and folder != folder.parent:
-        folder = folder.parent
-        yield folder
+def _parents_in_repository(folder: Path) -> list[Path]:
+    parents = [folder, *folder.parents]
+    root = next((index for index, parent in enumerate(parents) if os.path.lexists(parent / ".git")), _PARENTS_ELSEWHERE)
+    return parents[1 : root + 1]

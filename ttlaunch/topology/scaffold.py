@@ -8,12 +8,13 @@ import re
 from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
 from ttlaunch.diagnostics.span import Source
 from ttlaunch.diagnostics.suggest import shown
+from ttlaunch.topology import codes
 from ttlaunch.topology.hosts import parse_hosts
 from ttlaunch.topology.mesh_graph import ARCHITECTURES
 
 _SOURCE = "--hosts"
-_PART = re.compile(r"(?P<host>[^:]*)(?::(?P<slots>.*))?\Z", re.DOTALL)
 _PLAIN = re.compile(r"[A-Za-z0-9_.@-]+\Z")
+_COUNT = re.compile(r"[0-9]+\Z")
 
 
 def parse_host_list(text: str) -> list[tuple[str, int]] | Diagnostic:
@@ -28,8 +29,8 @@ def parse_host_list(text: str) -> list[tuple[str, int]] | Diagnostic:
             span = source.span(1, column, max(1, len(part)))
             problem = problem or "it is listed twice"
             message = f"`{_SOURCE} {shown(text)}`: `{shown(part)}` is not a host with a number of slots: {problem}"
-            code, hint = "T014", "write hosts with commas between them: `--hosts a,b:2,c`"
-            return Diagnostic(code, message, Label(span), hints=(hint,))
+            hint = "write hosts with commas between them: `--hosts a,b:2,c`"
+            return Diagnostic(codes.HOST_NAME, message, Label(span), hints=(hint,))
         hosts.append((host, int(slots)))
         column += len(part) + 1
     return hosts
@@ -63,18 +64,18 @@ def scaffold(
 
 
 def _split(part: str) -> tuple[str, str]:
-    match = _PART.match(part.strip())
-    return (match["host"], match["slots"] or "1" if match["slots"] is None else match["slots"]) if match else (part, "")
+    host, colon, slots = part.strip().partition(":")
+    return host, slots if colon else "1"
 
 
 def _problem(host: str, slots: str) -> str | None:
-    """Hosts that a hostfile would not take are not taken here."""
+    """Why a hostfile would not take this host, or None if it would."""
     if not _PLAIN.match(host):
         return "a host name has letters, digits, `-`, `_` and `.`"
-    _, found = parse_hosts(Source(_SOURCE, f"{host} slots={slots}")) if slots.isalnum() else ([], [None])
-    if found:
-        return "check the host name and the number of slots"
-    return None
+    if not _COUNT.match(slots):
+        return "a number of slots is a whole number from 1"
+    _, found = parse_hosts(Source(_SOURCE, f"{host} slots={slots}"))
+    return found[0].message if found else None
 
 
 def _hosts_text(name: str, hosts: list[tuple[str, int]]) -> str:

@@ -1,0 +1,214 @@
+"""What is said about files that are missing, and about `cluster.yaml`."""
+
+
+def test_a_missing_hostfile_is_named(check):
+    files = {"hosts.txt": None}
+    expected = """\
+error[T001]: hosts.txt does not exist; a hostfile was expected
+
+hint: list the hosts in it, one a line: `HOST slots=1`
+"""
+    check(files, expected)
+
+
+def test_a_misspelled_hostfile_is_recognised(check):
+    files = {"hosts.txt": None, "host.txt": "a slots=1\n"}
+    expected = """\
+error[T001]: hosts.txt does not exist; a hostfile was expected
+
+hint: did you mean `host.txt`?
+"""
+    check(files, expected)
+
+
+def test_a_hostfile_that_is_a_folder_is_refused(check):
+    files = {"hosts.txt": None, "hosts.txt/x": ""}
+    expected = """\
+error[T001]: hosts.txt is a folder; a hostfile was expected
+"""
+    check(files, expected)
+
+
+def test_bindings_without_a_descriptor_are_refused(check):
+    files = {".git/HEAD": "x", "mgd.yaml": None}
+    expected = """\
+error[T001]: `mesh_graph_desc_path` names `mgd.yaml`, which does not exist
+ --> rank_bindings.yaml:4:23
+  |
+4 | mesh_graph_desc_path: "mgd.yaml"
+  |                       ^^^^^^^^^^ no such file
+  = note: looked in the current folder
+"""
+    check(files, expected)
+
+
+def test_a_descriptor_without_bindings_is_refused(check):
+    files = {"rank_bindings.yaml": None}
+    expected = """\
+error[T001]: rank_bindings.yaml does not exist, so mgd.yaml has meshes that no rank drives
+
+hint: say in it which rank drives which mesh
+"""
+    check(files, expected)
+
+
+def test_a_descriptor_of_version_2_without_bindings_is_refused(check):
+    files = {"rank_bindings.yaml": None, "mgd.yaml": None, "mgd.textproto": "mesh_descriptors {\n}\n"}
+    expected = """\
+error[T001]: rank_bindings.yaml does not exist, so mgd.textproto has meshes that no rank drives
+
+hint: say in it which rank drives which mesh
+
+error[T027]: mgd.textproto is a mesh graph descriptor of version 2 (textproto), which is not read yet
+ --> mgd.textproto:1:1
+  |
+1 | mesh_descriptors {
+  | ^^^^^^^^^^^^^^^^^^
+
+hint: write it as version 1: an mgd.yaml with ChipSpec, Board, Mesh and RelaxedGraph
+"""
+    check(files, expected)
+
+
+def test_mistakes_of_all_files_are_found_at_once(check):
+    files = {
+        "hosts.txt": "loudbox-01 slots=1 foo=3\n",
+        "mgd.yaml": """\
+ChipSpec: {arch: wormhole_b0, ethernet_ports: {N: 2, E: 2, S: 2, W: 2}}
+Board: [
+  {name: lbox, type: Mesh, topology: [1, 8]},
+]
+Mesh: [
+  {id: 0, board: lbox, device_topology: [1, 8], host_topology: [1, 1]},
+  {id: 1, board: lbox, device_topology: [1, 8], host_topology: [1, 1]},
+]
+RelaxedGraph: [
+  [M0, M0, 2],
+]
+""",
+        "rank_bindings.yaml": """\
+rank_bindings:
+  - {rank: 0, mesh_idd: 0}
+  - {rank: 1, mesh_id: 2}
+mesh_graph_desc_path: "mgd.yaml"
+""",
+        "cluster.yaml": "prot: 22\n",
+    }
+    expected = """\
+error[T012]: unknown word `foo=3` after host `loudbox-01`
+ --> hosts.txt:1:20
+  |
+1 | loudbox-01 slots=1 foo=3
+  |                    ^^^^^ expected `slots=` or `max_slots=`
+
+hint: write one host a line; a comment begins with `#`
+
+error[T004]: unknown key `mesh_idd` in a rank binding
+ --> rank_bindings.yaml:2:15
+  |
+2 |   - {rank: 0, mesh_idd: 0}
+  |               ^^^^^^^^ expected `mesh_id`, `mesh_host_rank` or `env_overrides`
+
+hint: did you mean `mesh_id`?
+
+error[T032]: a link connects mesh 0 to itself
+  --> mgd.yaml:10:8
+   |
+10 |   [M0, M0, 2],
+   |        ^^ expected another mesh
+
+error[T004]: unknown key `prot` in a cluster file
+ --> cluster.yaml:1:1
+  |
+1 | prot: 22
+  | ^^^^ expected `user`, `port`, `identity_file`, `remote_folder`, `python`, `mpi_prefix`, `network` or `environment`
+
+hint: did you mean `port`?
+
+error[T011]: rank 1 is bound to mesh 2, which does not exist
+ --> rank_bindings.yaml:3:24
+  |
+3 |   - {rank: 1, mesh_id: 2}
+  |                        ^ no mesh has id 2
+ --> mgd.yaml:5:1
+  |
+5 | Mesh: [
+  | ---- this graph defines meshes 0, 1
+"""
+    check(files, expected)
+
+
+def test_an_unknown_setting_is_marked(check):
+    files = {"cluster.yaml": "username: joe\n"}
+    expected = """\
+error[T004]: unknown key `username` in a cluster file
+ --> cluster.yaml:1:1
+  |
+1 | username: joe
+  | ^^^^^^^^ expected `user`, `port`, `identity_file`, `remote_folder`, `python`, `mpi_prefix`, `network` or `environment`
+
+hint: did you mean `user`?
+"""
+    check(files, expected)
+
+
+def test_a_port_out_of_range_is_marked(check):
+    files = {"cluster.yaml": "port: 70000\n"}
+    expected = """\
+error[T005]: `port` is `70000`; a number of at most 65535 was expected
+ --> cluster.yaml:1:7
+  |
+1 | port: 70000
+  |       ^^^^^ expected a number of at most 65535
+"""
+    check(files, expected)
+
+
+def test_a_setting_of_the_wrong_kind_is_marked(check):
+    files = {"cluster.yaml": 'user: 5\nport: "22"\n'}
+    expected = """\
+error[T005]: `user` is `5`; text was expected
+ --> cluster.yaml:1:7
+  |
+1 | user: 5
+  |       ^ expected text
+
+hint: put it in quotes: "5"
+
+error[T005]: `port` is "22"; a whole number was expected
+ --> cluster.yaml:2:7
+  |
+2 | port: "22"
+  |       ^^^^ expected a whole number
+
+hint: remove the quotes
+"""
+    check(files, expected)
+
+
+def test_an_undefined_variable_in_the_cluster_file_is_marked(check):
+    files = {"cluster.yaml": 'environment: {DATA: "$NOWHERE"}\n'}
+    expected = """\
+error[T025]: `DATA` uses `$NOWHERE`, which is not defined on this machine
+ --> cluster.yaml:1:21
+  |
+1 | environment: {DATA: "$NOWHERE"}
+  |                     ^^^^^^^^^^ not defined
+
+hint: `export NOWHERE=…` before starting, or write the value
+"""
+    check(files, expected)
+
+
+def test_a_merge_key_is_refused(check):
+    files = {"cluster.yaml": "a: &a {x: 1}\n<<: *a\n"}
+    expected = """\
+error[T008]: cluster.yaml holds a merge key `<<`
+ --> cluster.yaml:2:1
+  |
+2 | <<: *a
+  | ^^
+
+hint: write the merged keys out
+"""
+    check(files, expected)
