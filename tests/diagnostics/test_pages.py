@@ -64,7 +64,7 @@ def test_a_page_has_its_title_and_its_four_sections(code):
     sections = re.findall(r"^## (.+)$", page(code).text, re.MULTILINE)
     assert page(code).title
     assert page(code).text.startswith(f"# {code}: {page(code).title}\n")
-    assert ["What it checks", "Why it matters", "Example", "Repair"] == sections
+    assert sections == ["What it checks", "Why it matters", "Example", "Repair"]
 
 
 def test_a_code_is_found_in_any_letter_case():

@@ -52,7 +52,7 @@ def test_a_long_line_is_cut_around_the_mark():
     text = render([Diagnostic("T999", "long", Label(SOURCE.span(3, 302, 7)))])
     assert all(len(line) < 200 for line in text.splitlines())
     line, marks = text.splitlines()[-2:]
-    assert "slots=1" == line[marks.index("^") : marks.rindex("^") + 1]
+    assert line[marks.index("^") : marks.rindex("^") + 1] == "slots=1"
 
 
 def test_concise_is_one_line_each():
@@ -74,15 +74,15 @@ def test_colour_repeats_what_words_say():
 
 
 def test_a_shown_value_is_one_printable_line_of_bounded_length():
-    assert "a\\nb\\x1b" == shown("a\nb\x1b")
-    assert 60 == len(shown("x" * 10_000_000))
+    assert shown("a\nb\x1b") == "a\\nb\\x1b"
+    assert len(shown("x" * 10_000_000)) == 60
 
 
 def test_a_word_that_is_far_from_all_others_has_no_closest():
-    assert "slots" == closest("lots", ["slots", "max_slots"])
+    assert closest("lots", ["slots", "max_slots"]) == "slots"
     assert None is closest("qqq", ["slots"])
     assert None is closest("slots" * 1_000_000, ["slots"])
 
 
 def test_a_list_of_words_is_english():
-    assert ["", "`a`", "`a` or `b`", "`a`, `b` or `c`"] == [listed("abc"[:count]) for count in range(4)]
+    assert [listed("abc"[:count]) for count in range(4)] == ["", "`a`", "`a` or `b`", "`a`, `b` or `c`"]

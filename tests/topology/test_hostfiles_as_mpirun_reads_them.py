@@ -67,7 +67,7 @@ def read_by_mpirun(text: str, folder: Path) -> list[tuple[str, int, int]]:
 @pytest.mark.parametrize("text", READ_ALIKE.values(), ids=READ_ALIKE.keys())
 def test_a_hostfile_means_what_mpirun_says(text, tmp_path):
     hosts, diagnostics = parse_hosts(Source("hosts.txt", text))
-    assert [] == diagnostics
+    assert diagnostics == []
     assert read_by_mpirun(text, tmp_path) == [(host.name, host.slots, host.max_slots or 0) for host in hosts]
 
 
@@ -75,5 +75,5 @@ def test_a_hostfile_means_what_mpirun_says(text, tmp_path):
 @pytest.mark.parametrize("text", REFUSED_BY_BOTH.values(), ids=REFUSED_BY_BOTH.keys())
 def test_what_mpirun_refuses_is_refused(text, tmp_path):
     _, diagnostics = parse_hosts(Source("hosts.txt", text))
-    assert 1 == len(diagnostics)
-    assert [] == read_by_mpirun(text, tmp_path)
+    assert len(diagnostics) == 1
+    assert read_by_mpirun(text, tmp_path) == []

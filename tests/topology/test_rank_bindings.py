@@ -948,7 +948,5 @@ error[T005]: `rank` is "0\\n\\x1b[31m"; a whole number was expected
   |
 2 |   - {rank: "0\\n\\e[31m", mesh_id: 0}
   |            ^^^^^^^^^^^ expected a whole number
-
-hint: remove the quotes
 """
     check(files, expected)

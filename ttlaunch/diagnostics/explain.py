@@ -13,7 +13,9 @@ from pathlib import Path
 _PAGES = Path(__file__).parent / "pages"
 _CODE = re.compile(r"[A-Z][0-9]{3}\Z")
 _TITLE = re.compile(r"# (?P<code>[A-Z][0-9]{3}): (?P<title>.+)\n")
-_BLOCK = re.compile(r"^```(?P<name>[^\s`]+\.[a-z]+)(?: (?P<flag>[a-z0-9_-]+))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(
+    r"^```(?P<name>[^\s`]+\.[a-z]+)(?: (?P<flag>[a-z0-9_-]+))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Say what is wrong with one value of a file: what stands there, and what could stand there instead."""
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -7,6 +8,7 @@ from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
 from ttlaunch.diagnostics.suggest import closest, listed, shown
 from ttlaunch.located.nodes import Key, ListNode, MapNode, Node, ScalarNode, key_in, node_at, span_of
 
+_NUMBER = re.compile(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?\Z")
 _EXPECTED = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -141,7 +143,7 @@ def _hints(complaint: Complaint, found: Node | None) -> tuple[str, ...]:
     meant = closest(found.written, complaint.choices)
     if meant:
         return (f"did you mean `{meant}`?",)
-    if found.quoted and "number" in complaint.expected:
+    if found.quoted and "number" in complaint.expected and _NUMBER.match(found.written):
         return ("remove the quotes",)
     if complaint.expected == "text" and not found.quoted:
         return (f'put it in quotes: "{shown(found.written)}"',)

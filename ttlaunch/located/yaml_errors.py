@@ -4,6 +4,9 @@ The parser speaks of tokens and indicators; the usual slips (a tab, a bracket ne
 a colon in it) get a sentence of their own, and everything else keeps the parser's words at the right place.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import yaml
 
 from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
@@ -14,42 +17,104 @@ from ttlaunch.located.codes import FileCodes
 
 def explain_syntax_error(error: yaml.MarkedYAMLError, source: Source, codes: FileCodes) -> Diagnostic:
     """The diagnostic for what PyYAML raised."""
-    problem, context = error.problem or "", error.context or ""
-    mark = _place(error.problem_mark or error.context_mark, source)
-    opened = _place(error.context_mark, source) if error.context_mark else mark
-    if "found another document" in problem:
-        message = f"{source.name} holds two documents; one was expected"
-        return Diagnostic(codes.syntax, message, Label(mark, "the second one begins here"))
-    if "cannot start any token" in problem and source.line(mark.line)[mark.column - 1 :].startswith("\t"):
-        text = "a tab; YAML indents with spaces"
-        return Diagnostic(codes.syntax, f"{source.name} is not YAML: a tab indents line {mark.line}", Label(mark, text))
-    if "cannot start any token" in problem:
-        character = source.line(mark.line)[mark.column - 1 : mark.column]
-        message = f"{source.name} is not YAML: a value begins with `{character}`"
-        return Diagnostic(codes.syntax, message, Label(mark), hints=("put the value in quotes",))
-    if "flow sequence" in context or "flow mapping" in context:
-        bracket = "[" if "sequence" in context else "{"
-        message = f"{source.name} is not YAML: `{bracket}` is not closed, or a comma is missing after an item"
-        here = (Label(mark, "not understood any more from here"),) if mark != opened else ()
-        return Diagnostic(codes.syntax, message, Label(opened, "opened here"), here)
-    if "quoted scalar" in context and "end of stream" in problem:
-        return Diagnostic(
-            codes.syntax, f"{source.name} is not YAML: a quote is never closed", Label(opened, "opened here")
-        )
-    if "mapping values are not allowed" in problem:
-        hint = "indent keys of one group alike; put a value that holds a colon in quotes"
-        message = f"{source.name} is not YAML: a key is not possible here"
-        return Diagnostic(codes.syntax, message, Label(mark), hints=(hint,))
-    if "could not find expected ':'" in problem:
-        message = f"{source.name} is not YAML: a key has no colon after it"
-        return Diagnostic(codes.syntax, message, Label(opened, "expected `key: value`"))
-    if "did not find expected key" in problem or "expected '-' indicator" in problem:
-        message = f"{source.name} is not YAML: line {mark.line} does not go on with what line {opened.line} began"
-        began = (Label(opened, "the group that begins here"),) if opened.line != mark.line else ()
-        hint = "indent the keys, or the items, of one group alike"
-        return Diagnostic(codes.syntax, message, Label(mark, "not indented like the rest"), began, hints=(hint,))
-    words = shown(" ".join(part for part in (context, problem) if part)).replace("'", "`")
-    return Diagnostic(codes.syntax, f"{source.name} is not YAML: {words}", Label(mark))
+    words = ": ".join(part for part in (error.context, error.problem) if part)
+    here = _place(error.problem_mark or error.context_mark, source)
+    stop = _Stop(here, _place(error.context_mark, source) if error.context_mark else here)
+    slip = next((explain(stop) for phrase, explain in _EXPLANATIONS if phrase in words), None)
+    if slip is None:
+        slip = _Slip(shown(words, longest=_LONGEST_WORDS).replace("'", "`"), Label(here))
+    message = f"{source.name} {slip.what}" if slip.is_yaml else f"{source.name} is not YAML: {slip.what}"
+    return Diagnostic(codes.syntax, message, slip.place, slip.others, hints=(slip.hint,) if slip.hint else ())
+
+
+_LONGEST_WORDS = 160
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """Where the parser gave up, and where that began of which it was a part."""
+
+    here: Span
+    began: Span
+
+    @property
+    def rest(self) -> str:
+        return self.here.source.line(self.here.line)[self.here.column - 1 :]
+
+
+@dataclass(frozen=True)
+class _Slip:
+    what: str
+    place: Label
+    others: tuple[Label, ...] = ()
+    hint: str = ""
+    is_yaml: bool = False
+
+
+def _two_documents(stop: _Stop) -> _Slip:
+    label = Label(stop.here, "the second one begins here")
+    return _Slip("holds two documents; one was expected", label, is_yaml=True)
+
+
+def _strange_character(stop: _Stop) -> _Slip:
+    if stop.rest.startswith("\t"):
+        return _Slip(f"a tab indents line {stop.here.line}", Label(stop.here, "a tab; YAML indents with spaces"))
+    return _Slip(f"a value begins with `{stop.rest[:1]}`", Label(stop.here), hint="put the value in quotes")
+
+
+def _unclosed_bracket(stop: _Stop) -> _Slip:
+    bracket = stop.began.source.line(stop.began.line)[stop.began.column - 1 : stop.began.column]
+    lost = (Label(stop.here, "not understood any more from here"),) if stop.here != stop.began else ()
+    what = f"`{bracket}` is not closed, or a comma is missing after an item"
+    return _Slip(what, Label(stop.began, "opened here"), lost)
+
+
+def _unclosed_quote(stop: _Stop) -> _Slip:
+    return _Slip("a quote is never closed", Label(stop.began, "opened here"))
+
+
+def _misplaced_key(stop: _Stop) -> _Slip:
+    hint = "indent keys of one group alike; put a value that holds a colon in quotes"
+    return _Slip("a key is not possible here", Label(stop.here), hint=hint)
+
+
+def _missing_colon(stop: _Stop) -> _Slip:
+    return _Slip("a key has no colon after it", Label(stop.began, "expected `key: value`"))
+
+
+def _broken_group(stop: _Stop) -> _Slip:
+    what = f"line {stop.here.line} does not go on with what line {stop.began.line} began"
+    began = (Label(stop.began, "the group that begins here"),) if stop.began.line != stop.here.line else ()
+    hint = "indent the keys, or the items, of one group alike"
+    return _Slip(what, Label(stop.here, "not indented like the rest"), began, hint)
+
+
+def _undefined_alias(stop: _Stop) -> _Slip:
+    return _Slip("`*` begins an alias that is defined nowhere", Label(stop.here), hint="put the value in quotes")
+
+
+def _unknown_escape(stop: _Stop) -> _Slip:
+    what = f"`\\{stop.rest[:1]}` means nothing in double quotes"
+    return _Slip(what, Label(stop.here), hint="use single quotes, or write `\\\\`")
+
+
+def _missing_value(stop: _Stop) -> _Slip:
+    return _Slip(f"`{stop.rest[:1]}` stands where a value was expected", Label(stop.here))
+
+
+_EXPLANATIONS: tuple[tuple[str, Callable[[_Stop], _Slip]], ...] = (
+    ("found another document", _two_documents),
+    ("cannot start any token", _strange_character),
+    ("while parsing a flow", _unclosed_bracket),
+    ("quoted scalar: found unexpected end", _unclosed_quote),
+    ("mapping values are not allowed", _misplaced_key),
+    ("could not find expected ':'", _missing_colon),
+    ("did not find expected key", _broken_group),
+    ("expected '-' indicator", _broken_group),
+    ("undefined alias", _undefined_alias),
+    ("unknown escape", _unknown_escape),
+    ("expected node content", _missing_value),
+)
 
 
 def _place(mark: yaml.Mark | None, source: Source) -> Span:

@@ -30,9 +30,12 @@ def parse_host_list(text: str) -> list[tuple[str, int]] | Diagnostic:
             problem = problem or "it is listed twice"
             message = f"`{_SOURCE} {shown(text)}`: `{shown(part)}` is not a host with a number of slots: {problem}"
             hint = "write hosts with commas between them: `--hosts a,b:2,c`"
-            return Diagnostic(codes.HOST_NAME, message, Label(span), hints=(hint,))
+            return Diagnostic(codes.HOST_NAME, message, Label(span, "expected `HOST` or `HOST:SLOTS`"), hints=(hint,))
         hosts.append((host, int(slots)))
         column += len(part) + 1
+    _, found = parse_hosts(Source(_SOURCE, _lines(hosts)))
+    if found:
+        return Diagnostic(found[0].code, found[0].message, Label(source.span(1, 1, len(text))), notes=found[0].notes)
     return hosts
 
 
@@ -79,12 +82,15 @@ def _problem(host: str, slots: str) -> str | None:
 
 
 def _hosts_text(name: str, hosts: list[tuple[str, int]]) -> str:
-    lines = "\n".join(f"{host} slots={slots}" for host, slots in hosts)
     return f"""\
 # {shown(name)}: the machines. One host a line, with room for `slots` ranks on it.
 # Ranks take the slots in the order of this file: rank 0 the first, rank 1 the next, …
-{lines}
+{_lines(hosts)}
 """
+
+
+def _lines(hosts: list[tuple[str, int]]) -> str:
+    return "\n".join(f"{host} slots={slots}" for host, slots in hosts)
 
 
 def _descriptor_text(name: str, meshes: int, device_shape: tuple[int, int], arch: str) -> str:
