@@ -97,6 +97,18 @@ error[T013]: `slots` is `99999999999`; a whole number from 1 to 65536 was expect
     check(files, expected)
 
 
+def test_too_many_slots_in_all_are_refused(check):
+    files = {"hosts.txt": "node[01-20] slots=65536\n", "rank_bindings.yaml": None, "mgd.yaml": None}
+    expected = """\
+error[T013]: the hosts offer 1310720 slots in all; at most 1000000 were expected
+ --> hosts.txt:1:13
+  |
+1 | node[01-20] slots=65536
+  |             ^^^^^^^^^^^ 65536 of them
+"""
+    check(files, expected)
+
+
 def test_max_slots_below_slots_are_marked(check):
     files = {"hosts.txt": "a slots=4 max_slots=2\n", "rank_bindings.yaml": None, "mgd.yaml": None}
     expected = """\

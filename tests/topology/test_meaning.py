@@ -213,3 +213,19 @@ print(sorted({{"pydantic", "yaml", "difflib", "json"}} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere", "nowhere does not exist; a configuration folder was expected"),
+        ("file", "file is not a folder; a configuration folder was expected"),
+        ("x" * 300, "x" * 300 + " does not exist; a configuration folder was expected"),
+        ("a\0b", "a\\x00b does not exist; a configuration folder was expected"),
+    ],
+)
+def test_a_folder_that_is_none_is_named(name, message, tmp_path):
+    (tmp_path / "file").write_text("")
+    loaded = load_topology(Path(name), name="lab", environment={}, working_folder=tmp_path)
+    assert message == loaded.diagnostics[0].message
+    assert loaded.topology is None

@@ -533,6 +533,49 @@ hint: `export NOWHERE=…` before starting, or write the value
     check(files, expected)
 
 
+def test_a_variable_with_a_zero_byte_is_marked(check):
+    files = {
+        "rank_bindings.yaml": """\
+rank_bindings:
+  - {rank: 0, mesh_id: 0}
+  - {rank: 1, mesh_id: 1}
+mesh_graph_desc_path: "mgd.yaml"
+global_env: {A: "x\\0y"}
+"""
+    }
+    expected = """\
+error[T005]: `A` holds a zero byte, which no variable can
+ --> rank_bindings.yaml:5:17
+  |
+5 | global_env: {A: "x\\0y"}
+  |                 ^^^^^^
+"""
+    check(files, expected)
+
+
+def test_a_path_that_is_too_long_is_no_file(check):
+    files = {
+        ".git/HEAD": "x",
+        "rank_bindings.yaml": """\
+rank_bindings:
+  - {rank: 0, mesh_id: 0}
+  - {rank: 1, mesh_id: 1}
+mesh_graph_desc_path: "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+""",
+    }
+    expected = """\
+error[T001]: `mesh_graph_desc_path` names `xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…`, which does not exist
+ --> rank_bindings.yaml:4:23
+  |
+4 | mesh_graph_desc_path: "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…
+  |                       ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ no such file
+  = note: looked in the current folder
+
+hint: did you mean `mgd.yaml`, which lies beside rank_bindings.yaml?
+"""
+    check(files, expected)
+
+
 def test_an_odd_name_of_a_variable_is_marked(check):
     files = {
         "rank_bindings.yaml": """\

@@ -24,6 +24,7 @@ _COUNT = re.compile(r"[0-9]+\Z")
 _ADDRESS = re.compile(r"[0-9.]+\Z")
 _SLOTS = ("slots", "max_slots", "max-slots")
 _MOST_SLOTS = 65_536
+_MOST_SLOTS_IN_ALL = 1_000_000
 _LONGEST_SHOWN = 253
 _MOST_LINES_SHOWN = 32
 
@@ -62,7 +63,16 @@ def parse_hosts(source: Source) -> tuple[list[Host], list[Diagnostic]]:
         message = f"{source.name} lists no host; mpirun would run everything on this machine"
         found.append(Diagnostic(TOPOLOGY.empty_file, message, hints=("for this machine alone: `localhost slots=4`",)))
     hosts, mistakes = _merge(lines)
-    return hosts, found + mistakes
+    return hosts, found + mistakes + _too_many(hosts)
+
+
+def _too_many(hosts: list[Host]) -> list[Diagnostic]:
+    total = sum(host.slots for host in hosts)
+    if total <= _MOST_SLOTS_IN_ALL:
+        return []
+    largest = max(hosts, key=lambda host: host.slots)
+    message = f"the hosts offer {total} slots in all; at most {_MOST_SLOTS_IN_ALL} were expected"
+    return [Diagnostic(codes.SLOTS, message, Label(largest.slots_span, f"{largest.slots} of them"))]
 
 
 def _parse_line(words: list[str], spans: list[Span]) -> tuple[list[_Line], list[Diagnostic]]:

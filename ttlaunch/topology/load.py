@@ -61,7 +61,7 @@ def load_topology(folder: Path, *, name: str, environment: Mapping[str, str], wo
     """
     reading = _Reading(environment, working_folder)
     whole = absolute(folder, working_folder=working_folder)
-    if not whole.is_dir():
+    if not os.path.isdir(whole):  # noqa: PTH112 - never raises, whatever the path
         problem = "is not a folder" if os.path.lexists(whole) else "does not exist"
         message = f"{reading.name(folder)} {problem}; a configuration folder was expected"
         return Loaded(None, [Diagnostic(codes.MISSING_FILE, message)], [])
@@ -162,7 +162,7 @@ class _Reading:
         message = f"`mesh_graph_desc_path` names `{shown(written, longest=_LONGEST_PATH)}`, which does not exist"
         absolute_path = Path(written).is_absolute()
         notes = () if absolute_path else (f"looked in {listed(looked, last='and', quote='')}",)
-        beside = [file for file in (Path(written).name, *DESCRIPTOR_FILES) if (bindings.parent / file).is_file()]
+        beside = [file for file in (Path(written).name, *DESCRIPTOR_FILES) if os.path.isfile(bindings.parent / file)]  # noqa: PTH113 - as above
         hints = tuple(f"did you mean `{file}`, which lies beside {bindings.name}?" for file in beside[:1])
         return Diagnostic(codes.MISSING_FILE, message, Label(span, "no such file"), notes=notes, hints=hints)
 
@@ -219,17 +219,24 @@ class _Reading:
 
 
 def _no_hosts(reading: _Reading, folder: Path) -> Diagnostic:
-    present = sorted(path.name for path in folder.iterdir())
+    present = _names_in(folder)
     message = f"{reading.name(folder / HOSTS_FILE)} does not exist; a hostfile was expected"
     hints = did_you_mean(HOSTS_FILE, present) or ("list the hosts in it, one a line: `HOST slots=1`",)
     return Diagnostic(codes.MISSING_FILE, message, hints=hints)
 
 
 def _no_bindings(reading: _Reading, folder: Path, descriptor: str) -> Diagnostic:
-    present = sorted(path.name for path in folder.iterdir() if path.name not in DESCRIPTOR_FILES)
+    present = [file for file in _names_in(folder) if file not in DESCRIPTOR_FILES]
     message = f"{reading.name(folder / BINDINGS_FILE)} does not exist, so {descriptor} has meshes that no rank drives"
     hints = did_you_mean(BINDINGS_FILE, present) or ("say in it which rank drives which mesh",)
     return Diagnostic(codes.MISSING_FILE, message, hints=hints)
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208 - names, not paths
+    except OSError:
+        return []
 
 
 def _with_descriptor_hint(diagnostic: Diagnostic, folder: Path) -> Diagnostic:

@@ -31,6 +31,10 @@ def expand_variables(
             label = Label(span, "expected letters, digits and `_`, not beginning with a digit")
             found.append(Diagnostic(codes.VARIABLE_NAME, message, label))
             continue
+        if "\0" in value:
+            message = f"`{shown(name)}` holds a zero byte, which no variable can"
+            found.append(Diagnostic(codes.WRONG_VALUE, message, Label(span_of(root, (*path, name)))))
+            continue
         used = dict.fromkeys(match["braced"] or match["plain"] or "" for match in _REFERENCE.finditer(value))
         span = span_of(root, (*path, name))
         found += [_undefined(name, variable, span, environment) for variable in used if variable not in environment]
