@@ -107,7 +107,7 @@ class TableView:
         """The next tick draws what it changed."""
 
     def tick(self, ranks: list[RankState]) -> None:
-        over = all(state.phase in {Phase.DONE, Phase.FAILED} for state in ranks)
+        over = all(state.phase in {Phase.DONE, Phase.FAILED, Phase.STOPPED} for state in ranks)
         if not over and time.monotonic() - self._last_drawn < _REDRAW_S:
             return
         self._last_drawn = time.monotonic()

@@ -1,15 +1,18 @@
 """The end of a run in a few lines, and its failure as a diagnostic that names who broke first."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TextIO
 
 from ttlaunch import contract
-from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.cli.describe import short_name
+from ttlaunch.diagnostics import Diagnostic, Label, Source
 from ttlaunch.launch.report import Report
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.plan.launch_plan import LaunchPlan
 
-_LAST_LINES = 3
-_PATIENCE_OF_LINES = 400
+_TAIL_BYTES = 65536
+_LONGEST_WORDS = 400
 
 
 def show_summary(report: Report, plan: LaunchPlan, folder: RunFolder, *, stream: TextIO) -> None:
@@ -22,9 +25,8 @@ def show_summary(report: Report, plan: LaunchPlan, folder: RunFolder, *, stream:
         lines.append(f"  steps            {report.steps}")
     if report.first_validation is not None and report.last_validation is not None:
         change = (report.last_validation / report.first_validation - 1) * 100
-        lines.append(
-            f"  validation loss  {report.first_validation:.4f} first, {report.last_validation:.4f} last ({change:+.0f} %)"
-        )
+        first, last = f"{report.first_validation:.4f} first", f"{report.last_validation:.4f} last"
+        lines.append(f"  validation loss  {first}, {last} ({change:+.0f} %)")
     if report.tokens_per_s:
         lines.append(f"  speed            {report.tokens_per_s:,.0f} tokens/s")
     lines += [f"  {name:16} {_plain(value)}" for name, value in report.results.items()]
@@ -33,47 +35,51 @@ def show_summary(report: Report, plan: LaunchPlan, folder: RunFolder, *, stream:
         lines.append(f"  parameters       sha256 {report.parameters_sha256}{agree}")
     if report.leftovers:
         lines.append(f"  left behind      {report.leftovers} processes, killed")
-    lines.append(f"  run folder       {_short(folder)}")
+    lines.append(f"  run folder       {short_name(folder.path, Path.cwd())}")
     stream.write("\n".join(lines) + "\n")
     stream.flush()
 
 
 def failure_diagnostic(report: Report, folder: RunFolder) -> Diagnostic | None:
-    """Who broke first, how, its last words and where the whole log is; None if nobody did."""
+    """Who broke first, how, at which line, its last words and where the whole log is; None if nobody did."""
     failure = report.failure
     if failure is None:
         return None
-    notes = list(failure.evidence)
-    if failure.rank is not None and report.world_size > 1:
-        notes.append(f"the first rank to fail; mpirun then stopped the other {report.world_size - 1}")
+    label = _source_label(failure.place, failure.evidence)
+    notes = [] if label else [*filter(None, [failure.place]), *failure.evidence]
     hints = []
     if failure.rank is not None:
-        log = folder.file(contract.stderr_file(failure.rank))
-        words = _last_words(log)
-        if words and not failure.place:
-            notes.append(f"its last words: `{words}`")
-        hints.append(f"full log: {_short(folder)}/{contract.stderr_file(failure.rank)}")
-    return Diagnostic(failure.code, failure.message, notes=tuple(notes), hints=tuple(hints))
+        log = contract.stderr_file(failure.rank)
+        words = _last_words(folder.file(log))
+        notes += [f"its last words: `{words}`"] if words and not failure.place else []
+        if report.world_size > 1:
+            notes.append(f"the first rank to fail; mpirun then stopped the other {report.world_size - 1}")
+        hints.append(f"full log: {short_name(folder.path, Path.cwd())}/{log}")
+    return Diagnostic(failure.code, failure.message, label, notes=tuple(notes), hints=tuple(hints))
 
 
-def _last_words(log: "object") -> str:
-    from pathlib import Path
-
+def _source_label(place: str | None, evidence: Sequence[str]) -> Label | None:
+    """The line that raised, if its file can be read here."""
+    if place is None:
+        return None
+    name, _, number = place.rpartition(":")
     try:
-        data = Path(str(log)).read_bytes()[-65536:]
+        text = Path(name).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    source = Source(short_name(Path(name), Path.cwd()), text)
+    line = source.line(int(number))
+    span = source.span(int(number), len(line) - len(line.lstrip()) + 1, max(1, len(line.strip())))
+    return Label(span, " ".join(evidence).replace("`", ""))
+
+
+def _last_words(log: Path) -> str:
+    try:
+        data = log.read_bytes()[-_TAIL_BYTES:]
     except OSError:
         return ""
     lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
-    return lines[-1][:_PATIENCE_OF_LINES] if lines else ""
-
-
-def _short(folder: RunFolder) -> str:
-    from pathlib import Path
-
-    try:
-        return str(folder.path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(folder.path)
+    return lines[-1][:_LONGEST_WORDS] if lines else ""
 
 
 def _plain(value: object) -> str:

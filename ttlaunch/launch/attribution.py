@@ -86,7 +86,7 @@ def _classify(state: RankState, lost: float | None, *, ordered: bool) -> tuple[i
 def _from_exception(state: RankState, error: dict[str, Any]) -> Failure:
     first_line = str(error.get("message", "")).partition("\n")[0]
     place = f"{error['file']}:{error['line']}" if error.get("file") else None
-    evidence = (f"{place}: " if place else "") + f"`{error.get('type')}: {first_line}`"
+    evidence = f"`{error.get('type')}: {first_line}`"
     code = "R001" if error.get("type") == "WorldSizeError" else "R002"
     step = error.get("step")
     failure = _failure(state, code, f"raised {error.get('type')}", float(error.get("time", 0.0)))

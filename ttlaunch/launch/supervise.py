@@ -68,8 +68,8 @@ def supervise(plan: LaunchPlan, folder: RunFolder, *, environment: Mapping[str, 
             leftovers = kill_run_processes(folder.run_id)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    view.tick(watch.ranks)
     report = _conclude(plan, folder, watch, ending, process.returncode, time.monotonic() - started, len(leftovers))
+    view.tick(watch.ranks)
     write_report(report, folder)
     append_event(folder, "end", status=report.status, exit_status=report.exit_status)
     return report
@@ -165,6 +165,8 @@ def _conclude(
         failure = _different_parameters(watch.ranks)
     if failure is not None and status == "done":
         status, exit_status = "failed", contract.STATUS_RANK_FAILED
+    if status != "done":
+        _mark_stopped(watch.ranks, failure)
     return make_report(
         plan,
         folder,
@@ -175,6 +177,14 @@ def _conclude(
         failure=failure,
         leftovers=leftovers,
     )
+
+
+def _mark_stopped(ranks: list[RankState], failure: Failure | None) -> None:
+    """Tell the ranks that broke or finished from those that were only stopped."""
+    for state in ranks:
+        ended_by_itself = state.error is not None or (failure is not None and failure.rank == state.row.rank)
+        if state.phase is not Phase.DONE and not ended_by_itself:
+            state.phase = Phase.STOPPED
 
 
 def _different_parameters(ranks: list[RankState]) -> Failure:

@@ -20,6 +20,7 @@ class Phase(StrEnum):
     RUNNING = "running"  # the role's function was called
     DONE = "done"
     FAILED = "failed"
+    STOPPED = "stopped"  # ended because the run was: by Ctrl-C, or after another rank had failed
 
 
 @dataclass
@@ -52,7 +53,9 @@ class RankState:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens after the first reported step, over the time since then."""
+        """Tokens after the first reported step, over the time since then; None for a rank that counts none."""
+        if not self.tokens:
+            return None
         if self.first_step_time is None or self.last_step_time is None or self.last_step_time <= self.first_step_time:
             return None
         return (self.tokens - self.first_step_tokens) / (self.last_step_time - self.first_step_time)

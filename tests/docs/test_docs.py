@@ -1,0 +1,66 @@
+"""The documentation is true: links lead somewhere, commands exist, generated pages are what the code says."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from ttlaunch.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/*/README.md")])
+SHELL_BLOCK = re.compile(r"^```(?:sh|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_link_leads_to_a_file(page):
+    broken = [
+        target for target in LINK.findall(page.read_text(encoding="utf-8")) if not (page.parent / target).exists()
+    ]
+
+    assert [] == broken
+
+
+def commands_of(page):
+    text = page.read_text(encoding="utf-8")
+    lines = [line.removeprefix("$ ") for block in SHELL_BLOCK.findall(text) for line in block.splitlines()]
+    return [line for line in lines if line.startswith("ttlaunch ") and "…" not in line and "[OPTIONS]" not in line]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_command_and_option_in_a_page_exists(page):
+    root = get_command(app)
+
+    for line in commands_of(page):
+        words = shlex.split(line, comments=True)[1:]
+        command = root
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help", "--version"}
+        typed = words[: words.index("--")] if "--" in words else words
+        options = {word.partition("=")[0] for word in typed if word.startswith("-")}
+        assert command is not root or options, line
+        assert options <= known, line
+
+
+def test_the_generated_reference_is_what_the_code_says():
+    answer = subprocess.run(
+        [sys.executable, str(ROOT / "docs/generate.py"), "--check"], capture_output=True, text=True, check=False
+    )
+
+    assert ("", 0) == (answer.stderr, answer.returncode)
+
+
+def test_the_readme_names_every_recipe():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+
+    assert [] == [folder.name for folder in ROOT.glob("recipes/*/") if f"recipes/{folder.name}/" not in readme]
