@@ -129,7 +129,8 @@ class _Check:
         if not meant:
             hints += [f"`{shown(key)}` belongs in `{home}`" for home in _homes(self.model, key)][:1]
         noun = _section_at(self.model, path[:-1]).noun
-        expected = f"expected {listed(known)}" if known else "no further key is possible here"
+        every = list(_fields(_section_at(self.model, path[:-1])))
+        expected = f"expected {listed(known or every)}"
         written = key_in(parent, path[-1]) if isinstance(parent, MapNode) else None
         span = parent.keys[written] if isinstance(parent, MapNode) and written is not None else self.node.span
         message = f"unknown key `{shown(key)}` in {noun}"
@@ -147,7 +148,8 @@ class _Check:
 
     def _meant(self, path: tuple[Key, ...]) -> str | None:
         key = str(path[-1])
-        return self.aliases.get(key) or closest(key, self._free_keys(path[:-1]))
+        every = _fields(_section_at(self.model, path[:-1]))
+        return self.aliases.get(key) or closest(key, self._free_keys(path[:-1])) or closest(key, every)
 
     def _free_keys(self, path: tuple[Key, ...]) -> list[str]:
         """The keys of the section at `path` that the file doesn't have yet."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from ttlaunch.diagnostics import Diagnostic, Label, Severity
+from ttlaunch.diagnostics.count import counted
 from ttlaunch.recipe.config import LoadedConfig
 from ttlaunch.topology.model import Topology
 
@@ -35,7 +36,15 @@ def _tensor_parallel(loaded: LoadedConfig) -> Iterator[Diagnostic]:
 
 def _mesh_shape(loaded: LoadedConfig, topology: Topology) -> Iterator[Diagnostic]:
     shape = loaded.checked.device_config.mesh_shape
-    if shape is None or not topology.bindings:
+    if shape is None:
+        return
+    if not topology.bindings:
+        yield Diagnostic(
+            "C020",
+            f"`mesh_shape` is {shape} but has no effect: configuration `{topology.name}` has no meshes",
+            _label(loaded, "device_config.mesh_shape", "each rank computes on one device"),
+            severity=Severity.WARNING,
+        )
         return
     for binding in topology.bindings:
         mesh = topology.mesh(binding.mesh_id)
@@ -45,7 +54,7 @@ def _mesh_shape(loaded: LoadedConfig, topology: Topology) -> Iterator[Diagnostic
                 "P008",
                 f"`mesh_shape` {shape} needs {shape[0] * shape[1]} devices but rank {binding.rank} drives {mesh.devices_per_host}",
                 _label(loaded, "device_config.mesh_shape", f"{shape[0]} × {shape[1]} = {shape[0] * shape[1]} devices"),
-                (Label(mesh.span, f"mesh {mesh.id}: {rows} × {columns} devices on {mesh.hosts} hosts"),),
+                (Label(mesh.span, f"mesh {mesh.id}: {rows} × {columns} devices on {counted(mesh.hosts, 'host')}"),),
             )
             return
 
