@@ -21,6 +21,7 @@ def _group() -> None:
 @app.command("list")
 def list_(*, form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL) -> None:
     """Name every configuration with its size; those in ./configurations hide built-in ones."""
+    from ttlaunch.diagnostics.count import counted
     from ttlaunch.topology.discovery import list_configurations
     from ttlaunch.topology.load import load_topology
 
@@ -30,8 +31,8 @@ def list_(*, form: Annotated[Format, typer.Option("--format", help="full, concis
         topology = loaded.topology
         size = "has mistakes; see `ttlaunch validate`"
         if topology is not None:
-            world = f"{topology.world_size} ranks" if topology.world_size else "world size open"
-            size = f"{len(topology.hosts)} hosts, {len(topology.slots)} slots, {world}"
+            world = counted(topology.world_size, "rank") if topology.world_size else "world size open"
+            size = f"{counted(len(topology.hosts), 'host')}, {counted(len(topology.slots), 'slot')}, {world}"
         rows.append({"name": found.name, "size": size, "folder": str(found.folder), "built_in": found.built_in})
     if form is Format.JSON:
         print_json(rows)

@@ -93,7 +93,7 @@ def load_topology_into(
 
 def is_script(target: str, working_folder: Path) -> bool:
     """Whether a target is a program rather than a recipe: a `.py` file, or any existing file."""
-    return target.endswith(".py") or (working_folder / target).is_file()
+    return target.endswith(".py") or os.path.isfile(working_folder / target)  # noqa: PTH113 - never raises
 
 
 def _describe_script(result: Description, request: Request, working_folder: Path) -> None:
@@ -141,8 +141,13 @@ def _config_source(
     if request.config_file == "-":
         return None, "standard input", sys.stdin.buffer.read()
     if request.config_file is not None:
-        return working_folder / Path(request.config_file).expanduser(), request.config_file, None
+        return _path(request.config_file, working_folder), request.config_file, None
     return (default, short_name(default, working_folder), None) if default.is_file() else (None, None, None)
+
+
+def _path(text: str, working_folder: Path) -> Path:
+    """A path as the user wrote it, made absolute; links and `..` stay for the system to follow."""
+    return working_folder / os.path.expanduser(text)  # noqa: PTH111 - this one never raises, whatever was typed
 
 
 def short_name(path: Path, working_folder: Path) -> str:
@@ -158,7 +163,7 @@ def check_data(loaded: Any, working_folder: Path) -> tuple[dict[str, Any] | None
     from ttlaunch.recipe.corpus import CorpusError, count_sequences, read_corpus
 
     given = loaded.config.training_config.data_path
-    path = None if given is None else (working_folder / Path(given).expanduser()).resolve()
+    path = None if given is None else _path(given, working_folder)
     try:
         corpus = read_corpus(path)
         count_sequences(corpus, loaded.config)

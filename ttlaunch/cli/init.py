@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ttlaunch.cli.console import leave, show_diagnostics
-from ttlaunch.diagnostics import Diagnostic, Format, shown
+from ttlaunch.diagnostics import Diagnostic, Format, did_you_mean, listed, shown
 
 EXAMPLES = """\
 [bold]ttlaunch init lab --hosts box-01,box-02:2[/bold]   writes configurations/lab/, one slot on box-01, two on box-02
@@ -32,6 +32,7 @@ def init(
     form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL,
 ) -> None:
     """Write a new configuration: hosts.txt, mgd.yaml and rank_bindings.yaml."""
+    from ttlaunch.topology.mesh_graph import ARCHITECTURES
     from ttlaunch.topology.scaffold import parse_host_list, scaffold
 
     parsed = parse_host_list(hosts)
@@ -40,6 +41,9 @@ def init(
     if not (rows.isdecimal() and columns.isdecimal() and int(rows) and int(columns)):
         message = f"`--device-shape {shown(device_shape)}` is not ROWSxCOLUMNS, such as `1x8`"
         mistakes.append(Diagnostic("P009", message))
+    if arch not in ARCHITECTURES:
+        message = f"`--arch {shown(arch)}` is not known; {listed(ARCHITECTURES)} was expected"
+        mistakes.append(Diagnostic("P009", message, hints=did_you_mean(arch, ARCHITECTURES)))
     if "/" in name or name in {"", ".", ".."}:
         mistakes.append(
             Diagnostic("P009", f"`{shown(name)}` is no name for a configuration", hints=("use `--dir` for the place",))

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ttlaunch import contract
+from ttlaunch.diagnostics.count import counted
 from ttlaunch.launch.output import View
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.watch import Phase, RankState
@@ -34,7 +35,9 @@ def make_view(plan: LaunchPlan, folder: RunFolder, *, quiet: bool = False) -> It
         with Live(console=console, auto_refresh=False, transient=False) as live:
             yield TableView(plan, live)
     else:
-        sys.stdout.write(f"run {folder.run_id}: {plan.program.name} on {plan.topology}, {plan.world_size} ranks\n")
+        sys.stdout.write(
+            f"run {folder.run_id}: {plan.program.name} on {plan.topology}, {counted(plan.world_size, 'rank')}\n"
+        )
         sys.stdout.flush()
         yield PlainView()
 
@@ -129,7 +132,7 @@ class TableView:
             row = state.row
             table.add_row(str(row.rank), row.role, row.host, step, loss, speed, Text(str(state.phase), style=style))
         rest = len(ranks) - _MOST_ROWS
-        more = [Text(f"… and {rest} more ranks")] if rest > 0 else []
+        more = [Text(f"… and {counted(rest, 'more rank')}")] if rest > 0 else []
         return Group(table, *more, self._progress(ranks))
 
     def _progress(self, ranks: list[RankState]) -> "RenderableType":

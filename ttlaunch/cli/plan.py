@@ -81,11 +81,14 @@ def show_plan(plan: "LaunchPlan", *, form: Format) -> None:
         return
     from rich.console import Console
 
+    from ttlaunch.diagnostics.count import counted
+
     console = Console(file=sys.stdout, no_color=not use_colour(sys.stdout), highlight=False)
     layout = getattr(plan.program, "layout", None)
     title = f"{plan.program.name} ({layout})" if layout else plan.program.name
+    ranks = counted(plan.world_size, "rank")
     console.print(
-        f"{title} on {plan.topology}: {plan.world_size} ranks on {len(plan.hosts)} host(s), {plan.engine.name}",
+        f"{title} on {plan.topology}: {ranks} on {counted(len(plan.hosts), 'host')}, {plan.engine.name}",
         markup=False,
     )
     console.print(_table(plan))
@@ -93,7 +96,7 @@ def show_plan(plan: "LaunchPlan", *, form: Format) -> None:
         arrow = "→ next" if pattern == "chain" else "↔"
         console.print(f"flow  {source} {arrow} {target}", markup=False)
     for a, b, channels in plan.links:
-        console.print(f"link  mesh {a} — mesh {b}, {channels} channels", markup=False)
+        console.print(f"link  mesh {a} — mesh {b}, {counted(channels, 'channel')}", markup=False)
     console.print(f"plan  {plan.hash[:16]}", markup=False)
 
 

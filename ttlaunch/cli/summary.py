@@ -7,6 +7,7 @@ from typing import TextIO
 from ttlaunch import contract
 from ttlaunch.cli.describe import short_name
 from ttlaunch.diagnostics import Diagnostic, Label, Source
+from ttlaunch.diagnostics.count import counted
 from ttlaunch.launch.report import Report
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.plan.launch_plan import LaunchPlan
@@ -19,7 +20,7 @@ def show_summary(report: Report, plan: LaunchPlan, folder: RunFolder, *, stream:
     """What came out."""
     layout = f" ({report.layout})" if report.layout else ""
     lines = [
-        f"{report.status}: {report.name}{layout} on {plan.topology}, {report.world_size} ranks, {report.duration_s:.1f} s"
+        f"{report.status}: {report.name}{layout} on {plan.topology}, {counted(report.world_size, 'rank')}, {report.duration_s:.1f} s"
     ]
     if report.steps:
         lines.append(f"  steps            {report.steps}")
@@ -34,7 +35,9 @@ def show_summary(report: Report, plan: LaunchPlan, folder: RunFolder, *, stream:
         agree = "" if report.parameters_agree else " (ranks DISAGREE)"
         lines.append(f"  parameters       sha256 {report.parameters_sha256}{agree}")
     if report.leftovers:
-        lines.append(f"  left behind      {report.leftovers} processes, killed")
+        lines.append(
+            f"  left behind      {report.leftovers} {'process' if report.leftovers == 1 else 'processes'}, killed"
+        )
     lines.append(f"  run folder       {short_name(folder.path, Path.cwd())}")
     stream.write("\n".join(lines) + "\n")
     stream.flush()

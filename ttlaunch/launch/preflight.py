@@ -7,7 +7,7 @@ import re
 import socket
 import subprocess
 
-from ttlaunch.diagnostics import Diagnostic, listed, shown
+from ttlaunch.diagnostics import Diagnostic, Label, listed, shown
 from ttlaunch.plan.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.plan.openmpi import OpenMpi
 from ttlaunch.topology.model import Topology
@@ -41,16 +41,15 @@ def _remote_hosts(plan: LaunchPlan, topology: Topology) -> list[Diagnostic]:
     remote = [host for host in plan.hosts if not is_local(host)]
     if not remote:
         return []
-    from ttlaunch.diagnostics import Label  # noqa: PLC0415 - only needed for this message
-
     first = next(host for host in topology.hosts if host.name == remote[0])
-    noun = "host is" if len(remote) == 1 else "hosts are"
+    many = len(remote) > 1
+    which = f"{len(remote)} hosts are" if many else f"host `{shown(remote[0])}` is"
     return [
         Diagnostic(
             "H006",
-            f"{len(remote)} {noun} not this machine; this version starts ranks on the launching machine only",
+            f"{which} not this machine; this version starts ranks on the launching machine only",
             Label(first.span, f"this machine is {socket.gethostname()}"),
-            notes=(f"other machines: {listed(remote, last='and')}",),
+            notes=(f"other machines: {listed(remote, last='and')}",) if many else (),
             hints=("`ttlaunch plan … --write DIR` writes the command and files that start it by hand",),
         )
     ]
@@ -101,7 +100,7 @@ def _mpi4py_pairing(engine: OpenMpi, python: str) -> list[Diagnostic]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return [Diagnostic("H004", f"mpi4py does not answer: {shown(error)}")]
-    library = answer.stdout.strip().partition("\n")[0].split(",")[0]
+    library = " ".join(answer.stdout.strip().partition("\n")[0].split(",")[0].split())
     match = _OPEN_MPI.search(library)
     if answer.returncode == 0 and match and int(match[1]) == engine.version[0]:
         return []

@@ -60,7 +60,8 @@ def create_run_folder(runs_folder: Path, *, now: datetime | None = None) -> RunF
         for name in (contract.LOGS_DIR, contract.RECORDS_DIR):
             folder.file(name).mkdir()
     except OSError as error:
-        raise RunFolderError(f"the run folder cannot be made: {error.strerror}: {error.filename}") from error
+        reason = (error.strerror or str(error)).lower()
+        raise RunFolderError(f"the run folder cannot be made: {error.filename}: {reason}") from error
     return folder
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ttlaunch.diagnostics import Diagnostic, Label, Severity, has_errors
+from ttlaunch.diagnostics import Diagnostic, Label, has_errors
+from ttlaunch.diagnostics.count import counted
 from ttlaunch.plan.devices import check_devices
 from ttlaunch.plan.environment import MANAGED, plan_environment, plan_rank_environment
 from ttlaunch.plan.launch_plan import CommandProgram, LaunchPlan, RankRow, RecipeProgram
@@ -88,13 +89,14 @@ def plan_command(
     world_size = topology.world_size or ranks or 1
     if ranks is not None and ranks != world_size:
         span = topology.bindings[-1].span
-        message = f"`--ranks {ranks}` was given but configuration `{topology.name}` binds {world_size} ranks"
-        return Diagnostic("P004", message, Label(span, f"the last of {world_size} bound ranks"))
+        bound = counted(world_size, "rank")
+        message = f"`--ranks {ranks}` was given but configuration `{topology.name}` binds {bound}"
+        return Diagnostic("P004", message, Label(span, f"the last of {counted(world_size, 'bound rank')}"))
     if world_size > len(topology.slots):
         span = topology.hosts[-1].slots_span
-        offered = len(topology.slots)
-        message = f"`--ranks {world_size}` was given but the hosts offer {offered} slots"
-        return Diagnostic("P002", message, Label(span, f"{offered} slots in all"), severity=Severity.ERROR)
+        offered = counted(len(topology.slots), "slot")
+        message = f"`--ranks {world_size}` was given but the hosts offer {offered}"
+        return Diagnostic("P002", message, Label(span, f"{offered} in all"))
     program = CommandProgram(name, tuple(command))
     return _plan(program, tuple(command), ("rank",) * world_size, (), topology, surroundings)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ttlaunch.diagnostics import Diagnostic, Label, Span, listed
+from ttlaunch.diagnostics.count import counted
 from ttlaunch.recipe.config import LoadedConfig
 from ttlaunch.recipe.declare import Flow, Layout, Pattern, Per, Recipe
 from ttlaunch.topology.model import Rank, Topology
@@ -77,8 +78,8 @@ def _fixed_by_bindings(topology: Topology, ranks: int) -> Diagnostic:
     last = topology.bindings[-1]
     return Diagnostic(
         "P004",
-        f"`--ranks {ranks}` was given but configuration `{topology.name}` binds {topology.world_size} ranks",
-        Label(last.span, f"the last of {topology.world_size} bound ranks"),
+        f"`--ranks {ranks}` was given but configuration `{topology.name}` binds {counted(len(topology.bindings), 'rank')}",
+        Label(last.span, f"the last of {counted(len(topology.bindings), 'bound rank')}"),
         hints=("leave `--ranks` out, or use `--on local`, which leaves the world size open",),
     )
 
@@ -91,19 +92,20 @@ def _wrong_size(
     notes = []
     for layout, size in sizes.items():
         counts = layout.counts(config, world_size=world_size)
-        terms = " + ".join(_plural(count, role) for role, count in counts.items())
-        notes.append(f"layout `{layout.name}`: {terms} = {_plural(size, 'rank')}")
+        terms = " + ".join(counted(count, role) for role, count in counts.items())
+        notes.append(f"layout `{layout.name}`: {terms} = {counted(size, 'rank')}")
     if not config.multihost_config.enabled:
         notes.append("`multihost_config.enabled` is false, so only layouts of one rank count")
-    where: Span | None = loaded.span("multihost_config.num_workers") or loaded.span("multihost_config.enabled")
+    deciding = "multihost_config.num_workers" if config.multihost_config.enabled else "multihost_config.enabled"
+    where: Span | None = loaded.span(deciding)
     last = topology.bindings[-1].span if topology.bindings else None
-    primary = Label(last, f"the last of {world_size} bound ranks") if last else None
+    primary = Label(last, f"the last of {counted(len(topology.bindings), 'bound rank')}") if last else None
     secondary = (Label(where, "decides how many ranks the roles need"),) if where else ()
     if primary is None and secondary:
         primary, secondary = secondary[0], ()
     return Diagnostic(
         "P003",
-        f"the world has {_plural(world_size or 0, 'rank')} but the roles need {listed(right, quote='')}",
+        f"the world has {counted(world_size or 0, 'rank')} but the roles need {listed(right, quote='')}",
         primary,
         secondary,
         notes=tuple(notes),
@@ -119,7 +121,7 @@ def _resizing_hints(
     config = loaded.checked
     if not config.multihost_config.enabled:
         hints.append("`--set multihost_config.enabled=true` uses several ranks")
-    for layout in reversed(recipe.layouts):
+    for layout in reversed(recipe.layouts if config.multihost_config.enabled else ()):
         scaled = [(role, count) for role, count in layout.roles.items() if isinstance(count, Per)]
         counts = layout.counts(config)
         if len(scaled) == 1 and scaled[0][1].key.endswith("num_workers"):
@@ -129,28 +131,25 @@ def _resizing_hints(
                 hints.append(f"`--set {key.key}={needed}` makes layout `{layout.name}` fit")
                 break
     if not fixed and right:
-        hints.append(f"`--ranks {right[-1]}` fits layout sizes as they are")
+        hints.append(f"`--ranks {right[-1]}` fits without another change")
     return tuple(hints)
 
 
 def _too_few_slots(loaded: LoadedConfig, topology: Topology, layout: Layout, counts: Mapping[str, int]) -> Diagnostic:
     needed, offered = sum(counts.values()), len(topology.slots)
-    arithmetic = f"{' + '.join(_plural(count, role) for role, count in counts.items())} = {_plural(needed, 'rank')}"
+    arithmetic = f"{' + '.join(counted(count, role) for role, count in counts.items())} = {counted(needed, 'rank')}"
     keys = [count.key for count in layout.roles.values() if isinstance(count, Per)]
     spans = [span for key in keys if (span := loaded.span(key))]
     last = topology.hosts[-1]
     sums = " + ".join(str(host.slots) for host in topology.hosts)
-    on_hosts = f"on {_plural(len(topology.hosts), 'host')}"
-    total = f"{sums} = {offered} slots {on_hosts}" if len(topology.hosts) > 1 else f"{offered} slots {on_hosts}"
+    on_hosts = f"on {counted(len(topology.hosts), 'host')}"
+    offer = f"{counted(offered, 'slot')} {on_hosts}"
+    total = f"{sums} = {offer}" if len(topology.hosts) > 1 else offer
     slots = Label(last.slots_span, total)
     return Diagnostic(
         "P002",
-        f"the roles need {_plural(needed, 'rank')} but the hosts offer {_plural(offered, 'slot')}",
+        f"the roles need {counted(needed, 'rank')} but the hosts offer {counted(offered, 'slot')}",
         Label(spans[0], arithmetic) if spans else slots,
         (slots,) if spans else (),
         notes=() if spans else (arithmetic,),
     )
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun.replace('_', ' ')}{'' if count == 1 else 's'}"

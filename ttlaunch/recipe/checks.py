@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ttlaunch.diagnostics.count import counted
 from ttlaunch.recipe.declare import Layout, Problem
 from ttlaunch.recipe.sections import TrainingFile
 
@@ -26,11 +27,12 @@ def a_micro_batch_fits_the_step(config: TrainingFile, _layout: Layout) -> Iterat
     """A step has at least as many sequences as one of its micro-batches."""
     training = config.training_config
     if training.sequences_per_micro_batch > training.sequences_per_step:
+        sequences = counted(training.sequences_per_step, "sequence")
         yield Problem(
             "C027",
-            f"`micro_batch_size` is {training.micro_batch_size} but a step has {training.sequences_per_step} sequences",
+            f"`micro_batch_size` is {training.micro_batch_size} but a step has {sequences}",
             "training_config.micro_batch_size",
-            f"{training.gradient_accumulation_steps} × {training.batch_size} = {training.sequences_per_step} sequences",
+            f"{training.gradient_accumulation_steps} × {training.batch_size} = {sequences}",
         )
 
 
@@ -44,14 +46,15 @@ def every_worker_has_a_micro_batch(config: TrainingFile, layout: Layout) -> Iter
     training = config.training_config
     if workers <= training.micro_batches:
         return
-    cut = f"{training.sequences_per_step} sequences / {training.sequences_per_micro_batch} = {training.micro_batches}"
+    micro_batches = counted(training.micro_batches, "micro-batche" if training.micro_batches > 1 else "micro-batch")
+    cut = f"{counted(training.sequences_per_step, 'sequence')} / {training.sequences_per_micro_batch} = {micro_batches}"
     smaller = training.sequences_per_step // workers
     yield Problem(
         "C011",
-        f"{workers} workers share {training.micro_batches} micro-batches; each needs at least one",
+        f"{counted(workers, 'worker')} share {micro_batches}; each needs at least one",
         key="multihost_config.num_workers",
-        label=f"more than the {training.micro_batches} micro-batches of a step",
-        others=(("training_config.batch_size", f"a step has {cut} micro-batches"),),
+        label=f"more than the {micro_batches} of a step",
+        others=(("training_config.batch_size", f"a step has {cut}"),),
         hints=(f"`--set training_config.micro_batch_size={smaller}`",)
         if smaller
         else (f"`--set training_config.batch_size={workers}`",),
@@ -88,14 +91,12 @@ def every_stage_has_a_block(config: TrainingFile, layout: Layout) -> Iterator[Pr
                 f"stage {stage} has no blocks",
                 _BLOCKS_PER_RANK,
                 f"stage {stage} has 0 blocks; every stage needs one",
-                hints=(
-                    f"leave the stage out: {len(blocks) - blocks.count(0)} stages need {len(blocks) - blocks.count(0)} ranks",
-                ),
+                hints=(f"leave the stage out; {counted(len(blocks) - blocks.count(0), 'rank')} will do",),
             )
     if pipeline.num_blocks not in (None, model_blocks):
         yield Problem(
             "C015",
-            f"the pipeline splits {pipeline.num_blocks} blocks but the model has {model_blocks}",
+            f"the pipeline splits {counted(pipeline.num_blocks, 'block')} but the model has {model_blocks}",
             "multihost_config.pipeline_parallel_config.num_blocks",
             others=((_MODEL_BLOCKS, "the model's size"),),
         )
@@ -103,10 +104,10 @@ def every_stage_has_a_block(config: TrainingFile, layout: Layout) -> Iterator[Pr
         total = " + ".join(str(count) for count in blocks)
         yield Problem(
             "C012",
-            f"`blocks_per_rank` adds up to {sum(blocks)} but the model has {model_blocks} blocks",
+            f"`blocks_per_rank` adds up to {sum(blocks)} but the model has {counted(model_blocks, 'block')}",
             _BLOCKS_PER_RANK,
-            f"{total} = {sum(blocks)} blocks" if len(blocks) > 1 else f"{sum(blocks)} blocks",
-            others=((_MODEL_BLOCKS, f"the model has {model_blocks} blocks"),),
+            f"{total} = {counted(sum(blocks), 'block')}" if len(blocks) > 1 else counted(sum(blocks), "block"),
+            others=((_MODEL_BLOCKS, f"the model has {counted(model_blocks, 'block')}"),),
         )
 
 
@@ -117,9 +118,9 @@ def num_workers_counts_the_stages(config: TrainingFile, layout: Layout) -> Itera
     if given and stages and config.multihost_config.num_workers != stages:
         yield Problem(
             "C016",
-            f"`num_workers` is {config.multihost_config.num_workers} but `blocks_per_rank` has {stages} stages",
+            f"`num_workers` is {config.multihost_config.num_workers} but `blocks_per_rank` has {counted(stages, 'stage')}",
             "multihost_config.num_workers",
             "in a pipeline every rank is a stage",
-            others=((_BLOCKS_PER_RANK, f"{stages} stages"),),
+            others=((_BLOCKS_PER_RANK, counted(stages, "stage")),),
             hints=("remove `num_workers`",),
         )

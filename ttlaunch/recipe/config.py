@@ -68,17 +68,18 @@ def load_config(
         overrides: `KEY=VALUE` each, the value written as in YAML; later ones win.
     """
     root, found = _read_root(path, name=name, standard_input=standard_input)
+    is_readable = not has_errors(found)
     for text in overrides:
         merged = _merge_override(root, text)
-        if isinstance(merged, Diagnostic):
-            found.append(merged)
-        else:
+        mistakes = [merged] if isinstance(merged, Diagnostic) else _unknown_keys(recipe, text)
+        found += mistakes
+        if isinstance(merged, MapNode) and not mistakes:
             root = merged
-    if has_errors(found):
+    if not is_readable:
         return LoadedConfig(None, root, tuple(found))
     config, mistakes = check_schema(recipe.config, root, codes=CONFIGURATION)
-    mistakes += list(_unread_keys(recipe, root))
-    return LoadedConfig(None if mistakes else config, root, tuple(found + mistakes))
+    found += [*mistakes, *_unread_keys(recipe, root)]
+    return LoadedConfig(None if has_errors(found) else config, root, tuple(found))
 
 
 def check_config(recipe: Recipe, loaded: LoadedConfig, layout: Layout) -> list[Diagnostic]:
@@ -113,8 +114,7 @@ def _resolved_lines(values: dict[str, Any], loaded: LoadedConfig, *, prefix: str
 def _read_root(
     path: Path | None, *, name: str | None, standard_input: bytes | None
 ) -> tuple[MapNode, list[Diagnostic]]:
-    nowhere = Source("defaults", "")
-    empty = MapNode(nowhere.span(1, 1), {}, {})
+    empty = _no_keys()
     if path is None and standard_input is None:
         return empty, []
     if standard_input is not None:
@@ -129,6 +129,10 @@ def _read_root(
         message = f"{source.name} is not a training file; keys and values were expected"
         found.append(Diagnostic(CONFIGURATION.wrong_value, message, Label(node.span)))
     return (node if isinstance(node, MapNode) else empty), found
+
+
+def _no_keys() -> MapNode:
+    return MapNode(Source("defaults", "").span(1, 1), {}, {})
 
 
 def _merge_override(root: MapNode, text: str) -> MapNode | Diagnostic:
@@ -149,6 +153,15 @@ def _merge_override(root: MapNode, text: str) -> MapNode | Diagnostic:
         spans.append(Span(source, 1, column, len(part)))
         column += len(part) + 1
     return _with_value(root, parts, spans, _in_source(node, source))
+
+
+def _unknown_keys(recipe: Recipe, text: str) -> list[Diagnostic]:
+    """What `--set` names that no section has; looked at alone, since it may well mean a key that the file has too."""
+    alone = _merge_override(_no_keys(), text)
+    if isinstance(alone, Diagnostic):
+        return []
+    _, found = check_schema(recipe.config, alone, codes=CONFIGURATION)
+    return [diagnostic for diagnostic in found if diagnostic.code == CONFIGURATION.unknown_key]
 
 
 def _with_value(root: MapNode, parts: list[str], spans: list[Span], value: Node) -> MapNode:

@@ -5,6 +5,7 @@ A recipe is a folder with `recipe.py` and `trainer.py`. It is loaded by path, as
 """
 
 import importlib.util
+import os
 import sys
 import traceback
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ _PACKAGE = Path(__file__).parent.parent
 _DECLARATION = "recipe.py"
 _TRAINER = "trainer.py"
 _PACKAGE_NAME = "ttlaunch_recipe"
+_LONGEST_REASON = 200
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ def find_recipe(name: str, *, working_folder: Path) -> FoundRecipe | Diagnostic:
     for recipe in known:
         if recipe.name == name:
             return recipe
-    path = working_folder / Path(name).expanduser()
-    if path.is_dir():
+    path = working_folder / os.path.expanduser(name)  # noqa: PTH111 - this one never raises, whatever was typed
+    if os.path.isdir(path):  # noqa: PTH112 - likewise
         if not (path / _DECLARATION).is_file():
             message = f"the folder {shown(name)} holds no `{_DECLARATION}`, so it is no recipe"
             return Diagnostic(
@@ -87,7 +89,7 @@ def load_recipe(found: FoundRecipe) -> Recipe | Diagnostic:
         return Diagnostic("P006", f"recipe `{found.name}` has no `{_TRAINER}`", notes=(f"looked in {found.folder}",))
     try:
         module = import_recipe_module(found.folder, "recipe")
-    except Exception as error:  # noqa: BLE001 - whatever the user's file raises is reported at its line
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's file raises is reported at its line
         return _load_error(found, declaration, error)
     recipe = getattr(module, "RECIPE", None)
     if not isinstance(recipe, Recipe):
@@ -114,7 +116,7 @@ def import_recipe_module(folder: Path, module: str) -> ModuleType:
     return importlib.import_module(f"{package}.{module}")
 
 
-def _load_error(found: FoundRecipe, declaration: Path, error: Exception) -> Diagnostic:
+def _load_error(found: FoundRecipe, declaration: Path, error: BaseException) -> Diagnostic:
     """Point at the innermost line that belongs to the recipe, or at the place of a syntax error."""
     kind = type(error).__name__
     line, column, length = 1, 1, 1
@@ -131,5 +133,5 @@ def _load_error(found: FoundRecipe, declaration: Path, error: Exception) -> Diag
     if column == 1:
         stripped = source.line(line).strip()
         column, length = source.line(line).find(stripped) + 1, max(1, len(stripped))
-    message = f"recipe `{found.name}` cannot be read: {kind}: {shown(reason)}"
+    message = f"recipe `{found.name}` cannot be read: {kind}: {shown(reason, longest=_LONGEST_REASON)}"
     return Diagnostic("P006", message, Label(source.span(line, column, length)))

@@ -1,0 +1,495 @@
+"""Whatever is wrong with what was typed or written: the place, the rule and the repair, and nothing is started.
+
+The words of each refusal are in `tests/golden/refusals/`, one transcript for each test.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from sysconfig import get_path
+
+import pytest
+
+RUN = "run hierarchical_parallel -c train.yaml"
+PIPELINE = "run pipeline_parallel -c train.yaml"
+PIPELINE_OF_FOUR = """\
+transformer_config:
+  num_blocks: 4
+multihost_config:
+  pipeline_parallel_config:
+    blocks_per_rank: {blocks}
+"""
+RECIPE = """\
+from ttlaunch.recipe import ConfigFile, Layout, Recipe
+
+RECIPE = Recipe(summary="Nothing.", config=ConfigFile, layouts=[Layout("all", peer=None)], uses_data=False)
+"""
+
+
+# The training file.
+
+
+def test_an_unknown_section_is_refused_once(refused):
+    refused(RUN, files={"train.yaml": "trainning_config:\n  steps: 3\n"}, status=3)
+
+
+def test_an_unknown_key_of_a_section_says_what_was_meant(refused):
+    refused(RUN, files={"train.yaml": "training_config:\n  steps: 3\n  batchsize: 8\n"}, status=3)
+
+
+def test_an_unknown_key_three_levels_deep_says_what_was_meant(refused):
+    text = "multihost_config:\n  pipeline_parallel_config:\n    block_per_rank: [2, 2]\n"
+    refused(PIPELINE, files={"train.yaml": text}, status=3)
+
+
+def test_an_unknown_key_like_no_other_lists_the_known_ones(refused):
+    refused(RUN, files={"train.yaml": "device_config:\n  qqq: 1\n"}, status=3)
+
+
+def test_a_word_where_a_number_belongs_is_refused(refused):
+    refused(RUN, files={"train.yaml": "training_config:\n  steps: many\n"}, status=3)
+
+
+def test_a_quoted_number_is_not_a_number(refused):
+    refused(RUN, files={"train.yaml": 'training_config:\n  batch_size: "16"\n'}, status=3)
+
+
+def test_a_fraction_of_a_worker_is_refused(refused):
+    refused(RUN, files={"train.yaml": "multihost_config:\n  num_workers: 1.5\n"}, status=3)
+
+
+def test_a_list_where_a_section_belongs_is_refused(refused):
+    refused(RUN, files={"train.yaml": "training_config: [1, 2]\n"}, status=3)
+
+
+def test_a_training_file_that_is_a_list_is_refused(refused):
+    refused(RUN, files={"train.yaml": "- training_config\n"}, status=3)
+
+
+def test_no_workers_at_all_is_out_of_range(refused):
+    refused(RUN, files={"train.yaml": "multihost_config:\n  num_workers: 0\n"}, status=3)
+
+
+def test_a_probability_of_one_is_out_of_range(refused):
+    refused(RUN, files={"train.yaml": "transformer_config:\n  dropout_prob: 1.0\n"}, status=3)
+
+
+def test_an_unknown_choice_says_what_was_meant(refused):
+    refused(RUN, files={"train.yaml": "training_config:\n  optimizer: adam\n"}, status=3)
+
+
+def test_malformed_yaml_is_shown_at_its_place(refused):
+    refused(RUN, files={"train.yaml": "training_config:\n  steps: [3\nmultihost_config: {}\n"}, status=3)
+
+
+def test_a_tab_as_indentation_is_shown_at_its_place(refused):
+    refused(RUN, files={"train.yaml": "training_config:\n\tsteps: 3\n"}, status=3)
+
+
+def test_a_key_given_twice_is_refused(refused):
+    refused(RUN, files={"train.yaml": "training_config:\n  steps: 3\n  steps: 4\n"}, status=3)
+
+
+def test_a_missing_training_file_is_refused(refused):
+    refused(RUN, status=3)
+
+
+def test_a_folder_as_training_file_is_refused(refused):
+    refused(RUN, files={"train.yaml/inside": ""}, status=3)
+
+
+def test_an_empty_training_file_is_refused(refused):
+    refused(RUN, files={"train.yaml": ""}, status=3)
+
+
+def test_an_empty_standard_input_is_refused(refused):
+    refused("run hierarchical_parallel -c -", stdin=b"", status=3)
+
+
+def test_windows_line_ends_do_not_hide_a_mistake(refused):
+    refused(RUN, files={"train.yaml": "training_config:\r\n  step: 3\r\n"}, status=3)
+
+
+def test_a_byte_order_mark_does_not_hide_a_mistake(refused):
+    refused(RUN, files={"train.yaml": "\ufefftraining_config:\n  step: 3\n"}, status=3)
+
+
+def test_a_binary_training_file_is_refused(refused):
+    refused(RUN, files={"train.yaml": b"\x7fELF\x00\xff\xfe\x00"}, status=3)
+
+
+def test_heads_that_do_not_divide_the_embedding_are_refused(refused):
+    text = "transformer_config:\n  embedding_dim: 64\n  num_heads: 5\n"
+    refused(RUN, files={"train.yaml": text}, status=3)
+
+
+def test_fewer_micro_batches_than_workers_are_refused(refused):
+    text = "training_config:\n  batch_size: 4\n  micro_batch_size: 2\nmultihost_config:\n  num_workers: 3\n"
+    refused(RUN, files={"train.yaml": text}, status=3)
+
+
+def test_a_micro_batch_larger_than_the_step_is_refused(refused):
+    text = "training_config:\n  batch_size: 4\n  micro_batch_size: 8\nmultihost_config:\n  num_workers: 1\n"
+    refused(RUN, files={"train.yaml": text}, status=3)
+
+
+def test_blocks_per_rank_that_do_not_add_up_are_refused(refused):
+    refused(PIPELINE, files={"train.yaml": PIPELINE_OF_FOUR.format(blocks="[1, 2]")}, status=3)
+
+
+def test_a_stage_without_blocks_is_refused(refused):
+    refused(PIPELINE, files={"train.yaml": PIPELINE_OF_FOUR.format(blocks="[4, 0]")}, status=3)
+
+
+def test_stages_with_a_gap_are_refused(refused):
+    refused(PIPELINE, files={"train.yaml": PIPELINE_OF_FOUR.format(blocks="{0: 2, 2: 2}")}, status=3)
+
+
+def test_a_pipeline_without_stages_is_refused(refused):
+    refused(PIPELINE, files={"train.yaml": "training_config:\n  steps: 3\n"}, status=3)
+
+
+def test_more_workers_than_stages_are_refused(refused):
+    text = PIPELINE_OF_FOUR.format(blocks="[2, 2]") + "  num_workers: 3\n"
+    refused(PIPELINE, files={"train.yaml": text}, status=3)
+
+
+def test_tensor_parallelism_that_no_recipe_does_is_refused(refused):
+    refused(RUN, files={"train.yaml": "device_config:\n  enable_tp: true\n"}, status=3)
+
+
+def test_a_key_that_the_recipe_does_not_read_is_refused(refused):
+    text = "multihost_config:\n  pipeline_parallel_config: {blocks_per_rank: [2, 2]}\n"
+    refused(RUN, files={"train.yaml": text}, status=3)
+
+
+# The training text.
+
+
+def test_a_missing_text_is_refused(refused):
+    refused(RUN, files={"train.yaml": "training_config:\n  data_path: book.txt\n"}, status=3)
+
+
+def test_an_empty_text_is_refused(refused):
+    refused(RUN, files={"train.yaml": "training_config:\n  data_path: book.txt\n", "book.txt": ""}, status=3)
+
+
+def test_a_binary_text_is_refused(refused):
+    text = b"plain\n\xff\xfe\x00\x01"
+    refused(RUN, files={"train.yaml": "training_config:\n  data_path: book.txt\n", "book.txt": text}, status=3)
+
+
+def test_a_text_shorter_than_one_sequence_is_refused(refused):
+    files = {"train.yaml": "training_config:\n  data_path: book.txt\n", "book.txt": "It was a dark night.\n"}
+    refused(RUN, files=files, status=3)
+
+
+def test_a_text_that_cannot_be_read_is_refused(refused):
+    text = "training_config:\n  data_path: /proc/self/mem\n"  # has no first byte, not even for root
+    refused(RUN, files={"train.yaml": text}, status=3)
+
+
+def test_a_text_behind_a_loop_of_links_is_refused(here, refused):
+    (here / "book.txt").symlink_to("book.txt")
+    refused(RUN, files={"train.yaml": "training_config:\n  data_path: book.txt\n"}, status=3)
+
+
+@pytest.mark.parametrize("path", ["~nobody-here/book.txt", '"a\\0b"', "x" * 300], ids=["home", "zero-byte", "long"])
+def test_a_text_at_an_impossible_path_is_refused(refused, path):
+    refused(RUN, files={"train.yaml": f"training_config:\n  data_path: {path}\n"}, status=3)
+
+
+def test_a_missing_text_named_on_the_command_line_points_there(refused):
+    refused("run hierarchical_parallel --set training_config.data_path=book.txt", status=3)
+
+
+# `--set`.
+
+
+def test_set_without_an_equals_sign_is_refused(refused):
+    refused("run hierarchical_parallel --set training_config.steps", status=2)
+
+
+def test_set_of_a_key_without_its_section_is_refused(refused):
+    refused("run hierarchical_parallel --set steps=3", status=3)
+
+
+def test_set_of_an_unknown_key_says_what_was_meant(refused):
+    refused("run hierarchical_parallel --set training_config.stepps=3", status=3)
+
+
+def test_set_of_a_wrong_type_is_refused(refused):
+    refused("run hierarchical_parallel --set training_config.steps=few", status=3)
+
+
+def test_set_of_a_value_that_is_no_yaml_is_refused(refused):
+    refused(["run", "hierarchical_parallel", "--set", "training_config.steps=[3"], status=2)
+
+
+# Recipes.
+
+
+def test_an_unknown_recipe_says_what_was_meant(refused):
+    refused("run hierarchical_paralel", status=2)
+
+
+def test_an_unknown_recipe_like_no_other_lists_the_known_ones(refused):
+    refused("run zzz", status=2)
+
+
+@pytest.mark.parametrize("name", ["~nobody-here", "x" * 300], ids=["home", "long"])
+def test_an_impossible_path_is_no_recipe(refused, name):
+    refused(["run", name], status=2)
+
+
+def test_a_folder_without_a_recipe_is_refused(refused):
+    refused("run mine", files={"mine/notes.txt": ""}, status=2)
+
+
+def test_a_recipe_with_a_syntax_error_is_shown_at_its_place(refused):
+    refused("run mine", files={"mine/recipe.py": "RECIPE = (\n", "mine/trainer.py": ""}, status=3)
+
+
+def test_a_recipe_that_raises_is_shown_at_its_line(refused):
+    text = "import math\n\nHALF = math.sqrt(-1)\n"
+    refused("run mine", files={"mine/recipe.py": text, "mine/trainer.py": ""}, status=3)
+
+
+def test_a_recipe_that_exits_is_shown_at_its_line(refused):
+    text = "import sys\n\nsys.exit(0)\n"
+    refused("run mine", files={"mine/recipe.py": text, "mine/trainer.py": ""}, status=3)
+
+
+def test_a_recipe_that_declares_nothing_is_refused(refused):
+    refused("run mine", files={"mine/recipe.py": "recipe = 1\n", "mine/trainer.py": ""}, status=3)
+
+
+def test_a_recipe_without_a_trainer_is_refused(refused):
+    refused("run mine", files={"mine/recipe.py": RECIPE}, status=3)
+
+
+def test_a_recipe_with_an_impossible_declaration_is_shown_at_its_line(refused):
+    text = RECIPE.replace("peer=None", "peer=None, other=None")
+    refused("run mine", files={"mine/recipe.py": text, "mine/trainer.py": ""}, status=3)
+
+
+def test_a_missing_script_is_refused(refused):
+    refused("run train.py", status=2)
+
+
+def test_a_script_takes_no_training_file(refused):
+    refused("run work.py -c train.yaml --set a=b", files={"work.py": "", "train.yaml": ""}, status=2)
+
+
+# Worlds.
+
+
+def test_a_world_of_the_wrong_size_names_the_right_ones(refused):
+    refused("run hierarchical_parallel --ranks 6", status=3)
+
+
+def test_several_ranks_without_multihost_say_why_not(refused):
+    refused("run hierarchical_parallel --ranks 4 --set multihost_config.enabled=false", status=3)
+
+
+def test_more_ranks_than_slots_are_refused(refused):
+    files = {"small/hosts.txt": "localhost slots=2\n", "train.yaml": "multihost_config:\n  num_workers: 3\n"}
+    refused(f"{RUN} --on small", files=files, status=3)
+
+
+def test_more_ranks_of_a_script_than_slots_are_refused(refused):
+    refused("run work.py -n 3 --on small", files={"small/hosts.txt": "localhost slots=2\n", "work.py": ""}, status=3)
+
+
+def test_ranks_against_the_bindings_are_refused(refused):
+    refused("run hierarchical_parallel --on 5loudboxes --ranks 4", status=2)
+
+
+def test_ranks_of_a_script_against_the_bindings_are_refused(refused):
+    refused("run work.py --on 5loudboxes --ranks 4", files={"work.py": ""}, status=2)
+
+
+def test_bindings_for_a_world_that_the_roles_do_not_need_are_refused(refused):
+    refused("run hierarchical_parallel --on 5loudboxes", status=3)
+
+
+def test_fabric_sockets_without_links_are_refused(refused):
+    refused("run fabric_minimal --set multihost_config.socket_type=fabric", status=3)
+
+
+def test_a_mesh_shape_with_other_devices_than_the_mesh_is_refused(refused):
+    line = "run fabric_minimal --on 2loudboxes --set device_config.mesh_shape=[2,8]"
+    refused(line, status=3)
+
+
+def test_an_unknown_configuration_says_what_was_meant(refused):
+    refused("run hierarchical_parallel --on 5loudboxs", status=2)
+
+
+def test_a_missing_hostfile_is_an_error(refused):
+    refused("run hierarchical_parallel --hostfile hosts.txt", status=3)
+
+
+def test_hosts_that_are_not_this_machine_are_refused(refused):
+    refused("run fabric_minimal --on 2loudboxes", status=4)
+
+
+def test_one_other_host_is_refused_in_the_singular(refused):
+    refused("run fabric_minimal --hostfile hosts.txt -n 1", files={"hosts.txt": "far-away slots=1\n"}, status=4)
+
+
+def test_mistakes_in_topology_and_training_file_are_shown_together(refused):
+    files = {
+        "lab/hosts.txt": "box-01 slots=1\nbox-02 slot=1\n",
+        "train.yaml": "training_config:\n  step: 3\n  batch_size: -1\n",
+    }
+    refused(f"{RUN} --on lab", files=files, status=3)
+
+
+# New configurations.
+
+
+def test_a_configuration_is_never_written_over(refused):
+    refused("init lab --hosts a,b", files={"configurations/lab/hosts.txt": "a slots=1\n"}, status=2)
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    ["a,,b", "a:0", "a:two", "a b", "a,a", ""],
+    ids=["empty-name", "no-slots", "word-for-slots", "space", "twice", "nothing"],
+)
+def test_a_bad_host_list_is_refused(refused, hosts):
+    refused(["init", "lab", "--hosts", hosts], status=2)
+
+
+def test_a_bad_device_shape_is_refused(refused):
+    refused("init lab --hosts a --device-shape 8", status=2)
+
+
+def test_an_unknown_architecture_is_refused(refused):
+    refused("init lab --hosts a --arch wormhole_b", status=2)
+
+
+def test_a_path_is_no_name_for_a_configuration(refused):
+    refused("init ../lab --hosts a", status=2)
+
+
+# This machine.
+
+
+@pytest.fixture
+def other_machine(here, tmp_path_factory):
+    """`other_machine(line)` runs ttlaunch under a Python that has no mpirun beside it, with a PATH of one folder."""
+    environment = tmp_path_factory.mktemp("elsewhere")
+    venv.create(environment, symlinks=True)
+    programs = environment / "programs"
+    programs.mkdir()
+
+    def invoke(line, *, mpirun=None):
+        if mpirun is not None:
+            (programs / "mpirun").write_text(mpirun)
+            (programs / "mpirun").chmod(0o755)
+        packages = [str(Path(__file__).parents[2]), get_path("purelib"), get_path("platlib")]
+        process = subprocess.run(
+            [environment / "bin/python", "-m", "ttlaunch", *line.split()],
+            env={**os.environ, "PATH": str(programs), "PYTHONPATH": os.pathsep.join(packages), "NO_COLOR": "1"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        names = {str(environment): "ELSEWHERE"}
+        words = [process.stdout, process.stderr]
+        for value, name in names.items():
+            words = [text.replace(value, name) for text in words]
+        return type("Answer", (), {"status": process.returncode, "stdout": words[0], "stderr": words[1]})
+
+    return invoke
+
+
+def test_a_machine_without_mpirun_is_refused(refused, other_machine):
+    line = "run hierarchical_parallel"
+    refused(line, answer=other_machine(line), status=4)
+
+
+def test_an_mpirun_of_mpich_is_refused(refused, other_machine):
+    line = "run hierarchical_parallel"
+    mpich = "#!/bin/sh\necho 'HYDRA build details:'\necho '    Version:                                 4.2.1'\n"
+    refused(line, answer=other_machine(line, mpirun=mpich), status=4)
+
+
+def test_an_mpirun_older_than_4_1_is_refused(refused, other_machine):
+    line = "run hierarchical_parallel"
+    old = "#!/bin/sh\necho 'mpirun (Open MPI) 3.1.6'\n"
+    refused(line, answer=other_machine(line, mpirun=old), status=4)
+
+
+def test_an_mpirun_that_cannot_be_executed_is_refused(refused, other_machine):
+    line = "run hierarchical_parallel"
+    refused(line, answer=other_machine(line, mpirun="#!/no/such/interpreter\n"), status=4)
+
+
+def test_a_missing_mpirun_is_one_of_several_mistakes(refused, other_machine):
+    line = "run hierarchical_parallel --set training_config.steps=few"
+    refused(line, answer=other_machine(line), status=3)
+
+
+def test_an_mpi4py_of_another_mpi_is_refused(refused, tmp_path_factory, monkeypatch):
+    packages = tmp_path_factory.mktemp("packages")
+    (packages / "mpi4py").mkdir()
+    (packages / "mpi4py/__init__.py").touch()
+    text = 'def Get_library_version():\n    return "MPICH Version:      4.2.1\\nMPICH Release date: …"\n'
+    (packages / "mpi4py/MPI.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    refused("run hierarchical_parallel", status=4)
+
+
+def test_an_mpi4py_without_a_library_is_refused(refused, tmp_path_factory, monkeypatch):
+    packages = tmp_path_factory.mktemp("packages")
+    (packages / "mpi4py").mkdir()
+    (packages / "mpi4py/__init__.py").touch()
+    (packages / "mpi4py/MPI.py").write_text('raise RuntimeError("cannot load MPI library")\n')
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    refused("run hierarchical_parallel", status=4)
+
+
+def test_a_run_folder_that_cannot_be_made_is_one_line(here):
+    (here / "taken").touch()
+    process = subprocess.run(
+        [sys.executable, "-m", "ttlaunch", "run", "fabric_minimal", "--runs-dir", "taken"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert process.stderr == "error: the run folder cannot be made: taken: file exists\n"
+    assert (process.returncode, process.stdout) == (4, "")
+
+
+# The other formats.
+
+
+@pytest.mark.parametrize("command", ["run hierarchical_parallel", "plan hierarchical_parallel", "validate local"])
+def test_concise_is_one_line_for_each_mistake(ttlaunch, command):
+    recipe = "--recipe hierarchical_parallel" if command.startswith("validate") else ""
+    sets = "--set training_config.steps=few --set training_config.bach_size=3"
+    answer = ttlaunch(f"{command} {recipe} {sets} --format concise")
+    assert answer.stderr == (
+        "--set:1:17: error[C004]: unknown key `bach_size` in training_config\n"
+        "--set:1:23: error[C005]: `steps` is `few`; a whole number was expected\n"
+    )
+    assert (answer.status, answer.stdout) == (3, "")
+
+
+@pytest.mark.parametrize("command", ["run hierarchical_parallel", "plan hierarchical_parallel", "validate local"])
+def test_json_is_all_there_is_on_stdout(ttlaunch, command):
+    recipe = "--recipe hierarchical_parallel" if command.startswith("validate") else ""
+    answer = ttlaunch(f"{command} {recipe} --set training_config.steps=few --format json")
+    diagnostics = json.loads(answer.stdout)["diagnostics"]
+    assert [(d["code"], d["severity"], d["primary"]["file"], d["primary"]["column"]) for d in diagnostics] == [
+        ("C005", "error", "--set", 23)
+    ]
+    assert (answer.status, answer.stderr) == (3, "")

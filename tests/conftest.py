@@ -1,0 +1,108 @@
+"""What all tests share: an empty folder to work in, the real command line, golden files, and skips that may not pass."""
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).parents[1]
+GOLDEN = Path(__file__).parent / "golden"
+MUST_RUN = "TTLAUNCH_TESTS_MUST_RUN"
+"""Set to 1, as in CI, a test that would be skipped for want of a program fails instead."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--rewrite", action="store_true", help="Write the golden files anew; then read the diff.")
+
+
+def pytest_runtest_setup(item):
+    beside = Path(sys.executable).with_name("mpirun")
+    if item.get_closest_marker("mpi") and not beside.is_file() and shutil.which("mpirun") is None:
+        _skip_or_fail("no mpirun beside this Python or in PATH")
+
+
+def _skip_or_fail(reason):
+    if os.environ.get(MUST_RUN) == "1":
+        pytest.fail(f"{MUST_RUN}=1, but this test cannot run: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def skip_or_fail():
+    """`skip_or_fail(reason)`: skip, or fail where every test must run."""
+    return _skip_or_fail
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command said and how it ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def ttlaunch(here, monkeypatch):
+    """`ttlaunch("run …")` is the real command line, in this process, in the empty folder."""
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def invoke(line, *, stdin=None):
+        from ttlaunch.cli.main import app  # noqa: PLC0415 - only tests of the command line need it
+
+        words = shlex.split(line) if isinstance(line, str) else line
+        result = CliRunner().invoke(app, words, input=stdin)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Answer(result.exit_code, result.stdout, result.stderr)
+
+    return invoke
+
+
+@pytest.fixture
+def portable(tmp_path):
+    """`portable(text)`: the text with names for what differs between machines."""
+    names = {
+        str(tmp_path.resolve()): "HERE",
+        str(tmp_path): "HERE",
+        str(ROOT): "CHECKOUT",
+        sys.executable: "PYTHON",
+        socket.gethostname(): "THIS-MACHINE",
+    }
+
+    def rename(text):
+        for value, name in sorted(names.items(), key=lambda item: -len(item[0])):
+            text = text.replace(value, name)
+        return re.sub(r"Open MPI \d+(\.\d+)+", "Open MPI VERSION", text)
+
+    return rename
+
+
+@pytest.fixture
+def golden(request):
+    """`golden(name, text)`: the text is that of `tests/golden/<name>`; `--rewrite` makes it so."""
+
+    def compare(name, text):
+        path = GOLDEN / name
+        if request.config.getoption("--rewrite"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.is_file(), f"{path} is missing; `pytest --rewrite` writes it"
+        assert text == path.read_text(encoding="utf-8")
+
+    return compare
