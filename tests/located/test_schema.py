@@ -124,6 +124,8 @@ error[T004]: unknown key `nmae` in an inner part
   |
 3 |   - {name: b, nmae: c}
   |               ^^^^ expected `note`
+
+hint: did you mean `name`?
 """
     check("rows:\n  - {name: a}\n  - {name: b, nmae: c}\n", expected)
 

@@ -45,7 +45,7 @@ error[T004]: unknown key `hosts` in a mesh
  --> mgd.yaml:7:72
   |
 7 |   {id: 1, board: lbox, device_topology: [1, 8], host_topology: [1, 1], hosts: 1},
-  |                                                                        ^^^^^ no further key is possible here
+  |                                                                        ^^^^^ expected `id`, `board`, `device_topology` or `host_topology`
 """
     check(files, expected)
 

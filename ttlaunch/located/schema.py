@@ -19,6 +19,7 @@ from ttlaunch.located.wrong_value import Complaint, describe_wrong_value
 
 _SHAPES = {"list_type", "dict_type", "model_type", "model_attributes_type", "int_type", "string_type", "float_type"}
 _UNKNOWN = {"extra_forbidden", "invalid_key"}
+_FEW_KEYS = 8
 
 
 class Section(BaseModel):
@@ -130,7 +131,9 @@ class _Check:
             hints += [f"`{shown(key)}` belongs in `{home}`" for home in _homes(self.model, key)][:1]
         noun = _section_at(self.model, path[:-1]).noun
         every = list(_fields(_section_at(self.model, path[:-1])))
-        expected = f"expected {listed(known or every)}"
+        keys = known or every
+        many = meant is not None and len(keys) > _FEW_KEYS
+        expected = f"not among its {len(every)} keys" if many else f"expected {listed(keys)}"
         written = key_in(parent, path[-1]) if isinstance(parent, MapNode) else None
         span = parent.keys[written] if isinstance(parent, MapNode) and written is not None else self.node.span
         message = f"unknown key `{shown(key)}` in {noun}"
