@@ -82,6 +82,7 @@ def portable(tmp_path):
         str(tmp_path): "HERE",
         str(ROOT): "CHECKOUT",
         sys.executable: "PYTHON",
+        str(Path(sys.executable).parent): "BIN",
         socket.gethostname(): "THIS-MACHINE",
     }
 

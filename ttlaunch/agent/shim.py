@@ -53,7 +53,8 @@ def main() -> int:
             plan = json.load(file)
         row = _own_row(plan)
     except (OSError, ValueError, KeyError, IndexError, LookupError) as error:
-        print(f"ttlaunch shim: {type(error).__name__}: {error}", file=sys.stderr)
+        reason = str(error) if type(error) is LookupError else f"{type(error).__name__}: {error}"
+        print(f"ttlaunch shim: {reason}", file=sys.stderr)
         return _SHIM_FAILED
     os.makedirs(os.path.join(run_folder, contract.LOGS_DIR), exist_ok=True)
     os.makedirs(os.path.join(run_folder, contract.RECORDS_DIR), exist_ok=True)
@@ -87,7 +88,10 @@ def _own_row(plan: Record) -> Record:
         raise LookupError(f"plan format {plan['format']} is not {contract.PLAN_FORMAT}; another version wrote it")
     for name in contract.RANK_VARIABLES:
         if name in os.environ:
-            row: Record = plan["ranks"][int(os.environ[name])]
+            rank, rows = int(os.environ[name]), plan["ranks"]
+            if rank >= len(rows):
+                raise LookupError(f"mpirun started rank {rank}, but the plan has {len(rows)} ranks")
+            row: Record = rows[rank]
             return row
     raise LookupError("no MPI launcher said which rank this is; start it with mpirun")
 

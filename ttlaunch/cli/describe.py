@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ttlaunch.topology.model import Topology
 
 _CORPUS_CODES = {"missing": "C021", "empty": "C022", "binary": "C023", "too_short": "C024", "unreadable": "C025"}
+_LONGEST_MESSAGE = 500
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,7 @@ def check_data(loaded: Any, working_folder: Path) -> tuple[dict[str, Any] | None
         count_sequences(corpus, loaded.config)
     except CorpusError as error:
         span = loaded.span("training_config.data_path")
-        return None, Diagnostic(_CORPUS_CODES[str(error.reason)], str(error), Label(span) if span else None)
+        message = shown(error, longest=_LONGEST_MESSAGE)
+        return None, Diagnostic(_CORPUS_CODES[str(error.reason)], message, Label(span) if span else None)
     size = len(corpus.text)
     return {"path": os.fspath(path) if path else None, "sha256": corpus.sha256, "bytes": size}, None

@@ -162,7 +162,7 @@ def _conclude(
     elif ending.signal_number:
         status, exit_status = "terminated", contract.STATUS_TERMINATED
     if failure is None and status == "done" and not combine_digests([rank.digests for rank in watch.ranks])[1]:
-        failure = _different_parameters(watch.ranks)
+        failure = different_parameters(watch.ranks)
     if failure is not None and status == "done":
         status, exit_status = "failed", contract.STATUS_RANK_FAILED
     if status != "done":
@@ -187,7 +187,7 @@ def _mark_stopped(ranks: list[RankState], failure: Failure | None) -> None:
             state.phase = Phase.STOPPED
 
 
-def _different_parameters(ranks: list[RankState]) -> Failure:
+def different_parameters(ranks: list[RankState]) -> Failure:
     """Ranks finished with different bits in a parameter they share: a result nobody should trust."""
     first: dict[str, tuple[RankState, str]] = {}
     for state in ranks:
