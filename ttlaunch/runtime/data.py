@@ -55,8 +55,8 @@ class TextData:
         """
         training = cfg.training_config
         tokens, self.vocabulary = tokenize(corpus, training.tokenizer_type)
-        self.training_sequences, available = count_sequences(corpus, cfg)
-        self.validation_sequences = min(training.validation_sequences, available)
+        self.training_sequences, self._available = count_sequences(corpus, cfg)
+        self.validation_sequences = min(training.validation_sequences, self._available)
         border, _ = split_tokens(corpus, cfg)
         self._training, self._validation = tokens[:border], tokens[border:]
         self._length = cfg.transformer_config.max_sequence_length
@@ -83,8 +83,9 @@ class TextData:
         return self._batch(index, self._training, samples)
 
     def validation_batch(self, index: int) -> MicroBatch:
-        """Micro-batch `index` of every validation: always the first sequences, in their order."""
-        return self._batch(index, self._validation, list(self._validation_sizes[index]))
+        """Micro-batch `index` of every validation: always the same sequences, spread evenly over the text kept for it."""
+        spread = [place * self._available // self.validation_sequences for place in self._validation_sizes[index]]
+        return self._batch(index, self._validation, spread)
 
     def _sample(self, position: int) -> int:
         epoch, k = divmod(position, self.training_sequences)

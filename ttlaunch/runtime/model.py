@@ -18,7 +18,7 @@ from ttlaunch.runtime.flat import FlatParameters
 from ttlaunch.runtime.gpt import Block, Embedding, Head, Masks, seeded_generator
 from ttlaunch.runtime.mlp import ContextEmbedding, FeedForwardBlock
 
-_EMBEDDING_STD = 0.02
+_STDS = {"embedding.token.weight": 1.0, "embedding.position.weight": 0.1, "head.output.weight": 0.02}
 
 
 class Model(nn.Module):
@@ -106,9 +106,9 @@ def build_model(cfg: TrainingFile, ctx: RankContext, *, stage: int = 0, blocks_p
 def initialise(parameters: Iterable[tuple[str, Tensor]], *, seed: int, num_blocks: int) -> None:
     """Set every parameter from (seed, name) alone.
 
-    Biases are 0, norms 1; embeddings and the head have standard deviation 0.02, so that training begins at the loss of
-    guessing; the other matrices 1 / sqrt(inputs), and those that add to the residual stream 1 / sqrt(2 num_blocks) of
-    that, as in GPT-2.
+    Biases are 0, norms 1. The standard deviation is 1 for tokens, 0.1 for positions, and 0.02 for the head, so that
+    training begins at the loss of guessing; for the other matrices 1 / sqrt(inputs), and for those that add to the
+    residual stream 1 / sqrt(2 num_blocks) of that, as in GPT-2.
     """
     for name, parameter in parameters:
         if name.endswith("bias"):
@@ -116,9 +116,7 @@ def initialise(parameters: Iterable[tuple[str, Tensor]], *, seed: int, num_block
         elif "norm" in name:
             parameter.fill_(1)
         else:
-            std = _EMBEDDING_STD
-            if name.startswith("blocks.") or ".context." in name:
-                std = float(parameter.shape[1]) ** -0.5
+            std = _STDS.get(name, float(parameter.shape[1]) ** -0.5)
             if name.endswith("_out.weight"):
                 std *= (2 * num_blocks) ** -0.5
             parameter.normal_(0, std, generator=seeded_generator("parameter", seed, name))

@@ -1,0 +1,84 @@
+"""A rank without a launcher: a context over a socket inside the process, and small configurations."""
+
+import queue
+from collections import defaultdict
+
+import pytest
+import torch
+
+from ttlaunch.recipe import TrainingFile
+from ttlaunch.recipe.corpus import read_corpus
+from ttlaunch.runtime.data import TextData
+from ttlaunch.runtime.reduction import GradientTree
+from ttlaunch.runtime.sockets import SocketError
+
+
+class QueueSocket:
+    """Messages between ranks that are threads, or one after the other, of this process."""
+
+    def __init__(self, rank, mailboxes):
+        self.rank = rank
+        self.sent = []
+        self._mailboxes = mailboxes
+
+    def send(self, tensor, *, dest, tag=0):
+        self.sent.append((dest, tensor.numel() * tensor.element_size()))
+        self._mailboxes[self.rank, dest, tag].put(tensor.detach().clone())
+
+    def recv(self, tensor, *, source, tag=0):
+        message = self._mailboxes[source, self.rank, tag].get(timeout=20)
+        if message.shape != tensor.shape or message.dtype != tensor.dtype:
+            raise SocketError(f"rank {source} sent {tuple(message.shape)}, expected {tuple(tensor.shape)}")
+        tensor.copy_(message)
+
+
+class LocalContext:
+    """The part of `RankContext` that building and training one whole model needs."""
+
+    rank = 0
+    device = torch.device("cpu")
+
+    def __init__(self, cfg, corpus):
+        self._data = TextData(corpus, cfg)
+
+    def data(self, cfg):
+        return self._data
+
+    def gradient_tree(self, weights_N):
+        return GradientTree(weights_N.numel())
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def sockets():
+    mailboxes = defaultdict(queue.Queue)
+    return lambda count: [QueueSocket(rank, mailboxes) for rank in range(count)]
+
+
+@pytest.fixture(scope="session")
+def corpus():
+    return read_corpus(None)
+
+
+@pytest.fixture
+def make_cfg():
+    def make(*, training=None, transformer=None, **sections):
+        small = {"num_blocks": 2, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 16}
+        return TrainingFile.model_validate(
+            {
+                "training_config": {"batch_size": 8, "micro_batch_size": 2} | (training or {}),
+                "transformer_config": small | (transformer or {}),
+            }
+            | sections
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_context(corpus):
+    return lambda cfg: LocalContext(cfg, corpus)

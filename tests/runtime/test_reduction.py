@@ -1,0 +1,121 @@
+"""The canonical order of adding gradients: the same bits for any number of workers."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ttlaunch.runtime.reduction import GradientTree, aligned_subtrees, contiguous_blocks
+
+VALUES = 7
+
+
+def leaves(micro_batches, seed):
+    generator = torch.Generator().manual_seed(seed)
+    scale = 10.0 ** torch.randint(-6, 6, (micro_batches, 1), generator=generator)
+    return torch.randn(micro_batches, VALUES, generator=generator) * scale
+
+
+class Loopback:
+    """Hands what is sent to whoever receives next."""
+
+    def __init__(self):
+        self.messages = []
+
+    def send(self, tensor, *, dest, tag=0):
+        self.messages.append(tensor.clone())
+
+    def recv(self, tensor, *, source, tag=0):
+        tensor.copy_(self.messages.pop(0))
+
+
+def mean_of(gradients, blocks):
+    """The mean gradient with a worker for each block; returns it with loss and tokens."""
+    socket, total = Loopback(), GradientTree(VALUES)
+    for block in blocks:
+        worker = GradientTree(VALUES)
+        for index in block:
+            worker.add(index, gradients[index], tokens=index + 1, loss=0.1 * index)
+        worker.send(socket, dest=0)
+    for rank, block in enumerate(blocks):
+        total.receive(socket, source=rank, block=block)
+    out_N = torch.empty(VALUES)
+    loss, tokens = total.mean(out_N, micro_batches=len(gradients))
+    return out_N, loss, tokens
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data(), st.integers(1, 40), st.integers(0, 10**6))
+def test_any_cut_into_blocks_gives_the_bits_of_one_process(data, micro_batches, seed):
+    """A5, A9."""
+    borders = data.draw(st.lists(st.integers(1, max(1, micro_batches - 1)), max_size=6, unique=True).map(sorted))
+    ends = [0, *[border for border in borders if border < micro_batches], micro_batches]
+    blocks = [range(start, end) for start, end in zip(ends, ends[1:], strict=False)]
+    gradients = leaves(micro_batches, seed)
+    whole = mean_of(gradients, [range(micro_batches)])
+    cut = mean_of(gradients, blocks)
+    assert torch.equal(whole[0], cut[0])
+    assert whole[1:] == cut[1:]
+
+
+def test_the_order_is_the_one_of_the_picture():
+    gradients = leaves(6, 1)
+    expected = ((gradients[0] + gradients[1]) + (gradients[2] + gradients[3])) + (gradients[4] + gradients[5])
+    found, _, tokens = mean_of(gradients, [range(6)])
+    assert tokens == 21
+    assert torch.equal(expected / tokens, found)
+
+
+def test_the_mean_is_the_mean_over_tokens():
+    gradients = leaves(9, 2)
+    found, loss, tokens = mean_of(gradients, contiguous_blocks(9, 4))
+    assert tokens == 45
+    torch.testing.assert_close(gradients.double().sum(0) / 45, found.double(), rtol=1e-5, atol=1e-5)
+    assert abs(0.1 * 36 / 45 - loss) < 1e-12
+
+
+@given(st.integers(1, 200), st.integers(1, 20))
+def test_blocks_are_contiguous_complete_and_of_almost_equal_size(count, parts):
+    blocks = contiguous_blocks(count, parts)
+    assert list(range(count)) == [index for block in blocks for index in block]
+    assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
+
+
+@given(st.integers(0, 500), st.integers(1, 500))
+def test_subtrees_are_whole_nodes_and_as_few_as_possible(start, length):
+    block = range(start, start + length)
+    nodes = list(aligned_subtrees(block))
+    assert list(block) == [index for node in nodes for index in node]
+    for node in nodes:
+        assert len(node).bit_count() == 1
+        assert node.start % len(node) == 0
+    for left, right in zip(nodes, nodes[1:], strict=False):
+        assert len(left) != len(right) or left.start % (2 * len(left))
+
+
+def test_a_worker_sends_one_message_where_its_block_is_a_node():
+    """A12: 2S a step, one further S for each further subtree."""
+    assert [1, 1] == [len(list(aligned_subtrees(block))) for block in contiguous_blocks(8, 2)]
+    assert [2, 2, 1] == [len(list(aligned_subtrees(block))) for block in contiguous_blocks(8, 3)]
+
+
+def test_a_missing_micro_batch_is_named():
+    tree = GradientTree(VALUES)
+    tree.add(0, torch.ones(VALUES), tokens=1, loss=0.0)
+    with pytest.raises(ValueError, match="micro-batch 2 cannot follow 0"):
+        tree.add(2, torch.ones(VALUES), tokens=1, loss=0.0)
+    with pytest.raises(ValueError, match="up to 1 of 2"):
+        tree.mean(torch.empty(VALUES), micro_batches=2)
+
+
+def test_memory_is_reused_from_step_to_step():
+    tree = GradientTree(VALUES)
+    used = set()
+    for step in range(5):
+        for index in range(8):
+            tree.add(index, torch.full((VALUES,), float(step)), tokens=1, loss=0.0)
+        used |= {subtree.message_N.data_ptr() for subtree in tree.subtrees()}
+        out_N = torch.empty(VALUES)
+        tree.mean(out_N, micro_batches=8)
+        assert torch.equal(torch.full((VALUES,), float(step)), out_N)
+    assert len(used) == 1
