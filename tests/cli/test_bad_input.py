@@ -288,7 +288,7 @@ def test_a_script_takes_no_training_file(refused):
 
 
 def test_a_world_of_the_wrong_size_names_the_right_ones(refused):
-    refused("run hierarchical_parallel --ranks 6", status=3)
+    refused(f"{RUN} --ranks 6", files={"train.yaml": "multihost_config:\n  num_workers: 2\n"}, status=3)
 
 
 def test_several_ranks_without_multihost_say_why_not(refused):
@@ -313,7 +313,8 @@ def test_ranks_of_a_script_against_the_bindings_are_refused(refused):
 
 
 def test_bindings_for_a_world_that_the_roles_do_not_need_are_refused(refused):
-    refused("run hierarchical_parallel --on 5loudboxes", status=3)
+    files = {"train.yaml": "multihost_config:\n  num_workers: 2\n"}
+    refused(f"{RUN} --on 5loudboxes", files=files, status=3)
 
 
 def test_fabric_sockets_without_links_are_refused(refused):

@@ -90,7 +90,7 @@ class StartedRun:
         return run_processes(self.run_folder.name)
 
     def scratch_folders(self):
-        return list(Path("/dev/shm").glob(f"ttl-{self.process.pid}-*"))
+        return list(Path("/dev/shm").glob(f"ttl-{self.process.pid}-*"))  # noqa: S108 - looked at, not used
 
     def close(self):
         """Leave nothing, whatever the test found."""

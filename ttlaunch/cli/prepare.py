@@ -42,7 +42,8 @@ def prepare(request: Request, *, form: Format, verbose: bool) -> Prepared:
     if isinstance(plan, Diagnostic) or plan is None or description.topology is None:
         refuse(found, form=form, verbose=verbose)
     show_diagnostics(found, form=form, verbose=verbose)
-    resolved = render_resolved(description.choice.loaded) if description.choice else ""
+    choice = description.choice
+    resolved = render_resolved(choice.recipe, choice.loaded) if choice else ""
     return Prepared(plan, description.topology, surroundings, resolved)
 
 

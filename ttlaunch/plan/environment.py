@@ -56,12 +56,13 @@ def plan_environment(topology: Topology, *, shell: Mapping[str, str], working_fo
     return {**shared, **topology.cluster.environment, **topology.global_environment}
 
 
-def plan_rank_environment(rank: int, binding: Binding | None) -> dict[str, str]:
-    """What one rank gets on top of that."""
+def plan_rank_environment(rank: int, binding: Binding | None, topology: Topology) -> dict[str, str]:
+    """What one rank gets on top of that; names that the cluster or the bindings set for all ranks stay as they are."""
     own = {"TT_RUN_RANK": str(rank)}
     if binding is not None:
         own["TT_MESH_ID"] = str(binding.mesh_id)
         if binding.mesh_host_rank is not None:
             own["TT_MESH_HOST_RANK"] = str(binding.mesh_host_rank)
-        own |= binding.environment
-    return own
+    for_all = {**topology.cluster.environment, **topology.global_environment}
+    own = {name: value for name, value in own.items() if name not in for_all}
+    return own | dict(binding.environment if binding is not None else {})

@@ -140,7 +140,7 @@ def _row(rank: int, role: str, topology: Topology) -> RankRow:
         mesh_id=mesh.id if mesh else None,
         mesh_host_rank=binding.mesh_host_rank if binding else None,
         device_shape=_block_shape(mesh.device_shape, mesh.host_shape) if mesh else None,
-        environment=plan_rank_environment(rank, binding),
+        environment=plan_rank_environment(rank, binding, topology),
     )
 
 

@@ -91,24 +91,37 @@ def check_config(recipe: Recipe, loaded: LoadedConfig, layout: Layout) -> list[D
     return [_diagnose(problem, loaded) for problem in problems]
 
 
-def render_resolved(loaded: LoadedConfig) -> str:
-    """The whole configuration as YAML, each value followed by where it came from; loads again as it stands."""
+def render_resolved(recipe: Recipe, loaded: LoadedConfig) -> str:
+    """All that the recipe reads as YAML, each value followed by where it came from; loads again as it stands."""
     if loaded.config is None:
         return ""
-    return "\n".join(_resolved_lines(loaded.config.model_dump(), loaded, prefix="", indent="")) + "\n"
+    entries = _resolved_entries(loaded.config.model_dump(), unread=recipe.unread)
+    lines = [f"{text}  # {loaded.origin(key)}" if key else text for text, key in entries]
+    return "\n".join(lines) + "\n"
 
 
-def _resolved_lines(values: dict[str, Any], loaded: LoadedConfig, *, prefix: str, indent: str) -> Iterator[str]:
-    import yaml  # noqa: PLC0415 - only a run that writes its configuration needs it here
-
+def _resolved_entries(
+    values: dict[str, Any], *, unread: Sequence[str], prefix: str = "", indent: str = ""
+) -> Iterator[tuple[str, str | None]]:
+    """Each line with the dotted key whose value it has; None for the head of a section."""
     for key, value in values.items():
         dotted = f"{prefix}{key}"
-        if isinstance(value, dict) and value and all(isinstance(name, str) for name in value):
-            yield f"{indent}{key}:"
-            yield from _resolved_lines(value, loaded, prefix=f"{dotted}.", indent=indent + "  ")
+        if dotted in unread:
             continue
-        text = yaml.safe_dump(value, default_flow_style=True, width=10**9).removesuffix("\n").removesuffix("\n...")
-        yield f"{indent}{key}: {text}  # {loaded.origin(dotted)}"
+        if isinstance(value, dict) and value and all(isinstance(name, str) for name in value):
+            yield f"{indent}{key}:", None
+            yield from _resolved_entries(value, unread=unread, prefix=f"{dotted}.", indent=indent + "  ")
+        else:
+            yield f"{indent}{key}: {_as_yaml(value)}", dotted
+
+
+def _as_yaml(value: Any) -> str:
+    """A value on one line. Texts are quoted: a bare `1e3` or `yes` would come back as something else."""
+    import yaml  # noqa: PLC0415 - only a run that writes its configuration needs it here
+
+    style = '"' if isinstance(value, str) else None
+    text: str = yaml.safe_dump(value, default_flow_style=True, default_style=style, allow_unicode=True, width=10**9)
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _read_root(

@@ -1,0 +1,37 @@
+"""How tests make a plan: the description is read as the command line reads it, the machine is a made-up one."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from ttlaunch.cli.describe import Request, describe
+from ttlaunch.diagnostics import render
+from ttlaunch.plan.make import Surroundings, plan_command, plan_recipe
+from ttlaunch.plan.openmpi import OpenMpi
+
+SURROUNDINGS = Surroundings(
+    working_folder=Path("/home/ann/project"),
+    shell={"HOME": "/home/ann", "PATH": "/usr/bin"},
+    python="/opt/venv/bin/python",
+    shim="/opt/ttlaunch/shim.py",
+    engine=OpenMpi("/opt/venv/bin/mpirun", (5, 0, 11)),
+)
+
+
+@pytest.fixture
+def plan(here):
+    """`plan("recipe", on=…, …)` is the `LaunchPlan` on a made-up machine."""
+
+    def make(target, *, surroundings=None, **request):
+        description = describe(Request(target=target, **request), working_folder=here, shell={"HOME": "/home/ann"})
+        assert description.ok, render(description.diagnostics)
+        around = dataclasses.replace(SURROUNDINGS, **(surroundings or {}))
+        if description.command is not None:
+            command = ("./work.py",)
+            return plan_command(
+                command, description.topology, around, ranks=request.get("ranks"), name=description.name
+            )
+        return plan_recipe(description.choice, description.layout, description.topology, around)
+
+    return make

@@ -1,0 +1,119 @@
+"""The training configuration: defaults, the file, `--set` on top, and the resolved file that loads again."""
+
+from pathlib import Path
+
+import pytest
+
+from ttlaunch.diagnostics import render
+from ttlaunch.recipe.config import load_config, render_resolved
+from ttlaunch.recipe.discovery import find_recipe, load_recipe
+
+RECIPES = ["fabric_minimal", "hierarchical_parallel", "pipeline_parallel"]
+
+
+def declared(recipe):
+    return load_recipe(find_recipe(recipe, working_folder=Path("/")))
+
+
+@pytest.fixture
+def load(here):
+    """`load(text, overrides…)`: the configuration of a recipe, and its diagnostics as text."""
+
+    def read(text, *overrides, recipe="hierarchical_parallel"):
+        path = None
+        if text is not None:
+            path = here / "train.yaml"
+            path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return load_config(declared(recipe), path, name="train.yaml", overrides=overrides)
+
+    return read
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_resolved_file_loads_again_and_is_the_same(load, recipe):
+    text = Path(find_recipe(recipe, working_folder=Path("/")).train_file).read_text()
+    first = load(text, "multihost_config.socket_type=mpi", recipe=recipe)
+    again = load(render_resolved(declared(recipe), first), recipe=recipe)
+    assert render(again.diagnostics) == ""
+    assert again.config == first.config
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipes_own_file_has_no_mistakes(load, recipe):
+    found = find_recipe(recipe, working_folder=Path("/"))
+    loaded = load(found.train_file.read_text(), recipe=recipe)
+    assert render(loaded.diagnostics) == ""
+
+
+def test_every_resolved_value_says_where_it_came_from(load):
+    loaded = load("training_config:\n  steps: 7\n  seed: 3\n", "training_config.seed=4", "device_config={}")
+    lines = render_resolved(declared("hierarchical_parallel"), loaded).splitlines()
+    assert "  steps: 7  # train.yaml:2" in lines
+    assert "  seed: 4  # --set" in lines
+    assert "  batch_size: 16  # default" in lines
+
+
+@pytest.mark.parametrize("text", ["a: b", "- x", "# no", "tab\there", "ü", "'", "null", "", "1e3", "yes", "a\\nb"])
+def test_a_text_value_survives_being_resolved(load, text):
+    quoted = '"' + text.replace("\t", "\\t") + '"'
+    loaded = load(f"training_config:\n  data_path: {quoted}\n")
+    expected = loaded.checked.training_config.data_path
+    again = load(render_resolved(declared("hierarchical_parallel"), loaded))
+    assert again.checked.training_config.data_path == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"training_config:\r\n  steps: 7\r\n",
+        b"\xef\xbb\xbftraining_config:\n  steps: 7\n",
+        b"training_config: {steps: 7}",
+    ],
+    ids=["crlf", "bom", "flow"],
+)
+def test_files_of_other_editors_are_read(load, text):
+    assert load(text).checked.training_config.steps == 7
+
+
+def test_no_file_means_defaults(load):
+    assert load(None).checked.training_config.steps == 100
+
+
+def test_the_last_set_wins_and_other_keys_stay(load):
+    loaded = load("training_config: {steps: 7, seed: 3}", "training_config.steps=8", "training_config.steps=9")
+    assert (loaded.checked.training_config.steps, loaded.checked.training_config.seed) == (9, 3)
+
+
+def test_set_may_make_a_section_that_the_file_lacks(load):
+    loaded = load("training_config: {steps: 7}", "multihost_config.num_workers=5")
+    assert loaded.checked.multihost_config.num_workers == 5
+
+
+def test_set_may_replace_a_whole_section(load):
+    loaded = load("training_config: {steps: 7, seed: 3}", "training_config={steps: 8}")
+    assert (loaded.checked.training_config.steps, loaded.checked.training_config.seed) == (8, 0)
+
+
+def test_set_without_a_value_means_null(load):
+    assert (
+        load("training_config: {num_epochs: 2}", "training_config.num_epochs=").checked.training_config.num_epochs
+        is None
+    )
+
+
+def test_set_keeps_what_follows_the_first_equals_sign(load):
+    assert load(None, "training_config.data_path=a=b").checked.training_config.data_path == "a=b"
+
+
+def test_values_point_at_their_places(load):
+    loaded = load("training_config:\n  steps: 7\n", "training_config.seed=4")
+    assert [str(loaded.span(f"training_config.{key}")) for key in ("steps", "seed", "batch_size")] == [
+        "train.yaml:2:10",
+        "--set:1:22",
+        "None",
+    ]
+
+
+def test_several_mistakes_of_file_and_set_are_told_at_once(load):
+    loaded = load("training_config: {steps: 0}", "training_config.sed=4", "nonsense", "training_config.beta1=2")
+    assert sorted(d.code for d in loaded.diagnostics) == ["C004", "C005", "C005", "C017"]
