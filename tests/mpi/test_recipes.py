@@ -1,0 +1,192 @@
+"""The recipes with real ranks under mpirun: every layout against one process, bit for bit."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ttlaunch import contract
+
+pytestmark = pytest.mark.mpi
+
+STEPS = 50
+
+
+def small(steps=STEPS, *, blocks_per_rank=None, **training):
+    config = {
+        "training_config": {"steps": steps, "batch_size": 6, "micro_batch_size": 1, "validation_interval": 20}
+        | {"gradient_accumulation_steps": 2, "validation_sequences": 5, "learning_rate": 5e-3}
+        | training,
+        "transformer_config": {"num_blocks": 4, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 16}
+        | {"dropout_prob": 0.1},
+        "scheduler_config": {"type": "cosine", "warmup_steps": 5},
+    }
+    if blocks_per_rank:
+        config["multihost_config"] = {"pipeline_parallel_config": {"blocks_per_rank": blocks_per_rank}}
+    return config
+
+
+@pytest.fixture(scope="module")
+def reference(run_ranks):
+    """One process, by model type; and what a pipeline's own single layout gives."""
+    found = {}
+
+    def run(recipe="hierarchical_parallel", **training):
+        key = json.dumps([recipe, training])
+        if key not in found:
+            found[key] = run_ranks(recipe, ["trainer"], small(**training))
+            assert found[key].process.returncode == 0, found[key].output
+        return found[key]
+
+    return run
+
+
+def check_equal(expected, found):
+    """The same parameters, losses, norms and validations, bit for bit."""
+    assert found.process.returncode == 0, found.output
+    assert expected.sha256 == found.sha256
+    for kind, keys in (("step", ("loss", "tokens", "grad_norm", "learning_rate")), ("validation", ("loss", "tokens"))):
+        for key in keys:
+            assert expected.by_step(kind, key) == found.by_step(kind, key)
+    assert [0, 20, 40, STEPS] == list(found.by_step("validation", "loss"))
+    assert STEPS == len(found.by_step("step", "loss"))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("server", [["aggregator_optimizer"], ["aggregator", "optimizer"]])
+def test_tiers_equal_one_process(run_ranks, reference, server, workers):
+    """A2, A5, A9: 12 micro-batches of unequal blocks' subtrees, with clipping, dropout and accumulation."""
+    found = run_ranks("hierarchical_parallel", ["worker"] * workers + server, small())
+    check_equal(reference(), found)
+    assert reference().by_step("validation", "loss")[STEPS] < 0.8 * reference().by_step("validation", "loss")[0]
+
+
+@pytest.mark.parametrize("blocks", [[2, 2], [1, 2, 1], [1, 1, 1, 1]])
+def test_a_pipeline_equals_one_process(run_ranks, reference, blocks):
+    """B10, D10: the requirement is 1e-6; the order of sums is the same, so the bits are."""
+    found = run_ranks("pipeline_parallel", ["stage"] * len(blocks), small(blocks_per_rank=blocks))
+    check_equal(reference("pipeline_parallel"), found)
+    check_equal(reference(), found)
+
+
+def test_the_feed_forward_model_runs_under_both(run_ranks, reference):
+    tiers = run_ranks("hierarchical_parallel", ["worker", "worker", "aggregator_optimizer"], small(model_type="mlp"))
+    check_equal(reference(model_type="mlp"), tiers)
+    pipeline = run_ranks("pipeline_parallel", ["stage"] * 2, small(model_type="mlp", blocks_per_rank=[3, 1]))
+    check_equal(reference(model_type="mlp"), pipeline)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "roles", "config"),
+    [
+        ("hierarchical_parallel", ["worker", "worker", "aggregator", "optimizer"], small(6)),
+        ("pipeline_parallel", ["stage"] * 3, small(6, blocks_per_rank=[1, 2, 1])),
+        ("fabric_minimal", ["peer"] * 3, {"all_reduce_config": {"megabytes": 0.1, "repeats": 2}}),
+    ],
+)
+def test_no_recipe_relies_on_buffered_sends(run_ranks, recipe, roles, config):
+    """With synchronous sends a hidden deadlock is a visible one."""
+    run = run_ranks(recipe, roles, config, environment={"TTLAUNCH_SYNCHRONOUS_SENDS": "1"}, timeout_s=60)
+    assert run.process.returncode == 0, run.output
+
+
+@pytest.mark.parametrize("peers", [1, 2, 3, 5])
+def test_the_sum_over_all_ranks_is_right(run_ranks, peers):
+    """B8."""
+    config = {"all_reduce_config": {"megabytes": 0.2, "repeats": 3}}
+    run = run_ranks("fabric_minimal", ["peer"] * peers, config)
+    assert run.process.returncode == 0, run.output
+    (total,) = (record["values"]["sum"] for record in run.all_records("result") if "sum" in record["values"])
+    assert peers * (peers + 1) / 2 == total
+    assert f"over {peers} ranks" in run.process.stdout
+
+
+def test_a_vector_shorter_than_the_ring_is_summed_too(run_ranks):
+    run = run_ranks("fabric_minimal", ["peer"] * 3, {"all_reduce_config": {"megabytes": 8e-6, "repeats": 1}})
+    assert run.process.returncode == 0, run.output
+    assert "in all 2 places" in run.process.stdout
+
+
+def make_recipe(folder, trainer):
+    folder.mkdir()
+    (folder / "recipe.py").write_text(
+        "from ttlaunch.recipe import ConfigFile, Layout, Recipe, all_pairs\n"
+        "class Config(ConfigFile): pass\n"
+        "RECIPE = Recipe('A test.', Config, [Layout('all', peer=None)], [all_pairs('peer')], uses_data=False)\n"
+    )
+    (folder / "trainer.py").write_text("import torch, time\nfrom .recipe import Config\n" + trainer)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind", "message"),
+    [
+        ("raise ValueError('no such bucket')", "ValueError", "no such bucket"),
+        ("raise SystemExit(0)", "SystemExit", "0"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt", ""),
+    ],
+)
+def test_a_rank_that_raises_leaves_a_record_and_ends_the_world(run_ranks, tmp_path, statement, kind, message):
+    trainer = (
+        f"def peer(cfg, ctx):\n    if ctx.rank == 1:\n        {statement}\n    ctx.recv(torch.zeros(1), source=1)\n"
+    )
+    folder = make_recipe(tmp_path / kind, trainer)
+    run = run_ranks(folder, ["peer"] * 2, timeout_s=60)
+    assert run.process.returncode != 0
+    error = run.error(1)
+    assert (kind, message, "peer", 0) == (error["type"], error["message"], error["role"], error["step"])
+    assert (str(folder / "trainer.py"), 5) == (error["file"], error["line"])
+    assert error["traceback"] in run.process.stderr
+    assert run.error(0) is None
+    assert run.records(1, contract.KIND_DONE) == []
+
+
+def test_a_message_of_another_shape_names_the_peer(run_ranks, tmp_path):
+    trainer = (
+        "def peer(cfg, ctx):\n"
+        "    if ctx.rank == 1:\n        ctx.send(torch.zeros(3), dest=0)\n        time.sleep(60)\n"
+        "    ctx.recv(torch.zeros(2, 2, dtype=torch.float64), source=1)\n"
+    )
+    run = run_ranks(make_recipe(tmp_path / "shapes", trainer), ["peer"] * 2, timeout_s=60)
+    expected = "rank 1 (peer) sent float32 of shape (3,), expected float64 of shape (2, 2)"
+    assert (expected, "SocketError") == (run.error(0)["message"], run.error(0)["type"])
+
+
+def test_large_tensors_travel_in_chunks(run_ranks, tmp_path):
+    trainer = (
+        "import ttlaunch.runtime.mpi as mpi\nmpi.CHUNK_BYTES = 1000\n"
+        "def peer(cfg, ctx):\n"
+        "    sent = torch.arange(7001.0)\n"
+        "    if ctx.rank == 1:\n        return ctx.send(sent, dest=0)\n"
+        "    found = torch.zeros(7001)\n    ctx.recv(found, source=1)\n    assert torch.equal(sent, found)\n"
+    )
+    run = run_ranks(make_recipe(tmp_path / "chunks", trainer), ["peer"] * 2, timeout_s=60)
+    assert run.process.returncode == 0, run.output
+
+
+def test_a_world_of_the_wrong_size_is_named(run_ranks):
+    """The mistake of another MPI's mpirun: N worlds of one rank, each of which would train alone."""
+    run = run_ranks("fabric_minimal", ["peer"] * 4, mpirun_ranks=1)
+    assert run.process.returncode != 0
+    assert "the MPI world has 1 rank, the plan has 4" in run.error(0)["message"]
+
+
+def test_another_text_than_the_launching_machines_is_refused(run_ranks, tmp_path):
+    """The default corpus differs between versions of Python; every rank checks."""
+    text = tmp_path / "text.txt"
+    text.write_text("hello world, " * 1000)
+    run = run_ranks("hierarchical_parallel", ["trainer"], small(), data=text, before=lambda: text.write_text("other"))
+    assert "differs from the launching machine's" in run.error(0)["message"]
+
+
+def test_a_rank_never_imports_the_compiler(run_ranks, tmp_path):
+    """`torch.optim`'s classes pull in torch._dynamo: two seconds for each rank."""
+    folder = tmp_path / "lean"
+    folder.mkdir()
+    source = Path(__file__).parents[2] / "recipes" / "hierarchical_parallel"
+    (folder / "recipe.py").write_text((source / "recipe.py").read_text())
+    check = "\n\n_trainer = trainer\ndef trainer(cfg, ctx):\n    import sys\n    _trainer(cfg, ctx)\n"
+    check += "    assert 'torch._dynamo' not in sys.modules\n"
+    (folder / "trainer.py").write_text((source / "trainer.py").read_text() + check)
+    run = run_ranks(folder, ["trainer"], small(2))
+    assert run.process.returncode == 0, run.output
