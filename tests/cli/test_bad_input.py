@@ -389,11 +389,16 @@ def other_machine(here, tmp_path_factory):
     programs = environment / "programs"
     programs.mkdir()
 
-    def invoke(line, *, mpirun=None):
+    def invoke(line, *, mpirun=None, hidden=()):
         if mpirun is not None:
             (programs / "mpirun").write_text(mpirun)
             (programs / "mpirun").chmod(0o755)
-        packages = [str(Path(__file__).parents[2]), get_path("purelib"), get_path("platlib")]
+        folder = environment / "packages"
+        folder.mkdir()
+        for path in Path(get_path("purelib")).iterdir():
+            if path.name.partition("-")[0] not in hidden:
+                (folder / path.name).symlink_to(path)
+        packages = [str(Path(__file__).parents[2]), str(folder)]
         process = subprocess.run(
             [environment / "bin/python", "-m", "ttlaunch", *line.split()],
             env={**os.environ, "PATH": str(programs), "PYTHONPATH": os.pathsep.join(packages), "NO_COLOR": "1"},
@@ -431,6 +436,12 @@ def test_an_mpirun_older_than_4_1_is_refused(refused, other_machine):
 def test_an_mpirun_that_cannot_be_executed_is_refused(refused, other_machine):
     line = "run hierarchical_parallel"
     refused(line, answer=other_machine(line, mpirun="#!/no/such/interpreter\n"), status=4)
+
+
+def test_a_python_without_the_packages_of_a_rank_is_refused(refused, other_machine):
+    line = "run fabric_minimal"
+    mpirun = "#!/bin/sh\necho 'mpirun (Open MPI) 5.0.11'\n"
+    refused(line, answer=other_machine(line, mpirun=mpirun, hidden=["torch", "numpy"]), status=4)
 
 
 def test_a_missing_mpirun_is_one_of_several_mistakes(refused, other_machine):

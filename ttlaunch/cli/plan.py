@@ -1,5 +1,6 @@
 """`ttlaunch plan`: show what would be started, rank by rank, and write the files that start it by hand."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -123,4 +124,4 @@ def _write(plan: "LaunchPlan", folder: Path, form: Format) -> None:
         sys.stderr.write(f"error: {folder} cannot be written: {(error.strerror or str(error)).lower()}\n")
         leave(2)
     if form is not Format.JSON:
-        sys.stdout.write(f"wrote {len(paths)} files; start it with: sh {folder}/command.sh\n")
+        sys.stdout.write(f"wrote {len(paths)} files; start it with: sh {shlex.quote(str(paths[-1]))}\n")

@@ -1,0 +1,96 @@
+"""`ttlaunch explain`: every code has a page, and the example on the page gives that code."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ttlaunch.diagnostics.explain import known_codes, load_page
+
+PACKAGE = Path(__file__).parents[2] / "ttlaunch"
+_LITERAL = re.compile(r'"([TCPHSR]\d{3})"')
+_BLOCK = re.compile(r"^```(\S+)(?: ([^\n]+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FLAGS = {"crlf", "bom", "utf-16", "missing"}
+_NEEDS_MORE = {
+    "H001": "a machine without mpirun",
+    "H003": "an mpirun that is not Open MPI 4.1 or newer",
+    "H004": "an mpi4py that is paired with another MPI",
+    "H005": "a Python without the packages of a rank",
+}
+"""Pages whose example needs another machine; `test_bad_input.py` has each of these cases."""
+
+
+def used_codes():
+    return sorted({code for path in PACKAGE.rglob("*.py") for code in _LITERAL.findall(path.read_text())})
+
+
+def commands_of(code):
+    """What the page's example types, in an empty folder."""
+    return "".join(
+        text for name, _, text in _BLOCK.findall(load_page(code).text) if name == "sh" and "ttlaunch" in text
+    )
+
+
+def recipe_of(code):
+    """The recipe that the page's training file is for: the second word of the block's head."""
+    words = [info for name, info, _ in _BLOCK.findall(load_page(code).text) if name == "train.yaml"]
+    return next((word for word in words if word and word not in _FLAGS), "hierarchical_parallel")
+
+
+@pytest.mark.parametrize("code", used_codes())
+def test_every_code_has_a_page(code):
+    page = load_page(code)
+    assert page is not None
+    assert page.title
+    for heading in ("## What it checks", "## Why it matters", "## Example", "## Repair"):
+        assert heading in page.text
+
+
+def test_every_page_is_about_a_code_in_use():
+    assert sorted(known_codes()) == used_codes()
+
+
+@pytest.mark.parametrize("code", [code for code in known_codes() if code.startswith("C") and load_page(code).files])
+def test_the_training_file_on_a_page_gives_its_code(ttlaunch, here, code):
+    for file in load_page(code).files:
+        if file.content is not None:
+            (here / file.name).write_bytes(file.content)
+    on = "--hostfile hosts.txt" if (here / "hosts.txt").exists() else ""
+    answer = ttlaunch(f"plan {recipe_of(code)} -c train.yaml {on} --format concise --verbose")
+    assert f"[{code}]: " in answer.stderr
+
+
+@pytest.mark.parametrize(
+    "code", [c for c in known_codes() if c[0] in "CPH" and c not in _NEEDS_MORE and commands_of(c)]
+)
+def test_the_commands_on_a_page_give_its_code(here, code):
+    process = subprocess.run(
+        ["sh", "-c", commands_of(code)],
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert f"[{code}]: " in process.stderr
+    assert process.returncode in {2, 3, 4}
+    assert not (here / "runs").exists()
+
+
+def test_a_page_is_found_in_any_letter_case(ttlaunch):
+    assert ttlaunch("explain p003").stdout == ttlaunch("explain P003").stdout
+    assert ttlaunch("explain P003").stdout.startswith("# P003: a world of the wrong size\n")
+
+
+def test_all_codes_are_listed(ttlaunch):
+    lines = ttlaunch("explain").stdout.splitlines()
+    assert [line.partition("  ")[0] for line in lines] == known_codes()
+
+
+def test_an_unknown_code_says_what_was_meant(ttlaunch):
+    answer = ttlaunch("explain P0003")
+    assert (answer.status, answer.stdout) == (2, "")
+    assert answer.stderr == "error: there is no code `P0003`; did you mean `P003`?; `ttlaunch explain` lists all\n"

@@ -1,0 +1,97 @@
+"""`ttlaunch plan`: what it shows, and files that start the plan by hand from anywhere."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+NASTY = 'it\'s a $HOME of "quotes"; and `ticks`'
+LAB = "--on 5loudboxes --set multihost_config.num_workers=3"
+
+
+def test_the_plan_names_ranks_roles_hosts_meshes_flows_and_links(ttlaunch, golden, portable):
+    answer = ttlaunch(f"plan hierarchical_parallel {LAB}")
+    assert (answer.status, answer.stderr) == (0, "")
+    lines = [line.rstrip() for line in answer.stdout.splitlines() if not line.startswith("plan  ")]
+    golden("plan-5loudboxes.txt", portable("\n".join(lines) + "\n"))
+
+
+def test_concise_is_one_line_for_each_rank(ttlaunch):
+    answer = ttlaunch(f"plan hierarchical_parallel {LAB} --format concise")
+    assert answer.stdout == (
+        "0\tworker\tloudbox-01\t0\t1\n"
+        "1\tworker\tloudbox-02\t0\t0\n"
+        "2\tworker\tloudbox-03\t0\t2\n"
+        "3\taggregator\tloudbox-04\t0\t3\n"
+        "4\toptimizer\tloudbox-05\t0\t4\n"
+    )
+
+
+def test_one_rank_on_one_host_is_said_in_the_singular(ttlaunch):
+    first_line = ttlaunch("plan fabric_minimal -n 1").stdout.splitlines()[0]
+    assert first_line.startswith("fabric_minimal (all) on local: 1 rank on 1 host, Open MPI ")
+
+
+@pytest.mark.parametrize("form", ["full", "concise", "json"])
+def test_a_dry_run_prints_the_plan_and_makes_nothing(ttlaunch, here, form):
+    planned = ttlaunch(f"plan hierarchical_parallel --format {form}")
+    assert ttlaunch(f"run hierarchical_parallel --dry-run --format {form}") == planned
+    assert planned.status == 0
+    assert list(here.iterdir()) == []
+
+
+def test_json_is_the_plan_file(ttlaunch, here):
+    answer = ttlaunch("plan hierarchical_parallel --format json --write launch")
+    assert json.loads(answer.stdout) == json.loads((here / "launch/plan.json").read_text())
+    names = sorted(path.name for path in (here / "launch").iterdir())
+    assert names == ["command.sh", "hosts.txt", "plan.json", "rankfile.txt"]
+
+
+def test_a_place_that_cannot_be_written_is_one_line(ttlaunch, here):
+    (here / "taken").touch()
+    answer = ttlaunch("plan fabric_minimal --write taken")
+    assert (answer.status, answer.stderr) == (2, "error: taken cannot be written: file exists\n")
+
+
+def test_warnings_do_not_keep_a_plan_from_being_made(ttlaunch):
+    answer = ttlaunch("plan hierarchical_parallel --set device_config.enable_ddp=true --format concise")
+    assert answer.status == 0
+    assert answer.stderr.startswith("--set:1:26: warning[C020]: ")
+    assert len(answer.stdout.splitlines()) == 4
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("folder", ["launch", NASTY], ids=["plain", "nasty"])
+def test_the_written_command_starts_the_plan_from_another_folder(ttlaunch, here, folder):
+    (here / "else where").mkdir()
+    answer = ttlaunch(["plan", "fabric_minimal", "-n", "2", "--set", "all_reduce_config.repeats=1", "--write", folder])
+    assert answer.stdout.splitlines()[-1].startswith("wrote 4 files; start it with: sh ")
+    process = subprocess.run(
+        ["sh", here / folder / "command.sh"],
+        cwd=here / "else where",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    said = "rank 0 peer | the sum over 2 ranks is 3 in all 4000000 places, on every rank"
+    assert process.stdout.startswith(said)
+    assert (here / folder / "records/rank-1.exit.json").is_file()
+
+
+@pytest.mark.mpi
+def test_the_hint_after_writing_can_be_pasted(ttlaunch, here):
+    (here / "work.py").write_text("print('hello')\n")
+    hint = ttlaunch(["plan", "work.py", "--write", NASTY]).stdout.splitlines()[-1].partition("start it with: ")[2]
+    answer = subprocess.run(["sh", "-c", hint], cwd=here, capture_output=True, text=True, timeout=60, check=False)
+    assert (answer.returncode, answer.stdout) == (0, "rank 0 rank | hello\n"), answer.stderr
+
+
+@pytest.mark.mpi
+def test_the_written_command_fails_when_a_rank_does(ttlaunch, here):
+    (here / "work.py").write_text("raise SystemExit(3)\n")
+    ttlaunch("plan work.py --write launch")
+    answer = subprocess.run(["sh", "launch/command.sh"], capture_output=True, timeout=60, check=False, env=os.environ)
+    assert answer.returncode == 3
