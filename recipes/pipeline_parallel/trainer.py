@@ -122,9 +122,9 @@ def _run_1f1b(cfg: Config, ctx: RankContext, model: Model, sums: GradientTree, s
 def _validate(cfg: Config, ctx: RankContext, model: Model, step: int) -> None:
     previous, following = ctx.previous("stage"), ctx.next("stage")
     losses = []
-    for _, x, y_BT in validation_micro_batches(cfg, ctx):
+    for _, x_BT, y_BT in validation_micro_batches(cfg, ctx):
+        x = x_BT if previous is None else _boundary(cfg, x_BT)
         if previous is not None:
-            x = _boundary(cfg, x)
             ctx.recv(x, source=previous, tag=ACTIVATIONS)
         out = model(x)
         if following is not None:

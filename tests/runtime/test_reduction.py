@@ -1,5 +1,7 @@
 """The canonical order of adding gradients: the same bits for any number of workers."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -50,7 +52,7 @@ def test_any_cut_into_blocks_gives_the_bits_of_one_process(data, micro_batches, 
     """A5, A9."""
     borders = data.draw(st.lists(st.integers(1, max(1, micro_batches - 1)), max_size=6, unique=True).map(sorted))
     ends = [0, *[border for border in borders if border < micro_batches], micro_batches]
-    blocks = [range(start, end) for start, end in zip(ends, ends[1:], strict=False)]
+    blocks = [range(start, end) for start, end in pairwise(ends)]
     gradients = leaves(micro_batches, seed)
     whole = mean_of(gradients, [range(micro_batches)])
     cut = mean_of(gradients, blocks)
@@ -89,7 +91,7 @@ def test_subtrees_are_whole_nodes_and_as_few_as_possible(start, length):
     for node in nodes:
         assert len(node).bit_count() == 1
         assert node.start % len(node) == 0
-    for left, right in zip(nodes, nodes[1:], strict=False):
+    for left, right in pairwise(nodes):
         assert len(left) != len(right) or left.start % (2 * len(left))
 
 

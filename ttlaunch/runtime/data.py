@@ -20,7 +20,6 @@ from ttlaunch.recipe.corpus import Corpus, count_sequences, split_tokens
 from ttlaunch.runtime.reduction import contiguous_blocks
 from ttlaunch.runtime.world import Rank
 
-
 MicroBatch = tuple[int, Tensor, Tensor]
 """What one forward pass sees: its index in the step, tokens, and the token that follows each; int64, (B, T)."""
 
