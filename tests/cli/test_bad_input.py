@@ -144,6 +144,11 @@ def test_a_stage_without_blocks_is_refused(refused):
     refused(PIPELINE, files={"train.yaml": PIPELINE_OF_FOUR.format(blocks="[4, 0]")}, status=3)
 
 
+def test_two_numbers_of_blocks_that_differ_are_refused(refused):
+    text = PIPELINE_OF_FOUR.format(blocks="[2, 2]") + "    num_blocks: 6\n"
+    refused(PIPELINE, files={"train.yaml": text}, status=3)
+
+
 def test_stages_with_a_gap_are_refused(refused):
     refused(PIPELINE, files={"train.yaml": PIPELINE_OF_FOUR.format(blocks="{0: 2, 2: 2}")}, status=3)
 

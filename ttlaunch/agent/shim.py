@@ -98,20 +98,9 @@ def _own_row(plan: Record) -> Record:
 
 def _run_rank(plan: Record, row: Record, plan_path: str, run_folder: str) -> int:
     rank = row["rank"]
-    environment = rank_environment(plan, row, os.environ, run_folder, plan_path)
     started = time.time()
     try:
-        # The descriptors of mpirun's process-management interface must reach the rank, hence close_fds.
-        process = subprocess.Popen(
-            plan["rank_command"],
-            cwd=plan["working_folder"],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            close_fds=False,
-            preexec_fn=_die_with_parent,
-        )
+        process = _start(plan, rank_environment(plan, row, os.environ, run_folder, plan_path))
     except OSError as error:
         text = f"{error.strerror or error}: {error.filename or plan['rank_command'][0]}"
         print(f"rank {rank} cannot be started: {text}", file=sys.stderr)
@@ -141,6 +130,19 @@ def _run_rank(plan: Record, row: Record, plan_path: str, run_folder: str) -> int
     for thread in copies:
         thread.join(_OUTPUT_GRACE_S)
     return 128 + code if code else _LEFT_EARLY if early else status
+
+
+def _start(plan: Record, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        plan["rank_command"],
+        cwd=plan["working_folder"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        close_fds=False,  # the descriptors of mpirun's process-management interface must reach the rank
+        preexec_fn=_die_with_parent,
+    )
 
 
 def _die_with_parent() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.recipe.declare import Layout, Problem
-from ttlaunch.recipe.sections import TrainingFile
+from ttlaunch.recipe.sections import PipelineParallelConfig, TrainingFile
 
 _BLOCKS_PER_RANK = "multihost_config.pipeline_parallel_config.blocks_per_rank"
 _MODEL_BLOCKS = "transformer_config.num_blocks"
@@ -82,7 +82,10 @@ def every_stage_has_a_block(config: TrainingFile, layout: Layout) -> Iterator[Pr
             "C013", f"`blocks_per_rank` names stages {stages}; they count from 0 without a gap", _BLOCKS_PER_RANK
         )
         return
-    model_blocks = config.transformer_config.num_blocks
+    yield from _blocks_of_stages(pipeline, model_blocks=config.transformer_config.num_blocks)
+
+
+def _blocks_of_stages(pipeline: PipelineParallelConfig, *, model_blocks: int) -> Iterator[Problem]:
     blocks = pipeline.blocks
     for stage, count in enumerate(blocks):
         if count == 0:
@@ -96,7 +99,7 @@ def every_stage_has_a_block(config: TrainingFile, layout: Layout) -> Iterator[Pr
     if pipeline.num_blocks not in (None, model_blocks):
         yield Problem(
             "C015",
-            f"the pipeline splits {counted(pipeline.num_blocks, 'block')} but the model has {model_blocks}",
+            f"the pipeline splits {counted(pipeline.num_blocks, 'block')} but the model has {model_blocks} of them",
             "multihost_config.pipeline_parallel_config.num_blocks",
             others=((_MODEL_BLOCKS, "the model's size"),),
         )

@@ -1,0 +1,227 @@
+"""How a run looks while it runs: plain lines, the table, and a real terminal that is given back as it was."""
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+from rich.live import Live
+
+from ttlaunch.cli.live import PlainView, TableView
+from ttlaunch.launch.watch import Phase, RankState, fold
+from ttlaunch.plan.launch_plan import RankRow
+
+HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"
+
+
+def ranks_of(*roles):
+    return [RankState(RankRow(rank, "box", rank, role)) for rank, role in enumerate(roles)]
+
+
+def steps(state, *, upto, total=4, tokens=100):
+    """The records of a rank that steps once a second."""
+    yield {"kind": "ready", "time": 0.0, "total_steps": total}
+    for step in range(1, upto + 1):
+        yield {"kind": "step", "time": float(step), "step": step, "loss": 4.0 / step, "tokens": tokens}
+
+
+def test_plain_lines_tell_of_validations_and_the_last_step(capsys):
+    view, (worker, optimizer) = PlainView(), ranks_of("worker", "optimizer")
+    records = [(optimizer, {"kind": "validation", "time": 0.5, "step": 0, "loss": 5.5})]
+    records += [(state, record) for state in (worker, optimizer) for record in steps(state, upto=4)]
+    records += [(optimizer, {"kind": "validation", "time": 5, "step": 4, "loss": 1.25})]
+    for state, record in records:
+        fold(state, record)
+        view.record(state, record)
+    said = capsys.readouterr()
+    assert said.out == (
+        "rank 1 optimizer | step 0: validation loss 5.5000\n"
+        "rank 1 optimizer | step 1/4 loss 4.0000\n"
+        "rank 1 optimizer | step 4/4 loss 1.0000 100 tokens/s\n"
+        "rank 1 optimizer | step 4: validation loss 1.2500\n"
+    )
+    assert said.err == ""
+
+
+def test_plain_lines_of_ranks_go_to_the_stream_they_came_from(capfd):
+    view = PlainView()
+    view.output("stdout", b"rank 0 worker | \xff bytes as they are")
+    view.output("stderr", b"rank 0 worker | warning")
+    said = capfd.readouterr()
+    assert said.err == "rank 0 worker | warning\n"
+    assert said.out.startswith("rank 0 worker | ")
+    assert said.out.endswith(" bytes as they are\n")
+
+
+def drawn(ranks):
+    """The table for these states as text, without the time that has passed."""
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    with Live(console=console, auto_refresh=False) as live:
+        console.print(TableView(SimpleNamespace(), live)._draw(ranks))
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    return re.sub(r"\b0 s\b", "N s", "\n".join(line for line in lines if line))
+
+
+def test_the_table_has_a_row_for_each_rank():
+    ranks = ranks_of("worker", "aggregator", "optimizer", "spare")
+    for record in steps(ranks[0], upto=3):
+        fold(ranks[0], record)
+    for record in steps(ranks[2], upto=4):
+        fold(ranks[2], record)
+    fold(ranks[2], {"kind": "done", "time": 9})
+    fold(ranks[2], {"kind": "validation", "time": 9, "step": 4, "loss": 1.5})
+    fold(ranks[1], {"kind": "started", "time": 0, "pid": 1})
+    ranks[3].phase = Phase.FAILED
+    assert drawn(ranks) == (
+        "rank   role         host   step     loss   tokens/s   state\n"
+        "   0   worker       box       3   1.3333        100   running\n"
+        "   1   aggregator   box                               starting\n"
+        "   2   optimizer    box       4   1.0000        100   done\n"
+        "   3   spare        box                               failed\n"
+        "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━  4/4  N s    validation loss 1.5000"
+    )
+
+
+def test_the_table_of_a_run_without_steps_has_no_bar():
+    assert drawn(ranks_of("rank")) == (
+        "rank   role   host   step   loss   tokens/s   state\n"
+        "   0   rank   box                             waiting\n"
+        "N s"
+    )
+
+
+def test_the_table_tells_the_time_that_is_left():
+    ranks = ranks_of("trainer")
+    for record in steps(ranks[0], upto=3, total=10):
+        fold(ranks[0], record)
+    assert drawn(ranks).splitlines()[-1].endswith("3/10  N s  7 s left")
+
+
+def test_a_large_world_is_cut():
+    lines = drawn(ranks_of(*["worker"] * 25)).splitlines()
+    assert lines[24:26] == ["  23   worker   box                             waiting", "… and 1 more rank"]
+
+
+class Terminal:
+    """A command under a pseudo-terminal."""
+
+    def __init__(self, folder, *arguments):
+        self._master, slave = pty.openpty()
+        self.shown = b""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ttlaunch", *arguments],
+            cwd=folder,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=own_the_terminal,  # noqa: PLW1509 - no thread has been started in this test
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"},
+        )
+        os.close(slave)
+
+    def read_until(self, done, *, within_s):
+        deadline = time.monotonic() + within_s
+        while not done():
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within {within_s} s; the terminal shows:\n{self.text}")
+            if select.select([self._master], [], [], 0.1)[0]:
+                try:
+                    self.shown += os.read(self._master, 65536)
+                except OSError:  # the other side is closed
+                    return
+
+    def type(self, data):
+        os.write(self._master, data)
+
+    def ends(self, *, within_s):
+        self.read_until(lambda: False if self.process.poll() is None else not self._more(), within_s=within_s)
+        return self.process.wait(5)
+
+    def _more(self):
+        return bool(select.select([self._master], [], [], 0)[0])
+
+    @property
+    def text(self):
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.shown.decode("utf-8", "replace")).replace("\r", "")
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(20)
+        os.close(self._master)
+
+
+def own_the_terminal():
+    """Make the terminal the controlling one, so that Ctrl-C becomes a signal."""
+    import fcntl  # noqa: PLC0415 - in the child
+    import termios  # noqa: PLC0415
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def terminal(here):
+    started = []
+
+    def start(*arguments):
+        started.append(Terminal(here, *arguments))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+@pytest.mark.mpi
+def test_a_terminal_shows_the_table_and_the_summary_and_is_restored(terminal):
+    shown = terminal("run", "fabric_minimal", "-n", "2", "--set", "all_reduce_config.megabytes=0.1")
+    assert shown.ends(within_s=90) == 0
+    assert "rank   role   host" in shown.text
+    assert re.search(r"\n   1   peer   localhost .* done", shown.text)
+    assert "\ndone: fabric_minimal (all) on local, 2 ranks, " in shown.text
+    assert shown.shown.count(HIDE) >= 1
+    assert shown.shown.rindex(SHOW) > shown.shown.rindex(HIDE)
+
+
+@pytest.mark.mpi
+def test_ctrl_c_on_a_terminal_ends_the_run_and_restores_it(terminal, here):
+    (here / "work.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(120)\n")
+    shown = terminal("run", "work.py", "-n", "2")
+    shown.read_until(lambda: shown.text.count("begun") >= 2, within_s=60)
+    shown.type(b"\x03")
+    assert shown.ends(within_s=10) == 130
+    assert "\ninterrupted: work on local, 2 ranks, " in shown.text
+    assert "Traceback" not in shown.text
+    assert shown.shown.rindex(SHOW) > shown.shown.rindex(HIDE)
+
+
+@pytest.mark.mpi
+def test_a_failure_on_a_terminal_stands_below_the_table(terminal, here):
+    (here / "work.py").write_text("raise SystemExit(3)\n")
+    shown = terminal("run", "work.py")
+    assert shown.ends(within_s=60) == 1
+    table, _, failure = shown.text.partition("\nfailed: work on local, 1 rank, ")
+    assert "failed" in table
+    assert "error[R003]: rank 0 (rank, localhost) exited with status 3" in failure
+
+
+@pytest.mark.mpi
+def test_json_of_a_run_is_all_there_is_on_stdout(here):
+    (here / "work.py").write_text("import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
+    command = [sys.executable, "-m", "ttlaunch", "run", "work.py", "-n", "2", "--format", "json"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    report = json.loads(answer.stdout)
+    assert (report["status"], report["world_size"], report["failure"]) == ("done", 2, None)
+    [folder] = [path for path in (here / "runs").iterdir() if path.is_dir()]
+    assert report == json.loads((folder / "report.json").read_text())

@@ -1,0 +1,132 @@
+"""The invariants of `docs/architecture.md` that import-linter cannot see: what each layer may touch, and its size."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "ttlaunch"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+PURE = ("diagnostics", "located", "topology", "recipe", "plan")
+LONGEST_MODULE = 300
+LONGEST_FUNCTION = 40
+
+# What reads the environment, the current folder, the clock or the network, as it is written in code.
+IMPURE = {
+    "os.environ",
+    "os.getenv",
+    "os.getcwd",
+    "os.chdir",
+    "os.system",
+    "Path.cwd",
+    "Path.home",
+    "socket.socket",
+    "time.time",
+    "time.sleep",
+}
+SPEAKS = {"print", "exit", "quit", "input", "breakpoint"}
+SPEAKS_AT = {"sys.exit", "sys.stdout.write", "sys.stderr.write", "os._exit"}
+
+
+def layer(path):
+    return path.relative_to(PACKAGE).parts[0]
+
+
+def dotted(node):
+    """`os.environ` for the node of that expression, else an empty text."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def uses(path, names):
+    tree = ast.parse(path.read_text())
+    return sorted({f"{found} in line {node.lineno}" for node in ast.walk(tree) if (found := dotted(node)) in names})
+
+
+def name(path):
+    return str(path.relative_to(PACKAGE))
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if layer(path) in PURE], ids=name)
+def test_reading_and_planning_ask_the_machine_nothing(path):
+    assert uses(path, IMPURE) == []
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if layer(p) not in {"cli", "agent", "runtime"}], ids=name)
+def test_only_the_command_line_prints_or_exits(path):
+    tree = ast.parse(path.read_text())
+    called = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    spoken = [dotted(call.func) for call in called if dotted(call.func) in SPEAKS | SPEAKS_AT]
+    assert spoken == []
+    assert uses(path, {"SystemExit"}) == [] or path.name == "discovery.py"  # a recipe that exits is caught there
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_every_module_says_what_it_is_for(path):
+    text = path.read_text()
+    assert ast.get_docstring(ast.parse(text))
+    assert len(text.splitlines()) <= LONGEST_MODULE
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_a_function_fits_on_a_screen(path):
+    tree = ast.parse(path.read_text())
+    long = [
+        f"{node.name}: {body} lines"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and (body := node.end_lineno - node.body[0].lineno + 1) > LONGEST_FUNCTION
+        and not any("app.command" in ast.unparse(decorator) for decorator in node.decorator_list)
+    ]
+    assert long == []
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if layer(path) in PURE], ids=name)
+def test_reading_and_planning_write_no_file(path):
+    tree = ast.parse(path.read_text())
+    writing = {
+        "write_text",
+        "write_bytes",
+        "mkdir",
+        "unlink",
+        "rename",
+        "replace_file",
+        "touch",
+        "symlink_to",
+        "rmtree",
+    }
+    called = {
+        node.func.attr for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    assert called & writing == set()
+
+
+def test_nobody_kills_by_name():
+    """Escaped processes are found by the run's id in their environment, never by what they are called."""
+    for path in MODULES:
+        text = path.read_text()
+        assert "pkill" not in text
+        assert "killall" not in text
+
+
+def test_no_shell_reads_what_we_put_together():
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and "subprocess" in dotted(node.func):
+                assert not any(
+                    keyword.arg == "shell" and ast.unparse(keyword.value) == "True" for keyword in node.keywords
+                )
+
+
+def test_every_file_is_opened_with_its_encoding():
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in {"read_text", "write_text"}
+            ):
+                assert any(keyword.arg == "encoding" for keyword in node.keywords), f"{name(path)}:{node.lineno}"
