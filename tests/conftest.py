@@ -6,8 +6,10 @@ import shlex
 import shutil
 import socket
 import sys
+import venv
 from dataclasses import dataclass
 from pathlib import Path
+from sysconfig import get_path
 
 import pytest
 from typer.testing import CliRunner
@@ -72,6 +74,23 @@ def ttlaunch(here, monkeypatch):
         return Answer(result.exit_code, result.stdout, result.stderr)
 
     return invoke
+
+
+@pytest.fixture
+def bare_python(tmp_path_factory):
+    """`bare_python(hidden=…)`: an interpreter with our packages but no mpirun beside it, and its environment."""
+
+    def make(*, hidden=()):
+        folder = tmp_path_factory.mktemp("elsewhere")
+        venv.create(folder, symlinks=True)
+        packages = folder / "packages"
+        packages.mkdir()
+        for path in Path(get_path("purelib")).iterdir():
+            if path.name.partition("-")[0] not in hidden:
+                (packages / path.name).symlink_to(path)
+        return folder / "bin/python", {**os.environ, "PYTHONPATH": f"{ROOT}:{packages}", "NO_COLOR": "1"}
+
+    return make
 
 
 @pytest.fixture

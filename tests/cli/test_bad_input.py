@@ -4,12 +4,9 @@ The words of each refusal are in `tests/golden/refusals/`, one transcript for ea
 """
 
 import json
-import os
 import subprocess
 import sys
-import venv
-from pathlib import Path
-from sysconfig import get_path
+from types import SimpleNamespace
 
 import pytest
 
@@ -387,36 +384,25 @@ def test_a_path_is_no_name_for_a_configuration(refused):
 
 
 @pytest.fixture
-def other_machine(here, tmp_path_factory):
+def other_machine(here, bare_python, tmp_path_factory):
     """`other_machine(line)` runs ttlaunch under a Python that has no mpirun beside it, with a PATH of one folder."""
-    environment = tmp_path_factory.mktemp("elsewhere")
-    venv.create(environment, symlinks=True)
-    programs = environment / "programs"
-    programs.mkdir()
+    programs = tmp_path_factory.mktemp("programs")
 
     def invoke(line, *, mpirun=None, hidden=()):
+        python, environment = bare_python(hidden=hidden)
         if mpirun is not None:
             (programs / "mpirun").write_text(mpirun)
             (programs / "mpirun").chmod(0o755)
-        folder = environment / "packages"
-        folder.mkdir()
-        for path in Path(get_path("purelib")).iterdir():
-            if path.name.partition("-")[0] not in hidden:
-                (folder / path.name).symlink_to(path)
-        packages = [str(Path(__file__).parents[2]), str(folder)]
         process = subprocess.run(
-            [environment / "bin/python", "-m", "ttlaunch", *line.split()],
-            env={**os.environ, "PATH": str(programs), "PYTHONPATH": os.pathsep.join(packages), "NO_COLOR": "1"},
+            [python, "-m", "ttlaunch", *line.split()],
+            env={**environment, "PATH": str(programs)},
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
-        names = {str(environment): "ELSEWHERE"}
-        words = [process.stdout, process.stderr]
-        for value, name in names.items():
-            words = [text.replace(value, name) for text in words]
-        return type("Answer", (), {"status": process.returncode, "stdout": words[0], "stderr": words[1]})
+        said = process.stderr.replace(str(python), "ELSEWHERE/bin/python").replace(str(programs), "PROGRAMS")
+        return SimpleNamespace(status=process.returncode, stdout=process.stdout, stderr=said)
 
     return invoke
 
