@@ -468,7 +468,10 @@ def test_a_run_folder_that_cannot_be_made_is_one_line(here):
         timeout=60,
         check=False,
     )
-    assert process.stderr == "error: the run folder cannot be made: taken: file exists\n"
+    assert process.stderr == (
+        "error[H008]: the run folder cannot be made: taken: file exists\n\n"
+        "hint: `--runs-dir DIR` makes run folders somewhere else\n\n"
+    )
     assert (process.returncode, process.stdout) == (4, "")
 
 

@@ -58,6 +58,17 @@ def test_an_own_exception_outranks_the_exits_that_follow():
     assert blamed(ranks) == ("R002", "rank 1 (worker, box) raised ValueError")
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("ConnectionResetError", "[Errno 104]"), ("Exception", "MPI_ERR_PROC_FAILED: Process Failure")],
+)
+@pytest.mark.parametrize("cause", [ended(1.1, status=3), ended(1.1, number=signal.SIGSEGV)], ids=["exit", "crash"])
+def test_a_rank_that_lost_its_peer_is_not_blamed_for_it(kind, message, cause):
+    ranks = states(r0=raised(1.0, kind, message), r3=cause)
+    assert first_failure(ranks, lost_shims={}, ordered=False).rank == 3
+    assert blamed(states(r0=raised(1.0, kind, message))) == ("R002", f"rank 0 (worker, box) raised {kind}")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_ranks_that_mpirun_ended_are_the_last_to_be_blamed(number):
     ranks = states(r0=ended(1.0, number=number), r1=ended(2.0, status=3))

@@ -11,8 +11,8 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.recipe.corpus import read_corpus
+from ttlaunch.recipe.importing import import_recipe_module
 from ttlaunch.runtime.digests import combined
-from ttlaunch.runtime.entry import import_from
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MPIRUN = Path(sys.executable).with_name("mpirun")
@@ -110,7 +110,7 @@ def rank_environment(run_dir, world_size):
 
 def make_plan(recipe, roles, config, data):
     folder = RECIPES / recipe if isinstance(recipe, str) else recipe
-    declared = import_from(folder, "recipe").RECIPE
+    declared = import_recipe_module(folder, "recipe").RECIPE
     resolved = declared.config.model_validate(config)
     corpus = read_corpus(data) if declared.uses_data else None
     return {

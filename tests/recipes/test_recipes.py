@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ttlaunch.runtime.entry import import_from
+from ttlaunch.recipe.importing import import_recipe_module
 
 RECIPES = sorted(path.parent for path in (Path(__file__).parents[2] / "recipes").glob("*/recipe.py"))
 recipes = pytest.mark.parametrize("folder", RECIPES, ids=lambda folder: folder.name)
@@ -26,7 +26,7 @@ def entries_of(values, prefix=""):
 @recipes
 def test_the_default_configuration_loads_and_names_only_keys_that_are_read(folder):
     """A10; bug 24: configuration keys that nothing reads."""
-    recipe = import_from(folder, "recipe").RECIPE
+    recipe = import_recipe_module(folder, "recipe").RECIPE
     values = yaml.safe_load((folder / "train.yaml").read_text())
     recipe.config.model_validate(values)
     given = set(entries_of(values))
@@ -41,7 +41,7 @@ def test_every_key_of_the_default_configuration_says_what_it_means(folder):
 
 @recipes
 def test_every_training_key_stands_in_the_default_configuration(folder):
-    config = import_from(folder, "recipe").RECIPE.config.model_validate(
+    config = import_recipe_module(folder, "recipe").RECIPE.config.model_validate(
         yaml.safe_load((folder / "train.yaml").read_text())
     )
     given = set(entries_of(yaml.safe_load((folder / "train.yaml").read_text())))
@@ -60,7 +60,7 @@ def test_the_declaration_needs_no_torch(folder):
 
 @recipes
 def test_every_role_has_a_function(folder):
-    recipe = import_from(folder, "recipe").RECIPE
+    recipe = import_recipe_module(folder, "recipe").RECIPE
     functions = {
         node.name for node in ast.parse((folder / "trainer.py").read_text()).body if isinstance(node, ast.FunctionDef)
     }

@@ -44,6 +44,8 @@ class Description:
 
     Attributes:
         command: What every rank runs if the target is no recipe.
+        files: The files of the topology that were read.
+        descriptor_found: Where the mesh graph descriptor was found, in words.
     """
 
     diagnostics: list[Diagnostic] = field(default_factory=list)
@@ -52,6 +54,8 @@ class Description:
     layout: "RoleLayout | None" = None
     command: tuple[str, ...] | None = None
     name: str = ""
+    files: list[str] = field(default_factory=list)
+    descriptor_found: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -90,6 +94,8 @@ def load_topology_into(
         loaded = load_topology(found.folder, name=found.name, environment=shell, working_folder=working_folder)
     result.topology = loaded.topology
     result.diagnostics += loaded.diagnostics
+    result.files = [short_name(path, working_folder) for path in loaded.files]
+    result.descriptor_found = loaded.descriptor_found
 
 
 def is_script(target: str, working_folder: Path) -> bool:

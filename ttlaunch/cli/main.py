@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ttlaunch import __version__
+from ttlaunch import __version__, contract
 from ttlaunch.cli import configs, explain, init, plan, recipes, run, validate
 
 app = typer.Typer(
@@ -55,3 +55,20 @@ def main() -> None:
         # The reader of our output has gone; keep Python from complaining about it once more while it shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:
+        place = f": {error.filename}" if error.filename else ""
+        sys.stderr.write(f"error: {(error.strerror or str(error)).lower()}{place}\n")
+        sys.exit(contract.STATUS_HOST)
+    except Exception as error:  # noqa: BLE001 - a bug of ours is said in one line, and kept whole for the report
+        sys.stderr.write(f"error: this is a bug in ttlaunch: {type(error).__name__}: {error}\n{_keep(error)}")
+        sys.exit(contract.STATUS_RANK_FAILED)
+
+
+def _keep(error: Exception) -> str:
+    """Write the traceback of a bug to a file that can be sent along with a report."""
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile("w", prefix="ttlaunch-bug-", suffix=".txt", delete=False) as file:
+        file.writelines(traceback.format_exception(error))
+    return f"what led to it: {file.name}\n"

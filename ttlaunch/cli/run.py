@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ttlaunch.cli.console import leave, print_json, show_diagnostics, stop_on_errors
+from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics, stop_on_errors
 from ttlaunch.cli.describe import Request
 from ttlaunch.cli.options import (
     Arguments,
@@ -21,7 +21,7 @@ from ttlaunch.cli.options import (
     Target,
     Verbose,
 )
-from ttlaunch.diagnostics import Format
+from ttlaunch.diagnostics import Diagnostic, Format
 
 if TYPE_CHECKING:
     from ttlaunch.cli.prepare import Prepared
@@ -35,6 +35,9 @@ EXAMPLES = """\
 
 [bold]ttlaunch run my_recipe/ --on my_cluster -c train.yaml[/bold]   your own recipe on your own hosts
 """
+
+
+_ELSEWHERE = "`--runs-dir DIR` makes run folders somewhere else"
 
 
 def run(
@@ -79,6 +82,7 @@ def run(
 def _carry_out(prepared: "Prepared", *, runs_dir: Path, form: Format, verbose: bool) -> None:
     from ttlaunch.cli.live import make_view
     from ttlaunch.cli.summary import failure_diagnostic, show_summary
+    from ttlaunch.errors import RunFolderError
     from ttlaunch.launch.preflight import check_machine
     from ttlaunch.launch.record_inputs import write_inputs
     from ttlaunch.launch.run_folder import create_run_folder
@@ -88,7 +92,10 @@ def _carry_out(prepared: "Prepared", *, runs_dir: Path, form: Format, verbose: b
     engine = prepared.surroundings.engine
     problems = check_machine(plan, prepared.topology, engine, python=prepared.surroundings.python)
     stop_on_errors(problems, form=form, verbose=verbose)
-    folder = create_run_folder(runs_dir)
+    try:
+        folder = create_run_folder(runs_dir)
+    except RunFolderError as error:
+        refuse([Diagnostic("H008", str(error), hints=(_ELSEWHERE,))], form=form)
     write_inputs(plan, folder, resolved_config=prepared.resolved_config, shell=os.environ)
     with make_view(plan, folder, quiet=form is Format.JSON) as view:
         report = supervise(plan, folder, environment=os.environ, view=view)

@@ -75,6 +75,9 @@ def validate(
             parts += ["1 mesh" if len(topology.meshes) == 1 else f"{len(topology.meshes)} meshes"]
             parts += [counted(len(topology.links), "link")]
         sys.stdout.write(f"{topology.name} is consistent: {', '.join(parts)}\n")
+        if verbose:
+            found = f" (descriptor found: {result.descriptor_found})" if result.descriptor_found else ""
+            sys.stdout.write(f"read {', '.join(result.files)}{found}\n")
         if result.layout is not None:
             sys.stdout.write(
                 f"{result.name} fits: layout {result.layout.layout.name}, {counted(result.layout.world_size, 'rank')}\n"

@@ -10,6 +10,7 @@ from typing import Any
 
 from ttlaunch.launch.watch import RankState, failed_exit
 
+_LOST_PEER = {"BrokenPipeError", "ConnectionAbortedError", "ConnectionResetError", "EOFError"}
 _ENDED_BY_US = {signal.SIGTERM, signal.SIGINT}
 
 
@@ -75,12 +76,17 @@ def first_failure(ranks: list[RankState], *, lost_shims: dict[int, float], order
 def _classify(state: RankState, lost: float | None, *, ordered: bool) -> tuple[int, Failure] | None:
     """The failure of one rank with its class: 0 broke by itself or from outside, 1 left early, 2 followed."""
     if state.error is not None:
-        return 0, _from_exception(state, state.error)
+        return (2 if _lost_its_peer(state.error) else 0), _from_exception(state, state.error)
     if state.exit is not None and failed_exit(state.exit):
         return _from_exit(state, state.exit, ordered=ordered)
     if lost is not None and state.exit is None and not ordered:
         return 0, _failure(state, "R006", "was lost: its shim was killed from outside", lost)
     return None
+
+
+def _lost_its_peer(error: dict[str, Any]) -> bool:
+    """Whether an exception only says that another rank is gone; it may be recorded before that rank's own end is."""
+    return error.get("type") in _LOST_PEER or str(error.get("message", "")).startswith("MPI_ERR_")
 
 
 def _from_exception(state: RankState, error: dict[str, Any]) -> Failure:

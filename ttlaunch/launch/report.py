@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,7 @@ class Report:
         values["failure"] = self.failure.as_json() if self.failure else None
         values["results"] = dict(self.results)
         values["ranks"] = [dict(rank) for rank in self.ranks]
-        return values
+        return {name: _finite(value) for name, value in values.items()}
 
 
 def make_report(
@@ -111,6 +112,13 @@ def combine_digests(by_rank: list[dict[str, str]]) -> tuple[str | None, bool]:
         return None, True
     text = "\n".join(f"{name} {merged[name]}" for name in sorted(merged))
     return hashlib.sha256(text.encode()).hexdigest(), agree
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN; a loss that is one is written as text, not hidden."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return {name: _finite(inner) for name, inner in value.items()} if isinstance(value, dict) else value
 
 
 def _rank_summary(state: RankState) -> dict[str, Any]:

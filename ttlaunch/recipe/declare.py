@@ -81,11 +81,21 @@ class Pattern(StrEnum):
 
 @dataclass(frozen=True)
 class Flow:
-    """Two roles that exchange data; the placement and the fabric checks look at nothing else."""
+    """Two roles that exchange data; the placement and the fabric checks look at nothing else.
+
+    Attributes:
+        weight: Bytes that each of its pairs of ranks exchanges in a step, both ways together, relative to the recipe's
+            other flows; only ratios count. Equal weights suit a recipe whose flows all carry the same vector.
+    """
 
     source: str
     target: str
     pattern: Pattern = Pattern.ALL
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < float("inf"):
+            raise ValueError(f"the weight of a flow is a positive number, not {self.weight!r}")
 
 
 def chain(role: str) -> Flow:

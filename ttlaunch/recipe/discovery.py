@@ -4,21 +4,18 @@ A recipe is a folder with `recipe.py` and `trainer.py`. It is loaded by path, as
 `from .recipe import Config` works in `trainer.py` wherever the folder lies.
 """
 
-import importlib.util
 import os
-import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 from ttlaunch.diagnostics import Diagnostic, Label, Source, did_you_mean, listed, shown
 from ttlaunch.recipe.declare import Recipe
+from ttlaunch.recipe.importing import import_recipe_module
 
 _PACKAGE = Path(__file__).parent.parent
 _DECLARATION = "recipe.py"
 _TRAINER = "trainer.py"
-_PACKAGE_NAME = "ttlaunch_recipe"
 _LONGEST_REASON = 200
 
 
@@ -97,23 +94,6 @@ def load_recipe(found: FoundRecipe) -> Recipe | Diagnostic:
         place = Label(Source(str(declaration), text).start(), "no `RECIPE = Recipe(…)` in this file")
         return Diagnostic("P006", f"recipe `{found.name}` declares nothing", place)
     return recipe
-
-
-def import_recipe_module(folder: Path, module: str) -> ModuleType:
-    """Import `recipe` or `trainer` of a recipe's folder, as modules of one package that belongs to this folder.
-
-    Raises:
-        Exception: Whatever the module raises on import.
-    """
-    package = f"{_PACKAGE_NAME}_{folder.name}_{abs(hash(str(folder))) % 10**8}".replace("-", "_")
-    if package not in sys.modules:
-        spec = importlib.util.spec_from_loader(package, loader=None, is_package=True)
-        if spec is None:
-            raise ImportError(f"{folder} cannot be made a package")
-        parent = importlib.util.module_from_spec(spec)
-        parent.__path__ = [str(folder)]
-        sys.modules[package] = parent
-    return importlib.import_module(f"{package}.{module}")
 
 
 def _load_error(found: FoundRecipe, declaration: Path, error: BaseException) -> Diagnostic:

@@ -5,27 +5,24 @@ status 0 after the role has returned everywhere, else an error record, the trace
 """
 
 import faulthandler
-import importlib
 import json
 import os
 import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ttlaunch import contract
 from ttlaunch.recipe import ConfigFile, DeviceConfig, Recipe
 from ttlaunch.recipe.corpus import Corpus, CorpusError, CorpusReason, read_corpus
+from ttlaunch.recipe.importing import import_recipe_module
 from ttlaunch.runtime.records import ProgressWriter, write_error
 from ttlaunch.runtime.world import Rank, World, read_world
 
 if TYPE_CHECKING:
     import torch
     from mpi4py import MPI
-
-_PACKAGE = "ttlaunch_recipes"
 
 
 def main() -> None:
@@ -36,6 +33,10 @@ def main() -> None:
         rank_run.run()
     except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt end a rank just as early
         rank_run.fail(error)
+
+
+class WorldSizeError(RuntimeError):
+    """The world that MPI gives this rank is not the one that was planned."""
 
 
 class _RankRun:
@@ -53,7 +54,7 @@ class _RankRun:
         world = read_world(self.plan_file)
         self.role, self.recipe_folder = world.roles[self.rank], world.recipe_folder
         comm = _join_world(world, self.rank)
-        recipe = import_from(world.recipe_folder, "recipe").RECIPE
+        recipe = import_recipe_module(world.recipe_folder, "recipe").RECIPE
         cfg = read_config(recipe, world.config)
         corpus = _read_checked_corpus(recipe, world)
         self._call_role(world, comm, cfg, corpus)
@@ -63,7 +64,7 @@ class _RankRun:
         from ttlaunch.runtime.mpi import MpiSocket  # noqa: PLC0415
 
         device = _device(cfg.device_config, local_rank=world.local_ranks[self.rank])
-        trainer = import_from(world.recipe_folder, "trainer")
+        trainer = import_recipe_module(world.recipe_folder, "trainer")
         function = getattr(trainer, self.role, None)
         if function is None:
             raise AttributeError(f"{trainer.__file__} has no function `{self.role}` for the role of that name")
@@ -91,17 +92,6 @@ class _RankRun:
             os._exit(contract.STATUS_RANK_FAILED)
 
 
-def import_from(folder: Path, module: str) -> ModuleType:
-    """Import `recipe` or `trainer` of a recipe's folder as a package's module, so that relative imports work."""
-    name = "".join(character if character.isalnum() else "_" for character in folder.name)
-    package = f"{_PACKAGE}_{name}"
-    if package not in sys.modules:
-        parent = ModuleType(package)
-        parent.__path__ = [str(folder)]
-        sys.modules[package] = parent
-    return importlib.import_module(f"{package}.{module}")
-
-
 def read_config(recipe: Recipe, values: Mapping[str, Any]) -> ConfigFile:
     """Validate the configuration again, with the class that the recipe on this host declares.
 
@@ -127,12 +117,12 @@ def _join_world(world: World, rank: Rank) -> "MPI.Intracomm":
     if world.size != comm.size:
         library = MPI.Get_library_version().split(",")[0].strip("\0")
         noun = "rank" if comm.size == 1 else "ranks"
-        raise RuntimeError(
+        raise WorldSizeError(
             f"the MPI world has {comm.size} {noun}, the plan has {world.size}; the program that started this rank does "
             f"not belong to the MPI library it uses ({library})"
         )
     if rank != comm.rank:
-        raise RuntimeError(f"MPI says this is rank {comm.rank}, its environment says rank {rank}")
+        raise WorldSizeError(f"MPI says this is rank {comm.rank}, its environment says rank {rank}")
     return comm
 
 
