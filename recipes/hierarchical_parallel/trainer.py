@@ -29,6 +29,7 @@ from ttlaunch.runtime import (
     learning_rate,
     micro_batches,
     summed_loss,
+    train_in_one_process,
     validation_is_due,
     validation_losses,
 )
@@ -38,24 +39,7 @@ from .recipe import Config
 
 def trainer(cfg: Config, ctx: RankContext) -> None:
     """One process does everything: the reference that the tiers equal, bit for bit."""
-    model = build_model(cfg, ctx)
-    optimizer = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
-    sums = ctx.gradient_tree(model.weights_N)
-    tokens = ctx.data(cfg).validation_tokens
-    ctx.report_validation(0, validation_losses(cfg, ctx, model).tolist(), tokens=tokens)
-    for step in ctx.steps(cfg):
-        for index, x_BT, y_BT in micro_batches(cfg, ctx, step):
-            loss = summed_loss(model(x_BT, model.masks(step, index)), y_BT)
-            loss.backward()
-            sums.add(index, model.take_gradients(), tokens=y_BT.numel(), loss=loss.item())
-            model.zero_grad()
-        mean_loss, seen = sums.mean(model.grads_N, micro_batches=cfg.training_config.micro_batches)
-        norm = global_norm(optimizer.squared_norms())
-        rate = optimizer.step(step, norm=norm)
-        ctx.report(step, loss=mean_loss, tokens=seen, grad_norm=norm, learning_rate=rate)
-        if validation_is_due(cfg, ctx, step):
-            ctx.report_validation(step, validation_losses(cfg, ctx, model).tolist(), tokens=tokens)
-    ctx.report_parameters(model.named_parameters())
+    train_in_one_process(cfg, ctx)
 
 
 def worker(cfg: Config, ctx: RankContext) -> None:

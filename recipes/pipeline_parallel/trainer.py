@@ -29,8 +29,8 @@ from ttlaunch.runtime import (
     micro_batches,
     one_f_one_b,
     summed_loss,
+    train_in_one_process,
     validation_is_due,
-    validation_losses,
     validation_micro_batches,
 )
 
@@ -40,25 +40,8 @@ ACTIVATIONS, GRADIENTS = 0, 1  # tags: the two directions of a link
 
 
 def trainer(cfg: Config, ctx: RankContext) -> None:
-    """One process has all blocks: the reference that the pipeline equals."""
-    model = build_model(cfg, ctx)
-    optimizer = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
-    sums = ctx.gradient_tree(model.weights_N)
-    tokens = ctx.data(cfg).validation_tokens
-    ctx.report_validation(0, validation_losses(cfg, ctx, model).tolist(), tokens=tokens)
-    for step in ctx.steps(cfg):
-        for index, x_BT, y_BT in micro_batches(cfg, ctx, step):
-            loss = summed_loss(model(x_BT, model.masks(step, index)), y_BT)
-            loss.backward()
-            sums.add(index, model.take_gradients(), tokens=y_BT.numel(), loss=loss.item())
-            model.zero_grad()
-        mean_loss, seen = sums.mean(model.grads_N, micro_batches=cfg.training_config.micro_batches)
-        norm = global_norm(optimizer.squared_norms())
-        rate = optimizer.step(step, norm=norm)
-        ctx.report(step, loss=mean_loss, tokens=seen, grad_norm=norm, learning_rate=rate)
-        if validation_is_due(cfg, ctx, step):
-            ctx.report_validation(step, validation_losses(cfg, ctx, model).tolist(), tokens=tokens)
-    ctx.report_parameters(model.named_parameters())
+    """One process has all blocks: the reference that the pipeline equals, bit for bit."""
+    train_in_one_process(cfg, ctx)
 
 
 def stage(cfg: Config, ctx: RankContext) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.data import micro_batches, validation_micro_batches
     from ttlaunch.runtime.losses import summed_loss
     from ttlaunch.runtime.model import Model, build_model
+    from ttlaunch.runtime.one_process import train_in_one_process
     from ttlaunch.runtime.optimizers import Optimizer, build_optimizer, global_norm, learning_rate
     from ttlaunch.runtime.reduction import GradientTree, contiguous_blocks
     from ttlaunch.runtime.remote_optimizer import RemoteOptimizer
@@ -34,6 +35,7 @@ __all__ = [
     "micro_batches",
     "one_f_one_b",
     "summed_loss",
+    "train_in_one_process",
     "validation_is_due",
     "validation_losses",
     "validation_micro_batches",
@@ -45,6 +47,7 @@ _MODULES = {
     "data": ("micro_batches", "validation_micro_batches"),
     "losses": ("summed_loss",),
     "model": ("Model", "build_model"),
+    "one_process": ("train_in_one_process",),
     "optimizers": ("Optimizer", "build_optimizer", "global_norm", "learning_rate"),
     "reduction": ("GradientTree", "contiguous_blocks"),
     "remote_optimizer": ("RemoteOptimizer",),
