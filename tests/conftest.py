@@ -93,6 +93,37 @@ def bare_python(tmp_path_factory):
     return make
 
 
+def _write_cluster(folder, links, *, meshes=None, slots=None, shapes=None):
+    """Files of a cluster whose rank r drives the r-th of `meshes`, on hosts with `slots` ranks each."""
+    count = 1 + max([mesh for link in links for mesh in link[:2]], default=0) if meshes is None else len(meshes)
+    meshes = list(range(count)) if meshes is None else meshes
+    slots = [1] * count if slots is None else slots
+    shapes = shapes or {}
+    boards = "\n".join(
+        f"  {{name: b{mesh}, type: Mesh, topology: {shapes.get(mesh, [1, 8])}}}," for mesh in sorted(meshes)
+    )
+    rows = "\n".join(
+        f"  {{id: {mesh}, board: b{mesh}, device_topology: {shapes.get(mesh, [1, 8])}, host_topology: [1, 1]}},"
+        for mesh in sorted(meshes)
+    )
+    joined = ", ".join(f"[M{a}, M{b}, {rest[0] if rest else 2}]" for a, b, *rest in links)
+    bound = "\n".join(f"  - {{rank: {rank}, mesh_id: {mesh}}}" for rank, mesh in enumerate(meshes))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "hosts.txt").write_text("".join(f"box-{n:02} slots={count}\n" for n, count in enumerate(slots)))
+    (folder / "mgd.yaml").write_text(
+        "ChipSpec: {arch: wormhole_b0, ethernet_ports: {N: 2, E: 2, S: 2, W: 2}}\n"
+        f"Board: [\n{boards}\n]\nMesh: [\n{rows}\n]\nRelaxedGraph: [{joined}]\n"
+    )
+    (folder / "rank_bindings.yaml").write_text(f'rank_bindings:\n{bound}\nmesh_graph_desc_path: "mgd.yaml"\n')
+    return folder
+
+
+@pytest.fixture(scope="session")
+def write_cluster():
+    """`write_cluster(folder, [(0, 1), (1, 2, 4)], meshes=…, slots=…, shapes=…)`: a configuration of meshes and links."""
+    return _write_cluster
+
+
 @pytest.fixture
 def portable(tmp_path):
     """`portable(text)`: the text with names for what differs between machines."""

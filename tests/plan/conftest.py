@@ -9,6 +9,7 @@ from ttlaunch.cli.describe import Request, describe
 from ttlaunch.diagnostics import render
 from ttlaunch.plan.make import Surroundings, plan_command, plan_recipe
 from ttlaunch.plan.openmpi import OpenMpi
+from ttlaunch.topology.load import load_topology
 
 SURROUNDINGS = Surroundings(
     working_folder=Path("/home/ann/project"),
@@ -17,6 +18,19 @@ SURROUNDINGS = Surroundings(
     shim="/opt/ttlaunch/shim.py",
     engine=OpenMpi("/opt/venv/bin/mpirun", (5, 0, 11)),
 )
+
+
+@pytest.fixture
+def cluster(tmp_path, write_cluster):
+    """`cluster(links, meshes=…, slots=…)` is the `Topology` of these meshes and links."""
+
+    def make(links, **parts):
+        folder = write_cluster(tmp_path / "cluster", links, **parts)
+        loaded = load_topology(folder, name="cluster", environment={}, working_folder=tmp_path)
+        assert loaded.topology is not None, render(loaded.diagnostics)
+        return loaded.topology
+
+    return make
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ttlaunch import __version__, contract
-from ttlaunch.cli import configs, explain, init, plan, recipes, run, validate
+from ttlaunch.cli import configs, explain, init, place, plan, recipes, run, validate
 
 app = typer.Typer(
     name="ttlaunch",
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.command("run", epilog=run.EXAMPLES)(run.run)
 app.command("plan", epilog=plan.EXAMPLES)(plan.plan)
+app.command("place", epilog=place.EXAMPLES)(place.place)
 app.command("validate", epilog=validate.EXAMPLES)(validate.validate)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
 app.command("init", epilog=init.EXAMPLES)(init.init)

@@ -64,6 +64,10 @@ def validate(
         rank_bindings=rank_bindings,
     )
     result = describe(request, working_folder=Path.cwd(), shell=os.environ)
+    if result.ok and result.topology is not None and result.layout is not None:
+        from ttlaunch.plan.place import check_placement
+
+        result.diagnostics += check_placement(result.topology, result.layout, recipe=result.name)
     show_diagnostics(result.diagnostics, form=form, verbose=verbose)
     topology = result.topology
     if form is Format.JSON:

@@ -1,4 +1,4 @@
-"""Rules between the configuration and the devices of the topology: mesh shapes, sockets, parallelism inside a rank."""
+"""Rules between the configuration and the devices of the topology: mesh shapes, parallelism inside a rank."""
 
 from collections.abc import Iterator
 
@@ -10,18 +10,7 @@ from ttlaunch.topology.model import Topology
 
 def check_devices(loaded: LoadedConfig, topology: Topology) -> list[Diagnostic]:
     """Every rule of this file that the configuration breaks on this topology."""
-    return [*_fabric(loaded, topology), *_tensor_parallel(loaded), *_mesh_shape(loaded, topology), *_ddp(loaded)]
-
-
-def _fabric(loaded: LoadedConfig, topology: Topology) -> Iterator[Diagnostic]:
-    if loaded.checked.multihost_config.socket_type != "fabric" or topology.links:
-        return
-    yield Diagnostic(
-        "P007",
-        f"`socket_type` is `fabric` but configuration `{topology.name}` has no links between meshes",
-        _label(loaded, "multihost_config.socket_type", "fabric sockets run along the links of `mgd.yaml`"),
-        hints=("`--set multihost_config.socket_type=mpi` sends through host memory",),
-    )
+    return [*_tensor_parallel(loaded), *_mesh_shape(loaded, topology), *_ddp(loaded)]
 
 
 def _tensor_parallel(loaded: LoadedConfig) -> Iterator[Diagnostic]:

@@ -9,6 +9,7 @@ from ttlaunch.diagnostics import Diagnostic, Label, has_errors
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.plan.devices import check_devices
 from ttlaunch.plan.environment import MANAGED, plan_environment, plan_rank_environment
+from ttlaunch.plan.fabric import check_fabric
 from ttlaunch.plan.launch_plan import CommandProgram, LaunchPlan, RankRow, RecipeProgram
 from ttlaunch.plan.openmpi import OpenMpi, plan_openmpi
 from ttlaunch.plan.roles import RoleLayout, plan_roles
@@ -64,7 +65,7 @@ def check_recipe(
         last = choice.recipe.layouts[-1]
         return None, [*check_config(choice.recipe, choice.loaded, last), layout]
     found = check_config(choice.recipe, choice.loaded, layout.layout)
-    found += check_devices(choice.loaded, topology)
+    found += [*check_fabric(choice.loaded, topology, layout), *check_devices(choice.loaded, topology)]
     return (None if has_errors(found) else layout), found
 
 

@@ -1,0 +1,104 @@
+"""Which order of places is the best for ranks that talk to each other: a quadratic assignment, as plain numbers.
+
+Ranks 0, 1, … take the places of *blocks* one after the other. A block is what moves as one, a host with its meshes:
+its places may change their order among themselves, and blocks may change theirs. The cost of an arrangement is
+Σ traffic(a, b) × distance(place of a, place of b) over all pairs of ranks.
+
+Source: T. Koopmans, M. Beckmann, "Assignment Problems and the Location of Economic Activities", Econometrica 25(1), 1957.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+
+EXACT_UP_TO = 8
+"""Places up to which every order is looked at; `search.py` does more."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The question.
+
+    Attributes:
+        distances: From place to place, symmetric.
+        traffic: Pairs of ranks, each pair once, with what they send each other.
+        blocks: The places of each block in today's order; together all places, each once.
+        last_stays: The last block may not change places with others (a host that the ranks do not fill).
+    """
+
+    distances: Sequence[Sequence[float]]
+    traffic: Mapping[tuple[int, int], float]
+    blocks: tuple[tuple[int, ...], ...]
+    last_stays: bool = False
+    partners: tuple[tuple[tuple[int, float], ...], ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        partners: list[list[tuple[int, float]]] = [[] for _ in self.distances]
+        for (a, b), weight in self.traffic.items():
+            partners[a].append((b, weight))
+            partners[b].append((a, weight))
+        object.__setattr__(self, "partners", tuple(tuple(each) for each in partners))
+
+    @property
+    def size(self) -> int:
+        return len(self.distances)
+
+    @property
+    def today(self) -> list[int]:
+        """The place of each rank before anything is moved."""
+        return [place for block in self.blocks for place in block]
+
+    def cost(self, places: Sequence[int]) -> float:
+        """Of an arrangement: rank `r` in place `places[r]`."""
+        return sum(weight * self.distances[places[a]][places[b]] for (a, b), weight in self.traffic.items())
+
+
+def best_of_all(question: Assignment) -> list[int]:
+    """Look at every arrangement, leaving out those that begin no better than a whole one found before.
+
+    Today's arrangement wins against others of equal cost. Cost: up to `size!` arrangements.
+    """
+    best, least = question.today, question.cost(question.today)
+    places: list[int] = []
+
+    def extend(blocks: tuple[tuple[int, ...], ...], cost: float) -> None:
+        nonlocal best, least
+        if not blocks:
+            if cost < least:
+                best, least = list(places), cost
+            return
+        movable = len(blocks) - 1 if question.last_stays and len(blocks) > 1 else len(blocks)
+        for index, block in enumerate(blocks[:movable]):
+            rest = blocks[:index] + blocks[index + 1 :]
+            for order in permutations(block):
+                more = _added(question, places, order, least - cost)
+                if more is not None:
+                    places.extend(order)
+                    extend(rest, cost + more)
+                    del places[-len(order) :]
+
+    extend(question.blocks, 0.0)
+    return best
+
+
+def all_arrangements(question: Assignment) -> Iterator[list[int]]:
+    """Every arrangement, the slow and obvious way: what `best_of_all` is held against."""
+    tail = question.blocks[-1:] if question.last_stays else ()
+    for moved in permutations(question.blocks[: len(question.blocks) - len(tail)]):
+        orders: list[list[int]] = [[]]
+        for block in (*moved, *tail):
+            orders = [[*before, *order] for before in orders for order in permutations(block)]
+        yield from orders
+
+
+def _added(question: Assignment, places: list[int], order: tuple[int, ...], allowed: float) -> float | None:
+    """What the next ranks add to the cost in these places; None if that is as much as allowed, or more."""
+    more, whole = 0.0, [*places, *order]
+    for rank in range(len(places), len(whole)):
+        row = question.distances[whole[rank]]
+        for partner, weight in question.partners[rank]:
+            if partner < rank:
+                more += weight * row[whole[partner]]
+        if more >= allowed:
+            return None
+    return more
