@@ -16,7 +16,7 @@ def show_diagnostics(diagnostics: Iterable[Diagnostic], *, form: Format, verbose
     """Write diagnostics to stderr; notes only with `verbose`. JSON goes to stdout with the command's result."""
     kept = [d for d in diagnostics if verbose or d.severity is not Severity.NOTE]
     if form is not Format.JSON and kept:
-        separator = "\n" if form is Format.CONCISE else "\n\n"
+        separator = "\n" if form in {Format.CONCISE, Format.GITHUB} else "\n\n"
         sys.stderr.write(render(kept, form=form, colour=use_colour(sys.stderr)) + separator)
         sys.stderr.flush()
 

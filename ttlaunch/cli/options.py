@@ -50,7 +50,10 @@ RankBindings = Annotated[
     Path | None, typer.Option("--rank-bindings", metavar="FILE", help="The bindings that go with --hostfile.")
 ]
 OutputFormat = Annotated[
-    Format, typer.Option("--format", help="full: with the lines of your files; concise: one line each; json.")
+    Format,
+    typer.Option(
+        "--format", help="full: with the lines of your files; concise: one line each; json; github: CI annotations."
+    ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also say what was assumed and found.")]
 Target = Annotated[

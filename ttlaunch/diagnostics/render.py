@@ -1,6 +1,6 @@
 """Draw diagnostics as text: `full` with the lines of the files and marks under them, `concise` with one line each.
 
-Plain text with optional ANSI colours; words carry the meaning and colour repeats it. The layout is fixed by the
+`github` writes the annotations of a GitHub workflow. Otherwise plain text with optional ANSI colours; words carry the meaning and colour repeats it. The layout is fixed by the
 word-for-word tests under `tests/`, so other programs should read `--format json` instead.
 """
 
@@ -13,6 +13,7 @@ _COLOURS = {Severity.ERROR: "1;31", Severity.WARNING: "1;33", Severity.NOTE: "1;
 _WIDEST_LINE = 160
 _LEFT_OF_MARK = 60
 _TAB = "    "
+_NO_FILES = {"--set", "--hosts", "standard input"}
 
 
 class Format(StrEnum):
@@ -21,12 +22,15 @@ class Format(StrEnum):
     FULL = "full"
     CONCISE = "concise"
     JSON = "json"
+    GITHUB = "github"
 
 
 def render(diagnostics: Iterable[Diagnostic], *, form: Format = Format.FULL, colour: bool = False) -> str:
     """All diagnostics as one text, without a final line end; empty for none."""
     if form is Format.JSON:
         return render_json(diagnostics)
+    if form is Format.GITHUB:
+        return "\n".join(_github(diagnostic) for diagnostic in diagnostics)
     if form is Format.CONCISE:
         return "\n".join(_concise(diagnostic, colour=colour) for diagnostic in diagnostics)
     return "\n\n".join(_full(diagnostic, colour=colour) for diagnostic in diagnostics)
@@ -37,6 +41,26 @@ def render_json(diagnostics: Iterable[Diagnostic]) -> str:
     import json  # noqa: PLC0415 - nothing else here needs it
 
     return json.dumps([diagnostic.as_json() for diagnostic in diagnostics], indent=2)
+
+
+def _github(diagnostic: Diagnostic) -> str:
+    """A workflow command of GitHub Actions, which the web page shows at the line: one line, the whole text inside it."""
+    command = "notice" if diagnostic.severity is Severity.NOTE else str(diagnostic.severity)
+    label, where = diagnostic.primary, ""
+    if label and label.span.source.name not in _NO_FILES:
+        where = f"file={_property(label.span.source.name)},line={label.span.line},col={label.span.column},"
+    lines = [diagnostic.message, *([label.text] if label and label.text else [])]
+    lines += [f"{other.span}: {other.text}".removesuffix(": ") for other in diagnostic.secondary]
+    lines += [f"note: {note}" for note in diagnostic.notes] + [f"hint: {hint}" for hint in diagnostic.hints]
+    return f"::{command} {where}title={_property(diagnostic.code)}::{_data(chr(10).join(lines))}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def _concise(diagnostic: Diagnostic, *, colour: bool) -> str:
