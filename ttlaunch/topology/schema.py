@@ -6,7 +6,7 @@ from the descriptions.
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from ttlaunch.located.schema import Section
 
@@ -14,6 +14,17 @@ Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Shape = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 Text = Annotated[str, Field(min_length=1)]
+
+# What editors are told about links; `mesh_links.py` reads them, with better messages than a schema gives.
+_MESH_END: dict[str, JsonValue] = {"type": "string", "pattern": "^[Mm][0-9]+$"}
+_DEVICE_END: dict[str, JsonValue] = {
+    "type": "array",
+    "prefixItems": [_MESH_END, {"type": "string", "pattern": "^[Dd][0-9]+$"}],
+    "items": False,
+    "minItems": 2,
+}
+_CHANNELS: dict[str, JsonValue] = {"type": "integer", "minimum": 1}
+_THREE: dict[str, JsonValue] = {"type": "array", "items": False, "minItems": 3}
 
 
 class BindingRow(Section):
@@ -90,10 +101,16 @@ class MeshGraphFile(Section):
     boards: Annotated[list[BoardRow], Field(min_length=1)] = Field(alias="Board", description="kinds of boards")
     meshes: Annotated[list[MeshRow], Field(min_length=1)] = Field(alias="Mesh", description="the meshes")
     relaxed_graph: list[Any] | None = Field(
-        None, alias="RelaxedGraph", description="links as `[M0, M1, channels]`; instead of `Graph`"
+        None,
+        alias="RelaxedGraph",
+        description="links as `[M0, M1, channels]`; instead of `Graph`",
+        json_schema_extra={"items": {"prefixItems": [*[_MESH_END] * 2, _CHANNELS], **_THREE}},
     )
     graph: list[Any] | None = Field(
-        None, alias="Graph", description="links of devices as `[[M0, D1], [M1, D1], channels]`; not with `RelaxedGraph`"
+        None,
+        alias="Graph",
+        description="links of devices as `[[M0, D1], [M1, D1], channels]`; not with `RelaxedGraph`",
+        json_schema_extra={"items": {"prefixItems": [*[_DEVICE_END] * 2, _CHANNELS], **_THREE}},
     )
 
 

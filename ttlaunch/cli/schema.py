@@ -1,0 +1,115 @@
+"""`ttlaunch schema`: JSON Schema of the YAML files, so that an editor completes keys and marks mistakes while typing."""
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ttlaunch.cli.console import leave, print_json, refuse
+from ttlaunch.cli.options import complete_recipes
+from ttlaunch.diagnostics import Diagnostic, Format
+
+if TYPE_CHECKING:
+    from ttlaunch.recipe.declare import Recipe
+
+EXAMPLES = """\
+[bold]ttlaunch schema bindings > bindings.schema.json[/bold]   one file
+
+[bold]ttlaunch schema --write .schemas[/bold]   all of them, with what to put into the files
+"""
+
+
+class File(StrEnum):
+    """What a schema is of."""
+
+    BINDINGS = "bindings"
+    MGD = "mgd"
+    CLUSTER = "cluster"
+    TRAIN = "train"
+
+
+def schema(
+    file: Annotated[
+        File | None, typer.Argument(help="Which file; all of them if left out.", show_default=False)
+    ] = None,
+    *,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe",
+            metavar="RECIPE",
+            help="The training file of this recipe, with the keys it adds and without those it never reads.",
+            autocompletion=complete_recipes,
+        ),
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option("--write", metavar="DIR", help="Write each schema into a file of its own.")
+    ] = None,
+) -> None:
+    """Print the JSON Schema of the YAML files for editors; `ttlaunch validate` checks more."""
+    kinds = [file] if file else list(File)
+    schemas: dict[str, dict[str, Any]] = {kind: _cluster_file(kind) for kind in kinds if kind is not File.TRAIN}
+    if File.TRAIN in kinds:
+        schemas |= _training_files(recipe, every=write is not None)
+    if write is not None:
+        _write(schemas, write)
+    else:
+        print_json(schemas[file] if file else schemas)
+
+
+def _cluster_file(kind: File) -> dict[str, Any]:
+    from ttlaunch.located.json_schema import json_schema
+    from ttlaunch.topology.schema import BindingsFile, ClusterFile, MeshGraphFile
+
+    if kind is File.BINDINGS:
+        return json_schema(BindingsFile, title="rank_bindings.yaml of ttlaunch")
+    if kind is File.MGD:
+        return json_schema(MeshGraphFile, title="mgd.yaml of ttlaunch")
+    return json_schema(ClusterFile, title="cluster.yaml of ttlaunch")
+
+
+def _training_files(recipe: str | None, *, every: bool) -> dict[str, dict[str, Any]]:
+    """Of one recipe; else of every recipe that loads, or only the sections that they share."""
+    from ttlaunch.recipe.discovery import find_recipe, list_recipes, load_recipe
+    from ttlaunch.recipe.sections import TrainingFile
+
+    if recipe is not None:
+        found = find_recipe(recipe, working_folder=Path.cwd())
+        declared = found if isinstance(found, Diagnostic) else load_recipe(found)
+        if isinstance(found, Diagnostic) or isinstance(declared, Diagnostic):
+            refuse([each for each in (found, declared) if isinstance(each, Diagnostic)][:1], form=Format.FULL)
+        return {File.TRAIN: _training_file(declared, found.name)}
+    if every:
+        loaded = {found.name: load_recipe(found) for found in list_recipes(Path.cwd())}
+        return {
+            f"{File.TRAIN}.{name}": _training_file(declared, name)
+            for name, declared in loaded.items()
+            if not isinstance(declared, Diagnostic)
+        }
+    from ttlaunch.located.json_schema import json_schema
+
+    return {File.TRAIN: json_schema(TrainingFile, title="training file of ttlaunch")}
+
+
+def _training_file(declared: "Recipe", name: str) -> dict[str, Any]:
+    from ttlaunch.located.json_schema import json_schema
+
+    return json_schema(declared.config, title=f"training file of {name}", unread=declared.unread)
+
+
+def _write(schemas: dict[str, dict[str, Any]], folder: Path) -> None:
+    paths = [folder / f"{name}.schema.json" for name in schemas]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, content in zip(paths, schemas.values(), strict=True):
+            path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        sys.stderr.write(f"error: {folder} cannot be written: {(error.strerror or str(error)).lower()}\n")
+        leave(2)
+    sys.stdout.write("".join(f"wrote {path}\n" for path in paths))
+    sys.stdout.write("\nAn editor with a YAML language server uses one if the first line of a file names it:\n")
+    sys.stdout.write(f"  # yaml-language-server: $schema={paths[0].resolve()}\n")
+    sys.stdout.write("The path may also be relative to the file.\n")
