@@ -311,7 +311,7 @@ Mesh: [
   {id: 1, board: lbox, device_topology: [1, 8], host_topology: [1, 1]},
   {id: 2, board: lbox, device_topology: [1, 8], host_topology: [1, 1]},
 ]
-RelaxedGraph: [[M0, M1, 2]]
+RelaxedGraph: [[M0, M1, 2], [M1, M2, 2]]
 """
     }
     expected = """\

@@ -1,7 +1,8 @@
 """Tell the generations of `mgd.yaml` apart, and say how to turn an older one into the last.
 
-The shapes are those of the vendor's releases: `host_ranks` inside a mesh is the oldest or 0.62, a `Graph` between
-single ports (`[[0, E0], [1, W0]]`) is 0.62 or 0.63, a `Graph` between devices or a `RelaxedGraph` is 0.64.
+The shapes are those of the vendor's releases: `host_ranks` inside a mesh is the oldest (A) or 0.62 (B), a `Graph`
+between single ports (`[[0, E0], [1, W0]]`) is 0.62 or 0.63 (C), a `Graph` between devices or a `RelaxedGraph` is 0.64
+(D). C and D are read as they are; A and B only by `ttlaunch convert`.
 """
 
 import re
@@ -11,7 +12,7 @@ from ttlaunch.diagnostics.span import Span
 from ttlaunch.located.nodes import ListNode, MapNode, Node, ScalarNode
 from ttlaunch.topology import codes
 
-_PORT = re.compile(r"[NESWZ][0-9]+\Z")
+_PORT = re.compile(r"[NESWZ][0-9]+\Z", re.IGNORECASE)
 _RELAXED = "write links as `RelaxedGraph: [[M0, M1, 2]]`: two meshes and their number of channels, each pair once"
 
 
@@ -31,13 +32,16 @@ def recognise_generation(root: Node) -> Diagnostic | None:
     if ranks:
         hints = ("remove `host_ranks` from each mesh; `host_topology` says the same", _RELAXED)
         return _old("B", "release 0.62", ranks, "a mesh has `host_ranks`", hints)
-    port = next((found for row in _items(root.entries.get("Graph")) if (found := _port(row))), None)
-    if port:
-        return _old("C", "release 0.63", port, "a link of single ports", (_RELAXED,))
     return None
 
 
+def first_port(root: MapNode) -> Span | None:
+    """The place of the first port in a link, which makes the file one of generation C; None in the last one."""
+    return next((found for row in _items(root.entries.get("Graph")) if (found := _port(row))), None)
+
+
 def _old(generation: str, release: str, span: Span, sign: str, hints: tuple[str, ...]) -> Diagnostic:
+    hints = (*hints, "or let `ttlaunch convert` write it anew")
     message = f"{span.source.name} is a mesh graph descriptor of generation {generation} ({release}), which is not read"
     return Diagnostic(codes.OLD_GENERATION, message, Label(span, sign), hints=hints)
 

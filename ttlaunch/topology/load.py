@@ -31,7 +31,9 @@ CLUSTER_FILE = "cluster.yaml"
 DESCRIPTOR_FILES = ("mgd.yaml", "mgd.textproto")
 
 _LONGEST_PATH = 200
-_TEXTPROTO = re.compile(r"^\s*(mesh|graph|switch)_descriptors\s*:?\s*\{|^\s*top_level_instance\s*:?\s*\{", re.MULTILINE)
+_TEXTPROTO = re.compile(
+    r"^\s*(mesh|graph|switch)_descriptors\s*:?\s*[{<]|^\s*top_level_instance\s*:?\s*\{", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,11 @@ class _Reading:
         if source is None:
             return
         if path.suffix == ".textproto" or _TEXTPROTO.search(source.text):
-            self.found.append(_textproto(source))
+            from ttlaunch.topology.mgd_textproto import parse_mesh_graph_textproto  # noqa: PLC0415 - imports pydantic
+
+            read, found = parse_mesh_graph_textproto(source)
+            self.graph = read.graph if read else None
+            self.found += found
             return
         from ttlaunch.topology.mgd_yaml import parse_mesh_graph  # noqa: PLC0415 - imports pydantic
 
@@ -211,6 +217,8 @@ class _Reading:
             arch=graph.arch if graph else None,
             meshes=tuple(graph.meshes) if graph else (),
             links=tuple(graph.links) if graph else (),
+            switches=tuple(graph.switches) if graph else (),
+            switch_links=tuple(graph.switch_links) if graph else (),
             bindings=tuple(sorted((row.binding for row in rows), key=lambda binding: binding.rank)),
             global_environment=self.bindings.global_environment if self.bindings else {},
             mesh_graph_path=self.descriptor,
@@ -248,9 +256,3 @@ def _with_descriptor_hint(diagnostic: Diagnostic, folder: Path) -> Diagnostic:
         return replace(diagnostic, hints=(f'write `mesh_graph_desc_path: "{beside}"`',))
     hint = 'describe the meshes in mgd.yaml, and write `mesh_graph_desc_path: "mgd.yaml"`'
     return replace(diagnostic, notes=("there is no mgd.yaml beside it",), hints=(hint,))
-
-
-def _textproto(source: Source) -> Diagnostic:
-    message = f"{source.name} is a mesh graph descriptor of version 2 (textproto), which is not read yet"
-    hint = "write it as version 1: an mgd.yaml with ChipSpec, Board, Mesh and RelaxedGraph"
-    return Diagnostic(codes.NOT_READ_YET, message, Label(source.start()), hints=(hint,))

@@ -1,10 +1,11 @@
 """What a mesh graph descriptor says, whichever version it is written in: the chip, the meshes, the links."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from ttlaunch.diagnostics.span import Span
-from ttlaunch.topology.model import Link, Mesh, MeshId
+from ttlaunch.topology.model import Link, Mesh, MeshId, Switch, SwitchLink
 
 ARCHITECTURES = ("wormhole_b0", "blackhole", "quasar", "cpu", "cuda")
 
@@ -16,17 +17,29 @@ class MeshGraph:
     Attributes:
         meshes: In the order of the file; ids are unique unless a diagnostic says otherwise.
         span: The word that begins the list of meshes.
+        name: Of the graph; version 1 has none.
+        ports: Ethernet ports of a chip per direction (N, E, S, W, and Z if it has them); None in version 2, which says
+            what the runtime asks for rather than what there is.
     """
 
     arch: str
     meshes: Sequence[Mesh]
     links: Sequence[Link]
     span: Span
+    switches: Sequence[Switch] = ()
+    switch_links: Sequence[SwitchLink] = ()
+    name: str = field(default="G0", compare=False)
+    ports: Mapping[str, int] | None = field(default=None, compare=False)
 
     def mesh(self, mesh_id: int) -> Mesh | None:
-        return next((mesh for mesh in self.meshes if mesh.id == mesh_id), None)
+        """The first mesh with this id."""
+        return self._mesh_by_id.get(mesh_id)
 
-    @property
+    @cached_property
+    def _mesh_by_id(self) -> dict[int, Mesh]:
+        return {mesh.id: mesh for mesh in reversed(self.meshes)}
+
+    @cached_property
     def mesh_ids(self) -> list[MeshId]:
         return sorted({mesh.id for mesh in self.meshes})
 

@@ -46,7 +46,7 @@ def parse_links(root: MapNode, meshes: Mapping[MeshId, Mesh]) -> tuple[list[Link
         first = Label(root.keys["RelaxedGraph"], "the other is here")
         return [], [Diagnostic(codes.TWO_GRAPHS, message, Label(root.keys["Graph"]), (first,))]
     links: dict[tuple[tuple[int, int], tuple[int, int]], Span] = {}
-    joined: dict[tuple[int, int], Link] = {}
+    joined: dict[tuple[int, int], list[tuple[_End, _End, int, Span]]] = {}
     found: list[Diagnostic] = []
     for row in _rows(relaxed) or _rows(strict):
         link = _parse_link(row, devices=not _rows(relaxed))
@@ -71,13 +71,15 @@ def parse_links(root: MapNode, meshes: Mapping[MeshId, Mesh]) -> tuple[list[Link
         found += mistakes
         if not mistakes:
             key = (low.mesh, high.mesh)
-            known = joined.get(key)
-            joined[key] = (
-                replace(known, channels=known.channels + channels)
-                if known
-                else Link(MeshId(low.mesh), MeshId(high.mesh), channels, row.span)
-            )
-    return list(joined.values()), found
+            joined.setdefault(key, []).append((low, high, channels, row.span))
+    return [_joined(key, rows) for key, rows in joined.items()], found
+
+
+def _joined(key: tuple[int, int], rows: list[tuple[_End, _End, int, Span]]) -> Link:
+    """The link of two meshes that their links of devices make."""
+    devices = [(a.device, b.device, count) for a, b, count, _ in rows if a.device is not None and b.device is not None]
+    channels, policy = sum(count for _, _, count, _ in rows), "STRICT" if devices else "RELAXED"
+    return Link(MeshId(key[0]), MeshId(key[1]), channels, rows[0][3], tuple(sorted(devices)), policy)
 
 
 def _parse_link(row: Node, *, devices: bool) -> tuple[tuple[_End, _End], int] | Diagnostic:

@@ -1,7 +1,7 @@
 """Read a mesh graph descriptor, version 1 (`mgd.yaml`): which chip, which boards, which meshes, how they are linked.
 
-Four generations of this format are in circulation. The last one, of release 0.64, is read in full; the others are
-recognised, and the diagnostic names what to change. What the vendor's parser accepts in silence (two meshes with one
+Four generations of this format are in circulation. The last two, of releases 0.63 and 0.64, are read in full; the
+others are recognised, and the diagnostic names what to change. What the vendor's parser accepts in silence (two meshes with one
 id, ports that differ per direction, a link twice) is an error here.
 """
 
@@ -13,13 +13,21 @@ from ttlaunch.located.nodes import Key, MapNode, Node, node_at, span_of
 from ttlaunch.located.schema import check_schema
 from ttlaunch.located.yaml import parse_yaml
 from ttlaunch.topology import codes
-from ttlaunch.topology.generations import recognise_generation
+from ttlaunch.topology.generations import first_port, recognise_generation
+from ttlaunch.topology.graph_rules import check_graph
 from ttlaunch.topology.mesh_graph import ARCHITECTURES, MeshGraph
 from ttlaunch.topology.mesh_links import parse_links
-from ttlaunch.topology.model import Mesh, MeshId
+from ttlaunch.topology.model import Link, Mesh, MeshId
+from ttlaunch.topology.port_links import parse_port_links
 from ttlaunch.topology.schema import BoardRow, MeshGraphFile, MeshRow
 
-_BOARD_TYPES = ("Mesh", "TORUS_X", "TORUS_Y", "TORUS_XY")
+DIM_TYPES = {
+    "Mesh": ("LINE", "LINE"),
+    "TORUS_X": ("LINE", "RING"),
+    "TORUS_Y": ("RING", "LINE"),
+    "TORUS_XY": ("RING", "RING"),
+}
+_BOARD_TYPES = tuple(DIM_TYPES)
 _DIRECTIONS = {"N": "north", "E": "east", "S": "south", "W": "west"}
 
 
@@ -31,6 +39,13 @@ def parse_mesh_graph(source: Source) -> tuple[MeshGraph | None, list[Diagnostic]
     old = recognise_generation(root)
     if old:
         return None, [*found, old]
+    graph, mistakes = mesh_graph_of(root)
+    return graph, found + mistakes
+
+
+def mesh_graph_of(root: Node) -> tuple[MeshGraph | None, list[Diagnostic]]:
+    """The mesh graph that a descriptor of release 0.63 or 0.64 describes."""
+    found: list[Diagnostic] = []
     file, mistakes = check_schema(MeshGraphFile, root, codes=TOPOLOGY)
     found += mistakes
     if file is None or not isinstance(root, MapNode):
@@ -43,17 +58,35 @@ def parse_mesh_graph(source: Source) -> tuple[MeshGraph | None, list[Diagnostic]
     for index, row in enumerate(file.meshes):
         mistake = _check_shape(row, index, boards, root)
         found += [mistake] if mistake else []
-        meshes.append(_mesh(row, root, index))
-    links, mistakes = parse_links(root, {mesh.id: mesh for mesh in meshes})
+        meshes.append(_mesh(row, root, index, boards, file))
+    ports = _ports(file)
+    links, mistakes = _links(root, {mesh.id: mesh for mesh in meshes}, ports)
     found += mistakes
-    return MeshGraph(file.chip_spec.arch.lower(), meshes, links, root.keys["Mesh"]), found
+    graph = MeshGraph(file.chip_spec.arch.lower(), meshes, links, root.keys["Mesh"], ports=ports)
+    return graph, found + ([] if has_errors(found) else check_graph(graph))
 
 
-def _mesh(row: MeshRow, root: Node, index: int) -> Mesh:
+def _links(root: MapNode, meshes: dict[MeshId, Mesh], ports: dict[str, int]) -> tuple[list[Link], list[Diagnostic]]:
+    if first_port(root) is not None and not getattr(root.entries.get("RelaxedGraph"), "items", ()):
+        return parse_port_links(root, meshes, ports)
+    return parse_links(root, meshes)
+
+
+def _mesh(row: MeshRow, root: Node, index: int, boards: dict[str, tuple[BoardRow, int]], file: MeshGraphFile) -> Mesh:
     rows, columns = row.device_topology
     host_rows, host_columns = row.host_topology
     span = span_of(root, ("Mesh", index, "id"))
-    return Mesh(MeshId(row.id), str(row.board), (rows, columns), (host_rows, host_columns), span)
+    board = boards.get(str(row.board))
+    kinds = {name.lower(): dim_types for name, dim_types in DIM_TYPES.items()}
+    dim_types = kinds.get(board[0].type.lower(), DIM_TYPES["Mesh"]) if board else DIM_TYPES["Mesh"]
+    shapes = (rows, columns), (host_rows, host_columns)
+    return Mesh(MeshId(row.id), str(row.board), *shapes, span, dim_types, max(_ports(file)["N"], 0))
+
+
+def _ports(file: MeshGraphFile) -> dict[str, int]:
+    ports = file.chip_spec.ethernet_ports
+    counts = {letter: int(getattr(ports, field)) for letter, field in _DIRECTIONS.items()}
+    return counts | ({} if ports.z is None else {"Z": ports.z})
 
 
 def _check_chip(file: MeshGraphFile, root: Node) -> list[Diagnostic]:

@@ -43,13 +43,21 @@ class Mesh:
     Attributes:
         device_shape: Rows and columns of devices of the whole mesh.
         host_shape: Rows and columns of hosts that share it; each owns one block of the devices.
+        board: What the descriptor calls its kind; two descriptors of one machine may use other names.
+        dim_types: For rows and columns whether the devices form a LINE or a RING.
+        channels: Ethernet channels between neighbours: the ports of the chip in version 1, the count that the runtime
+            asks for in version 2. The vendor's own pairs of files differ in it, so meshes are compared without it.
+        policy: STRICT: exactly so many channels; RELAXED: as many as there are.
     """
 
     id: MeshId
-    board: str
+    board: str = field(compare=False)
     device_shape: tuple[int, int]
     host_shape: tuple[int, int]
     span: Span = field(compare=False)
+    dim_types: tuple[str, str] = ("LINE", "LINE")
+    channels: int = field(default=1, compare=False)
+    policy: str = "STRICT"
 
     @property
     def hosts(self) -> int:
@@ -62,12 +70,52 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Link:
-    """A physical connection between two meshes; undirected, `a < b`."""
+    """A physical connection between two meshes; undirected, `a < b`.
+
+    Attributes:
+        devices: Where the descriptor says so, the devices it joins: of `a`, of `b`, and channels, in ascending order.
+        policy: STRICT: exactly so many channels; RELAXED: as many as there are.
+        uses_z: Whether it takes the Z ports of the devices.
+    """
 
     a: MeshId
     b: MeshId
     channels: int
     span: Span = field(compare=False)
+    devices: tuple[tuple[int, int, int], ...] = ()
+    policy: str = "RELAXED"
+    uses_z: bool = False
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Devices of one host that pass data on between meshes and that no rank drives."""
+
+    id: int
+    name: str = field(compare=False)
+    device_shape: tuple[int, int]
+    span: Span = field(compare=False)
+    dim_types: tuple[str, str] = ("LINE", "LINE")
+    channels: int = 1
+    policy: str = "STRICT"
+
+
+@dataclass(frozen=True)
+class SwitchLink:
+    """A connection between a switch and a mesh, or between two switches.
+
+    Attributes:
+        other: Mesh or switch at the other end.
+        devices: Of the switch and of the other end, where the descriptor says so.
+    """
+
+    switch: int
+    other: int
+    other_is_switch: bool
+    channels: int
+    span: Span = field(compare=False)
+    devices: tuple[int | None, int | None] = (None, None)
+    policy: str = "STRICT"
 
 
 @dataclass(frozen=True)
@@ -133,6 +181,8 @@ class Topology:
     arch: str | None = None
     meshes: tuple[Mesh, ...] = ()
     links: tuple[Link, ...] = ()
+    switches: tuple[Switch, ...] = ()
+    switch_links: tuple[SwitchLink, ...] = ()
     bindings: tuple[Binding, ...] = ()
     global_environment: Mapping[str, str] = field(default_factory=dict)
     mesh_graph_path: Path | None = None
