@@ -1,6 +1,7 @@
 """From what was typed to a checked description: topology, recipe, configuration and data, all mistakes at once."""
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ class Request:
         target: A recipe's name, a folder, or a script.
         on: Configuration's name or folder.
         config_file: `-c`; None: the recipe's own `train.yaml`; `-`: standard input.
+        arguments: Of a script or command.
+        is_command: Whether target and arguments are any program's command line, given after `--`.
     """
 
     target: str | None
@@ -36,6 +39,7 @@ class Request:
     hostfile: Path | None = None
     rank_bindings: Path | None = None
     arguments: Sequence[str] = ()
+    is_command: bool = False
 
 
 @dataclass
@@ -68,7 +72,9 @@ def describe(request: Request, *, working_folder: Path, shell: Mapping[str, str]
     load_topology_into(result, request, working_folder=working_folder, shell=shell)
     if request.target is None:
         return result
-    if is_script(request.target, working_folder):
+    if request.is_command:
+        _describe_command(result, request, working_folder, shell)
+    elif is_script(request.target, working_folder):
         _describe_script(result, request, working_folder)
     else:
         _describe_recipe(result, request, working_folder)
@@ -108,14 +114,29 @@ def _describe_script(result: Description, request: Request, working_folder: Path
     if not script.is_file():
         result.diagnostics.append(Diagnostic("P009", f"there is no script {shown(request.target)}"))
         return
-    unused = [f"`{name}`" for name, value in (("-c", request.config_file), ("--set", request.overrides)) if value]
-    if unused:
-        message = f"{' and '.join(unused)} configure recipes; {shown(request.target)} is a script"
-        result.diagnostics.append(Diagnostic("P009", message, hints=("give the script's own arguments after `--`",)))
+    _refuse_recipe_options(result, request)
     # `-m mpi4py` aborts the world when a rank raises; a bare interpreter would hang in MPI_Finalize.
     prefix = (sys.executable, "-m", "mpi4py") if script.suffix == ".py" else ()
     result.command = (*prefix, str(script.resolve()), *request.arguments)
     result.name = script.stem
+
+
+def _describe_command(result: Description, request: Request, working_folder: Path, shell: Mapping[str, str]) -> None:
+    program = str(request.target)
+    beside = working_folder / program if "/" in program else None
+    if not shutil.which(str(beside) if beside else program, path=shell.get("PATH")):
+        message = f"there is no program `{shown(program)}` to run"
+        result.diagnostics.append(Diagnostic("P009", message, hints=("a recipe's name goes before `--`",)))
+    _refuse_recipe_options(result, request)
+    result.command = (program, *request.arguments)
+    result.name = Path(program).name
+
+
+def _refuse_recipe_options(result: Description, request: Request) -> None:
+    unused = [f"`{name}`" for name, value in (("-c", request.config_file), ("--set", request.overrides)) if value]
+    if unused:
+        message = f"{' and '.join(unused)} configure recipes; {shown(request.target)} is a program"
+        result.diagnostics.append(Diagnostic("P009", message, hints=("give its own arguments after `--`",)))
 
 
 def _describe_recipe(result: Description, request: Request, working_folder: Path) -> None:

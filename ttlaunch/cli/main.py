@@ -8,6 +8,7 @@ import typer
 
 from ttlaunch import __version__, contract
 from ttlaunch.cli import configs, explain, init, place, plan, recipes, run, schema, validate
+from ttlaunch.cli.after_dashes import CommandAfterDashes
 
 app = typer.Typer(
     name="ttlaunch",
@@ -18,8 +19,8 @@ app = typer.Typer(
     help="Start and supervise distributed training from a description of the hardware.",
     epilog="First run: [bold]ttlaunch run hierarchical_parallel[/bold]   What would happen: [bold]ttlaunch plan …[/bold]",
 )
-app.command("run", epilog=run.EXAMPLES)(run.run)
-app.command("plan", epilog=plan.EXAMPLES)(plan.plan)
+app.command("run", epilog=run.EXAMPLES, cls=CommandAfterDashes)(run.run)
+app.command("plan", epilog=plan.EXAMPLES, cls=CommandAfterDashes)(plan.plan)
 app.command("place", epilog=place.EXAMPLES)(place.place)
 app.command("validate", epilog=validate.EXAMPLES)(validate.validate)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain)

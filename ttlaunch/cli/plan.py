@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ttlaunch.cli.after_dashes import is_command
 from ttlaunch.cli.console import leave, print_json, use_colour
 from ttlaunch.cli.describe import Request
 from ttlaunch.cli.options import (
@@ -36,6 +37,7 @@ EXAMPLES = """\
 
 
 def plan(
+    ctx: typer.Context,
     target: Target,
     arguments: Arguments = None,
     *,
@@ -63,6 +65,7 @@ def plan(
         hostfile=hostfile,
         rank_bindings=rank_bindings,
         arguments=arguments or (),
+        is_command=is_command(ctx, target, arguments),
     )
     prepared = prepare(request, form=form, verbose=verbose)
     show_plan(prepared.plan, form=form)

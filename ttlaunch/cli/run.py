@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ttlaunch.cli.after_dashes import is_command
 from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics, stop_on_errors
 from ttlaunch.cli.describe import Request
 from ttlaunch.cli.options import (
@@ -33,6 +34,8 @@ EXAMPLES = """\
 
 [bold]ttlaunch run pipeline_parallel --set training_config.data_path=book.txt[/bold]   your own text
 
+[bold]ttlaunch run --ranks 2 -- ./any_program --its-options[/bold]   any program under the same plan
+
 [bold]ttlaunch run my_recipe/ --on my_cluster -c train.yaml[/bold]   your own recipe on your own hosts
 """
 
@@ -41,6 +44,7 @@ _ELSEWHERE = "`--runs-dir DIR` makes run folders somewhere else"
 
 
 def run(
+    ctx: typer.Context,
     target: Target,
     arguments: Arguments = None,
     *,
@@ -69,6 +73,7 @@ def run(
         hostfile=hostfile,
         rank_bindings=rank_bindings,
         arguments=arguments or (),
+        is_command=is_command(ctx, target, arguments),
     )
     prepared = prepare(request, form=form, verbose=verbose)
     if dry_run:

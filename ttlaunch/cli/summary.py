@@ -13,6 +13,7 @@ from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.plan.launch_plan import LaunchPlan
 
 _TAIL_BYTES = 65536
+_PAIR = 2
 _LONGEST_WORDS = 400
 
 
@@ -56,7 +57,8 @@ def failure_diagnostic(report: Report, folder: RunFolder) -> Diagnostic | None:
         words = _last_words(folder.file(log))
         notes += [f"its last words: `{words}`"] if words and not failure.place else []
         if report.world_size > 1:
-            notes.append(f"the first rank to fail; mpirun then stopped the other {report.world_size - 1}")
+            others = "the other one" if report.world_size == _PAIR else f"the other {report.world_size - 1}"
+            notes.append(f"the first rank to fail; mpirun then stopped {others}")
         hints.append(f"full log: {short_name(folder.path, Path.cwd())}/{log}")
     return Diagnostic(failure.code, failure.message, label, notes=tuple(notes), hints=tuple(hints))
 

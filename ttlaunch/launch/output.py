@@ -35,6 +35,7 @@ class MpirunOutput:
         self._selector = selectors.DefaultSelector()
         self._rest: dict[str, bytes] = {}
         self._files: dict[str, Any] = {}
+        self._streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
         for name, stream in (("stdout", process.stdout), ("stderr", process.stderr)):
             if stream is not None:
                 os.set_blocking(stream.fileno(), False)
@@ -50,6 +51,8 @@ class MpirunOutput:
             if rest:
                 self._show(name, rest)
         self._selector.close()
+        for stream in self._streams:
+            stream.close()
         for file in self._files.values():
             file.close()
 
