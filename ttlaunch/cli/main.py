@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ttlaunch import __version__, contract
-from ttlaunch.cli import configs, explain, init, place, plan, recipes, run, schema, validate
+from ttlaunch.cli import configs, explain, init, place, plan, recipes, run, schema, show, validate
 from ttlaunch.cli.after_dashes import CommandAfterDashes
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.command("run", epilog=run.EXAMPLES, cls=CommandAfterDashes)(run.run)
 app.command("plan", epilog=plan.EXAMPLES, cls=CommandAfterDashes)(plan.plan)
+app.command("show", epilog=show.EXAMPLES)(show.show)
 app.command("place", epilog=place.EXAMPLES)(place.place)
 app.command("validate", epilog=validate.EXAMPLES)(validate.validate)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain)

@@ -1,0 +1,122 @@
+"""`ttlaunch show`: a cluster as a picture, in the terminal or as SVG, with ranks and roles on it."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics
+from ttlaunch.cli.describe import Request, describe
+from ttlaunch.cli.options import (
+    ConfigFile,
+    Hostfile,
+    OutputFormat,
+    Overrides,
+    RankBindings,
+    Ranks,
+    Verbose,
+    complete_configurations,
+    complete_recipes,
+)
+from ttlaunch.diagnostics import Format
+
+if TYPE_CHECKING:
+    from ttlaunch.draw.scene import Scene
+
+EXAMPLES = """\
+[bold]ttlaunch show 5loudboxes[/bold]   hosts, meshes and links
+
+[bold]ttlaunch show 5loudboxes --recipe pipeline_parallel --svg cluster.svg[/bold]   with roles, as a picture
+"""
+_NARROWEST, _WIDEST = 80, 120
+
+
+def show(
+    configuration: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG", help="A configuration's name or folder.", autocompletion=complete_configurations
+        ),
+    ] = "local",
+    *,
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", metavar="RECIPE", help="Put its roles on the ranks.", autocompletion=complete_recipes),
+    ] = None,
+    config_file: ConfigFile = None,
+    overrides: Overrides = None,
+    ranks: Ranks = None,
+    hostfile: Hostfile = None,
+    rank_bindings: RankBindings = None,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write the picture into a file.")] = None,
+    form: OutputFormat = Format.FULL,
+    verbose: Verbose = False,
+) -> None:
+    """Draw hosts, meshes, their links, and the ranks on them; start nothing."""
+    from ttlaunch.draw.scene import make_scene
+
+    request = Request(
+        target=recipe,
+        on=configuration,
+        config_file=config_file,
+        overrides=overrides or (),
+        ranks=ranks,
+        hostfile=hostfile,
+        rank_bindings=rank_bindings,
+    )
+    found = describe(request, working_folder=Path.cwd(), shell=os.environ)
+    if not found.ok or found.topology is None:
+        refuse(found.diagnostics, form=form, verbose=verbose)
+    show_diagnostics(found.diagnostics, form=form, verbose=verbose)
+    scene = make_scene(found.topology, found.layout, recipe=found.name)
+    if svg is not None:
+        _write(scene, svg, form)
+    elif form is not Format.JSON:
+        _print(scene, form)
+    if form is Format.JSON:
+        print_json(_as_json(scene))
+
+
+def _print(scene: "Scene", form: Format) -> None:
+    if form is Format.CONCISE:
+        for number, box in enumerate(scene.boxes):
+            linked = ",".join(scene.boxes[other].name for other, _ in scene.neighbours(number))
+            ranks = ",".join(map(str, box.occupants))
+            sys.stdout.write(f"{box.name}\t{box.detail}\t{','.join(box.hosts)}\t{ranks}\t{linked}\n")
+        return
+    from ttlaunch.draw.terminal import render_terminal
+
+    width = min(_WIDEST, max(_NARROWEST, shutil.get_terminal_size((_NARROWEST, 24)).columns))
+    sys.stdout.write(render_terminal(scene, width=width))
+
+
+def _write(scene: "Scene", path: Path, form: Format) -> None:
+    from ttlaunch.draw.svg import render_svg
+
+    try:
+        path.write_text(render_svg(scene), encoding="utf-8")
+    except OSError as error:
+        sys.stderr.write(f"error: {path} cannot be written: {(error.strerror or str(error)).lower()}\n")
+        leave(2)
+    if form is not Format.JSON:
+        sys.stdout.write(f"wrote {path}\n")
+
+
+def _as_json(scene: "Scene") -> dict[str, Any]:
+    boxes = [
+        {
+            "name": box.name,
+            "shape": box.shape,
+            "host_shape": box.host_shape,
+            "ranks": [{"rank": each.rank, "host": each.host, "role": each.role or None} for each in box.occupants],
+        }
+        for box in scene.boxes
+    ]
+    links = [
+        {"a": scene.boxes[wire.a].name, "b": scene.boxes[wire.b].name, "channels": wire.channels}
+        for wire in scene.wires
+    ]
+    return {"topology": scene.title, "boxes": boxes, "links": links}

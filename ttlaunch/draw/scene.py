@@ -1,0 +1,134 @@
+"""What a picture shows, before anybody decides where: boxes with ranks on them, and the links between boxes.
+
+A box is a mesh; where a cluster has no meshes it is a host.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.plan.roles import RoleLayout
+from ttlaunch.topology.model import Mesh, Topology
+
+_MOST_RANKS = 8
+
+
+@dataclass(frozen=True)
+class Occupant:
+    """A rank on a box.
+
+    Attributes:
+        role: Empty where no recipe says it.
+    """
+
+    rank: int
+    host: str
+    role: str = ""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.role.replace('_', ' ')}".rstrip()
+
+
+@dataclass(frozen=True)
+class Box:
+    """A mesh, or a host without one.
+
+    Attributes:
+        shape: Rows and columns of devices; None for a host.
+        host_shape: Rows and columns of hosts that share the mesh.
+        hidden: Ranks that are not listed, because there are too many.
+    """
+
+    name: str
+    detail: str
+    shape: tuple[int, int] | None = None
+    host_shape: tuple[int, int] = (1, 1)
+    occupants: tuple[Occupant, ...] = ()
+    hidden: int = 0
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(occupant.host for occupant in self.occupants))
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A link between two boxes, given by their positions in the scene."""
+
+    a: int
+    b: int
+    channels: int
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A whole picture.
+
+    Attributes:
+        roles: Every role once, in rank order.
+    """
+
+    title: str
+    subtitle: str
+    boxes: tuple[Box, ...]
+    wires: tuple[Wire, ...]
+    roles: tuple[str, ...] = ()
+
+    @property
+    def channels(self) -> int | None:
+        """Of every link, if all have the same number."""
+        found = {wire.channels for wire in self.wires}
+        return found.pop() if len(found) == 1 else None
+
+    def neighbours(self, box: int) -> list[tuple[int, int]]:
+        """The boxes that links join to one, each with its channels."""
+        ends = [(wire.b, wire.channels) for wire in self.wires if wire.a == box]
+        return sorted(ends + [(wire.a, wire.channels) for wire in self.wires if wire.b == box])
+
+
+def make_scene(topology: Topology, layout: RoleLayout | None, *, recipe: str = "") -> Scene:
+    """The picture of a cluster, with roles if a recipe's layout is given."""
+    size = layout.world_size if layout else len(topology.bindings)
+    occupants = [
+        Occupant(rank, str(topology.slots[rank].host.name), layout.roles[rank] if layout else "")
+        for rank in range(size)
+    ]
+    parts = [counted(len(topology.hosts), "host")]
+    if topology.meshes:
+        parts += [f"{len(topology.meshes)} mesh{'' if len(topology.meshes) == 1 else 'es'}"]
+        parts += [counted(len(topology.links), "link")]
+    else:
+        parts += [counted(len(topology.slots), "slot")]
+    if layout:
+        parts.append(f"{recipe} ({layout.layout.name})")
+    number = {mesh.id: index for index, mesh in enumerate(topology.meshes)}
+    return Scene(
+        title=topology.name,
+        subtitle=" · ".join(parts),
+        boxes=_meshes(topology, occupants) if topology.meshes else _hosts(topology, occupants),
+        wires=tuple(Wire(number[link.a], number[link.b], link.channels) for link in topology.links),
+        roles=tuple(dict.fromkeys(occupant.role for occupant in occupants if occupant.role)),
+    )
+
+
+def _meshes(topology: Topology, occupants: Sequence[Occupant]) -> tuple[Box, ...]:
+    on: dict[int, list[Occupant]] = {mesh.id: [] for mesh in topology.meshes}
+    for occupant, binding in zip(occupants, topology.bindings, strict=False):
+        on[binding.mesh_id].append(occupant)
+    return tuple(_mesh(mesh, on[mesh.id]) for mesh in topology.meshes)
+
+
+def _mesh(mesh: Mesh, occupants: Sequence[Occupant]) -> Box:
+    rows, columns = mesh.device_shape
+    shown = tuple(occupants[:_MOST_RANKS])
+    hidden = len(occupants) - len(shown)
+    return Box(f"mesh {mesh.id}", f"{rows} × {columns}", mesh.device_shape, mesh.host_shape, shown, hidden)
+
+
+def _hosts(topology: Topology, occupants: Sequence[Occupant]) -> tuple[Box, ...]:
+    boxes = []
+    for host in topology.hosts:
+        on = [occupant for occupant in occupants if occupant.host == host.name]
+        hidden = max(0, len(on) - _MOST_RANKS)
+        boxes.append(Box(str(host.name), counted(host.slots, "slot"), None, (1, 1), tuple(on[:_MOST_RANKS]), hidden))
+    return tuple(boxes)
