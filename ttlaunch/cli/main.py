@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ttlaunch import __version__, contract
-from ttlaunch.cli import configs, explain, init, place, plan, recipes, run, schema, show, validate
+from ttlaunch.cli import configs, convert, explain, init, place, plan, recipes, run, schema, show, validate
 from ttlaunch.cli.after_dashes import CommandAfterDashes
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("place", epilog=place.EXAMPLES)(place.place)
 app.command("validate", epilog=validate.EXAMPLES)(validate.validate)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
 app.command("schema", epilog=schema.EXAMPLES)(schema.schema)
+app.command("convert", epilog=convert.EXAMPLES)(convert.convert)
 app.command("init", epilog=init.EXAMPLES)(init.init)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(configs.app, name="configs")

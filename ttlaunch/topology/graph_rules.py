@@ -29,6 +29,22 @@ def free_ports(mesh: Mesh, ports: dict[str, int], device: int) -> int:
     return free
 
 
+def missing_z_ports(graph: MeshGraph) -> int:
+    """How many Z ports a chip would need so that all links have a port."""
+    ports = dict(graph.ports or {})
+    most = 0
+    for mesh in graph.meshes:
+        links = [(link, 0 if link.a == mesh.id else 1) for link in graph.links if mesh.id in (link.a, link.b)]
+        count, devices = sum(link.channels for link, _ in links), mesh.device_shape[0] * mesh.device_shape[1]
+        most = max(most, -(-(count - _edge_ports(mesh, ports)) // devices))
+        used: dict[int, int] = {}
+        for link, end in links:
+            for joined in link.devices:
+                used[joined[end]] = used.get(joined[end], 0) + joined[2]
+        most = max([most, *(taken - free_ports(mesh, ports, device) for device, taken in used.items())])
+    return most
+
+
 def _check_ids(graph: MeshGraph) -> Iterator[Diagnostic]:
     """A gap in the ids of version 2; version 1 has its own check, which knows all rows."""
     if graph.ports is not None or not graph.meshes:

@@ -95,6 +95,11 @@ def load_topology_files(
     return reading.finish(whole.parent.name or whole.stem, None)
 
 
+def is_textproto(source: Source) -> bool:
+    """Whether a descriptor is one of version 2: by its name, or by how one begins."""
+    return source.name.endswith(".textproto") or bool(_TEXTPROTO.search(source.text))
+
+
 @dataclass
 class _Reading:
     """The files read so far and what was found in them."""
@@ -172,7 +177,7 @@ class _Reading:
         source = self.read(path, "a mesh graph descriptor")
         if source is None:
             return
-        if path.suffix == ".textproto" or _TEXTPROTO.search(source.text):
+        if is_textproto(source):
             from ttlaunch.topology.mgd_textproto import parse_mesh_graph_textproto  # noqa: PLC0415 - imports pydantic
 
             read, found = parse_mesh_graph_textproto(source)

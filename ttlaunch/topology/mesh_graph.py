@@ -25,7 +25,7 @@ class MeshGraph:
     arch: str
     meshes: Sequence[Mesh]
     links: Sequence[Link]
-    span: Span
+    span: Span = field(compare=False)
     switches: Sequence[Switch] = ()
     switch_links: Sequence[SwitchLink] = ()
     name: str = field(default="G0", compare=False)

@@ -92,11 +92,11 @@ class _Reading:
             return None
         found = MeshGraph(
             self.architecture(),
-            list(self.meshes.values()),
-            connections.links(),
+            tuple(self.meshes.values()),
+            tuple(connections.links()),
             self.root.keys.get("mesh_descriptors", self.root.span),
-            switches=list(self.switches.values()),
-            switch_links=connections.switch_links,
+            switches=tuple(self.switches.values()),
+            switch_links=tuple(connections.switch_links),
             name=graph[0].name if graph else "G0",
         )
         self.found += check_pinnings(self.file.pinnings, self.root, self.meshes)

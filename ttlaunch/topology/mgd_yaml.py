@@ -62,7 +62,7 @@ def mesh_graph_of(root: Node) -> tuple[MeshGraph | None, list[Diagnostic]]:
     ports = _ports(file)
     links, mistakes = _links(root, {mesh.id: mesh for mesh in meshes}, ports)
     found += mistakes
-    graph = MeshGraph(file.chip_spec.arch.lower(), meshes, links, root.keys["Mesh"], ports=ports)
+    graph = MeshGraph(file.chip_spec.arch.lower(), tuple(meshes), tuple(links), root.keys["Mesh"], ports=ports)
     return graph, found + ([] if has_errors(found) else check_graph(graph))
 
 
