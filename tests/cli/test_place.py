@@ -136,7 +136,8 @@ def test_the_files_on_a_page_give_its_code(ttlaunch, here, write_cluster, code):
     for file in load_page(code).files:
         (here / "lab" / file.name).write_bytes(file.content)
     answer = ttlaunch("validate lab --recipe hierarchical_parallel -c lab/train.yaml --format concise")
-    assert {code} == set(re.findall(r"\[(\w+)\]", answer.stderr))
+    # A graph in two parts is also warned of as such.
+    assert {code} == set(re.findall(r"\[(\w+)\]", answer.stderr)) - {"T040"}
 
 
 def test_a_descriptor_far_away_is_named_by_its_whole_path(ttlaunch, star, here, tmp_path_factory):

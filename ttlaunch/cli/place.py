@@ -56,7 +56,7 @@ def place(
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
-    """Propose the order of hosts that brings ranks that talk close together; start nothing."""
+    """Propose a better order of hosts; ranks that talk come close together, and nothing is started."""
     from ttlaunch.plan.place import propose_placement
 
     request = Request(

@@ -49,7 +49,7 @@ def schema(
         Path | None, typer.Option("--write", metavar="DIR", help="Write each schema into a file of its own.")
     ] = None,
 ) -> None:
-    """Print the JSON Schema of the YAML files for editors; `ttlaunch validate` checks more."""
+    """Print JSON Schema for editors; it completes keys and marks misspelled ones, `ttlaunch validate` checks more."""
     kinds = [file] if file else list(File)
     schemas: dict[str, dict[str, Any]] = {kind: _cluster_file(kind) for kind in kinds if kind is not File.TRAIN}
     if File.TRAIN in kinds:

@@ -1,6 +1,6 @@
 """What a picture shows, before anybody decides where: boxes with ranks on them, and the links between boxes.
 
-A box is a mesh; where a cluster has no meshes it is a host.
+A box is a mesh or a switch; where a cluster has no meshes it is a host.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.plan.roles import RoleLayout
-from ttlaunch.topology.model import Mesh, Topology
+from ttlaunch.topology.model import Mesh, MeshId, Topology
 
 _MOST_RANKS = 8
 
@@ -31,7 +31,7 @@ class Occupant:
 
 @dataclass(frozen=True)
 class Box:
-    """A mesh, or a host without one.
+    """A mesh or a switch, or a host where there are no meshes.
 
     Attributes:
         shape: Rows and columns of devices; None for a host.
@@ -96,26 +96,53 @@ def make_scene(topology: Topology, layout: RoleLayout | None, *, recipe: str = "
     parts = [counted(len(topology.hosts), "host")]
     if topology.meshes:
         parts += [f"{len(topology.meshes)} mesh{'' if len(topology.meshes) == 1 else 'es'}"]
-        parts += [counted(len(topology.links), "link")]
+        parts += [f"{len(topology.switches)} switch{'' if len(topology.switches) == 1 else 'es'}"] * bool(
+            topology.switches
+        )
+        parts += [counted(len(topology.links) + len(topology.switch_links), "link")]
     else:
         parts += [counted(len(topology.slots), "slot")]
     if layout:
         parts.append(f"{recipe} ({layout.layout.name})")
-    number = {mesh.id: index for index, mesh in enumerate(topology.meshes)}
     return Scene(
         title=topology.name,
         subtitle=" · ".join(parts),
         boxes=_meshes(topology, occupants) if topology.meshes else _hosts(topology, occupants),
-        wires=tuple(Wire(number[link.a], number[link.b], link.channels) for link in topology.links),
+        wires=_wires(topology),
         roles=tuple(dict.fromkeys(occupant.role for occupant in occupants if occupant.role)),
     )
+
+
+def _wires(topology: Topology) -> tuple[Wire, ...]:
+    """One wire for two boxes; links of devices between the same two have their channels added up."""
+    meshes = {mesh.id: number for number, mesh in enumerate(topology.meshes)}
+    switches: dict[int, int] = {switch.id: len(meshes) + number for number, switch in enumerate(topology.switches)}
+    ends = [(meshes[link.a], meshes[link.b], link.channels) for link in topology.links]
+    ends += [
+        (
+            switches[link.switch],
+            switches[link.other] if link.other_is_switch else meshes[MeshId(link.other)],
+            link.channels,
+        )
+        for link in topology.switch_links
+    ]
+    channels: dict[tuple[int, int], int] = {}
+    for a, b, count in ends:
+        pair = (min(a, b), max(a, b))
+        channels[pair] = channels.get(pair, 0) + count
+    return tuple(Wire(a, b, count) for (a, b), count in channels.items())
 
 
 def _meshes(topology: Topology, occupants: Sequence[Occupant]) -> tuple[Box, ...]:
     on: dict[int, list[Occupant]] = {mesh.id: [] for mesh in topology.meshes}
     for occupant, binding in zip(occupants, topology.bindings, strict=False):
         on[binding.mesh_id].append(occupant)
-    return tuple(_mesh(mesh, on[mesh.id]) for mesh in topology.meshes)
+    meshes = [_mesh(mesh, on[mesh.id]) for mesh in topology.meshes]
+    switches = [
+        Box(f"switch {switch.id}", f"{switch.device_shape[0]} × {switch.device_shape[1]}", switch.device_shape)
+        for switch in topology.switches
+    ]
+    return (*meshes, *switches)
 
 
 def _mesh(mesh: Mesh, occupants: Sequence[Occupant]) -> Box:

@@ -28,7 +28,7 @@ def check_fabric(loaded: LoadedConfig, topology: Topology, layout: RoleLayout) -
         return
     drives = {Rank(binding.rank): topology.mesh(binding.mesh_id) for binding in topology.bindings}
     pairs = [pair for pair in traffic(layout) if drives[pair[0]] != drives[pair[1]]]
-    if pairs and not topology.links:
+    if pairs and not topology.links and not topology.switch_links:
         yield _no_links(loaded, topology)
         return
     hops = mesh_hops(topology)

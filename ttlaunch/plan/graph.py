@@ -1,21 +1,21 @@
 """How far meshes are from each other: hops over the links of the mesh graph.
 
-A hop is one link. Ranks of one mesh are 0 hops apart, whatever hosts they run on: nothing between them crosses a link.
+A hop is one link, to a mesh or to a switch. Ranks of one mesh are 0 hops apart, whatever hosts they run on: nothing
+between them crosses a link.
 """
 
 from collections import deque
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from ttlaunch.topology.model import MeshId, Topology
 
 
-def neighbours(topology: Topology) -> dict[MeshId, list[MeshId]]:
-    """The meshes that a link joins to each mesh, in the order of their ids."""
-    joined: dict[MeshId, set[MeshId]] = {mesh.id: set() for mesh in topology.meshes}
-    for link in topology.links:
-        joined[link.a].add(link.b)
-        joined[link.b].add(link.a)
-    return {mesh: sorted(others) for mesh, others in joined.items()}
+class _Node(NamedTuple):
+    """A mesh or a switch; their numbers have nothing to do with each other."""
+
+    is_switch: bool
+    id: int
 
 
 def mesh_hops(topology: Topology) -> Mapping[MeshId, Mapping[MeshId, int]]:
@@ -23,17 +23,36 @@ def mesh_hops(topology: Topology) -> Mapping[MeshId, Mapping[MeshId, int]]:
 
     Cost: one breadth-first search per mesh.
     """
-    joined = neighbours(topology)
-    return {mesh: _search(mesh, joined) for mesh in joined}
+    joined = _neighbours(topology)
+    return {
+        MeshId(start.id): {MeshId(node.id): hops for node, hops in _search(start, joined).items() if not node.is_switch}
+        for start in joined
+        if not start.is_switch
+    }
 
 
-def _search(start: MeshId, joined: Mapping[MeshId, list[MeshId]]) -> dict[MeshId, int]:
+def _neighbours(topology: Topology) -> dict[_Node, list[_Node]]:
+    meshes = [_Node(is_switch=False, id=mesh.id) for mesh in topology.meshes]
+    joined: dict[_Node, list[_Node]] = {node: [] for node in meshes}
+    joined |= {_Node(is_switch=True, id=switch.id): [] for switch in topology.switches}
+    ends = [(_Node(is_switch=False, id=link.a), _Node(is_switch=False, id=link.b)) for link in topology.links]
+    ends += [
+        (_Node(is_switch=True, id=link.switch), _Node(link.other_is_switch, link.other))
+        for link in topology.switch_links
+    ]
+    for a, b in ends:
+        joined[a].append(b)
+        joined[b].append(a)
+    return joined
+
+
+def _search(start: _Node, joined: Mapping[_Node, list[_Node]]) -> dict[_Node, int]:
     hops = {start: 0}
     waiting = deque([start])
     while waiting:
-        mesh = waiting.popleft()
-        for other in joined[mesh]:
+        node = waiting.popleft()
+        for other in joined[node]:
             if other not in hops:
-                hops[other] = hops[mesh] + 1
+                hops[other] = hops[node] + 1
                 waiting.append(other)
     return hops

@@ -13,7 +13,7 @@ from math import exp
 
 from ttlaunch.plan.arrangement import EXACT_UP_TO, Assignment, best_of_all
 
-LOOKUPS = 2_000_000
+LOOKUPS = 1_500_000
 """Distances that a search may look up: about a second of pure Python."""
 
 _ROUNDS = 4
