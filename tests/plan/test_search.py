@@ -1,5 +1,7 @@
 """The arrangement of few places is the best of all; that of many keeps blocks whole and is never worse than today's."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -66,6 +68,15 @@ def test_a_scattered_pipeline_is_laid_along_its_chain(size):
     order = [i * 7 % size for i in range(size)] if size % 7 else list(range(size))
     question = chain_of(size, order)
     assert size - 1 == question.cost(solve(question))
+
+
+@pytest.mark.parametrize("slots", [2, 4, 8])
+def test_a_scattered_pipeline_on_hosts_of_several_meshes_is_laid_along_its_chain(slots):
+    hosts = 32 // slots
+    order = [host * 3 % hosts * slots + (mesh + host) % slots for host in range(hosts) for mesh in range(slots)]
+    blocks = tuple(tuple(range(begin, begin + slots)) for begin in range(0, 32, slots))
+    question = replace(chain_of(32, order), blocks=blocks)
+    assert 31 == question.cost(solve(question))
 
 
 def test_equal_questions_have_equal_answers():

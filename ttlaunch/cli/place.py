@@ -1,6 +1,7 @@
 """`ttlaunch place`: propose an order of hosts and bindings in which ranks that talk are few links apart."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -81,7 +82,7 @@ def place(
     _show(found, proposal, form)
     if write is not None and form is not Format.JSON:
         sys.stdout.write(f"wrote {write}/hosts.txt and {write}/rank_bindings.yaml; check them with: ")
-        sys.stdout.write(f"ttlaunch validate {write} --recipe {recipe}\n")
+        sys.stdout.write(f"ttlaunch validate {shlex.quote(str(write))} --recipe {shlex.quote(recipe)}\n")
 
 
 def _show(found: "Description", proposal: "Proposal", form: Format) -> None:

@@ -9,6 +9,7 @@ Problems", Operations Research 6(6), 1958), which chains of ranks need and excha
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from math import exp
 
 from ttlaunch.plan.arrangement import EXACT_UP_TO, Assignment, best_of_all
@@ -23,6 +24,9 @@ _EPSILON = 1e-9
 
 Moves = list[tuple[int, int]]
 """Ranks with the places that they get; together a permutation of the places that they had."""
+
+Turn = list[int] | None
+"""The order of blocks after a move; None if it stays."""
 
 
 def solve(question: Assignment, *, lookups: int = LOOKUPS) -> list[int]:
@@ -98,10 +102,11 @@ class _State:
         for rank, place in moves:
             self.places[rank] = place
 
-    def random_moves(self) -> tuple[Moves, tuple[int, int] | None]:
-        """Some move that keeps blocks whole, and the two blocks whose turn it exchanges if they differ in size."""
+    def random_moves(self) -> tuple[Moves, Turn]:
+        """Some move that keeps blocks whole."""
         if self.single:
             return self._random_single(), None
+        self.work += len(self.order) // 2
         return self._random_in_blocks()
 
     def _random_single(self) -> Moves:
@@ -111,30 +116,46 @@ class _State:
             return reversal(self.places, a, b)
         return [(a, self.places[b]), (b, self.places[a])] if a != b else []
 
-    def _random_in_blocks(self) -> tuple[Moves, tuple[int, int] | None]:
+    def _random_in_blocks(self) -> tuple[Moves, Turn]:
         blocks = len(self.order) - (1 if self.question.last_stays else 0)
-        first = self.draw(len(self.order))
+        kind, first = self.draw(3), self.draw(len(self.order))
         size = self.sizes[self.order[first]]
-        begin = sum(self.sizes[block] for block in self.order[:first])
-        if size > 1 and (blocks < 2 or self.draw(2)):  # noqa: PLR2004 - a pair
+        if size > 1 and (blocks < 2 or kind == 0):  # noqa: PLR2004 - a pair
+            begin = sum(self.sizes[block] for block in self.order[:first])
             a, b = begin + self.draw(size), begin + self.draw(size)
             return ([(a, self.places[b]), (b, self.places[a])] if a != b else []), None
         second = self.draw(max(1, blocks))
-        if first == second or first >= blocks:
+        first, second = min(first, second), max(first, second)
+        if second >= blocks or (first == second and kind != 2):  # noqa: PLR2004 - a reversal
             return [], None
-        return self.block_exchange(min(first, second), max(first, second)), (first, second)
+        if kind == 2:  # noqa: PLR2004 - as above
+            return self.block_reversal(first, min(second, first + _LONGEST_REVERSAL))
+        return self.block_exchange(first, second)
 
-    def block_exchange(self, first: int, second: int) -> Moves:
+    def block_exchange(self, first: int, second: int) -> tuple[Moves, Turn]:
         """Let two blocks change their turn; those between shift if the two differ in size."""
-        starts = [0]
-        for block in self.order:
-            starts.append(starts[-1] + self.sizes[block])
+        starts = self._starts()
         begin, end = starts[first], starts[second + 1]
         one = self.places[begin : starts[first + 1]]
         between = self.places[starts[first + 1] : starts[second]]
         other = self.places[starts[second] : end]
-        new = [*other, *between, *one]
-        return [(rank, place) for rank, place in zip(range(begin, end), new, strict=True) if self.places[rank] != place]
+        order = list(self.order)
+        order[first], order[second] = order[second], order[first]
+        return self._moves(begin, [*other, *between, *one]), order
+
+    def block_reversal(self, first: int, last: int) -> tuple[Moves, Turn]:
+        """Turn a stretch of blocks around, and the places in each of them."""
+        starts = self._starts()
+        begin, end = starts[first], starts[last + 1]
+        order = [*self.order[:first], *self.order[first : last + 1][::-1], *self.order[last + 1 :]]
+        return self._moves(begin, self.places[begin:end][::-1]), order
+
+    def _starts(self) -> list[int]:
+        """The first rank of each block, and the number of ranks."""
+        return [0, *accumulate(self.sizes[block] for block in self.order)]
+
+    def _moves(self, begin: int, new: Sequence[int]) -> Moves:
+        return [(rank, place) for rank, place in enumerate(new, begin) if self.places[rank] != place]
 
 
 def reversal(places: Sequence[int], first: int, last: int) -> Moves:
@@ -162,8 +183,7 @@ def _anneal(state: _State, budget: int) -> list[int]:
         if not moves or (change > 0 and state.draw(1 << 30) >= exp(-change / temperature) * (1 << 30)):
             continue
         state.apply(moves)
-        if turn:
-            state.order[turn[0]], state.order[turn[1]] = state.order[turn[1]], state.order[turn[0]]
+        state.order = turn or state.order
         cost += change
         if cost < least - _EPSILON:
             least, best = cost, list(state.places)
@@ -180,12 +200,11 @@ def _descend(state: _State, budget: int) -> None:
                 return
             if state.change(moves) < -_EPSILON:
                 state.apply(moves)
-                if turn:
-                    state.order[turn[0]], state.order[turn[1]] = state.order[turn[1]], state.order[turn[0]]
+                state.order = turn or state.order
                 improved = True
 
 
-def _all_moves(state: _State) -> Iterator[tuple[Moves, tuple[int, int] | None]]:
+def _all_moves(state: _State) -> Iterator[tuple[Moves, Turn]]:
     if state.single:
         for a in range(state.movable):
             for b in range(a + 1, state.movable):
@@ -196,7 +215,8 @@ def _all_moves(state: _State) -> Iterator[tuple[Moves, tuple[int, int] | None]]:
     blocks = len(state.order) - (1 if state.question.last_stays else 0)
     for first in range(blocks):
         for second in range(first + 1, blocks):
-            yield state.block_exchange(first, second), (first, second)
+            yield state.block_exchange(first, second)
+            yield state.block_reversal(first, second)
     begin = 0
     for block in list(state.order):
         end = begin + state.sizes[block]
