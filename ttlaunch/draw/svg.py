@@ -88,7 +88,7 @@ def _lay_out(scene: Scene, cells: Sequence[Cell]) -> _Page:
     room = 0 if scene.channels is not None else _LABEL
     lefts, width = _edges(routing.column_lanes, size[0], _MARGIN, room)
     tops, height = _edges(routing.row_lanes, size[1], _HEADER + 18, room)
-    foot = _FOOTER + (18 if scene.channels is not None else 0)
+    foot = _FOOTER + (18 if scene.wires else 0)
     title = max(len(scene.title) * 12.0, len(scene.subtitle) * SMALL_CHARACTER + 12)
     return _Page(max(width + _MARGIN, title + 2 * _MARGIN), height + foot, size, lefts, tops, routing)
 
