@@ -579,3 +579,27 @@ error[T013]: `slots` is `9999999999999999999999999999999999999999999999999999999
   |         ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ expected a whole number from 1 to 65536
 """
     check(files, expected)
+
+
+def test_ranges_of_hostile_sizes_are_refused_at_once(check):
+    files = {"hosts.txt": "n[1-65536]\n" * 5, "mgd.yaml": None, "rank_bindings.yaml": None}
+    expected = """\
+error[T013]: hosts.txt lists more than 262144 hosts
+ --> hosts.txt:5:1
+  |
+5 | n[1-65536]
+  | ^^^^^^^^^^ up to here
+"""
+    check(files, expected)
+
+
+def test_a_list_of_ranges_of_hostile_size_is_refused(check):
+    files = {"hosts.txt": f"n[{'1-65536,' * 9}1]\n", "mgd.yaml": None, "rank_bindings.yaml": None}
+    expected = """\
+error[T014]: `n[1-65536,1-65536,1-65536,1-65536,1-65536,1-65536,1-65536,1…` cannot be a host name
+ --> hosts.txt:1:1
+  |
+1 | n[1-65536,1-65536,1-65536,1-65536,1-65536,1-65536,1-65536,1-65536,1-65536,1]
+  | ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ the range stands for more than 65536 hosts
+"""
+    check(files, expected)

@@ -6,6 +6,7 @@ once per member; each of these becomes one diagnostic.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -146,8 +147,16 @@ class _Check:
 
     def _is_misspelled(self, path: tuple[Key, ...]) -> bool:
         """Whether an unknown key beside it was meant to be this missing one."""
-        unknown = [c.path for c in self.complaints if c.kind in _UNKNOWN and c.path[:-1] == path[:-1]]
-        return any(self._meant(other) == path[-1] for other in unknown)
+        return any(self._meant(other) == path[-1] for other in self._unknown.get(path[:-1], ()))
+
+    @cached_property
+    def _unknown(self) -> dict[tuple[Key, ...], list[tuple[Key, ...]]]:
+        """The unknown keys of each section, by its path."""
+        unknown: dict[tuple[Key, ...], list[tuple[Key, ...]]] = {}
+        for complaint in self.complaints:
+            if complaint.kind in _UNKNOWN:
+                unknown.setdefault(complaint.path[:-1], []).append(complaint.path)
+        return unknown
 
     def _meant(self, path: tuple[Key, ...]) -> str | None:
         key = str(path[-1])

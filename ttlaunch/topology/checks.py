@@ -144,7 +144,8 @@ def _visible_problem(row: BoundRank, value: str, devices: list[str], graph: Mesh
     if odd:
         message = f"`{_VISIBLE}` of rank {rank} is `{shown(value)}`; device numbers with commas were expected"
         return Diagnostic(codes.VISIBLE_DEVICES, message, Label(span, 'expected a text such as "0,1,2,3"'))
-    repeated = next((device for index, device in enumerate(devices) if device in devices[:index]), None)
+    known: set[str] = set()
+    repeated = next((device for device in devices if device in known or known.add(device)), None)  # type: ignore[func-returns-value] # add says None
     if repeated is not None:
         message = f"`{_VISIBLE}` of rank {rank} lists device {repeated} twice"
         return Diagnostic(codes.VISIBLE_DEVICES, message, Label(span))

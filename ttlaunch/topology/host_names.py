@@ -68,6 +68,8 @@ def _numbers(text: str) -> list[str] | str:
         if int(last) - int(first) >= _MOST_HOSTS:
             return f"the range stands for more than {_MOST_HOSTS} hosts"
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+        if len(numbers) > _MOST_HOSTS:
+            return f"the range stands for more than {_MOST_HOSTS} hosts"
     return numbers
 
 

@@ -25,6 +25,7 @@ _ADDRESS = re.compile(r"[0-9.]+\Z")
 _SLOTS = ("slots", "max_slots", "max-slots")
 _MOST_SLOTS = 65_536
 _MOST_SLOTS_IN_ALL = 1_000_000
+_MOST_HOSTS_IN_ALL = 262_144
 _LONGEST_SHOWN = 253
 _MOST_LINES_SHOWN = 32
 
@@ -59,6 +60,9 @@ def parse_hosts(source: Source) -> tuple[list[Host], list[Diagnostic]]:
             read, mistakes = _parse_line([word.group() for word in words], spans)
             lines += read
             found += mistakes
+            if len(lines) > _MOST_HOSTS_IN_ALL:
+                message = f"{source.name} lists more than {_MOST_HOSTS_IN_ALL} hosts"
+                return [], [*found, Diagnostic(codes.SLOTS, message, Label(spans[0], "up to here"))]
     if not lines and not found:
         message = f"{source.name} lists no host; mpirun would run everything on this machine"
         found.append(Diagnostic(TOPOLOGY.empty_file, message, hints=("for this machine alone: `localhost slots=4`",)))

@@ -95,6 +95,13 @@ def load_topology_files(
     return reading.finish(whole.parent.name or whole.stem, None)
 
 
+def load_bindings(source: Source, path: Path, *, environment: Mapping[str, str], working_folder: Path) -> Loaded:
+    """The same for bindings alone, whose text is at hand, with the descriptor that they name; hosts are not asked for."""
+    reading = _Reading(environment, working_folder, texts={path: source})
+    reading.read_bindings(path)
+    return reading.finish(path.stem, None)
+
+
 def is_textproto(source: Source) -> bool:
     """Whether a descriptor is one of version 2: by its name, or by how one begins."""
     return source.name.endswith(".textproto") or bool(_TEXTPROTO.search(source.text))
@@ -106,6 +113,7 @@ class _Reading:
 
     environment: Mapping[str, str]
     working_folder: Path
+    texts: Mapping[Path, Source] = field(default_factory=dict)
     found: list[Diagnostic] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
     hosts: list[Host] = field(default_factory=list)
@@ -123,6 +131,8 @@ class _Reading:
         self.found += diagnostics
 
     def read(self, path: Path, what: str, typed: Path | None = None) -> Source | None:
+        if path in self.texts:
+            return self.texts[path]
         source, found = read_source(path, codes=TOPOLOGY, what=what, name=self.name(typed or path))
         self.found += found
         self.files += [path] if source else []

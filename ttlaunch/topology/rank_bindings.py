@@ -70,7 +70,7 @@ def parse_bindings(source: Source, *, environment: Mapping[str, str]) -> tuple[B
     written = node_at(root, ("rank_bindings",))
     items = written.items if isinstance(written, ListNode) else ()
     for index, item in enumerate(items):
-        row, _ = check_schema(BindingRow, item, codes=TOPOLOGY)
+        row = file.rank_bindings[index] if file else check_schema(BindingRow, item, codes=TOPOLOGY)[0]
         if row is not None:
             bound, mistakes = _bound_rank(row, root, index, shared, environment)
             rows.append(bound)
