@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ttlaunch.cli.console import exit_status, leave, print_json, show_diagnostics
-from ttlaunch.cli.describe import Request, describe
+from ttlaunch.cli.describe import Description, Request, describe
 from ttlaunch.cli.options import (
     ConfigFile,
     Hostfile,
@@ -26,6 +26,8 @@ EXAMPLES = """\
 [bold]ttlaunch validate 5loudboxes[/bold]   the files of a cluster
 
 [bold]ttlaunch validate my_cluster --recipe hierarchical_parallel -c train.yaml[/bold]   and what is to run there
+
+[bold]ttlaunch validate hosts.txt[/bold]   any single file; - is standard input
 """
 
 
@@ -33,7 +35,9 @@ def validate(
     configuration: Annotated[
         str,
         typer.Argument(
-            metavar="NAME|DIR", help="A configuration's name or folder.", autocompletion=complete_configurations
+            metavar="NAME|DIR|FILE",
+            help="A configuration's name or folder, or one file of any kind; - is standard input.",
+            autocompletion=complete_configurations,
         ),
     ] = "local",
     *,
@@ -48,12 +52,20 @@ def validate(
     ranks: Ranks = None,
     hostfile: Hostfile = None,
     rank_bindings: RankBindings = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--kind", metavar="KIND", help="What a single file is: hosts, mgd, bindings, cluster or train."),
+    ] = None,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
-    """Check the files of a cluster; every mistake is shown at its place, with the repair."""
-    from ttlaunch.diagnostics.count import counted
+    """Check the files of a cluster, or one file; every mistake is shown at its place, with the repair."""
+    from ttlaunch.cli.validate_file import names_a_file, validate_file
 
+    if hostfile is None and names_a_file(configuration, kind=kind, working_folder=Path.cwd()):
+        given = {"-c": config_file, "--set": overrides, "--ranks": ranks, "--rank-bindings": rank_bindings}
+        unused = [name for name, value in given.items() if value]
+        validate_file(configuration, kind=kind, recipe=recipe, unused=unused, form=form, verbose=verbose)
     request = Request(
         target=recipe,
         on=configuration,
@@ -68,6 +80,13 @@ def validate(
         from ttlaunch.plan.place import check_placement
 
         result.diagnostics += check_placement(result.topology, result.layout, recipe=result.name)
+    _show(result, form=form, verbose=verbose)
+    leave(exit_status(result.diagnostics))
+
+
+def _show(result: Description, *, form: Format, verbose: bool) -> None:
+    from ttlaunch.diagnostics.count import counted
+
     show_diagnostics(result.diagnostics, form=form, verbose=verbose)
     topology = result.topology
     if form is Format.JSON:
@@ -86,4 +105,3 @@ def validate(
             sys.stdout.write(
                 f"{result.name} fits: layout {result.layout.layout.name}, {counted(result.layout.world_size, 'rank')}\n"
             )
-    leave(exit_status(result.diagnostics))

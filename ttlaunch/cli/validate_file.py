@@ -1,0 +1,171 @@
+"""`ttlaunch validate FILE`: check one file by itself, recognised by what stands in it, and start nothing."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ttlaunch.cli.console import exit_status, leave, print_json, refuse, show_diagnostics
+from ttlaunch.diagnostics import Diagnostic, Format, Label, Severity, has_errors, shown
+from ttlaunch.topology.recognise import Kind, recognise
+
+if TYPE_CHECKING:
+    from ttlaunch.diagnostics.span import Source
+
+_STANDARD_INPUT = "standard input"
+_HOW_TO_SAY = "say it with `--kind hosts`, `mgd`, `bindings`, `cluster` or `train`"
+
+
+@dataclass
+class _Checked:
+    """What was found: `content` counts the file's parts, `remarks` say by what it was checked."""
+
+    diagnostics: list[Diagnostic]
+    kind: Kind | None = None
+    content: str = ""
+    remarks: list[str] = field(default_factory=list)
+
+
+def names_a_file(target: str, *, kind: str | None, working_folder: Path) -> bool:
+    """Whether a target is one file rather than a configuration; one that is not there is refused here."""
+    from ttlaunch.topology.discovery import find_configuration
+
+    if target == "-" or kind is not None:
+        return True
+    try:
+        path = working_folder / Path(target).expanduser()
+        there, folder = os.path.lexists(path), path.is_dir()
+    except (OSError, ValueError, RuntimeError):
+        return False
+    if folder or (there and not isinstance(find_configuration(target, working_folder=working_folder), Diagnostic)):
+        return False
+    return there or Path(target).suffix in {".txt", ".yaml", ".yml", ".textproto"}
+
+
+def validate_file(
+    target: str,
+    *,
+    kind: str | None,
+    recipe: str | None,
+    unused: Sequence[str],
+    form: Format,
+    verbose: bool,
+) -> None:
+    """Check one file, say what it was taken for, and leave.
+
+    Args:
+        target: A path; `-`: standard input.
+        kind: `--kind`; None: the file's text says it.
+        recipe: What to check a training file against.
+        unused: Options that were given and that say nothing about one file.
+        form: How to show mistakes.
+        verbose: Whether to show notes too.
+    """
+    known = Kind(kind) if kind in set(Kind) else None
+    if kind is not None and known is None:
+        refuse([Diagnostic("P009", f"`--kind {shown(kind)}` is no kind of file", hints=(_HOW_TO_SAY,))], form=form)
+    if unused:
+        words = " and ".join(f"`{word}`" for word in unused)
+        message = f"{words} go with a configuration; {shown(target)} is a single file"
+        refuse([Diagnostic("P009", message)], form=form)
+    checked = _check(target, known, recipe, Path.cwd())
+    name = _STANDARD_INPUT if target == "-" else shown(target, longest=300)
+    valid = not has_errors(checked.diagnostics)
+    show_diagnostics(checked.diagnostics, form=form, verbose=verbose)
+    if form is Format.JSON:
+        found = [diagnostic.as_json() for diagnostic in checked.diagnostics]
+        print_json({"valid": valid, "kind": checked.kind, "diagnostics": found})
+    elif valid and checked.kind:
+        content = f": {checked.content}" if checked.content else ""
+        sys.stdout.write(f"{name} is consistent as {checked.kind.what}{content}\n")
+        sys.stdout.writelines(f"{remark}\n" for remark in checked.remarks)
+    leave(exit_status(checked.diagnostics))
+
+
+def _check(target: str, kind: Kind | None, recipe: str | None, working_folder: Path) -> _Checked:
+    from ttlaunch.located.codes import CONFIGURATION, TOPOLOGY
+    from ttlaunch.located.source import source_from_bytes
+
+    path = working_folder / (_STANDARD_INPUT if target == "-" else Path(target).expanduser())
+    data = _read(target, path)
+    if isinstance(data, Diagnostic):
+        return _Checked([data])
+    name = _STANDARD_INPUT if target == "-" else shown(target, longest=300)
+    codes = CONFIGURATION if kind is Kind.TRAIN else TOPOLOGY
+    what = kind.what if kind else "a file of a cluster or a training file"
+    source, found = source_from_bytes(data, codes=codes, what=what, name=name)
+    if source is None:
+        return _Checked(found, kind)
+    kind, doubt = _kind(source, kind)
+    if kind is None:
+        return _Checked([*found, *doubt])
+    if recipe is not None and kind is not Kind.TRAIN:
+        message = f"`--recipe` goes with a training file or a whole configuration; {name} was taken for {kind.what}"
+        return _Checked([*doubt, Diagnostic("P009", message, hints=(_HOW_TO_SAY,))], kind)
+    checked = _check_training(data, name, recipe, working_folder) if kind is Kind.TRAIN else None
+    checked = checked or _check_topology(source, kind, path, working_folder)
+    checked.diagnostics[:0] = [*(() if kind is Kind.TRAIN else found), *doubt]
+    return checked
+
+
+def _read(target: str, path: Path) -> bytes | Diagnostic:
+    from ttlaunch.diagnostics import did_you_mean
+
+    if target == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        folder = path.parent
+        beside = sorted(os.listdir(folder)) if folder.is_dir() else []  # noqa: PTH208 - names, not paths
+        return Diagnostic("P005", f"{shown(target, longest=300)} does not exist", hints=did_you_mean(path.name, beside))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        return Diagnostic("P005", f"{shown(target, longest=300)} cannot be read: {reason}")
+
+
+def _kind(source: "Source", given: Kind | None) -> tuple[Kind | None, list[Diagnostic]]:
+    """What the file is, and a word on it where that is not plain."""
+    if given is not None:
+        return given, []
+    seen = recognise(source)
+    if seen.kind is None:
+        message = f"{source.name} is none of the files that ttlaunch knows"
+        return None, [Diagnostic("P014", message, Label(source.start()), hints=(_HOW_TO_SAY,))]
+    if seen.others:
+        could = " or ".join(kind.what for kind in seen.others)
+        message = f"{source.name} was taken for {seen.kind.what}, but could be {could}"
+        severity = Severity.WARNING
+        return seen.kind, [Diagnostic("P014", message, Label(source.start()), hints=(_HOW_TO_SAY,), severity=severity)]
+    return seen.kind, []
+
+
+def _check_topology(source: "Source", kind: Kind, path: Path, working_folder: Path) -> _Checked:
+    from ttlaunch.topology.single import check_file
+
+    checked = check_file(source, kind, path, environment=os.environ, working_folder=working_folder)
+    remarks = [f"descriptor found: {checked.descriptor_found}"] if checked.descriptor_found else []
+    return _Checked(checked.diagnostics, kind, checked.content, remarks)
+
+
+def _check_training(data: bytes, name: str, recipe: str | None, working_folder: Path) -> _Checked:
+    from ttlaunch.cli.describe import check_data
+    from ttlaunch.recipe.discovery import find_recipe, load_recipe
+    from ttlaunch.recipe.shared import check_training_file
+
+    declared = None
+    if recipe is not None:
+        found = find_recipe(recipe, working_folder=working_folder)
+        declaration = found if isinstance(found, Diagnostic) else load_recipe(found)
+        if isinstance(declaration, Diagnostic):
+            return _Checked([declaration], Kind.TRAIN)
+        declared = declaration
+    loaded, diagnostics = check_training_file(data, name=name, recipe=declared)
+    if loaded.config is not None and declared is not None and declared.uses_data:
+        _, mistake = check_data(loaded, working_folder)
+        diagnostics += [mistake] if mistake else []
+    remark = f"checked against {recipe}" if declared else "checked against the sections that recipes share; "
+    remark += "" if declared else "`--recipe NAME` checks it against one"
+    return _Checked(diagnostics, Kind.TRAIN, "", [remark])
