@@ -820,3 +820,16 @@ error[T008]: mgd.textproto is not text format: `\\R` means nothing in a string
 hint: write `\\\\` for a backslash
 """
     check_change('"FABRIC"', '"FAB\\RIC"', expected)
+
+
+def test_a_field_of_another_message_is_marked(check_change):
+    expected = """\
+error[T004]: unknown key `tray_id` in a reference to a mesh
+  --> mgd.textproto:12:55
+   |
+12 |   instances { mesh { mesh_descriptor: "M0" mesh_id: 1 tray_id: 1 } }
+   |                                                       ^^^^^^^ expected `device_id`
+
+hint: `tray_id` belongs in `pinnings.physical_asic_position`
+"""
+    check_change("mesh_id: 1 }", "mesh_id: 1 tray_id: 1 }", expected)

@@ -192,12 +192,14 @@ def _section_in(annotation: Any) -> type[Section] | None:
     return next((section for section in inner if section), None)
 
 
-def _homes(model: type[Section], key: str, prefix: str = "") -> list[str]:
-    """The sections of the file in which `key` would be known."""
+def _homes(
+    model: type[Section], key: str, prefix: str = "", above: frozenset[type[Section]] = frozenset()
+) -> list[str]:
+    """The sections of the file in which `key` would be known. A section inside its own kind is not looked into."""
     homes: list[str] = []
     for name, annotation in _fields(model).items():
         section = _section_in(annotation)
-        if section is not None:
+        if section is not None and section not in above:
             homes += [prefix + name] if key in _fields(section) else []
-            homes += _homes(section, key, f"{prefix}{name}.")
+            homes += _homes(section, key, f"{prefix}{name}.", above | {model, section})
     return homes

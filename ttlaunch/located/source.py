@@ -9,6 +9,7 @@ from ttlaunch.located.codes import FileCodes
 
 _LARGEST_FILE = 64 * 1024 * 1024
 _LONGEST_NAME = 300
+_STREAMS = ("/dev/fd/", "/proc/self/fd/", "/dev/stdin")  # what a shell's `<(command)` is
 _BOM = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -29,11 +30,15 @@ def read_source(
     """
     name = shown(path if name is None else name, longest=_LONGEST_NAME)
     try:
+        path.stat()
         if path.is_dir():
             return None, [Diagnostic(codes.missing_file, f"{name} is a folder; {what} was expected")]
-        if path.stat().st_size > _LARGEST_FILE:
+        if not path.is_file() and not str(path).startswith(_STREAMS):
+            return None, [Diagnostic(codes.missing_file, f"{name} is not a regular file; {what} was expected")]
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_FILE + 1)
+        if len(data) > _LARGEST_FILE:
             return None, [Diagnostic(codes.not_text, f"{name} is larger than 64 MiB, which {what} never is")]
-        data = path.read_bytes()
     except FileNotFoundError:
         return None, [Diagnostic(codes.missing_file, f"{name} does not exist; {what} was expected")]
     except (OSError, ValueError) as error:
