@@ -6,8 +6,9 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttlaunch.diagnostics import has_errors, render, render_json
-from ttlaunch.topology.load import load_topology
+from ttlaunch.diagnostics import Source, has_errors, render, render_json
+from ttlaunch.topology.load import is_textproto, load_topology
+from ttlaunch.topology.mgd_textproto import parse_mesh_graph_textproto
 
 HOSTS = "loudbox-01 slots=1\nloudbox-02 slots=1\n"
 DESCRIPTOR = """\
@@ -25,6 +26,22 @@ rank_bindings:
   - {rank: 1, mesh_id: 1}
 global_env: {A: "$HOME"}
 mesh_graph_desc_path: mgd.yaml
+"""
+TEXTPROTO = """\
+mesh_descriptors {
+  name: "M0" arch: CPU device_topology { dims: [1, 8] } host_topology { dims: [1, 1] } channels { count: 2 }
+}
+graph_descriptors {
+  name: "G0" type: "FABRIC"
+  instances { mesh { mesh_descriptor: "M0" mesh_id: 0 } }
+  instances { mesh { mesh_descriptor: "M0" mesh_id: 1 } }
+  connections {
+    nodes { mesh { mesh_descriptor: "M0" mesh_id: 0 } }
+    nodes { mesh { mesh_descriptor: "M0" mesh_id: 1 device_id: 3 } }
+    channels { count: 2 }
+  }
+}
+top_level_instance { graph { graph_descriptor: "G0" } }
 """
 SCRAPS = st.sampled_from(
     ["", "[", "]", "{", "}", ":", ",", '"', "'", "\t", "\n", "0", "-1", "x", "&a ", "*a ", "<<", "null", "[]", "{}",
@@ -54,3 +71,16 @@ def test_mangled_files_give_diagnostics_and_no_traceback(hosts, descriptor, bind
         assert has_errors(loaded.diagnostics) == (loaded.topology is None)
         assert all(line.isprintable() for line in render(loaded.diagnostics).splitlines())
         render_json(loaded.diagnostics)
+
+
+@settings(max_examples=300, deadline=None)
+@given(mangled(TEXTPROTO))
+def test_a_mangled_descriptor_of_version_2_gives_diagnostics_and_no_traceback(text):
+    read, found = parse_mesh_graph_textproto(Source("mgd.textproto", text))
+    assert read is not None or has_errors(found)
+    assert all(line.isprintable() for line in render(found).splitlines())
+    render_json(found)
+
+
+def test_a_million_empty_lines_do_not_stall():
+    assert not is_textproto(Source("mgd.yaml", "\n" * 1_000_000 + "a: 1"))

@@ -32,9 +32,13 @@ def free_ports(mesh: Mesh, ports: dict[str, int], device: int) -> int:
 def missing_z_ports(graph: MeshGraph) -> int:
     """How many Z ports a chip would need so that all links have a port."""
     ports = dict(graph.ports or {})
+    ends: dict[int, list[tuple[Link, int]]] = {}
+    for link in graph.links:
+        ends.setdefault(link.a, []).append((link, 0))
+        ends.setdefault(link.b, []).append((link, 1))
     most = 0
     for mesh in graph.meshes:
-        links = [(link, 0 if link.a == mesh.id else 1) for link in graph.links if mesh.id in (link.a, link.b)]
+        links = ends.get(mesh.id, [])
         count, devices = sum(link.channels for link, _ in links), mesh.device_shape[0] * mesh.device_shape[1]
         most = max(most, -(-(count - _edge_ports(mesh, ports)) // devices))
         used: dict[int, int] = {}

@@ -32,7 +32,7 @@ DESCRIPTOR_FILES = ("mgd.yaml", "mgd.textproto")
 
 _LONGEST_PATH = 200
 _TEXTPROTO = re.compile(
-    r"^\s*(mesh|graph|switch)_descriptors\s*:?\s*[{<]|^\s*top_level_instance\s*:?\s*\{", re.MULTILINE
+    r"^[ \t]*(?:(?:mesh|graph|switch)_descriptors|top_level_instance|pinnings)[ \t]*(?::[ \t]*)?[{<]", re.MULTILINE
 )
 
 
@@ -83,14 +83,26 @@ def load_topology(folder: Path, *, name: str, environment: Mapping[str, str], wo
 
 
 def load_topology_files(
-    hostfile: Path, rank_bindings: Path | None, *, environment: Mapping[str, str], working_folder: Path
+    hostfile: Path | None,
+    rank_bindings: Path | None,
+    *,
+    hosts: Source | None = None,
+    environment: Mapping[str, str],
+    working_folder: Path,
 ) -> Loaded:
-    """The same for files named one by one. A `cluster.yaml` beside the hostfile counts: it says how to reach its hosts."""
+    """The same for files named one by one. A `cluster.yaml` beside the hostfile counts: it says how to reach its hosts.
+
+    Without a hostfile `hosts` is the text of one. Without either, all ranks of the bindings run on this machine.
+    """
     reading = _Reading(environment, working_folder)
-    whole = absolute(hostfile, working_folder=working_folder)
-    reading.read_hosts(whole, typed=hostfile)
     if rank_bindings is not None:
         reading.read_bindings(absolute(rank_bindings, working_folder=working_folder), typed=rank_bindings)
+    if hostfile is None:
+        rows = reading.bindings.rows if reading.bindings else []
+        reading.take_hosts(hosts or Source("this machine", f"localhost slots={max(1, len(rows))}"))
+        return reading.finish(rank_bindings.stem if rank_bindings else "hosts", None)
+    whole = absolute(hostfile, working_folder=working_folder)
+    reading.read_hosts(whole, typed=hostfile)
     reading.read_cluster(whole.parent / CLUSTER_FILE)
     return reading.finish(whole.parent.name or whole.stem, None)
 
@@ -141,9 +153,12 @@ class _Reading:
     def read_hosts(self, path: Path, typed: Path | None = None) -> None:
         source = self.read(path, "a hostfile", typed)
         if source:
-            self.hosts, found = parse_hosts(source)
-            self.hosts_are_sound = not has_errors(found)
-            self.found += found
+            self.take_hosts(source)
+
+    def take_hosts(self, source: Source) -> None:
+        self.hosts, found = parse_hosts(source)
+        self.hosts_are_sound = not has_errors(found)
+        self.found += found
 
     def read_bindings(self, path: Path, typed: Path | None = None) -> None:
         source = self.read(path, "a rank bindings file", typed)

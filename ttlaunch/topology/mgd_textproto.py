@@ -6,6 +6,7 @@ The rules are those of the vendor's runtime, which takes one graph of type FABRI
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, has_errors
 from ttlaunch.diagnostics.span import Source, Span
@@ -102,6 +103,16 @@ class _Reading:
         self.found += check_pinnings(self.file.pinnings, self.root, self.meshes)
         self.found += [] if has_errors(self.found) else check_graph(found)
         return found
+
+    @cached_property
+    def kinds(self) -> dict[tuple[str, str], MeshDescriptor | SwitchDescriptor]:
+        """The descriptors of meshes and switches by name; of two with one name the first."""
+        kinds: dict[tuple[str, str], MeshDescriptor | SwitchDescriptor] = {}
+        for mesh in self.file.mesh_descriptors:
+            kinds.setdefault(("mesh", mesh.name), mesh)
+        for switch in self.file.switch_descriptors:
+            kinds.setdefault(("switch", switch.name), switch)
+        return kinds
 
     def architecture(self) -> str:
         rows: list[MeshDescriptor | SwitchDescriptor] = [*self.file.mesh_descriptors, *self.file.switch_descriptors]
@@ -216,8 +227,7 @@ class _Reading:
             self.found.append(Diagnostic(codes.NOT_ONE_FABRIC, message, Label(span_of(self.root, (*path, "graph")))))
             return
         name = getattr(getattr(node, kind), f"{kind}_descriptor")
-        rows = self.file.mesh_descriptors if kind == "mesh" else self.file.switch_descriptors
-        row = next((row for row in rows if row.name == name), None)
+        row = self.kinds.get((kind, name))
         span = self.id_span(path, kind)
         if row is None:
             self.lost = True
