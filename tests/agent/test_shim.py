@@ -77,8 +77,8 @@ def write(text, descriptor=1):
 
 @pytest.mark.parametrize(
     "data",
-    [GARBAGE, b"no line end", b"\xe2\x82", b"x" * 1_000_000 + b"\n", b"", b"\n\n"],
-    ids=["garbage", "no-line-end", "half-a-character", "a-line-of-1-MB", "nothing", "empty-lines"],
+    [GARBAGE, b"no line end", b"\xe2\x82", b"x" * 60_000 + b"\n", b"", b"\n\n"],
+    ids=["garbage", "no-line-end", "half-a-character", "a-line-of-60-kB", "nothing", "empty-lines"],
 )
 @pytest.mark.parametrize("stream", [1, 2], ids=["stdout", "stderr"])
 def test_output_is_kept_byte_for_byte_and_passed_on_with_the_ranks_name(shim, data, stream):
@@ -89,6 +89,42 @@ def test_output_is_kept_byte_for_byte_and_passed_on_with_the_ranks_name(shim, da
     lines = lines[:-1] if lines[-1] == b"" else lines
     assert (ended.stdout if stream == 1 else ended.stderr) == b"".join(b"rank 0 worker | " + x + b"\n" for x in lines)
     assert ended.status == 0
+
+
+def test_a_line_without_end_is_passed_on_in_pieces_and_kept_whole(shim):
+    data = b"x" * 5_000_000
+    ended = shim(write(data))
+    assert ended.written(contract.stdout_file) == data
+    pieces = ended.stdout.splitlines()
+    assert all(piece.startswith(b"rank 0 worker | ") and len(piece) < 200_000 for piece in pieces)
+    assert b"".join(piece.removeprefix(b"rank 0 worker | ") for piece in pieces) == data
+
+
+def test_a_child_that_forks_twice_and_forgets_its_environment_is_ended(shim, here):
+    escape = """
+import os, time
+reader, writer = os.pipe()
+if not os.fork():
+    os.setsid()
+    if pid := os.fork():
+        os._exit(0)
+    os.write(writer, b"%d" % os.getpid())
+    os.execvpe("sleep", ["sleep", "300"], {"PATH": os.environ["PATH"]})
+print(os.read(reader, 20).decode())
+"""
+    ended = shim(escape)
+    pid = int(ended.written(contract.stdout_file))
+    assert ended.status == 0
+    assert not Path("/proc", str(pid)).exists()
+
+
+def test_a_full_disk_stops_the_log_and_not_the_rank(shim, here):
+    (here / contract.LOGS_DIR).mkdir(exist_ok=True)
+    (here / contract.stdout_file(0)).symlink_to("/dev/full")
+    ended = shim(write(b"y\n" * 100_000))
+    assert ended.status == 0
+    assert b"a log can no longer be written: No space left on device" in ended.stderr
+    assert ended.stdout.count(b"rank 0 worker | y\n") == 100_000
 
 
 def test_a_status_is_passed_on_and_recorded(shim):

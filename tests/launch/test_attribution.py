@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from ttlaunch.launch.attribution import first_failure
+from ttlaunch.launch.conclude import different_parameters
 from ttlaunch.launch.report import combine_digests
 from ttlaunch.launch.run_folder import RunFolder
-from ttlaunch.launch.supervise import different_parameters
 from ttlaunch.launch.watch import Phase, RankState, Watch, fold
 from ttlaunch.plan.launch_plan import RankRow
 

@@ -16,7 +16,9 @@ RECIPE = Recipe(summary="{summary}", config=ConfigFile, layouts=[Layout("all", p
 def make_recipe(folder, summary="Mine."):
     folder.mkdir(parents=True)
     (folder / "recipe.py").write_text(DECLARATION.format(summary=summary))
-    (folder / "trainer.py").write_text("raise RuntimeError('the launcher must not import this')\n")
+    (folder / "trainer.py").write_text(
+        "def peer(cfg, ctx): ...\nraise RuntimeError('the launcher must not import this')\n"
+    )
 
 
 def test_built_in_recipes_are_found_from_anywhere(here):

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     Record = dict[str, Any]
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _CHUNK = 65536
+_LONGEST_LINE = 65536  # longer ones are passed on in pieces; the files have them whole
 _OUTPUT_GRACE_S = 1.0
 _LEFT_EARLY = 1
 _SHIM_FAILED = 70
@@ -44,6 +46,7 @@ _SHIM_FAILED = 70
 def main() -> int:
     """Run one rank; the exit status is the rank's, or 128 + signal."""
     _die_with_parent()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -127,6 +130,7 @@ def _run_rank(plan: Record, row: Record, plan_path: str, run_folder: str) -> int
         "peak_memory_bytes": usage.ru_maxrss * 1024,
     }
     _write_json(run_folder, contract.exit_file(rank), record)
+    _kill_descendants()
     for thread in copies:
         thread.join(_OUTPUT_GRACE_S)
     return 128 + code if code else _LEFT_EARLY if early else status
@@ -146,10 +150,39 @@ def _start(plan: Record, environment: dict[str, str]) -> subprocess.Popen[bytes]
 
 
 def _die_with_parent() -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(option, value)
     except (OSError, AttributeError):  # not Linux: the rank then relies on mpirun alone
         return
+
+
+def _kill_descendants() -> None:
+    """End what the rank started and left behind, also what has forked twice and forgotten its environment.
+
+    As a subreaper the shim is the parent of every orphan below it, so its children are all there is to find.
+    """
+    while True:
+        children = _children()
+        if not children:
+            return
+        for pid in children:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            except (ChildProcessError, ProcessLookupError):
+                continue
+
+
+def _children() -> list[int]:
+    try:
+        with open(f"/proc/self/task/{threading.main_thread().native_id}/children", encoding="ascii") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:
+        return []
 
 
 def _copy(stream: IO[bytes] | None, path: str, descriptor: int, row: Record) -> threading.Thread:
@@ -160,20 +193,43 @@ def _copy(stream: IO[bytes] | None, path: str, descriptor: int, row: Record) -> 
 
     def pump() -> None:
         rest = b""
-        with open(path, "wb", buffering=0) as file:
-            while True:
-                data = os.read(stream.fileno(), _CHUNK)
-                if not data:
-                    break
-                file.write(data)
-                *lines, rest = (rest + data).split(b"\n")
-                _forward(descriptor, b"".join(prefix + line + b"\n" for line in lines))
+        log = _open_log(path)
+        while True:
+            data = os.read(stream.fileno(), _CHUNK)
+            if not data:
+                break
+            log = _append(log, data)
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > _LONGEST_LINE:
+                lines, rest = [*lines, rest], b""
+            _forward(descriptor, b"".join(prefix + line + b"\n" for line in lines))
         if rest:
             _forward(descriptor, prefix + rest + b"\n")
+        if log is not None:
+            os.close(log)
 
     thread = threading.Thread(target=pump, daemon=True)
     thread.start()
     return thread
+
+
+def _open_log(path: str) -> int | None:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    except OSError as error:
+        print(f"ttlaunch shim: {path} cannot be written: {error.strerror}", file=sys.stderr)
+        return None
+
+
+def _append(log: int | None, data: bytes) -> int | None:
+    """Write to a log; once its disk is full the rank goes on without it instead of waiting for ever."""
+    try:
+        while log is not None and data:
+            data = data[os.write(log, data) :]
+    except OSError as error:
+        print(f"ttlaunch shim: a log can no longer be written: {error.strerror}", file=sys.stderr)
+        return None
+    return log
 
 
 def _forward(descriptor: int, data: bytes) -> None:
@@ -193,8 +249,11 @@ def _append_started(run_folder: str, rank: int, pid: int, started: float) -> Non
         "shim_pid": os.getpid(),
         "host": os.uname().nodename,
     }
-    with open(os.path.join(run_folder, contract.progress_file(rank)), "a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+    try:
+        with open(os.path.join(run_folder, contract.progress_file(rank)), "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+    except OSError as error:
+        print(f"ttlaunch shim: records cannot be written: {error.strerror}", file=sys.stderr)
 
 
 def _is_done(run_folder: str, rank: int) -> bool:
@@ -209,9 +268,12 @@ def _is_done(run_folder: str, rank: int) -> bool:
 
 def _write_json(run_folder: str, name: str, record: Record) -> None:
     path = os.path.join(run_folder, name)
-    with open(path + ".tmp", "w", encoding="utf-8") as file:
-        json.dump(record, file)
-    os.replace(path + ".tmp", path)
+    try:
+        with open(path + ".tmp", "w", encoding="utf-8") as file:
+            json.dump(record, file)
+        os.replace(path + ".tmp", path)
+    except OSError as error:
+        print(f"ttlaunch shim: {path} cannot be written: {error.strerror}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """`ttlaunch init`: write the three files of a new configuration, which validates as it stands."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,8 @@ from ttlaunch.diagnostics import Diagnostic, Format, did_you_mean, listed, shown
 EXAMPLES = """\
 [bold]ttlaunch init lab --hosts box-01,box-02:2[/bold]   writes configurations/lab/, one slot on box-01, two on box-02
 """
+
+_LONGEST_NAME = 100
 
 
 def init(
@@ -44,12 +47,12 @@ def init(
     if arch not in ARCHITECTURES:
         message = f"`--arch {shown(arch)}` is not known; {listed(ARCHITECTURES)} was expected"
         mistakes.append(Diagnostic("P009", message, hints=did_you_mean(arch, ARCHITECTURES)))
-    if "/" in name or name in {"", ".", ".."}:
+    if "/" in name or name in {"", ".", ".."} or not name.isprintable() or len(name) > _LONGEST_NAME:
         mistakes.append(
             Diagnostic("P009", f"`{shown(name)}` is no name for a configuration", hints=("use `--dir` for the place",))
         )
     target = folder / name
-    if target.exists():
+    if not mistakes and target.exists():
         mistakes.append(
             Diagnostic("P009", f"{target} exists already; nothing was written", hints=("choose another name",))
         )
@@ -65,4 +68,5 @@ def init(
         sys.stderr.write(f"error: {target} cannot be written: {(error.strerror or str(error)).lower()}\n")
         leave(2)
     sys.stdout.write("".join(f"wrote {target / file_name}\n" for file_name in files))
-    sys.stdout.write(f"check it with: ttlaunch validate {name if folder == Path('configurations') else target}\n")
+    where = name if folder == Path("configurations") else str(target)
+    sys.stdout.write(f"check it with: ttlaunch validate {shlex.quote(where)}\n")

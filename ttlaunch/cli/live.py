@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ttlaunch import contract
 from ttlaunch.diagnostics.count import counted
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _REDRAW_S = 0.25
 _LINE_EVERY_S = 2.0
 _MOST_ROWS = 24
+_CONTROL = dict.fromkeys([*range(9), *range(10, 27), *range(28, 32), 127])  # all but tab and escape
 
 
 @contextmanager
@@ -61,17 +62,24 @@ class PlainView:
     def __init__(self) -> None:
         self._last_line = 0.0
         self._lead: int | None = None
+        self._is_read = True
 
     def output(self, stream: str, line: bytes) -> None:
-        target = sys.stdout if stream == "stdout" else sys.stderr
-        target.buffer.write(line + b"\n")
-        target.flush()
+        self._write(sys.stdout if stream == "stdout" else sys.stderr, line)
 
     def record(self, state: RankState, record: Mapping[str, Any]) -> None:
         text = self._text(state, record)
         if text is not None:
-            sys.stdout.write(f"rank {state.row.rank} {state.row.role} | {text}\n")
-            sys.stdout.flush()
+            self._write(sys.stdout, f"rank {state.row.rank} {state.row.role} | {text}".encode())
+
+    def _write(self, stream: TextIO, line: bytes) -> None:
+        """Write a line; once nobody reads any more (`| head`) the run goes on in silence, and its folder has it all."""
+        if self._is_read:
+            try:
+                stream.buffer.write(line + b"\n")
+                stream.flush()
+            except BrokenPipeError:
+                self._is_read = False
 
     def tick(self, ranks: list[RankState]) -> None:
         """Lines need no redrawing."""
@@ -80,16 +88,20 @@ class PlainView:
         kind = record.get("kind")
         if kind == contract.KIND_VALIDATION:
             self._lead = state.row.rank
-            return f"step {record.get('step')}: validation loss {float(record['loss']):.4f}"
+            loss = record.get("loss")
+            return f"step {record.get('step')}: validation loss " + (
+                f"{loss:.4f}" if isinstance(loss, float) else str(loss)
+            )
         lead = self._lead is None or self._lead == state.row.rank
         due = time.monotonic() - self._last_line >= _LINE_EVERY_S
-        if kind != contract.KIND_STEP or not lead or not (due or state.step == state.total_steps):
+        step = record.get("step")
+        if kind != contract.KIND_STEP or not lead or not (due or step == state.total_steps):
             return None
         self._last_line = time.monotonic()
         total = f"/{state.total_steps}" if state.total_steps else ""
         loss = "" if state.loss is None else f" loss {state.loss:.4f}"
         speed = "" if state.tokens_per_s is None else f" {state.tokens_per_s:,.0f} tokens/s"
-        return f"step {state.step}{total}{loss}{speed}"
+        return f"step {step}{total}{loss}{speed}"
 
 
 class TableView:
@@ -104,7 +116,8 @@ class TableView:
     def output(self, stream: str, line: bytes) -> None:  # noqa: ARG002 - both streams scroll by in one place
         from rich.text import Text
 
-        self._live.console.print(Text.from_ansi(line.decode("utf-8", "replace")))
+        text = line.decode("utf-8", "replace").translate(_CONTROL)
+        self._live.console.print(Text.from_ansi(text))
 
     def record(self, state: RankState, record: Mapping[str, Any]) -> None:
         """The next tick draws what it changed."""

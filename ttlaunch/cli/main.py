@@ -1,7 +1,9 @@
 """The `ttlaunch` command: its subcommands, its version, and the promise that no user ever sees a traceback."""
 
+import io
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -51,6 +53,7 @@ def main() -> None:
     """Run the command line; what can go wrong in the world ends as one line and an exit status."""
     from ttlaunch.errors import TtlaunchError
 
+    _make_streams_usable()
     try:
         app()
     except TtlaunchError as error:
@@ -67,6 +70,15 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - a bug of ours is said in one line, and kept whole for the report
         sys.stderr.write(f"error: this is a bug in ttlaunch: {type(error).__name__}: {error}\n{_keep(error)}")
         sys.exit(contract.STATUS_RANK_FAILED)
+
+
+def _make_streams_usable() -> None:
+    """Print to whatever there is: a closed stream swallows, and one that is not UTF-8 replaces what it cannot show."""
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for the whole process
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for the whole process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _keep(error: Exception) -> str:

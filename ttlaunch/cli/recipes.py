@@ -1,5 +1,6 @@
 """`ttlaunch recipes`: list what can be run, show one recipe, copy one to change it."""
 
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -101,7 +102,7 @@ def copy(
         shutil.copytree(found.folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
     except OSError as error:
         _refuse(Diagnostic("P009", f"{folder} cannot be written: {error.strerror or error}"), Format.FULL)
-    sys.stdout.write(f"copied {found.name} to {folder}\nrun it with: ttlaunch run {folder}\n")
+    sys.stdout.write(f"copied {found.name} to {folder}\nrun it with: ttlaunch run {shlex.quote(str(folder))}\n")
 
 
 def _refuse(diagnostic: Diagnostic, form: Format) -> NoReturn:

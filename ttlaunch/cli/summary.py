@@ -1,5 +1,6 @@
 """The end of a run in a few lines, and its failure as a diagnostic that names who broke first."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -13,7 +14,6 @@ from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.plan.launch_plan import LaunchPlan
 
 _TAIL_BYTES = 65536
-_PAIR = 2
 _LONGEST_WORDS = 400
 
 
@@ -26,9 +26,9 @@ def show_summary(report: Report, plan: LaunchPlan, folder: RunFolder, *, stream:
     if report.steps:
         lines.append(f"  steps            {report.steps}")
     if report.first_validation is not None and report.last_validation is not None:
-        change = (report.last_validation / report.first_validation - 1) * 100
-        first, last = f"{report.first_validation:.4f} first", f"{report.last_validation:.4f} last"
-        lines.append(f"  validation loss  {first}, {last} ({change:+.0f} %)")
+        first, last = report.first_validation, report.last_validation
+        change = f" ({(last / first - 1) * 100:+.0f} %)" if first and math.isfinite(last / first) else ""
+        lines.append(f"  validation loss  {first:.4f} first, {last:.4f} last{change}")
     if report.tokens_per_s:
         lines.append(f"  speed            {report.tokens_per_s:,.0f} tokens/s")
     lines += [f"  {name:16} {_plain(value)}" for name, value in report.results.items()]
@@ -56,8 +56,9 @@ def failure_diagnostic(report: Report, folder: RunFolder) -> Diagnostic | None:
         log = contract.stderr_file(failure.rank)
         words = _last_words(folder.file(log))
         notes += [f"its last words: `{words}`"] if words and not failure.place else []
-        if report.world_size > 1:
-            others = "the other one" if report.world_size == _PAIR else f"the other {report.world_size - 1}"
+        stopped = sum(rank["state"] == "stopped" for rank in report.ranks)
+        if stopped:
+            others = "the other one" if stopped == 1 else f"the other {stopped}"
             notes.append(f"the first rank to fail; mpirun then stopped {others}")
         hints.append(f"full log: {short_name(folder.path, Path.cwd())}/{log}")
     return Diagnostic(failure.code, failure.message, label, notes=tuple(notes), hints=tuple(hints))

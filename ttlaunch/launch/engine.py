@@ -1,8 +1,11 @@
 """Find the machine's mpirun and say which one it is: the interpreter's own environment first, then PATH."""
 
+import os
+import pwd
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from ttlaunch.diagnostics import Diagnostic, shown
@@ -31,13 +34,9 @@ def find_openmpi(*, python: str, search_path: str | None) -> OpenMpi | Diagnosti
             notes=(f"looked beside {shown(python, longest=_LONGEST_PATH)} and in PATH",),
             hints=(_INSTALL,),
         )
-    try:
-        answer = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        return Diagnostic("H001", f"{mpirun} cannot be started: {reason}", hints=(_INSTALL,))
-    except subprocess.TimeoutExpired:
-        return Diagnostic("H001", f"{mpirun} does not answer `--version` within {_DEADLINE_S:g} s", hints=(_INSTALL,))
+    answer = _ask_version(mpirun)
+    if isinstance(answer, Diagnostic):
+        return answer
     first_line = shown((answer.stdout + answer.stderr).strip().partition("\n")[0])
     match = _OPEN_MPI.search(answer.stdout)
     if match is None:
@@ -53,3 +52,31 @@ def find_openmpi(*, python: str, search_path: str | None) -> OpenMpi | Diagnosti
             "H003", f"{mpirun} is Open MPI {match[1]}; 4.1 or newer is needed", notes=(first_line,), hints=(_INSTALL,)
         )
     return OpenMpi(mpirun, version)
+
+
+def _ask_version(mpirun: str) -> subprocess.CompletedProcess[str] | Diagnostic:
+    try:
+        return subprocess.run(
+            [mpirun, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=_DEADLINE_S,
+            check=False,
+            env=with_home(os.environ),
+        )
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        return Diagnostic("H001", f"{mpirun} cannot be started: {reason}", hints=(_INSTALL,))
+    except subprocess.TimeoutExpired:
+        return Diagnostic("H001", f"{mpirun} does not answer `--version` within {_DEADLINE_S:g} s", hints=(_INSTALL,))
+
+
+def with_home(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with a `HOME`, without which mpirun does nothing; services and containers often have none."""
+    if environment.get("HOME"):
+        return dict(environment)
+    try:
+        home = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        home = "/"
+    return {**environment, "HOME": home}

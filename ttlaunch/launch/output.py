@@ -12,6 +12,7 @@ from ttlaunch.launch.watch import RankState
 
 FROM_A_RANK = b"rank "
 """How lines begin that a shim passed on; all others are mpirun's own."""
+_LONGEST_LINE = 1 << 20  # shims cut theirs sooner
 
 
 class View(Protocol):
@@ -69,6 +70,8 @@ class MpirunOutput:
                 continue
             self._files[key.data].write(data)
             *lines, self._rest[key.data] = (self._rest[key.data] + data).split(b"\n")
+            if len(self._rest[key.data]) > _LONGEST_LINE:
+                lines, self._rest[key.data] = [*lines, self._rest[key.data]], b""
             for line in lines:
                 self._show(key.data, line)
         return bool(events)

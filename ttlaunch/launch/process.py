@@ -5,12 +5,15 @@ import ctypes
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ttlaunch import contract
 
 _PR_SET_PDEATHSIG = 1
+_MOMENT_S = 0.5
+_LOOK_AGAIN_S = 0.02
 
 
 def start_mpirun(argv: Sequence[str], *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -51,9 +54,12 @@ def run_processes(run_id: str) -> list[int]:
 def kill_run_processes(run_id: str) -> list[int]:
     """Kill every process that carries the run's id, and say which ones.
 
-    A process is pinned by a descriptor before its environment is read again, so a process id that was given to
-    somebody else in between is never signalled.
+    Ranks that mpirun has just told to end get a moment first. A process is pinned by a descriptor before its environment
+    is read again, so a process id that was given to somebody else in between is never signalled.
     """
+    deadline = time.monotonic() + _MOMENT_S
+    while run_processes(run_id) and time.monotonic() < deadline:
+        time.sleep(_LOOK_AGAIN_S)
     killed: list[int] = []
     while remaining := [pid for pid in run_processes(run_id) if pid not in killed]:
         for pid in remaining:
@@ -66,3 +72,15 @@ def kill_run_processes(run_id: str) -> list[int]:
                     os.close(descriptor)
             killed.append(pid)
     return killed
+
+
+def end_mpirun(process: subprocess.Popen[bytes], *, patience_s: float) -> None:
+    """Make sure that mpirun has ended: by asking, and if that does not help within `patience_s`, by force."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ttlaunch import contract
 from ttlaunch.launch.run_folder import RunFolder
@@ -74,7 +74,7 @@ class Watch:
         fresh: list[tuple[RankState, dict[str, Any]]] = []
         for state in self.ranks:
             fresh += [(state, record) for record in self._new_lines(state.row.rank)]
-        fresh.sort(key=lambda pair: float(pair[1].get("time", 0.0)))
+        fresh.sort(key=lambda pair: _time(pair[1]))
         for state, record in fresh:
             fold(state, record)
         for state in self.ranks:
@@ -124,11 +124,12 @@ def fold(state: RankState, record: dict[str, Any]) -> None:
         case contract.KIND_STEP:
             _fold_step(state, record)
         case contract.KIND_VALIDATION:
-            state.validations.append(record)
+            if _is_number(record.get("loss")):
+                state.validations.append(record)
         case contract.KIND_PARAMETERS:
-            state.digests.update(record.get("digests", {}))
+            state.digests.update(_mapping(record.get("digests")))
         case contract.KIND_RESULT:
-            state.results.update(record.get("values", {}))
+            state.results.update(_mapping(record.get("values")))
         case contract.KIND_DONE:
             state.phase = Phase.DONE
         case _:
@@ -136,13 +137,29 @@ def fold(state: RankState, record: dict[str, Any]) -> None:
 
 
 def _fold_step(state: RankState, record: dict[str, Any]) -> None:
-    time = float(record["time"])
-    state.step = int(record.get("step", state.step))
-    state.loss = record.get("loss", state.loss)
-    state.tokens += int(record.get("tokens") or 0)
+    """Take what has the right type; a recipe may write records of its own making."""
+    step, loss, tokens, time = (record.get(name) for name in ("step", "loss", "tokens", "time"))
+    if not _is_number(time) or not _is_number(step):
+        return
+    state.step = int(step)
+    state.loss = float(loss) if _is_number(loss) else state.loss
+    state.tokens += int(tokens) if _is_number(tokens) else 0
     if state.first_step_time is None:
         state.first_step_time, state.first_step_tokens = time, state.tokens
     state.last_step_time = time
+
+
+def _time(record: dict[str, Any]) -> float:
+    time = record.get("time")
+    return float(time) if _is_number(time) else 0.0
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -65,13 +65,13 @@ class Complaint:
         context = self.context
         match self.kind:
             case "greater_than":
-                return f"a number above {context['gt']:g}"
+                return f"a number above {_bound(context['gt'])}"
             case "greater_than_equal":
-                return f"a number of at least {context['ge']:g}"
+                return f"a number of at least {_bound(context['ge'])}"
             case "less_than":
-                return f"a number below {context['lt']:g}"
+                return f"a number below {_bound(context['lt'])}"
             case "less_than_equal":
-                return f"a number of at most {context['le']:g}"
+                return f"a number of at most {_bound(context['le'])}"
             case "literal_error" | "enum":
                 return listed(self.choices)
             case "too_short":
@@ -152,3 +152,8 @@ def _hints(complaint: Complaint, found: Node | None) -> tuple[str, ...]:
 
 def _items(count: int) -> str:
     return "1 item" if count == 1 else f"{count} items"
+
+
+def _bound(value: float) -> str:
+    """A limit in digits that can be counted: 1,000,000 rather than 1e+06."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"

@@ -127,7 +127,8 @@ def _resizing_hints(
         if len(scaled) == 1 and scaled[0][1].key.endswith("num_workers"):
             role, key = scaled[0]
             needed = (world_size or 0) - (sum(counts.values()) - counts[role])
-            if needed >= 1:
+            possible = getattr(getattr(config, "training_config", None), "micro_batches", needed)
+            if 1 <= needed <= possible:
                 hints.append(f"`--set {key.key}={needed}` makes layout `{layout.name}` fit")
                 break
     if not fixed and right:

@@ -12,6 +12,7 @@ from pathlib import Path
 from ttlaunch.diagnostics import Diagnostic, Label, Source, did_you_mean, listed, shown
 from ttlaunch.recipe.declare import Recipe
 from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.recipe.trainer_file import check_trainer
 
 _PACKAGE = Path(__file__).parent.parent
 _DECLARATION = "recipe.py"
@@ -93,7 +94,7 @@ def load_recipe(found: FoundRecipe) -> Recipe | Diagnostic:
         text = declaration.read_text(encoding="utf-8", errors="replace")
         place = Label(Source(str(declaration), text).start(), "no `RECIPE = Recipe(…)` in this file")
         return Diagnostic("P006", f"recipe `{found.name}` declares nothing", place)
-    return recipe
+    return check_trainer(found.name, found.folder / _TRAINER, recipe) or recipe
 
 
 def _load_error(found: FoundRecipe, declaration: Path, error: BaseException) -> Diagnostic:

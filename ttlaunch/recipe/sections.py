@@ -10,7 +10,9 @@ from pydantic import Field
 
 from ttlaunch.located import Section
 
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=10**9)]
+"""Up to a billion: more is a slip of the keyboard, not a size that any machine could work through."""
+Size = Annotated[int, Field(ge=1, le=10**6)]
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -24,8 +26,8 @@ class TrainingConfig(Section):
     seed: NonNegative = Field(0, description="seed of weights, data order and dropout")
     steps: Positive = Field(100, description="optimizer steps; training ends earlier if `num_epochs` is used up")
     num_epochs: Positive | None = Field(None, description="passes over the training text at most; null: no limit")
-    batch_size: Positive = Field(16, description="sequences of one accumulation, whatever the number of workers")
-    gradient_accumulation_steps: Positive = Field(1, description="accumulations of one optimizer step")
+    batch_size: Size = Field(16, description="sequences of one accumulation, whatever the number of workers")
+    gradient_accumulation_steps: Size = Field(1, description="accumulations of one optimizer step")
     micro_batch_size: Positive | None = Field(
         None, description="sequences of one forward pass; null: batch_size // 8, at least 1"
     )
@@ -41,7 +43,9 @@ class TrainingConfig(Section):
     learning_rate: PositiveFloat = Field(3e-3, description="peak of the schedule, per step")
     beta1: Fraction = Field(0.9, description="AdamW: decay of the mean of gradients; SGD: momentum")
     beta2: Fraction = Field(0.95, description="AdamW: decay of the mean of squared gradients")
-    epsilon: PositiveFloat = Field(1e-8, description="AdamW: added to the root of the second moment")
+    epsilon: Annotated[float, Field(ge=1e-38)] = Field(
+        1e-8, description="AdamW: added to the root of the second moment"
+    )
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="decoupled, on tensors of two dimensions")
     use_clip_grad_norm: bool = Field(default=True, description="clip the gradient of a step to the next key's norm")
     clip_grad_norm_max_norm: PositiveFloat = Field(1.0, description="Euclidean norm over all parameters")
@@ -65,10 +69,10 @@ class TransformerConfig(Section):
 
     noun: ClassVar[str] = "transformer_config"
 
-    num_blocks: Positive = Field(4, description="blocks between embedding and head")
-    num_heads: Positive = Field(4, description="attention heads of a block; divides embedding_dim")
-    embedding_dim: Positive = Field(64, description="width of the residual stream")
-    max_sequence_length: Annotated[int, Field(ge=2)] = Field(64, description="tokens of one sequence")
+    num_blocks: Size = Field(4, description="blocks between embedding and head")
+    num_heads: Size = Field(4, description="attention heads of a block; divides embedding_dim")
+    embedding_dim: Size = Field(64, description="width of the residual stream")
+    max_sequence_length: Annotated[int, Field(ge=2, le=10**7)] = Field(64, description="tokens of one sequence")
     dropout_prob: Fraction = Field(0.0, description="share of activations dropped while training")
 
 
@@ -107,7 +111,9 @@ class DeviceConfig(Section):
     noun: ClassVar[str] = "device_config"
 
     device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="auto: cuda where a rank has it, else cpu")
-    threads_per_rank: Positive = Field(1, description="torch threads; 1 gives the same bits on every host")
+    threads_per_rank: Annotated[int, Field(ge=1, le=1024)] = Field(
+        1, description="torch threads; 1 gives the same bits on every host"
+    )
     mesh_shape: Annotated[list[Positive], Field(min_length=2, max_length=2)] | None = Field(
         None, description="rows and columns of devices a rank drives; null: one device"
     )

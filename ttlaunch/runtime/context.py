@@ -121,7 +121,18 @@ class RankContext:
 
         `loss` is the mean per token of what this rank has seen, `tokens` how many those were; further `grad_norm`,
         `learning_rate`.
+
+        Raises:
+            TypeError: A value is not a number.
+            ValueError: The step is not a whole number from 1, or tokens are fewer than none.
         """
+        if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+            raise ValueError(f"step {step!r} is not a whole number from 1")
+        for name, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"{name}={value!r} is not a number; convert a tensor with `.item()`")
+        if values.get("tokens", 0) < 0:
+            raise ValueError(f"tokens={values['tokens']} is less than none")
         self._records.write(contract.KIND_STEP, step=step, **values)
 
     def report_validation(self, step: int, losses: Iterable[float], *, tokens: int) -> None:

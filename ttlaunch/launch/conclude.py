@@ -1,0 +1,127 @@
+"""Find what a run came to when it is over: whose failure it was, if anybody's, and with which status it ends."""
+
+import math
+import signal
+import time
+from dataclasses import dataclass, field
+
+from ttlaunch import contract
+from ttlaunch.launch.attribution import Failure, first_failure
+from ttlaunch.launch.output import FROM_A_RANK
+from ttlaunch.launch.report import Report, combine_digests, make_report
+from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.watch import Phase, RankState, Watch
+from ttlaunch.plan.launch_plan import LaunchPlan
+
+_TAIL_LINES = 12
+
+
+@dataclass
+class Ending:
+    """Why and since when the run is being ended."""
+
+    signal_number: int | None = None
+    since: float | None = None
+    terminated: float | None = None
+    killed: bool = False
+    failure: Failure | None = None
+    lost_shims: dict[int, float] = field(default_factory=dict)
+
+
+def conclude(
+    plan: LaunchPlan,
+    folder: RunFolder,
+    watch: Watch,
+    ending: Ending,
+    returncode: int,
+    duration_s: float,
+    leftovers: int,
+) -> Report:
+    """The report of a run whose processes have all ended."""
+    failure = _find_failure(folder, watch, ending, returncode)
+    status, exit_status = "done", contract.STATUS_DONE
+    if ending.signal_number == signal.SIGINT:
+        status, exit_status = "interrupted", contract.STATUS_INTERRUPTED
+    elif ending.signal_number:
+        status, exit_status = "terminated", contract.STATUS_TERMINATED
+    elif failure is not None:
+        status, exit_status = "failed", contract.STATUS_RANK_FAILED
+    if status != "done":
+        _mark_stopped(watch.ranks, failure)
+    return make_report(
+        plan,
+        folder,
+        watch.ranks,
+        status=status,
+        exit_status=exit_status,
+        duration_s=duration_s,
+        failure=failure,
+        leftovers=leftovers,
+    )
+
+
+def _find_failure(folder: RunFolder, watch: Watch, ending: Ending, returncode: int) -> Failure | None:
+    """The failure to name: of a rank, of the run folder, of mpirun, or of a result that cannot be trusted."""
+    ordered = ending.signal_number is not None
+    # A killed mpirun takes its shims along, so they are not the ones to name.
+    mpirun_was_killed = returncode < 0 and ending.terminated is None and ending.failure is None
+    lost_shims = {} if mpirun_was_killed else ending.lost_shims
+    failure = first_failure(watch.ranks, lost_shims=lost_shims, ordered=ordered or ending.failure is not None)
+    failure = failure or ending.failure
+    if failure is not None or ordered:
+        return failure
+    if returncode != 0:
+        return _mpirun_failure(folder, returncode)
+    if not combine_digests([rank.digests for rank in watch.ranks])[1]:
+        return different_parameters(watch.ranks)
+    return _divergence(watch.ranks)
+
+
+def folder_failure(error: OSError) -> Failure:
+    """The run folder could not be written or read any more, so the run was ended."""
+    reason = (error.strerror or str(error)).lower()
+    evidence = (f"{error.filename}: {reason}",) if error.filename else ()
+    cause = f"the run folder can no longer be used: {reason}"
+    return Failure("R010", None, None, None, None, cause, time.time(), None, evidence)
+
+
+def _divergence(ranks: list[RankState]) -> Failure | None:
+    """A run that ends with a loss that is no number has trained nothing, whatever its ranks say."""
+    for state in ranks:
+        bad = [record for record in state.validations if not math.isfinite(record["loss"])]
+        if bad and state.validations[-1] in bad:
+            step, row = int(bad[0].get("step", 0)), state.row
+            cause = f"reported a validation loss of {bad[0]['loss']} after step {step}: training has diverged"
+            return Failure("R011", row.rank, row.role, row.host, None, cause, time.time())
+    return None
+
+
+def _mark_stopped(ranks: list[RankState], failure: Failure | None) -> None:
+    """Tell the ranks that broke or finished from those that were only stopped."""
+    for state in ranks:
+        ended_by_itself = state.error is not None or (failure is not None and failure.rank == state.row.rank)
+        if state.phase is not Phase.DONE and not ended_by_itself:
+            state.phase = Phase.STOPPED
+
+
+def different_parameters(ranks: list[RankState]) -> Failure:
+    """Ranks finished with different bits in a parameter they share: a result nobody should trust."""
+    first: dict[str, tuple[RankState, str]] = {}
+    for state in ranks:
+        for name, digest in state.digests.items():
+            other, known = first.setdefault(name, (state, digest))
+            if known != digest:
+                cause = f"ended with other bits in `{name}` than rank {other.row.rank} ({other.row.role})"
+                row = state.row
+                return Failure("R009", row.rank, row.role, row.host, None, cause, time.time())
+    raise AssertionError("called although all parameters agree")
+
+
+def _mpirun_failure(folder: RunFolder, returncode: int) -> Failure:
+    """Mpirun failed and no rank did: its own last words are the evidence."""
+    how = f"was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"exited with status {returncode}"
+    words = folder.file(f"{contract.LOGS_DIR}/mpirun.stderr").read_text(encoding="utf-8", errors="replace").splitlines()
+    said = tuple(line.strip() for line in words if line.strip(" -\t") and not line.startswith(FROM_A_RANK.decode()))
+    return Failure(
+        "R008", None, None, None, None, f"mpirun {how}; no rank had failed", time.time(), None, said[-_TAIL_LINES:]
+    )
