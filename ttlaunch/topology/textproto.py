@@ -40,7 +40,7 @@ _MOST_DIGITS = 300
 _LARGEST_CHARACTER = 0x10FFFF
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Message:
     """A group of fields in the order of the file. The span is its opening brace; of the whole file, its first line."""
 
@@ -48,7 +48,7 @@ class Message:
     fields: "list[Field]"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Field:
     """One value of a field; a list stands for as many of these.
 
@@ -98,6 +98,7 @@ class _Parser:
         self.text = source.text
         self.values = 0
         self.line_starts = [0, *accumulate(len(line) + 1 for line in source.lines)]
+        self.line, self.next_line = 1, 0
         self.end = 0
         self.advance()
 
@@ -110,8 +111,12 @@ class _Parser:
         self.start, self.end = match.start(match.lastgroup), match.end()
 
     def span(self, start: int, length: int) -> Span:
-        number = bisect_right(self.line_starts, start)
-        return Span(self.source, number, start - self.line_starts[number - 1] + 1, length)
+        first = self.line_starts[self.line - 1]
+        if not first <= start < self.next_line:
+            self.line = bisect_right(self.line_starts, start)
+            first = self.line_starts[self.line - 1]
+            self.next_line = first + len(self.source.lines[self.line - 1]) + 1
+        return Span(self.source, self.line, start - first + 1, length)
 
     def here(self) -> Span:
         """The next token; at the end of the text, the end of the last line that says something."""
