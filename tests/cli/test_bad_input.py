@@ -4,6 +4,7 @@ The words of each refusal are in `tests/golden/refusals/`, one transcript for ea
 """
 
 import json
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -276,6 +277,28 @@ def test_a_recipe_without_a_trainer_is_refused(refused):
 def test_a_recipe_with_an_impossible_declaration_is_shown_at_its_line(refused):
     text = RECIPE.replace("peer=None", "peer=None, other=None")
     refused("run mine", files={"mine/recipe.py": text, "mine/trainer.py": ""}, status=3)
+
+
+def test_a_trainer_with_a_syntax_error_is_shown_at_its_place(refused):
+    refused("run mine", files={"mine/recipe.py": RECIPE, "mine/trainer.py": "def peer(cfg, ctx)\n    pass\n"}, status=3)
+
+
+def test_a_trainer_without_a_function_for_a_role_is_refused(refused):
+    files = {"mine/recipe.py": RECIPE, "mine/trainer.py": "def pear(cfg, ctx):\n    pass\n"}
+    refused("run mine", files=files, status=3)
+
+
+def test_a_named_pipe_is_no_training_file(refused, here):
+    os.mkfifo(here / "train.yaml")
+    refused("run fabric_minimal -c train.yaml", status=3)
+
+
+def test_words_after_a_recipe_are_refused(refused):
+    refused("run fabric_minimal -- extra", status=2)
+
+
+def test_a_size_that_no_machine_could_work_through_is_refused(refused):
+    refused("run hierarchical_parallel --set training_config.batch_size=100000000000", status=3)
 
 
 def test_a_missing_script_is_refused(refused):

@@ -14,6 +14,7 @@ from ttlaunch.cli.main import app
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/*/README.md")])
 SHELL_BLOCK = re.compile(r"^```(?:sh|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+OPTION = re.compile(r"--?[a-z][a-z-]*")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 
 
@@ -47,7 +48,7 @@ def test_every_command_and_option_in_a_page_exists(page):
             command = command.commands[words.pop(0)]
         known = {option for parameter in command.params for option in parameter.opts} | {"--help", "--version"}
         typed = words[: words.index("--")] if "--" in words else words
-        options = {word.partition("=")[0] for word in typed if word.startswith("-")}
+        options = {word.partition("=")[0] for word in typed if OPTION.fullmatch(word.partition("=")[0])}
         assert command is not root or options, line
         assert options <= known, line
 

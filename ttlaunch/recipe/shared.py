@@ -36,8 +36,8 @@ def check_training_file(data: bytes, *, name: str, recipe: Recipe | None) -> tup
 
 def _own_section(diagnostic: Diagnostic, loaded: LoadedConfig) -> Diagnostic:
     """An unknown section whose first word is like that of no shared one is likely the recipe's own."""
-    key = next((key for key, span in loaded.root.keys.items() if _is_at(diagnostic, span)), None)
-    if diagnostic.code != CONFIGURATION.unknown_key or key is None:
+    key = next((key for key, span in loaded.root.keys.items() if _is_at(diagnostic, span)), 0)
+    if diagnostic.code != CONFIGURATION.unknown_key or not isinstance(key, str):
         return diagnostic
     if closest(key.removesuffix(_SUFFIX), [name.removesuffix(_SUFFIX) for name in TrainingFile.model_fields]):
         return diagnostic

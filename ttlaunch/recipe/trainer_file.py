@@ -6,7 +6,7 @@ Running it would import torch; reading it finds what would otherwise break every
 import ast
 from pathlib import Path
 
-from ttlaunch.diagnostics import Diagnostic, Label, Source, did_you_mean, listed, shown
+from ttlaunch.diagnostics import Diagnostic, Label, Source, closest, listed, shown
 from ttlaunch.recipe.declare import Recipe
 
 
@@ -31,7 +31,9 @@ def check_trainer(name: str, path: Path, recipe: Recipe) -> Diagnostic | None:
         return None
     message = f"recipe `{name}` has no function for {listed(missing, last='and')} in {path.name}"
     place = Label(source.start(), f"each role is a function: {listed(roles, last='and')}")
-    return Diagnostic("P006", message, place, hints=did_you_mean(missing[0], names))
+    near = closest(missing[0], names)
+    hints = (f"is `{near}` meant to be `{missing[0]}`?",) if near else ()
+    return Diagnostic("P006", message, place, hints=hints)
 
 
 def _names(tree: ast.Module) -> tuple[set[str], bool]:
