@@ -117,3 +117,27 @@ def test_the_contract_is_set_on_every_rank(environments):
         ("0", "a", "tonight"),
         ("1", "b", "tonight"),
     ]
+
+
+def test_a_rank_of_a_mesh_with_several_hosts_is_told_which_it_is(environments):
+    bindings = BINDINGS.replace("{rank: 1, mesh_id: 0}", "{rank: 1, mesh_id: 0, mesh_host_rank: 0}")
+    first, second = environments(bindings=bindings)
+    assert (first.get("TT_MESH_HOST_RANK"), second.get("TT_MESH_HOST_RANK")) == (None, "0")
+
+
+def test_the_home_of_python_is_passed_on_if_it_is_set(environments):
+    assert environments(shell={"PYTHONHOME": "/opt/python"})[0]["PYTHONHOME"] == "/opt/python"
+    assert "PYTHONHOME" not in environments(shell={})[0]
+
+
+def test_overrides_of_a_rank_beat_what_is_managed_but_not_the_contract(environments):
+    own = 'TT_MESH_ID: "7", TT_RUN_ORIGINAL_CWD: /x, TTLAUNCH_RANK: "5"'
+    first, second = environments(bindings=BINDINGS.replace("TT_LEVEL: rank", own))
+    assert (first["TT_MESH_ID"], first["TT_RUN_ORIGINAL_CWD"], first["TTLAUNCH_RANK"]) == ("7", "/x", "0")
+    assert (second["TT_MESH_ID"], second["TT_RUN_ORIGINAL_CWD"]) == ("0", "/home/ann/project")
+
+
+def test_global_variables_beat_what_is_managed_for_all_ranks(environments):
+    bindings = BINDINGS.replace("FREE: global", "PYTHONPATH: /g, TT_RUN_ORIGINAL_CWD: /g, HOME: /g")
+    first, _ = environments(bindings=bindings)
+    assert [first[name] for name in ("PYTHONPATH", "TT_RUN_ORIGINAL_CWD", "HOME")] == ["/g", "/g", "/g"]

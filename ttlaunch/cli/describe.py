@@ -1,5 +1,6 @@
 """From what was typed to a checked description: topology, recipe, configuration and data, all mistakes at once."""
 
+import contextlib
 import os
 import shutil
 import sys
@@ -27,6 +28,7 @@ class Request:
         target: A recipe's name, a folder, or a script.
         on: Configuration's name or folder.
         config_file: `-c`; None: the recipe's own `train.yaml`; `-`: standard input.
+        mpi_args: Words for mpirun.
         arguments: Of a script or command.
         is_command: Whether target and arguments are any program's command line, given after `--`.
     """
@@ -38,6 +40,7 @@ class Request:
     ranks: int | None = None
     hostfile: Path | None = None
     rank_bindings: Path | None = None
+    mpi_args: str | None = None
     arguments: Sequence[str] = ()
     is_command: bool = False
 
@@ -50,6 +53,7 @@ class Description:
         command: What every rank runs if the target is no recipe.
         files: The files of the topology that were read.
         descriptor_found: Where the mesh graph descriptor was found, in words.
+        mpi_args: Further words for mpirun.
     """
 
     diagnostics: list[Diagnostic] = field(default_factory=list)
@@ -60,6 +64,7 @@ class Description:
     name: str = ""
     files: list[str] = field(default_factory=list)
     descriptor_found: str | None = None
+    mpi_args: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -84,13 +89,23 @@ def describe(request: Request, *, working_folder: Path, shell: Mapping[str, str]
 def load_topology_into(
     result: Description, request: Request, *, working_folder: Path, shell: Mapping[str, str]
 ) -> None:
-    """Read the topology that `--on` or `--hostfile` and `--rank-bindings` name."""
+    """Read the topology that `--on`, or `--hostfile`, `--rank-bindings` and `--mpi-args` name."""
+    from ttlaunch.cli.named_files import named_files
     from ttlaunch.topology.discovery import find_configuration
     from ttlaunch.topology.load import load_topology, load_topology_files
 
-    if request.hostfile is not None:
+    files, mistakes = named_files(request)
+    result.diagnostics += mistakes
+    result.mpi_args = files.passed
+    if has_errors(mistakes):
+        return
+    if files.any:
         loaded = load_topology_files(
-            request.hostfile, request.rank_bindings, environment=shell, working_folder=working_folder
+            files.hostfile,
+            files.rank_bindings,
+            hosts=files.hosts,
+            environment=shell,
+            working_folder=working_folder,
         )
     else:
         found = find_configuration(request.on, working_folder=working_folder)
@@ -145,11 +160,15 @@ def _describe_recipe(result: Description, request: Request, working_folder: Path
     from ttlaunch.recipe.discovery import find_recipe, load_recipe
 
     found = find_recipe(str(request.target), working_folder=working_folder)
-    recipe = found if isinstance(found, Diagnostic) else load_recipe(found)
+    with contextlib.redirect_stdout(sys.stderr):  # what a recipe.py prints must not mix with our results
+        recipe = found if isinstance(found, Diagnostic) else load_recipe(found)
     if isinstance(found, Diagnostic) or isinstance(recipe, Diagnostic):
         result.diagnostics.append(recipe if isinstance(recipe, Diagnostic) else found)  # type: ignore[arg-type]
         return
     result.name = found.name
+    if request.arguments:
+        message = f"`{shown(' '.join(request.arguments))}` follows the recipe `{found.name}`, which takes no arguments"
+        result.diagnostics.append(Diagnostic("P009", message, hints=("`--set KEY=VALUE` configures a recipe",)))
     path, name, standard_input = _config_source(request, found.train_file, working_folder)
     loaded = load_config(recipe, path, name=name, standard_input=standard_input, overrides=request.overrides)
     result.diagnostics += loaded.diagnostics

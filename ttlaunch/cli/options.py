@@ -47,7 +47,17 @@ Ranks = Annotated[
 ]
 Hostfile = Annotated[Path | None, typer.Option("--hostfile", metavar="FILE", help="A hostfile instead of --on.")]
 RankBindings = Annotated[
-    Path | None, typer.Option("--rank-bindings", metavar="FILE", help="The bindings that go with --hostfile.")
+    Path | None,
+    typer.Option(
+        "--rank-bindings",
+        "--rank-binding",
+        metavar="FILE",
+        help="Rank bindings instead of --on; without a hostfile all ranks run on this machine.",
+    ),
+]
+MpiArgs = Annotated[
+    str | None,
+    typer.Option("--mpi-args", metavar="WORDS", help="Words for mpirun; --host and --hostfile in them name the hosts."),
 ]
 OutputFormat = Annotated[
     Format,

@@ -14,6 +14,7 @@ from ttlaunch.cli.options import (
     Arguments,
     ConfigFile,
     Hostfile,
+    MpiArgs,
     On,
     OutputFormat,
     Overrides,
@@ -47,6 +48,7 @@ def plan(
     ranks: Ranks = None,
     hostfile: Hostfile = None,
     rank_bindings: RankBindings = None,
+    mpi_args: MpiArgs = None,
     write: Annotated[
         Path | None, typer.Option("--write", metavar="DIR", help="Write plan.json, the engine's files and command.sh.")
     ] = None,
@@ -64,6 +66,7 @@ def plan(
         ranks=ranks,
         hostfile=hostfile,
         rank_bindings=rank_bindings,
+        mpi_args=mpi_args,
         arguments=arguments or (),
         is_command=is_command(ctx, target, arguments),
     )

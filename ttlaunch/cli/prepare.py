@@ -35,7 +35,7 @@ def prepare(request: Request, *, form: Format, verbose: bool) -> Prepared:
     found = list(description.diagnostics)
     if isinstance(engine, Diagnostic):
         refuse([*found, engine], form=form, verbose=verbose)
-    surroundings = Surroundings(working_folder, dict(os.environ), python, str(SHIM), engine)
+    surroundings = Surroundings(working_folder, dict(os.environ), python, str(SHIM), engine, description.mpi_args)
     plan = _plan(description, request, surroundings)
     if isinstance(plan, Diagnostic):
         found.append(plan)

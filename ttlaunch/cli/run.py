@@ -14,6 +14,7 @@ from ttlaunch.cli.options import (
     Arguments,
     ConfigFile,
     Hostfile,
+    MpiArgs,
     On,
     OutputFormat,
     Overrides,
@@ -36,6 +37,8 @@ EXAMPLES = """\
 
 [bold]ttlaunch run --ranks 2 -- ./any_program --its-options[/bold]   any program under the same plan
 
+[bold]ttlaunch run --rank-binding FILE --mpi-args="--host a,b" -- ./program[/bold]   a program written for tt-run
+
 [bold]ttlaunch run my_recipe/ --on my_cluster -c train.yaml[/bold]   your own recipe on your own hosts
 """
 
@@ -54,6 +57,7 @@ def run(
     ranks: Ranks = None,
     hostfile: Hostfile = None,
     rank_bindings: RankBindings = None,
+    mpi_args: MpiArgs = None,
     runs_dir: Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where run folders are made.")] = Path(
         "runs"
     ),
@@ -72,6 +76,7 @@ def run(
         ranks=ranks,
         hostfile=hostfile,
         rank_bindings=rank_bindings,
+        mpi_args=mpi_args,
         arguments=arguments or (),
         is_command=is_command(ctx, target, arguments),
     )

@@ -30,6 +30,7 @@ class Surroundings:
         python: Interpreter for shims and ranks.
         shim: Path of the shim.
         engine: The MPI to use.
+        mpi_args: Further words for its mpirun.
     """
 
     working_folder: Path
@@ -37,6 +38,7 @@ class Surroundings:
     python: str
     shim: str
     engine: OpenMpi
+    mpi_args: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,12 @@ def _plan(
     rows = tuple(_row(rank, role, topology) for rank, role in enumerate(roles))
     slots = [(f"{host.user}@{host.name}" if host.user else str(host.name), host.slots) for host in topology.hosts]
     engine = plan_openmpi(
-        surroundings.engine, python=surroundings.python, shim=surroundings.shim, rows=rows, slots=slots
+        surroundings.engine,
+        python=surroundings.python,
+        shim=surroundings.shim,
+        rows=rows,
+        slots=slots,
+        mpi_args=surroundings.mpi_args,
     )
     return LaunchPlan(
         topology=topology.name,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ttlaunch import contract
 from ttlaunch.plan.launch_plan import EngineCommand, RankRow
+from ttlaunch.plan.mpi_args import own_settings
 
 HOSTFILE = "hosts.txt"
 RANKFILE = "rankfile.txt"
@@ -33,7 +34,13 @@ class OpenMpi:
 
 
 def plan_openmpi(
-    engine: OpenMpi, *, python: str, shim: str, rows: Sequence[RankRow], slots: Sequence[tuple[str, int]]
+    engine: OpenMpi,
+    *,
+    python: str,
+    shim: str,
+    rows: Sequence[RankRow],
+    slots: Sequence[tuple[str, int]],
+    mpi_args: Sequence[str] = (),
 ) -> EngineCommand:
     """The command line and files for `mpirun`.
 
@@ -43,19 +50,24 @@ def plan_openmpi(
         shim: Path of `shim.py` on the hosts.
         rows: The ranks.
         slots: Host and number of slots, in the order of the hostfile, with `user@` where the hostfile has it.
+        mpi_args: Further words for mpirun; what they set, we do not.
     """
     modern = engine.version[0] >= _FIRST_WITH_PRRTE
     mapping = ["--map-by", f"rankfile:file={RANKFILE}"] if modern else ["--rankfile", RANKFILE]
+    settings = [
+        ("--bind-to", "none"),
+        ("--mca", "mpi_yield_when_idle", "1"),
+        # Without these two every start waits a second for libfabric to look for network cards.
+        ("--mca", "pml", "ob1"),
+        ("--mca", "btl", "self,sm,tcp" if modern else "self,vader,tcp"),
+    ]
     argv = [
         engine.mpirun,
         *("-n", str(len(rows))),
         *("--hostfile", HOSTFILE),
         *mapping,
-        *("--bind-to", "none"),
-        *("--mca", "mpi_yield_when_idle", "1"),
-        # Without these two every start waits a second for libfabric to look for network cards.
-        *("--mca", "pml", "ob1"),
-        *("--mca", "btl", "self,sm,tcp" if modern else "self,vader,tcp"),
+        *own_settings(settings, mpi_args),
+        *mpi_args,
         *(python, "-I", "-S", shim, contract.PLAN_FILE),
     ]
     environment = {

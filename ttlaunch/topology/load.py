@@ -95,14 +95,15 @@ def load_topology_files(
     Without a hostfile `hosts` is the text of one. Without either, all ranks of the bindings run on this machine.
     """
     reading = _Reading(environment, working_folder)
+    whole = None if hostfile is None else absolute(hostfile, working_folder=working_folder)
+    if whole is not None:
+        reading.read_hosts(whole, typed=hostfile)
     if rank_bindings is not None:
         reading.read_bindings(absolute(rank_bindings, working_folder=working_folder), typed=rank_bindings)
-    if hostfile is None:
+    if whole is None:
         rows = reading.bindings.rows if reading.bindings else []
         reading.take_hosts(hosts or Source("this machine", f"localhost slots={max(1, len(rows))}"))
         return reading.finish(rank_bindings.stem if rank_bindings else "hosts", None)
-    whole = absolute(hostfile, working_folder=working_folder)
-    reading.read_hosts(whole, typed=hostfile)
     reading.read_cluster(whole.parent / CLUSTER_FILE)
     return reading.finish(whole.parent.name or whole.stem, None)
 

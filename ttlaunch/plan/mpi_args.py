@@ -1,0 +1,147 @@
+"""Read `--mpi-args`, the words that users of the vendor's launcher hand on to mpirun.
+
+Words that name hosts become the hosts of the plan. Words that decide what the plan decides (how many ranks, which slot
+each one takes, in which folder) are refused: with two deciders every check would be about another run. Words that
+change how mpirun shows output are left out, with a warning, since the lines of each rank are marked and kept anyway. All
+others go to mpirun as they are.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ttlaunch.diagnostics import Diagnostic, Label, Severity, Source, Span, shown
+
+_OPTION = "--mpi-args"
+_HOSTS = {"host", "H"}
+_HOSTFILE = {"hostfile", "machinefile", "default-hostfile"}
+_DECIDED = {
+    "n": "`--ranks` or the bindings say how many ranks there are",
+    "wdir": "ranks start in the current folder",
+    "map-by": "rank r takes the r-th slot in the order of the hosts",
+}
+_SAME = {
+    **dict.fromkeys(("n", "np", "c"), "n"),
+    **dict.fromkeys(("wdir", "wd", "set-cwd-to-session-dir"), "wdir"),
+    **dict.fromkeys(("map-by", "rank-by", "rankfile", "rf", "N", "npernode", "pernode", "ppr", "npersocket"), "map-by"),
+    **dict.fromkeys(("bynode", "byslot"), "map-by"),
+}
+_OUTPUT = {"tag-output", "timestamp-output", "merge-stderr-to-stdout", "output-filename", "output"}
+_TAKES_NO_VALUE = {*_OUTPUT - {"output-filename", "output"}, "pernode", "bynode", "byslot", "set-cwd-to-session-dir"}
+_HOST = re.compile(r"(?P<name>.+?)(?::(?P<slots>[0-9]+))?\Z")
+
+
+@dataclass(frozen=True)
+class MpiArgs:
+    """What the words mean.
+
+    Attributes:
+        hosts: The hosts of `--host`, as the text of a hostfile; None if there is none.
+        hostfile: The file of `--hostfile`; None if there is none.
+        passed: What goes to mpirun as it is.
+    """
+
+    hosts: Source | None = None
+    hostfile: str | None = None
+    passed: tuple[str, ...] = ()
+
+
+def parse_mpi_args(text: str) -> tuple[MpiArgs, list[Diagnostic]]:
+    """Split the words as a shell does, and sort them."""
+    source = Source(_OPTION, text)
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        message = f"`{_OPTION}` cannot be split into words: {str(error).lower()}"
+        return MpiArgs(), [Diagnostic("P015", message, Label(_whole(source)))]
+    sorted_words = _Sorted(source, words)
+    while sorted_words.rest:
+        sorted_words.take()
+    hosts, files, found = sorted_words.hosts, sorted_words.files, sorted_words.found
+    if len(files) + bool(hosts) > 1:
+        message = f"`{_OPTION}` names hosts in several ways; one was expected"
+        found.append(Diagnostic("P015", message, Label(_whole(source))))
+    return MpiArgs(_as_hostfile(hosts), files[0] if files else None, tuple(sorted_words.passed)), found
+
+
+@dataclass
+class _Sorted:
+    """The words that are left, and where the others went."""
+
+    source: Source
+    rest: list[str]
+    hosts: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    passed: list[str] = field(default_factory=list)
+    found: list[Diagnostic] = field(default_factory=list)
+    place: int = 0
+
+    def take(self) -> None:
+        """Take the next option with its value, or a word that goes with one that was passed on."""
+        word = self.rest.pop(0)
+        self.place = max(self.source.text.find(word, self.place), self.place)
+        span = self.source.span(1, self.place + 1, max(1, len(word)))
+        self.place += len(word)
+        name, equals, value = word.lstrip("-").partition("=") if word.startswith("-") else ("", "", "")
+        if name in _HOSTS | _HOSTFILE:
+            if not equals and (not self.rest or self.rest[0].startswith("-")):
+                self.found.append(Diagnostic("P015", f"`{shown(word)}` names no host", Label(span, "expected a value")))
+            else:
+                (self.hosts if name in _HOSTS else self.files).append(value if equals else self.rest.pop(0))
+        elif name in _SAME:
+            why = _DECIDED[_SAME[name]]
+            message = f"`{shown(word)}` in `{_OPTION}` decides what the plan decides"
+            hint = f"leave `{shown(word)}` out"
+            self.found.append(Diagnostic("P015", message, Label(span, why), hints=(hint,)))
+            if not equals and name not in _TAKES_NO_VALUE:
+                del self.rest[:1]
+        elif name in _OUTPUT:
+            message = f"`{shown(word)}` in `{_OPTION}` is left out: lines are marked and kept per rank in any case"
+            severity = Severity.WARNING
+            self.found.append(Diagnostic("P015", message, Label(span), severity=severity))
+            if not equals and name not in _TAKES_NO_VALUE:
+                del self.rest[:1]
+        elif word in {":", "--"} or (not self.passed and not name):
+            message = f"`{shown(word)}` in `{_OPTION}` is no option of mpirun"
+            hint = "the program goes after `--`, at the end of the line"
+            self.found.append(Diagnostic("P015", message, Label(span), hints=(hint,)))
+        else:
+            self.passed.append(word)
+
+
+def own_settings(settings: Sequence[Sequence[str]], passed: Sequence[str]) -> list[str]:
+    """Our settings for mpirun without those that the user's words set too; mpirun refuses a setting that is given twice."""
+    theirs = {word.lstrip("-").partition("=")[0] for word in passed if word.startswith("-")}
+    marked = [word.lstrip("-") for word in passed]
+    theirs |= {
+        f"mca {marked[at + 1]}"
+        for at, word in enumerate(marked[:-1])
+        if word in {"mca", "gmca", "omca", "prtemca", "pmixmca"}
+    }
+    kept: list[str] = []
+    for setting in settings:
+        name = setting[0].lstrip("-")
+        if (f"mca {setting[1]}" if name == "mca" else name) not in theirs:
+            kept += setting
+    return kept
+
+
+def _whole(source: Source) -> Span:
+    return source.span(1, 1, max(1, len(source.text)))
+
+
+def _as_hostfile(lists: list[str]) -> Source | None:
+    """`a,b:2` as lines; a host that stands there twice has the slots of both."""
+    slots: dict[str, int] = {}
+    for name, count in (_host(word) for words in lists for word in words.split(",")):
+        slots[name] = slots.get(name, 0) + count
+    lines = [f"{name} slots={count}" for name, count in slots.items()]
+    return Source(f"{_OPTION} --host", "\n".join(lines)) if lists else None
+
+
+def _host(word: str) -> tuple[str, int]:
+    match = _HOST.match(word.strip())
+    if match is None or (match["name"].count(":") and not match["name"].startswith("[")):
+        return word.strip(), 1
+    return match["name"].strip("[]"), int(match["slots"] or 1)
