@@ -153,11 +153,11 @@ hint: did you mean `user`?
 def test_a_port_out_of_range_is_marked(check):
     files = {"cluster.yaml": "port: 70000\n"}
     expected = """\
-error[T005]: `port` is `70000`; a number of at most 65535 was expected
+error[T005]: `port` is `70000`; a number of at most 65,535 was expected
  --> cluster.yaml:1:7
   |
 1 | port: 70000
-  |       ^^^^^ expected a number of at most 65535
+  |       ^^^^^ expected a number of at most 65,535
 """
     check(files, expected)
 

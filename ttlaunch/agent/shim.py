@@ -127,10 +127,10 @@ def _run_rank(plan: Record, row: Record, plan_path: str, run_folder: str) -> int
         "status": None if code else status,
         "signal": code or None,
         "left_early": early,
+        "left_behind": _kill_descendants(),
         "peak_memory_bytes": usage.ru_maxrss * 1024,
     }
     _write_json(run_folder, contract.exit_file(rank), record)
-    _kill_descendants()
     for thread in copies:
         thread.join(_OUTPUT_GRACE_S)
     return 128 + code if code else _LEFT_EARLY if early else status
@@ -160,21 +160,23 @@ def _prctl(option: int, value: int) -> None:
         return
 
 
-def _kill_descendants() -> None:
-    """End what the rank started and left behind, also what has forked twice and forgotten its environment.
+def _kill_descendants() -> int:
+    """End and count what the rank started and left behind, also what has forked twice and forgotten its environment.
 
     As a subreaper the shim is the parent of every orphan below it, so its children are all there is to find.
     """
+    ended = 0
     while True:
         children = _children()
         if not children:
-            return
+            return ended
         for pid in children:
             try:
                 os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+                _, wait_status = os.waitpid(pid, 0)
             except (ChildProcessError, ProcessLookupError):
                 continue
+            ended += os.WIFSIGNALED(wait_status)  # a child that had ended by itself was only not waited for
 
 
 def _children() -> list[int]:

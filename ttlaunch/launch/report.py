@@ -23,7 +23,7 @@ class Report:
         first_validation, last_validation: Mean loss per token in nats, None if none was measured.
         parameters_sha256: Over all parameters in name order; None if no rank reported them.
         parameters_agree: Whether all ranks that hold a parameter hold the same bits.
-        leftovers: Processes that had to be killed after mpirun had ended.
+        leftovers: Processes that had to be killed after their rank, or mpirun, had ended.
     """
 
     run_id: str
@@ -87,7 +87,7 @@ def make_report(
         parameters_agree=agree,
         results={name: value for state in ranks for name, value in state.results.items()},
         failure=failure,
-        leftovers=leftovers,
+        leftovers=leftovers + sum((state.exit or {}).get("left_behind", 0) for state in ranks),
         ranks=tuple(_rank_summary(state) for state in ranks),
     )
 
