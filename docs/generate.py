@@ -13,6 +13,7 @@ import typer
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
+from ttlaunch import contract
 from ttlaunch.cli.main import app
 from ttlaunch.diagnostics.explain import known_codes, load_page
 from ttlaunch.located.schema import Section
@@ -52,6 +53,7 @@ def render_pages() -> dict[str, str]:
         "topology-files.md": _topology_files(),
         "diagnostics.md": _diagnostics(),
         "environment.md": _environment(),
+        "exit-statuses.md": _exit_statuses(),
     }
 
 
@@ -164,6 +166,24 @@ def _outside_fences(text: str) -> str:
         inside ^= line.startswith("```")
         lines.append("\0" + line[1:] if inside and line.startswith("#") else line)
     return "\n".join(lines)
+
+
+def _exit_statuses() -> str:
+    meanings = {
+        contract.STATUS_DONE: "done",
+        contract.STATUS_RANK_FAILED: "a rank failed, or the result cannot be trusted",
+        contract.STATUS_USAGE: "the command line is wrong",
+        contract.STATUS_DESCRIPTION: "the description is wrong: topology files, training file, recipe, or all together",
+        contract.STATUS_HOST: "a host is not ready; nothing was started",
+        contract.STATUS_SYNC: "reserved: code could not be synced",
+        contract.STATUS_HUNG: "reserved: the run hung",
+        contract.STATUS_HOST_LOST: "reserved: a host was lost",
+        contract.STATUS_NO_PROGRESS: "reserved: restarts made no progress",
+        contract.STATUS_INTERRUPTED: "interrupted by Ctrl-C",
+        contract.STATUS_TERMINATED: "ended by SIGTERM, SIGHUP or SIGQUIT",
+    }
+    rows = "".join(f"| {status} | {meaning} |\n" for status, meaning in meanings.items())
+    return f"# Exit statuses\n\n| status | meaning |\n|---|---|\n{rows}\nNever 0 after a signal or a failed rank, whatever mpirun says.\n"
 
 
 def _environment() -> str:
