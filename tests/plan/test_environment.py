@@ -6,6 +6,7 @@ import pytest
 
 from ttlaunch.agent.shim import rank_environment
 from ttlaunch.plan.environment import MANAGED
+from ttlaunch.topology.known_variables import KNOWN_VARIABLES
 
 BINDINGS = """\
 rank_bindings:
@@ -141,3 +142,7 @@ def test_global_variables_beat_what_is_managed_for_all_ranks(environments):
     bindings = BINDINGS.replace("FREE: global", "PYTHONPATH: /g, TT_RUN_ORIGINAL_CWD: /g, HOME: /g")
     first, _ = environments(bindings=bindings)
     assert [first[name] for name in ("PYTHONPATH", "TT_RUN_ORIGINAL_CWD", "HOME")] == ["/g", "/g", "/g"]
+
+
+def test_every_managed_name_is_one_that_a_misspelling_is_compared_with():
+    assert set() == MANAGED - KNOWN_VARIABLES

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ttlaunch.diagnostics import render
-from ttlaunch.recipe.config import load_config, render_resolved
+from ttlaunch.recipe.config import check_config, load_config, render_resolved
 from ttlaunch.recipe.discovery import find_recipe, load_recipe
 
 RECIPES = ["fabric_minimal", "hierarchical_parallel", "pipeline_parallel"]
@@ -117,3 +117,20 @@ def test_values_point_at_their_places(load):
 def test_several_mistakes_of_file_and_set_are_told_at_once(load):
     loaded = load("training_config: {steps: 0}", "training_config.sed=4", "nonsense", "training_config.beta1=2")
     assert sorted(d.code for d in loaded.diagnostics) == ["C004", "C005", "C005", "C017"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{learning_rate: 5.0e3}", "`learning_rate` is 5000; adamw is not known to train above 1"),
+        ("{learning_rate: 500, optimizer: sgd}", "`learning_rate` is 500; sgd is not known to train above 100"),
+        ("{learning_rate: 0.01, weight_decay: 10}", "`weight_decay` takes 10% off every matrix in every step"),
+        ("{epsilon: 1.0e8}", "`epsilon` is 1e+08, which hides the second moment of every gradient"),
+        ("{epsilon: 1.0e8, optimizer: sgd}", None),
+        ("{learning_rate: 1.0, weight_decay: 0.05}", None),
+    ],
+)
+def test_a_rate_with_which_nothing_learns_is_a_warning(load, text, message):
+    recipe = declared("hierarchical_parallel")
+    found = check_config(recipe, load(f"training_config: {text}\n"), recipe.layouts[-1])
+    assert [("C028", "warning", message)][: message is not None] == [(d.code, d.severity, d.message) for d in found]

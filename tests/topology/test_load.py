@@ -1,5 +1,9 @@
 """What is said about files that are missing, and about `cluster.yaml`."""
 
+import pytest
+
+from ttlaunch.topology.known_variables import misspelled
+
 
 def test_a_missing_hostfile_is_named(check):
     files = {"hosts.txt": None}
@@ -210,3 +214,53 @@ error[T008]: cluster.yaml holds a merge key `<<`
 hint: write the merged keys out
 """
     check(files, expected)
+
+
+def test_a_host_that_no_rank_reaches_is_a_warning(check):
+    files = {"hosts.txt": "loudbox-01 slots=2\nloudbox-02 slots=1\nloudbox-03 slots=1\n"}
+    check(
+        files,
+        """\
+warning[T055]: no rank runs on hosts `loudbox-02` and `loudbox-03`
+ --> hosts.txt:2:1
+  |
+2 | loudbox-02 slots=1
+  | ^^^^^^^^^^ 2 slots before it
+ --> rank_bindings.yaml:1:1
+  |
+1 | rank_bindings:
+  | ------------- these bind 2 ranks
+""",
+    )
+
+
+def test_a_variable_one_letter_from_a_known_one_is_a_warning(check, good):
+    files = {"rank_bindings.yaml": good["rank_bindings.yaml"] + "global_env: {TT_METL_HOME: /opt, TT_MINE: x}\n"}
+    check(
+        files,
+        """\
+warning[T056]: nothing is known to read the variable `TT_METL_HOME`
+ --> rank_bindings.yaml:5:14
+  |
+5 | global_env: {TT_METL_HOME: /opt, TT_MINE: x}
+  |              ^^^^^^^^^^^^
+
+hint: did you mean `TT_METAL_HOME`?
+""",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("TT_VISIBLE_DEVICE", "TT_VISIBLE_DEVICES"),
+        ("TT_VISIBLE_DEVICESS", "TT_VISIBLE_DEVICES"),
+        ("TT_MESH_DI", "TT_MESH_ID"),
+        ("tt_mesh_id", "TT_MESH_ID"),
+        ("TT_MESH_ID", None),
+        ("TT_MESH", None),
+        ("MESH_DEVICE", None),
+    ],
+)
+def test_one_slip_is_one_letter_or_two_swapped(name, known):
+    assert known == misspelled(name)

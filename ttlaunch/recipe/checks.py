@@ -2,10 +2,14 @@
 
 from collections.abc import Iterator
 
+from ttlaunch.diagnostics import Severity
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.recipe.declare import Layout, Problem
 from ttlaunch.recipe.sections import PipelineParallelConfig, TrainingFile
 
+_HIGHEST_ADAMW_RATE = 1.0
+_HIGHEST_SGD_RATE = 100.0
+_HIGHEST_SHRINK = 0.05
 _BLOCKS_PER_RANK = "multihost_config.pipeline_parallel_config.blocks_per_rank"
 _MODEL_BLOCKS = "transformer_config.num_blocks"
 
@@ -36,7 +40,27 @@ def a_micro_batch_fits_the_step(config: TrainingFile, _layout: Layout) -> Iterat
         )
 
 
-GENERAL = (heads_divide_the_embedding, a_micro_batch_fits_the_step)
+def rates_can_train(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """A warning where a lost minus sign or point makes a rate with which nothing learns."""
+    training = config.training_config
+    adamw, shrink = training.optimizer == "adamw", training.learning_rate * training.weight_decay
+    highest = _HIGHEST_ADAMW_RATE if adamw else _HIGHEST_SGD_RATE
+    if training.learning_rate > highest:
+        message = f"`learning_rate` is {training.learning_rate:g}; {training.optimizer} is not known to train above {highest:g}"
+        yield Problem("C028", message, "training_config.learning_rate", severity=Severity.WARNING)
+    elif shrink > _HIGHEST_SHRINK:
+        message = f"`weight_decay` takes {shrink:.0%} off every matrix in every step"
+        product = f"{training.learning_rate:g} × {training.weight_decay:g} = {shrink:g}"
+        others = (("training_config.learning_rate", "times this"),)
+        key = "training_config.weight_decay"
+        yield Problem("C028", message, key, product, others=others, severity=Severity.WARNING)
+    if adamw and training.epsilon >= 1:
+        message = f"`epsilon` is {training.epsilon:g}, which hides the second moment of every gradient"
+        key = "training_config.epsilon"
+        yield Problem("C028", message, key, "expected a number near 1e-8", severity=Severity.WARNING)
+
+
+GENERAL = (heads_divide_the_embedding, a_micro_batch_fits_the_step, rates_can_train)
 """Rules that hold for every recipe that trains a model; no recipe has to list them."""
 
 

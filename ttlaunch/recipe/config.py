@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ttlaunch.diagnostics import Diagnostic, Label, Severity, Source, Span, has_errors, shown
+from ttlaunch.diagnostics import Diagnostic, Label, Source, Span, has_errors, shown
 from ttlaunch.located.codes import CONFIGURATION
 from ttlaunch.located.schema import check_schema
 from ttlaunch.located.source import read_source, source_from_bytes
@@ -228,7 +228,7 @@ def _diagnose(problem: Problem, loaded: LoadedConfig) -> Diagnostic:
         others,
         notes=(*problem.notes, *notes),
         hints=problem.hints,
-        severity=Severity.ERROR,
+        severity=problem.severity,
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from ttlaunch.diagnostics.diagnostic import Severity
 from ttlaunch.recipe.sections import ConfigFile
 
 
@@ -127,6 +128,7 @@ class Problem:
     others: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
+    severity: Severity = Severity.ERROR
 
 
 Check = Callable[[Any, Layout], Iterator[Problem]]

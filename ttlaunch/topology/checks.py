@@ -19,10 +19,11 @@ _MOST_SUMMED = 8
 
 
 def check_slots(bindings: Bindings, hosts: Sequence[Host]) -> Iterator[Diagnostic]:
-    """Every rank has a slot."""
+    """Every rank has a slot, and every host a rank."""
     total = sum(host.slots for host in hosts)
     ranks = len({row.binding.rank for row in bindings.rows})
     if ranks <= total or not hosts:
+        yield from _idle_hosts(bindings, hosts, ranks)
         return
     homeless = min(
         (row for row in bindings.rows if row.binding.rank >= total), key=lambda row: row.binding.rank, default=None
@@ -37,6 +38,29 @@ def check_slots(bindings: Bindings, hosts: Sequence[Host]) -> Iterator[Diagnosti
         f"{_count(ranks, 'rank')} are bound but the hosts offer {_count(total, 'slot')}",
         Label(homeless.binding.span, f"rank {homeless.binding.rank} has no slot"),
         (Label(hosts[-1].slots_span, arithmetic),),
+    )
+
+
+def _idle_hosts(bindings: Bindings, hosts: Sequence[Host], ranks: int) -> Iterator[Diagnostic]:
+    """Hosts that come after the last rank's; ranks fill the slots in order."""
+    before = 0
+    idle = []
+    for host in hosts:
+        idle += [host] if before >= ranks else []
+        before += host.slots
+    if not idle or not bindings.complete or ranks < len(bindings.rows):
+        return
+    names = listed([shown(host.name) for host in idle], last="and")
+    first = idle[0]
+    taken = hosts[: hosts.index(first)]
+    sums = " + ".join(str(host.slots) for host in taken)
+    many = f"{_count(sum(host.slots for host in taken), 'slot')} before it"
+    yield Diagnostic(
+        codes.IDLE_HOST,
+        f"no rank runs on host{'s' if len(idle) > 1 else ''} {names}",
+        Label(first.span, f"{sums} = {many}" if 1 < len(taken) <= _MOST_SUMMED else many),
+        (Label(bindings.span, f"these bind {_count(ranks, 'rank')}"),),
+        severity=Severity.WARNING,
     )
 
 

@@ -7,11 +7,12 @@ would reach a rank as a path that begins with a dollar sign.
 import re
 from collections.abc import Mapping
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
+from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, Severity
 from ttlaunch.diagnostics.span import Span
 from ttlaunch.diagnostics.suggest import closest, shown
 from ttlaunch.located.nodes import Key, MapNode, Node, node_at, span_of
 from ttlaunch.topology import codes
+from ttlaunch.topology.known_variables import misspelled
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _REFERENCE = re.compile(r"\$(?:\{(?P<braced>[^{}]*)\}|(?P<plain>[A-Za-z_][A-Za-z0-9_]*))")
@@ -35,6 +36,9 @@ def expand_variables(
             message = f"`{shown(name)}` holds a zero byte, which no variable can"
             found.append(Diagnostic(codes.WRONG_VALUE, message, Label(span_of(root, (*path, name)))))
             continue
+        meant = misspelled(name)
+        if meant:
+            found.append(_unlike(name, meant, root, path))
         used = dict.fromkeys(match["braced"] or match["plain"] or "" for match in _REFERENCE.finditer(value))
         span = span_of(root, (*path, name))
         found += [_undefined(name, variable, span, environment) for variable in used if variable not in environment]
@@ -42,6 +46,14 @@ def expand_variables(
             lambda match: environment.get(match["braced"] or match["plain"] or "", match.group()), value
         )
     return expanded, found
+
+
+def _unlike(name: str, meant: str, root: Node, path: tuple[Key, ...]) -> Diagnostic:
+    group = node_at(root, path)
+    span = group.keys[name] if isinstance(group, MapNode) else root.span
+    message = f"nothing is known to read the variable `{shown(name)}`"
+    label, hints = Label(span), (f"did you mean `{meant}`?",)
+    return Diagnostic(codes.KNOWN_VARIABLE, message, label, hints=hints, severity=Severity.WARNING)
 
 
 def _undefined(name: str, variable: str, span: Span, environment: Mapping[str, str]) -> Diagnostic:
