@@ -99,7 +99,17 @@ def _links(before: Topology, after: Topology) -> str | None:
     pairs = [[(link.a, link.b) for link in topology.links] for topology in (before, after)]
     if pairs[0] == pairs[1]:
         return "another number of channels that the ports allow"
-    return "another cabling that joins all meshes"
+    if not after.links:
+        return "meshes without any link, as separate machines have them"
+    return "another cabling that joins all meshes" if _joined(after) == len(after.meshes) else None
+
+
+def _joined(topology: Topology) -> int:
+    """How many meshes the first one reaches."""
+    reached = {topology.meshes[0].id}
+    for _ in topology.meshes:
+        reached |= {end for link in topology.links if {link.a, link.b} & reached for end in (link.a, link.b)}
+    return len(reached)
 
 
 def _arch(_before: Topology, _after: Topology) -> str:
