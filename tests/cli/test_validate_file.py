@@ -112,7 +112,7 @@ def test_an_empty_file_is_refused(refused):
 
 
 def test_options_of_a_configuration_are_refused_with_a_file(refused):
-    refused("validate hosts.txt --ranks 2 --set a.b=1", files={"hosts.txt": "a slots=1\n"}, status=2)
+    refused("validate hosts.txt --ranks 2 -c train.yaml", files={"hosts.txt": "a slots=1\n"}, status=2)
 
 
 def test_a_recipe_is_refused_with_a_file_that_it_does_not_read(refused):
@@ -138,3 +138,22 @@ def test_mistakes_of_a_file_are_given_in_every_format(ttlaunch, here):
 def test_the_name_of_a_configuration_goes_before_a_file_of_that_name(ttlaunch, here):
     (here / "2loudboxes").write_text("colour: blue\n")
     assert ttlaunch("validate 2loudboxes").stdout.startswith("2loudboxes is consistent: 2 hosts")
+
+
+def test_set_changes_a_training_file_and_no_other(refused):
+    files = {"train.yaml": "training_config:\n  batch_size: 16\n"}
+    refused("validate train.yaml --set training_config.batch_size=0", files=files, status=3)
+
+
+def test_set_is_refused_with_a_file_that_is_no_training_file(refused):
+    refused("validate hosts.txt --set a.b=1", files={"hosts.txt": "a slots=1\n"}, status=2)
+
+
+def test_a_link_to_nowhere_is_not_there(ttlaunch, here):
+    (here / "hosts.txt").symlink_to("nowhere")
+    check(ttlaunch("validate hosts.txt"), "", stderr="error[P005]: hosts.txt does not exist\n\n", status=2)
+
+
+def test_an_endless_file_is_not_read_to_its_end(ttlaunch):
+    message = "error[T003]: /dev/zero is larger than 64 MiB, which none of these files ever is\n\n"
+    check(ttlaunch("validate /dev/zero"), "", stderr=message, status=3)

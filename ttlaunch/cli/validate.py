@@ -63,9 +63,17 @@ def validate(
     from ttlaunch.cli.validate_file import names_a_file, validate_file
 
     if hostfile is None and names_a_file(configuration, kind=kind, working_folder=Path.cwd()):
-        given = {"-c": config_file, "--set": overrides, "--ranks": ranks, "--rank-bindings": rank_bindings}
+        given = {"-c": config_file, "--ranks": ranks, "--rank-bindings": rank_bindings}
         unused = [name for name, value in given.items() if value]
-        validate_file(configuration, kind=kind, recipe=recipe, unused=unused, form=form, verbose=verbose)
+        validate_file(
+            configuration,
+            kind=kind,
+            recipe=recipe,
+            overrides=overrides or (),
+            unused=unused,
+            form=form,
+            verbose=verbose,
+        )
     request = Request(
         target=recipe,
         on=configuration,

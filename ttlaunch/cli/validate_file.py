@@ -1,5 +1,6 @@
 """`ttlaunch validate FILE`: check one file by itself, recognised by what stands in it, and start nothing."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ttlaunch.diagnostics.span import Source
 
 _STANDARD_INPUT = "standard input"
+_LARGEST_FILE = 64 * 1024 * 1024
 _HOW_TO_SAY = "say it with `--kind hosts`, `mgd`, `bindings`, `cluster` or `train`"
 
 
@@ -49,6 +51,7 @@ def validate_file(
     *,
     kind: str | None,
     recipe: str | None,
+    overrides: Sequence[str],
     unused: Sequence[str],
     form: Format,
     verbose: bool,
@@ -59,6 +62,7 @@ def validate_file(
         target: A path; `-`: standard input.
         kind: `--kind`; None: the file's text says it.
         recipe: What to check a training file against.
+        overrides: `--set`, which changes a training file.
         unused: Options that were given and that say nothing about one file.
         form: How to show mistakes.
         verbose: Whether to show notes too.
@@ -67,11 +71,11 @@ def validate_file(
     if kind is not None and known is None:
         refuse([Diagnostic("P009", f"`--kind {shown(kind)}` is no kind of file", hints=(_HOW_TO_SAY,))], form=form)
     if unused:
-        words = " and ".join(f"`{word}`" for word in unused)
-        message = f"{words} go with a configuration; {shown(target)} is a single file"
+        words = " and ".join(f"`{word}`" for word in unused) + (" goes" if len(unused) == 1 else " go")
+        message = f"{words} with a configuration; {_name(target)} is a single file"
         refuse([Diagnostic("P009", message)], form=form)
-    checked = _check(target, known, recipe, Path.cwd())
-    name = _STANDARD_INPUT if target == "-" else shown(target, longest=300)
+    checked = _check(target, known, recipe, overrides, Path.cwd())
+    name = _name(target)
     valid = not has_errors(checked.diagnostics)
     show_diagnostics(checked.diagnostics, form=form, verbose=verbose)
     if form is Format.JSON:
@@ -84,7 +88,13 @@ def validate_file(
     leave(exit_status(checked.diagnostics))
 
 
-def _check(target: str, kind: Kind | None, recipe: str | None, working_folder: Path) -> _Checked:
+def _name(target: str) -> str:
+    return _STANDARD_INPUT if target == "-" else shown(target, longest=300)
+
+
+def _check(
+    target: str, kind: Kind | None, recipe: str | None, overrides: Sequence[str], working_folder: Path
+) -> _Checked:
     from ttlaunch.located.codes import CONFIGURATION, TOPOLOGY
     from ttlaunch.located.source import source_from_bytes
 
@@ -92,7 +102,7 @@ def _check(target: str, kind: Kind | None, recipe: str | None, working_folder: P
     data = _read(target, path)
     if isinstance(data, Diagnostic):
         return _Checked([data])
-    name = _STANDARD_INPUT if target == "-" else shown(target, longest=300)
+    name = _name(target)
     codes = CONFIGURATION if kind is Kind.TRAIN else TOPOLOGY
     what = kind.what if kind else "a file of a cluster or a training file"
     source, found = source_from_bytes(data, codes=codes, what=what, name=name)
@@ -101,10 +111,11 @@ def _check(target: str, kind: Kind | None, recipe: str | None, working_folder: P
     kind, doubt = _kind(source, kind)
     if kind is None:
         return _Checked([*found, *doubt])
-    if recipe is not None and kind is not Kind.TRAIN:
-        message = f"`--recipe` goes with a training file or a whole configuration; {name} was taken for {kind.what}"
+    if (recipe is not None or overrides) and kind is not Kind.TRAIN:
+        word = "`--set`" if recipe is None else "`--recipe`"
+        message = f"{word} goes with a training file or a whole configuration; {name} was taken for {kind.what}"
         return _Checked([*doubt, Diagnostic("P009", message, hints=(_HOW_TO_SAY,))], kind)
-    checked = _check_training(data, name, recipe, working_folder) if kind is Kind.TRAIN else None
+    checked = _check_training(data, name, recipe, overrides, working_folder) if kind is Kind.TRAIN else None
     checked = checked or _check_topology(source, kind, path, working_folder)
     checked.diagnostics[:0] = [*(() if kind is Kind.TRAIN else found), *doubt]
     return checked
@@ -113,13 +124,14 @@ def _check(target: str, kind: Kind | None, recipe: str | None, working_folder: P
 def _read(target: str, path: Path) -> bytes | Diagnostic:
     from ttlaunch.diagnostics import did_you_mean
 
-    if target == "-":
-        return sys.stdin.buffer.read()
     try:
-        return path.read_bytes()
+        with contextlib.nullcontext(sys.stdin.buffer) if target == "-" else path.open("rb") as file:
+            data = file.read(_LARGEST_FILE + 1)
+        message = f"{_name(target)} is larger than 64 MiB, which none of these files ever is"
+        return data if len(data) <= _LARGEST_FILE else Diagnostic("T003", message)
     except FileNotFoundError:
         folder = path.parent
-        beside = sorted(os.listdir(folder)) if folder.is_dir() else []  # noqa: PTH208 - names, not paths
+        beside = sorted({*os.listdir(folder)} - {path.name}) if folder.is_dir() else []  # noqa: PTH208 - names, not paths
         return Diagnostic("P005", f"{shown(target, longest=300)} does not exist", hints=did_you_mean(path.name, beside))
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
@@ -150,7 +162,9 @@ def _check_topology(source: "Source", kind: Kind, path: Path, working_folder: Pa
     return _Checked(checked.diagnostics, kind, checked.content, remarks)
 
 
-def _check_training(data: bytes, name: str, recipe: str | None, working_folder: Path) -> _Checked:
+def _check_training(
+    data: bytes, name: str, recipe: str | None, overrides: Sequence[str], working_folder: Path
+) -> _Checked:
     from ttlaunch.cli.describe import check_data
     from ttlaunch.recipe.discovery import find_recipe, load_recipe
     from ttlaunch.recipe.shared import check_training_file
@@ -162,7 +176,7 @@ def _check_training(data: bytes, name: str, recipe: str | None, working_folder: 
         if isinstance(declaration, Diagnostic):
             return _Checked([declaration], Kind.TRAIN)
         declared = declaration
-    loaded, diagnostics = check_training_file(data, name=name, recipe=declared)
+    loaded, diagnostics = check_training_file(data, name=name, recipe=declared, overrides=overrides)
     if loaded.config is not None and declared is not None and declared.uses_data:
         _, mistake = check_data(loaded, working_folder)
         diagnostics += [mistake] if mistake else []

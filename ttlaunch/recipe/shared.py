@@ -1,5 +1,6 @@
 """Check a training file without a recipe: by the sections that recipes share, since any recipe may add its own."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ttlaunch.diagnostics import Diagnostic, Severity, Span
@@ -17,19 +18,22 @@ _SHARED = Recipe(
 )
 
 
-def check_training_file(data: bytes, *, name: str, recipe: Recipe | None) -> tuple[LoadedConfig, list[Diagnostic]]:
+def check_training_file(
+    data: bytes, *, name: str, recipe: Recipe | None, overrides: Sequence[str] = ()
+) -> tuple[LoadedConfig, list[Diagnostic]]:
     """Check a training file by itself.
 
     Args:
         data: Its bytes.
         name: How messages call it.
         recipe: None: only the shared sections count, and a section like none of them gives a warning.
+        overrides: `KEY=VALUE` each, merged into it.
 
     Returns:
         The configuration, and all diagnostics.
     """
     chosen = recipe or _SHARED
-    loaded = load_config(chosen, None, name=name, standard_input=data)
+    loaded = load_config(chosen, None, name=name, standard_input=data, overrides=overrides)
     found = [*loaded.diagnostics, *check_config(chosen, loaded, chosen.layouts[-1])]
     return loaded, found if recipe else [_own_section(diagnostic, loaded) for diagnostic in found]
 
