@@ -135,7 +135,11 @@ def _short(name: str) -> str:
 def _read_by_mpirun(text: str, mpirun: str, path: Path) -> list[tuple[str, int, int]]:
     path.write_text(text)
     # As root mpirun wants two consents.
-    environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment = os.environ | {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_prte_tmpdir_base": str(path.parent),
+    }
     command = [mpirun, "--do-not-launch", "--display", "allocation", "--bind-to", "none"]
     command += ["--hostfile", str(path), "-n", "1", "hostname"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import socket
 import sys
+import tempfile
 import venv
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,22 @@ def _skip_or_fail(reason):
     if os.environ.get(MUST_RUN) == "1":
         pytest.fail(f"{MUST_RUN}=1, but this test cannot run: {reason}", pytrace=False)
     pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def mpirun_scratch():
+    """A private place for the session folders of every mpirun that a test starts by hand.
+
+    One that is killed, or only asked how it reads a hostfile, leaves its folder behind; a later mpirun that is given the
+    same process id finds it and refuses to start. The launcher gives each run a folder of its own.
+    """
+    folder = tempfile.mkdtemp(prefix="ttl-tests-")
+    places = dict.fromkeys(("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base"), folder)
+    os.environ.update(places)
+    yield
+    for name in places:
+        del os.environ[name]
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
