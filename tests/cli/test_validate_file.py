@@ -1,6 +1,7 @@
 """`ttlaunch validate FILE` checks any single file and says what it was taken for; `-` is standard input."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -155,5 +156,10 @@ def test_a_link_to_nowhere_is_not_there(ttlaunch, here):
 
 
 def test_an_endless_file_is_not_read_to_its_end(ttlaunch):
-    message = "error[T003]: /dev/zero is larger than 64 MiB, which none of these files ever is\n\n"
-    check(ttlaunch("validate /dev/zero"), "", stderr=message, status=3)
+    message = "error[P005]: /dev/zero is not a regular file\n\n"
+    check(ttlaunch("validate /dev/zero"), "", stderr=message, status=2)
+
+
+def test_a_named_pipe_is_refused_instead_of_waited_for(refused, here):
+    os.mkfifo(here / "pipe")
+    refused("validate pipe", status=2)

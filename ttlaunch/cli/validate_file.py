@@ -123,8 +123,11 @@ def _check(
 
 def _read(target: str, path: Path) -> bytes | Diagnostic:
     from ttlaunch.diagnostics import did_you_mean
+    from ttlaunch.located.source import ends_by_itself
 
     try:
+        if target != "-" and path.exists() and not path.is_dir() and not ends_by_itself(path):
+            return Diagnostic("P005", f"{shown(target, longest=300)} is not a regular file")
         with contextlib.nullcontext(sys.stdin.buffer) if target == "-" else path.open("rb") as file:
             data = file.read(_LARGEST_FILE + 1)
         message = f"{_name(target)} is larger than 64 MiB, which none of these files ever is"

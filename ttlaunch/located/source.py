@@ -33,7 +33,7 @@ def read_source(
         path.stat()
         if path.is_dir():
             return None, [Diagnostic(codes.missing_file, f"{name} is a folder; {what} was expected")]
-        if not path.is_file() and not str(path).startswith(_STREAMS):
+        if not ends_by_itself(path):
             return None, [Diagnostic(codes.missing_file, f"{name} is not a regular file; {what} was expected")]
         with path.open("rb") as file:
             data = file.read(_LARGEST_FILE + 1)
@@ -45,6 +45,14 @@ def read_source(
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         return None, [Diagnostic(codes.missing_file, f"{name} cannot be read: {reason}")]
     return source_from_bytes(data, codes=codes, what=what, name=name)
+
+
+def ends_by_itself(path: Path) -> bool:
+    """Whether reading a path that exists comes to an end: a regular file, or the pipe of a shell's `<(command)`.
+
+    A named pipe that nobody writes to, or a device, would keep us waiting for ever without a word.
+    """
+    return path.is_file() or str(path).startswith(_STREAMS)
 
 
 def source_from_bytes(data: bytes, *, codes: FileCodes, what: str, name: str) -> tuple[Source | None, list[Diagnostic]]:
