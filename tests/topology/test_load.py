@@ -109,7 +109,7 @@ error[T004]: unknown key `mesh_idd` in a rank binding
  --> rank_bindings.yaml:2:15
   |
 2 |   - {rank: 0, mesh_idd: 0}
-  |               ^^^^^^^^ expected `mesh_id`, `mesh_host_rank` or `env_overrides`
+  |               ^^^^^^^^ expected `mesh_id`, `mesh_host_rank`, `env_overrides`, `subcontext_id`, `subcontext_size` or `mesh_graph_desc_path`
 
 hint: did you mean `mesh_id`?
 

@@ -15,7 +15,7 @@ error[T004]: unknown key `mesh_idd` in a rank binding
  --> rank_bindings.yaml:2:15
   |
 2 |   - {rank: 0, mesh_idd: 0}
-  |               ^^^^^^^^ expected `mesh_id`, `mesh_host_rank` or `env_overrides`
+  |               ^^^^^^^^ expected `mesh_id`, `mesh_host_rank`, `env_overrides`, `subcontext_id`, `subcontext_size` or `mesh_graph_desc_path`
 
 hint: did you mean `mesh_id`?
 """
@@ -36,7 +36,7 @@ error[T004]: unknown key `mesh_idd` in a rank binding
  --> rank_bindings.yaml:2:15
   |
 2 |   - {rank: 0, mesh_idd: 0}
-  |               ^^^^^^^^ expected `mesh_id`, `mesh_host_rank` or `env_overrides`
+  |               ^^^^^^^^ expected `mesh_id`, `mesh_host_rank`, `env_overrides`, `subcontext_id`, `subcontext_size` or `mesh_graph_desc_path`
 
 hint: did you mean `mesh_id`?
 
@@ -937,41 +937,6 @@ error[T001]: `mesh_graph_desc_path` names `/home/nobody/git/mgd.yaml`, which doe
   |
 4 | mesh_graph_desc_path: "/home/nobody/git/mgd.yaml"
   |                       ^^^^^^^^^^^^^^^^^^^^^^^^^^^ no such file
-"""
-    check(files, expected)
-
-
-def test_sub_contexts_are_not_read_yet(check):
-    files = {
-        "rank_bindings.yaml": """\
-rank_bindings:
-  - {rank: 0, mesh_id: 0, subcontext_id: 0}
-  - {rank: 1, mesh_id: 1}
-mesh_graph_desc_path: "mgd.yaml"
-"""
-    }
-    expected = """\
-error[T027]: rank_bindings.yaml uses sub-contexts (`subcontext_id`), which are not read yet
- --> rank_bindings.yaml:2:27
-  |
-2 |   - {rank: 0, mesh_id: 0, subcontext_id: 0}
-  |                           ^^^^^^^^^^^^^
-
-hint: start one run per sub-context, each with a bindings file of its own
-"""
-    check(files, expected)
-
-
-def test_a_mapping_of_sub_contexts_is_not_read_yet(check):
-    files = {"rank_bindings.yaml": "subcontext_id_to_rank_bindings: {0: a.yaml}\n"}
-    expected = """\
-error[T027]: rank_bindings.yaml uses sub-contexts (`subcontext_id_to_rank_bindings`), which are not read yet
- --> rank_bindings.yaml:1:1
-  |
-1 | subcontext_id_to_rank_bindings: {0: a.yaml}
-  | ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
-
-hint: start one run per sub-context, each with a bindings file of its own
 """
     check(files, expected)
 

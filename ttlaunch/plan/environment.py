@@ -60,7 +60,12 @@ def plan_rank_environment(rank: int, binding: Binding | None, topology: Topology
     """What one rank gets on top of that; names that the cluster or the bindings set for all ranks stay as they are."""
     own = {"TT_RUN_RANK": str(rank)}
     if binding is not None:
-        own["TT_MESH_ID"] = str(binding.mesh_id)
+        own["TT_MESH_ID"] = str(binding.mesh_id if binding.local_mesh_id is None else binding.local_mesh_id)
+        if binding.mesh_graph_path is not None:
+            own["TT_MESH_GRAPH_DESC_PATH"] = str(binding.mesh_graph_path)
+        if binding.subcontext_id is not None:
+            own["TT_RUN_SUBCONTEXT_ID"] = str(binding.subcontext_id)
+            own["TT_RUN_SUBCONTEXT_SIZES"] = ",".join(map(str, topology.subcontext_sizes))
         if binding.mesh_host_rank is not None:
             own["TT_MESH_HOST_RANK"] = str(binding.mesh_host_rank)
     for_all = {**topology.cluster.environment, **topology.global_environment}

@@ -27,6 +27,9 @@ def render_placed_files(
     if len(sources) != 1:
         message = f"the bindings of configuration `{topology.name}` come from {len(sources)} files; one can be written"
         return Diagnostic("P009", message, Label(topology.bindings[0].span, "from the first of them"))
+    if any(binding.subcontext_id is not None or binding.mesh_graph_path for binding in topology.bindings):
+        message = f"the bindings of configuration `{topology.name}` have sub-contexts or several descriptors"
+        return Diagnostic("P009", message, Label(topology.bindings[0].span, "bindings with neither can be written"))
     root, _ = parse_yaml(next(iter(sources.values())), codes=TOPOLOGY)
     assert root is not None  # noqa: S101 - it was read before
     written = plain(root)

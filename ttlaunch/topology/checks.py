@@ -4,13 +4,13 @@ Each takes what could be read, so that one broken file doesn't hide what is wron
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, Severity
 from ttlaunch.diagnostics.suggest import listed, shown
 from ttlaunch.topology import codes
 from ttlaunch.topology.mesh_graph import MeshGraph
-from ttlaunch.topology.model import Host, Mesh, Slot
+from ttlaunch.topology.model import Host, Mesh, Rank, Slot
 from ttlaunch.topology.rank_bindings import Bindings, BoundRank
 
 _DEVICE = re.compile(r"[0-9]{1,4}\Z|[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]\Z")
@@ -83,8 +83,8 @@ def check_meshes(bindings: Bindings, graph: MeshGraph) -> Iterator[Diagnostic]:
         yield from _idle_meshes(bindings, graph)
 
 
-def check_devices(bindings: Bindings, hosts: Sequence[Host], graph: MeshGraph | None) -> Iterator[Diagnostic]:
-    """No two ranks of a host see the same device, and none sees more than its block has."""
+def check_devices(bindings: Bindings, hosts: Sequence[Host], graphs: Mapping[Rank, MeshGraph]) -> Iterator[Diagnostic]:
+    """By the graph of each rank: no two ranks of a host see the same device, and none sees more than its block has."""
     slots = [Slot(host, index) for host in hosts for index in range(host.slots)]
     seen: dict[tuple[str, str], BoundRank] = {}
     for row in sorted(bindings.rows, key=lambda row: row.binding.rank):
@@ -92,7 +92,7 @@ def check_devices(bindings: Bindings, hosts: Sequence[Host], graph: MeshGraph | 
         if value is None or row.devices_span is None:
             continue
         rank, devices = row.binding.rank, [word.strip() for word in value.split(",")]
-        mistake = _visible_problem(row, value, devices, graph)
+        mistake = _visible_problem(row, value, devices, graphs.get(rank))
         if mistake:
             yield mistake
             continue

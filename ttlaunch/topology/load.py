@@ -11,26 +11,33 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, has_errors
-from ttlaunch.diagnostics.span import Source, Span
-from ttlaunch.diagnostics.suggest import did_you_mean, listed, shown
+from ttlaunch.diagnostics.diagnostic import Diagnostic, has_errors
+from ttlaunch.diagnostics.span import Source
 from ttlaunch.located.codes import TOPOLOGY
 from ttlaunch.located.source import read_source
 from ttlaunch.topology import codes
 from ttlaunch.topology.hosts import parse_hosts
+from ttlaunch.topology.missing import no_bindings, no_hosts, with_descriptor_hint
 from ttlaunch.topology.model import ClusterSettings, Host, Topology
-from ttlaunch.topology.places import absolute, descriptor_places, display_name
+from ttlaunch.topology.parts import Part, add_part, join_parts
+from ttlaunch.topology.places import (
+    BINDINGS_FILE,
+    DESCRIPTOR_FILES,
+    HOSTS_FILE,
+    SUB_CONTEXT_FILES,
+    NamedFile,
+    absolute,
+    display_name,
+    find_file,
+)
 
 if TYPE_CHECKING:
     from ttlaunch.topology.mesh_graph import MeshGraph
-    from ttlaunch.topology.rank_bindings import Bindings
+    from ttlaunch.topology.rank_bindings import Bindings, BoundRank
+    from ttlaunch.topology.sub_contexts import SubContextFiles
 
-HOSTS_FILE = "hosts.txt"
-BINDINGS_FILE = "rank_bindings.yaml"
 CLUSTER_FILE = "cluster.yaml"
-DESCRIPTOR_FILES = ("mgd.yaml", "mgd.textproto")
 
-_LONGEST_PATH = 200
 _TEXTPROTO = re.compile(
     r"^[ \t]*(?:(?:mesh|graph|switch)_descriptors|top_level_instance|pinnings)[ \t]*(?::[ \t]*)?[{<]", re.MULTILINE
 )
@@ -68,14 +75,15 @@ def load_topology(folder: Path, *, name: str, environment: Mapping[str, str], wo
         message = f"{reading.name(folder)} {problem}; a configuration folder was expected"
         return Loaded(None, [Diagnostic(codes.MISSING_FILE, message)], [])
     if not os.path.lexists(whole / HOSTS_FILE):
-        reading.add([_no_hosts(reading, whole)])
+        reading.add([no_hosts(whole, reading.name(whole / HOSTS_FILE))])
     else:
         reading.read_hosts(whole / HOSTS_FILE)
     if os.path.lexists(whole / BINDINGS_FILE):
         reading.read_bindings(whole / BINDINGS_FILE)
     else:
         descriptors = [file for file in DESCRIPTOR_FILES if os.path.lexists(whole / file)]
-        reading.add(_no_bindings(reading, whole, file) for file in descriptors[:1])
+        name_of_bindings = reading.name(whole / BINDINGS_FILE)
+        reading.add(no_bindings(whole, name_of_bindings, descriptor=file) for file in descriptors[:1])
         for file in descriptors[:1]:
             reading.read_descriptor(whole / file)
     reading.read_cluster(whole / CLUSTER_FILE)
@@ -132,8 +140,8 @@ class _Reading:
     hosts: list[Host] = field(default_factory=list)
     hosts_are_sound: bool = False
     bindings: "Bindings | None" = None
-    graph: "MeshGraph | None" = None
-    descriptor: Path | None = None
+    graphs: dict[Path, "MeshGraph | None"] = field(default_factory=dict)
+    parts: list[Part] = field(default_factory=list)
     descriptor_found: str | None = None
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
 
@@ -165,55 +173,85 @@ class _Reading:
         source = self.read(path, "a rank bindings file", typed)
         if source is None:
             return
-        from ttlaunch.topology.rank_bindings import parse_bindings  # noqa: PLC0415 - imports pydantic
+        from ttlaunch.topology import sub_contexts  # noqa: PLC0415 - imports pydantic
 
-        self.bindings, found = parse_bindings(source, environment=self.environment)
-        self.found += [_with_descriptor_hint(diagnostic, path.parent) for diagnostic in found]
-        if self.bindings is not None and self.bindings.descriptor is not None:
-            written, span = self.bindings.descriptor
-            self._find_descriptor(path, written, span)
+        content = self._parse_bindings(source, path)
+        if isinstance(content, sub_contexts.SubContextFiles):
+            self._read_sub_contexts(path, content)
+        elif content is not None:
+            self.add(sub_contexts.check_rows(content))
+            self.bindings = content
+            self._read_descriptors(path, content)
 
-    def _find_descriptor(self, bindings: Path, written: str, span: Span) -> None:
-        places = descriptor_places(bindings, working_folder=self.working_folder)
-        if Path(written).is_absolute():
-            places = places[:1]
-        for place in places:
-            path = absolute(Path(written), working_folder=place.folder)
-            if os.path.isfile(path):  # noqa: PTH113 - never raises, whatever the path
-                self.descriptor = path
-                self.descriptor_found = "an absolute path" if Path(written).is_absolute() else place.why
-                self.read_descriptor(path)
-                return
-        self.found.append(
-            self._no_descriptor(bindings, written, span, [self._folder_name(place.folder) for place in places])
-        )
+    def _parse_bindings(self, source: Source, path: Path) -> "Bindings | SubContextFiles | None":
+        from ttlaunch.topology.sub_contexts import parse_any_bindings  # noqa: PLC0415 - as above
 
-    def _folder_name(self, folder: Path) -> str:
-        return "the current folder" if folder == self.working_folder else self.name(folder)
+        content, found = parse_any_bindings(source, environment=self.environment)
+        self.add(with_descriptor_hint(diagnostic, path.parent) for diagnostic in found)
+        return content
 
-    def _no_descriptor(self, bindings: Path, written: str, span: Span, looked: list[str]) -> Diagnostic:
-        message = f"`mesh_graph_desc_path` names `{shown(written, longest=_LONGEST_PATH)}`, which does not exist"
-        absolute_path = Path(written).is_absolute()
-        notes = () if absolute_path else (f"looked in {listed(looked, last='and', quote='')}",)
-        beside = [file for file in (Path(written).name, *DESCRIPTOR_FILES) if os.path.isfile(bindings.parent / file)]  # noqa: PTH113 - as above
-        hints = tuple(f"did you mean `{file}`, which lies beside {bindings.name}?" for file in beside[:1])
-        return Diagnostic(codes.MISSING_FILE, message, Label(span, "no such file"), notes=notes, hints=hints)
+    def _read_sub_contexts(self, path: Path, mapping: "SubContextFiles") -> None:
+        from ttlaunch.topology import sub_contexts  # noqa: PLC0415 - as above
 
-    def read_descriptor(self, path: Path) -> None:
-        source = self.read(path, "a mesh graph descriptor")
-        if source is None:
-            return
+        files: dict[int, Bindings] = {}
+        for number, named in mapping.files.items():
+            file = self._find(path, named)
+            source = self.read(file, "a rank bindings file") if file else None
+            content = self._parse_bindings(source, file) if source and file else None
+            if isinstance(content, sub_contexts.SubContextFiles):
+                self.add([sub_contexts.nested_mapping(content, named, number)])
+            elif content is not None and file is not None:
+                before = sum(len(earlier.rows) for earlier in files.values())
+                files[number], found = sub_contexts.enter_sub_context(content, number, ranks_before=before)
+                self.add(found)
+                self._read_descriptors(file, files[number])
+        self.bindings, found = sub_contexts.merge_bindings(files, mapping)
+        self.add(found)
+
+    def _find(self, bindings: Path, named: NamedFile) -> Path | None:
+        found = find_file(named, bindings=bindings, working_folder=self.working_folder)
+        if isinstance(found, Diagnostic):
+            self.add([found] if found not in self.found else [])
+            return None
+        if named.key != SUB_CONTEXT_FILES:
+            self.descriptor_found = self.descriptor_found or found[1]
+        return found[0]
+
+    def _read_descriptors(self, file: Path, bindings: "Bindings") -> None:
+        """Sort the ranks by sub-context and descriptor, and read each descriptor once."""
+        by_part: dict[tuple[int | None, str], tuple[NamedFile, list[BoundRank]]] = {}
+        for row in bindings.rows:
+            named = row.descriptor or bindings.descriptor
+            if named is not None:
+                by_part.setdefault((row.binding.subcontext_id, named.written), (named, []))[1].append(row)
+        if bindings.descriptor and all(named != bindings.descriptor for named, _ in by_part.values()):
+            if by_part:
+                self._find(file, bindings.descriptor)
+            else:
+                by_part[None, ""] = (bindings.descriptor, [])
+        for named, rows in by_part.values():
+            path = self._find(file, named)
+            if path is not None:
+                add_part(self.parts, Part(replace(bindings, rows=rows), self.read_descriptor(path), path))
+
+    def read_descriptor(self, path: Path) -> "MeshGraph | None":
+        if path not in self.graphs:
+            source = self.read(path, "a mesh graph descriptor")
+            self.graphs[path] = self._parse_descriptor(source) if source else None
+        return self.graphs[path]
+
+    def _parse_descriptor(self, source: Source) -> "MeshGraph | None":
         if is_textproto(source):
             from ttlaunch.topology.mgd_textproto import parse_mesh_graph_textproto  # noqa: PLC0415 - imports pydantic
 
             read, found = parse_mesh_graph_textproto(source)
-            self.graph = read.graph if read else None
             self.found += found
-            return
+            return read.graph if read else None
         from ttlaunch.topology.mgd_yaml import parse_mesh_graph  # noqa: PLC0415 - imports pydantic
 
-        self.graph, found = parse_mesh_graph(source)
+        graph, found = parse_mesh_graph(source)
         self.found += found
+        return graph
 
     def read_cluster(self, path: Path) -> None:
         if not os.path.lexists(path):
@@ -233,57 +271,29 @@ class _Reading:
 
             hosts = self.hosts if self.hosts_are_sound else []
             self.add(check_slots(self.bindings, hosts))
-            self.add(check_meshes(self.bindings, self.graph) if self.graph else [])
-            self.add(check_devices(self.bindings, hosts, self.graph))
+            graphs = {row.binding.rank: part.graph for part in self.parts for row in part.bindings.rows if part.graph}
+            placed = sum(len(part.bindings.rows) for part in self.parts)
+            complete = self.bindings.complete and placed == len(self.bindings.rows)
+            for part in self.parts:
+                bindings = replace(part.bindings, complete=complete)
+                self.add(check_meshes(bindings, part.graph) if part.graph else [])
+            self.add(check_devices(self.bindings, hosts, graphs))
         topology = None if has_errors(self.found) else self._topology(name, folder)
         return Loaded(topology, self.found, self.files, self.descriptor_found)
 
     def _topology(self, name: str, folder: Path | None) -> Topology:
-        rows = self.bindings.rows if self.bindings else []
-        graph = self.graph
+        joined = join_parts(self.parts)
         return Topology(
             name,
             folder,
             tuple(self.hosts),
-            arch=graph.arch if graph else None,
-            meshes=tuple(graph.meshes) if graph else (),
-            links=tuple(graph.links) if graph else (),
-            switches=tuple(graph.switches) if graph else (),
-            switch_links=tuple(graph.switch_links) if graph else (),
-            bindings=tuple(sorted((row.binding for row in rows), key=lambda binding: binding.rank)),
+            arch=joined.arch,
+            meshes=joined.meshes,
+            links=joined.links,
+            switches=joined.switches,
+            switch_links=joined.switch_links,
+            bindings=joined.bindings,
             global_environment=self.bindings.global_environment if self.bindings else {},
-            mesh_graph_path=self.descriptor,
+            mesh_graph_path=joined.mesh_graph_path,
             cluster=self.cluster,
         )
-
-
-def _no_hosts(reading: _Reading, folder: Path) -> Diagnostic:
-    present = _names_in(folder)
-    message = f"{reading.name(folder / HOSTS_FILE)} does not exist; a hostfile was expected"
-    hints = did_you_mean(HOSTS_FILE, present) or ("list the hosts in it, one a line: `HOST slots=1`",)
-    return Diagnostic(codes.MISSING_FILE, message, hints=hints)
-
-
-def _no_bindings(reading: _Reading, folder: Path, descriptor: str) -> Diagnostic:
-    present = [file for file in _names_in(folder) if file not in DESCRIPTOR_FILES]
-    message = f"{reading.name(folder / BINDINGS_FILE)} does not exist, so {descriptor} has meshes that no rank drives"
-    hints = did_you_mean(BINDINGS_FILE, present) or ("say in it which rank drives which mesh",)
-    return Diagnostic(codes.MISSING_FILE, message, hints=hints)
-
-
-def _names_in(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))  # noqa: PTH208 - names, not paths
-    except OSError:
-        return []
-
-
-def _with_descriptor_hint(diagnostic: Diagnostic, folder: Path) -> Diagnostic:
-    """To "`mesh_graph_desc_path` is missing" add which file is there, or is missing too."""
-    if diagnostic.code != codes.MISSING_KEY or not diagnostic.message.startswith("`mesh_graph_desc_path`"):
-        return diagnostic
-    beside = next((file for file in DESCRIPTOR_FILES if (folder / file).is_file()), None)
-    if beside:
-        return replace(diagnostic, hints=(f'write `mesh_graph_desc_path: "{beside}"`',))
-    hint = 'describe the meshes in mgd.yaml, and write `mesh_graph_desc_path: "mgd.yaml"`'
-    return replace(diagnostic, notes=("there is no mgd.yaml beside it",), hints=(hint,))

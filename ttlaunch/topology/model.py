@@ -4,6 +4,7 @@ Frozen and complete: a `Topology` has unique, contiguous ranks, existing meshes 
 so nobody past `load.py` checks that again. Every part remembers where it stands in its file, for rules that come later.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -120,13 +121,23 @@ class SwitchLink:
 
 @dataclass(frozen=True)
 class Binding:
-    """Which mesh a rank drives, and the environment it alone gets (`$VAR` already expanded)."""
+    """Which mesh a rank drives, and the environment it alone gets (`$VAR` already expanded).
+
+    Attributes:
+        mesh_id: Of the topology; where several descriptors count, another number than in the rank's own one.
+        local_mesh_id: That of its own descriptor; None where it is the same.
+        subcontext_id: The sub-context it belongs to; None in a run without them.
+        mesh_graph_path: Its own descriptor, absolute; None where all ranks have the same.
+    """
 
     rank: Rank
     mesh_id: MeshId
     span: Span = field(compare=False)
     mesh_host_rank: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    local_mesh_id: MeshId | None = None
+    subcontext_id: int | None = None
+    mesh_graph_path: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -169,10 +180,10 @@ class Topology:
     Attributes:
         name: Of the configuration: its folder's name.
         folder: Where its files lie; None when single files were named.
-        arch: Architecture of the devices; None without a mesh graph.
+        arch: Architecture of the devices; None without a mesh graph, or where sub-contexts have several.
         bindings: One per rank, in rank order; empty if the files leave the world size open.
         global_environment: Of `rank_bindings.yaml`, for every rank (`$VAR` already expanded).
-        mesh_graph_path: The descriptor that the bindings name, absolute.
+        mesh_graph_path: The descriptor that the bindings name, absolute; of several, that of the first rank.
     """
 
     name: str
@@ -192,6 +203,12 @@ class Topology:
     def world_size(self) -> int | None:
         """How many ranks the bindings ask for; None if the files leave it open."""
         return len(self.bindings) or None
+
+    @cached_property
+    def subcontext_sizes(self) -> tuple[int, ...]:
+        """How many ranks each sub-context has; empty in a run without them."""
+        sizes = Counter(binding.subcontext_id for binding in self.bindings if binding.subcontext_id is not None)
+        return tuple(sizes[number] for number in sorted(sizes))
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:

@@ -4,21 +4,20 @@ Rows are also read one by one, so that a mistake in one of them doesn't hide wha
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
-from ttlaunch.diagnostics.span import Source, Span
+from ttlaunch.diagnostics.span import Span
 from ttlaunch.located.codes import TOPOLOGY
-from ttlaunch.located.nodes import ListNode, MapNode, Node, ScalarNode, node_at, plain, span_of
+from ttlaunch.located.nodes import Key, ListNode, MapNode, Node, ScalarNode, node_at, plain, span_of
 from ttlaunch.located.schema import check_schema
-from ttlaunch.located.yaml import parse_yaml
 from ttlaunch.topology import codes
 from ttlaunch.topology.model import Binding, MeshId, Rank
-from ttlaunch.topology.schema import BindingRow, BindingsFile
+from ttlaunch.topology.places import DESCRIPTOR_FILES, NamedFile
+from ttlaunch.topology.schema import BindingRow, BindingsFile, SubContextBindingsFile
 from ttlaunch.topology.variables import expand_variables
 
-_SUB_CONTEXT_FILE = ("subcontext_id_to_rank_bindings", "subcontext_id_to_mesh_graph_descriptor")
-_SUB_CONTEXT_ROW = ("subcontext_id", "subcontext_size", "mesh_graph_desc_path")
+DESCRIPTORS = "subcontext_id_to_mesh_graph_descriptor"
 
 
 @dataclass(frozen=True)
@@ -28,12 +27,18 @@ class BoundRank:
     Attributes:
         mesh_span: The value of `mesh_id`.
         devices_span: The value of `TT_VISIBLE_DEVICES` that counts for this rank, its own or the global one.
+        descriptor: Its own, or that of its sub-context; None where the file's counts.
+        subcontext_span: The value of `subcontext_id`, else of `rank`.
+        size: The value of `subcontext_size` and its place, if it is there.
     """
 
     binding: Binding
     mesh_span: Span
     host_rank_span: Span
     devices_span: Span | None
+    descriptor: NamedFile | None
+    subcontext_span: Span
+    size: tuple[int, Span] | None
 
 
 @dataclass(frozen=True)
@@ -44,26 +49,24 @@ class Bindings:
         rows: Those that could be read, in the order of the file.
         complete: Whether all of them could.
         span: The word `rank_bindings`.
-        descriptor: `mesh_graph_desc_path` as written, with its place; None if it is missing.
+        descriptor: `mesh_graph_desc_path`; None if it is missing.
+        descriptors: Of each sub-context, if the file has them.
+        variable_spans: Where the values of `global_environment` stand.
     """
 
     rows: list[BoundRank]
     complete: bool
     span: Span
-    descriptor: tuple[str, Span] | None
+    descriptor: NamedFile | None
+    descriptors: Mapping[int, NamedFile] = field(default_factory=dict)
     global_environment: dict[str, str] = field(default_factory=dict)
+    variable_spans: dict[str, Span] = field(default_factory=dict)
 
 
-def parse_bindings(source: Source, *, environment: Mapping[str, str]) -> tuple[Bindings | None, list[Diagnostic]]:
-    """Read the text of a bindings file; None if there is nothing in it to check other files against."""
-    root, found = parse_yaml(source, codes=TOPOLOGY)
-    if root is None:
-        return None, found
-    sub_context = _sub_context(root)
-    if sub_context:
-        return None, [*found, sub_context]
-    file, mistakes = check_schema(BindingsFile, root, codes=TOPOLOGY)
-    found += mistakes
+def parse_bindings(root: Node, *, environment: Mapping[str, str]) -> tuple[Bindings, list[Diagnostic]]:
+    """Read a bindings file; what cannot be read of it is left out."""
+    model = SubContextBindingsFile if node_at(root, (DESCRIPTORS,)) else BindingsFile
+    file, found = check_schema(model, root, codes=TOPOLOGY)
     shared, mistakes = _variables(root, "global_env", file.global_env if file else {}, environment)
     found += mistakes
     rows: list[BoundRank] = []
@@ -78,7 +81,21 @@ def parse_bindings(source: Source, *, environment: Mapping[str, str]) -> tuple[B
     complete = bool(items) and len(rows) == len(items)
     found += _check_ranks(rows, complete=complete)
     span = root.keys.get("rank_bindings", root.span) if isinstance(root, MapNode) else root.span
-    return Bindings(rows, complete, span, _descriptor(root), shared), found
+    descriptors = named_files(root, DESCRIPTORS)
+    rows = [_of_sub_context(row, descriptors) for row in rows]
+    spans = {name: span_of(root, ("global_env", name)) for name in shared}
+    return Bindings(rows, complete, span, _descriptor(root, ()), descriptors, shared, spans), found
+
+
+def named_files(root: Node, key: str) -> dict[int, NamedFile]:
+    """The files of sub-contexts under this key of the file, by number, as far as they can be read."""
+    group = node_at(root, (key,))
+    usual = DESCRIPTOR_FILES if key == DESCRIPTORS else ()
+    return {
+        number: NamedFile(key, node.value, node.span, usual)
+        for number, node in (group.entries.items() if isinstance(group, MapNode) else ())
+        if isinstance(number, int) and isinstance(node, ScalarNode) and isinstance(node.value, str) and node.value
+    }
 
 
 def _bound_rank(
@@ -92,6 +109,7 @@ def _bound_rank(
         span_of(root, (*path, "rank")),
         mesh_host_rank=row.mesh_host_rank,
         environment=own,
+        subcontext_id=row.subcontext_id,
     )
     devices: Span | None = None
     if "TT_VISIBLE_DEVICES" in own:
@@ -100,7 +118,16 @@ def _bound_rank(
         devices = span_of(root, ("global_env", "TT_VISIBLE_DEVICES"))
     mesh_span = span_of(root, (*path, "mesh_id"))
     host_rank_span = span_of(root, (*path, "mesh_host_rank")) if row.mesh_host_rank is not None else mesh_span
-    return BoundRank(binding, mesh_span, host_rank_span, devices), found
+    size = None if row.subcontext_size is None else (row.subcontext_size, span_of(root, (*path, "subcontext_size")))
+    subcontext_span = binding.span if row.subcontext_id is None else span_of(root, (*path, "subcontext_id"))
+    descriptor = _descriptor(root, path)
+    return BoundRank(binding, mesh_span, host_rank_span, devices, descriptor, subcontext_span, size), found
+
+
+def _of_sub_context(row: BoundRank, descriptors: Mapping[int, NamedFile]) -> BoundRank:
+    number = row.binding.subcontext_id
+    given = None if number is None else descriptors.get(number)
+    return row if row.descriptor or given is None else replace(row, descriptor=given)
 
 
 def _variables(
@@ -113,10 +140,10 @@ def _variables(
     return expand_variables(written, root=root, path=(key,), environment=environment)
 
 
-def _descriptor(root: Node) -> tuple[str, Span] | None:
-    node = node_at(root, ("mesh_graph_desc_path",))
+def _descriptor(root: Node, path: tuple[Key, ...]) -> NamedFile | None:
+    node = node_at(root, (*path, "mesh_graph_desc_path"))
     if isinstance(node, ScalarNode) and isinstance(node.value, str) and node.value:
-        return node.value, node.span
+        return NamedFile("mesh_graph_desc_path", node.value, node.span, DESCRIPTOR_FILES)
     return None
 
 
@@ -138,18 +165,3 @@ def _check_ranks(rows: list[BoundRank], *, complete: bool) -> list[Diagnostic]:
         message = f"ranks have a gap: there is a rank {above} but no rank {missing}"
         found.append(Diagnostic(codes.RANK_GAP, message, Label(first[above], f"expected {missing}")))
     return found
-
-
-def _sub_context(root: Node) -> Diagnostic | None:
-    """Sub-contexts run several of these files side by side; nothing here reads them yet."""
-    groups: list[tuple[Node, tuple[str, ...]]] = [(root, _SUB_CONTEXT_FILE)]
-    rows = node_at(root, ("rank_bindings",))
-    groups += [(row, _SUB_CONTEXT_ROW) for row in (rows.items if isinstance(rows, ListNode) else ())]
-    for group, keys in groups:
-        for key in keys:
-            if isinstance(group, MapNode) and key in group.keys:
-                span = group.keys[key]
-                message = f"{span.source.name} uses sub-contexts (`{key}`), which are not read yet"
-                hint = "start one run per sub-context, each with a bindings file of its own"
-                return Diagnostic(codes.NOT_READ_YET, message, Label(span), hints=(hint,))
-    return None

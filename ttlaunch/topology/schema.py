@@ -36,6 +36,11 @@ class BindingRow(Section):
     mesh_id: NonNegative = Field(description="`id` of the mesh it drives, in the mesh graph descriptor")
     mesh_host_rank: NonNegative | None = Field(None, description="which host of a mesh that spans several, row-major")
     env_overrides: dict[str, str] = Field({}, description="variables of this rank alone; `$VAR` is expanded here")
+    subcontext_id: NonNegative | None = Field(None, description="sub-context it belongs to, from 0")
+    subcontext_size: Positive | None = Field(None, description="how many ranks that sub-context has")
+    mesh_graph_desc_path: Text | None = Field(
+        None, description="the descriptor that `mesh_id` is of, if it has its own"
+    )
 
 
 class BindingsFile(Section):
@@ -47,6 +52,25 @@ class BindingsFile(Section):
     global_env: dict[str, str] = Field({}, description="variables of every rank; `$VAR` is expanded here")
     mesh_graph_desc_path: Text = Field(
         description="the descriptor: absolute, or looked for beside this file, in its parents, in the current folder"
+    )
+
+
+class SubContextBindingsFile(BindingsFile):
+    """`rank_bindings.yaml` where each sub-context has a descriptor of its own."""
+
+    mesh_graph_desc_path: Text | None = Field(None, description="the descriptor of ranks without a sub-context")  # type: ignore[assignment] # need not stand here
+    subcontext_id_to_mesh_graph_descriptor: Annotated[dict[NonNegative, Text], Field(min_length=1)] = Field(
+        description="the descriptor of each sub-context, from 0"
+    )
+
+
+class SubContextFilesFile(Section):
+    """A bindings file that is made of others, one per sub-context."""
+
+    noun: ClassVar[str] = "a mapping of sub-contexts"
+
+    subcontext_id_to_rank_bindings: Annotated[dict[NonNegative, Text], Field(min_length=1)] = Field(
+        description="the bindings file of each sub-context, from 0; looked for beside this file first"
     )
 
 
