@@ -2,7 +2,8 @@
 
 The bar is three times `yaml.load` with libyaml of the same YAML bytes, which builds plain dictionaries, checks nothing
 and knows no line numbers, and 500 MB of memory. `yaml.safe_load`, which most tools call, stands beside it, and so does
-the same cluster in text format, whose descriptor is longer and which no YAML parser could read for comparison.
+the same cluster in text format, whose descriptor is longer and which no YAML parser could read for comparison. All run
+as they are called: `yaml.load` with the cycle collector on, as Python has it; ttlaunch pauses it while it reads.
 
     python benchmarks/topology_scale.py [--ranks 10000]
 """

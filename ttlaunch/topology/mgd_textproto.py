@@ -12,6 +12,7 @@ from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, has_errors
 from ttlaunch.diagnostics.span import Source, Span
 from ttlaunch.diagnostics.suggest import closest, listed, shown
 from ttlaunch.located.codes import TOPOLOGY
+from ttlaunch.located.collecting import collection_paused
 from ttlaunch.located.nodes import Key, MapNode, node_at, span_of
 from ttlaunch.located.schema import check_schema
 from ttlaunch.topology import codes
@@ -35,6 +36,7 @@ class ReadDescriptor:
     file: DescriptorFile
 
 
+@collection_paused()
 def parse_mesh_graph_textproto(source: Source) -> tuple[ReadDescriptor | None, list[Diagnostic]]:
     """Read the text of a descriptor; None if it is too broken for other files to be checked against it."""
     message, found = parse_textproto(source, codes=TOPOLOGY)

@@ -9,6 +9,7 @@ from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, Severity, has_err
 from ttlaunch.diagnostics.span import Source, Span
 from ttlaunch.diagnostics.suggest import closest, listed, shown
 from ttlaunch.located.codes import TOPOLOGY
+from ttlaunch.located.collecting import collection_paused
 from ttlaunch.located.nodes import Key, MapNode, Node, node_at, span_of
 from ttlaunch.located.schema import check_schema
 from ttlaunch.located.yaml import parse_yaml
@@ -31,6 +32,7 @@ _BOARD_TYPES = tuple(DIM_TYPES)
 _DIRECTIONS = {"N": "north", "E": "east", "S": "south", "W": "west"}
 
 
+@collection_paused()
 def parse_mesh_graph(source: Source) -> tuple[MeshGraph | None, list[Diagnostic]]:
     """Read the text of a descriptor; None if it is too broken for other files to be checked against it."""
     root, found = parse_yaml(source, codes=TOPOLOGY)

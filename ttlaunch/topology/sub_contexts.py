@@ -12,6 +12,7 @@ from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
 from ttlaunch.diagnostics.span import Source, Span
 from ttlaunch.diagnostics.suggest import shown
 from ttlaunch.located.codes import TOPOLOGY
+from ttlaunch.located.collecting import collection_paused
 from ttlaunch.located.nodes import MapNode, Node, node_at
 from ttlaunch.located.schema import check_schema
 from ttlaunch.located.yaml import parse_yaml
@@ -34,6 +35,7 @@ class SubContextFiles:
     span: Span
 
 
+@collection_paused()
 def parse_any_bindings(
     source: Source, *, environment: Mapping[str, str]
 ) -> tuple[Bindings | SubContextFiles | None, list[Diagnostic]]:
