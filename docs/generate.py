@@ -19,7 +19,7 @@ from ttlaunch.diagnostics.explain import known_codes, load_page
 from ttlaunch.located.schema import Section
 from ttlaunch.plan.environment import MANAGED, PASSED_PREFIXES
 from ttlaunch.recipe.sections import TrainingFile
-from ttlaunch.topology.schema import BindingsFile, ClusterFile, MeshGraphFile
+from ttlaunch.topology.schema import BindingsFile, ClusterFile, MeshGraphFile, SubContextFilesFile
 
 REFERENCE = Path(__file__).parent / "reference"
 _GENERATED = "<!-- Written by docs/generate.py; change the code instead. -->\n\n"
@@ -77,10 +77,11 @@ def _cli() -> str:
 def _topology_files() -> str:
     bindings = _sections("`rank_bindings.yaml`", BindingsFile, "Which rank drives which mesh.\n")
     graph = _sections("`mgd.yaml`", MeshGraphFile, "The mesh graph descriptor: chips, boards, meshes and links.\n")
+    mapping = _sections("A mapping of sub-contexts", SubContextFilesFile, "In place of `rank_bindings.yaml`.\n")
     cluster = _sections("`cluster.yaml`", ClusterFile, "Optional: how hosts are reached and what they have.\n")
     return (
         "# The files of a cluster\n\n`hosts.txt` is an Open MPI hostfile: `<host> slots=<n>`, one a line.\n\n"
-        + "\n".join(re.sub(r"^#", "##", text, flags=re.MULTILINE) for text in (graph, bindings, cluster))
+        + "\n".join(re.sub(r"^#", "##", text, flags=re.MULTILINE) for text in (graph, bindings, mapping, cluster))
     )
 
 

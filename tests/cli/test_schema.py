@@ -80,7 +80,9 @@ def test_a_recipe_has_its_own_keys_and_not_those_it_never_reads(schema):
     assert not schema("train").is_valid({"all_reduce_config": {"repeats": 3}})
 
 
-@pytest.mark.parametrize("words", ["bindings", "mgd", "cluster", "train", "train --recipe fabric_minimal"])
+@pytest.mark.parametrize(
+    "words", ["bindings", "sub-contexts", "mgd", "cluster", "train", "train --recipe fabric_minimal"]
+)
 def test_every_key_says_what_it_means_and_no_section_takes_unknown_keys(schema, words):
     whole = copy.deepcopy(schema(words).schema)
     for section in [whole, *whole.get("$defs", {}).values()]:
@@ -92,12 +94,19 @@ def test_all_schemas_are_written_with_what_to_put_into_a_file(ttlaunch, here):
     answer = ttlaunch("schema --write schemas")
     files = sorted(path.name for path in (here / "schemas").iterdir())
     trains = [f"train.{path.parent.name}.schema.json" for path in TRAINING]
-    assert sorted(["bindings.schema.json", "mgd.schema.json", "cluster.schema.json", *trains]) == files
+    assert (
+        sorted([*(f"{kind}.schema.json" for kind in ("bindings", "sub-contexts", "mgd", "cluster")), *trains]) == files
+    )
     assert f"  # yaml-language-server: $schema={here}/schemas/bindings.schema.json\n" in answer.stdout
 
 
+def test_a_mapping_of_sub_contexts_has_a_schema(schema):
+    assert schema("sub-contexts").is_valid({"subcontext_id_to_rank_bindings": {"0": "a.yaml"}})
+    assert not schema("sub-contexts").is_valid({"subcontext_to_rank_bindings": {"0": "a.yaml"}})
+
+
 def test_without_a_name_all_are_printed(ttlaunch):
-    assert ["bindings", "mgd", "cluster", "train"] == list(json.loads(ttlaunch("schema").stdout))
+    assert ["bindings", "sub-contexts", "mgd", "cluster", "train"] == list(json.loads(ttlaunch("schema").stdout))
 
 
 def test_an_unknown_recipe_has_no_schema(refused):

@@ -26,6 +26,7 @@ class File(StrEnum):
     """What a schema is of."""
 
     BINDINGS = "bindings"
+    SUB_CONTEXTS = "sub-contexts"
     MGD = "mgd"
     CLUSTER = "cluster"
     TRAIN = "train"
@@ -62,10 +63,12 @@ def schema(
 
 def _cluster_file(kind: File) -> dict[str, Any]:
     from ttlaunch.located.json_schema import json_schema
-    from ttlaunch.topology.schema import BindingsFile, ClusterFile, MeshGraphFile
+    from ttlaunch.topology.schema import BindingsFile, ClusterFile, MeshGraphFile, SubContextFilesFile
 
     if kind is File.BINDINGS:
         return json_schema(BindingsFile, title="rank_bindings.yaml of ttlaunch")
+    if kind is File.SUB_CONTEXTS:
+        return json_schema(SubContextFilesFile, title="a mapping of sub-contexts to bindings of ttlaunch")
     if kind is File.MGD:
         return json_schema(MeshGraphFile, title="mgd.yaml of ttlaunch")
     return json_schema(ClusterFile, title="cluster.yaml of ttlaunch")
