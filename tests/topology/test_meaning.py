@@ -65,8 +65,8 @@ def test_bindings_come_in_rank_order_with_their_meshes(load, good):
 
 def test_variables_are_expanded_on_the_launching_machine(load, good):
     text = good["rank_bindings.yaml"] + 'global_env: {HERE: "$HOME/x", THERE: "${A}${A}", COST: "5$ $ $1"}\n'
-    topology = load({"rank_bindings.yaml": text}, environment={"HOME": "/root", "A": "$B"}).topology
-    assert topology.global_environment == {"HERE": "/root/x", "THERE": "$B$B", "COST": "5$ $ $1"}
+    topology = load({"rank_bindings.yaml": text}, environment={"HOME": "/home/me", "A": "$B"}).topology
+    assert topology.global_environment == {"HERE": "/home/me/x", "THERE": "$B$B", "COST": "5$ $ $1"}
 
 
 def test_links_between_devices_add_up_to_a_link_between_meshes(load, good):

@@ -508,7 +508,7 @@ error[T025]: `TT_METAL_HOME` uses `$HOM`, which is not defined on this machine
 
 hint: did you mean `$HOME`?
 """
-    check(files, expected, environment={"HOME": "/root"})
+    check(files, expected, environment={"HOME": "/home/me"})
 
 
 def test_an_undefined_variable_without_a_likely_one_is_marked(check):
