@@ -21,7 +21,7 @@ from ttlaunch.topology.convert import convert
 from ttlaunch.topology.hosts import parse_hosts
 from ttlaunch.topology.mgd_textproto import parse_mesh_graph_textproto
 from ttlaunch.topology.mgd_yaml import parse_mesh_graph
-from ttlaunch.topology.rank_bindings import parse_bindings
+from ttlaunch.topology.sub_contexts import parse_any_bindings
 
 HOSTS = [
     "metal-wh-01 slots=1\nmetal-wh-04 slots=1\n",
@@ -172,7 +172,7 @@ def _parse(kind: str, source: Source) -> list[Diagnostic]:
         case "yaml":
             return parse_mesh_graph(source)[1]
         case "bindings":
-            return parse_bindings(source, environment={"HOME": "/"})[1]
+            return parse_any_bindings(source, environment={"HOME": "/"})[1]
         case "textproto":
             return parse_mesh_graph_textproto(source)[1]
         case _:
