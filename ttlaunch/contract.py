@@ -6,6 +6,14 @@ changes a name here changes it for all three, which is why it stands in one plac
 
 from __future__ import annotations
 
+import json
+import struct
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
 PLAN_FORMAT = 1
 """Raised when `plan.json` changes so that an older shim could misread it; a shim refuses any other number."""
 
@@ -83,3 +91,54 @@ STATUS_NO_PROGRESS = 8
 STATUS_INTERRUPTED = 130
 STATUS_TERMINATED = 143
 """Exit statuses of `ttlaunch`, as documented in `docs/reference/exit-statuses.md`."""
+
+# Frames: how launcher and agents talk over a host's standard streams. A header (JSON, an object) and a body (bytes).
+_FRAME = struct.Struct(">II")
+LARGEST_HEADER = 64 * 1024 * 1024
+LARGEST_BODY = 64 * 1024 * 1024
+
+
+def pack_frame(header: Mapping[str, Any], body: bytes = b"") -> bytes:
+    """A frame as it travels: two lengths (unsigned, 4 bytes each, big endian), the header, the body."""
+    text = json.dumps(header).encode()
+    return _FRAME.pack(len(text), len(body)) + text + body
+
+
+def read_frame(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes] | None:
+    """The next frame, or None where the stream ends between two frames.
+
+    Args:
+        read: Returns up to so many bytes, at least one; none at the end of the stream.
+
+    Raises:
+        ValueError: If what comes is no frame, such as a greeting that a login shell prints.
+        EOFError: If the stream ends within a frame.
+    """
+    lengths = _read_all(read, _FRAME.size)
+    if lengths is None:
+        return None
+    header_length, body_length = _FRAME.unpack(lengths)
+    if header_length > LARGEST_HEADER or body_length > LARGEST_BODY:
+        raise ValueError(f"not a frame: {lengths!r}")
+    text, body = _read_all(read, header_length), _read_all(read, body_length)
+    if text is None or body is None:
+        raise EOFError("the stream ended within a frame")
+    header = json.loads(text)
+    if not isinstance(header, dict):
+        raise ValueError(f"not a frame: {lengths!r}")  # noqa: TRY004 - the stream is wrong, not the caller
+    return header, body
+
+
+def _read_all(read: Callable[[int], bytes], size: int) -> bytes | None:
+    """Exactly so many bytes; None if the stream ends before the first of them."""
+    parts: list[bytes] = []
+    missing = size
+    while missing:
+        part = read(missing)
+        if not part:
+            if missing == size:
+                return None
+            raise EOFError("the stream ended within a frame")
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)

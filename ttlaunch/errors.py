@@ -1,5 +1,7 @@
 """What can go wrong in the world, as one tree of exceptions; mistakes in files are diagnostics, not exceptions."""
 
+from enum import StrEnum
+
 from ttlaunch import contract
 
 
@@ -21,3 +23,47 @@ class HostNotReadyError(TtlaunchError):
 
 class RunFolderError(HostNotReadyError):
     """The run folder cannot be made or written on the launching machine."""
+
+
+class Trouble(StrEnum):
+    """Why a host cannot be used, in the order in which a connection meets the reasons."""
+
+    UNKNOWN_NAME = "unknown name"  # its name means no address
+    UNREACHABLE = "unreachable"  # refused, no route, or no answer at all
+    SILENT = "silent"  # it accepts the connection and never speaks SSH
+    UNKNOWN_KEY = "unknown host key"
+    CHANGED_KEY = "changed host key"
+    LOGIN = "login refused"
+    SETTINGS = "settings"  # the ssh configuration or a key file on the launching machine cannot be used
+    LOST = "connection lost"  # it was there, and is not any more
+    TIMED_OUT = "timed out"  # a command did not end within its deadline
+    NO_PYTHON = "no Python"  # nothing there can run our scripts
+    SCRIPT = "script failed"  # one of our scripts broke, or something answered in its place
+
+
+class HostError(HostNotReadyError):
+    """A host could not be reached or used.
+
+    Attributes:
+        host: Its name as in the hostfile.
+        trouble: The kind of reason.
+        evidence: One clause with the wrong value in it, such as `connection refused on port 22`.
+        notes: Further facts, a line each.
+        hints: What to type or change, a line each.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        trouble: Trouble,
+        evidence: str,
+        *,
+        notes: tuple[str, ...] = (),
+        hints: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(f"{host}: {evidence}")
+        self.host = host
+        self.trouble = trouble
+        self.evidence = evidence
+        self.notes = notes
+        self.hints = hints

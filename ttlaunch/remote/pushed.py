@@ -1,0 +1,118 @@
+"""Run scripts of `ttlaunch.agent` on a host that has nothing but a Python: their text travels through standard input.
+
+Nothing is written to the host's disk and nothing but a short loader stands on its command line. What follows the text
+on standard input, and what the script prints, is between the script and its caller.
+"""
+
+import json
+import shlex
+import struct
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from ttlaunch.errors import HostError, Trouble
+from ttlaunch.remote.frames import FrameStream
+from ttlaunch.remote.transport import Transport
+
+OLDEST_PYTHON = (3, 9)
+PYTHONS = ("python3", "/usr/bin/python3", "/usr/local/bin/python3", *(f"python3.{n}" for n in range(15, 8, -1)))
+"""Where scripts look for an interpreter, after those that the caller names."""
+
+_NO_PYTHON = 78
+_TOO_OLD = 79
+
+# Understood by any Python, so that one that is too old can say so. Keeps the current folder out of the import path.
+_LOADER = f"""\
+import sys
+if sys.version_info < {OLDEST_PYTHON}:
+    sys.stderr.write("python %s is %d.%d\\n" % (sys.executable, sys.version_info[0], sys.version_info[1]))
+    sys.exit({_TOO_OLD})
+sys.path[:] = [p for p in sys.path if p]
+import json, struct, types
+stream = sys.stdin.buffer
+content = json.loads(stream.read(struct.unpack(">I", stream.read(4))[0]))
+for name, text in content["modules"]:
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__file__ = name
+    module.__path__ = []
+    parent, _, child = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], child, module)
+    exec(compile(text, name, "exec"), module.__dict__)
+sys.exit(module.main(content["arguments"]))
+"""
+
+
+def start_script(
+    transport: Transport,
+    name: str,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    pythons: Sequence[str] = (),
+    timeout_s: float,
+) -> FrameStream:
+    """Start `ttlaunch/agent/<name>.py` on a host by calling its `main(arguments)`.
+
+    Args:
+        transport: The host; connected already.
+        name: Of the module. It may import `ttlaunch.contract` and the standard library of Python 3.9.
+        arguments: JSON, handed to `main`; they show on no command line.
+        pythons: Interpreters to try first; `~/` at the start means the user's home on the host.
+        timeout_s: For starting it.
+
+    Raises:
+        HostError: As `Transport.start`. That no Python is there shows at the first `receive`: see `explain_end`.
+    """
+    modules = [
+        ("ttlaunch", ""),
+        ("ttlaunch.contract", files("ttlaunch").joinpath("contract.py").read_text("utf-8")),
+        ("ttlaunch.agent", ""),
+        (f"ttlaunch.agent.{name}", files("ttlaunch.agent").joinpath(f"{name}.py").read_text("utf-8")),
+    ]
+    text = json.dumps({"modules": modules, "arguments": dict(arguments or {})}).encode()
+    process = transport.start(_command(pythons), timeout_s=timeout_s)
+    stream = FrameStream(transport.host, process)
+    stream.process.write(struct.pack(">I", len(text)) + text, timeout_s=timeout_s)
+    return stream
+
+
+def explain_end(stream: FrameStream, *, timeout_s: float) -> HostError | None:
+    """Why a script that ended without an answer did so, if no Python could run it; None for any other reason."""
+    try:
+        status = stream.process.wait(timeout_s=timeout_s)
+    except HostError:
+        return None
+    said = stream.process.stderr().decode("utf-8", "replace").strip().splitlines()
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    if status == _NO_PYTHON:
+        return HostError(
+            stream.host,
+            Trouble.NO_PYTHON,
+            f"no Python {oldest} or newer: looked for {', '.join(PYTHONS[:3])} and others",
+            hints=("`apt install python3`, or name one with `python:` in cluster.yaml",),
+        )
+    if status == _TOO_OLD:
+        versions = [line.removeprefix("python ") for line in said if line.startswith("python ")]
+        return HostError(
+            stream.host,
+            Trouble.NO_PYTHON,
+            f"its Python is too old: {', '.join(dict.fromkeys(versions))}; {oldest} or newer is needed",
+            hints=("install a newer Python, or name one with `python:` in cluster.yaml",),
+        )
+    return None
+
+
+def _command(pythons: Sequence[str]) -> str:
+    """Try interpreters in turn; one that does not exist or is too old leaves standard input to the next."""
+    names = " ".join(_quoted(name) for name in dict.fromkeys([*pythons, *PYTHONS]))
+    return (
+        f"old={_NO_PYTHON}; for python in {names}; do "
+        'command -v "$python" >/dev/null 2>&1 || continue; '
+        f'"$python" -E -s -S -c {shlex.quote(_LOADER)}; status=$?; '
+        f'[ "$status" = {_TOO_OLD} ] || exit "$status"; old={_TOO_OLD}; done; exit "$old"'
+    )
+
+
+def _quoted(path: str) -> str:
+    return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
