@@ -56,7 +56,7 @@ def plan(
     verbose: Verbose = False,
 ) -> None:
     """Show hosts, slots, meshes, roles and flows of a run; start nothing."""
-    from ttlaunch.cli.prepare import prepare
+    from ttlaunch.cli.planning import prepare
 
     request = Request(
         target=target,

@@ -26,7 +26,7 @@ from ttlaunch.cli.options import (
 from ttlaunch.diagnostics import Diagnostic, Format
 
 if TYPE_CHECKING:
-    from ttlaunch.cli.prepare import Prepared
+    from ttlaunch.cli.planning import Prepared
 
 EXAMPLES = """\
 [bold]ttlaunch run hierarchical_parallel[/bold]   three tiers on this machine
@@ -66,7 +66,7 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Start a recipe or a script on a cluster and watch it to its end."""
-    from ttlaunch.cli.prepare import prepare
+    from ttlaunch.cli.planning import prepare
 
     request = Request(
         target=target,
