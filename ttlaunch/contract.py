@@ -92,6 +92,23 @@ STATUS_INTERRUPTED = 130
 STATUS_TERMINATED = 143
 """Exit statuses of `ttlaunch`, as documented in `docs/reference/exit-statuses.md`."""
 
+# Layout of the remote folder: `sync` fills it, runs read it.
+RELEASES_DIR = "releases"
+CURRENT_LINK = "current"  # to the newest release, swapped by one rename
+DATA_DIR = "data"  # texts that are not part of a release, named by their SHA-256
+
+# Layout of a release, `releases/<tree hash>/`.
+PROJECT_DIR = "project"  # the user's folder
+PACKAGE_DIR = "package"  # on PYTHONPATH of ranks: it holds `ttlaunch/`
+RECIPES_DIR = "recipes"  # of recipes that lie outside the project
+MANIFEST_FILE = "manifest"  # its SHA-256 is the tree hash
+
+
+def release_lock(tree_hash: str) -> str:
+    """The file that a run holds a shared `flock` on, so that no sync removes its release; below the remote folder."""
+    return f"{RELEASES_DIR}/{tree_hash}.lock"
+
+
 # Frames: how launcher and agents talk over a host's standard streams. A header (JSON, an object) and a body (bytes).
 _FRAME = struct.Struct(">II")
 LARGEST_HEADER = 64 * 1024 * 1024
