@@ -48,6 +48,7 @@ def start_script(
     transport: Transport,
     name: str,
     *,
+    beside: Sequence[str] = (),
     arguments: Mapping[str, Any] | None = None,
     pythons: Sequence[str] = (),
     timeout_s: float,
@@ -57,6 +58,7 @@ def start_script(
     Args:
         transport: The host; connected already.
         name: Of the module. It may import `ttlaunch.contract` and the standard library of Python 3.9.
+        beside: Further modules of `ttlaunch.agent` that it imports.
         arguments: JSON, handed to `main`; they show on no command line.
         pythons: Interpreters to try first; `~/` at the start means the user's home on the host.
         timeout_s: For starting it.
@@ -68,13 +70,17 @@ def start_script(
         ("ttlaunch", ""),
         ("ttlaunch.contract", files("ttlaunch").joinpath("contract.py").read_text("utf-8")),
         ("ttlaunch.agent", ""),
-        (f"ttlaunch.agent.{name}", files("ttlaunch.agent").joinpath(f"{name}.py").read_text("utf-8")),
+        *((f"ttlaunch.agent.{part}", _source(part)) for part in (*beside, name)),
     ]
     text = json.dumps({"modules": modules, "arguments": dict(arguments or {})}).encode()
     process = transport.start(_command(pythons), timeout_s=timeout_s)
     stream = FrameStream(transport.host, process)
     stream.process.write(struct.pack(">I", len(text)) + text, timeout_s=timeout_s)
     return stream
+
+
+def _source(name: str) -> str:
+    return files("ttlaunch.agent").joinpath(f"{name}.py").read_text("utf-8")
 
 
 def explain_end(stream: FrameStream, *, timeout_s: float) -> HostError | None:

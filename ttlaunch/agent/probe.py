@@ -1,0 +1,278 @@
+"""Says what a host has, in one pass of well under a second, without importing or changing anything there.
+
+Two frames: the clock first, then every fact. Each section is found by a thread of its own under one deadline, so that a
+dead network file system or a driver that hangs costs its own section, which is named, and not the answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import pwd
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from ttlaunch import contract
+from ttlaunch.agent import probe_network, probe_software
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_DEADLINE_S = 3.0
+_CPU_FLAGS = {"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "asimd", "sve", "sve2", "bf16"}
+_LIMITS = {"nofile": "RLIMIT_NOFILE", "nproc": "RLIMIT_NPROC", "memlock": "RLIMIT_MEMLOCK", "core": "RLIMIT_CORE"}
+_NOEXEC = 8
+_SHM = "/dev/shm"  # noqa: S108 - where shared memory lies on Linux
+
+
+def main(arguments: dict[str, Any]) -> int:
+    """Answer.
+
+    Args:
+        arguments: `remote_folder`; `pythons` that ranks could run with, in order; `packages` to look for; `mpi_prefix`;
+            `names` to resolve.
+    """
+    _send({"kind": "clock", "time": _clock()})
+    sections: dict[str, Callable[[], Any]] = {
+        "cpu": _cpu,
+        "memory": _memory,
+        "disk": lambda: _disk(_expand(arguments["remote_folder"])),
+        "shm": _shm,
+        "devices": _devices,
+        "software": lambda: probe_software.find_software(arguments),
+        "network": probe_network.find_interfaces,
+        "names": lambda: probe_network.resolve(arguments["names"], timeout_s=_DEADLINE_S * 0.9),
+        "processes": _leftovers,
+    }
+    answers, unanswered = _all_at_once(sections)
+    for several in ("software", "network", "processes"):
+        answers.update(answers.pop(several, None) or {})
+    facts = {**_identity(), **answers, "limits": _limits(), "rdma": _listdir("/sys/class/infiniband")}
+    _send({"kind": "facts", "facts": {**facts, "unanswered": unanswered}})
+    return 0
+
+
+def _all_at_once(sections: dict[str, Callable[[], Any]]) -> tuple[dict[str, Any], list[str]]:
+    """What the sections found before the deadline, and the names of those that did not answer."""
+    answers: dict[str, Any] = {}
+
+    def find(name: str, section: Callable[[], Any]) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            answers[name] = section()
+
+    threads = {
+        name: threading.Thread(target=find, args=(name, section), daemon=True) for name, section in sections.items()
+    }
+    end = time.monotonic() + _DEADLINE_S
+    for thread in threads.values():
+        thread.start()
+    for thread in threads.values():
+        thread.join(max(0.0, end - time.monotonic()))
+    return dict(answers), sorted(name for name in sections if name not in answers)
+
+
+def _send(header: dict[str, Any]) -> None:
+    sys.stdout.buffer.write(contract.pack_frame(header))
+    sys.stdout.buffer.flush()
+
+
+def _clock() -> float:
+    """Seconds since the epoch, by the host's own `date`, which is what a person there would look at."""
+    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+        answer = subprocess.run(
+            ["date", "+%s.%N"], stdin=subprocess.DEVNULL, capture_output=True, timeout=1, check=True
+        )
+        return float(answer.stdout)
+    return time.time()
+
+
+def _identity() -> dict[str, Any]:
+    """Who and where we are; two names of one machine have the same `machine`, two containers of one machine have not."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        user = str(os.getuid())
+    places = [_text("/proc/sys/kernel/random/boot_id").strip()]
+    for kind in ("pid", "net"):
+        with contextlib.suppress(OSError):
+            places.append(str(os.stat("/proc/self/ns/" + kind).st_ino))
+    return {
+        "hostname": socket.gethostname(),
+        "user": user,
+        "uid": os.getuid(),
+        "home": os.path.expanduser("~"),
+        "machine": ":".join(places),
+        "kernel": os.uname().release,
+    }
+
+
+def _cpu() -> dict[str, Any]:
+    text = _text("/proc/cpuinfo").partition("\n\n")[0]
+    values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    flags = set(values.get("flags", values.get("Features", "")).split()) & _CPU_FLAGS
+    usable = float(len(os.sched_getaffinity(0)))
+    quota, _, period = _text("/sys/fs/cgroup/cpu.max").strip().partition(" ")
+    if quota.isdigit() and period.isdigit():
+        usable = min(usable, int(quota) / int(period))
+    return {
+        "model": values.get("model name", ""),
+        "architecture": os.uname().machine,
+        "count": os.cpu_count() or 1,
+        "usable": usable,
+        "flags": sorted(flags),
+    }
+
+
+def _memory() -> dict[str, Any]:
+    kilobytes = dict(re.findall(r"^(\w+): +([0-9]+) kB", _text("/proc/meminfo"), re.MULTILINE))
+    total, available = int(kilobytes["MemTotal"]) * 1024, int(kilobytes["MemAvailable"]) * 1024
+    most, used = _text("/sys/fs/cgroup/memory.max").strip(), _text("/sys/fs/cgroup/memory.current").strip()
+    if most.isdigit() and used.isdigit():
+        total, available = min(total, int(most)), min(available, max(0, int(most) - int(used)))
+    return {"total_bytes": total, "available_bytes": available}
+
+
+def _disk(path: str) -> dict[str, Any]:
+    """The file system on which the remote folder lies or would lie; a small file is written there and removed."""
+    nearest = path
+    while not os.path.isdir(nearest) and nearest != "/":
+        nearest = os.path.dirname(nearest)
+    space = os.statvfs(nearest)
+    trial = os.path.join(nearest, f".ttlaunch-probe-{socket.gethostname()}-{os.getpid()}")
+    problem = None
+    try:
+        descriptor = os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(descriptor, bytes(4096))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+            os.unlink(trial)
+    except OSError as error:
+        problem = (error.strerror or str(error)).lower()
+    if os.path.lexists(path) and not os.path.isdir(path):
+        problem = "it exists and is no folder"
+    return {
+        "path": path,
+        "nearest": nearest,
+        "file_system": _file_system(nearest),
+        "total_bytes": space.f_blocks * space.f_frsize,
+        "free_bytes": space.f_bavail * space.f_frsize,
+        "free_inodes": space.f_favail if space.f_files else None,
+        "problem": problem,
+    }
+
+
+def _file_system(path: str) -> str:
+    path, best, kind = os.path.realpath(path), "", ""
+    for line in _text("/proc/self/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        place = left.split()[4].encode().decode("unicode_escape")
+        if (path + "/").startswith(place.rstrip("/") + "/") and len(place) >= len(best):
+            best, kind = place, right.split()[0]
+    return kind
+
+
+def _shm() -> dict[str, Any] | None:
+    if not os.path.isdir(_SHM):
+        return None
+    space = os.statvfs(_SHM)
+    return {
+        "total_bytes": space.f_blocks * space.f_frsize,
+        "free_bytes": space.f_bavail * space.f_frsize,
+        "noexec": bool(space.f_flag & _NOEXEC),
+        "writable": os.access(_SHM, os.W_OK | os.X_OK),
+    }
+
+
+def _limits() -> dict[str, list[int | None]]:
+    found = {}
+    for name, constant in _LIMITS.items():
+        pair = resource.getrlimit(getattr(resource, constant))
+        found[name] = [None if value == resource.RLIM_INFINITY else value for value in pair]
+    return found
+
+
+def _devices() -> dict[str, Any]:
+    tenstorrent = glob.glob("/dev/tenstorrent/[0-9]*") or glob.glob("/dev/tenstorrent[0-9]*")
+    found: dict[str, Any] = {"nvidia": [], "nvidia_problem": None, "tenstorrent": sorted(tenstorrent)}
+    program = shutil.which("nvidia-smi")
+    if program is not None:
+        command = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+        try:
+            answer = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DEADLINE_S * 0.9, check=False
+            )
+            lines = answer.stdout.decode("utf-8", "replace").strip().splitlines()
+            found["nvidia"] = lines if answer.returncode == 0 else []
+            found["nvidia_problem"] = None if answer.returncode == 0 else "\n".join(lines[:1]) or "no message"
+        except (OSError, subprocess.SubprocessError) as error:
+            found["nvidia_problem"] = str(error)
+    return found
+
+
+def _leftovers() -> dict[str, Any]:
+    """Processes that carry a run's id, but for us and those we descend from, and folders that none of them uses."""
+    ours, pid = set(), os.getpid()
+    while pid > 1 and pid not in ours:
+        ours.add(pid)
+        pid = int(_after_name(pid)[1])
+    folders = dict.fromkeys(glob.glob(_SHM + "/ttl-*"), False)
+    found = []
+    mark = contract.ENV_RUN_ID.encode() + b"="
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                environment = file.read()
+            folders = {folder: used or folder.encode() in environment for folder, used in folders.items()}
+            run = [value for value in environment.split(b"\0") if value.startswith(mark)]
+            if run and pid not in ours:
+                run_id = run[0][len(mark) :].decode("utf-8", "replace")
+                found.append({"pid": pid, "run_id": run_id, "age_s": _age(pid), "command": _command(pid)})
+        except (OSError, ValueError, IndexError):
+            continue
+    unused = sorted(folder for folder, used in folders.items() if not used and os.stat(folder).st_uid == os.getuid())
+    return {"leftovers": sorted(found, key=lambda one: one["pid"]), "folders": unused}
+
+
+def _after_name(pid: int) -> list[str]:
+    return _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+
+
+def _age(pid: int) -> float:
+    started = int(_after_name(pid)[19]) / os.sysconf("SC_CLK_TCK")
+    return max(0.0, float(_text("/proc/uptime").split()[0]) - started)
+
+
+def _command(pid: int) -> str:
+    """The program's name; its arguments may hold what nobody should read."""
+    return _text(f"/proc/{pid}/comm").strip()
+
+
+def _expand(path: str) -> str:
+    """An absolute path; one that is not is below the user's home."""
+    return os.path.normpath(os.path.join(os.path.expanduser("~"), os.path.expanduser(path)))
+
+
+def _listdir(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
