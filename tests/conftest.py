@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
+pytest_plugins = ["tests.cluster.loopback"]
 MUST_RUN = "ALL_TESTS_MUST_RUN"
 """Set to 1, as in CI, a test that would be skipped for want of a program fails instead."""
 
