@@ -26,6 +26,7 @@ ENV_WORLD_SIZE = "TTLAUNCH_WORLD_SIZE"
 ENV_ROLE = "TTLAUNCH_ROLE"
 ENV_HOST = "TTLAUNCH_HOST"
 ENV_PLAN = "TTLAUNCH_PLAN"
+ENV_START = "TTLAUNCH_START"  # a script to start in place of the run's own on every host; for starting by hand
 PREFIX = "TTLAUNCH_"
 
 # How the MPI launcher tells a process which rank it is; the first one that is set counts.
@@ -68,6 +69,10 @@ def exit_file(rank: int) -> str:
     """Written by the shim when its rank has ended: status or signal, times, peak memory."""
     return f"{RECORDS_DIR}/rank-{rank}.exit.json"
 
+
+# What a run's folder has on a host, `<remote folder>/runs/<id>/`, beside the files above.
+RUNS_DIR = "runs"
+START_FILE = "start"
 
 # Kinds of progress records; each also carries `time` (seconds since the epoch, float).
 KIND_STARTED = "started"  # the shim started the rank's process: pid

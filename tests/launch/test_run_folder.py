@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 
 from ttlaunch.errors import RunFolderError
-from ttlaunch.launch.preflight import is_local
+from ttlaunch.remote.local import is_this_machine
 from ttlaunch.launch.process import kill_run_processes, run_processes
 from ttlaunch.launch.record_inputs import tree_hash
 from ttlaunch.launch.run_folder import create_run_folder, make_scratch_folder
@@ -61,12 +61,12 @@ def test_folders_for_sockets_of_killed_runs_are_removed_and_others_stay(here):
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.1.1", socket.gethostname()])
 def test_names_of_this_machine_are_local(host):
-    assert is_local(host)
+    assert is_this_machine(host)
 
 
 @pytest.mark.parametrize("host", ["localhost2", "128.0.0.1", "far-away.example.org", f"x{socket.gethostname()}"])
 def test_names_of_other_machines_are_not_local(host):
-    assert not is_local(host)
+    assert not is_this_machine(host)
 
 
 def test_only_processes_with_the_whole_run_id_are_killed(here):

@@ -2,5 +2,13 @@
 
 import os
 
-SHIM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shim.py")
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+SHIM = os.path.join(_FOLDER, "shim.py")
 """Where the shim lies on the launching machine."""
+
+TETHER = os.path.join(_FOLDER, "tether.py")
+"""What ties mpirun to the launcher."""
+
+RELAY = os.path.join(_FOLDER, "relay.py")
+"""Where mpirun's substitute for ssh lies on the launching machine."""

@@ -13,6 +13,7 @@ from ttlaunch.launch.engine import find_openmpi
 from ttlaunch.plan.launch_plan import LaunchPlan
 from ttlaunch.plan.make import Surroundings, plan_command, plan_recipe
 from ttlaunch.recipe.config import render_resolved
+from ttlaunch.remote.local import is_this_machine
 from ttlaunch.topology.model import Topology
 
 
@@ -24,19 +25,29 @@ class Prepared:
     topology: Topology
     surroundings: Surroundings
     resolved_config: str
+    request: Request
+    description: Description
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all ranks run on this machine."""
+        return all(host in self.surroundings.local_hosts for host in self.plan.hosts)
 
 
 def prepare(request: Request, *, form: Format, verbose: bool) -> Prepared:
     """Check everything and plan; shows every diagnostic, and leaves if one of them is an error."""
     working_folder = Path.cwd()
     description = describe(request, working_folder=working_folder, shell=os.environ)
-    python = (description.topology.cluster.python if description.topology else None) or sys.executable
+    local_hosts = _local_hosts(description)
+    python = _python(description, local_hosts)
     engine = find_openmpi(python=python, search_path=os.environ.get("PATH"))
     found = list(description.diagnostics)
     if isinstance(engine, Diagnostic):
         refuse([*found, engine], form=form, verbose=verbose)
-    surroundings = Surroundings(working_folder, dict(os.environ), python, str(SHIM), engine, description.mpi_args)
-    plan = _plan(description, request, surroundings)
+    surroundings = Surroundings(
+        working_folder, dict(os.environ), python, str(SHIM), engine, description.mpi_args, local_hosts
+    )
+    plan = make_plan(description, request, surroundings)
     if isinstance(plan, Diagnostic):
         found.append(plan)
     if isinstance(plan, Diagnostic) or plan is None or description.topology is None:
@@ -44,10 +55,23 @@ def prepare(request: Request, *, form: Format, verbose: bool) -> Prepared:
     show_diagnostics(found, form=form, verbose=verbose)
     choice = description.choice
     resolved = render_resolved(choice.recipe, choice.loaded) if choice else ""
-    return Prepared(plan, description.topology, surroundings, resolved)
+    return Prepared(plan, description.topology, surroundings, resolved, request, description)
 
 
-def _plan(description: Description, request: Request, surroundings: Surroundings) -> LaunchPlan | Diagnostic | None:
+def _local_hosts(description: Description) -> frozenset[str]:
+    hosts = description.topology.hosts if description.topology else ()
+    return frozenset(str(host.name) for host in hosts if is_this_machine(host.name))
+
+
+def _python(description: Description, local_hosts: frozenset[str]) -> str:
+    """The interpreter of ranks here; what a cluster's file says of hosts is not true of a machine that is none of them."""
+    topology = description.topology
+    given = topology.cluster.python if topology and len(local_hosts) == len(topology.hosts) else None
+    return given or sys.executable
+
+
+def make_plan(description: Description, request: Request, surroundings: Surroundings) -> LaunchPlan | Diagnostic | None:
+    """The plan of a checked description; None if the description has errors."""
     if not description.ok or description.topology is None:
         return None
     if description.command is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ttlaunch.cli.after_dashes import is_command
-from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics, stop_on_errors
+from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics
 from ttlaunch.cli.describe import Request
 from ttlaunch.cli.options import (
     Arguments,
@@ -27,6 +27,7 @@ from ttlaunch.diagnostics import Diagnostic, Format
 
 if TYPE_CHECKING:
     from ttlaunch.cli.planning import Prepared
+    from ttlaunch.cli.ready_here import Ready
 
 EXAMPLES = """\
 [bold]ttlaunch run hierarchical_parallel[/bold]   three tiers on this machine
@@ -93,22 +94,22 @@ def _carry_out(prepared: "Prepared", *, runs_dir: Path, form: Format, verbose: b
     from ttlaunch.cli.live import make_view
     from ttlaunch.cli.summary import failure_diagnostic, show_summary
     from ttlaunch.errors import RunFolderError
-    from ttlaunch.launch.preflight import check_machine
     from ttlaunch.launch.record_inputs import write_inputs
-    from ttlaunch.launch.run_folder import create_run_folder
+    from ttlaunch.launch.run_folder import create_run_folder, scratch_folder
     from ttlaunch.launch.supervise import supervise
+    from ttlaunch.launch.watch import Watch
 
-    plan = prepared.plan
-    engine = prepared.surroundings.engine
-    problems = check_machine(plan, prepared.topology, engine, python=prepared.surroundings.python)
-    stop_on_errors(problems, form=form, verbose=verbose)
+    ready = _make_ready(prepared, form=form, verbose=verbose)
+    plan = ready.plan
     try:
         folder = create_run_folder(runs_dir)
     except RunFolderError as error:
         refuse([Diagnostic("H008", str(error), hints=(_ELSEWHERE,))], form=form)
     write_inputs(plan, folder, resolved_config=prepared.resolved_config, shell=os.environ)
-    with make_view(plan, folder, quiet=form is Format.JSON) as view:
-        report = supervise(plan, folder, environment=os.environ, view=view)
+    watch = Watch(plan, folder)
+    with scratch_folder() as scratch, ready.crew(folder, watch, scratch) as crew:
+        with make_view(plan, folder, quiet=form is Format.JSON) as view:
+            report = supervise(plan, folder, environment=os.environ, view=view, watch=watch, crew=crew, scratch=scratch)
     if form is Format.JSON:
         print_json(report.as_json())
     else:
@@ -117,3 +118,14 @@ def _carry_out(prepared: "Prepared", *, runs_dir: Path, form: Format, verbose: b
         if failure is not None:
             show_diagnostics([failure], form=form)
     leave(report.exit_status)
+
+
+def _make_ready(prepared: "Prepared", *, form: Format, verbose: bool) -> "Ready":
+    """Check everything where the ranks will run, and bring the code there; leaves if a host is not ready."""
+    if prepared.is_here:
+        from ttlaunch.cli.ready_here import ready_here
+
+        return ready_here(prepared, form=form, verbose=verbose)
+    from ttlaunch.cli.ready_hosts import ready_hosts
+
+    return ready_hosts(prepared, form=form, verbose=verbose)

@@ -5,9 +5,11 @@ that was killed. So an own exception, a signal from outside or a crash outranks 
 """
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ttlaunch.launch.crew import LostHost
 from ttlaunch.launch.watch import RankState, failed_exit
 
 _LOST_PEER = {"BrokenPipeError", "ConnectionAbortedError", "ConnectionResetError", "EOFError"}
@@ -57,12 +59,19 @@ class Failure:
         }
 
 
-def first_failure(ranks: list[RankState], *, lost_shims: dict[int, float], ordered: bool) -> Failure | None:
+def first_failure(
+    ranks: list[RankState],
+    *,
+    lost_shims: Mapping[int, float],
+    lost_hosts: Mapping[str, LostHost] | None = None,
+    ordered: bool,
+) -> Failure | None:
     """The failure that the others follow from, or None if every rank did its work.
 
     Args:
         ranks: All ranks, after their endings were read.
         lost_shims: Ranks whose shim vanished without a record, with the time at which that was seen.
+        lost_hosts: Hosts that can no longer be reached. What follows from a lost host happens after its last sign of life.
         ordered: Whether we ended the run ourselves; then signals that we send do not count.
     """
     candidates = [
@@ -70,7 +79,19 @@ def first_failure(ranks: list[RankState], *, lost_shims: dict[int, float], order
         for state in ranks
         if (found := _classify(state, lost_shims.get(state.row.rank), ordered=ordered)) is not None
     ]
+    candidates += [(0, _lost_host(lost, ranks)) for lost in (lost_hosts or {}).values()]
     return min(candidates, key=lambda pair: (pair[0], pair[1].time or 0.0))[1] if candidates else None
+
+
+def _lost_host(lost: LostHost, ranks: list[RankState]) -> Failure:
+    """A host that is gone takes its ranks along; it is named, since nothing is known of them."""
+    host = lost.error.host
+    its_ranks = [state for state in ranks if state.row.host == host]
+    who = ", ".join(f"rank {state.row.rank} ({state.row.role})" for state in its_ranks)
+    step = max((state.step for state in its_ranks), default=0)
+    notes = (f"it ran {who}", *lost.error.notes) if who else lost.error.notes
+    cause = f"host {host} was lost: {lost.error.evidence}"
+    return Failure("R012", None, None, host, step or None, cause, lost.last_heard, None, notes)
 
 
 def _classify(state: RankState, lost: float | None, *, ordered: bool) -> tuple[int, Failure] | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ttlaunch import contract
 from ttlaunch.launch.attribution import Failure, first_failure
+from ttlaunch.launch.crew import LostHost
 from ttlaunch.launch.output import FROM_A_RANK
 from ttlaunch.launch.report import Report, combine_digests, make_report
 from ttlaunch.launch.run_folder import RunFolder
@@ -26,6 +27,7 @@ class Ending:
     killed: bool = False
     failure: Failure | None = None
     lost_shims: dict[int, float] = field(default_factory=dict)
+    lost_hosts: dict[str, LostHost] = field(default_factory=dict)
 
 
 def conclude(
@@ -45,7 +47,8 @@ def conclude(
     elif ending.signal_number:
         status, exit_status = "terminated", contract.STATUS_TERMINATED
     elif failure is not None:
-        status, exit_status = "failed", contract.STATUS_RANK_FAILED
+        lost = failure.code == "R012"
+        status, exit_status = "failed", contract.STATUS_HOST_LOST if lost else contract.STATUS_RANK_FAILED
     if status != "done":
         _mark_stopped(watch.ranks, failure)
     return make_report(
@@ -66,7 +69,8 @@ def _find_failure(folder: RunFolder, watch: Watch, ending: Ending, returncode: i
     # A killed mpirun takes its shims along, so they are not the ones to name.
     mpirun_was_killed = returncode < 0 and ending.terminated is None and ending.failure is None
     lost_shims = {} if mpirun_was_killed else ending.lost_shims
-    failure = first_failure(watch.ranks, lost_shims=lost_shims, ordered=ordered or ending.failure is not None)
+    stopped = ordered or ending.failure is not None
+    failure = first_failure(watch.ranks, lost_shims=lost_shims, lost_hosts=ending.lost_hosts, ordered=stopped)
     failure = failure or ending.failure
     if failure is not None or ordered:
         return failure

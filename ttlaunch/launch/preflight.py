@@ -1,68 +1,36 @@
-"""What must be true of this machine before a run starts: packages of the ranks, the MPI they load, local hosts."""
+"""What must be true of this machine before a run starts on it alone: packages of the ranks, and the MPI they load."""
 
 import importlib.metadata
 import os
-import platform
 import re
-import socket
 import subprocess
 
-from ttlaunch.diagnostics import Diagnostic, Label, listed, shown
+from ttlaunch.diagnostics import Diagnostic, listed, shown
 from ttlaunch.plan.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.plan.openmpi import OpenMpi
-from ttlaunch.topology.model import Topology
 
 _RANK_PACKAGES = ("torch", "mpi4py", "numpy", "pydantic")
 _ASK_MPI4PY = "from mpi4py import MPI; print(MPI.Get_library_version())"
 _OPEN_MPI = re.compile(r"Open MPI v?(\d+)")
 _DEADLINE_S = 30.0
-_LOCAL_NAMES = {"localhost", "localhost.localdomain", "ip6-localhost"}
 
 
-def check_machine(plan: LaunchPlan, topology: Topology, engine: OpenMpi, *, python: str) -> list[Diagnostic]:
-    """Every reason why this plan cannot start from this machine; empty if there is none."""
-    found = _remote_hosts(plan, topology)
-    if isinstance(plan.program, RecipeProgram):
-        found += _fabric(plan.program)
-        packages = _packages()
-        found += packages or _mpi4py_pairing(engine, python)
-    return found
-
-
-def is_local(host: str) -> bool:
-    """Whether a name from a hostfile means this machine."""
-    names = {socket.gethostname(), platform.node(), *_LOCAL_NAMES}
-    return (
-        host in names or host.split(".", 1)[0] in {name.split(".", 1)[0] for name in names} or host.startswith("127.")
-    )
-
-
-def _remote_hosts(plan: LaunchPlan, topology: Topology) -> list[Diagnostic]:
-    remote = [host for host in plan.hosts if not is_local(host)]
-    if not remote:
+def check_machine(plan: LaunchPlan, engine: OpenMpi, *, python: str) -> list[Diagnostic]:
+    """Every reason why this plan, all of whose ranks run here, cannot start; empty if there is none."""
+    if not isinstance(plan.program, RecipeProgram):
         return []
-    first = next(host for host in topology.hosts if host.name == remote[0])
-    many = len(remote) > 1
-    which = f"{len(remote)} hosts are" if many else f"host `{shown(remote[0])}` is"
-    return [
-        Diagnostic(
-            "H006",
-            f"{which} not this machine; this version starts ranks on the launching machine only",
-            Label(first.span, f"this machine is {socket.gethostname()}"),
-            notes=(f"other machines: {listed(remote, last='and')}",) if many else (),
-            hints=("`ttlaunch plan … --write DIR` writes the command and files that start it by hand",),
-        )
-    ]
+    return check_fabric_sockets(plan) + (_packages() or _mpi4py_pairing(engine, python))
 
 
-def _fabric(program: RecipeProgram) -> list[Diagnostic]:
-    multihost = program.config.get("multihost_config", {})
-    if multihost.get("socket_type") != "fabric":
+def check_fabric_sockets(plan: LaunchPlan) -> list[Diagnostic]:
+    """Sockets between devices are for ranks whose tensors lie on linked devices."""
+    config = plan.program.config if isinstance(plan.program, RecipeProgram) else {}
+    if config.get("multihost_config", {}).get("socket_type") != "fabric":
         return []
     return [
         Diagnostic(
             "H007",
-            "`socket_type: fabric` needs ranks with linked devices; on this machine ranks have host memory only",
+            "`socket_type: fabric` needs ranks with linked devices; here ranks have host memory only",
             hints=("`--set multihost_config.socket_type=mpi`",),
         )
     ]

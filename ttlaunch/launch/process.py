@@ -1,17 +1,17 @@
 """Start mpirun so that it can never outlive its run, and find and end every process that carries the run's id."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ttlaunch import contract
+from ttlaunch.agent import TETHER
 
-_PR_SET_PDEATHSIG = 1
 _MOMENT_S = 0.5
 _LOOK_AGAIN_S = 0.02
 
@@ -23,20 +23,14 @@ def start_mpirun(argv: Sequence[str], *, folder: Path, environment: Mapping[str,
         OSError: If it cannot be started.
     """
     return subprocess.Popen(
-        list(argv),
+        [sys.executable, "-I", "-S", TETHER, *argv],
         cwd=folder,
         env=dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=_terminate_with_parent,  # noqa: PLW1509 - no thread has been started yet
     )
-
-
-def _terminate_with_parent() -> None:
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def run_processes(run_id: str) -> list[int]:

@@ -12,7 +12,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -127,6 +127,16 @@ def append_event(folder: RunFolder, kind: str, **values: Any) -> None:
     record = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": kind, **values}
     with folder.file(contract.EVENTS_FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A scratch folder for as long as the run lasts."""
+    folder = make_scratch_folder()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_scratch_folder() -> Path:

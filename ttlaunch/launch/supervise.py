@@ -1,11 +1,11 @@
 """Watch a run from start to end: pass output on, notice the first failure, end what does not end by itself.
 
-One loop, no threads: it reads mpirun's output, polls the ranks' records, and after a failure, a Ctrl-C or a SIGTERM
-gives mpirun a moment before it terminates, then kills it. Whatever still carries the run's id is then killed too.
+One loop: it reads mpirun's output, polls the ranks' records, and after a failure, a Ctrl-C or a SIGTERM
+gives mpirun a moment before it terminates, then kills it. Whatever still carries the run's id is then killed too, by the
+crew that stands beside the ranks.
 """
 
 import contextlib
-import shutil
 import signal
 import subprocess
 import time
@@ -15,11 +15,12 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.launch.conclude import Ending, conclude, folder_failure
+from ttlaunch.launch.crew import Crew
 from ttlaunch.launch.engine import with_home
 from ttlaunch.launch.output import MpirunOutput, View
-from ttlaunch.launch.process import end_mpirun, kill_run_processes, start_mpirun
+from ttlaunch.launch.process import end_mpirun, start_mpirun
 from ttlaunch.launch.report import Report, write_report
-from ttlaunch.launch.run_folder import RunFolder, append_event, make_scratch_folder
+from ttlaunch.launch.run_folder import RunFolder, append_event
 from ttlaunch.launch.watch import Phase, Watch
 from ttlaunch.plan.launch_plan import LaunchPlan
 from ttlaunch.plan.openmpi import scratch_settings
@@ -29,7 +30,16 @@ _AFTER_FAILURE_S = 1.5  # mpirun usually ends within 0.5 s of the first rank tha
 _AFTER_TERM_S = 1.5
 
 
-def supervise(plan: LaunchPlan, folder: RunFolder, *, environment: Mapping[str, str], view: View) -> Report:
+def supervise(
+    plan: LaunchPlan,
+    folder: RunFolder,
+    *,
+    environment: Mapping[str, str],
+    view: View,
+    watch: Watch,
+    crew: Crew,
+    scratch: Path,
+) -> Report:
     """Run the plan to its end, whatever that is, and write `report.json`.
 
     Args:
@@ -37,31 +47,29 @@ def supervise(plan: LaunchPlan, folder: RunFolder, *, environment: Mapping[str, 
         folder: The run folder.
         environment: What mpirun inherits.
         view: Told about everything as it happens.
+        watch: What is known of the ranks; nothing yet.
+        crew: Who stands beside the ranks where they run.
+        scratch: A short, private folder for sockets and shared memory, of this path on every host.
     """
-    scratch = make_scratch_folder()
-    settings = {**plan.engine.environment, **scratch_settings(plan.engine.name, str(scratch))}
+    name = plan.engine.name
+    settings = {**plan.engine.environment, **scratch_settings(name, str(scratch)), **crew.settings(name)}
     inherited = {name: value for name, value in with_home(environment).items() if name not in plan.managed}
     started = time.monotonic()
-    watch, ending = Watch(plan, folder), Ending()
-    leftovers: list[int] = []
-    try:
-        with _signals(ending):
-            append_event(folder, "start", engine=plan.engine.name, plan=plan.hash)
-            process = start_mpirun(
-                plan.engine.argv,
-                folder=folder.path,
-                environment={**inherited, **settings, contract.ENV_RUN_ID: folder.run_id},
-            )
-            try:
-                _loop(process, watch, ending, folder, view)
-            except OSError as error:
-                ending.failure = folder_failure(error)
-            finally:
-                end_mpirun(process, patience_s=_AFTER_TERM_S)
-                leftovers = kill_run_processes(folder.run_id)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    report = conclude(plan, folder, watch, ending, process.returncode, time.monotonic() - started, len(leftovers))
+    ending, leftovers = Ending(), 0
+    own = {contract.ENV_RUN_ID: folder.run_id, contract.ENV_START: ""}
+    with _signals(ending):
+        append_event(folder, "start", engine=name, plan=plan.hash)
+        process = start_mpirun(plan.engine.argv, folder=folder.path, environment={**inherited, **settings, **own})
+        try:
+            _loop(process, watch, ending, folder, view, crew)
+        except OSError as error:
+            ending.failure = folder_failure(error)
+        finally:
+            end_mpirun(process, patience_s=_AFTER_TERM_S)
+            leftovers = crew.end()
+            _notice_losses(watch, ending, crew)
+            _pass_on(watch, view)
+    report = conclude(plan, folder, watch, ending, process.returncode, time.monotonic() - started, leftovers)
     view.tick(watch.ranks)
     with contextlib.suppress(OSError):  # a folder that cannot be written any more is the failure the report names
         write_report(report, folder)
@@ -69,42 +77,40 @@ def supervise(plan: LaunchPlan, folder: RunFolder, *, environment: Mapping[str, 
     return report
 
 
-def _loop(process: subprocess.Popen[bytes], watch: Watch, ending: Ending, folder: RunFolder, view: View) -> None:
+def _loop(
+    process: subprocess.Popen[bytes], watch: Watch, ending: Ending, folder: RunFolder, view: View, crew: Crew
+) -> None:
     with MpirunOutput(process, folder.file(contract.LOGS_DIR), view) as output:
         while process.poll() is None:
             output.read(_TICK_S)
-            for state, record in watch.poll():
-                view.record(state, record)
+            _pass_on(watch, view)
             view.tick(watch.ranks)
-            _notice_lost_shims(watch, ending)
+            _notice_losses(watch, ending, crew)
             _end_if_needed(process, watch, ending, folder)
         output.drain()
+    _pass_on(watch, view)
+
+
+def _pass_on(watch: Watch, view: View) -> None:
     for state, record in watch.poll():
         view.record(state, record)
 
 
-def _notice_lost_shims(watch: Watch, ending: Ending) -> None:
-    """A shim that is gone without having written how its rank ended was killed itself."""
-    if ending.since is not None:
-        return
-    for state in watch.ranks:
-        pid = state.started.get("shim_pid")
-        if pid and state.exit is None and _is_gone(int(pid)):
-            ending.lost_shims.setdefault(state.row.rank, time.time())
-
-
-def _is_gone(pid: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return True
-    return status.rpartition(")")[2].split()[0] in {"Z", "X"}
+def _notice_losses(watch: Watch, ending: Ending, crew: Crew) -> None:
+    """Shims count until the run is being ended, which takes them along; hosts count to the last."""
+    losses = crew.losses(watch.ranks)
+    if ending.since is None:
+        ending.lost_shims.update(losses.shims)
+    ending.lost_hosts.update(losses.hosts)
 
 
 def _end_if_needed(process: subprocess.Popen[bytes], watch: Watch, ending: Ending, folder: RunFolder) -> None:
     now = time.monotonic()
     if ending.since is None and (
-        any(state.phase is Phase.FAILED for state in watch.ranks) or ending.lost_shims or ending.signal_number
+        any(state.phase is Phase.FAILED for state in watch.ranks)
+        or ending.lost_shims
+        or ending.lost_hosts
+        or ending.signal_number
     ):
         ending.since = now
         append_event(folder, "ending", signal=ending.signal_number)

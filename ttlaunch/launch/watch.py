@@ -68,12 +68,17 @@ class Watch:
         self.ranks = [RankState(row) for row in plan.ranks]
         self._folder = folder
         self._offsets = [0] * len(self.ranks)
+        self._clocks: dict[str, float] = {}
+
+    def set_clock(self, host: str, offset_s: float) -> None:
+        """Say how much later it is on a host than here, so that times of different hosts can be compared."""
+        self._clocks[host] = offset_s
 
     def poll(self) -> list[tuple[RankState, dict[str, Any]]]:
         """The new records in the order in which they were written, already folded into the states."""
         fresh: list[tuple[RankState, dict[str, Any]]] = []
         for state in self.ranks:
-            fresh += [(state, record) for record in self._new_lines(state.row.rank)]
+            fresh += [(state, self._in_our_time(state, record)) for record in self._new_lines(state.row.rank)]
         fresh.sort(key=lambda pair: _time(pair[1]))
         for state, record in fresh:
             fold(state, record)
@@ -101,12 +106,22 @@ class Watch:
 
     def _read_endings(self, state: RankState) -> None:
         rank = state.row.rank
-        state.error = state.error or _read_json(self._folder.file(contract.error_file(rank)))
-        state.exit = state.exit or _read_json(self._folder.file(contract.exit_file(rank)))
+        state.error = state.error or self._read_ending(state, contract.error_file(rank))
+        state.exit = state.exit or self._read_ending(state, contract.exit_file(rank))
         if state.error or (state.exit and failed_exit(state.exit)):
             state.phase = Phase.FAILED
         elif state.exit:
             state.phase = Phase.DONE
+
+    def _read_ending(self, state: RankState, name: str) -> dict[str, Any] | None:
+        record = _read_json(self._folder.file(name))
+        return None if record is None else self._in_our_time(state, record)
+
+    def _in_our_time(self, state: RankState, record: dict[str, Any]) -> dict[str, Any]:
+        offset = self._clocks.get(state.row.host)
+        if not offset or not _is_number(record.get("time")):
+            return record
+        return {**record, "time": record["time"] - offset}
 
 
 def failed_exit(record: dict[str, Any]) -> bool:

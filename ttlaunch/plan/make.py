@@ -11,13 +11,26 @@ from ttlaunch.plan.devices import check_devices
 from ttlaunch.plan.environment import MANAGED, plan_environment, plan_rank_environment
 from ttlaunch.plan.fabric import check_fabric
 from ttlaunch.plan.launch_plan import CommandProgram, LaunchPlan, RankRow, RecipeProgram
-from ttlaunch.plan.openmpi import OpenMpi, plan_openmpi
+from ttlaunch.plan.openmpi import OpenMpi, OverHosts, plan_openmpi
 from ttlaunch.plan.roles import RoleLayout, plan_roles
 from ttlaunch.recipe.config import LoadedConfig, check_config
 from ttlaunch.recipe.declare import Recipe
 from ttlaunch.topology.model import Topology
 
 _RANK_MODULE = ("-m", "ttlaunch.runtime")
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Networks in CIDR notation: that ranks talk over, and that mpirun's daemons and the launching machine talk over.
+
+    Attributes:
+        has_rdma: Whether every host has an RDMA device.
+    """
+
+    ranks: tuple[str, ...]
+    control: tuple[str, ...]
+    has_rdma: bool = False
 
 
 @dataclass(frozen=True)
@@ -31,6 +44,8 @@ class Surroundings:
         shim: Path of the shim.
         engine: The MPI to use.
         mpi_args: Further words for its mpirun.
+        local_hosts: Names in the hostfile that mean this machine.
+        networks: What is known of the networks between hosts; None before the hosts have been asked.
     """
 
     working_folder: Path
@@ -39,6 +54,8 @@ class Surroundings:
     shim: str
     engine: OpenMpi
     mpi_args: tuple[str, ...] = ()
+    local_hosts: frozenset[str] = frozenset()
+    networks: Networks | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +138,7 @@ def _plan(
         rows=rows,
         slots=slots,
         mpi_args=surroundings.mpi_args,
+        over_hosts=_over_hosts(rows, topology, surroundings),
     )
     return LaunchPlan(
         topology=topology.name,
@@ -134,6 +152,14 @@ def _plan(
         links=tuple((link.a, link.b, link.channels) for link in topology.links),
         engine=engine,
     )
+
+
+def _over_hosts(rows: Sequence[RankRow], topology: Topology, surroundings: Surroundings) -> OverHosts | None:
+    if all(row.host in surroundings.local_hosts for row in rows):
+        return None
+    networks = surroundings.networks or Networks((), ())
+    folder = topology.cluster.remote_folder
+    return OverHosts(folder, networks.ranks, networks.control, has_rdma=networks.has_rdma)
 
 
 def _row(rank: int, role: str, topology: Topology) -> RankRow:

@@ -1,0 +1,252 @@
+"""Looks after one run on one host, beside its ranks, for as long as the launching machine holds the connection.
+
+It makes the run's folder, keeps the code from being pruned, sends home what shims and ranks write there as it grows,
+and in the end kills whatever still carries the run's id. When the connection ends, for whatever reason, so does the run
+on this host: nobody would be left to tell the user what it does.
+
+Frames to it: `end` (finish, sweep, leave). Frames from it: `ready`, `file` (a piece of a file), `lost_shim`, `alive`
+(once a second), `ended`. Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+
+from ttlaunch import contract
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from typing import Any
+
+_TICK_S = 0.05
+_ALIVE_S = 1.0
+_MOMENT_S = 0.5  # ranks that mpirun has just told to end get so long before they are killed
+_PIECE = 1024 * 1024
+_KEPT_RUNS = 20
+
+
+def main(arguments: dict[str, Any]) -> int:
+    """Attend the run that the arguments describe until an `end` frame or the end of the connection.
+
+    Args:
+        arguments: `run_id`; `folder`: the run's folder, absolute; `files`: name to text; `scratch`: a folder for
+            sockets and shared memory, absolute; `lock`: a file to lock, shared, while the run lives; `others`: whether
+            other runs' folders may be tidied up; `plan_hash`.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        held = _prepare(arguments)
+    except OSError as error:
+        _send({"kind": "refused", "reason": f"{error.filename or arguments['folder']}: {error.strerror or error}"})
+        return 1
+    run = _Run(arguments["run_id"], arguments["folder"])
+    _send({"kind": "ready", "time": time.time(), "pid": os.getpid()})
+    try:
+        ordered = _attend(run)
+        killed = run.sweep()
+        run.send_new()
+        if ordered:
+            _send({"kind": "ended", "killed": len(killed)})
+            run.remove_collected()
+    except OSError:  # the launching machine no longer listens
+        run.sweep()
+    finally:
+        shutil.rmtree(arguments["scratch"], ignore_errors=True)
+        for descriptor in held:
+            os.close(descriptor)
+    return 0
+
+
+def _prepare(arguments: dict[str, Any]) -> list[int]:
+    """Make the folders and files of the run; the descriptors returned keep its code locked."""
+    folder = arguments["folder"]
+    held = []
+    if arguments.get("lock"):
+        held.append(os.open(arguments["lock"], os.O_RDWR | os.O_CREAT, 0o644))
+        fcntl.flock(held[0], fcntl.LOCK_SH)
+    _prune(os.path.dirname(folder))
+    for name in (contract.LOGS_DIR, contract.RECORDS_DIR):
+        os.makedirs(os.path.join(folder, name), exist_ok=True)
+    os.chmod(folder, 0o700)
+    for name, text in arguments["files"].items():
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+            file.write(text)
+    os.makedirs(arguments["scratch"], mode=0o700, exist_ok=True)
+    return held
+
+
+def _prune(runs: str) -> None:
+    """Remove the oldest folders of runs that are over; their content has long been sent home."""
+    if not os.path.isdir(runs):
+        return
+    ids = sorted(name for name in os.listdir(runs) if os.path.isdir(os.path.join(runs, name)))
+    old = ids[:-_KEPT_RUNS]
+    alive = {run_id for _, run_id in _runs_of_processes()} if old else set()
+    for run_id in old:
+        if run_id not in alive:
+            shutil.rmtree(os.path.join(runs, run_id), ignore_errors=True)
+
+
+def _attend(run: _Run) -> bool:
+    """Send what is new until told to end (True) or until nobody listens any more (False)."""
+    stdin = sys.stdin.buffer
+    last_alive = time.monotonic()
+    while True:
+        ready, _, _ = select.select([stdin], [], [], _TICK_S)
+        if ready:
+            try:
+                frame = contract.read_frame(lambda size: os.read(stdin.fileno(), size))
+            except (EOFError, ValueError):
+                return False
+            return frame is not None and frame[0].get("kind") == "end"
+        run.send_new()
+        for rank in run.lost_shims():
+            _send({"kind": "lost_shim", "rank": rank, "time": time.time()})
+        if time.monotonic() - last_alive >= _ALIVE_S:
+            last_alive = time.monotonic()
+            _send({"kind": "alive", "time": time.time()})
+
+
+def _send(header: dict[str, Any], body: bytes = b"") -> None:
+    data = memoryview(contract.pack_frame(header, body))
+    while data:
+        data = data[os.write(1, data) :]
+
+
+class _Run:
+    """The run on this host: its files and its processes."""
+
+    def __init__(self, run_id: str, folder: str) -> None:
+        self._id = run_id
+        self._folder = folder
+        self._sent: dict[str, int] = {}
+        self._shims: dict[int, int] = {}  # rank to the process id of its shim
+
+    def send_new(self) -> None:
+        """Send what has been added to logs and progress, and the records that have appeared."""
+        for directory in (contract.LOGS_DIR, contract.RECORDS_DIR):
+            try:
+                names = sorted(os.listdir(os.path.join(self._folder, directory)))
+            except OSError:
+                continue
+            for name in names:
+                if not name.endswith((".tmp", ".unfinished")):
+                    self._send_file(f"{directory}/{name}")
+
+    def _send_file(self, name: str) -> None:
+        path = os.path.join(self._folder, name)
+        whole = name.endswith(".json")
+        offset = self._sent.get(name, 0)
+        try:
+            if os.stat(path).st_size <= offset:
+                return
+            with open(path, "rb") as file:
+                file.seek(offset)
+                while True:
+                    piece = file.read(-1 if whole else _PIECE)
+                    if not piece:
+                        break
+                    _send({"kind": "file", "name": name, "offset": offset, "whole": whole}, piece)
+                    self._note_shim(name, piece)
+                    offset += len(piece)
+        except FileNotFoundError:
+            return
+        self._sent[name] = offset
+
+    def _note_shim(self, name: str, piece: bytes) -> None:
+        """Learn a shim's process id from the first line of its rank's progress."""
+        if not name.endswith(".progress.jsonl") or self._sent.get(name):
+            return
+        try:
+            rank = int(name.rpartition("rank-")[2].partition(".")[0])
+            self._shims[rank] = int(json.loads(piece.split(b"\n", 1)[0])["shim_pid"])
+        except (ValueError, KeyError, TypeError):
+            return
+
+    def lost_shims(self) -> list[int]:
+        """Ranks whose shim is gone without having written how its rank ended, each reported once."""
+        lost = [rank for rank, pid in self._shims.items() if _is_gone(pid)]
+        for rank in lost:
+            del self._shims[rank]
+        return [rank for rank in lost if not os.path.exists(os.path.join(self._folder, contract.exit_file(rank)))]
+
+    def sweep(self) -> list[int]:
+        """Kill what still carries the run's id, ranks before daemons of MPI, and say which ones.
+
+        A process is pinned by a descriptor before its environment is read again, so a process id that was given to
+        somebody else in between is never signalled.
+        """
+        deadline = time.monotonic() + _MOMENT_S
+        while self._processes() and time.monotonic() < deadline:
+            time.sleep(_TICK_S / 2)
+        killed: list[int] = []
+        while True:
+            remaining = [pid for pid in self._processes() if pid not in killed]
+            if not remaining:
+                return killed
+            for pid in sorted(remaining, key=_is_daemon):
+                self._kill(pid)
+                killed.append(pid)
+
+    def _kill(self, pid: int) -> None:
+        try:
+            if hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal"):
+                descriptor = os.pidfd_open(pid)
+                try:
+                    if pid in self._processes():
+                        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                finally:
+                    os.close(descriptor)
+            else:
+                os.kill(pid, signal.SIGKILL)
+        except OSError:
+            return
+
+    def _processes(self) -> list[int]:
+        return [pid for pid, run_id in _runs_of_processes() if run_id == self._id]
+
+    def remove_collected(self) -> None:
+        """Remove logs and records: the launching machine has them."""
+        for directory in (contract.LOGS_DIR, contract.RECORDS_DIR):
+            shutil.rmtree(os.path.join(self._folder, directory), ignore_errors=True)
+
+
+def _runs_of_processes() -> list[tuple[int, str]]:
+    """Every process that belongs to a run of ours, with the run's id, as far as we may see."""
+    needle = contract.ENV_RUN_ID.encode() + b"="
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                environment = file.read()
+        except OSError:
+            continue
+        ids = [entry[len(needle) :] for entry in environment.split(b"\0") if entry.startswith(needle)]
+        found += [(int(name), run_id.decode("utf-8", "replace")) for run_id in ids]
+    return found
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in {"Z", "X"}
+    except OSError:
+        return True
+
+
+def _is_daemon(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip() in {"prted", "orted", "mpirun", "prterun", "prte"}
+    except OSError:
+        return False

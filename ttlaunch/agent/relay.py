@@ -1,0 +1,51 @@
+"""What mpirun takes for `ssh`: hands each command for a host to the launcher, which is connected to that host already.
+
+    relay.py SOCKET [ssh's options] HOST COMMAND…
+
+So keys, jump hosts and checks of host keys are the same for mpirun as for everything else, and nobody is asked for a
+passphrase twice. Runs on the launching machine. Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, _PACKAGE_PARENT)
+from ttlaunch import contract  # noqa: E402 - the path above makes it importable without site-packages
+
+sys.path.remove(_PACKAGE_PARENT)
+
+_WITH_VALUE = {"-l", "-p", "-i", "-o", "-F"}
+_NO_ANSWER = 255  # what ssh says when the connection failed
+
+
+def main() -> int:
+    """Run the command through the launcher; prints what it printed and returns its exit status."""
+    path, words = sys.argv[1], sys.argv[2:]
+    while words and words[0].startswith("-"):
+        words = words[2:] if words[0] in _WITH_VALUE else words[1:]
+    if not words:
+        print("ttlaunch relay: no host was named", file=sys.stderr)
+        return _NO_ANSWER
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(path)
+            connection.sendall(contract.pack_frame({"host": words[0], "command": " ".join(words[1:])}))
+            frame = contract.read_frame(connection.recv)
+    except (OSError, EOFError, ValueError) as error:
+        print(f"ttlaunch relay: the launcher does not answer: {error}", file=sys.stderr)
+        return _NO_ANSWER
+    if frame is None:
+        print("ttlaunch relay: the launcher has ended", file=sys.stderr)
+        return _NO_ANSWER
+    header, body = frame
+    sys.stdout.buffer.write(body)
+    sys.stderr.write(header.get("stderr", ""))
+    return int(header["status"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""Connect to all hosts of a cluster, or say which are not ready and leave: what doctor, prepare, sync and run begin with."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ttlaunch.cli.console import refuse
+from ttlaunch.diagnostics import Format
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.errors import HostError
+from ttlaunch.remote.fleet import on_each
+from ttlaunch.remote.hosts import HostAddress, open_transport
+from ttlaunch.remote.key_ring import KeyRing
+from ttlaunch.remote.transport import CONNECT_S, Transport
+from ttlaunch.topology.model import Topology
+
+_SHOW_AFTER_S = 1.0
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How connecting went.
+
+    Attributes:
+        transports: Those that are connected, in the order of the hostfile.
+        errors: Why the others are not, by host.
+        seconds: How long each of `transports` took, by host.
+    """
+
+    transports: list[Transport] = field(default_factory=list)
+    errors: dict[str, HostError] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def reach_hosts(
+    topology: Topology, *, form: Format, verbose: bool = False, timeout_s: float = CONNECT_S
+) -> list[Transport]:
+    """Connect to every host of a cluster, all at once, and leave with status 4 if one of them cannot be used.
+
+    Asks for passphrases on a terminal, and shows there how far it is if it takes longer than a second. The caller
+    closes the transports.
+    """
+    transports, keys = open_transports(topology)
+    with show_progress(len(transports), form=form) as advance:
+        reached = connect_all(transports, keys, timeout_s=timeout_s, answered=advance)
+    if reached.errors:
+        from ttlaunch.doctor.troubles import explain_troubles
+
+        for transport in transports:
+            transport.close()
+        errors = list(reached.errors.values())
+        found = explain_troubles(errors, topology=topology, answered=reached.seconds)
+        refuse(found, form=form, verbose=verbose)
+    return reached.transports
+
+
+def open_transports(topology: Topology) -> tuple[list[Transport], KeyRing]:
+    """A transport for each host of the hostfile, none of them connected, and the keys they share."""
+    cluster, keys = topology.cluster, KeyRing()
+    identity_file = Path(cluster.identity_file).expanduser() if cluster.identity_file else None
+    addresses = [
+        HostAddress(host.name, host.user or cluster.user, cluster.port, identity_file) for host in topology.hosts
+    ]
+    return [open_transport(address, keys=keys) for address in addresses], keys
+
+
+def connect_all(
+    transports: Sequence[Transport],
+    keys: KeyRing,
+    *,
+    timeout_s: float = CONNECT_S,
+    answered: Callable[[str, HostError | None], None] | None = None,
+) -> Reached:
+    """Connect to all; those that want a locked key get a second attempt once somebody at the terminal has unlocked it.
+
+    Args:
+        transports: The hosts.
+        keys: That they log in with.
+        timeout_s: For each host, from its first packet to a finished login.
+        answered: Told of each host as it answers.
+    """
+    reached = _connect(transports, timeout_s=timeout_s, answered=answered)
+    failed = [transport for transport in transports if transport.host in reached.errors]
+    if failed and keys.locked and sys.stdin.isatty() and sys.stderr.isatty() and keys.unlock(_ask_passphrase):
+        again = _connect(failed, timeout_s=timeout_s, answered=answered)
+        errors = again.errors
+        ready = [transport for transport in transports if transport.host not in errors]
+        return Reached(ready, errors, reached.seconds | again.seconds)
+    return reached
+
+
+def _connect(
+    transports: Sequence[Transport], *, timeout_s: float, answered: Callable[[str, HostError | None], None] | None
+) -> Reached:
+    began = time.monotonic()
+    errors, seconds = {}, {}
+    # The transport keeps its own deadline and says more than that it has passed; the fleet's is for one that cannot.
+    for transport, answer in on_each(
+        transports, lambda host: host.connect(timeout_s=timeout_s), timeout_s=timeout_s + 1
+    ):
+        if isinstance(answer, HostError):
+            errors[transport.host] = answer
+        else:
+            seconds[transport.host] = time.monotonic() - began
+        if answered is not None:
+            answered(transport.host, answer)
+    ordered = {transport.host: errors[transport.host] for transport in transports if transport.host in errors}
+    return Reached([transport for transport in transports if transport.host in seconds], ordered, seconds)
+
+
+def _ask_passphrase(path: Path) -> str | None:
+    import getpass
+
+    try:
+        return getpass.getpass(f"passphrase of {path}: ")
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
+@contextmanager
+def show_progress(total: int, *, form: Format) -> Iterator[Callable[[str, HostError | None], None]]:
+    """A function to call for each host that has answered; on a terminal it draws a line after a second."""
+    if form is Format.JSON or not sys.stderr.isatty():
+        yield lambda _host, _error: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"connecting to {counted(total, 'host')}", total=total, visible=False)
+        appear = threading.Timer(_SHOW_AFTER_S, lambda: progress.update(task, visible=True))
+        appear.daemon = True
+        appear.start()
+        try:
+            yield lambda _host, _error: progress.advance(task)
+        finally:
+            appear.cancel()

@@ -1,0 +1,42 @@
+"""Before a run whose ranks all run on this machine: the checks, and who watches over it."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from ttlaunch.cli.console import stop_on_errors
+from ttlaunch.cli.planning import Prepared
+from ttlaunch.diagnostics import Format
+from ttlaunch.launch.crew import Crew, LocalCrew
+from ttlaunch.launch.preflight import check_machine
+from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.watch import Watch
+from ttlaunch.plan.launch_plan import LaunchPlan
+
+
+class Ready(Protocol):
+    """Everything is there and checked; only the run's own folder is missing."""
+
+    @property
+    def plan(self) -> LaunchPlan:
+        """The plan, with what the hosts said about themselves."""
+
+    def crew(self, folder: RunFolder, watch: Watch, scratch: Path) -> AbstractContextManager[Crew]:
+        """Whoever stands beside the ranks, from before the first starts until after the last has ended."""
+
+
+def ready_here(prepared: Prepared, *, form: Format, verbose: bool) -> Ready:
+    """Check this machine; leaves if it is not ready."""
+    problems = check_machine(prepared.plan, prepared.surroundings.engine, python=prepared.surroundings.python)
+    stop_on_errors(problems, form=form, verbose=verbose)
+    return _ReadyHere(prepared.plan)
+
+
+class _ReadyHere:
+    def __init__(self, plan: LaunchPlan) -> None:
+        self.plan = plan
+
+    @contextmanager
+    def crew(self, folder: RunFolder, watch: Watch, scratch: Path) -> Iterator[Crew]:  # noqa: ARG002 - all is here
+        yield LocalCrew(folder.run_id)

@@ -1,0 +1,125 @@
+"""Hosts that cannot be used, as diagnostics: one for each kind of reason, at the first such host's line.
+
+A reason comes from the connection as a `HostError`, with its evidence; here it gets its code, its place in the
+hostfile, and who did answer. That other hosts answered tells a wrong name from a pulled cable.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ttlaunch.diagnostics import Diagnostic, Label, listed, shown
+from ttlaunch.errors import HostError, Trouble
+from ttlaunch.topology.model import ClusterSettings, Host, Topology
+
+_LONGEST_EVIDENCE = 200
+_MOST_PLACES = 8
+
+
+@dataclass(frozen=True)
+class _Reason:
+    """A code and what it says of one host and of several."""
+
+    code: str
+    one: str
+    several: str
+
+
+_NOT_READY = _Reason("H002", "is not ready", "are not ready")
+_UNFINISHED = _Reason("H013", "did not answer our questions to the end", "did not answer our questions to the end")
+_REASONS = {
+    Trouble.UNKNOWN_NAME: _NOT_READY,
+    Trouble.UNREACHABLE: _NOT_READY,
+    Trouble.SILENT: _NOT_READY,
+    Trouble.UNKNOWN_KEY: _Reason(
+        "H009", "has a host key that is not known here", "have host keys that are not known here"
+    ),
+    Trouble.CHANGED_KEY: _Reason(
+        "H010", "has another host key than the known one", "have other host keys than the known ones"
+    ),
+    Trouble.LOGIN: _Reason("H011", "refuses the login", "refuse the login"),
+    Trouble.SETTINGS: _Reason(
+        "H012", "cannot be reached with the ssh settings here", "cannot be reached with the ssh settings here"
+    ),
+    Trouble.LOST: _UNFINISHED,
+    Trouble.TIMED_OUT: _UNFINISHED,
+    Trouble.SCRIPT: _UNFINISHED,
+    Trouble.NO_PYTHON: _Reason("H014", "has no Python that can be used", "have no Python that can be used"),
+}
+_TRY_BY_HAND = {"H002", "H011"}
+
+
+def explain_troubles(
+    errors: Sequence[HostError], *, topology: Topology, answered: Mapping[str, float] | None = None
+) -> list[Diagnostic]:
+    """One diagnostic for each kind of trouble, in the order of the hostfile.
+
+    Args:
+        errors: At most one per host.
+        topology: Where the hosts stand in their file.
+        answered: Seconds that each of the other hosts took to answer.
+    """
+    hosts = {str(host.name): host for host in topology.hosts}
+    order = {name: number for number, name in enumerate(hosts)}
+    groups: dict[str, list[HostError]] = {}
+    for error in sorted(errors, key=lambda error: order.get(error.host, len(order))):
+        groups.setdefault(_REASONS[error.trouble].code, []).append(error)
+    return [_explain(group, hosts, topology.cluster, answered or {}) for group in groups.values()]
+
+
+def _explain(
+    errors: list[HostError], hosts: Mapping[str, Host], cluster: ClusterSettings, answered: Mapping[str, float]
+) -> Diagnostic:
+    reason = _REASONS[errors[0].trouble]
+    if len(errors) == 1:
+        subject = f"host `{shown(errors[0].host)}` {reason.one}"
+    else:
+        subject = f"{len(errors)} of {len(hosts)} hosts {reason.several}"
+    labels = _labels(errors, hosts)
+    placed = {error.host for error in errors if error.host in hosts}
+    notes = [f"{error.host}: {_evidence(error)}" for error in errors if error.host not in placed]
+    notes += _once(note for error in errors for note in error.notes)
+    if answered:
+        took = max(answered.values())
+        notes.append(f"{listed(answered, last='and', quote='')} answered within {max(took, 0.1):.1f} s")
+    hints = _once(hint for error in errors for hint in error.hints)
+    if reason.code in _TRY_BY_HAND and errors[0].trouble is not Trouble.UNKNOWN_NAME:
+        hints.append(f"try it by hand: `{_by_hand(errors[0].host, hosts, cluster)}`")
+    return Diagnostic(
+        reason.code,
+        f"{subject}; nothing was started",
+        labels[0] if labels else None,
+        tuple(labels[1:]),
+        notes=tuple(notes),
+        hints=tuple(hints),
+    )
+
+
+def _labels(errors: list[HostError], hosts: Mapping[str, Host]) -> list[Label]:
+    """A place for each host; evidence that all share is said once."""
+    said = _evidence(errors[0])
+    labels = []
+    for number, error in enumerate(errors[:_MOST_PLACES]):
+        if error.host in hosts:
+            same = number > 0 and _evidence(error) == said
+            labels.append(Label(hosts[error.host].span, "likewise" if same else _evidence(error)))
+    rest = len(errors) - _MOST_PLACES
+    if rest > 0 and labels:
+        labels[0] = Label(labels[0].span, f"{labels[0].text} (and {rest} more hosts than shown)")
+    return labels
+
+
+def _evidence(error: HostError) -> str:
+    return shown(error.evidence, longest=_LONGEST_EVIDENCE)
+
+
+def _by_hand(name: str, hosts: Mapping[str, Host], cluster: ClusterSettings) -> str:
+    """The command that does what we did."""
+    user = (hosts[name].user if name in hosts else None) or cluster.user
+    words = ["ssh -o BatchMode=yes"]
+    words += [f"-p {cluster.port}"] if cluster.port else []
+    words += [f"-i {cluster.identity_file}"] if cluster.identity_file else []
+    return " ".join([*words, f"{user}@{name}" if user else name, "true"])
+
+
+def _once(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(texts))

@@ -1,0 +1,147 @@
+"""One attendant on each host of a run: started over the launcher's connection, it sends home what the ranks write there.
+
+What comes is written into the run's folder on this machine byte for byte, so that whoever reads a run's records need
+not know where its ranks ran. An attendant that falls silent, or whose connection ends, means that the host is lost.
+"""
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ttlaunch.errors import HostError, Trouble
+from ttlaunch.launch.crew import Losses, LostHost
+from ttlaunch.launch.relay import Relay
+from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.watch import RankState
+from ttlaunch.remote.fleet import on_each
+from ttlaunch.remote.frames import FrameStream
+from ttlaunch.remote.pushed import explain_end, start_script
+from ttlaunch.remote.transport import Transport
+
+_START_S = 10.0
+_SILENCE_S = 10.0  # an attendant says something every second
+_END_S = 8.0
+_FILE = re.compile(r"(?:logs|records)/rank-[0-9]+\.[a-z.]+\Z")
+
+
+@dataclass
+class Attendant:
+    """An attendant at work.
+
+    Attributes:
+        clock_offset_s: How much later it is on the host than here, to within the time a message takes.
+        last_heard: When something came from it, seconds since the epoch.
+        killed: How many processes it had to kill; None until it has ended.
+    """
+
+    host: str
+    stream: FrameStream
+    clock_offset_s: float
+    last_heard: float = field(default_factory=time.time)
+    killed: int | None = None
+    lost_shims: dict[int, float] = field(default_factory=dict)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+def start_attendants(
+    transports: Sequence[Transport], arguments: Mapping[str, Mapping[str, Any]], *, pythons: Sequence[str]
+) -> dict[str, Attendant | HostError]:
+    """Start one on every host at once.
+
+    Args:
+        transports: The hosts.
+        arguments: By host: what `agent/attend.py` is to know.
+        pythons: Interpreters to try first on a host.
+    """
+
+    def start(transport: Transport) -> Attendant:
+        stream = start_script(
+            transport, "attend", arguments=arguments[transport.host], pythons=pythons, timeout_s=_START_S
+        )
+        frame = stream.receive(timeout_s=_START_S)
+        if frame is None:
+            raise explain_end(stream, timeout_s=1.0) or HostError(transport.host, Trouble.LOST, "no attendant starts")
+        header, _ = frame
+        if header["kind"] == "refused":
+            raise HostError(transport.host, Trouble.SCRIPT, f"the run's folder cannot be made: {header['reason']}")
+        return Attendant(transport.host, stream, float(header["time"]) - time.time())
+
+    return {transport.host: answer for transport, answer in on_each(transports, start, timeout_s=2 * _START_S)}
+
+
+class HostsCrew:
+    """Attendants on all hosts of a run, and the relay that lets mpirun reach them."""
+
+    def __init__(self, attendants: Sequence[Attendant], relay: Relay, folder: RunFolder) -> None:
+        self._attendants = attendants
+        self._relay = relay
+        self._folder = folder
+        self._lost: dict[str, LostHost] = {}
+        for one in attendants:
+            threading.Thread(target=self._listen, args=(one,), daemon=True).start()
+
+    def settings(self, engine_name: str) -> Mapping[str, str]:
+        return self._relay.settings(engine_name)
+
+    def losses(self, ranks: Sequence[RankState]) -> Losses:  # noqa: ARG002 - attendants know by themselves
+        shims = {rank: when for one in self._attendants for rank, when in one.lost_shims.items()}
+        return Losses(shims, dict(self._lost))
+
+    def end(self) -> int:
+        """Tell every attendant to finish, at once, and wait until the last one has or is given up."""
+        for one in self._attendants:
+            with contextlib.suppress(HostError):
+                one.stream.send({"kind": "end"}, timeout_s=1.0)
+        deadline = time.monotonic() + _END_S
+        for one in self._attendants:
+            if not one.ended.wait(max(0.0, deadline - time.monotonic())):
+                silent = f"it has not finished within {_END_S:g} s"
+                self._note_lost(one, HostError(one.host, Trouble.TIMED_OUT, silent))
+            one.stream.process.kill()
+        self._relay.close()
+        return sum(one.killed or 0 for one in self._attendants)
+
+    def _listen(self, one: Attendant) -> None:
+        """Take in what an attendant sends until it has ended or is lost."""
+        try:
+            while one.killed is None:
+                self._take(one, *one.stream.expect(timeout_s=_SILENCE_S))
+        except HostError as error:
+            self._note_lost(one, error)
+        finally:
+            one.ended.set()
+
+    def _note_lost(self, one: Attendant, error: HostError) -> None:
+        self._lost.setdefault(one.host, LostHost(error, one.last_heard))
+
+    def _take(self, one: Attendant, header: dict[str, Any], body: bytes) -> None:
+        one.last_heard = time.time()
+        match header.get("kind"):
+            case "file" if _FILE.match(str(header["name"])):
+                write_piece(self._folder.file(header["name"]), header, body)
+            case "lost_shim":
+                one.lost_shims.setdefault(int(header["rank"]), float(header["time"]) - one.clock_offset_s)
+            case "ended":
+                one.killed = int(header["killed"])
+            case _:
+                return
+
+
+def write_piece(path: Path, header: Mapping[str, Any], body: bytes) -> None:
+    """Write a piece of a host's file to its place here; records that appear whole there appear whole here."""
+    if header.get("whole"):
+        unfinished = path.with_name(f"{path.name}.tmp")
+        unfinished.write_bytes(body)
+        unfinished.replace(path)
+        return
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        os.pwrite(descriptor, body, int(header["offset"]))
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,81 @@
+"""Who stands beside the ranks where they run, as the supervisor sees them: one seam for this machine and for others."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ttlaunch.errors import HostError
+from ttlaunch.launch.process import kill_run_processes
+from ttlaunch.launch.watch import RankState
+
+
+@dataclass(frozen=True)
+class LostHost:
+    """A host that can no longer be reached.
+
+    Attributes:
+        error: Why not.
+        last_heard: Its last sign of life, seconds since the epoch on this machine.
+    """
+
+    error: HostError
+    last_heard: float
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What is gone without having said why.
+
+    Attributes:
+        shims: Ranks whose shim vanished, with the time at which that was seen, seconds since the epoch.
+        hosts: Hosts that cannot be reached any more, by name.
+    """
+
+    shims: Mapping[int, float]
+    hosts: Mapping[str, LostHost]
+
+
+class Crew(Protocol):
+    """The supervisor's eyes and hands where the ranks run."""
+
+    def settings(self, engine_name: str) -> Mapping[str, str]:
+        """Further environment for mpirun."""
+
+    def losses(self, ranks: Sequence[RankState]) -> Losses:
+        """What has been lost so far."""
+
+    def end(self) -> int:
+        """Kill whatever still belongs to the run, collect what it wrote, and say how many processes were killed."""
+
+
+class LocalCrew:
+    """For ranks that all run on this machine."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._lost: dict[int, float] = {}
+
+    def settings(self, engine_name: str) -> Mapping[str, str]:  # noqa: ARG002 - the same for every engine
+        """None is needed."""
+        return {}
+
+    def losses(self, ranks: Sequence[RankState]) -> Losses:
+        """A shim that is gone without having written how its rank ended was killed itself."""
+        for state in ranks:
+            pid = state.started.get("shim_pid")
+            if pid and state.exit is None and _is_gone(int(pid)):
+                self._lost.setdefault(state.row.rank, time.time())
+        return Losses(self._lost, {})
+
+    def end(self) -> int:
+        return len(kill_run_processes(self._run_id))
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return True
+    return status.rpartition(")")[2].split()[0] in {"Z", "X"}

@@ -1,0 +1,108 @@
+"""Set a run up on its hosts once they are ready and have the code: each gets its plan and an attendant.
+
+Everything host-specific meets here: where the interpreter, Open MPI, the release and the data lie on each host.
+"""
+
+import json
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.errors import HostError
+from ttlaunch.launch.attendants import Attendant, HostsCrew, start_attendants
+from ttlaunch.launch.relay import DaemonStart, Relay
+from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.watch import Watch
+from ttlaunch.plan.launch_plan import LaunchPlan
+from ttlaunch.plan.on_host import HostPlaces, plan_on_host
+from ttlaunch.remote.transport import Transport
+
+
+@dataclass(frozen=True)
+class ReadyHost:
+    """A host that has everything its ranks need.
+
+    Attributes:
+        python: The interpreter of its ranks.
+        mpi_prefix: Folder of its Open MPI.
+        remote_folder: Absolute.
+        release: Folder of the code there, absolute.
+        lock: File that keeps the code from being pruned, absolute.
+        copies: Path on the launching machine to path on the host.
+        data: The training text there; None if the recipe reads none.
+    """
+
+    transport: Transport
+    python: str
+    mpi_prefix: str
+    remote_folder: str
+    release: str
+    lock: str
+    copies: Mapping[str, str]
+    data: str | None = None
+
+
+@dataclass(frozen=True)
+class RunOnHosts:
+    """What all hosts of a run have in common.
+
+    Attributes:
+        python: The interpreter that the plan names.
+        described: Variables that the cluster's files set.
+        secrets: Values that travel to the hosts and are written nowhere.
+    """
+
+    plan: LaunchPlan
+    folder: RunFolder
+    scratch: Path
+    python: str
+    described: Collection[str] = ()
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+def start_crew(run: RunOnHosts, hosts: Sequence[ReadyHost], watch: Watch) -> HostsCrew | dict[str, HostError]:
+    """Put an attendant with the plan on every host; none is left if one host cannot.
+
+    Returns:
+        The crew, or the hosts that failed with the reasons.
+    """
+    arguments = {host.transport.host: _attendant_arguments(run, host) for host in hosts}
+    pythons = list(dict.fromkeys(host.python for host in hosts))
+    started = start_attendants([host.transport for host in hosts], arguments, pythons=pythons)
+    failed = {name: answer for name, answer in started.items() if isinstance(answer, HostError)}
+    attendants = [answer for answer in started.values() if isinstance(answer, Attendant)]
+    if failed:
+        for attendant in attendants:
+            attendant.stream.process.kill()
+        return failed
+    for attendant in attendants:
+        watch.set_clock(attendant.host, attendant.clock_offset_s)
+    transports = {host.transport.host: host.transport for host in hosts}
+    relay = Relay(transports, {host.transport.host: _daemon_start(run, host) for host in hosts}, scratch=run.scratch)
+    return HostsCrew(attendants, relay, run.folder)
+
+
+def _attendant_arguments(run: RunOnHosts, host: ReadyHost) -> dict[str, Any]:
+    folder = f"{host.remote_folder}/{contract.RUNS_DIR}/{run.folder.run_id}"
+    package = f"{host.release}/{contract.PACKAGE_DIR}"
+    places = HostPlaces(host.python, package, host.copies, host.data)
+    plan = plan_on_host(run.plan, places, python=run.python, described=run.described)
+    shim = [host.python, "-I", "-S", f"{package}/ttlaunch/agent/shim.py", f"{folder}/{contract.PLAN_FILE}"]
+    return {
+        "run_id": run.folder.run_id,
+        "folder": folder,
+        "scratch": str(run.scratch),
+        "lock": host.lock,
+        "files": {
+            contract.PLAN_FILE: json.dumps(plan, indent=1) + "\n",
+            contract.START_FILE: f"exec {shlex.join(shim)}\n",
+        },
+    }
+
+
+def _daemon_start(run: RunOnHosts, host: ReadyHost) -> DaemonStart:
+    environment = {contract.ENV_RUN_ID: run.folder.run_id, "TMPDIR": str(run.scratch)}
+    return DaemonStart(host.mpi_prefix, host.python.rpartition("/")[0], environment, run.secrets)

@@ -1,0 +1,127 @@
+"""Lets mpirun start its daemons on other hosts through the connections that the launcher has already.
+
+mpirun is told that `agent/relay.py` is its ssh. Each command for a host arrives here on a private socket, is made to
+fit the host (its own place of Open MPI, the run's id in the environment) and runs as one more channel. Secrets travel on
+the command's standard input, never on its command line.
+"""
+
+import contextlib
+import re
+import shlex
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ttlaunch import contract
+from ttlaunch.agent import RELAY
+from ttlaunch.errors import HostError
+from ttlaunch.plan.openmpi import relay_settings
+from ttlaunch.remote.transport import Transport, run
+
+_START_DAEMON_S = 30.0
+_NO_ANSWER = 255
+_DAEMON = re.compile(r"(?:^|[\s;])(?:\S*/)?(?P<name>prted|orted)(?=\s)(?P<arguments>.*)", re.DOTALL)
+_SYSTEM_PREFIXES = {"/usr", "/usr/local"}
+_SOCKET = "relay"
+_PROGRAM = "ssh"
+
+
+@dataclass(frozen=True)
+class DaemonStart:
+    """How mpirun's daemon starts on one host.
+
+    Attributes:
+        prefix: Folder of Open MPI there, whose `bin` has the daemon.
+        programs: Folder whose programs ranks find first: that of their interpreter.
+        environment: Variables for the daemon, and so for all it starts.
+        secrets: Likewise; their values show nowhere.
+    """
+
+    prefix: str
+    programs: str
+    environment: Mapping[str, str]
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+class Relay:
+    """Serves mpirun's requests until it is closed."""
+
+    def __init__(
+        self, transports: Mapping[str, Transport], starts: Mapping[str, DaemonStart], *, scratch: Path
+    ) -> None:
+        self._transports = transports
+        self._starts = starts
+        self._scratch = scratch
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(scratch / _SOCKET))
+        self._socket.listen(len(transports))
+        words = shlex.join([sys.executable, "-I", "-S", str(RELAY), str(scratch / _SOCKET)])
+        (scratch / _PROGRAM).write_text(f'exec {words} "$@"\n', encoding="utf-8")
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def settings(self, engine_name: str) -> dict[str, str]:
+        """Environment of mpirun that makes it ask here."""
+        return relay_settings(engine_name, f"sh {self._scratch / _PROGRAM}")
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._socket.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError, EOFError, ValueError):  # mpirun has gone: nobody to answer
+            frame = contract.read_frame(connection.recv)
+            if frame is None:
+                return
+            status, stdout, stderr = self._run(str(frame[0]["host"]), str(frame[0]["command"]))
+            connection.sendall(contract.pack_frame({"status": status, "stderr": stderr}, stdout))
+
+    def _run(self, host: str, command: str) -> tuple[int, bytes, str]:
+        if host not in self._transports:
+            return _NO_ANSWER, b"", f"ttlaunch: mpirun asks for `{host}`, which is no host of this run\n"
+        start = self._starts[host]
+        try:
+            done = run(
+                self._transports[host],
+                daemon_command(command, start),
+                stdin=_exports(start.secrets).encode(),
+                timeout_s=_START_DAEMON_S,
+            )
+        except HostError as error:
+            return _NO_ANSWER, b"", f"ttlaunch: {error}\n"
+        return done.status, done.stdout, done.stderr.decode("utf-8", "replace")
+
+
+def daemon_command(command: str, start: DaemonStart) -> str:
+    """The command line for a host: mpirun's own arguments for its daemon, with the host's paths.
+
+    mpirun writes its own place into the command, which need not be that of the host. A command that starts no daemon is
+    left as it is.
+    """
+    match = _DAEMON.search(command)
+    if match is None:
+        return command
+    variables = dict(start.environment)
+    lines = ['eval "$(cat)"']  # the secrets; standard input may be a socket, which no shell can open by name
+    if start.prefix not in _SYSTEM_PREFIXES:
+        variables |= dict.fromkeys(("OPAL_PREFIX", "PRTE_PREFIX", "PMIX_PREFIX"), start.prefix)
+        lines.append(f"LD_LIBRARY_PATH={shlex.quote(start.prefix)}/lib${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}")
+        lines.append("export LD_LIBRARY_PATH")
+    lines.append(f"PATH={shlex.quote(start.programs)}:{shlex.quote(start.prefix)}/bin:$PATH; export PATH")
+    daemon = shlex.quote(f"{start.prefix}/bin/{match['name']}")
+    return "; ".join([*lines, _exports(variables).replace("\n", "; ") + f"exec {daemon}{match['arguments']}"])
+
+
+def _exports(variables: Mapping[str, str]) -> str:
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
