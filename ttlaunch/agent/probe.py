@@ -31,6 +31,8 @@ _DEADLINE_S = 3.0
 _CPU_FLAGS = {"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "asimd", "sve", "sve2", "bf16"}
 _LIMITS = {"nofile": "RLIMIT_NOFILE", "nproc": "RLIMIT_NPROC", "memlock": "RLIMIT_MEMLOCK", "core": "RLIMIT_CORE"}
 _NOEXEC = 8
+_DAEMONS = {"prted", "orted"}
+_ADOPTERS = {"init", "systemd", "tini", "dumb-init"}  # take over processes whose parents have ended
 _SHM = "/dev/shm"  # noqa: S108 - where shared memory lies on Linux
 
 
@@ -221,27 +223,37 @@ def _devices() -> dict[str, Any]:
 
 
 def _leftovers() -> dict[str, Any]:
-    """Processes that carry a run's id, but for us and those we descend from, and folders that none of them uses."""
-    ours, pid = set(), os.getpid()
-    while pid > 1 and pid not in ours:
-        ours.add(pid)
-        pid = int(_after_name(pid)[1])
+    """Processes that carry the id of a run whose launcher is gone, and folders of runs that no process uses.
+
+    A process whose line of parents leads out of its run, to an mpirun's shell or an agent, belongs to a run that goes on,
+    and so does one below a daemon of mpirun's own, which cuts that line when it starts.
+    """
     folders = dict.fromkeys(glob.glob(_SHM + "/ttl-*"), False)
-    found = []
+    runs: dict[int, str] = {}
     mark = contract.ENV_RUN_ID.encode() + b"="
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                environment = file.read()
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            environment = file.read()
             folders = {folder: used or folder.encode() in environment for folder, used in folders.items()}
-            run = [value for value in environment.split(b"\0") if value.startswith(mark)]
-            if run and pid not in ours:
-                run_id = run[0][len(mark) :].decode("utf-8", "replace")
-                found.append({"pid": pid, "run_id": run_id, "age_s": _age(pid), "command": _command(pid)})
-        except (OSError, ValueError, IndexError):
-            continue
+            for value in environment.split(b"\0"):
+                if value.startswith(mark):
+                    runs[pid] = value[len(mark) :].decode("utf-8", "replace")
+    found = []
+    for pid in sorted(runs):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+            if _is_left(pid, runs):
+                found.append({"pid": pid, "run_id": runs[pid], "age_s": _age(pid), "command": _command(pid)})
     unused = sorted(folder for folder, used in folders.items() if not used and os.stat(folder).st_uid == os.getuid())
-    return {"leftovers": sorted(found, key=lambda one: one["pid"]), "folders": unused}
+    return {"leftovers": found, "folders": unused}
+
+
+def _is_left(pid: int, runs: dict[int, str]) -> bool:
+    run = runs[pid]
+    while runs.get(pid) == run:
+        if _command(pid) in _DAEMONS:
+            return False
+        pid = int(_after_name(pid)[1])
+    return pid <= 1 or _command(pid) in _ADOPTERS
 
 
 def _after_name(pid: int) -> list[str]:
