@@ -35,7 +35,8 @@ class Cluster:
         hosts: How many hosts, unless `names` says it.
         names: The names of the hosts.
         share: Folders that hosts see read-only at the same path; by default the checkout and the Python environment.
-        shared_folder: A folder that all hosts see and may write, as over NFS.
+        shared_folder: A folder that all hosts see and may write, as over NFS. The launcher sees it where it can be
+            shown without a change to the real files: below the home, or where a folder of that name exists.
         interfaces: Names of the network interface of some hosts, where it is not eth0.
         networks: 2 adds eth1 in 10.78.0.0/24 to every machine.
         disk: "tmpfs" puts the disks of the hosts in memory, each of `size_mb`.
@@ -90,7 +91,7 @@ class Cluster:
 
     def _plan(self, name, cables):
         if name == LAUNCHER:
-            return layout.plan_launcher(self.state, cables)
+            return layout.plan_launcher(self.state, cables, shared_folder=self._shared_folder)
         given = {"share": self._share, "shared_folder": self._shared_folder}
         return layout.plan_host(name, self.state, cables, rack=self._rack, **given)
 
@@ -267,6 +268,8 @@ class Cluster:
 
     def replace(self, host, path, text, *, mode=0o755):
         """Put a script over a program, on this host only."""
+        if path in self._machines[host].replaced:
+            self.restore(host, path)
         self._machines[host].replaced[path] = (text, mode)
         mounts.cover(self._machines[host].keeper, path, text=text, mode=mode)
 

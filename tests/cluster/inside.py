@@ -98,6 +98,9 @@ def be_the_launcher(spec):
     socket.sethostname(spec["name"])
     bind(f"{spec['etc']}/hosts", "/etc/hosts")
     replace_home(Path(spec["home"]), view=Path(spec["view"]), ssh=spec["ssh"])
+    shared = spec["shared_folder"]
+    if shared and (Path(shared).is_dir() or Path(spec["home"]) in Path(shared).parents):
+        bind_folder(spec["shared_files"], shared)
     mount("sysfs", "/sys", kind="sysfs")
     say_ready(os.getpid())
     wait_for_the_end()

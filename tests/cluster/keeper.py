@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 
 INSIDE = Path(__file__).with_name("inside.py")
-PLACE = Path("/var/tmp")  # noqa: S108 - survives for the next start to clear; every cluster takes a folder of its own
+PLACE = Path("/var/tmp")
 PREFIX = "ttlaunch-cluster-"
+"""The folder of a cluster lies in `PLACE` and is called this, then the id and start time of its owner."""
+
 _KEEPERS = "keepers"
 _DEADLINE_S = 20
 

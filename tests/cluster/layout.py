@@ -50,10 +50,11 @@ def plan_cables(number, *, interface, networks):
     ]
 
 
-def plan_launcher(state, cables):
+def plan_launcher(state, cables, *, shared_folder):
     spec = {"kind": "launcher", "name": LAUNCHER, "etc": str(state / "etc" / LAUNCHER)}
     own = {"home": launcher_home(), "view": str(state / "home"), "ssh": str(state / "ssh")}
-    return Machine(LAUNCHER, cables, spec | own, listens="nothing")
+    shared = {"shared_folder": shared_folder, "shared_files": str(state / "shared")}
+    return Machine(LAUNCHER, cables, spec | own | shared, listens="nothing")
 
 
 def plan_host(name, state, cables, *, rack, share, shared_folder):
@@ -109,7 +110,7 @@ def _fill_disk(folder, name):
         (folder / top).mkdir(parents=True)
     for below in ("tmp", "ssh", "log", "lib"):
         (folder / "var" / below).mkdir()
-    (folder / "var/run").symlink_to("/run")
+    (folder / "var/run").symlink_to("../run")
     (folder / "var/tmp").chmod(0o1777)
     (folder / "root").chmod(0o700)
     accounts.make_key(Path(f"{folder}{sshd.HOST_KEY}"), comment=name)

@@ -3,9 +3,8 @@
 For tests of one connection, which need no cluster and no root. Nothing of the user's own SSH set-up is read or changed.
 """
 
-import getpass
 import os
-import shutil
+import pwd
 import socket
 import subprocess
 import tempfile
@@ -17,10 +16,10 @@ import pytest
 
 from tests.cluster.accounts import make_key, public_key
 from tests.cluster.keeper import wait_until
+from tests.cluster.needs import find_tool, missing_tools
 
 ALIAS = "box"
 _ADDRESS = "127.0.0.1"
-_PLACES = f"{os.defpath}:/usr/sbin:/sbin"
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,8 @@ def start_loopback_sshd(**settings):
         _write_settings(sshd, settings)
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # what the service would make before sshd starts
-        program = shutil.which("sshd", path=_PLACES)
         process = subprocess.Popen(
-            [program, "-D", "-f", sshd.folder / "sshd_config", "-E", sshd.log],
+            [find_tool("sshd"), "-D", "-f", sshd.folder / "sshd_config", "-E", sshd.log],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -63,8 +61,8 @@ def start_loopback_sshd(**settings):
 
 def why_no_loopback_sshd():
     """The reason in words, or an empty text."""
-    missing = [tool for tool in ("ssh", "ssh-keygen", "sshd") if shutil.which(tool, path=_PLACES) is None]
-    return f"an sshd on the loopback interface needs {', '.join(missing)}" if missing else ""
+    missing = missing_tools("ssh", "ssh-keygen", "sshd")
+    return f"an sshd on the loopback interface needs {missing}" if missing else ""
 
 
 @pytest.fixture(scope="session")
@@ -86,7 +84,7 @@ def _write_files(folder):
     sshd = LoopbackSshd(
         folder=folder,
         port=port,
-        user=getpass.getuser(),
+        user=pwd.getpwuid(os.getuid()).pw_name,
         identity_file=folder / "id_ed25519",
         known_hosts=folder / "known_hosts",
         config_file=folder / "ssh_config",

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from tests.cluster import accounts
 from tests.cluster.keeper import wait_until
+from tests.cluster.needs import find_tool
 
 PORT = 22
 CONFIG = "/var/ssh/sshd_config"
 HOST_KEY = "/var/ssh/host_key"
-PROGRAM = "/usr/sbin/sshd"
 LOG = "/var/log/sshd.log"
 PID_FILE = "/run/sshd.pid"
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -17,7 +17,7 @@ _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
 def start(keeper):
     """Start sshd and return when it listens."""
-    _run(keeper, PROGRAM, "-f", CONFIG, "-E", LOG)
+    _run(keeper, find_tool("sshd"), "-f", CONFIG, "-E", LOG)
     wait_until(_pid_file(keeper).is_file, what="sshd writes its process id, which it does when it listens")
 
 
