@@ -39,9 +39,10 @@ def start_time(pid):
 
 
 class Keeper:
-    """The process that holds one machine's namespaces; `pid` is a process inside them, as seen from here."""
+    """The process that holds one machine's namespaces."""
 
     def __init__(self, spec, *, state):
+        self.name = spec["name"]
         self._log = state / "logs" / spec["name"]
         self._own_pids = spec["kind"] == "host"
         with self._log.open("a", encoding="utf-8") as log:
@@ -53,18 +54,25 @@ class Keeper:
                 text=True,
                 start_new_session=True,  # an interrupt typed at the tests is theirs to handle
             )
-        self.pid = None
+        self._inside = None
         _note_keeper(state, self._process.pid)
 
     def wait_until_ready(self):
         answer = self._process.stdout.readline().split()
         if answer[:1] != ["ready"]:
             raise RuntimeError(f"a test machine did not start: {self._log.read_text(encoding='utf-8').strip()}")
-        self.pid = int(answer[1])
+        self._inside = int(answer[1])
 
     @property
     def alive(self):
         return self._process.poll() is None
+
+    @property
+    def pid(self):
+        """A process inside, as this machine numbers it. Once it has ended, the number may be anybody's."""
+        if not self.alive:
+            raise RuntimeError(f"{self.name} has no power")
+        return self._inside
 
     def argv(self, *command, cwd="/"):
         """The words that run a command inside this machine."""
@@ -78,6 +86,8 @@ class Keeper:
 
     def pids(self):
         """Who runs inside, with command lines; not the keeper's own process."""
+        if not self.alive:
+            return {}
         kind = "pid" if self._own_pids else "net"
         own = Path(f"/proc/{self.pid}/ns/{kind}").readlink()
         found = {}

@@ -24,7 +24,7 @@ def start(keeper):
 def stop(keeper):
     """Close the port. Sessions that are open stay open."""
     if _pid_file(keeper).is_file():
-        _run(keeper, "kill", _pid_file(keeper).read_text(encoding="utf-8").strip())
+        _run(keeper, "sh", "-c", f"kill {_pid_file(keeper).read_text(encoding='utf-8').strip()}")
         wait_until(lambda: not _pid_file(keeper).exists(), what="sshd removes its process id when it ends")
 
 

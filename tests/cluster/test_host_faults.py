@@ -59,6 +59,9 @@ def test_after_a_power_cut_a_host_is_silent_and_has_kept_its_disk_but_not_its_me
     assert session.poll() is None, "the host said goodbye"
     assert silent(cluster, "10.77.0.10")
     assert cluster.path("node0", "/root/kept").exists()
+    assert {} == cluster.pids("node0")
+    with pytest.raises(RuntimeError, match="node0 has no power"):
+        cluster.run("node0", ["true"])
 
     cluster.revive("node0")
     listing = ssh(cluster, "node0", "ls /root /srv /tmp /dev/shm").stdout
