@@ -1,0 +1,259 @@
+"""Lets this host connect to every other host of a cluster, and them to it, on ports that the system chooses.
+
+Frames to it: `reach` (connect to all peers at once), `measure` (latency and bandwidth to one). Frames from it:
+`listening` (the port), `reached`, `measured`. Whoever connects shows a token that only this cluster's scripts know, and
+whoever answers proves who it is, so that neither a stranger nor a second machine with the same address is taken for a peer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import selectors
+import socket
+import statistics
+import sys
+import threading
+import time
+
+from ttlaunch import contract
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_TOKEN = 32
+_PROOF = 32
+_TRY, _MEASURE = b"t", b"m"
+_LOAD = 64 * 1024  # many packets of any size, so that a way which loses large ones is noticed
+_PINGS = 30
+_CHUNK = 1024 * 1024
+_DONE = b"k"
+
+
+def main(arguments: dict[str, Any]) -> int:
+    """Serve until standard input ends.
+
+    Args:
+        arguments: `name` and `address` of this host, `token` (hexadecimal), `timeout_s` for reaching all peers.
+    """
+    token = bytes.fromhex(arguments["token"])
+    try:
+        listener = socket.create_server((arguments["address"], 0), backlog=1024)
+    except OSError as error:
+        _send({"kind": "listening", "port": None, "problem": (error.strerror or str(error)).lower()})
+        return 0
+    threading.Thread(target=_serve, args=(listener, token, arguments["name"]), daemon=True).start()
+    _send({"kind": "listening", "port": listener.getsockname()[1], "problem": None})
+    while True:
+        frame = contract.read_frame(sys.stdin.buffer.read)
+        if frame is None:
+            return 0
+        header = frame[0]
+        if header["kind"] == "reach":
+            results = _reach(header["peers"], token, timeout_s=arguments["timeout_s"])
+            _send({"kind": "reached", "results": results})
+        else:
+            _send({"kind": "measured", **_measure(header["peer"], token, seconds=header["seconds"])})
+
+
+def _send(header: dict[str, Any]) -> None:
+    sys.stdout.buffer.write(contract.pack_frame(header))
+    sys.stdout.buffer.flush()
+
+
+def _proof(token: bytes, name: str) -> bytes:
+    """What the host of this name answers to the token."""
+    return hashlib.sha256(token + name.encode()).digest()
+
+
+class _Guest:
+    """A connection that was accepted: first the token, then what the guest came for."""
+
+    def __init__(self, connection: socket.socket, token: bytes, proof: bytes) -> None:
+        self._connection = connection
+        self._token = token
+        self._proof = proof
+        self._greeting = b""
+        self._received = 0
+        self._began = 0.0
+
+    def hear(self, buffer: bytearray) -> bool:
+        """Take in what has come; whether there is more to expect."""
+        if len(self._greeting) <= _TOKEN:
+            part = self._connection.recv(_TOKEN + 1 - len(self._greeting))
+            self._greeting += part
+            if len(self._greeting) > _TOKEN:
+                if not hmac.compare_digest(self._greeting[:_TOKEN], self._token):
+                    return False
+                self._connection.sendall(self._proof)
+            return bool(part)
+        size = self._connection.recv_into(buffer)
+        if self._greeting.endswith(_TRY):
+            self._received += size
+            if self._received == _LOAD:
+                self._connection.sendall(_DONE)
+            return bool(size)
+        return self._hear_measuring(size, buffer)
+
+    def _hear_measuring(self, size: int, buffer: bytearray) -> bool:
+        """Echo the pings, count the rest, and say at the end how many bytes came in how many nanoseconds."""
+        pings = min(size, max(0, _PINGS - self._received))
+        if pings:
+            self._connection.sendall(buffer[:pings])
+        self._received += size
+        if not size and self._began:
+            took = int((time.monotonic() - self._began) * 1e9)
+            self._connection.sendall((self._received - _PINGS).to_bytes(8, "big") + took.to_bytes(8, "big"))
+        elif size > pings and not self._began:
+            self._began = time.monotonic()
+        return bool(size)
+
+
+def _serve(listener: socket.socket, token: bytes, name: str) -> None:
+    proof, buffer = _proof(token, name), bytearray(_CHUNK)
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is listener:
+                    with contextlib.suppress(OSError):
+                        connection, _ = listener.accept()
+                        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                        connection.settimeout(1.0)
+                        selector.register(connection, selectors.EVENT_READ, _Guest(connection, token, proof))
+                    continue
+                goes_on = False
+                with contextlib.suppress(OSError):
+                    goes_on = key.data.hear(buffer)
+                if not goes_on:
+                    selector.unregister(key.fileobj)
+                    key.fileobj.close()  # type: ignore[union-attr]
+
+
+class _Attempt:
+    """One connection to a peer, without waiting: connect, show the token, hear who it is, send a load, hear it is there."""
+
+    def __init__(self, name: str, address: str, port: int, token: bytes) -> None:
+        self.name = name
+        self.problem: str | None = "no answer"
+        self.seconds: float | None = None
+        self._token = token
+        self._expected = _proof(token, name)
+        self._heard = b""
+        self._load = memoryview(bytes(_LOAD))
+        self.events = selectors.EVENT_WRITE
+        self.connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self.connection.settimeout(0.0)
+        self._began = time.monotonic()
+        with contextlib.suppress(BlockingIOError):
+            self.connection.connect((address, port))
+
+    def go_on(self, events: int) -> bool:
+        """Do what can be done now; whether there is more to do."""
+        if self.seconds is None:
+            error = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error:
+                raise OSError(error, "")
+            self.seconds = time.monotonic() - self._began
+            self.connection.send(self._token + _TRY)
+            self.problem = "it connects, and then nothing comes"
+            self.events = selectors.EVENT_READ
+            return True
+        if events & selectors.EVENT_WRITE and self._load:
+            self._load = self._load[self.connection.send(self._load) :]
+            self.events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._load else 0)
+        return not events & selectors.EVENT_READ or self._hear()
+
+    def _hear(self) -> bool:
+        part = self.connection.recv(_PROOF + 1 - len(self._heard))
+        self._heard += part
+        if not part or not self._expected.startswith(self._heard[:_PROOF]):
+            self.problem = "another machine answers at its address"
+            return False
+        if len(self._heard) < _PROOF:
+            return True
+        if len(self._heard) > _PROOF:
+            self.problem = None
+            return False
+        self.problem = "large packets are lost"
+        self.events = selectors.EVENT_READ | selectors.EVENT_WRITE
+        return True
+
+
+def _reach(peers: list[list[Any]], token: bytes, *, timeout_s: float) -> list[list[Any]]:
+    """For each peer its name, the seconds until it accepted, and what went wrong; None where nothing did."""
+    results = []
+    end = time.monotonic() + timeout_s
+    with selectors.DefaultSelector() as selector:
+        for name, address, port in peers:
+            try:
+                attempt = _Attempt(name, address, port, token)
+            except OSError as error:
+                results.append([name, None, _reason(error)])
+                continue
+            selector.register(attempt.connection, attempt.events, attempt)
+        while selector.get_map() and time.monotonic() < end:
+            for key, events in selector.select(max(0.0, end - time.monotonic())):
+                attempt = key.data
+                try:
+                    goes_on = attempt.go_on(events)
+                except BlockingIOError:
+                    goes_on = True
+                except OSError as error:
+                    attempt.problem, goes_on = _reason(error), False
+                if goes_on:
+                    selector.modify(attempt.connection, attempt.events, attempt)
+                else:
+                    selector.unregister(attempt.connection)
+                    results.append(_close(attempt))
+        results += [_close(key.data) for key in list(selector.get_map().values())]
+    return results
+
+
+def _close(attempt: _Attempt) -> list[Any]:
+    attempt.connection.close()
+    return [attempt.name, attempt.seconds, attempt.problem]
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno).lower() if error.errno else str(error).lower()
+
+
+def _measure(peer: list[Any], token: bytes, *, seconds: float) -> dict[str, Any]:
+    """Median of some round trips of one byte, and bytes per second in one direction, as the peer counted them."""
+    name, address, port = peer
+    try:
+        with socket.create_connection((address, port), timeout=2.0 + seconds) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(token + _MEASURE)
+            if _take(connection, _PROOF) != _proof(token, name):
+                return {"problem": "another machine answers at its address"}
+            trips = []
+            for _ in range(_PINGS):
+                began = time.perf_counter()
+                connection.sendall(b"p")
+                _take(connection, 1)
+                trips.append(time.perf_counter() - began)
+            load = bytes(_CHUNK)
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                connection.sendall(load)
+            connection.shutdown(socket.SHUT_WR)
+            answer = _take(connection, 16)
+        count, nanoseconds = int.from_bytes(answer[:8], "big"), int.from_bytes(answer[8:], "big")
+        return {"latency_s": statistics.median(trips), "bytes_per_s": count * 1e9 / max(1, nanoseconds)}
+    except OSError as error:
+        return {"problem": _reason(error)}
+
+
+def _take(connection: socket.socket, size: int) -> bytes:
+    parts = b""
+    while len(parts) < size:
+        part = connection.recv(size - len(parts))
+        if not part:
+            raise OSError("it closed the connection")
+        parts += part
+    return parts
