@@ -7,12 +7,10 @@ hostfile, and who did answer. That other hosts answered tells a wrong name from 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ttlaunch.diagnostics import Diagnostic, Label, listed, shown
+from ttlaunch.diagnostics import Diagnostic, listed, shown
+from ttlaunch.doctor.grouping import place
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.topology.model import ClusterSettings, Host, Topology
-
-_LONGEST_EVIDENCE = 200
-_MOST_PLACES = 8
 
 
 @dataclass(frozen=True)
@@ -63,27 +61,26 @@ def explain_troubles(
     groups: dict[str, list[HostError]] = {}
     for error in sorted(errors, key=lambda error: order.get(error.host, len(order))):
         groups.setdefault(_REASONS[error.trouble].code, []).append(error)
-    return [_explain(group, hosts, topology.cluster, answered or {}) for group in groups.values()]
+    return [_explain(group, topology, hosts, answered or {}) for group in groups.values()]
 
 
 def _explain(
-    errors: list[HostError], hosts: Mapping[str, Host], cluster: ClusterSettings, answered: Mapping[str, float]
+    errors: list[HostError], topology: Topology, hosts: Mapping[str, Host], answered: Mapping[str, float]
 ) -> Diagnostic:
     reason = _REASONS[errors[0].trouble]
     if len(errors) == 1:
         subject = f"host `{shown(errors[0].host)}` {reason.one}"
     else:
         subject = f"{len(errors)} of {len(hosts)} hosts {reason.several}"
-    labels = _labels(errors, hosts)
-    placed = {error.host for error in errors if error.host in hosts}
-    notes = [f"{error.host}: {_evidence(error)}" for error in errors if error.host not in placed]
+    evidence = {error.host: error.evidence for error in errors}
+    labels, notes = place(evidence, topology=topology)
     notes += _once(note for error in errors for note in error.notes)
     if answered:
         took = max(answered.values())
         notes.append(f"{listed(answered, last='and', quote='')} answered within {max(took, 0.1):.1f} s")
     hints = _once(hint for error in errors for hint in error.hints)
     if reason.code in _TRY_BY_HAND and errors[0].trouble is not Trouble.UNKNOWN_NAME:
-        hints.append(f"try it by hand: `{_by_hand(errors[0].host, hosts, cluster)}`")
+        hints.append(f"try it by hand: `{_by_hand(errors[0].host, hosts, topology.cluster)}`")
     return Diagnostic(
         reason.code,
         f"{subject}; nothing was started",
@@ -92,24 +89,6 @@ def _explain(
         notes=tuple(notes),
         hints=tuple(hints),
     )
-
-
-def _labels(errors: list[HostError], hosts: Mapping[str, Host]) -> list[Label]:
-    """A place for each host; evidence that all share is said once."""
-    said = _evidence(errors[0])
-    labels = []
-    for number, error in enumerate(errors[:_MOST_PLACES]):
-        if error.host in hosts:
-            same = number > 0 and _evidence(error) == said
-            labels.append(Label(hosts[error.host].span, "likewise" if same else _evidence(error)))
-    rest = len(errors) - _MOST_PLACES
-    if rest > 0 and labels:
-        labels[0] = Label(labels[0].span, f"{labels[0].text} (and {rest} more hosts than shown)")
-    return labels
-
-
-def _evidence(error: HostError) -> str:
-    return shown(error.evidence, longest=_LONGEST_EVIDENCE)
 
 
 def _by_hand(name: str, hosts: Mapping[str, Host], cluster: ClusterSettings) -> str:
