@@ -29,6 +29,32 @@ ENV_PLAN = "TTLAUNCH_PLAN"
 ENV_START = "TTLAUNCH_START"  # a script to start in place of the run's own on every host; for starting by hand
 PREFIX = "TTLAUNCH_"
 
+# A value `env:NAME` stands for the variable NAME of the launching shell; its value is never written down.
+REFERENCE = "env:"
+SECRET_PREFIX = "TTLAUNCH_SECRET_"  # noqa: S105 - names of variables for secret values that have none of their own
+
+
+def referred_variable(value: str) -> str | None:
+    """The variable that `env:NAME` stands for; None for any other value."""
+    name = value[len(REFERENCE) :] if value.startswith(REFERENCE) else ""
+    return name if name.isidentifier() and name.isascii() else None
+
+
+def fill_references(variables: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
+    """Variables with the values that their `env:NAME` stand for.
+
+    Raises:
+        LookupError: A value is not there.
+    """
+    filled = {}
+    for name, value in variables.items():
+        referred = referred_variable(value)
+        if referred is not None and referred not in values:
+            raise LookupError(f"the value of `{value}` for {name} did not reach this host")
+        filled[name] = value if referred is None else values[referred]
+    return filled
+
+
 # How the MPI launcher tells a process which rank it is; the first one that is set counts.
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")

@@ -359,14 +359,6 @@ def test_a_missing_hostfile_is_an_error(refused):
     refused("run hierarchical_parallel --hostfile hosts.txt", status=3)
 
 
-def test_hosts_that_are_not_this_machine_are_refused(refused):
-    refused("run fabric_minimal --on 2loudboxes", status=4)
-
-
-def test_one_other_host_is_refused_in_the_singular(refused):
-    refused("run fabric_minimal --hostfile hosts.txt -n 1", files={"hosts.txt": "far-away slots=1\n"}, status=4)
-
-
 def test_mistakes_in_topology_and_training_file_are_shown_together(refused):
     files = {
         "lab/hosts.txt": "box-01 slots=1\nbox-02 slot=1\n",

@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 import pytest
 
 from ttlaunch.errors import RunFolderError
-from ttlaunch.remote.local import is_this_machine
 from ttlaunch.launch.process import kill_run_processes, run_processes
 from ttlaunch.launch.record_inputs import tree_hash
 from ttlaunch.launch.run_folder import create_run_folder, make_scratch_folder
+from ttlaunch.remote.local import is_this_machine
 
 CANARY = "sk-canary-0123"
 

@@ -37,8 +37,9 @@ def cluster(tmp_path, write_cluster):
 def plan(here):
     """`plan("recipe", on=…, …)` is the `LaunchPlan` on a made-up machine."""
 
-    def make(target, *, surroundings=None, **request):
-        description = describe(Request(target=target, **request), working_folder=here, shell={"HOME": "/home/ann"})
+    def make(target, *, surroundings=None, shell=None, **request):
+        given = {"HOME": "/home/ann", **(shell or {})}
+        description = describe(Request(target=target, **request), working_folder=here, shell=given)
         assert description.ok, render(description.diagnostics)
         around = dataclasses.replace(SURROUNDINGS, **(surroundings or {}))
         if description.command is not None:

@@ -134,3 +134,8 @@ def test_a_rate_with_which_nothing_learns_is_a_warning(load, text, message):
     recipe = declared("hierarchical_parallel")
     found = check_config(recipe, load(f"training_config: {text}\n"), recipe.layouts[-1])
     assert [("C028", "warning", message)][: message is not None] == [(d.code, d.severity, d.message) for d in found]
+
+
+def test_strings_are_found_at_any_depth_with_their_keys(load):
+    strings = dict(load("training_config: {data_path: book.txt}\n").strings())
+    assert strings["training_config.data_path"] == "book.txt"

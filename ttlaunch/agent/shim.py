@@ -68,9 +68,9 @@ def rank_environment(
     plan: Record, row: Record, inherited: Mapping[str, str], run_folder: str, plan_path: str
 ) -> dict[str, str]:
     """What the rank sees: what its host gives, minus managed names, plus the plan's and the contract's variables."""
-    environment = {name: value for name, value in inherited.items() if name not in set(plan["managed"])}
-    environment.update(plan["environment"])
-    environment.update(row["environment"])
+    managed, secret = set(plan["managed"]), contract.SECRET_PREFIX
+    environment = {k: v for k, v in inherited.items() if k not in managed and not k.startswith(secret)}
+    environment.update(contract.fill_references({**plan["environment"], **row["environment"]}, inherited))
     environment.update(
         {
             contract.ENV_RUN_ID: inherited.get(contract.ENV_RUN_ID, "by-hand"),
@@ -104,8 +104,9 @@ def _run_rank(plan: Record, row: Record, plan_path: str, run_folder: str) -> int
     started = time.time()
     try:
         process = _start(plan, rank_environment(plan, row, os.environ, run_folder, plan_path))
-    except OSError as error:
-        text = f"{error.strerror or error}: {error.filename or plan['rank_command'][0]}"
+    except (OSError, LookupError) as error:
+        wrong = getattr(error, "filename", None) or plan["rank_command"][0]
+        text = f"{error.strerror or error}: {wrong}" if isinstance(error, OSError) else str(error)
         print(f"rank {rank} cannot be started: {text}", file=sys.stderr)
         _write_json(run_folder, contract.exit_file(rank), {"rank": rank, "time": time.time(), "start_error": text})
         return _SHIM_FAILED

@@ -14,6 +14,7 @@ from ttlaunch.diagnostics import Diagnostic, Label, has_errors, shown
 if TYPE_CHECKING:
     from ttlaunch.plan.make import RecipeChoice
     from ttlaunch.plan.roles import RoleLayout
+    from ttlaunch.recipe.config import LoadedConfig
     from ttlaunch.topology.model import Topology
 
 _CORPUS_CODES = {"missing": "C021", "empty": "C022", "binary": "C023", "too_short": "C024", "unreadable": "C025"}
@@ -82,7 +83,7 @@ def describe(request: Request, *, working_folder: Path, shell: Mapping[str, str]
     elif is_script(request.target, working_folder):
         _describe_script(result, request, working_folder)
     else:
-        _describe_recipe(result, request, working_folder)
+        _describe_recipe(result, request, working_folder, shell)
     return result
 
 
@@ -154,7 +155,7 @@ def _refuse_recipe_options(result: Description, request: Request) -> None:
         result.diagnostics.append(Diagnostic("P009", message, hints=("give its own arguments after `--`",)))
 
 
-def _describe_recipe(result: Description, request: Request, working_folder: Path) -> None:
+def _describe_recipe(result: Description, request: Request, working_folder: Path, shell: Mapping[str, str]) -> None:
     from ttlaunch.plan.make import RecipeChoice, check_recipe
     from ttlaunch.recipe.config import load_config
     from ttlaunch.recipe.discovery import find_recipe, load_recipe
@@ -172,14 +173,30 @@ def _describe_recipe(result: Description, request: Request, working_folder: Path
     path, name, standard_input = _config_source(request, found.train_file, working_folder)
     loaded = load_config(recipe, path, name=name, standard_input=standard_input, overrides=request.overrides)
     result.diagnostics += loaded.diagnostics
+    undefined = _undefined_references(loaded, shell)
+    result.diagnostics += undefined
     data = None
-    if loaded.config is not None and recipe.uses_data:
-        data, mistake = check_data(loaded, working_folder)
+    if loaded.config is not None and recipe.uses_data and not undefined:
+        data, mistake = check_data(loaded, working_folder, shell=shell)
         result.diagnostics += [mistake] if mistake else []
     result.choice = RecipeChoice(found.name, found.folder, recipe, loaded, data)
     if result.topology is not None:
         result.layout, mistakes = check_recipe(result.choice, result.topology, ranks=request.ranks)
         result.diagnostics += mistakes
+
+
+def _undefined_references(loaded: "LoadedConfig", shell: Mapping[str, str]) -> list[Diagnostic]:
+    """Every `env:NAME` in the configuration whose variable this shell lacks."""
+    from ttlaunch.contract import referred_variable
+
+    found = []
+    for key, value in loaded.strings():
+        name = referred_variable(value)
+        if name is not None and name not in shell:
+            span = loaded.span(key)
+            message = f"`{key}` is `{value}`, and this shell has no variable `{name}`"
+            found.append(Diagnostic("C029", message, Label(span) if span else None, hints=(f"`export {name}=…`",)))
+    return found
 
 
 def _config_source(
@@ -205,11 +222,16 @@ def short_name(path: Path, working_folder: Path) -> str:
         return str(path)
 
 
-def check_data(loaded: Any, working_folder: Path) -> tuple[dict[str, Any] | None, Diagnostic | None]:
+def check_data(
+    loaded: Any, working_folder: Path, *, shell: Mapping[str, str]
+) -> tuple[dict[str, Any] | None, Diagnostic | None]:
     """Read the training text, so that a missing, empty, binary or short one is found before anything starts."""
+    from ttlaunch.contract import referred_variable
     from ttlaunch.recipe.corpus import CorpusError, count_sequences, read_corpus
 
     given = loaded.config.training_config.data_path
+    variable = referred_variable(given or "")
+    given = shell.get(variable, given) if variable else given
     path = None if given is None else _path(given, working_folder)
     try:
         corpus = read_corpus(path)

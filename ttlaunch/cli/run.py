@@ -107,9 +107,12 @@ def _carry_out(prepared: "Prepared", *, runs_dir: Path, form: Format, verbose: b
         refuse([Diagnostic("H008", str(error), hints=(_ELSEWHERE,))], form=form)
     write_inputs(plan, folder, resolved_config=prepared.resolved_config, shell=os.environ)
     watch = Watch(plan, folder)
-    with scratch_folder() as scratch, ready.crew(folder, watch, scratch) as crew:
-        with make_view(plan, folder, quiet=form is Format.JSON) as view:
-            report = supervise(plan, folder, environment=os.environ, view=view, watch=watch, crew=crew, scratch=scratch)
+    with (
+        scratch_folder() as scratch,
+        ready.crew(folder, watch, scratch) as crew,
+        make_view(plan, folder, quiet=form is Format.JSON) as view,
+    ):
+        report = supervise(plan, folder, environment=os.environ, view=view, watch=watch, crew=crew, scratch=scratch)
     if form is Format.JSON:
         print_json(report.as_json())
     else:

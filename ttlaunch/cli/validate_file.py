@@ -181,7 +181,7 @@ def _check_training(
         declared = declaration
     loaded, diagnostics = check_training_file(data, name=name, recipe=declared, overrides=overrides)
     if loaded.config is not None and declared is not None and declared.uses_data:
-        _, mistake = check_data(loaded, working_folder)
+        _, mistake = check_data(loaded, working_folder, shell=os.environ)
         diagnostics += [mistake] if mistake else []
     remark = f"checked against {recipe}" if declared else "checked against the sections that recipes share; "
     remark += "" if declared else "`--recipe NAME` checks it against one"

@@ -59,7 +59,7 @@ def supervise(
     own = {contract.ENV_RUN_ID: folder.run_id, contract.ENV_START: ""}
     with _signals(ending):
         append_event(folder, "start", engine=name, plan=plan.hash)
-        process = start_mpirun(plan.engine.argv, folder=folder.path, environment={**inherited, **settings, **own})
+        process = start_mpirun(plan.engine.argv, folder=folder.path, environment={**inherited, **plan.secrets, **settings, **own})
         try:
             _loop(process, watch, ending, folder, view, crew)
         except OSError as error:

@@ -77,7 +77,11 @@ class EngineCommand:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What will be started, complete and checked."""
+    """What will be started, complete and checked.
+
+    Attributes:
+        secrets: What the `env:NAME` of environments and configuration stand for; never written, shown or hashed.
+    """
 
     topology: str
     program: RecipeProgram | CommandProgram
@@ -89,6 +93,7 @@ class LaunchPlan:
     flows: tuple[tuple[str, str, str], ...]
     links: tuple[tuple[int, int, int], ...]
     engine: EngineCommand
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def world_size(self) -> int:

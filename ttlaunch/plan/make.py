@@ -1,7 +1,7 @@
 """Put the parts together: topology, recipe and configuration, engine and shell in; `LaunchPlan` and diagnostics out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from ttlaunch.plan.fabric import check_fabric
 from ttlaunch.plan.launch_plan import CommandProgram, LaunchPlan, RankRow, RecipeProgram
 from ttlaunch.plan.openmpi import OpenMpi, OverHosts, plan_openmpi
 from ttlaunch.plan.roles import RoleLayout, plan_roles
+from ttlaunch.plan.secrets import hide_secrets
 from ttlaunch.recipe.config import LoadedConfig, check_config
 from ttlaunch.recipe.declare import Recipe
 from ttlaunch.topology.model import Topology
@@ -129,7 +130,15 @@ def _plan(
     topology: Topology,
     surroundings: Surroundings,
 ) -> LaunchPlan:
+    shell = surroundings.shell
     rows = tuple(_row(rank, role, topology) for rank, role in enumerate(roles))
+    hidden = hide_secrets(
+        plan_environment(topology, shell=shell, working_folder=surroundings.working_folder),
+        [row.environment for row in rows],
+        program.config if isinstance(program, RecipeProgram) else None,
+        shell=shell,
+    )
+    rows = tuple(replace(row, environment=own) for row, own in zip(rows, hidden.rows, strict=True))
     slots = [(f"{host.user}@{host.name}" if host.user else str(host.name), host.slots) for host in topology.hosts]
     engine = plan_openmpi(
         surroundings.engine,
@@ -145,12 +154,13 @@ def _plan(
         program=program,
         rank_command=command,
         working_folder=str(surroundings.working_folder),
-        environment=plan_environment(topology, shell=surroundings.shell, working_folder=surroundings.working_folder),
+        environment=hidden.environment,
         managed=tuple(sorted(MANAGED)),
         ranks=rows,
         flows=flows,
         links=tuple((link.a, link.b, link.channels) for link in topology.links),
         engine=engine,
+        secrets=hidden.secrets,
     )
 
 

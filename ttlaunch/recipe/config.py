@@ -42,6 +42,19 @@ class LoadedConfig:
         path = tuple(key.split("."))
         return span_of(self.root, path) if node_at(self.root, path) is not None else None
 
+    def strings(self) -> list[tuple[str, str]]:
+        """Every value that is a string, with its dotted key; none if there is no valid configuration."""
+        content = self.config.model_dump(mode="json") if self.config is not None else {}
+        found: list[tuple[str, str]] = []
+        parts: list[tuple[str, Any]] = list(content.items())
+        while parts:
+            key, value = parts.pop(0)
+            if isinstance(value, dict):
+                parts += [(f"{key}.{name}", part) for name, part in value.items()]
+            elif isinstance(value, str):
+                found.append((key, value))
+        return found
+
     def origin(self, key: str) -> str:
         """Where the value of a dotted key came from: `train.yaml:7`, `--set` or `default`."""
         span = self.span(key)

@@ -22,16 +22,25 @@ PYTHONS = ("python3", "/usr/bin/python3", "/usr/local/bin/python3", *(f"python3.
 _NO_PYTHON = 78
 _TOO_OLD = 79
 
-# Understood by any Python, so that one that is too old can say so. Keeps the current folder out of the import path.
+# Understood by any Python, so that one that is too old can say so. Keeps the current folder out of the import path, and
+# reads not one byte more than the text, so that the script may read standard input as it likes.
 _LOADER = f"""\
 import sys
 if sys.version_info < {OLDEST_PYTHON}:
     sys.stderr.write("python %s is %d.%d\\n" % (sys.executable, sys.version_info[0], sys.version_info[1]))
     sys.exit({_TOO_OLD})
 sys.path[:] = [p for p in sys.path if p]
-import json, struct, types
-stream = sys.stdin.buffer
-content = json.loads(stream.read(struct.unpack(">I", stream.read(4))[0]))
+import json, os, struct, types
+def take(size):
+    parts = []
+    while size:
+        part = os.read(0, size)
+        if not part:
+            sys.exit(0)
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+content = json.loads(take(struct.unpack(">I", take(4))[0]))
 for name, text in content["modules"]:
     module = sys.modules[name] = types.ModuleType(name)
     module.__file__ = name

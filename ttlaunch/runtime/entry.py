@@ -93,12 +93,23 @@ class _RankRun:
 
 
 def read_config(recipe: Recipe, values: Mapping[str, Any]) -> ConfigFile:
-    """Validate the configuration again, with the class that the recipe on this host declares.
+    """Validate the configuration again, with the class that the recipe on this host declares, and secrets filled in.
 
     Raises:
+        KeyError: The value of an `env:NAME` did not reach this rank.
         pydantic.ValidationError: The host's recipe has other keys than the launching machine's.
     """
-    return recipe.config.model_validate_json(json.dumps(values))
+    return recipe.config.model_validate_json(json.dumps(_with_secrets(values)))
+
+
+def _with_secrets(value: Any) -> Any:
+    """The configuration with the values that its `env:NAME` stand for."""
+    if isinstance(value, Mapping):
+        return {key: _with_secrets(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_with_secrets(part) for part in value]
+    name = contract.referred_variable(value) if isinstance(value, str) else None
+    return value if name is None else os.environ[name]
 
 
 def _join_world(world: World, rank: Rank) -> "MPI.Intracomm":

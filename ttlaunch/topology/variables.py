@@ -1,12 +1,14 @@
 """Environment variables in topology files: their names, and `$VAR` in their values.
 
 `$VAR` and `${VAR}` stand for the launching machine's value. One that is not defined is an error: left as it stands it
-would reach a rank as a path that begins with a dollar sign.
+would reach a rank as a path that begins with a dollar sign. So is `env:NAME`, which stands for a value that is not written
+down, if the machine has no such variable.
 """
 
 import re
 from collections.abc import Mapping
 
+from ttlaunch import contract
 from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, Severity
 from ttlaunch.diagnostics.span import Span
 from ttlaunch.diagnostics.suggest import closest, shown
@@ -39,6 +41,9 @@ def expand_variables(
         meant = misspelled(name)
         if meant:
             found.append(_unlike(name, meant, root, path))
+        referred = contract.referred_variable(value)
+        if referred is not None and referred not in environment:
+            found.append(_undefined(name, referred, span_of(root, (*path, name)), environment, sign=contract.REFERENCE))
         used = dict.fromkeys(match["braced"] or match["plain"] or "" for match in _REFERENCE.finditer(value))
         span = span_of(root, (*path, name))
         found += [_undefined(name, variable, span, environment) for variable in used if variable not in environment]
@@ -56,8 +61,10 @@ def _unlike(name: str, meant: str, root: Node, path: tuple[Key, ...]) -> Diagnos
     return Diagnostic(codes.KNOWN_VARIABLE, message, label, hints=hints, severity=Severity.WARNING)
 
 
-def _undefined(name: str, variable: str, span: Span, environment: Mapping[str, str]) -> Diagnostic:
-    message = f"`{name}` uses `${shown(variable)}`, which is not defined on this machine"
+def _undefined(
+    name: str, variable: str, span: Span, environment: Mapping[str, str], *, sign: str = "$"
+) -> Diagnostic:
+    message = f"`{name}` uses `{sign}{shown(variable)}`, which is not defined on this machine"
     meant = closest(variable, environment)
-    hint = f"did you mean `${meant}`?" if meant else f"`export {shown(variable)}=…` before starting, or write the value"
+    hint = f"did you mean `{sign}{meant}`?" if meant else f"`export {shown(variable)}=…` before starting, or write the value"
     return Diagnostic(codes.UNDEFINED_VARIABLE, message, Label(span, "not defined"), hints=(hint,))

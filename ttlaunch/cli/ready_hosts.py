@@ -1,0 +1,185 @@
+"""Before a run over hosts: reach them, check them, bring the code to all of them; nothing starts unless all are ready.
+
+What does not depend on each other happens at the same time: the files are read while the hosts are being reached, and
+the hosts try to reach each other while the code is on its way.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ttlaunch import contract
+from ttlaunch.cli.console import refuse, stop_on_errors
+from ttlaunch.cli.planning import Prepared, make_plan
+from ttlaunch.cli.reach import reach_hosts
+from ttlaunch.cli.ready_here import Ready
+from ttlaunch.cli.sync import show_progress
+from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.doctor.checks import check_ready
+from ttlaunch.doctor.facts import HostFacts
+from ttlaunch.doctor.network import NetworkChoice, choose_network
+from ttlaunch.doctor.pair_checks import check_pairs
+from ttlaunch.doctor.pairs import Pairs, measure_pairs
+from ttlaunch.doctor.probe_hosts import probe_all, question_for
+from ttlaunch.doctor.troubles import explain_troubles
+from ttlaunch.errors import HostError
+from ttlaunch.launch.crew import Crew
+from ttlaunch.launch.over_hosts import ReadyHost, RunOnHosts, start_crew
+from ttlaunch.launch.preflight import check_fabric_sockets
+from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.watch import Watch
+from ttlaunch.plan.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.plan.make import Networks
+from ttlaunch.remote.transport import Transport
+from ttlaunch.sync.data import DataItem, data_item
+from ttlaunch.sync.release import Release, make_release
+from ttlaunch.sync.report import check_synced
+from ttlaunch.sync.send import Outcome, Synced, sync_release
+from ttlaunch.topology.model import Topology
+
+
+@dataclass(frozen=True)
+class _Say:
+    """How to say what is wrong, and leave."""
+
+    topology: Topology
+    form: Format
+    verbose: bool
+
+    def stop(self, found: list[Diagnostic], errors: Mapping[str, HostError], answered: Mapping[str, float]) -> None:
+        """Leave if there is an error among the diagnostics, or a host that did not answer; else show the warnings."""
+        if errors:
+            found = [*explain_troubles(list(errors.values()), topology=self.topology, answered=answered), *found]
+        stop_on_errors(found, form=self.form, verbose=self.verbose)
+
+
+def ready_hosts(prepared: Prepared, *, form: Format, verbose: bool) -> Ready:
+    """Make every host of the plan ready, or leave with what keeps one from it."""
+    topology = _with_ranks(prepared)
+    say = _Say(topology, form, verbose)
+    stop_on_errors(check_fabric_sockets(prepared.plan), form=form, verbose=verbose)
+    with ThreadPoolExecutor(2) as beside:
+        reading = beside.submit(_read_release, prepared)
+        transports = reach_hosts(topology, form=form, verbose=verbose)
+        facts, choice = _check_hosts(transports, prepared, say)
+        meeting = beside.submit(measure_pairs, transports, choice.addresses)
+        synced = _bring_code(transports, reading, prepared, say)
+        _check_meeting(meeting.result(), choice, say)
+    networks = Networks(choice.ranks, choice.control, has_rdma=choice.has_rdma)
+    plan = make_plan(prepared.description, prepared.request, replace(prepared.surroundings, networks=networks))
+    assert isinstance(plan, LaunchPlan)  # noqa: S101 - the same description has just given one
+    release, outcome = synced
+    hosts = [_ready_host(t, facts[t.host], outcome.hosts[t.host], release, prepared) for t in transports]
+    return _ReadyHosts(plan, hosts, prepared, say)
+
+
+def _with_ranks(prepared: Prepared) -> Topology:
+    """The cluster without the hosts that no rank runs on: they need not even be switched on."""
+    used = set(prepared.plan.hosts)
+    topology = prepared.topology
+    return replace(topology, hosts=tuple(host for host in topology.hosts if host.name in used))
+
+
+def _read_release(prepared: Prepared) -> tuple[Release | None, list[Diagnostic]]:
+    program = prepared.plan.program
+    recipe = Path(program.folder) if isinstance(program, RecipeProgram) else None
+    return make_release(prepared.surroundings.working_folder, recipe=recipe)
+
+
+def _check_hosts(
+    transports: Sequence[Transport], prepared: Prepared, say: _Say
+) -> tuple[dict[str, HostFacts], NetworkChoice]:
+    question = question_for(say.topology, launcher_python=prepared.surroundings.python)
+    answers = probe_all(transports, question)
+    say.stop([], answers.errors, answers.seconds)
+    needs_packages = isinstance(prepared.plan.program, RecipeProgram)
+    say.stop(check_ready(answers.facts, topology=say.topology, needs_packages=needs_packages), {}, {})
+    connections = {transport.host: transport.addresses for transport in transports}
+    choice = choose_network(answers.facts, wanted=say.topology.cluster.network, connections=connections)
+    if isinstance(choice, Diagnostic):
+        refuse([choice], form=say.form, verbose=say.verbose)
+    return answers.facts, choice
+
+
+def _bring_code(
+    transports: Sequence[Transport],
+    reading: Future[tuple[Release | None, list[Diagnostic]]],
+    prepared: Prepared,
+    say: _Say,
+) -> tuple[Release, Outcome]:
+    release, found = reading.result()
+    if release is None:
+        refuse(found, form=say.form, verbose=say.verbose)
+    say.stop(found, {}, {})
+    with show_progress(transports, form=say.form) as on_progress:
+        outcome = sync_release(
+            transports,
+            release=release,
+            data=_data(prepared),
+            remote_folder=say.topology.cluster.remote_folder,
+            on_progress=on_progress,
+        )
+    errors = {host: answer for host, answer in outcome.hosts.items() if isinstance(answer, HostError)}
+    say.stop(check_synced(outcome), errors, {})
+    return outcome.release, outcome
+
+
+def _data(prepared: Prepared) -> list[DataItem]:
+    program = prepared.plan.program
+    return [data_item(program.data)] if isinstance(program, RecipeProgram) and program.data else []
+
+
+def _check_meeting(pairs: Pairs, choice: NetworkChoice, say: _Say) -> None:
+    say.stop(check_pairs(pairs.pairs, choice, topology=say.topology), pairs.errors, {})
+
+
+def _ready_host(
+    transport: Transport, facts: HostFacts, synced: Synced, release: Release, prepared: Prepared
+) -> ReadyHost:
+    """Everything a run has to know of a host, once it has been checked and has the code."""
+    assert facts.python is not None  # noqa: S101 - `check_ready` refuses a host without
+    assert facts.mpi is not None  # noqa: S101 - likewise
+    assert facts.mpi.prefix is not None  # noqa: S101 - likewise
+    program = prepared.plan.program
+    copies = {str(release.project): f"{synced.release}/{contract.PROJECT_DIR}"}
+    if isinstance(program, RecipeProgram) and release.recipe is not None:
+        copies[program.folder] = f"{synced.release}/{release.recipe}"
+    data = program.data if isinstance(program, RecipeProgram) else None
+    return ReadyHost(
+        transport=transport,
+        python=facts.python.executable,
+        mpi_prefix=facts.mpi.prefix,
+        remote_folder=synced.remote_folder,
+        release=synced.release,
+        lock=f"{synced.remote_folder}/{contract.release_lock(synced.tree_hash)}",
+        copies=copies,
+        data=synced.data[data["sha256"]] if data else None,
+    )
+
+
+class _ReadyHosts:
+    """Hosts that are reached, checked and have the code."""
+
+    def __init__(self, plan: LaunchPlan, hosts: Sequence[ReadyHost], prepared: Prepared, say: _Say) -> None:
+        self.plan = plan
+        self._hosts = hosts
+        self._prepared = prepared
+        self._say = say
+
+    @contextmanager
+    def crew(self, folder: RunFolder, watch: Watch, scratch: Path) -> Iterator[Crew]:
+        topology = self._prepared.topology
+        described = {*topology.cluster.environment, *topology.global_environment}
+        secrets = self.plan.secrets
+        run = RunOnHosts(self.plan, folder, scratch, self._prepared.surroundings.python, described, secrets)
+        try:
+            crew = start_crew(run, self._hosts, watch)
+            if isinstance(crew, dict):
+                self._say.stop([], crew, {})
+            assert not isinstance(crew, dict)  # noqa: S101 - `stop` leaves where a host failed
+            yield crew
+        finally:
+            for host in self._hosts:
+                host.transport.close()

@@ -1,0 +1,92 @@
+"""Keep secrets out of everything that is written or shown: a plan names them, and their values travel beside it.
+
+A value `env:NAME` stands for the launching shell's variable `NAME`, in the training configuration and in environments. In
+environments also a variable whose name says that it is secret (`HF_TOKEN`, `WANDB_API_KEY`) is treated so, whatever its
+file holds. Ranks find the values in their environment; see `agent/shim.py` and `runtime/entry.py`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ttlaunch import contract
+
+_SECRET_NAME = re.compile(
+    r"(?:\A|_)(?:API_?KEY|ACCESS_KEY|PRIVATE_KEY|SECRET_KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)\Z",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Environments with references in place of secret values.
+
+    Attributes:
+        environment: Of all ranks.
+        rows: Of each rank.
+        secrets: What the references stand for, by variable.
+    """
+
+    environment: Mapping[str, str]
+    rows: Sequence[Mapping[str, str]]
+    secrets: Mapping[str, str] = field(repr=False)
+
+
+def hide_secrets(
+    environment: Mapping[str, str],
+    rows: Sequence[Mapping[str, str]],
+    config: Any,
+    *,
+    shell: Mapping[str, str],
+) -> Hidden:
+    """Take secret values out of environments, and collect those that environments and configuration refer to.
+
+    A reference to a variable that the shell lacks is left out of `secrets`; reading the files has refused it already.
+    """
+    secrets = {name: shell[name] for name in references(config) if name in shell}
+
+    def hide(variables: Mapping[str, str]) -> dict[str, str]:
+        hidden = {}
+        for name, value in variables.items():
+            referred = contract.referred_variable(value)
+            if referred is not None:
+                secrets.update({referred: shell[referred]} if referred in shell else {})
+                hidden[name] = value
+            elif _SECRET_NAME.search(name) and value:
+                key = _key_of(value, secrets)
+                secrets[key] = value
+                hidden[name] = f"{contract.REFERENCE}{key}"
+            else:
+                hidden[name] = value
+        return hidden
+
+    hidden_environment = hide(environment)
+    return Hidden(hidden_environment, [hide(row) for row in rows], secrets)
+
+
+def references(value: Any) -> list[str]:
+    """Names of the variables that a configuration refers to by `env:NAME`, at any depth, each once, in order."""
+    found: dict[str, None] = {}
+    _collect(value, found)
+    return list(found)
+
+
+def _collect(value: Any, found: dict[str, None]) -> None:
+    if isinstance(value, Mapping):
+        for part in value.values():
+            _collect(part, found)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _collect(part, found)
+    elif isinstance(value, str):
+        name = contract.referred_variable(value)
+        if name is not None:
+            found[name] = None
+
+
+def _key_of(value: str, secrets: Mapping[str, str]) -> str:
+    """A name for a literal secret: the one it has already, or the next free one."""
+    own = (name for name, known in secrets.items() if known == value and name.startswith(contract.SECRET_PREFIX))
+    number = sum(name.startswith(contract.SECRET_PREFIX) for name in secrets)
+    return next(own, f"{contract.SECRET_PREFIX}{number}")
