@@ -216,9 +216,8 @@ def check_leftovers(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
         parts = []
         if known.leftovers:
             runs = listed(dict.fromkeys(one.run_id for one in known.leftovers), last="and", quote="")
-            parts.append(
-                f"{counted(len(known.leftovers), 'process')}".replace("processs", "processes") + f" of run {runs}"
-            )
+            count = len(known.leftovers)
+            parts.append(f"{count} process{'' if count == 1 else 'es'} of run {runs}")
             hints.append(f"`ssh {host} kill {' '.join(str(one.pid) for one in known.leftovers)}`")
         if known.folders:
             parts.append(f"{counted(len(known.folders), 'folder')} in /dev/shm")

@@ -107,12 +107,7 @@ def check_open_mpi(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
         if mpi is None:
             continue
         if mpi.mpirun is None or mpi.says is None:
-            where = topology.cluster.mpi_prefix or (f"beside {known.python.executable}" if known.python else "")
-            none[host] = (
-                f"{mpi.mpirun} does not answer"
-                if mpi.mpirun
-                else f"looked in {where}, and in PATH".replace("in beside", "beside")
-            )
+            none[host] = f"{mpi.mpirun} does not answer" if mpi.mpirun else _where_looked(known, topology)
         elif (version := open_mpi_version(mpi)) is None:
             wrong[host] = f"{mpi.mpirun} says: {mpi.says or 'nothing'}"
         elif version < OLDEST_OPEN_MPI:
@@ -128,6 +123,12 @@ def check_open_mpi(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
             hints=prepare,
         ),
     ]
+
+
+def _where_looked(known: HostFacts, topology: Topology) -> str:
+    if topology.cluster.mpi_prefix:
+        return f"looked in {topology.cluster.mpi_prefix}/bin"
+    return f"looked beside {known.python.executable} and in PATH" if known.python else "looked in PATH"
 
 
 def check_pairing(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
