@@ -23,6 +23,11 @@ def test_other_variables_stay(name):
     assert hide_secrets({name: "x"}, [], None, shell={}).environment == {name: "x"}
 
 
+def test_a_secret_of_the_shell_keeps_its_name_so_that_the_command_can_be_repeated():
+    hidden = hide_secrets({"TT_TOKEN": CANARY}, [], None, shell={"TT_TOKEN": CANARY})
+    assert (hidden.environment, hidden.secrets) == ({"TT_TOKEN": "env:TT_TOKEN"}, {"TT_TOKEN": CANARY})
+
+
 def test_ranks_with_other_secrets_of_one_name_keep_their_own():
     hidden = hide_secrets({}, [{"A_TOKEN": "1"}, {"A_TOKEN": "2"}, {"A_TOKEN": "1"}], None, shell={})
     values = [hidden.secrets[row["A_TOKEN"].removeprefix("env:")] for row in hidden.rows]

@@ -19,7 +19,7 @@ _LARGEST_DIFF = 4 * 1024 * 1024
 
 def write_inputs(plan: LaunchPlan, folder: RunFolder, *, resolved_config: str, shell: Mapping[str, str]) -> None:
     """Write `plan.json`, `command.sh`, `train.yaml`, `environment.json` and `code.json`."""
-    write_plan(plan, folder.path)
+    write_plan(plan, folder.path, run_id=folder.run_id)
     if resolved_config:
         folder.file(contract.TRAIN_FILE).write_text(resolved_config, encoding="utf-8")
     write_environment(folder, plan, _versions(), shell)

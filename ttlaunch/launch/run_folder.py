@@ -65,14 +65,21 @@ def create_run_folder(runs_folder: Path, *, now: datetime | None = None) -> RunF
     return folder
 
 
-def write_plan(plan: LaunchPlan, folder: Path) -> list[Path]:
-    """Write `plan.json`, the engine's files and a `command.sh` that starts the plan when it is run or pasted."""
+def write_plan(plan: LaunchPlan, folder: Path, *, run_id: str | None = None) -> list[Path]:
+    """Write `plan.json`, the engine's files and a `command.sh` that starts the plan when it is run or pasted.
+
+    Args:
+        plan: What to start.
+        folder: Where to; made if it is not there.
+        run_id: Of the run whose files the hosts have. None: of no run; hosts then have to see `folder` under its own
+            path, and a script that starts a rank is written there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {
-        contract.PLAN_FILE: render_plan_json(plan),
-        **plan.engine.files,
-        contract.COMMAND_FILE: render_command(plan, folder),
-    }
+    texts = {contract.PLAN_FILE: render_plan_json(plan), **plan.engine.files}
+    if plan.engine.by_hand is not None and run_id is None:
+        path = shlex.quote(str(folder.resolve() / contract.PLAN_FILE))
+        texts[contract.START_FILE] = f"{plan.engine.by_hand} {path}\n"
+    texts[contract.COMMAND_FILE] = render_command(plan, folder, run_id=run_id)
     paths = []
     for name, text in texts.items():
         path = folder / name
@@ -83,9 +90,12 @@ def write_plan(plan: LaunchPlan, folder: Path) -> list[Path]:
     return paths
 
 
-def render_command(plan: LaunchPlan, folder: Path) -> str:
+def render_command(plan: LaunchPlan, folder: Path, *, run_id: str | None = None) -> str:
     """A shell script with the exact command; values are quoted, so it can be pasted whatever the paths hold."""
     settings = {**plan.engine.environment, **scratch_settings(plan.engine.name, "$scratch")}
+    if plan.engine.by_hand is not None:
+        start = "" if run_id else str(folder.resolve() / contract.START_FILE)
+        settings |= {contract.ENV_RUN_ID: run_id or "by-hand", contract.ENV_START: start}
     exports = [
         f'export {name}="{value}"' if "$" in value else f"export {name}={shlex.quote(value)}"
         for name, value in settings.items()
@@ -109,7 +119,8 @@ def write_environment(
     folder: RunFolder, plan: LaunchPlan, versions: Mapping[str, str], shell: Mapping[str, str]
 ) -> None:
     """Names and origins of what ranks receive; values only in `plan.json`, which ranks must read."""
-    from_shell = {name for name, value in plan.environment.items() if shell.get(name) == value}
+    values = {k: plan.secrets.get(v.removeprefix(contract.REFERENCE), v) for k, v in plan.environment.items()}
+    from_shell = {name for name, value in values.items() if shell.get(name) == value}
     origins = {name: "shell" if name in from_shell else "plan" for name in plan.environment}
     for row in plan.ranks:
         origins |= {name: origins.get(name, f"rank {row.rank}") for name in row.environment}

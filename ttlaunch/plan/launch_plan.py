@@ -67,12 +67,15 @@ class EngineCommand:
         argv: Run in the folder that holds `files`.
         environment: What mpirun itself needs; never a value of the user's.
         files: Name to text, written beside `plan.json`.
+        by_hand: Script that starts one rank on this machine's own paths, for hosts that see them too; None where the
+            command starts ranks here without one.
     """
 
     name: str
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     files: Mapping[str, str]
+    by_hand: str | None = None
 
 
 @dataclass(frozen=True)

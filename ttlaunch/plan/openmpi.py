@@ -98,7 +98,8 @@ def plan_openmpi(
         HOSTFILE: "".join(f"{host} slots={count}\n" for host, count in slots),
         RANKFILE: "".join(f"rank {row.rank}={row.host} slot=0\n" for row in rows),
     }
-    return EngineCommand(engine.name, tuple(argv), environment, files)
+    by_hand = None if over_hosts is None else f"exec {shlex.join([python, '-I', '-S', shim])}"
+    return EngineCommand(engine.name, tuple(argv), environment, files, by_hand)
 
 
 def _between_hosts(over_hosts: OverHosts, *, modern: bool) -> list[tuple[str, ...]]:

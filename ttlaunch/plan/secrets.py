@@ -54,7 +54,7 @@ def hide_secrets(
                 secrets.update({referred: shell[referred]} if referred in shell else {})
                 hidden[name] = value
             elif _SECRET_NAME.search(name) and value:
-                key = _key_of(value, secrets)
+                key = name if shell.get(name) == value else _key_of(value, secrets)
                 secrets[key] = value
                 hidden[name] = f"{contract.REFERENCE}{key}"
             else:
