@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ttlaunch import __version__, contract
-from ttlaunch.cli import configs, convert, explain, init, place, plan, recipes, run, schema, show, validate
+from ttlaunch.cli import configs, convert, doctor, explain, init, place, plan, recipes, run, schema, show, validate
 from ttlaunch.cli.after_dashes import CommandAfterDashes
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("run", epilog=run.EXAMPLES, cls=CommandAfterDashes)(run.run)
 app.command("plan", epilog=plan.EXAMPLES, cls=CommandAfterDashes)(plan.plan)
 app.command("show", epilog=show.EXAMPLES)(show.show)
 app.command("place", epilog=place.EXAMPLES)(place.place)
+app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command("validate", epilog=validate.EXAMPLES)(validate.validate)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
 app.command("schema", epilog=schema.EXAMPLES)(schema.schema)

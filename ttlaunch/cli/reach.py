@@ -85,7 +85,7 @@ def connect_all(
     """
     reached = _connect(transports, timeout_s=timeout_s, answered=answered)
     failed = [transport for transport in transports if transport.host in reached.errors]
-    if failed and keys.locked and sys.stdin.isatty() and sys.stderr.isatty() and keys.unlock(_ask_passphrase):
+    if failed and ask_for_passphrases(keys):
         again = _connect(failed, timeout_s=timeout_s, answered=answered)
         errors = again.errors
         ready = [transport for transport in transports if transport.host not in errors]
@@ -110,6 +110,11 @@ def _connect(
             answered(transport.host, answer)
     ordered = {transport.host: errors[transport.host] for transport in transports if transport.host in errors}
     return Reached([transport for transport in transports if transport.host in seconds], ordered, seconds)
+
+
+def ask_for_passphrases(keys: KeyRing) -> bool:
+    """Ask the person at the terminal, if there is one, for locked keys; whether one more can be used now."""
+    return bool(keys.locked) and sys.stdin.isatty() and sys.stderr.isatty() and keys.unlock(_ask_passphrase)
 
 
 def _ask_passphrase(path: Path) -> str | None:

@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from ipaddress import AddressValueError, IPv4Address, IPv4Network, NetmaskValueError
 
 from ttlaunch.diagnostics import Diagnostic, listed, shown
-from ttlaunch.diagnostics.count import counted
 from ttlaunch.doctor.facts import HostFacts, Interface
 
 IGNORED = (
@@ -244,9 +243,3 @@ def _is_v4(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def describe_choice(choice: NetworkChoice) -> str:
-    """The choice in a line."""
-    hosts = counted(len(choice.addresses), "host")
-    return f"network: {', '.join(choice.ranks) or 'none'} for {hosts}; {choice.why}"

@@ -62,7 +62,7 @@ def probe_hosts(
     transports: Sequence[Transport], question: Question, *, timeout_s: float = PROBE_S
 ) -> Iterator[tuple[Transport, HostFacts | HostError]]:
     """Ask connected hosts; answers in the order in which they come, each within `timeout_s`."""
-    yield from on_each(transports, lambda host: _probe(host, question, timeout_s=timeout_s), timeout_s=timeout_s)
+    yield from on_each(transports, lambda host: probe(host, question, timeout_s=timeout_s), timeout_s=timeout_s)
 
 
 def probe_all(transports: Sequence[Transport], question: Question, *, timeout_s: float = PROBE_S) -> Answers:
@@ -81,7 +81,12 @@ def probe_all(transports: Sequence[Transport], question: Question, *, timeout_s:
     return Answers(facts, errors, answers.seconds)
 
 
-def _probe(transport: Transport, question: Question, *, timeout_s: float) -> HostFacts:
+def probe(transport: Transport, question: Question, *, timeout_s: float = PROBE_S) -> HostFacts:
+    """Ask one connected host.
+
+    Raises:
+        HostError: If it does not answer, or not in time.
+    """
     end = time.monotonic() + timeout_s
     arguments = {
         "remote_folder": question.remote_folder,

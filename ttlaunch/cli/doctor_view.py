@@ -1,0 +1,193 @@
+"""How doctor shows hosts: a table that fills as they answer on a terminal, and one line for each host elsewhere."""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ttlaunch.diagnostics import Diagnostic, Severity
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.doctor.facts import HostFacts
+from ttlaunch.doctor.network import NetworkChoice
+from ttlaunch.doctor.pairs import Pair
+from ttlaunch.doctor.software import open_mpi_version
+from ttlaunch.errors import HostError
+from ttlaunch.topology.model import Topology
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+_GIBIBYTE = 1024**3
+_GIGABIT = 1e9
+COLUMNS = ("host", "state", "Python", "torch", "MPI", "CPU", "devices", "memory", "disk", "clock", "network")
+_STYLES = {"ready": "green", "warning": "yellow", "not ready": "bold red"}
+
+
+@dataclass
+class Shown:
+    """What is known so far.
+
+    Attributes:
+        states: By host: `connecting`, `asking`, and in the end `ready`, `warning` or `not ready`.
+        step: What is being done now, for all hosts.
+    """
+
+    hosts: list[str]
+    states: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, HostFacts] = field(default_factory=dict)
+    errors: dict[str, HostError] = field(default_factory=dict)
+    choice: NetworkChoice | None = None
+    step: str = ""
+
+
+class View:
+    """Draws what is known; on anything but a terminal it draws nothing."""
+
+    def __init__(self, live: "Live | None" = None) -> None:
+        self._live = live
+
+    def draw(self, shown: Shown) -> None:
+        if self._live is not None:
+            self._live.update(_table(shown), refresh=True)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While somebody types a passphrase."""
+        if self._live is not None:
+            self._live.stop()
+        try:
+            yield
+        finally:
+            if self._live is not None:
+                self._live.start()
+
+
+@contextmanager
+def make_view(*, quiet: bool) -> Iterator[View]:
+    """A table if standard output is a terminal; `quiet` shows nothing."""
+    if quiet or not sys.stdout.isatty():
+        yield View()
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(file=sys.stdout, highlight=False), refresh_per_second=8) as live:
+        yield View(live)
+
+
+def judge(topology: Topology, diagnostics: Iterable[Diagnostic]) -> dict[str, str]:
+    """Each host's state by the worst diagnostic that points at its line."""
+    states = {str(host.name): "ready" for host in topology.hosts}
+    spans = {host.span: str(host.name) for host in topology.hosts}
+    for diagnostic in diagnostics:
+        labels = [*([diagnostic.primary] if diagnostic.primary else []), *diagnostic.secondary]
+        for host in {spans[label.span] for label in labels if label.span in spans}:
+            if diagnostic.severity is Severity.ERROR:
+                states[host] = "not ready"
+            elif diagnostic.severity is Severity.WARNING and states[host] == "ready":
+                states[host] = "warning"
+    return states
+
+
+def cells(host: str, shown: Shown) -> tuple[str, ...]:
+    """The texts of a host's row, as in `COLUMNS`."""
+    state = shown.states.get(host, "")
+    known = shown.facts.get(host)
+    if known is None:
+        error = shown.errors.get(host)
+        return (host, f"{state}: {error.evidence}" if error else state, *[""] * (len(COLUMNS) - 2))
+    version = open_mpi_version(known.mpi)
+    clock = known.clock.surely_off_s
+    return (
+        host,
+        state,
+        ".".join(map(str, known.python.version)) if known.python else "none",
+        known.python.packages.get("torch", "none") if known.python else "",
+        f"Open MPI {'.'.join(map(str, version))}" if version else "none",
+        f"{known.cpu.usable:g} {known.cpu.capability}" if known.cpu else "",
+        _devices(known),
+        f"{known.memory.available_bytes / _GIBIBYTE:.0f} of {known.memory.total_bytes / _GIBIBYTE:.0f} GiB"
+        if known.memory
+        else "",
+        f"{known.disk.free_bytes / _GIBIBYTE:,.1f} GiB free" if known.disk else "",
+        f"{clock:+.1f} s" if clock else "same",
+        _network(host, shown.choice),
+    )
+
+
+def _devices(known: HostFacts) -> str:
+    if known.devices is None:
+        return ""
+    parts = [f"{len(known.devices.tenstorrent)} tt"] if known.devices.tenstorrent else []
+    parts += [f"{len(known.devices.nvidia)} NVIDIA"] if known.devices.nvidia else []
+    return ", ".join(parts) or "none"
+
+
+def _network(host: str, choice: NetworkChoice | None) -> str:
+    if choice is None or host not in choice.interfaces:
+        return ""
+    interface = choice.interfaces[host]
+    speed = f" {interface.speed_mbit / 1000:g} Gbit/s" if interface.speed_mbit else ""
+    return f"{interface.name} {interface.address.ip}{speed}"
+
+
+def _table(shown: Shown) -> "RenderableType":
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in COLUMNS:
+        table.add_column(heading, overflow="fold", no_wrap=heading == "host")
+    for host in shown.hosts:
+        first, state, *rest = cells(host, shown)
+        style = _STYLES.get(shown.states.get(host, ""), "dim")
+        table.add_row(first, Text(state, style=style), *(Text(cell) for cell in rest))
+    return Group(table, *([Text(shown.step, style="dim")] if shown.step else []))
+
+
+def render_lines(shown: Shown) -> str:
+    """One line for each host."""
+    lines = []
+    for host in shown.hosts:
+        name, state, *rest = cells(host, shown)
+        known = [f"{heading} {text}" for heading, text in zip(COLUMNS[2:], rest, strict=True) if text]
+        lines.append(f"{name}: {state}" + (f"; {', '.join(known)}" if known else ""))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def render_pairs(pairs: Sequence[Pair]) -> str:
+    """Latency and bandwidth of all pairs in a line, and, where they were measured, the slowest by name."""
+    through = [pair for pair in pairs if pair.problem is None]
+    if not pairs:
+        return ""
+    text = f"{len(through)} of {counted(len(pairs), 'way')} between hosts work"
+    measured = [
+        (p.bytes_per_s, p.latency_s, p) for p in through if p.bytes_per_s is not None and p.latency_s is not None
+    ]
+    if not measured:
+        return text + "\n"
+    lines = [text, f"{'from':16} {'to':16} {'latency':>10} {'bandwidth':>14}"]
+    for bytes_per_s, latency_s, pair in measured:
+        speed = f"{bytes_per_s * 8 / _GIGABIT:.2f} Gbit/s"
+        lines.append(f"{pair.source:16} {pair.target:16} {latency_s * 1e6:>7.0f} us {speed:>14}")
+    slowest = min(measured, key=lambda one: one[0])
+    lines.append(f"slowest: from {slowest[2].source} to {slowest[2].target}, {slowest[0] * 8 / _GIGABIT:.2f} Gbit/s")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def pairs_as_json(pairs: Sequence[Pair]) -> list[Mapping[str, object]]:
+    """All pairs for other programs."""
+    return [
+        {
+            "from": pair.source,
+            "to": pair.target,
+            "connect_s": pair.seconds,
+            "latency_s": pair.latency_s,
+            "bytes_per_s": pair.bytes_per_s,
+            "problem": pair.problem,
+        }
+        for pair in pairs
+    ]
