@@ -1,0 +1,187 @@
+"""`ttlaunch run` over real hosts: everything is checked and copied, ranks start where they should, nothing stays behind."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.cluster.keeper import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.mpi]
+
+STEPS = "--set training_config.steps=4 --set training_config.eval_every=4"
+WHERE = """\
+import os, socket, sys
+from mpi4py import MPI
+print(socket.gethostname(), os.getcwd(), MPI.COMM_WORLD.size, open("shared/hello.txt").read().strip(), sys.prefix)
+"""
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """`lab(cluster, …)`: writes `hosts.txt` and, from keywords, `cluster.yaml` of the configuration `lab`."""
+
+    def write(hostfile, **settings):
+        folder = tmp_path / "configurations/lab"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "hosts.txt").write_text(hostfile)
+        (folder / "cluster.yaml").write_text(json.dumps(settings) + "\n")
+        return folder
+
+    return write
+
+
+def leftovers(cluster, *, hosts=None):
+    """Processes on the hosts other than sshd, and folders in shared memory."""
+    found = []
+    for host in hosts or cluster.hosts:
+        found += [(host, words) for words in cluster.pids(host).values() if "sshd" not in words.split()[0]]
+        found += [(host, name) for name in cluster.run(host, ["ls", "/dev/shm"]).stdout.split()]
+    return found
+
+
+def digest(answer):
+    assert answer.status == 0, answer.stderr
+    return json.loads(answer.stdout)["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("fabric_minimal", "--ranks 4 --set all_reduce_config.repeats=2"),
+        ("hierarchical_parallel", STEPS),
+        ("pipeline_parallel", f"{STEPS} --ranks 4 --set transformer_config.num_blocks=4"),
+    ],
+)
+def test_every_recipe_runs_across_four_hosts(cluster4, ttlaunch_on, lab, recipe, settings):
+    lab(cluster4.hostfile())
+    answer = ttlaunch_on(cluster4)(f"run {recipe} --on lab {settings} --format json", timeout_s=120)
+    assert answer.status == 0, answer.stderr
+    report = json.loads(answer.stdout)
+    assert [row["host"] for row in report["ranks"]] == cluster4.hosts
+    wait_until(lambda: not leftovers(cluster4), what="hosts as before the run")
+
+
+def test_four_hosts_give_the_bits_of_one_process(cluster4, ttlaunch_on, lab):
+    lab(cluster4.hostfile())
+    run = ttlaunch_on(cluster4)
+    alone = digest(run(f"run hierarchical_parallel --ranks 1 {STEPS} --format json", timeout_s=120))
+    spread = digest(run(f"run hierarchical_parallel --on lab {STEPS} --format json", timeout_s=120))
+    assert alone == spread
+
+
+def test_a_script_finds_its_files_on_every_host(cluster4, ttlaunch_on, lab, tmp_path):
+    lab(cluster4.hostfile())
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared/hello.txt").write_text("hello\n")
+    (tmp_path / "where.py").write_text(WHERE)
+    answer = ttlaunch_on(cluster4)("run where.py --on lab --ranks 4", timeout_s=60)
+    assert answer.status == 0, answer.stderr
+    lines = sorted(line.split(" | ")[1].split() for line in answer.stdout.splitlines() if " | " in line)
+    assert [(line[0], line[2], line[3]) for line in lines] == [(host, "4", "hello") for host in cluster4.hosts]
+    assert all("/root/.ttlaunch/releases/" in line[1] for line in lines)
+
+
+def test_the_launching_machine_may_have_a_rank_too(make_cluster, ttlaunch_on, lab):
+    cluster = make_cluster(hosts=1)
+    lab("launcher slots=1\n" + cluster.hostfile())
+    answer = ttlaunch_on(cluster)("run fabric_minimal --on lab --ranks 2 --format json", timeout_s=60)
+    assert answer.status == 0, answer.stderr
+    assert [row["host"] for row in json.loads(answer.stdout)["ranks"]] == ["launcher", "node0"]
+
+
+def test_users_and_homes_may_differ(make_cluster, ttlaunch_on, lab):
+    cluster = make_cluster(hosts=2)
+    cluster.add_user("node0", "alice")
+    cluster.add_user("node1", "bob")
+    lab("alice@node0 slots=1\nbob@node1 slots=1\n", remote_folder="~/my things/ttlaunch")
+    answer = ttlaunch_on(cluster)("run --on lab --ranks 2 -- sh -c 'echo $USER $HOME $PWD'", timeout_s=60)
+    assert answer.status == 0, answer.stderr
+    lines = [line.split(" | ")[1] for line in answer.stdout.splitlines() if " | " in line]
+    assert sorted(line.split()[0] for line in lines) == ["alice", "bob"]
+    assert all(f"/home/{line.split()[0]}/my things/ttlaunch/releases/" in line for line in lines)
+
+
+def test_names_may_mean_something_to_ssh_alone(make_cluster, ttlaunch_on, lab):
+    cluster = make_cluster(hosts=2)
+    config = cluster.path("launcher", "/root/.ssh/config")
+    names = {f"lab-{number}": cluster.ip(host) for number, host in enumerate(cluster.hosts)}
+    blocks = [f"Host {name}\n  HostName {address}\n  HostKeyAlias {address}\n" for name, address in names.items()]
+    config.write_text("".join(blocks) + config.read_text())
+    lab("lab-0 slots=1\nlab-1 slots=1\n")
+    answer = ttlaunch_on(cluster)("run fabric_minimal --on lab --ranks 2", timeout_s=60)
+    assert answer.status == 0, answer.stderr
+
+
+def test_interfaces_may_have_other_names_and_docker_is_ignored(make_cluster, ttlaunch_on, lab):
+    cluster = make_cluster(hosts=2, interfaces={"node1": "enp5s0"})
+    for host in cluster.hosts:
+        cluster.add_interface(host, "docker0", "172.17.0.1/16")
+    lab(cluster.hostfile())
+    answer = ttlaunch_on(cluster)("run fabric_minimal --on lab --ranks 2", timeout_s=60)
+    assert answer.status == 0, answer.stderr
+
+
+def test_nothing_starts_while_one_host_is_not_ready(make_cluster, ttlaunch_on, lab, tmp_path):
+    cluster = make_cluster(hosts=2)
+    cluster.stop_sshd("node1")
+    lab(cluster.hostfile())
+    answer = ttlaunch_on(cluster)("run fabric_minimal --on lab --ranks 2", timeout_s=60)
+    assert answer.status == 4
+    assert "connection refused on port 22" in answer.stderr
+    assert not (tmp_path / "runs").exists()
+    assert cluster.run("node0", ["ls", "-A", "/root/.ttlaunch"]).stdout == ""
+
+
+def test_a_host_without_ranks_need_not_be_on(make_cluster, ttlaunch_on, lab):
+    cluster = make_cluster(hosts=2)
+    lab(cluster.hostfile())
+    cluster.kill("node1")
+    answer = ttlaunch_on(cluster)("run --on lab --ranks 1 -- hostname", timeout_s=60)
+    assert (answer.status, "rank 0 rank | node0" in answer.stdout) == (0, True), answer.stderr
+
+
+def test_the_command_of_a_run_can_be_pasted_afterwards(make_cluster, ttlaunch_on, lab, tmp_path):
+    cluster = make_cluster(hosts=2)
+    lab(cluster.hostfile())
+    assert ttlaunch_on(cluster)("run --on lab --ranks 2 -- hostname", timeout_s=60).status == 0
+    [command] = tmp_path.glob("runs/*/command.sh")
+    again = cluster.run("launcher", ["sh", command], cwd="/")
+    assert again.returncode == 0, again.stderr
+    assert sorted(again.stdout.splitlines()) == ["rank 0 rank | node0", "rank 1 rank | node1"]
+
+
+def test_no_secret_shows_on_a_command_line_in_a_log_or_in_a_file(make_cluster, ttlaunch_on, lab, tmp_path):
+    cluster, canary = make_cluster(hosts=2), "canary-4711"
+    lab(cluster.hostfile(), environment={"HF_TOKEN": "env:LAB_TOKEN", "WANDB_API_KEY": f"{canary}-literal"})
+    work = tmp_path / "work.py"
+    work.write_text("import os, time\nprint(len(os.environ['HF_TOKEN']), flush=True)\ntime.sleep(60)\n")
+    secret = {"LAB_TOKEN": f"{canary}-shell", "TT_SECRET": f"{canary}-forwarded"}
+    run = ttlaunch_on(cluster).start(
+        "run --on lab --ranks 2 -- python3 work.py", environment=secret, stdout=subprocess.PIPE
+    )
+    lines = []
+    while len([line for line in lines if line.endswith(f"| {len(canary) + 6}\n")]) < 2:
+        lines.append(run.stdout.readline())
+        assert lines[-1], (lines, run.stderr.read())
+    shown = [words for host in ("launcher", *cluster.hosts) for words in cluster.pids(host).values()]
+    run.send_signal(signal.SIGINT)
+    assert run.wait(30) == 130
+    assert shown
+    assert [words for words in shown if canary in words] == []
+    shutil.rmtree(tmp_path / "configurations")
+    places = [tmp_path, *(cluster.path(host, "/root/.ttlaunch/runs") for host in cluster.hosts)]
+    found = subprocess.run(["grep", "-rl", canary, *places], capture_output=True, text=True, check=False)
+    assert found.stdout == ""
+
+
+def test_ranks_use_the_interpreter_that_the_cluster_names(make_cluster, ttlaunch_on, lab):
+    cluster = make_cluster(hosts=2)
+    for host in cluster.hosts:
+        cluster.run(host, ["ln", "-s", sys.prefix, "/opt/python"], check=True)
+    lab(cluster.hostfile(), python="/opt/python/bin/python")
+    answer = ttlaunch_on(cluster)("run fabric_minimal --on lab --ranks 2 --format json", timeout_s=60)
+    assert answer.status == 0, answer.stderr

@@ -1,0 +1,102 @@
+"""When a run over hosts breaks: the rank or host that broke is named, in time, and nothing of the run stays anywhere."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from tests.cluster.keeper import wait_until
+from tests.cluster.test_run import lab, leftovers  # noqa: F401 - a fixture
+
+pytestmark = [pytest.mark.cluster, pytest.mark.mpi]
+
+WAIT = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+RAISE = """\
+import sys, time
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+if comm.rank == 1:
+    raise ValueError("bucket 7")
+comm.recv(source=1)
+"""
+
+
+class Started:
+    """A run over hosts that is under way: every rank has said that it is up."""
+
+    def __init__(self, command_line, line, *, ranks):
+        self.process = command_line.start(line)
+        self.lines = []
+        while sum(text.endswith("| up\n") for text in self.lines) < ranks:
+            self.lines.append(self.process.stdout.readline())
+            assert self.lines[-1], (self.lines, self.process.stderr.read())
+
+    def ends(self, *, within_s):
+        stdout, stderr = self.process.communicate(timeout=within_s)
+        self.stdout, self.stderr = "".join(self.lines) + stdout, stderr
+        return self.process.returncode
+
+
+@pytest.fixture
+def cluster(make_cluster):
+    return make_cluster(hosts=3)
+
+
+@pytest.fixture
+def waiting(cluster, ttlaunch_on, lab, tmp_path):  # noqa: F811 - the fixture
+    """A run whose three ranks wait for a long time, one on each host."""
+    (tmp_path / "wait.py").write_text(WAIT)
+    lab(cluster.hostfile())
+    return Started(ttlaunch_on(cluster), "run --on lab --ranks 3 -- python3 wait.py", ranks=3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_run_on_every_host(cluster, waiting, number):
+    waiting.process.send_signal(number)
+    assert waiting.ends(within_s=20) == (130 if number == signal.SIGINT else 143)
+    wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
+
+
+def test_a_killed_launcher_leaves_nothing_on_any_host(cluster, waiting):
+    waiting.process.kill()
+    waiting.process.wait()
+    wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
+
+
+def test_a_rank_that_raises_is_named_with_its_host(cluster, ttlaunch_on, lab, tmp_path):  # noqa: F811 - the fixture
+    (tmp_path / "raise.py").write_text(RAISE)
+    lab(cluster.hostfile())
+    answer = ttlaunch_on(cluster)("run raise.py --on lab --ranks 3", timeout_s=60)
+    assert answer.status == 1
+    assert answer.stderr.startswith("error[R003]: rank 1 (rank, node1) exited with status 1")
+    assert "ValueError: bucket 7" in answer.stderr
+    wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
+
+
+@pytest.mark.parametrize("what", ["rank", "shim"])
+def test_a_killed_process_is_named_with_its_host(cluster, waiting, what):
+    words = "wait.py" if what == "rank" else "shim.py"
+    [victim] = [pid for pid, line in cluster.pids("node2").items() if words in line and "sh -c" not in line][:1]
+    os.kill(victim, signal.SIGKILL)
+    assert waiting.ends(within_s=20) == 1
+    assert "rank 2 (rank, node2)" in waiting.stderr.splitlines()[0]
+    wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
+
+
+def test_a_host_that_loses_power_is_named(cluster, waiting, tmp_path):
+    cluster.kill("node1")
+    assert waiting.ends(within_s=40) == 7
+    first = waiting.stderr.splitlines()[0]
+    assert first.startswith("error[R012]: host node1 was lost: ")
+    [report] = tmp_path.glob("runs/*/report.json")
+    assert json.loads(report.read_text())["exit_status"] == 7
+    wait_until(lambda: not leftovers(cluster, hosts=["node0", "node2"]), what="hosts as before the run")
+
+
+def test_a_host_that_is_cut_off_ends_its_ranks_by_itself(cluster, waiting):
+    cluster.link("node1", up=False)
+    assert waiting.ends(within_s=40) == 7
+    assert waiting.stderr.startswith("error[R012]: host node1 was lost: ")
+    cluster.link("node1", up=True)
+    wait_until(lambda: not leftovers(cluster), what="hosts as before the run", timeout_s=60)
