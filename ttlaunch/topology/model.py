@@ -157,7 +157,7 @@ class ClusterSettings:
         port: TCP port of sshd; None: what ssh would use.
         identity_file: Private key; None: what ssh would use.
         remote_folder: Where ttlaunch keeps code and run data on a host.
-        python: Interpreter on the hosts; None: the launching machine's path.
+        python: Interpreter on the hosts; None: what `prepare` made there, else the launching machine's path.
         mpi_prefix: Folder of Open MPI on the hosts; None: that of the interpreter's environment.
         network: Interface name or CIDR that ranks talk over; None: found.
         environment: Variables for every rank on every host.
