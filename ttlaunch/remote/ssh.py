@@ -1,0 +1,125 @@
+"""A host over SSH: one connection, many commands on it at the same time, and a deadline on everything.
+
+Built on paramiko, which may block in places that a host can reach; those calls happen in threads that nobody has to
+wait for. What is trusted and who logs in is decided as ssh does it, see `ssh_config`, `known_hosts` and `login`.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import paramiko
+
+from ttlaunch.errors import HostError, Trouble
+from ttlaunch.remote.any_shell import make_mark, wrap_command
+from ttlaunch.remote.deadline import call_within, time_left
+from ttlaunch.remote.hosts import HostAddress
+from ttlaunch.remote.key_ring import KeyRing
+from ttlaunch.remote.ssh_connection import Connection, open_connection
+from ttlaunch.remote.ssh_process import SshProcess
+from ttlaunch.remote.transport import CONNECT_S
+
+
+class SshTransport:
+    """Connects when asked to. Where sshd allows few commands on a connection, further ones are opened as needed.
+
+    Args:
+        address: What hostfile and cluster.yaml say; the user's ssh configuration says the rest.
+        keys: Shared by all hosts, so that a key is read and unlocked once.
+    """
+
+    def __init__(self, address: HostAddress, *, keys: KeyRing | None = None) -> None:
+        self.host = address.name
+        self._address = address
+        self._keys = keys or KeyRing()
+        self._connections: list[Connection] = []
+        self._growing = threading.Lock()
+
+    @property
+    def addresses(self) -> tuple[str, str] | None:
+        return self._connections[0].addresses if self._connections else None
+
+    def connect(self, *, timeout_s: float = CONNECT_S) -> None:
+        end = time.monotonic() + timeout_s
+        with self._only_one(timeout_s):
+            if self._connections and self._connections[0].alive:
+                return
+            self._forget()
+            self._connections = [open_connection(self._address, keys=self._keys, timeout_s=time_left(end))]
+
+    def start(self, command: str, *, timeout_s: float = CONNECT_S) -> SshProcess:
+        end = time.monotonic() + timeout_s
+        if not self._connections:
+            self.connect(timeout_s=timeout_s)
+        mark = make_mark()
+        try:
+            connection, channel = call_within(
+                lambda: self._run(wrap_command(command, mark=mark), end), timeout_s=time_left(end), late=_drop
+            )
+        except TimeoutError as error:
+            raise HostError(self.host, Trouble.TIMED_OUT, f"it starts no command within {timeout_s:g} s") from error
+        return SshProcess(self.host, channel, mark=mark, why_lost=connection.why_lost)
+
+    def close(self) -> None:
+        if self._growing.acquire(timeout=CONNECT_S):
+            self._growing.release()
+        self._forget()
+
+    def _forget(self) -> None:
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.close()
+
+    def _run(self, line: str, end: float) -> tuple[Connection, paramiko.Channel]:
+        connection, channel = self._channel(end)
+        try:
+            channel.exec_command(line)
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            if not connection.alive:
+                raise HostError(self.host, Trouble.LOST, connection.why_lost()) from error
+            channel.close()
+            raise HostError(self.host, Trouble.LOGIN, "lets us log in and runs no command") from error
+        return connection, channel
+
+    def _channel(self, end: float) -> tuple[Connection, paramiko.Channel]:
+        """A channel on a connection that has room for it."""
+        main = self._connections[0]
+        if not main.alive:
+            raise HostError(self.host, Trouble.LOST, main.why_lost())
+        tried: list[Connection] = []
+        while True:
+            for connection in [one for one in self._connections if one not in tried]:
+                tried.append(connection)
+                channel = connection.open_channel(timeout_s=time_left(end))
+                if channel is not None:
+                    return connection, channel
+            if not main.alive:
+                raise HostError(self.host, Trouble.LOST, main.why_lost())
+            with self._only_one(time_left(end)):
+                if all(connection in tried for connection in self._connections):
+                    self._connections.append(self._another(tried, end))
+
+    def _another(self, tried: list[Connection], end: float) -> Connection:
+        if len(tried) > 1 and not tried[-1].channels:
+            raise HostError(
+                self.host,
+                Trouble.LOGIN,
+                "lets us log in and opens no channel for a command",
+                hints=("`MaxSessions` of its sshd must be 1 or more",),
+            )
+        return open_connection(self._address, keys=self._keys, timeout_s=time_left(end))
+
+    @contextlib.contextmanager
+    def _only_one(self, timeout_s: float) -> Iterator[None]:
+        """One thread connects; the others wait for it, not longer than they may."""
+        if not self._growing.acquire(timeout=timeout_s):
+            raise HostError(self.host, Trouble.TIMED_OUT, f"no connection within {timeout_s:g} s")
+        try:
+            yield
+        finally:
+            self._growing.release()
+
+
+def _drop(started: tuple[Connection, paramiko.Channel]) -> None:
+    started[1].close()
