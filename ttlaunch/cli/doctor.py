@@ -215,6 +215,7 @@ def _examine_network(
     from ttlaunch.doctor.network import choose_network
     from ttlaunch.doctor.pair_checks import check_mtu, check_pairs
     from ttlaunch.doctor.pairs import measure_pairs
+    from ttlaunch.doctor.probe_hosts import SYSTEM_PYTHON
 
     connections = {transport.host: transport.addresses for transport in transports}
     choice = choose_network(shown.facts, wanted=topology.cluster.network, connections=connections)
@@ -233,7 +234,8 @@ def _examine_network(
     view.draw(shown)
     ready = [transport for transport in transports if transport.host in shown.facts]
     pythons = [known.python.executable for known in shown.facts.values() if known.python]
-    found = measure_pairs(ready, choice.addresses, pythons=pythons[:1], bandwidth=bandwidth, progress=say)
+    pythons = [SYSTEM_PYTHON, *dict.fromkeys(pythons)]
+    found = measure_pairs(ready, choice.addresses, pythons=pythons, bandwidth=bandwidth, progress=say)
     shown.errors |= found.errors
     examined.pairs = found.pairs
     examined.diagnostics += check_pairs(found.pairs, choice, topology=topology)

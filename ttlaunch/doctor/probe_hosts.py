@@ -15,6 +15,9 @@ PROBE_S = 5.0
 """How long a connected host may take to say what it has."""
 
 RANK_PACKAGES = ("torch", "mpi4py", "numpy", "pydantic")
+SYSTEM_PYTHON = "python3"
+"""Runs our scripts where it can, so that an interpreter for ranks that is broken can still be told of."""
+
 _MODULES = ("probe_network", "probe_software")
 _END_S = 1.0
 
@@ -96,8 +99,9 @@ def probe(transport: Transport, question: Question, *, timeout_s: float = PROBE_
         "names": question.names,
     }
     asked = time.time()
+    pythons = (SYSTEM_PYTHON, *question.pythons)
     stream = start_script(
-        transport, "probe", beside=_MODULES, arguments=arguments, pythons=question.pythons, timeout_s=timeout_s
+        transport, "probe", beside=_MODULES, arguments=arguments, pythons=pythons, timeout_s=timeout_s
     )
     try:
         first = stream.receive(timeout_s=max(0.0, end - time.monotonic()))
