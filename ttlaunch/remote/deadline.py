@@ -16,6 +16,11 @@ def time_left(end: float) -> float:
     return max(0.0, end - time.monotonic())
 
 
+def in_seconds(timeout_s: float) -> str:
+    """A deadline in words; what is left of a longer one is not shown to the nanosecond."""
+    return f"{round(timeout_s, 2):g} s"
+
+
 def call_within(work: Callable[[], T], *, timeout_s: float, late: Callable[[T], None] | None = None) -> T:
     """Do `work` in a thread of its own, which cannot keep the program alive.
 

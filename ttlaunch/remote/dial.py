@@ -13,7 +13,7 @@ import paramiko
 
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.remote.attempt import Attempt
-from ttlaunch.remote.deadline import time_left
+from ttlaunch.remote.deadline import in_seconds, time_left
 from ttlaunch.remote.ssh_config import HostSettings
 
 KEEPALIVE_IDLE_S = 2
@@ -90,13 +90,13 @@ def _over_tcp(settings: HostSettings, attempt: Attempt) -> socket.socket:
     attempt.phase = "tcp"
     reason = ""
     for left, (family, kind, protocol, _, place) in zip(range(len(found), 0, -1), found, strict=True):
-        stream = socket.socket(family, kind, protocol)
+        stream = _PromptSocket(family, kind, protocol)
         attempt.hold(stream)
         stream.settimeout(max(0.05, time_left(attempt.end) / left))
         try:
             stream.connect(place)
         except TimeoutError:
-            reason = reason or f"no answer on port {settings.port} within {attempt.timeout_s:g} s"
+            reason = reason or f"no answer on port {settings.port} within {in_seconds(attempt.timeout_s)}"
             attempt.release(stream)
         except OSError as error:
             words = _NO_ROUTE.get(error.errno or 0, (error.strerror or str(error)).lower())
@@ -106,6 +106,15 @@ def _over_tcp(settings: HostSettings, attempt: Attempt) -> socket.socket:
             _notice_loss(stream)
             return stream
     raise HostError(settings.name, Trouble.UNREACHABLE, reason, hints=(settings.try_by_hand(),))
+
+
+class _PromptSocket(socket.socket):
+    """Acknowledges at once: sshd keeps a small packet back until the one before is acknowledged, up to 40 ms later."""
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        data = super().recv(size, flags)
+        self.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        return data
 
 
 def _notice_loss(stream: socket.socket) -> None:
@@ -195,6 +204,6 @@ def _hangs_up(settings: HostSettings, attempt: Attempt, tries: int, words: bytes
         settings.name,
         Trouble.SILENT,
         f"accepts connections on port {settings.port} and ends them before it says anything{said}",
-        notes=(f"tried {tries} times within {attempt.timeout_s:g} s",),
+        notes=(f"tried {tries} times within {in_seconds(attempt.timeout_s)}",),
         hints=("look at `MaxStartups` and the log of its sshd", settings.try_by_hand()),
     )

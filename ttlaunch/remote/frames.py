@@ -6,6 +6,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.errors import HostError, Trouble
+from ttlaunch.remote.deadline import in_seconds, time_left
 from ttlaunch.remote.transport import Process
 
 _SHOWN = 200
@@ -43,7 +44,12 @@ class FrameStream:
         """
         end = time.monotonic() + timeout_s
         try:
-            return contract.read_frame(lambda size: self.process.read(size, timeout_s=max(0.0, end - time.monotonic())))
+            return contract.read_frame(lambda size: self.process.read(size, timeout_s=time_left(end)))
+        except HostError as error:
+            if error.trouble is not Trouble.TIMED_OUT:
+                raise
+            reason = f"no answer from our script on it within {in_seconds(timeout_s)}"
+            raise HostError(self.host, Trouble.TIMED_OUT, reason) from error
         except EOFError as error:
             lost = HostError(self.host, Trouble.LOST, "the connection ended in the middle of a message")
             raise self._with_last_words(lost) from error

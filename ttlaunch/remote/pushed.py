@@ -19,6 +19,7 @@ OLDEST_PYTHON = (3, 9)
 PYTHONS = ("python3", "/usr/bin/python3", "/usr/local/bin/python3", *(f"python3.{n}" for n in range(15, 8, -1)))
 """Where scripts look for an interpreter, after those that the caller names."""
 
+_END_S = 1.0
 _NO_PYTHON = 78
 _TOO_OLD = 79
 
@@ -73,7 +74,8 @@ def start_script(
         timeout_s: For starting it.
 
     Raises:
-        HostError: As `Transport.start`. That no Python is there shows at the first `receive`: see `explain_end`.
+        HostError: As `Transport.start`. That no Python is there may show only at the first `receive`: see
+            `explain_end`.
     """
     modules = [
         ("ttlaunch", ""),
@@ -84,7 +86,12 @@ def start_script(
     text = json.dumps({"modules": modules, "arguments": dict(arguments or {})}).encode()
     process = transport.start(_command(pythons), timeout_s=timeout_s)
     stream = FrameStream(transport.host, process)
-    stream.process.write(struct.pack(">I", len(text)) + text, timeout_s=timeout_s)
+    try:
+        stream.process.write(struct.pack(">I", len(text)) + text, timeout_s=timeout_s)
+    except HostError as error:
+        if error.trouble is not Trouble.LOST:
+            raise
+        raise explain_end(stream, timeout_s=_END_S) or error from error
     return stream
 
 

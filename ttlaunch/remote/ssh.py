@@ -13,7 +13,7 @@ import paramiko
 
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.remote.any_shell import make_mark, wrap_command
-from ttlaunch.remote.deadline import call_within, time_left
+from ttlaunch.remote.deadline import call_within, in_seconds, time_left
 from ttlaunch.remote.hosts import HostAddress
 from ttlaunch.remote.key_ring import KeyRing
 from ttlaunch.remote.ssh_connection import Connection, open_connection
@@ -35,6 +35,7 @@ class SshTransport:
         self._keys = keys or KeyRing()
         self._connections: list[Connection] = []
         self._growing = threading.Lock()
+        self._closings = 0
 
     @property
     def addresses(self) -> tuple[str, str] | None:
@@ -46,7 +47,7 @@ class SshTransport:
             if self._connections and self._connections[0].alive:
                 return
             self._forget()
-            self._connections = [open_connection(self._address, keys=self._keys, timeout_s=time_left(end))]
+            self._grow(end)
 
     def start(self, command: str, *, timeout_s: float = CONNECT_S) -> SshProcess:
         end = time.monotonic() + timeout_s
@@ -58,13 +59,23 @@ class SshTransport:
                 lambda: self._run(wrap_command(command, mark=mark), end), timeout_s=time_left(end), late=_drop
             )
         except TimeoutError as error:
-            raise HostError(self.host, Trouble.TIMED_OUT, f"it starts no command within {timeout_s:g} s") from error
+            raise HostError(
+                self.host, Trouble.TIMED_OUT, f"it starts no command within {in_seconds(timeout_s)}"
+            ) from error
         return SshProcess(self.host, channel, mark=mark, why_lost=connection.why_lost)
 
     def close(self) -> None:
-        if self._growing.acquire(timeout=CONNECT_S):
-            self._growing.release()
+        self._closings += 1
         self._forget()
+
+    def _grow(self, end: float) -> None:
+        """Connect once more; the caller is the only one who does."""
+        closings = self._closings
+        connection = open_connection(self._address, keys=self._keys, timeout_s=time_left(end))
+        self._connections = [*self._connections, connection]
+        if closings != self._closings:
+            self._forget()
+            raise HostError(self.host, Trouble.LOST, "the connection has been closed")
 
     def _forget(self) -> None:
         connections, self._connections = self._connections, []
@@ -84,7 +95,9 @@ class SshTransport:
 
     def _channel(self, end: float) -> tuple[Connection, paramiko.Channel]:
         """A channel on a connection that has room for it."""
-        main = self._connections[0]
+        main = next(iter(self._connections), None)
+        if main is None:
+            raise HostError(self.host, Trouble.LOST, "the connection has been closed")
         if not main.alive:
             raise HostError(self.host, Trouble.LOST, main.why_lost())
         tried: list[Connection] = []
@@ -98,23 +111,24 @@ class SshTransport:
                 raise HostError(self.host, Trouble.LOST, main.why_lost())
             with self._only_one(time_left(end)):
                 if all(connection in tried for connection in self._connections):
-                    self._connections.append(self._another(tried, end))
+                    self._check_room(tried)
+                    self._grow(end)
 
-    def _another(self, tried: list[Connection], end: float) -> Connection:
-        if len(tried) > 1 and not tried[-1].channels:
+    def _check_room(self, tried: list[Connection]) -> None:
+        """A further connection helps only if a connection that runs nothing takes a command."""
+        if not tried[-1].channels and tried[-1].alive:
             raise HostError(
                 self.host,
                 Trouble.LOGIN,
                 "lets us log in and opens no channel for a command",
                 hints=("`MaxSessions` of its sshd must be 1 or more",),
             )
-        return open_connection(self._address, keys=self._keys, timeout_s=time_left(end))
 
     @contextlib.contextmanager
     def _only_one(self, timeout_s: float) -> Iterator[None]:
         """One thread connects; the others wait for it, not longer than they may."""
         if not self._growing.acquire(timeout=timeout_s):
-            raise HostError(self.host, Trouble.TIMED_OUT, f"no connection within {timeout_s:g} s")
+            raise HostError(self.host, Trouble.TIMED_OUT, f"no connection within {in_seconds(timeout_s)}")
         try:
             yield
         finally:

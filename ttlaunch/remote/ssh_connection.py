@@ -6,7 +6,6 @@ import logging
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from paramiko.common import MSG_CHANNEL_REQUEST
 
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.remote.attempt import Attempt, Closable, close_all
-from ttlaunch.remote.deadline import call_within
+from ttlaunch.remote.deadline import call_within, in_seconds, time_left
 from ttlaunch.remote.dial import UNANSWERED_MS, dial, through_jump
 from ttlaunch.remote.hosts import HostAddress
 from ttlaunch.remote.key_ring import KeyRing
@@ -103,7 +102,7 @@ class Connection:
                     lambda: self.transport.global_request("keepalive@openssh.com", wait=True), timeout_s=_NO_PULSE_S
                 )
             except TimeoutError:
-                self._reason = f"no answer for {_NO_PULSE_S:g} s"
+                self._reason = f"no answer for {in_seconds(_NO_PULSE_S)}"
                 close_all(self._held)
                 return
             except (OSError, EOFError, paramiko.SSHException):
@@ -150,6 +149,8 @@ def _open(address: HostAddress, keys: KeyRing, attempt: Attempt, tell: Callable[
         except HostError as error:
             raise _of_host(error, settings, hop) from error
         except (paramiko.SSHException, OSError, EOFError) as error:
+            if not time_left(attempt.end):
+                raise _too_slow(address, attempt, settings) from error
             raise _broke(error, settings, attempt) from error
     assert transport is not None  # noqa: S101 - the way ends at the host itself
     transport.set_keepalive(_KEEPALIVE_S)
@@ -167,7 +168,7 @@ def _start(settings: HostSettings, stream: socket.socket | paramiko.Channel, att
     options = transport.get_security_options()
     options.ciphers = [name for name in _CIPHERS if name in options.ciphers]
     options.key_types = prefer_known(options.key_types, known)
-    left = max(0.1, attempt.end - time.monotonic())
+    left = time_left(attempt.end)
     transport.banner_timeout = transport.handshake_timeout = left
     transport.start_client(timeout=left)
     check_host_key(settings, transport.get_remote_server_key(), known)
@@ -233,14 +234,14 @@ def _broke(error: Exception, settings: HostSettings, attempt: Attempt) -> HostEr
 
 def _reason_of_loss(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno == errno.ETIMEDOUT:
-        return f"no answer for {UNANSWERED_MS / 1000:g} s"
+        return f"no answer for {in_seconds(UNANSWERED_MS / 1000)}"
     if isinstance(error, EOFError):
         return "the host hung up"
     return str(getattr(error, "strerror", None) or error).lower()
 
 
 def _too_slow(address: HostAddress, attempt: Attempt, settings: HostSettings | None) -> HostError:
-    within = f"within {attempt.timeout_s:g} s"
+    within = f"within {in_seconds(attempt.timeout_s)}"
     port = settings.port if settings else address.port or 22
     reasons = {
         "settings": (Trouble.SETTINGS, f"the ssh configuration was not read {within}"),

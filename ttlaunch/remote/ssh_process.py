@@ -11,7 +11,7 @@ import paramiko
 
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.remote.any_shell import AfterMark
-from ttlaunch.remote.deadline import Worker, time_left
+from ttlaunch.remote.deadline import Worker, in_seconds, time_left
 from ttlaunch.remote.transport import CHUNK, CONNECT_S
 
 _KEPT_STDERR = 64 * 1024
@@ -53,7 +53,7 @@ class SshProcess:
             self._writer.call(lambda: self._send(data, end), timeout_s=timeout_s)
         except TimeoutError as error:
             raise HostError(
-                self._host, Trouble.TIMED_OUT, f"a command has not taken its input within {timeout_s:g} s"
+                self._host, Trouble.TIMED_OUT, f"a command has not taken its input within {in_seconds(timeout_s)}"
             ) from error
         except (OSError, EOFError, paramiko.SSHException) as error:
             self._no_longer_reads(error)
@@ -87,7 +87,7 @@ class SshProcess:
 
     def wait(self, *, timeout_s: float) -> int:
         if not self._channel.status_event.wait(timeout_s):
-            raise HostError(self._host, Trouble.TIMED_OUT, f"a command goes on after {timeout_s:g} s")
+            raise HostError(self._host, Trouble.TIMED_OUT, f"a command goes on after {in_seconds(timeout_s)}")
         name = getattr(self._channel, "exit_signal", None)
         if name is not None:
             return 128 + getattr(signal, f"SIG{name}", 0)
@@ -119,7 +119,7 @@ class SshProcess:
         raise self._no_answer(timeout_s)
 
     def _no_answer(self, timeout_s: float) -> HostError:
-        return HostError(self._host, Trouble.TIMED_OUT, f"no answer from a command within {timeout_s:g} s")
+        return HostError(self._host, Trouble.TIMED_OUT, f"no answer from a command within {in_seconds(timeout_s)}")
 
     def _end_of_output(self) -> None:
         """Tell the end of a command's output from that of the connection, and from a greeting that never ran it."""

@@ -4,11 +4,14 @@ Each call has a deadline, so that a host which stops answering is noticed and ne
 wrong is a `HostError`; what a command itself says by its exit status is the caller's to judge.
 """
 
+import contextlib
+import threading
 import time
 from dataclasses import dataclass
 from typing import Protocol
 
 from ttlaunch.errors import HostError, Trouble
+from ttlaunch.remote.deadline import in_seconds, time_left
 
 CHUNK = 65536
 _SHOWN = 80
@@ -100,23 +103,26 @@ def run(transport: Transport, command: str, *, stdin: bytes = b"", timeout_s: fl
     end = time.monotonic() + timeout_s
     process = transport.start(command, timeout_s=timeout_s)
     try:
-        if stdin:
-            process.write(stdin, timeout_s=_left(end))
-        process.close_stdin()
+        # A command may print before it has read everything, so both directions go on at the same time.
+        threading.Thread(target=_feed, args=(process, stdin, end), daemon=True).start()
         parts = []
-        while part := process.read(timeout_s=_left(end)):
+        while part := process.read(timeout_s=time_left(end)):
             parts.append(part)
-        status = process.wait(timeout_s=_left(end))
+        status = process.wait(timeout_s=time_left(end))
     except HostError as error:
         process.kill()
         if error.trouble is Trouble.TIMED_OUT:
             shown = command if len(command) <= _SHOWN else f"{command[:_SHOWN]}…"
             raise HostError(
-                transport.host, Trouble.TIMED_OUT, f"`{shown}` has not ended within {timeout_s:g} s"
+                transport.host, Trouble.TIMED_OUT, f"`{shown}` has not ended within {in_seconds(timeout_s)}"
             ) from error
         raise
     return Completed(status, b"".join(parts), process.stderr())
 
 
-def _left(end: float) -> float:
-    return max(0.0, end - time.monotonic())
+def _feed(process: Process, stdin: bytes, end: float) -> None:
+    """Write all that the command wants to read; one that wants less, such as `head`, has not failed."""
+    with contextlib.suppress(HostError):
+        if stdin:
+            process.write(stdin, timeout_s=time_left(end))
+        process.close_stdin()
