@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from ipaddress import IPv4Interface
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -89,7 +90,7 @@ def topology():
             Host(HostName(name), slots, source.span(n, 1, len(name)), source.span(n, len(name) + 2, 7))
             for n, name in enumerate(names, start=1)
         ]
-        return Topology("metal", None, tuple(hosts), cluster=ClusterSettings(**settings))
+        return Topology("metal", Path("metal"), tuple(hosts), cluster=ClusterSettings(**settings))
 
     return make
 

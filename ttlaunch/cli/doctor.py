@@ -123,7 +123,7 @@ def _examine(topology: "Topology", shown: "Shown", view: "View", *, bandwidth: b
         asked.ask([*transports, launcher])
         connections = {transport.host: transport.addresses for transport in transports}
         examined = _Examined([], seconds=asked.seconds)
-        if shown.facts:
+        if len(shown.facts) > 1 or (shown.facts and len(transports) == 1):
             _examine_network(examined, topology, transports, shown, view, bandwidth=bandwidth)
     finally:
         for transport in [*transports, launcher]:

@@ -9,8 +9,8 @@ from ttlaunch.topology.model import Topology
 
 CLOCK_WARNING_S = 2.0
 CLOCK_ERROR_S = 60.0
-_MINUTE_S = 60.0
-_HOUR_S = 3600.0
+_MINUTE_S, _MINUTES_FROM_S = 60.0, 90.0
+_HOUR_S, _HOURS_FROM_S = 3600.0, 5400.0
 
 Facts = Mapping[str, HostFacts]
 
@@ -43,7 +43,7 @@ def check_names(
 ) -> list[Diagnostic]:
     """Where a host knows the name of another, it means an address of that other one."""
     connections = connections or {}
-    evidence: dict[str, str] = {}
+    wrong: dict[str, dict[str, str]] = {}
     for name, target in facts.items():
         pair = connections.get(name)
         right = target.addresses | ({pair[1]} if pair else set())
@@ -52,15 +52,18 @@ def check_names(
             if meant and not meant & right and known.machine != target.machine:
                 owner = next((other for other, its in facts.items() if its.addresses & meant), None)
                 whose = f", which is {owner}" if owner else ""
-                evidence[host] = f"here {name} means {listed(sorted(meant), last='and', quote='')}{whose}"
-                evidence[host] += f"; it has {listed(sorted(right), last='and', quote='')}"
+                there, should = (listed(sorted(some), last="and", quote="") for some in (meant, right))
+                wrong.setdefault(host, {})[name] = f"here {name} means {there}{whose}; {name} has {should}"
+    evidence = {host: "; ".join(wrong[host].values()) for host in facts if host in wrong}
+    first = next(iter(evidence), "")
+    name = next(iter(wrong[first])) if first else ""
     return of_hosts(
         "H018",
         evidence,
         topology=topology,
-        says=("takes another machine for one of the hosts", "take another machine for one of the hosts"),
+        says=(f"takes another machine for `{name}`", "take other machines for some of the hosts"),
         notes=("MPI connects by address; programs that meet by name, as gloo and NCCL do, would meet the wrong one",),
-        hints=(f"`ssh {next(iter(evidence), '')} getent hosts NAME`, then correct its /etc/hosts or its DNS",),
+        hints=(f"`ssh {first} getent hosts {name}`, then correct its /etc/hosts or its DNS",),
         severity=Severity.WARNING,
     )
 
@@ -89,10 +92,10 @@ def check_clocks(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
 
 def _apart(seconds: float) -> str:
     size = abs(seconds)
-    if size >= _HOUR_S:
+    if size >= _HOURS_FROM_S:
         text = f"{size / _HOUR_S:.1f} hours"
-    elif size >= _MINUTE_S:
-        text = f"{size / _MINUTE_S:.1f} minutes"
+    elif size >= _MINUTES_FROM_S:
+        text = f"{size / _MINUTE_S:.0f} minutes"
     else:
         text = f"{size:.1f} seconds"
     return f"{text} {'ahead' if seconds > 0 else 'behind'}"

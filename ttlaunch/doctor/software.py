@@ -42,7 +42,7 @@ def check_packages(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
     for host, known in facts.items():
         missing = [name for name in RANK_PACKAGES if known.python and name not in known.python.packages]
         if missing and known.python:
-            evidence[host] = f"no {listed(missing, last='and', quote='')} for {known.python.executable}"
+            evidence[host] = f"no {listed(missing, last='or', quote='')} for {known.python.executable}"
             lacking |= dict.fromkeys(missing)
     names = listed(lacking, last="or", quote="")
     return of_hosts(
@@ -187,7 +187,11 @@ def _versions(known: HostFacts) -> dict[str, str]:
 
 
 def _prepare(topology: Topology) -> str:
-    return f"`ttlaunch prepare --on {topology.name}` gives every host the environment that ranks need"
+    named = topology.cluster.python
+    command = f"ttlaunch prepare --on {topology.name}" if topology.folder else "ttlaunch prepare"
+    if named:
+        return f"`python:` in cluster.yaml names {named}; without it `{command}` makes the environment that ranks need"
+    return f"`{command}` gives every host the environment that ranks need"
 
 
 def _dotted(version: tuple[int, ...]) -> str:

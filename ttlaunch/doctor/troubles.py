@@ -44,6 +44,8 @@ _REASONS = {
     Trouble.NO_PYTHON: _Reason("H014", "has no Python that can be used", "have no Python that can be used"),
 }
 _TRY_BY_HAND = {"H002", "H011"}
+_BY_HAND = "try it by hand"
+_MOST_HINTS = 8
 
 
 def explain_troubles(
@@ -78,9 +80,9 @@ def _explain(
     if answered:
         took = max(answered.values())
         notes.append(f"{listed(answered, last='and', quote='')} answered within {max(took, 0.1):.1f} s")
-    hints = _once(hint for error in errors for hint in error.hints)
-    if reason.code in _TRY_BY_HAND and errors[0].trouble is not Trouble.UNKNOWN_NAME:
-        hints.append(f"try it by hand: `{_by_hand(errors[0].host, hosts, topology.cluster)}`")
+    hints = _hints(errors)
+    if reason.code in _TRY_BY_HAND and not hints:
+        hints = [f"{_BY_HAND}: `{_by_hand(errors[0].host, hosts, topology.cluster)}`"]
     return Diagnostic(
         reason.code,
         f"{subject}; nothing was started",
@@ -89,6 +91,15 @@ def _explain(
         notes=tuple(notes),
         hints=tuple(hints),
     )
+
+
+def _hints(errors: Sequence[HostError]) -> list[str]:
+    """What the connections propose: each command once, and of those that only try again the first."""
+    hints = _once(hint for error in errors for hint in error.hints)
+    again = [hint for hint in hints if hint.startswith(_BY_HAND)]
+    kept = [hint for hint in hints if hint not in again[1:]]
+    more = len(kept) - _MOST_HINTS
+    return kept if more <= 0 else [*kept[:_MOST_HINTS], f"and {more} more like these for the other hosts"]
 
 
 def _by_hand(name: str, hosts: Mapping[str, Host], cluster: ClusterSettings) -> str:

@@ -22,6 +22,7 @@ PYTHONS = ("python3", "/usr/bin/python3", "/usr/local/bin/python3", *(f"python3.
 _END_S = 1.0
 _NO_PYTHON = 78
 _TOO_OLD = 79
+_NOT_STARTED = "126|127"  # what a shell says of a program that is there and cannot be started
 
 # Understood by any Python, so that one that is too old can say so. Keeps the current folder out of the import path, and
 # reads not one byte more than the text, so that the script may read standard input as it likes.
@@ -126,13 +127,13 @@ def explain_end(stream: FrameStream, *, timeout_s: float) -> HostError | None:
 
 
 def _command(pythons: Sequence[str]) -> str:
-    """Try interpreters in turn; one that does not exist or is too old leaves standard input to the next."""
+    """Try interpreters in turn; one that cannot start or is too old leaves standard input to the next."""
     names = " ".join(_quoted(name) for name in dict.fromkeys([*pythons, *PYTHONS]))
     return (
         f"old={_NO_PYTHON}; for python in {names}; do "
         'command -v "$python" >/dev/null 2>&1 || continue; '
         f'"$python" -E -s -S -c {shlex.quote(_LOADER)}; status=$?; '
-        f'[ "$status" = {_TOO_OLD} ] || exit "$status"; old={_TOO_OLD}; done; exit "$old"'
+        f'case "$status" in {_TOO_OLD}) old={_TOO_OLD};; {_NOT_STARTED}) ;; *) exit "$status";; esac; done; exit "$old"'
     )
 
 
