@@ -9,7 +9,21 @@ from typing import Annotated
 import typer
 
 from ttlaunch import __version__, contract
-from ttlaunch.cli import configs, convert, doctor, explain, init, place, plan, recipes, run, schema, show, validate
+from ttlaunch.cli import (
+    configs,
+    convert,
+    doctor,
+    explain,
+    init,
+    place,
+    plan,
+    prepare,
+    recipes,
+    run,
+    schema,
+    show,
+    validate,
+)
 from ttlaunch.cli.after_dashes import CommandAfterDashes
 
 app = typer.Typer(
@@ -26,6 +40,7 @@ app.command("plan", epilog=plan.EXAMPLES, cls=CommandAfterDashes)(plan.plan)
 app.command("show", epilog=show.EXAMPLES)(show.show)
 app.command("place", epilog=place.EXAMPLES)(place.place)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
+app.command("prepare", epilog=prepare.EXAMPLES)(prepare.prepare)
 app.command("validate", epilog=validate.EXAMPLES)(validate.validate)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
 app.command("schema", epilog=schema.EXAMPLES)(schema.schema)

@@ -1,0 +1,122 @@
+"""What scripts that change a host share: frames to and from the launching machine, and children that end with us.
+
+The script ends at the moment its standard input ends, whatever it is doing, and takes its children along: then nobody
+on the launching machine waits for it any more. Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from ttlaunch import contract
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    Record = dict[str, Any]
+
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.3
+_KEPT_FRAMES = 8
+
+
+class FailedError(Exception):
+    """What ends the work, with the fields of the last frame."""
+
+    def __init__(self, what: str, **fields: Any) -> None:
+        super().__init__(what)
+        self.what = what
+        self.fields = fields
+
+
+def send(header: Record) -> None:
+    """Tell the launching machine something."""
+    sys.stdout.buffer.write(contract.pack_frame(header))
+    sys.stdout.buffer.flush()
+
+
+class Listener:
+    """Reads frames in the background, a few ahead of who takes them, and ends this process when there can be no more."""
+
+    def __init__(self) -> None:
+        self._frames: queue.Queue[tuple[Record, bytes]] = queue.Queue(_KEPT_FRAMES)
+        self._child: subprocess.Popen[bytes] | None = None
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def next_frame(self) -> tuple[Record, bytes]:
+        return self._frames.get()
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        folder: str,
+        stdin: bytes = b"",
+        variables: Mapping[str, str] | None = None,
+        deadline_s: float,
+        watch: Callable[[int], None] | None = None,
+    ) -> tuple[int, str]:
+        """Run a command to its end: its status, and what it printed to both streams.
+
+        Args:
+            command: Its words.
+            folder: Where it works.
+            stdin: What it reads.
+            variables: For its environment, on top of ours without what would change how Python or pip work.
+            deadline_s: It is killed after so long.
+            watch: Called with its process id a few times a second.
+        """
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+        child = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**environment, "LC_ALL": "C.UTF-8", **(variables or {})},
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+        self._child = child
+        end = time.monotonic() + deadline_s
+        given: bytes | None = stdin
+        while True:
+            try:
+                printed, _ = child.communicate(given, timeout=_POLL_S)
+            except subprocess.TimeoutExpired:
+                given = None
+            else:
+                return child.returncode, printed.decode("utf-8", "replace")
+            if time.monotonic() > end:
+                self._end_child()
+            elif watch:
+                watch(child.pid)
+
+    def _read(self) -> None:
+        try:
+            while frame := contract.read_frame(lambda size: os.read(0, size)):
+                self._frames.put(frame)
+        finally:
+            self._end_child()
+            os._exit(1)
+
+    def _end_child(self) -> None:
+        child = self._child
+        if child is not None and child.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(child.pid, signal.SIGKILL)
+
+
+def _die_with_parent() -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

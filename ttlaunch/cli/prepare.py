@@ -1,0 +1,172 @@
+"""`ttlaunch prepare`: make the Python environment that ranks need on every host of a cluster, and say where it lies."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ttlaunch.cli.console import exit_status, leave, print_json, refuse, show_diagnostics
+from ttlaunch.cli.options import Hostfile, On, OutputFormat, Verbose
+from ttlaunch.diagnostics import Format
+
+if TYPE_CHECKING:
+    from ttlaunch.prepare.cluster import Outcome
+    from ttlaunch.prepare.locking import Locksmith
+    from ttlaunch.topology.model import Topology
+
+EXAMPLES = """\
+[bold]ttlaunch prepare --on my_cluster[/bold]   bare hosts become ready
+
+[bold]ttlaunch prepare --on my_cluster --requirements requirements.txt[/bold]   with packages that your recipes import
+
+[bold]ttlaunch prepare --on my_cluster --check[/bold]   only ask; the exit status is 4 if something is missing
+"""
+Constraints = Annotated[
+    Path | None,
+    typer.Option(
+        "--constraints",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        help="Versions to take; by default those of ./constraints.txt, else those that are installed here.",
+    ),
+]
+Requirements = Annotated[
+    Path | None,
+    typer.Option(
+        "--requirements",
+        "-r",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        help="Further packages, in pip's format.",
+    ),
+]
+FromIndex = Annotated[
+    bool, typer.Option("--from-index", help="Hosts that reach a package index fetch from there what others are sent.")
+]
+Check = Annotated[bool, typer.Option("--check", help="Only say which hosts are prepared; change nothing.")]
+
+
+def prepare(
+    *,
+    on: On = "local",
+    hostfile: Hostfile = None,
+    constraints: Constraints = None,
+    requirements: Requirements = None,
+    from_index: FromIndex = False,
+    check: Check = False,
+    form: OutputFormat = Format.FULL,
+    verbose: Verbose = False,
+) -> None:
+    """Install what ranks import on every host, the same wheels everywhere; they are fetched here and sent over SSH.
+
+    A host needs Python 3.11 or newer, but neither pip nor an index. What is there already is not sent again.
+    """
+    from ttlaunch.cli.prepare_view import make_view
+    from ttlaunch.cli.reach import reach_hosts
+    from ttlaunch.prepare.cluster import Options, prepare_hosts
+
+    topology = _load(on, hostfile, form=form, verbose=verbose)
+    transports = reach_hosts(topology, form=form, verbose=verbose)
+    options = Options(check=check, from_index=from_index, preferred_minor=sys.version_info.minor)
+    try:
+        with make_view([str(host.name) for host in topology.hosts], quiet=form is Format.JSON) as view:
+            locksmith = _locksmith(constraints, requirements, told=view.here)
+            outcome = prepare_hosts(topology, transports, locksmith, options, view)
+    finally:
+        for transport in transports:
+            transport.close()
+    if form is Format.JSON:
+        print_json(_as_json(outcome, topology, locksmith))
+    else:
+        show_diagnostics(outcome.diagnostics, form=form, verbose=verbose)
+        _show(outcome, topology)
+    leave(exit_status(outcome.diagnostics))
+
+
+def _load(on: str, hostfile: Path | None, *, form: Format, verbose: bool) -> "Topology":
+    from ttlaunch.cli.describe import Description, Request, load_topology_into
+
+    result = Description()
+    load_topology_into(
+        result, Request(target=None, on=on, hostfile=hostfile), working_folder=Path.cwd(), shell=os.environ
+    )
+    if result.topology is None or not result.ok:
+        refuse(result.diagnostics, form=form, verbose=verbose)
+    show_diagnostics(result.diagnostics, form=form, verbose=verbose)
+    return result.topology
+
+
+def _locksmith(constraints: Path | None, requirements: Path | None, *, told: Any) -> "Locksmith":
+    from ttlaunch.prepare.lock import Store
+    from ttlaunch.prepare.locking import Locksmith
+    from ttlaunch.prepare.pip import Pip
+    from ttlaunch.prepare.wishes import Wishes, find_constraints, rank_requirements
+
+    text, origin = find_constraints(constraints, working_folder=Path.cwd())
+    wishes = Wishes(rank_requirements(), text, origin, requirements.resolve() if requirements else None)
+    cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return Locksmith(wishes, Store(Path(cache) / "ttlaunch"), Pip(), told)
+
+
+def _show(outcome: "Outcome", topology: "Topology") -> None:
+    """A line for each host that is ready, and what keeps runs from using its environment."""
+    from ttlaunch.diagnostics.count import counted
+
+    ready = {host: result for host, result in outcome.results.items() if result.last["kind"] == "ready"}
+    width = max((len(host) for host in ready), default=0)
+    for host in [str(host.name) for host in topology.hosts if str(host.name) in ready]:
+        sys.stdout.write(f"{host:<{width}}  {_words(ready[host].last, ready[host].sent, ready[host].seconds)}\n")
+    if ready:
+        lock = max(outcome.locks.values(), key=lambda lock: len(lock.installed))
+        hosts = counted(len(ready), "host")
+        rest = f" of {len(topology.hosts)}" if len(ready) < len(topology.hosts) else ""
+        sys.stdout.write(f"{hosts}{rest} ready: {counted(len(lock.installed), 'package')}\n")
+    if ready and topology.cluster.python:
+        sys.stdout.write(
+            f"cluster.yaml names `python: {topology.cluster.python}`, so runs use that one;"
+            " without the key they use the environment made here\n"
+        )
+
+
+def _words(last: Mapping[str, Any], sent: int, seconds: float) -> str:
+    from ttlaunch.prepare.mistakes import size_text
+
+    mpi = f", {last['mpi']}" if last.get("mpi") else ""
+    if not last["made"]:
+        return f"was ready: Python {last['python']}{mpi} in {last['environment']}"
+    origin = "fetched from its index" if last["from_index"] else f"{size_text(sent)} sent"
+    return f"made in {seconds:.1f} s, {origin}: Python {last['python']}{mpi} in {last['environment']}"
+
+
+def _as_json(outcome: "Outcome", topology: "Topology", locksmith: "Locksmith") -> dict[str, Any]:
+    """For other programs: every host with its state, and each lock with its packages."""
+    hosts = []
+    for name in (str(host.name) for host in topology.hosts):
+        result, base = outcome.results.get(name), outcome.bases.get(name)
+        last = result.last if result else {"kind": "failed"}
+        hosts.append(
+            {
+                "host": name,
+                "state": "made" if last["kind"] == "ready" and last["made"] else last["kind"],
+                "environment": last.get("environment"),
+                "base": base.path if base else None,
+                "kind": str(base.kind) if base and base.kind else None,
+                "mpi": last.get("mpi"),
+                "sent_bytes": result.sent if result else 0,
+                "from_index": last.get("from_index", False),
+                "seconds": round(result.seconds, 3) if result else None,
+            }
+        )
+    locks = [
+        {"kind": str(kind), "packages": {wheel.name: wheel.version for wheel in lock.installed}}
+        for kind, lock in outcome.locks.items()
+    ]
+    found = [diagnostic.as_json() for diagnostic in outcome.diagnostics]
+    return {"hosts": hosts, "locks": locks, "constraints": locksmith.wishes.constraints_origin, "diagnostics": found}

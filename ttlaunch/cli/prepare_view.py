@@ -1,0 +1,115 @@
+"""How `ttlaunch prepare` looks while it works: a bar for each host on a terminal, plain lines everywhere else."""
+
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from ttlaunch.prepare.mistakes import size_text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+_LINE_EVERY_S = 10.0
+
+
+class View(Protocol):
+    """Shows what happens here and on the hosts; called from several threads."""
+
+    def here(self, words: str) -> None:
+        """This machine does something that takes time."""
+
+    def phase(self, host: str, words: str) -> None:
+        """A host has begun with something."""
+
+    def moved(self, host: str, *, done: int, total: int) -> None:
+        """It has come so far with that."""
+
+
+@contextmanager
+def make_view(hosts: Sequence[str], *, quiet: bool) -> Iterator[View]:
+    """The view that fits where messages go; `quiet` shows nothing (for JSON)."""
+    if quiet:
+        yield QuietView()
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            TextColumn("{task.fields[words]}", markup=False),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+        )
+        with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as progress:
+            yield BarView(progress, hosts)
+    else:
+        yield PlainView()
+
+
+class QuietView:
+    """Shows nothing."""
+
+    def here(self, words: str) -> None:
+        """Drop it."""
+
+    def phase(self, host: str, words: str) -> None:
+        """Drop it."""
+
+    def moved(self, host: str, *, done: int, total: int) -> None:
+        """Drop it."""
+
+
+class BarView:
+    """A bar for each host; what this machine does stands above them for as long as it does it."""
+
+    def __init__(self, progress: "Progress", hosts: Sequence[str]) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {
+            host: progress.add_task(host, total=None, words="connected") for host in hosts
+        }
+        self._words: dict[str, str] = {}
+
+    def here(self, words: str) -> None:
+        self._progress.console.print(words, highlight=False, markup=False)
+
+    def phase(self, host: str, words: str) -> None:
+        if self._words.get(host) != words:
+            self._words[host] = words
+            self._progress.reset(self._tasks[host], total=None, words=words)
+
+    def moved(self, host: str, *, done: int, total: int) -> None:
+        self._progress.update(self._tasks[host], completed=done, total=total)
+
+
+class PlainView:
+    """A line whenever a host begins with something else, and while that lasts one every ten seconds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._words: dict[str, str] = {}
+        self._said: dict[str, float] = {}
+
+    def here(self, words: str) -> None:
+        with self._lock:
+            self._write(words)
+
+    def phase(self, host: str, words: str) -> None:
+        with self._lock:
+            if self._words.get(host) != words:
+                self._words[host] = words
+                self._said[host] = time.monotonic()
+                self._write(f"{host}: {words}")
+
+    def moved(self, host: str, *, done: int, total: int) -> None:
+        with self._lock:
+            if time.monotonic() - self._said.get(host, 0.0) > _LINE_EVERY_S:
+                self._said[host] = time.monotonic()
+                self._write(f"{host}: {self._words.get(host, '')} {size_text(done)} of {size_text(total)}")
+
+    def _write(self, line: str) -> None:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
