@@ -16,6 +16,7 @@ from ttlaunch.remote.any_shell import make_mark, wrap_command
 from ttlaunch.remote.deadline import call_within, in_seconds, time_left
 from ttlaunch.remote.hosts import HostAddress
 from ttlaunch.remote.key_ring import KeyRing
+from ttlaunch.remote.ssh_config import SshFolders
 from ttlaunch.remote.ssh_connection import Connection, open_connection
 from ttlaunch.remote.ssh_process import SshProcess
 from ttlaunch.remote.transport import CONNECT_S
@@ -27,12 +28,14 @@ class SshTransport:
     Args:
         address: What hostfile and cluster.yaml say; the user's ssh configuration says the rest.
         keys: Shared by all hosts, so that a key is read and unlocked once.
+        folders: Where the ssh configuration, keys and known hosts lie.
     """
 
-    def __init__(self, address: HostAddress, *, keys: KeyRing | None = None) -> None:
+    def __init__(self, address: HostAddress, *, keys: KeyRing | None = None, folders: SshFolders | None = None) -> None:
         self.host = address.name
         self._address = address
         self._keys = keys or KeyRing()
+        self._folders = folders or SshFolders()
         self._connections: list[Connection] = []
         self._growing = threading.Lock()
         self._closings = 0
@@ -71,7 +74,7 @@ class SshTransport:
     def _grow(self, end: float) -> None:
         """Connect once more; the caller is the only one who does."""
         closings = self._closings
-        connection = open_connection(self._address, keys=self._keys, timeout_s=time_left(end))
+        connection = open_connection(self._address, keys=self._keys, folders=self._folders, timeout_s=time_left(end))
         self._connections = [*self._connections, connection]
         if closings != self._closings:
             self._forget()

@@ -18,12 +18,18 @@ from ttlaunch.errors import HostError, Trouble
 from ttlaunch.remote.hosts import HostAddress
 from ttlaunch.remote.ssh_config_text import UnreadableConfigError, read_config
 
-USER_FOLDER = Path("~/.ssh")
-SYSTEM_FOLDER = Path("/etc/ssh")
 SSH_PORT = 22
 _LARGEST_PORT = 65535
 _USUAL_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 _MOST_JUMPS = 8
+
+
+@dataclass(frozen=True)
+class SshFolders:
+    """Where ssh keeps what it knows: configuration, keys and known hosts."""
+
+    user: Path = Path("~/.ssh")
+    system: Path = Path("/etc/ssh")
 
 
 @dataclass(frozen=True)
@@ -63,28 +69,27 @@ class HostSettings:
         return f"try it by hand: `{shlex.join(words)}`"
 
 
-def resolve_settings(address: HostAddress, *, depth: int = 0) -> HostSettings:
+def resolve_settings(address: HostAddress, *, folders: SshFolders, depth: int = 0) -> HostSettings:
     """Look a host up in the ssh configuration; may ask DNS and run commands of `Match exec`.
 
     Raises:
         HostError: SETTINGS, with the file and the reason.
     """
     try:
-        options = _lookup(address)
-        return _settings(address, options, depth)
+        return _settings(address, _lookup(address, folders), folders, depth)
     except UnreadableConfigError as error:
         raise HostError(
             address.name, Trouble.SETTINGS, f"the ssh configuration cannot be used: {error.where}: {error.reason}"
         ) from error
 
 
-def _lookup(address: HostAddress) -> dict[str, Any]:
-    user_folder = USER_FOLDER.expanduser()
+def _lookup(address: HostAddress, folders: SshFolders) -> dict[str, Any]:
+    user_folder = folders.user.expanduser()
     config = _Config()
     ours = [("User", address.user), ("Port", address.port), ("IdentityFile", address.identity_file)]
     config.parse([f"{key} {value}" for key, value in ours if value is not None])
     config.parse(read_config(user_folder / "config", folder=user_folder))
-    config.parse(read_config(SYSTEM_FOLDER / "ssh_config", folder=SYSTEM_FOLDER))
+    config.parse(read_config(folders.system / "ssh_config", folder=folders.system))
     try:
         return dict(config.lookup(address.name))
     except (paramiko.SSHException, KeyError, ValueError) as error:
@@ -92,26 +97,26 @@ def _lookup(address: HostAddress) -> dict[str, Any]:
         raise UnreadableConfigError(f"Host {address.name}", f"{type(error).__name__} {error}") from error
 
 
-def _settings(address: HostAddress, options: dict[str, Any], depth: int) -> HostSettings:
+def _settings(address: HostAddress, options: dict[str, Any], folders: SshFolders, depth: int) -> HostSettings:
     user = options.get("user") or getpass.getuser()
     port = _number(options, "port", SSH_PORT)
     if not 1 <= port <= _LARGEST_PORT:
         raise UnreadableConfigError(f"Host {address.name}", f"port {port} does not exist")
     timeout = _number(options, "connecttimeout", 0)
     first, last = _first_of(options, "proxyjump", "proxycommand")
-    jumps = _jumps(first, address, depth) if first else ()
+    jumps = _jumps(first, address, folders, depth) if first else ()
     tokens = {"%d": str(Path.home()), "%h": options["hostname"], "%r": user, "%u": getpass.getuser(), "%%": "%"}
     return HostSettings(
         name=address.name,
         host_name=options["hostname"],
         port=port,
         user=user,
-        identity_files=_identity_files(options),
+        identity_files=_identity_files(options, folders),
         identities_only=options.get("identitiesonly", "no").lower() in {"yes", "true"},
         agent=_agent(options.get("identityagent"), os.environ, tokens),
         known_hosts=(
-            *_files(options.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2"), tokens),
-            *_files(options.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"), tokens),
+            *_files(options.get("userknownhostsfile"), folders.user, "known_hosts", tokens),
+            *_files(options.get("globalknownhostsfile"), folders.system, "ssh_known_hosts", tokens),
         ),
         by_hand=_by_hand(address, user=user, port=port),
         host_key_alias=options.get("hostkeyalias"),
@@ -139,13 +144,13 @@ def _first_of(options: Mapping[str, Any], jump: str, command: str) -> tuple[str 
     return (options[jump], None) if given[0] == jump else (None, options[command])
 
 
-def _jumps(text: str, address: HostAddress, depth: int) -> tuple[HostSettings, ...]:
+def _jumps(text: str, address: HostAddress, folders: SshFolders, depth: int) -> tuple[HostSettings, ...]:
     """Settings of each hop; the nearest may itself be reached through others."""
     if depth >= _MOST_JUMPS:
         raise UnreadableConfigError(f"Host {address.name}", f"`ProxyJump {text}` leads in a circle")
     hops: list[HostSettings] = []
     for number, part in enumerate(text.split(",")):
-        settings = resolve_settings(_parse_hop(part.strip(), address), depth=depth + 1)
+        settings = resolve_settings(_parse_hop(part.strip(), address), folders=folders, depth=depth + 1)
         hops += [*settings.jumps, settings] if number == 0 else [settings]
     return tuple(hops)
 
@@ -164,8 +169,8 @@ def _parse_hop(text: str, address: HostAddress) -> HostAddress:
     return HostAddress(name, user=user or None, port=int(port) if port else None)
 
 
-def _identity_files(options: Mapping[str, Any]) -> tuple[Path, ...]:
-    named = options.get("identityfile") or [str(USER_FOLDER / name) for name in _USUAL_KEYS]
+def _identity_files(options: Mapping[str, Any], folders: SshFolders) -> tuple[Path, ...]:
+    named = options.get("identityfile") or [str(folders.user / name) for name in _USUAL_KEYS]
     return tuple(dict.fromkeys(Path(name).expanduser() for name in named if name.lower() != "none"))
 
 
@@ -181,8 +186,10 @@ def _agent(option: str | None, environment: Mapping[str, str], tokens: Mapping[s
     return Path(value).expanduser() if value else None
 
 
-def _files(text: str, tokens: Mapping[str, str]) -> tuple[Path, ...]:
-    names = shlex.split(text)
+def _files(option: str | None, folder: Path, usual: str, tokens: Mapping[str, str]) -> tuple[Path, ...]:
+    if option is None:
+        return ((folder / usual).expanduser(), (folder / f"{usual}2").expanduser())
+    names = shlex.split(option)
     return tuple(Path(_replace(name, tokens)).expanduser() for name in names if name.lower() != "none")
 
 

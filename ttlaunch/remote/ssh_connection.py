@@ -20,7 +20,7 @@ from ttlaunch.remote.hosts import HostAddress
 from ttlaunch.remote.key_ring import KeyRing
 from ttlaunch.remote.known_hosts import check_host_key, prefer_known, read_known_keys
 from ttlaunch.remote.login import log_in
-from ttlaunch.remote.ssh_config import HostSettings, resolve_settings
+from ttlaunch.remote.ssh_config import SSH_PORT, HostSettings, SshFolders, resolve_settings
 
 WINDOW_BYTES = 4 * 1024 * 1024
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
@@ -111,7 +111,7 @@ class Connection:
                 return
 
 
-def open_connection(address: HostAddress, *, keys: KeyRing, timeout_s: float) -> Connection:
+def open_connection(address: HostAddress, *, keys: KeyRing, folders: SshFolders, timeout_s: float) -> Connection:
     """Connect and log in.
 
     Raises:
@@ -121,18 +121,19 @@ def open_connection(address: HostAddress, *, keys: KeyRing, timeout_s: float) ->
     found: list[HostSettings] = []
     try:
         return call_within(
-            lambda: _open(address, keys, attempt, found.append), timeout_s=timeout_s, late=Connection.close
+            lambda: _open(resolve_settings(address, folders=folders), keys, attempt, found.append),
+            timeout_s=timeout_s,
+            late=Connection.close,
         )
     except TimeoutError as error:
-        raise _too_slow(address, attempt, found[0] if found else None) from error
+        raise _too_slow(address.name, attempt, found[0] if found else None) from error
     finally:
         if not attempt.kept:
             attempt.give_up()
 
 
-def _open(address: HostAddress, keys: KeyRing, attempt: Attempt, tell: Callable[[HostSettings], None]) -> Connection:
+def _open(settings: HostSettings, keys: KeyRing, attempt: Attempt, tell: Callable[[HostSettings], None]) -> Connection:
     _silence()
-    settings = resolve_settings(address)
     tell(settings)
     attempt.limit(settings.connect_timeout_s)
     transport: paramiko.Transport | None = None
@@ -150,7 +151,7 @@ def _open(address: HostAddress, keys: KeyRing, attempt: Attempt, tell: Callable[
             raise _of_host(error, settings, hop) from error
         except (paramiko.SSHException, OSError, EOFError) as error:
             if not time_left(attempt.end):
-                raise _too_slow(address, attempt, settings) from error
+                raise _too_slow(settings.name, attempt, settings) from error
             raise _broke(error, settings, attempt) from error
     assert transport is not None  # noqa: S101 - the way ends at the host itself
     transport.set_keepalive(_KEEPALIVE_S)
@@ -240,9 +241,9 @@ def _reason_of_loss(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error).lower()
 
 
-def _too_slow(address: HostAddress, attempt: Attempt, settings: HostSettings | None) -> HostError:
+def _too_slow(name: str, attempt: Attempt, settings: HostSettings | None) -> HostError:
     within = f"within {in_seconds(attempt.timeout_s)}"
-    port = settings.port if settings else address.port or 22
+    port = settings.port if settings else SSH_PORT
     reasons = {
         "settings": (Trouble.SETTINGS, f"the ssh configuration was not read {within}"),
         "name": (Trouble.UNKNOWN_NAME, f"its name was not resolved {within}"),
@@ -253,4 +254,4 @@ def _too_slow(address: HostAddress, attempt: Attempt, settings: HostSettings | N
     }
     trouble, reason = reasons[attempt.phase]
     reason = f"jump host {attempt.via}: {reason}" if attempt.via else reason
-    return HostError(address.name, trouble, reason, hints=(settings.try_by_hand(),) if settings else ())
+    return HostError(name, trouble, reason, hints=(settings.try_by_hand(),) if settings else ())
