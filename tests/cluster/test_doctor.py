@@ -1,8 +1,14 @@
 """Doctor on real hosts that are ill: each illness is named, word for word, at its host's line, and nobody else's."""
 
+import fcntl
 import json
+import os
+import pty
 import re
+import struct
+import subprocess
 import sys
+import termios
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -47,6 +53,33 @@ def says():
         return answer
 
     return compare
+
+
+@pytest.fixture
+def on_terminal():
+    """`on_terminal(ttlaunch, line, typed={"what is asked": "answer"})`: the status and all that a terminal received."""
+
+    def run(ttlaunch, line, *, typed=None):
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
+        process = ttlaunch.start(line, stdin=theirs, stdout=theirs, stderr=theirs, environment={"TERM": "xterm"})
+        os.close(theirs)
+        seen, waiting = b"", dict(typed or {})
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # how Linux says that the last one at the terminal has left
+                break
+            seen += part
+            for question in [question for question in waiting if question.encode() in seen]:
+                os.write(ours, waiting.pop(question).encode())
+        os.close(ours)
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", seen.decode())
+        screen = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", plain)
+        return process.wait(timeout=10), "\n".join(line for line in screen.splitlines() if line.strip())
+
+    return run
 
 
 def pythons_of(cluster, host):
@@ -97,6 +130,36 @@ def test_plain_output_has_a_line_for_each_host_and_a_verdict(lab):
         "2 of 2 ways between hosts work",
         "lab is ready: 2 hosts, 2 slots",
     ] == lines[2:]
+
+
+def test_a_terminal_shows_a_table_that_fills(lab, on_terminal):
+    cluster, ttlaunch = lab(hosts=2)
+    cluster.stop_sshd("node1")
+
+    status, screen = on_terminal(ttlaunch, "doctor --on lab")
+
+    rows = [line.split() for line in screen.splitlines()]
+    assert NOT_READY == status
+    assert ["host", "state", "Python", "torch", "Open", "MPI", "CPU", "memory", "disk", "network"] == rows[0]
+    assert ["node0", "connecting"] in rows
+    assert ["node1", "not", "ready"] in rows
+    assert any(row[:2] == ["node0", "ready"] for row in rows)
+
+
+def test_a_passphrase_is_asked_for_once_and_the_table_goes_on(lab, on_terminal, tmp_path):
+    cluster, ttlaunch = lab(hosts=2, settings=f"identity_file: {tmp_path}/locked\n")
+    key = cluster.path("launcher", "/root/.ssh/id_ed25519")
+    (tmp_path / "locked").write_bytes(key.read_bytes())
+    (tmp_path / "locked").chmod(0o600)
+    subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "open sesame", "-f", tmp_path / "locked"], check=True)
+    key.unlink()
+
+    status, screen = on_terminal(ttlaunch, "doctor --on lab", typed={"passphrase of": "open sesame\n"})
+
+    assert READY == status, screen
+    assert 1 == screen.count("passphrase of")
+    assert "open sesame" not in screen
+    assert "lab is ready: 2 hosts, 2 slots" in screen
 
 
 def test_some_hosts_can_be_asked_alone(lab):
@@ -189,6 +252,27 @@ def test_a_key_that_is_not_accepted_is_told_with_its_fingerprint(lab, says):
         hint: let it accept a key of yours: `ssh-copy-id root@node1`
 
         hint: try it by hand: `ssh -o BatchMode=yes root@node1 true`
+        """,
+    )
+
+
+def test_an_unknown_host_key_is_refused_with_the_command_that_accepts_it(lab, says):
+    cluster, ttlaunch = lab()
+    known = cluster.path("launcher", "/root/.ssh/known_hosts")
+    known.write_text("".join(line for line in known.read_text().splitlines(keepends=True) if "node1" not in line))
+
+    says(
+        ttlaunch,
+        """
+        error[H009]: host `node1` has a host key that is not known here; nothing was started
+         --> lab/hosts.txt:2:1
+          |
+        2 | node1
+          | ^^^^^ its host key is not known: ED25519 SHA256:…
+          = note: looked for `node1` in /root/.ssh/known_hosts
+          = note: node0 answered within … s
+
+        hint: compare the fingerprint, then trust the key: `ssh root@node1 true`
         """,
     )
 

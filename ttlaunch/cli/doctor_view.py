@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 _GIBIBYTE = 1024**3
 _GIGABIT = 1e9
-COLUMNS = ("host", "state", "Python", "torch", "MPI", "CPU", "devices", "memory", "disk", "clock", "network")
+COLUMNS = ("host", "state", "Python", "torch", "Open MPI", "CPU", "devices", "memory", "disk", "clock", "network")
+_USUAL = {"devices": {"", "none"}, "clock": {"", "same"}}
+"""Columns that are left out of the table while they say nothing else."""
+
 _STYLES = {"ready": "green", "warning": "yellow", "not ready": "bold red"}
 
 
@@ -96,8 +99,7 @@ def cells(host: str, shown: Shown) -> tuple[str, ...]:
     state = shown.states.get(host, "")
     known = shown.facts.get(host)
     if known is None:
-        error = shown.errors.get(host)
-        return (host, f"{state}: {error.evidence}" if error else state, *[""] * (len(COLUMNS) - 2))
+        return (host, state, *[""] * (len(COLUMNS) - 2))
     version = open_mpi_version(known.mpi)
     clock = known.clock.surely_off_s
     return (
@@ -105,13 +107,13 @@ def cells(host: str, shown: Shown) -> tuple[str, ...]:
         state,
         ".".join(map(str, known.python.version)) if known.python else "none",
         known.python.packages.get("torch", "none") if known.python else "",
-        f"Open MPI {'.'.join(map(str, version))}" if version else "none",
+        ".".join(map(str, version)) if version else "none",
         f"{known.cpu.usable:g} {known.cpu.capability}" if known.cpu else "",
         _devices(known),
-        f"{known.memory.available_bytes / _GIBIBYTE:.0f} of {known.memory.total_bytes / _GIBIBYTE:.0f} GiB"
+        f"{known.memory.available_bytes / _GIBIBYTE:.0f}/{known.memory.total_bytes / _GIBIBYTE:.0f} GiB"
         if known.memory
         else "",
-        f"{known.disk.free_bytes / _GIBIBYTE:,.1f} GiB free" if known.disk else "",
+        f"{known.disk.free_bytes / _GIBIBYTE:,.1f} GiB" if known.disk else "",
         f"{clock:+.1f} s" if clock else "same",
         _network(host, shown.choice),
     )
@@ -129,8 +131,7 @@ def _network(host: str, choice: NetworkChoice | None) -> str:
     if choice is None or host not in choice.interfaces:
         return ""
     interface = choice.interfaces[host]
-    speed = f" {interface.speed_mbit / 1000:g} Gbit/s" if interface.speed_mbit else ""
-    return f"{interface.name} {interface.address.ip}{speed}"
+    return f"{interface.name} {interface.address.ip}"
 
 
 def _table(shown: Shown) -> "RenderableType":
@@ -138,13 +139,18 @@ def _table(shown: Shown) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
+    rows = [cells(host, shown) for host in shown.hosts]
+    kept = [
+        number
+        for number, heading in enumerate(COLUMNS)
+        if heading not in _USUAL or {row[number] for row in rows} - _USUAL[heading]
+    ]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in COLUMNS:
-        table.add_column(heading, overflow="fold", no_wrap=heading == "host")
-    for host in shown.hosts:
-        first, state, *rest = cells(host, shown)
-        style = _STYLES.get(shown.states.get(host, ""), "dim")
-        table.add_row(first, Text(state, style=style), *(Text(cell) for cell in rest))
+    for number in kept:
+        table.add_column(COLUMNS[number], overflow="fold", no_wrap=COLUMNS[number] in {"host", "state"})
+    for row in rows:
+        style = {"state": _STYLES.get(shown.states.get(row[0], ""), "dim")}
+        table.add_row(*(Text(row[number], style=style.get(COLUMNS[number], "")) for number in kept))
     return Group(table, *([Text(shown.step, style="dim")] if shown.step else []))
 
 
@@ -153,6 +159,8 @@ def render_lines(shown: Shown) -> str:
     lines = []
     for host in shown.hosts:
         name, state, *rest = cells(host, shown)
+        error = shown.errors.get(host)
+        state = f"{state}: {error.evidence}" if error else state
         known = [f"{heading} {text}" for heading, text in zip(COLUMNS[2:], rest, strict=True) if text]
         lines.append(f"{name}: {state}" + (f"; {', '.join(known)}" if known else ""))
     return "".join(f"{line}\n" for line in lines)
