@@ -67,3 +67,19 @@ class HostError(HostNotReadyError):
         self.evidence = evidence
         self.notes = notes
         self.hints = hints
+
+
+class SyncError(HostError):
+    """A host could be reached, but the code could not be brought to it; what it had before is untouched.
+
+    Attributes:
+        code: Of the diagnostic, `S…`.
+    """
+
+    exit_status = contract.STATUS_SYNC
+
+    def __init__(
+        self, host: str, *, code: str, evidence: str, notes: tuple[str, ...] = (), hints: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(host, Trouble.SCRIPT, evidence, notes=notes, hints=hints)
+        self.code = code

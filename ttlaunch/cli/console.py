@@ -37,12 +37,12 @@ def refuse(diagnostics: list[Diagnostic], *, form: Format, verbose: bool = False
 
 
 def exit_status(diagnostics: Iterable[Diagnostic]) -> int:
-    """0 without errors; 4 if only hosts are at fault, 2 if only the command line is, else 3."""
+    """0 without errors; 4 if hosts are at fault, 5 if only copying to them is, 2 if only the command line is, else 3."""
     codes = {d.code for d in diagnostics if d.severity is Severity.ERROR}
     if not codes:
         return contract.STATUS_DONE
-    if all(code.startswith("H") for code in codes):
-        return contract.STATUS_HOST
+    if all(code.startswith(("H", "S")) for code in codes):
+        return contract.STATUS_HOST if any(code.startswith("H") for code in codes) else contract.STATUS_SYNC
     if codes <= _COMMAND_LINE_CODES:
         return contract.STATUS_USAGE
     return contract.STATUS_DESCRIPTION

@@ -22,6 +22,7 @@ from ttlaunch.cli import (
     run,
     schema,
     show,
+    sync,
     validate,
 )
 from ttlaunch.cli.after_dashes import CommandAfterDashes
@@ -42,6 +43,7 @@ app.command("place", epilog=place.EXAMPLES)(place.place)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command("prepare", epilog=prepare.EXAMPLES)(prepare.prepare)
 app.command("validate", epilog=validate.EXAMPLES)(validate.validate)
+app.command("sync", epilog=sync.EXAMPLES)(sync.sync)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
 app.command("schema", epilog=schema.EXAMPLES)(schema.schema)
 app.command("convert", epilog=convert.EXAMPLES)(convert.convert)

@@ -9,7 +9,8 @@ In two steps. `make_release` reads what is to be copied on the launching machine
     from ttlaunch.sync.report import check_synced
 
     make_release(working_folder: Path, *, folder: Path | None = None, recipe: Path | None = None,
-                 on_progress: Callable[[int, int], None] | None = None) -> tuple[Release | None, list[Diagnostic]]
+                 environment: Mapping[str, str] | None = None, on_progress: Callable[[int, int], None] | None = None,
+                 ) -> tuple[Release | None, list[Diagnostic]]
         # S diagnostics; no Release where one of them is an error. `folder` is --folder, `recipe` the recipe's folder.
         # Release: .tree_hash, .files, .bytes (numbers), .project (the local root),
         #   .working_folder and .recipe: where the current folder and the recipe lie in the release, relative to it,

@@ -1,0 +1,201 @@
+"""Put the files of a release where they belong on a host: those it has already by copying, the others as they arrive.
+
+A release that is not there is built in a folder of its own and gets its name by one rename; in one that is there but
+damaged, each wrong file is replaced by one rename. Everything is compared with its SHA-256 while it is written.
+
+Paths are bytes, as the system has them. Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+
+from ttlaunch import contract
+from ttlaunch.agent import releases
+from ttlaunch.agent.releases import FILE, FOLDER, LINK
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ttlaunch.agent.releases import Entry, Signature
+
+_BLOCK = 4096
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a bug
+    """Why this host cannot take the code: `why` and what goes with it, for the launching machine to put in words."""
+
+    def __init__(self, why: str, **facts: object) -> None:
+        super().__init__(why)
+        self.facts = {"why": why, **facts}
+
+
+class Target:
+    """A file to be made: where it is written, with which rights, and what it must hold."""
+
+    def __init__(self, path: bytes, *, mode: int, size: int, digest: bytes, index: int) -> None:
+        self.path, self.mode, self.size, self.digest, self.index = path, mode, size, digest, index
+
+    def write(self, chunks: Iterable[bytes], *, alive: Callable[[], None]) -> Signature | None:
+        """Make the file; None, and no file, if what came is something else than expected."""
+        digest = hashlib.sha256()
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            for chunk in chunks:
+                digest.update(chunk)
+                view = memoryview(chunk)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                alive()
+            os.fchmod(descriptor, self.mode)
+            signature = releases.signature_of(os.fstat(descriptor))
+        finally:
+            os.close(descriptor)
+        if digest.hexdigest().encode() == self.digest:
+            return signature
+        os.unlink(self.path)
+        return None
+
+    def copy_from(self, source: bytes, *, alive: Callable[[], None]) -> Signature | None:
+        """Make the file from another of this host; None if that is not what it was thought to be."""
+        try:
+            descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            if os.fstat(descriptor).st_size != self.size:
+                return None
+            return self.write(iter(lambda: os.read(descriptor, releases.CHUNK), b""), alive=alive)
+        finally:
+            os.close(descriptor)
+
+
+class Building:
+    """The wrong or missing entries of one release, until they are in place.
+
+    Attributes:
+        targets: Files to be made.
+        signatures: Of the files that are right.
+    """
+
+    def __init__(self, release: bytes, incoming: bytes, entries: Sequence[Entry], wrong: Sequence[int]) -> None:
+        self._release, self._incoming, self._entries, self._wrong = release, incoming, entries, wrong
+        self._whole = not os.path.lexists(release)
+        self.signatures: dict[int, Signature] = {}
+        self.targets = [
+            Target(self._place(index), mode=mode, size=size, digest=content, index=index)
+            for index in wrong
+            for kind, mode, size, content, _ in (entries[index],)
+            if kind == FILE
+        ]
+
+    def prepare(self, *, names: Sequence[bytes]) -> None:
+        """Make the folder to build in, and in it folders and links.
+
+        Args:
+            names: Two names that differ in nothing but upper and lower case, if there are such.
+
+        Raises:
+            Refused: If the file system takes the two for one.
+        """
+        os.mkdir(self._incoming, 0o700)
+        if names:
+            self._check_case(names)
+        for index in self._wrong:
+            kind, mode, _, content, _ = self._entries[index]
+            if kind == FOLDER and self._whole:
+                os.mkdir(self._place(index), 0o700)
+                os.chmod(self._place(index), mode)
+            elif kind == LINK:
+                os.symlink(content, self._place(index))
+
+    def finish(self, *, manifest: bytes | None) -> bool:
+        """Put everything in place; False if somebody else was faster with the same release.
+
+        Args:
+            manifest: Of the release, where there is none yet.
+        """
+        if not self._whole:
+            for index in self._wrong:
+                self._replace(index)
+        if manifest is not None:
+            written = os.path.join(self._incoming, contract.MANIFEST_FILE.encode())
+            with open(written, "wb") as file:
+                file.write(manifest)
+            if not self._whole:
+                os.replace(written, os.path.join(self._release, contract.MANIFEST_FILE.encode()))
+        into = self._incoming if self._whole else self._release
+        temporary = os.path.join(self._incoming, b"signatures")
+        releases.write_signatures(into, self.signatures, count=len(self._entries), temporary=temporary)
+        if self._whole:
+            try:
+                os.rename(self._incoming, self._release)
+            except OSError:
+                if not os.path.isdir(self._release):
+                    raise
+                return False
+        return True
+
+    def _place(self, index: int) -> bytes:
+        name = self._entries[index][4] if self._whole else b"%d" % index
+        return os.path.join(self._incoming, name)
+
+    def _replace(self, index: int) -> None:
+        """Put one right entry where a wrong one is; what stands in the way goes with the folder that we build in."""
+        kind, mode, _, _, path = self._entries[index]
+        final = os.path.join(self._release, path)
+        with contextlib.suppress(FileNotFoundError):
+            is_folder = stat.S_ISDIR(os.lstat(final).st_mode)
+            if is_folder != (kind == FOLDER):
+                os.rename(final, os.path.join(self._incoming, b"old-%d" % index))
+        if kind == FOLDER:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(final, 0o700)
+            os.chmod(final, mode)
+        else:
+            os.replace(self._place(index), final)
+
+    def _check_case(self, names: Sequence[bytes]) -> None:
+        probe = os.path.join(self._incoming, b"Probe")
+        with open(probe, "wb"):
+            pass
+        same = os.path.lexists(os.path.join(self._incoming, b"pROBE"))
+        os.unlink(probe)
+        if same:
+            raise Refused("case", names=[os.fsdecode(name) for name in names], path=os.fsdecode(self._release))
+
+
+def check_space(folder: bytes, targets: Sequence[Target], *, others: int) -> None:
+    """Refuse before anything is sent if the disk has not enough room or not enough inodes.
+
+    Args:
+        folder: On the file system that is to hold them.
+        targets: Files to be made.
+        others: Number of folders and links to be made.
+    """
+    disk = os.statvfs(folder)
+    needed = sum(-(-target.size // _BLOCK) * _BLOCK for target in targets) + others * _BLOCK
+    free = disk.f_bavail * disk.f_frsize
+    if needed > free:
+        raise Refused("space", needed=needed, free=free, path=os.fsdecode(folder))
+    if disk.f_files and len(targets) + others > disk.f_favail:
+        raise Refused("inodes", needed=len(targets) + others, free=disk.f_favail, path=os.fsdecode(folder))
+
+
+def find_copies(folder: bytes, wanted: set[bytes], *, tree_hash: bytes) -> dict[bytes, bytes]:
+    """Where else on this host contents lie, by their SHA-256: in other releases, in this one, and among the data."""
+    parent = os.path.join(folder, contract.RELEASES_DIR.encode())
+    found: dict[bytes, bytes] = {}
+    names = sorted(os.listdir(parent), key=lambda name: name != tree_hash) if os.path.isdir(parent) else []
+    for name in names:
+        for kind, _, _, content, path in releases.read_manifest(os.path.join(parent, name)) or ():
+            if kind == FILE and content in wanted:
+                found.setdefault(content, os.path.join(parent, name, path))
+    data = os.path.join(folder, contract.DATA_DIR.encode())
+    if os.path.isdir(data):
+        found.update({name: os.path.join(data, name) for name in os.listdir(data) if name in wanted})
+    return found

@@ -1,0 +1,277 @@
+"""The host's side of `ttlaunch sync`: say what is missing, take it in, and make it current.
+
+Frames on standard input and output. What this script says: `manifest` (send me the manifest), `want` (send me these
+contents; the body has a bit for each), `plan` (only asked what would be done), `busy` (still at work), `done`, `error`.
+What it is told: `manifest`, `blobs` (the next piece of the contents, one after another in the order of the bits) and
+`again` (another sync into this folder has ended: look again). It ends when its standard input ends, and what it has
+not finished then is removed, by itself or, if it was killed, by the next sync.
+
+Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+
+from ttlaunch import contract
+from ttlaunch.agent import releases
+from ttlaunch.agent.arrival import Building, Refused, Target, check_space, find_copies
+from ttlaunch.agent.contents import Contents, LookAgain, Talk
+from ttlaunch.agent.host_data import HostData
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from ttlaunch.agent.releases import Entry, Signature
+
+_CANNOT_BE_WRITTEN = {errno.EROFS: "read-only", errno.EACCES: "denied", errno.EPERM: "denied"}
+_NAMES = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL}
+
+
+def main(arguments: Mapping[str, Any]) -> int:
+    """Take one release in; see `ttlaunch.sync.send` for the arguments."""
+    talk = Talk()
+    try:
+        session = _Session(arguments, talk)
+        try:
+            session.run()
+        finally:
+            session.clean()
+    except Refused as refused:
+        talk.send({"kind": "error", **refused.facts})
+    except (EOFError, BrokenPipeError):
+        return 1  # the launching machine is not there any more
+    except OSError as error:
+        talk.send({"kind": "error", **_explained(error)})
+    else:
+        return 0
+    return 1
+
+
+def _explained(error: OSError) -> dict[str, Any]:
+    why = _CANNOT_BE_WRITTEN.get(error.errno or 0, "other")
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        why = "full"
+    elif error.errno in _NAMES:
+        why = "name"
+    elif error.errno in {errno.EEXIST, errno.ENOTDIR}:
+        why = "in the way"
+    name = error.filename if error.filename is not None else b""
+    return {"why": why, "reason": (error.strerror or str(error)).lower(), "path": os.fsdecode(name)}
+
+
+class _Session:
+    def __init__(self, arguments: Mapping[str, Any], talk: Talk) -> None:
+        self._arguments, self._talk = arguments, talk
+        self._owner: str = arguments["owner"]
+        self._tree: str = arguments["tree"]
+        home = os.path.expanduser(arguments["remote_folder"])
+        self._folder = os.fsencode(os.path.abspath(home))
+        self._releases = os.path.join(self._folder, contract.RELEASES_DIR.encode())
+        self._release = os.path.join(self._releases, self._tree.encode())
+        self._incoming = os.path.join(self._releases, releases.INCOMING + self._owner.encode())
+        self._data = HostData(self._folder, alive=talk.alive)
+        self._lock: int | None = None
+        self._id = ""
+        self._repaired: list[str] = []
+        self._there = True
+        self._old: list[bytes] = []
+        self._pruned: list[str] = []
+        self._signatures: dict[int, Signature] = {}
+
+    def run(self) -> None:
+        if self._arguments["dry_run"]:
+            self._plan()
+            return
+        self._make_folders()
+        self._lock = releases.hold(self._incoming + b".lock", exclusive=True)
+        releases.clear_leftovers(self._folder)
+        held = releases.hold_release(self._folder, self._tree)
+        while True:
+            with contextlib.suppress(LookAgain):
+                self._bring()
+                break
+            self._clear()
+        os.utime(held)
+        self._make_current()
+        pruned = self._prune(keep=self._arguments["keep"])
+        self._data.remember(owner=self._owner)
+        self._talk.send(
+            {
+                "kind": "done",
+                "folder": os.fsdecode(self._folder),
+                "there": self._there,
+                "repaired": self._repaired,
+                "pruned": pruned,
+                "data": {sha256: os.fsdecode(path) for sha256, path in self._data.places.items()},
+                "differing": [os.fsdecode(path) for path in self._data.differing],
+            }
+        )
+
+    def clean(self) -> None:
+        """Remove what is not needed any more, and give the lock back."""
+        for path in self._old:
+            releases.remove(path)
+        self._clear()
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._incoming + b".lock")
+            os.close(self._lock)
+
+    def _clear(self) -> None:
+        if self._lock is not None:
+            releases.remove(self._incoming)
+            for sha256, _ in self._data.missing:
+                releases.remove(self._data.incoming(sha256, self._owner))
+
+    def _make_folders(self) -> None:
+        if not os.path.isdir(self._folder):
+            os.makedirs(os.path.dirname(self._folder), exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self._folder, 0o700)
+        for path in (self._releases, os.path.join(self._folder, contract.DATA_DIR.encode())):
+            if not os.path.isdir(path):
+                os.makedirs(path, exist_ok=True)
+        ignore = os.path.join(self._folder, b".gitignore")
+        if not os.path.lexists(ignore):
+            with open(ignore, "w", encoding="ascii") as file:
+                file.write("*\n")
+        self._id = self._identify()
+
+    def _identify(self) -> str:
+        """The same text on every host that sees this folder, so that they need not all be sent the same."""
+        path = os.path.join(self._folder, b".id")
+        try:
+            if not os.path.exists(path):
+                temporary = self._incoming + b".id"
+                with open(temporary, "w", encoding="ascii") as file:
+                    file.write(secrets.token_hex(16))
+                with contextlib.suppress(FileExistsError):
+                    os.link(temporary, path)
+                os.unlink(temporary)
+            with open(path, encoding="ascii") as file:
+                return file.read(64)
+        except (OSError, ValueError):
+            return ""
+
+    def _bring(self) -> None:
+        """Have the release and the data here, whole."""
+        entries = releases.read_manifest(self._release)
+        manifest = None
+        self._data.places, self._data.differing, self._data.missing = {}, [], []
+        self._data.look(self._arguments["data"])
+        if entries is None:
+            self._talk.send({"kind": "manifest", "id": self._id})
+            manifest = self._talk.answer()
+            if hashlib.sha256(manifest).hexdigest() != self._tree:
+                raise Refused("damaged", path="the manifest")
+            entries = releases.parse_manifest(manifest)
+        wrong = self._look(entries, manifest)
+        if wrong or self._data.missing or manifest is not None:
+            self._fetch(entries, wrong, manifest)
+
+    def _look(self, entries: Sequence[Entry], manifest: bytes | None) -> list[int]:
+        """What is wrong with the release as it is."""
+        if not os.path.isdir(self._release) or os.path.islink(self._release):
+            if os.path.lexists(self._release) and not self._arguments["dry_run"]:
+                self._put_away(self._release)
+            return list(range(len(entries)))
+        wrong, self._signatures, read_any = releases.check_tree(self._release, entries, alive=self._talk.alive)
+        if read_any and manifest is None and not self._arguments["dry_run"]:
+            temporary = self._incoming + b".signatures"
+            releases.write_signatures(self._release, self._signatures, count=len(entries), temporary=temporary)
+        self._repaired = [os.fsdecode(entries[index][4]) for index in wrong]
+        return wrong
+
+    def _fetch(self, entries: Sequence[Entry], wrong: list[int], manifest: bytes | None) -> None:
+        building = Building(self._release, self._incoming, entries, wrong)
+        texts = [
+            Target(self._data.incoming(sha256, self._owner), mode=0o644, size=size, digest=sha256.encode(), index=-1)
+            for sha256, size in self._data.missing
+        ]
+        targets = [*building.targets, *texts]
+        self._make_room(targets, others=len(wrong) - len(building.targets))
+        building.prepare(names=[os.fsencode(name) for name in self._arguments["same_names"]])
+        copies = find_copies(self._folder, {target.digest for target in targets}, tree_hash=self._tree.encode())
+        contents = Contents(self._talk, order=self._order(entries), about={"id": self._id})
+        building.signatures = {**self._signatures, **contents.bring(targets, copies=copies)}
+        for (sha256, _), text in zip(self._data.missing, texts):  # noqa: B905 - `strict` is of Python 3.10
+            final = self._data.target(sha256)
+            os.replace(text.path, final)
+            self._data.places[sha256] = final
+        self._there = False
+        if not building.finish(manifest=manifest):
+            raise LookAgain
+        self._clear()
+
+    def _order(self, entries: Sequence[Entry]) -> list[bytes]:
+        """The contents in the order in which both sides count them."""
+        digests = [content for kind, _, _, content, _ in entries if kind == releases.FILE]
+        return list(dict.fromkeys(digests + [item["sha256"].encode() for item in self._arguments["data"]]))
+
+    def _make_room(self, targets: Sequence[Target], *, others: int) -> None:
+        try:
+            check_space(self._releases, targets, others=others)
+        except Refused:
+            self._prune(keep=1)
+            for path in self._old:
+                releases.remove(path)
+            check_space(self._releases, targets, others=others)
+
+    def _make_current(self) -> None:
+        current = os.path.join(self._folder, contract.CURRENT_LINK.encode())
+        goal = os.path.join(contract.RELEASES_DIR.encode(), self._tree.encode())
+        if os.path.islink(current) and os.readlink(current) == goal:
+            return
+        if os.path.isdir(current) and not os.path.islink(current):
+            raise Refused("in the way", reason="is a directory", path=os.fsdecode(current))
+        os.symlink(goal, self._incoming)
+        os.replace(self._incoming, current)
+
+    def _prune(self, *, keep: int) -> list[str]:
+        """Take old releases out of sight at once; removing them comes last."""
+        for name, lock in releases.old_releases(self._folder, keep=keep, own=self._tree.encode()):
+            self._put_away(os.path.join(self._releases, name))
+            os.unlink(os.path.join(self._releases, name + b".lock"))
+            os.close(lock)
+            self._pruned.append(os.fsdecode(name))
+        return self._pruned
+
+    def _put_away(self, path: bytes) -> None:
+        away = self._incoming + b".old-" + os.path.basename(path)
+        os.rename(path, away)
+        self._old.append(away)
+
+    def _plan(self) -> None:
+        """Say what would be done, and do nothing."""
+        entries = releases.read_manifest(self._release)
+        self._data.look(self._arguments["data"])
+        if entries is None:
+            self._talk.send({"kind": "manifest", "id": ""})
+            entries = releases.parse_manifest(self._talk.answer())
+        wrong = self._look(entries, None)
+        sizes = {entries[index][3]: entries[index][2] for index in wrong if entries[index][0] == releases.FILE}
+        sizes.update((sha256.encode(), size) for sha256, size in self._data.missing)
+        copies = find_copies(self._folder, set(sizes), tree_hash=self._tree.encode())
+        lacking = {digest: size for digest, size in sizes.items() if digest not in copies}
+        old = list(releases.old_releases(self._folder, keep=self._arguments["keep"], own=self._tree.encode()))
+        for _, lock in old:
+            os.close(lock)
+        self._talk.send(
+            {
+                "kind": "plan",
+                "folder": os.fsdecode(self._folder),
+                "there": not wrong and not self._data.missing,
+                "files": len(lacking),
+                "bytes": sum(lacking.values()),
+                "repaired": self._repaired,
+                "pruned": [os.fsdecode(name) for name, _ in old],
+                "differing": [os.fsdecode(path) for path in self._data.differing],
+            }
+        )

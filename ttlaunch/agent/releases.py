@@ -1,0 +1,240 @@
+"""Releases on a host: what belongs to one, whether it is whole, who uses it, and which old ones may go.
+
+A release is `<remote folder>/releases/<tree hash>/`. Beside the code it holds its manifest, whose SHA-256 is the tree
+hash, and for each boot of the machine a file of signatures: size, times and inode of every file when its content was
+last compared with the manifest. A file whose signature is the same has not been written since, so it is not read again.
+
+Paths are bytes, as the system has them. Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import stat
+import struct
+
+from ttlaunch import contract
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    Entry = tuple[bytes, int, int, bytes, bytes]  # kind, mode, size, SHA-256 or target of a link, path
+    Signature = tuple[int, int, int, int]  # size, time of content, time of anything, inode
+
+FOLDER, FILE, LINK = b"d", b"f", b"l"
+CHUNK = 1024 * 1024
+INCOMING = b".incoming-"
+
+_FIRST_LINE = b"ttlaunch manifest 1"
+_SIGNATURE = struct.Struct("<qqqQ")
+_NO_SIGNATURE = (-1, 0, 0, 0)
+_RACY_NS = 20_000_000  # a clock tick of a file system: what was written in the last one may be written again unseen
+_MOST_BOOTS = 64
+_TREE_HASH = re.compile(rb"[0-9a-f]{64}\Z")
+
+
+def parse_manifest(text: bytes) -> list[Entry]:
+    """Its entries, in the order of their paths; folders stand before what is in them.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    first, *records = text.split(b"\0")
+    if first != _FIRST_LINE or not records or records.pop() != b"":
+        raise ValueError("not a manifest")
+    entries = []
+    for record in records:
+        kind, mode, size, content, path = record.split(b" ", 4)
+        value = bytes.fromhex(content.decode()) if kind == LINK else content
+        entries.append((kind, int(mode, 8), int(size), value, path))
+    return entries
+
+
+def read_manifest(release: bytes) -> list[Entry] | None:
+    """The entries of a release that lies on this host; None if its manifest is not there or damaged."""
+    try:
+        with open(os.path.join(release, contract.MANIFEST_FILE.encode()), "rb") as file:
+            text = file.read()
+        if hashlib.sha256(text).hexdigest().encode() != os.path.basename(release):
+            return None
+        return parse_manifest(text)
+    except (OSError, ValueError):
+        return None
+
+
+def digest_of(path: bytes, *, alive: Callable[[], None]) -> bytes:
+    """SHA-256 of a file's content, in hexadecimal."""
+    digest = hashlib.sha256()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        while chunk := os.read(descriptor, CHUNK):
+            digest.update(chunk)
+            alive()
+    finally:
+        os.close(descriptor)
+    return digest.hexdigest().encode()
+
+
+def signature_of(found: os.stat_result) -> Signature:
+    """What changes whenever a file is written, replaced or given other rights."""
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+def check_tree(
+    release: bytes, entries: Sequence[Entry], *, alive: Callable[[], None]
+) -> tuple[list[int], dict[int, Signature], bool]:
+    """Compare a release with its manifest.
+
+    Returns:
+        Which entries are not as they should be, the signatures of the files that are, and whether contents had to be
+        read because their signatures were not known.
+    """
+    known, newest = _read_signatures(release, len(entries))
+    wrong, signatures, read_any = [], {}, False
+    for index, (kind, mode, size, content, path) in enumerate(entries):
+        full = release + b"/" + path
+        try:
+            found = os.lstat(full)
+            if kind == FILE:
+                right = stat.S_ISREG(found.st_mode) and found.st_mode & 0o777 == mode and found.st_size == size
+                signature = signature_of(found)
+                if right and (known.get(index) != signature or signature[2] >= newest):
+                    right, read_any = digest_of(full, alive=alive) == content, True
+                if right:
+                    signatures[index] = signature
+            elif kind == FOLDER:
+                right = stat.S_ISDIR(found.st_mode) and found.st_mode & 0o777 == mode
+            else:
+                right = stat.S_ISLNK(found.st_mode) and os.readlink(full) == content
+        except OSError:
+            right = False
+        if not right:
+            wrong.append(index)
+    return wrong, signatures, read_any
+
+
+def _signatures_file(release: bytes) -> bytes:
+    """Where they lie: one file for each boot, because a power cut may lose content that was not yet on the disk."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+    except OSError:
+        boot = "unknown"
+    return os.path.join(release, f"signatures-{boot}".encode())
+
+
+def _read_signatures(release: bytes, count: int) -> tuple[dict[int, Signature], int]:
+    """The recorded ones by index, and the time from which on a change may not have been seen."""
+    try:
+        with open(_signatures_file(release), "rb") as file:
+            packed, written = file.read(), os.fstat(file.fileno()).st_mtime_ns
+    except OSError:
+        return {}, 0
+    if len(packed) != count * _SIGNATURE.size:
+        return {}, 0
+    return dict(enumerate(_SIGNATURE.iter_unpack(packed))), written - _RACY_NS
+
+
+def write_signatures(release: bytes, signatures: Mapping[int, Signature], *, count: int, temporary: bytes) -> None:
+    """Record what `check_tree` need not read again; a release that cannot be written is read again each time."""
+    packed = b"".join(_SIGNATURE.pack(*signatures.get(index, _NO_SIGNATURE)) for index in range(count))
+    with contextlib.suppress(OSError):
+        with open(temporary, "wb") as file:
+            file.write(packed)
+        os.replace(temporary, _signatures_file(release))
+        boots = [name for name in os.listdir(release) if name.startswith(b"signatures-")]
+        for name in boots[_MOST_BOOTS:]:
+            os.unlink(os.path.join(release, name))
+
+
+def hold(path: bytes, *, exclusive: bool) -> int | None:
+    """Lock a file that stays locked until the descriptor is closed; None if somebody else holds it.
+
+    A shared lock is waited for: it is only ever refused for as long as a look takes.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusive else fcntl.LOCK_SH)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in {errno.EWOULDBLOCK, errno.EACCES} or exclusive:
+                return None
+            raise
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        os.close(descriptor)  # the file was removed between opening and locking
+
+
+def hold_release(folder: bytes, tree_hash: str) -> int:
+    """Keep a release from being removed for as long as the descriptor, or a copy of it in a child, is open."""
+    descriptor = hold(os.path.join(folder, contract.release_lock(tree_hash).encode()), exclusive=False)
+    assert descriptor is not None  # noqa: S101 - only an exclusive lock is refused
+    return descriptor
+
+
+def old_releases(folder: bytes, *, keep: int, own: bytes) -> Iterator[tuple[bytes, int]]:
+    """Releases beyond the newest `keep` that nobody uses, each with its exclusive lock, which the caller closes."""
+    releases = os.path.join(folder, contract.RELEASES_DIR.encode())
+    try:
+        current = os.path.basename(os.readlink(os.path.join(folder, contract.CURRENT_LINK.encode())))
+        names = [name for name in os.listdir(releases) if _TREE_HASH.match(name) and name != own]
+    except OSError:
+        return
+
+    def last_synced(name: bytes) -> int:
+        try:
+            return os.stat(os.path.join(releases, name + b".lock")).st_mtime_ns
+        except OSError:
+            return 0
+
+    for name in sorted(names, key=last_synced, reverse=True)[max(0, keep - 1) :]:
+        if name == current:
+            continue
+        descriptor = hold(os.path.join(releases, name + b".lock"), exclusive=True)
+        if descriptor is not None:
+            yield name, descriptor
+
+
+def clear_leftovers(folder: bytes) -> None:
+    """Remove what syncs left that were killed: everything under their id, once their lock is free."""
+    places = [os.path.join(folder, name.encode()) for name in (contract.RELEASES_DIR, contract.DATA_DIR)]
+    found = [os.path.join(place, name) for place in places for name in os.listdir(place) if name.startswith(INCOMING)]
+    for owner in {_owner_of(path) for path in found}:
+        lock = os.path.join(places[0], INCOMING + owner + b".lock")
+        descriptor = hold(lock, exclusive=True)
+        if descriptor is not None:
+            for path in found:
+                if _owner_of(path) == owner and path != lock:
+                    remove(path)
+            with contextlib.suppress(OSError):
+                os.unlink(lock)
+            os.close(descriptor)
+
+
+def _owner_of(path: bytes) -> bytes:
+    return os.path.basename(path)[len(INCOMING) :].partition(b".")[0]
+
+
+def remove(path: bytes) -> None:
+    """Remove a file, a link or a folder with all that is in it, as far as the system lets us; never raises."""
+    with contextlib.suppress(OSError):
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)
+            return
+        for folder, folders, files in os.walk(path, topdown=False):
+            for name in files:
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(folder, name))
+            for name in folders:
+                inner = os.path.join(folder, name)
+                with contextlib.suppress(OSError):
+                    (os.unlink if os.path.islink(inner) else os.rmdir)(inner)
+        os.rmdir(path)

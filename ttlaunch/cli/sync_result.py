@@ -1,0 +1,71 @@
+"""What came of a sync, for people and for programs: a row for each host."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.errors import HostError
+from ttlaunch.sync.answers import Outcome, Planned, Synced
+from ttlaunch.sync.sizes import render_size
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_SHOWN_HASH = 12
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    """The release and each host's answer; documented in `docs/how-to/what-is-copied.md`."""
+    release = outcome.release
+    return {
+        "tree_hash": release.tree_hash,
+        "project": str(release.project),
+        "files": release.files,
+        "bytes": release.bytes,
+        "hosts": [_host_as_json(host, answer) for host, answer in outcome.hosts.items()],
+    }
+
+
+def _host_as_json(host: str, answer: Synced | Planned | HostError) -> dict[str, Any]:
+    if isinstance(answer, HostError):
+        return {"host": host, "error": answer.evidence}
+    row = {name: value for name, value in asdict(answer).items() if name != "tree_hash"}
+    return {**row, "error": None}
+
+
+def as_lines(outcome: Outcome) -> Iterator[str]:
+    """Host, what was or would be sent, and the release's folder, with tabs between."""
+    for host, answer in outcome.hosts.items():
+        if isinstance(answer, Synced):
+            yield f"{host}\t{answer.sent_bytes}\t{answer.release}"
+        elif isinstance(answer, Planned):
+            yield f"{host}\t{answer.bytes}\t{answer.remote_folder}"
+
+
+def as_table(outcome: Outcome) -> tuple[str, "Table"]:
+    """A heading and a table."""
+    from rich.table import Table
+    from rich.text import Text
+
+    release = outcome.release
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for name in ("host", "files", "sent", "seconds", ""):
+        table.add_column(name, justify="left" if name in {"host", ""} else "right")
+    for host, answer in outcome.hosts.items():
+        table.add_row(*(Text(cell) for cell in (host, *_cells(answer))))
+    size = f"{counted(release.files, 'file')}, {render_size(release.bytes)}"
+    return f"{release.project}: {size}, tree {release.tree_hash[:_SHOWN_HASH]}", table
+
+
+def _cells(answer: Synced | Planned | HostError) -> tuple[str, str, str, str]:
+    if isinstance(answer, HostError):
+        return "", "", "", "not synced"
+    pruned = counted(len(answer.pruned), "old release")
+    if isinstance(answer, Planned):
+        notes = ["nothing to do" if answer.already_there else f"would be sent to {answer.remote_folder}"]
+        notes += [f"{pruned} would be removed"] if answer.pruned else []
+        return str(answer.files), render_size(answer.bytes), "", ", ".join(notes)
+    notes = ["was there already" if answer.already_there else answer.remote_folder]
+    notes += [f"{pruned} removed"] if answer.pruned else []
+    return str(answer.files), render_size(answer.sent_bytes), f"{answer.seconds:.2f}", ", ".join(notes)

@@ -1,0 +1,67 @@
+"""Digests of files that have not changed since they were last read, so that an unchanged tree is not read again.
+
+A file counts as unchanged if size, both times and inode are the same, and if it was last written well before the
+cache was: what is written within the same tick of the clock looks unchanged. The cache is only an aid: without it, or
+with one that makes no sense, files are read.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_FORMAT = 1
+_RACY_NS = 50_000_000
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Where ttlaunch keeps what it can do without."""
+    given = environment.get("XDG_CACHE_HOME", "")
+    return (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "ttlaunch"
+
+
+class HashCache:
+    """Digests of the files of one project."""
+
+    def __init__(self, folder: Path, root: bytes) -> None:
+        self._file = folder / f"hashes-{hashlib.sha256(root).hexdigest()[:32]}.json"
+        self._known: dict[str, list[Any]] = {}
+        self._used: dict[str, list[Any]] = {}
+        self._newest = 0
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            self._newest = self._file.stat().st_mtime_ns - _RACY_NS
+            content = json.loads(self._file.read_bytes())
+            if content["format"] == _FORMAT and isinstance(content["files"], dict):
+                self._known = content["files"]
+
+    def find(self, path: bytes, found: os.stat_result) -> str | None:
+        """SHA-256 of a file that looks as `found` says, if it is known."""
+        name = os.fsdecode(path)
+        row = self._known.get(name)
+        signature = _signature(found)
+        if not isinstance(row, list) or row[:-1] != signature or max(signature[1:3]) >= self._newest:
+            return None
+        self._used[name] = row
+        return row[-1] if isinstance(row[-1], str) else None
+
+    def keep(self, path: bytes, found: os.stat_result, sha256: str) -> None:
+        """Remember what was just read."""
+        self._used[os.fsdecode(path)] = [*_signature(found), sha256]
+
+    def save(self) -> None:
+        """Write it down, if something has changed; that it cannot be written is no reason to stop."""
+        if self._used == self._known:
+            return
+        with contextlib.suppress(OSError):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._file.parent, delete=False, encoding="ascii") as file:
+                json.dump({"format": _FORMAT, "files": self._used}, file)
+            Path(file.name).replace(self._file)
+
+
+def _signature(found: os.stat_result) -> list[int]:
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]

@@ -1,0 +1,164 @@
+"""Contents on their way to hosts: read and compressed once, sent to any number of hosts at each one's own speed.
+
+What has been compressed lies in a temporary file, not in memory, so that a slow host neither delays the others nor
+makes this process grow.
+"""
+
+import hashlib
+import os
+import tempfile
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from ttlaunch import contract
+from ttlaunch.errors import TtlaunchError
+
+_PIECE = 1024 * 1024
+_LEVEL = 1  # a faster network than 30 MB/s gains nothing from a higher one
+_SAMPLE = 16 * 1024
+_WORTH_IT = 0.95
+_WORKERS = 2
+
+
+class SourceChangedError(TtlaunchError):
+    """A file on the launching machine is not as it was when the release was made.
+
+    Attributes:
+        name: Of the file.
+    """
+
+    exit_status = contract.STATUS_SYNC
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} changed while it was being copied")
+        self.name = name
+
+
+@dataclass(frozen=True)
+class Content:
+    """Something to send, known by its SHA-256.
+
+    Attributes:
+        open: Gives the content piece by piece.
+    """
+
+    sha256: str
+    size: int
+    name: str
+    open: Callable[[], Iterator[bytes]] = field(repr=False)
+
+    def read(self) -> Iterator[bytes]:
+        """The content, checked on the way.
+
+        Raises:
+            SourceChangedError: If it is not what its SHA-256 says; raised after the last piece, or instead of it.
+        """
+        digest, size = hashlib.sha256(), 0
+        try:
+            for part in self.open():
+                digest.update(part)
+                size += len(part)
+                if size > self.size:
+                    break
+                yield part
+        except OSError as error:
+            raise SourceChangedError(self.name) from error
+        if digest.hexdigest() != self.sha256:
+            raise SourceChangedError(self.name)
+
+
+class Spool:
+    """The frames that carry some contents, made by a thread of its own and read by any number of others."""
+
+    def __init__(self, contents: Sequence[Content]) -> None:
+        self._contents = contents
+        self._file = tempfile.TemporaryFile(prefix="ttlaunch-")  # noqa: SIM115 - closed when the last reader is done
+        self._ready = threading.Condition()
+        self._frames: list[tuple[int, int, int]] = []  # offset, length, bytes of content up to its end
+        self._ended = False
+        self._error: BaseException | None = None
+        self._given_up = threading.Event()
+        threading.Thread(target=self._fill, daemon=True).start()
+
+    def frames(self) -> Iterator[tuple[bytes, int]]:
+        """Each frame, and how many bytes of content have been carried with it; waits for frames not yet made.
+
+        Raises:
+            SourceChangedError: If a file is not as it was.
+        """
+        number = 0
+        while True:
+            with self._ready:
+                while number >= len(self._frames) and not self._ended:
+                    self._ready.wait()
+                if number >= len(self._frames):
+                    if self._error is not None:
+                        raise self._error
+                    return
+                offset, length, carried = self._frames[number]
+            number += 1
+            yield os.pread(self._file.fileno(), length, offset), carried
+
+    def give_up(self) -> None:
+        """Make no more frames."""
+        self._given_up.set()
+
+    def _fill(self) -> None:
+        try:
+            with ThreadPoolExecutor(_WORKERS) as workers:
+                self._compress(workers)
+        except BaseException as error:  # noqa: BLE001 - handed to those who read
+            self._error = error
+        with self._ready:
+            self._ended = True
+            self._ready.notify_all()
+
+    def _compress(self, workers: ThreadPoolExecutor) -> None:
+        waiting: deque[tuple[Future[bytes], int]] = deque()
+        carried = 0
+        for piece in _pieces(self._contents):
+            if self._given_up.is_set():
+                return
+            carried += len(piece)
+            waiting.append((workers.submit(_pack, piece), carried))
+            if len(waiting) > 2 * _WORKERS:
+                self._append(*waiting.popleft())
+        while waiting:
+            self._append(*waiting.popleft())
+
+    def _append(self, frame: Future[bytes], carried: int) -> None:
+        packed = frame.result()
+        offset = self._frames[-1][0] + self._frames[-1][1] if self._frames else 0
+        view = memoryview(packed)
+        while view:
+            view = view[os.pwrite(self._file.fileno(), view, offset + len(packed) - len(view)) :]
+        with self._ready:
+            self._frames.append((offset, len(packed), carried))
+            self._ready.notify_all()
+
+
+def _pieces(contents: Sequence[Content]) -> Iterator[bytes]:
+    """All contents one after another, cut into pieces of equal size."""
+    buffer = bytearray()
+    for content in contents:
+        for part in content.read():
+            buffer += part
+            while len(buffer) >= _PIECE:
+                yield bytes(buffer[:_PIECE])
+                del buffer[:_PIECE]
+    if buffer:
+        yield bytes(buffer)
+
+
+def _pack(piece: bytes) -> bytes:
+    """The frame of a piece: compressed if that makes it smaller."""
+    sample = piece[:_SAMPLE]
+    if len(zlib.compress(sample, _LEVEL)) < _WORTH_IT * len(sample):
+        packed = zlib.compress(piece, _LEVEL)
+        if len(packed) < len(piece):
+            return contract.pack_frame({"kind": "blobs", "packed": True}, packed)
+    return contract.pack_frame({"kind": "blobs"}, piece)
