@@ -602,3 +602,25 @@ def test_a_process_of_an_earlier_run_is_told_by_its_number_on_that_host(lab):
     assert ["host `node1` has leftovers: 1 process of run 2026-08-01T10-00-00"] == [one["message"] for one in said]
     assert [f"`ssh node1 kill {int(started.stdout)}`"] == said[0]["hints"]
     assert READY == answer.status
+
+
+def test_the_launching_machine_may_be_one_of_the_hosts(lab):
+    cluster, ttlaunch = lab(listed=["localhost", "node0", "node1"])
+
+    answer = ttlaunch("doctor --on lab --format json")
+
+    said = json.loads(answer.stdout)
+    ready = {"localhost": cluster.ip("launcher"), "node0": cluster.ip("node0"), "node1": cluster.ip("node1")}
+    assert (READY, ready) == (answer.status, said["network"]["addresses"])
+    assert 6 == sum(pair["problem"] is None for pair in said["pairs"])
+
+
+@pytest.mark.parametrize("wanted", ["10.78.0.0/24", "eth1"])
+def test_ranks_and_daemons_may_use_different_networks(lab, wanted):
+    cluster, ttlaunch = lab(networks=2, settings=f"network: {wanted}\n")
+
+    answer = ttlaunch("doctor --on lab --format json")
+
+    network = json.loads(answer.stdout)["network"]
+    assert (READY, ["10.78.0.0/24"], ["10.77.0.0/24"]) == (answer.status, network["ranks"], network["control"])
+    assert {host: cluster.ip(host, network=1) for host in cluster.hosts} == network["addresses"]
