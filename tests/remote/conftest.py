@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster.loopback import start_loopback_sshd, why_no_loopback_sshd
 from tests.remote.programs import PROGRAMS, SHELL
+from tests.remote.says import expected, says
 from ttlaunch.remote.hosts import HostAddress
 from ttlaunch.remote.key_ring import KeyRing
 from ttlaunch.remote.local import LocalTransport
@@ -142,6 +143,24 @@ def reach(user, named):
         return named(sshd.address, user=sshd.user, port=sshd.port, keys=keys)
 
     return make
+
+
+@pytest.fixture
+def check(user):
+    """`check(transport, sshd, text)`: connecting says exactly that."""
+
+    def compare(transport, sshd, text, *, timeout_s=10):
+        names = {
+            str(user.folders.user): "SSH",
+            str(user.folders.system): "ETC",
+            str(sshd.folder): "SSHD",
+            str(sshd.port): "PORT",
+            f"{sshd.user}@": "USER@",
+            f"as {sshd.user} ": "as USER ",
+        }
+        assert expected(text) == says(lambda: transport.connect(timeout_s=timeout_s), names=names)
+
+    return compare
 
 
 @pytest.fixture

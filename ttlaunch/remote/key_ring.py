@@ -1,7 +1,7 @@
 """The user's private keys: each file is read once and each passphrase asked for once, however many hosts there are."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,12 +38,13 @@ class KeyRing:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._files: dict[Path, KeyFile] = {}
+        self._wanted: dict[Path, None] = {}
 
     @property
     def locked(self) -> tuple[Path, ...]:
-        """Files that some host wanted and that need a passphrase."""
+        """Files that need a passphrase and might have opened a host that no other key did."""
         with self._lock:
-            return tuple(path for path, file in self._files.items() if file.locked)
+            return tuple(path for path in self._wanted if self._files[path].locked)
 
     def read(self, path: Path) -> KeyFile:
         """The key in a file, as far as it can be used without asking."""
@@ -51,6 +52,11 @@ class KeyRing:
             if path not in self._files:
                 self._files[path] = _read(path, passphrase=None)
             return self._files[path]
+
+    def want(self, paths: Iterable[Path]) -> None:
+        """Note that a host let nobody in while these, which have been read, were locked."""
+        with self._lock:
+            self._wanted.update(dict.fromkeys(paths))
 
     def unlock(self, ask: AskPassphrase, *, attempts: int = 3) -> bool:
         """Ask for the passphrase of every locked key; whether one more key can be used now.

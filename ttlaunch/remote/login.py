@@ -64,6 +64,7 @@ def log_in(transport: paramiko.Transport, settings: HostSettings, *, keys: KeyRi
                         settings.name, Trouble.LOGIN, f"wants more than a key: {', '.join(more)}", notes=_notes(tried)
                     )
                 return
+    keys.want(tried.locked)
     raise _refused(settings, tried, cut_off=False)
 
 
@@ -91,9 +92,9 @@ def _candidates(
     """Keys to offer: of the agent those that are also named as files, then its others, then the rest of the files."""
     files = {path: keys.read(path) for path in settings.identity_files}
     tried.problems += [file.problem for file in files.values() if file.problem]
-    tried.locked += [path for path, file in files.items() if file.locked]
     public = {file.public: path for path, file in files.items() if file.public is not None}
     in_agent = {key.asbytes(): key for key in agent.get_keys()}
+    tried.locked += [path for path, file in files.items() if file.locked and file.public not in in_agent]
     for blob, path in public.items():
         if blob in in_agent:
             yield f"{path} through the agent", in_agent[blob]
@@ -124,7 +125,9 @@ def _refused(settings: HostSettings, tried: _Tried, *, cut_off: bool) -> HostErr
         reason = f"{login}: the host hung up after {len(tried.keys)} keys"
         hints = ("name the right key with `identity_file` in cluster.yaml, or `IdentityFile` and `IdentitiesOnly yes`",)
     elif tried.locked and not tried.keys:
-        reason = f"{login}: {tried.locked[0]} is locked by a passphrase"
+        locked = f"{tried.locked[0]} is locked by a passphrase"
+        reason = f"{login}: {locked}"
+        tried.problems.remove(locked)
         hints = (f"`ssh-add {tried.locked[0]}`",)
     elif not tried.keys:
         reason, hints = f"{login}: there is no key to offer", (f"`ssh-keygen -t ed25519`, then {copy}",)

@@ -236,7 +236,7 @@ def _broke(error: Exception, settings: HostSettings, attempt: Attempt) -> HostEr
 def _reason_of_loss(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno == errno.ETIMEDOUT:
         return f"no answer for {in_seconds(UNANSWERED_MS / 1000)}"
-    if isinstance(error, EOFError):
+    if isinstance(error, EOFError | ConnectionError):
         return "the host hung up"
     return str(getattr(error, "strerror", None) or error).lower()
 
