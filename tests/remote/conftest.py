@@ -75,6 +75,9 @@ class User:
     def system_configure(self, text):
         self._put(self.folders.system / "ssh_config", text)
 
+    def system_know(self, text):
+        self._put(self.folders.system / "ssh_known_hosts", text)
+
     def know(self, text):
         self.write("known_hosts", text)
 
