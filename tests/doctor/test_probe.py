@@ -16,9 +16,11 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.doctor.facts import Clock, parse_facts
+from ttlaunch.doctor.pairs import measure_pairs
 from ttlaunch.doctor.probe_hosts import Question, probe, probe_all, question_for
 from ttlaunch.errors import Trouble
 from ttlaunch.remote.local import LocalTransport
+from ttlaunch.remote.pushed import start_script
 
 
 @pytest.fixture
@@ -235,3 +237,52 @@ def test_an_answer_that_is_no_answer_names_its_first_wrong_value():
 
     with pytest.raises(ValueError, match=r"^its answer has a wrong `cpu\.count`: input should be a valid integer"):
         parse_facts({**identity, "cpu": cpu}, clock=Clock(0.0, 0.0))
+
+
+def test_every_pair_of_addresses_of_this_machine_gets_through():
+    hosts = [LocalTransport(f"127.0.0.{number}") for number in range(1, 6)]
+
+    found = measure_pairs(hosts, {host.host: host.host for host in hosts})
+
+    ways = [(a.host, b.host) for a in hosts for b in hosts if a is not b]
+    assert [(a, b, None) for a, b in ways] == [(pair.source, pair.target, pair.problem) for pair in found.pairs]
+    assert {} == found.errors
+
+
+def test_an_address_that_the_host_does_not_have_is_told():
+    hosts = [LocalTransport("one"), LocalTransport("other")]
+
+    found = measure_pairs(hosts, {"one": "127.0.0.1", "other": "192.0.2.77"})
+
+    assert [] == found.pairs
+    assert "no port can be opened at 192.0.2.77: cannot assign requested address" == found.errors["other"].evidence
+
+
+def test_a_stranger_who_answers_in_a_host_s_place_is_not_taken_for_it():
+    """As when two machines have one address: whoever answers knows the token, but is somebody else."""
+    transport = LocalTransport("one")
+    arguments = {"name": "other", "address": "127.0.0.1", "token": "ab" * 32, "timeout_s": 3.0}
+    listening = start_script(transport, "pairs", arguments=arguments, timeout_s=5.0)
+    asking = start_script(transport, "pairs", arguments=arguments | {"name": "one"}, timeout_s=5.0)
+    port = listening.expect(timeout_s=5.0)[0]["port"]
+    asking.expect(timeout_s=5.0)
+
+    asking.send({"kind": "reach", "peers": [["third", "127.0.0.1", port]]}, timeout_s=5.0)
+    results = asking.expect(timeout_s=5.0)[0]["results"]
+
+    transport.close()
+    assert [("third", "another machine answers at its address")] == [(name, said) for name, _, said in results]
+
+
+def test_a_stranger_who_knows_no_token_is_sent_away():
+    transport = LocalTransport("one")
+    arguments = {"name": "one", "address": "127.0.0.1", "token": "ab" * 32, "timeout_s": 3.0}
+    script = start_script(transport, "pairs", arguments=arguments, timeout_s=5.0)
+    port = script.expect(timeout_s=5.0)[0]["port"]
+
+    with socket.create_connection(("127.0.0.1", port), timeout=5.0) as connection:
+        connection.sendall(b"x" * 33)
+        answer = connection.recv(100)
+
+    transport.close()
+    assert b"" == answer

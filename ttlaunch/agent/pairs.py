@@ -43,7 +43,7 @@ def main(arguments: dict[str, Any]) -> int:
     try:
         listener = socket.create_server((arguments["address"], 0), backlog=1024)
     except OSError as error:
-        _send({"kind": "listening", "port": None, "problem": (error.strerror or str(error)).lower()})
+        _send({"kind": "listening", "port": None, "problem": _reason(error)})
         return 0
     threading.Thread(target=_serve, args=(listener, token, arguments["name"]), daemon=True).start()
     _send({"kind": "listening", "port": listener.getsockname()[1], "problem": None})

@@ -128,11 +128,9 @@ def _examine(topology: "Topology", shown: "Shown", view: "View", *, bandwidth: b
     finally:
         for transport in [*transports, launcher]:
             transport.close()
-    errors = list(shown.errors.values())
+    answered = {host: s for host, s in asked.seconds.items() if host in shown.facts and host not in shown.errors}
     examined.diagnostics = [
-        *explain_troubles(
-            errors, topology=topology, answered={h: s for h, s in asked.seconds.items() if h in shown.facts}
-        ),
+        *explain_troubles(list(shown.errors.values()), topology=topology, answered=answered),
         *check_everything(shown.facts, topology=topology, launcher=asked.launcher, connections=connections),
         *examined.diagnostics,
     ]

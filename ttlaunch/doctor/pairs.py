@@ -4,6 +4,7 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.remote.fleet import on_each
@@ -131,20 +132,18 @@ class _Meeting:
             stream.process.kill()
 
     def _listen(self, transport: Transport) -> tuple[FrameStream, int]:
-        arguments = {
+        arguments: dict[str, Any] = {
             "name": transport.host,
             "address": self._addresses[transport.host],
             "token": self._token,
             "timeout_s": REACH_S,
         }
         stream = start_script(transport, "pairs", arguments=arguments, pythons=self._pythons, timeout_s=START_S)
-        frame = stream.receive(timeout_s=START_S)
-        if frame is None:
-            raise explain_end(stream, timeout_s=1.0) or HostError(transport.host, Trouble.SCRIPT, "our script ended")
-        if frame[0]["problem"] is not None:
-            evidence = f"no port can be opened at {arguments['address']}: {frame[0]['problem']}"
-            raise HostError(transport.host, Trouble.SCRIPT, evidence)
-        return stream, int(frame[0]["port"])
+        try:
+            return stream, _port(stream, arguments["address"])
+        except HostError:
+            stream.process.kill()
+            raise
 
     def _reach(self, transport: Transport) -> list[Pair]:
         host = transport.host
@@ -173,6 +172,17 @@ class _Meeting:
                 bytes_per_s=answer.get("bytes_per_s"),
                 problem=answer.get("problem"),
             )
+
+
+def _port(stream: FrameStream, address: str) -> int:
+    """The port on which our script on a host listens."""
+    frame = stream.receive(timeout_s=START_S)
+    if frame is None:
+        raise explain_end(stream, timeout_s=1.0) or HostError(stream.host, Trouble.SCRIPT, "our script ended")
+    if frame[0]["problem"] is not None:
+        evidence = f"no port can be opened at {address}: {frame[0]['problem']}"
+        raise HostError(stream.host, Trouble.SCRIPT, evidence)
+    return int(frame[0]["port"])
 
 
 def plan_rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
