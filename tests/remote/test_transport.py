@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.cluster.keeper import wait_until
 from tests.remote.programs import BIG
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.remote.transport import run
@@ -208,10 +209,7 @@ def test_nothing_stays_open(host, descriptors):
     for _ in range(5):
         run(host.transport, host.line("complain"), timeout_s=10)
         host.start("cat").kill()
-    end = time.monotonic() + 10
-    while descriptors() > before and time.monotonic() < end:
-        threading.Event().wait(0.05)
-    assert descriptors() <= before
+    wait_until(lambda: descriptors() <= before, what="every file is closed again")
 
 
 @pytest.mark.parametrize("text", NASTY)
