@@ -31,7 +31,7 @@ _DEADLINE_S = 3.0
 _CPU_FLAGS = {"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "asimd", "sve", "sve2", "bf16"}
 _LIMITS = {"nofile": "RLIMIT_NOFILE", "nproc": "RLIMIT_NPROC", "memlock": "RLIMIT_MEMLOCK", "core": "RLIMIT_CORE"}
 _NOEXEC = 8
-_DAEMONS = {"prted", "orted"}
+_DAEMONS = {"orted"}  # of Open MPI 4, which may leave the line of its parents when it starts
 _ADOPTERS = {"init", "systemd", "tini", "dumb-init"}  # take over processes whose parents have ended
 _SHM = "/dev/shm"  # noqa: S108 - where shared memory lies on Linux
 
@@ -226,7 +226,7 @@ def _leftovers() -> dict[str, Any]:
     """Processes that carry the id of a run whose launcher is gone, and folders of runs that no process uses.
 
     A process whose line of parents leads out of its run, to an mpirun's shell or an agent, belongs to a run that goes on,
-    and so does one below a daemon of mpirun's own, which cuts that line when it starts.
+    and so does one below a daemon that cuts that line itself.
     """
     folders = dict.fromkeys(glob.glob(_SHM + "/ttl-*"), False)
     runs: dict[int, str] = {}
