@@ -7,6 +7,7 @@ import pytest
 from tests.cluster.command import CommandLine
 from tests.cluster.hosts import Cluster
 from tests.cluster.needs import what_hosts_lack
+from tests.cluster.prepared import prepared_cluster, wheels_for_ranks  # noqa: F401 - fixtures
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ttlaunch.diagnostics import Diagnostic
-from ttlaunch.errors import HostError
+from ttlaunch.errors import HostError, Trouble
 from ttlaunch.prepare.kind import Kind
 from ttlaunch.prepare.lock import Lock, Wheel
 from ttlaunch.prepare.locking import Locksmith
@@ -84,16 +84,18 @@ def prepare_hosts(
 def _look_at_all(topology: Topology, transports: Sequence[Transport], options: Options, outcome: Outcome) -> None:
     named = [topology.cluster.python] if topology.cluster.python else []
     lost: list[HostError] = []
+    without: dict[str, Base | HostError] = {}
 
     def work(transport: Transport) -> Base:
         return look(transport, pythons=named, preferred_minor=options.preferred_minor)
 
     for transport, answer in on_each(transports, work, timeout_s=_LOOK_S):
-        if isinstance(answer, HostError):
+        if isinstance(answer, HostError) and answer.trouble is not Trouble.NO_PYTHON:
             lost.append(answer)
+        elif isinstance(answer, HostError) or answer.path is None:
+            without[transport.host] = answer
         else:
             outcome.bases[transport.host] = answer
-    without = {host: base for host, base in outcome.bases.items() if base.path is None}
     outcome.diagnostics += explain_bases(without, topology=topology) + explain_lost(lost, topology=topology)
 
 

@@ -16,7 +16,7 @@ _MIB = 1 << 20
 _OLDEST = ".".join(map(str, OLDEST_BASE))
 
 
-def explain_bases(without: Mapping[str, Base], *, topology: Topology) -> list[Diagnostic]:
+def explain_bases(without: Mapping[str, Base | HostError], *, topology: Topology) -> list[Diagnostic]:
     """Hosts without a Python that an environment can be built on."""
     evidence = {host: _what_was_found(base) for host, base in without.items()}
     hint = f"`apt install python3` where that is {_OLDEST} or newer; `python:` in cluster.yaml names one that lies elsewhere"
@@ -43,7 +43,9 @@ def explain_lost(errors: Sequence[HostError], *, topology: Topology) -> list[Dia
     )
 
 
-def _what_was_found(base: Base) -> str:
+def _what_was_found(base: Base | HostError) -> str:
+    if isinstance(base, HostError):
+        return base.evidence
     found = [
         f"{python['path']} {python['why_not']}" + (f" ({python['version']})" if python.get("version") else "")
         for python in base.found

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
-from ttlaunch.errors import HostError
+from ttlaunch.errors import HostError, Trouble
 from ttlaunch.prepare.kind import Kind, parse_kind
 from ttlaunch.prepare.lock import Lock, Wheel
 from ttlaunch.prepare.wishes import IMPORTS
@@ -179,15 +179,31 @@ def _send_wheels(
         job.fetch(wheels, kind)
     total = sum(wheel.size - missing[wheel.sha256] for wheel in wheels)
     sent = 0
-    for wheel in wheels:
-        with job.path(wheel).open("rb") as file:
-            file.seek(missing[wheel.sha256])
-            last = False
-            while not last:
-                body = file.read(_BODY_BYTES)
-                last = file.tell() >= wheel.size
-                stream.send({"kind": "wheel", "sha256": wheel.sha256, "last": last}, body, timeout_s=_SEND_S)
-                sent += len(body)
-                progress.moved(stream.host, done=sent, total=total)
-    stream.send({"kind": "build"}, timeout_s=_SEND_S)
+
+    def told(size: int) -> None:
+        nonlocal sent
+        sent += size
+        progress.moved(stream.host, done=sent, total=total)
+
+    try:
+        for wheel in wheels:
+            _send_wheel(stream, job.path(wheel), wheel, missing[wheel.sha256], told)
+        stream.send({"kind": "build"}, timeout_s=_SEND_S)
+    except HostError as error:
+        if error.trouble not in {Trouble.LOST, Trouble.SCRIPT}:
+            raise
+        # It may have ended because it cannot go on, as on a full disk: then its last frame waits to be read, which says
+        # so; else reading meets the same trouble.
     return sent
+
+
+def _send_wheel(stream: FrameStream, path: Path, wheel: Wheel, begin: int, told: Callable[[int], None]) -> None:
+    """Send a wheel from a place in it to its end; `told` hears of every part."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        last = False
+        while not last:
+            body = file.read(_BODY_BYTES)
+            last = file.tell() >= wheel.size
+            stream.send({"kind": "wheel", "sha256": wheel.sha256, "last": last}, body, timeout_s=_SEND_S)
+            told(len(body))
