@@ -7,7 +7,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from typing import IO
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING
 
 import paramiko
 
@@ -15,6 +16,9 @@ from ttlaunch.errors import HostError, Trouble
 from ttlaunch.remote.attempt import Attempt
 from ttlaunch.remote.deadline import in_seconds, time_left
 from ttlaunch.remote.ssh_config import HostSettings
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 KEEPALIVE_IDLE_S = 2
 KEEPALIVE_PROBES = 3
@@ -90,7 +94,7 @@ def _over_tcp(settings: HostSettings, attempt: Attempt) -> socket.socket:
     attempt.phase = "tcp"
     reason = ""
     for left, (family, kind, protocol, _, place) in zip(range(len(found), 0, -1), found, strict=True):
-        stream = _PromptSocket(family, kind, protocol)
+        stream = HostSocket(family, kind, protocol)
         attempt.hold(stream)
         stream.settimeout(max(0.05, time_left(attempt.end) / left))
         try:
@@ -108,13 +112,37 @@ def _over_tcp(settings: HostSettings, attempt: Attempt) -> socket.socket:
     raise HostError(settings.name, Trouble.UNREACHABLE, reason, hints=(settings.try_by_hand(),))
 
 
-class _PromptSocket(socket.socket):
-    """Acknowledges at once: sshd keeps a small packet back until the one before is acknowledged, up to 40 ms later."""
+class HostSocket(socket.socket):
+    """A TCP connection to a host.
+
+    It acknowledges at once, as sshd keeps a small packet back until the one before is acknowledged, up to 40 ms later.
+    And it keeps "no answer" from the kernel apart from "nothing yet", which Python gives the same type.
+
+    Attributes:
+        unanswered: The kernel has given the host up.
+    """
+
+    unanswered = False
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
-        data = super().recv(size, flags)
+        with self._told_apart():
+            data = super().recv(size, flags)
         self.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         return data
+
+    def send(self, data: "ReadableBuffer", flags: int = 0, /) -> int:
+        with self._told_apart():
+            return super().send(data, flags)
+
+    @contextlib.contextmanager
+    def _told_apart(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            if error.errno != errno.ETIMEDOUT:
+                raise
+            self.unanswered = True
+            raise ConnectionAbortedError(errno.ETIMEDOUT, error.strerror) from error
 
 
 def _notice_loss(stream: socket.socket) -> None:

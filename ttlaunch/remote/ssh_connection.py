@@ -1,7 +1,6 @@
 """Open one SSH connection to a host: through its jump hosts, with its key checked, logged in, within a deadline."""
 
 import contextlib
-import errno
 import logging
 import socket
 import sys
@@ -82,6 +81,8 @@ class Connection:
 
     def why_lost(self) -> str:
         """A clause for `HostError.evidence`."""
+        if getattr(self.transport.sock, "unanswered", False):
+            return f"the connection broke: no answer for {in_seconds(UNANSWERED_MS / 1000)}"
         error = self.transport.get_exception()
         with self._lock:
             if error is not None and not self._reason:
@@ -234,8 +235,6 @@ def _broke(error: Exception, settings: HostSettings, attempt: Attempt) -> HostEr
 
 
 def _reason_of_loss(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno == errno.ETIMEDOUT:
-        return f"no answer for {in_seconds(UNANSWERED_MS / 1000)}"
     if isinstance(error, EOFError | ConnectionError):
         return "the host hung up"
     return str(getattr(error, "strerror", None) or error).lower()
