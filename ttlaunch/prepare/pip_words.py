@@ -10,8 +10,8 @@ from ttlaunch.prepare.wishes import Wishes
 _LONGEST = 240
 _MOST_LINES = 8
 _UNREACHABLE = re.compile(
-    r"(Failed to establish a new connection|Temporary failure in name resolution|Name or service not known"
-    r"|Could not fetch URL|Connection refused|Network is unreachable|Read timed out|ProxyError|SSLError|timed out\b)[^\n']*"
+    r"((?:Failed to establish a new connection|Temporary failure in name resolution|Name or service not known"
+    r"|Could not fetch URL|Connection refused|Network is unreachable|Read timed out|ProxyError|SSLError|timed out\b)[^\n']*)"
 )
 _ASKED = re.compile(r"Retrying \(.*?\) after connection broken by '(.*)': (\S+)")
 _NONE_FITS = re.compile(r"No matching distribution found for (\S+(?: *[<>=!~]+ *\S+)?)")
@@ -85,7 +85,7 @@ def _explain_missing(what: str, kind: Kind, notes: tuple[str, ...], wishes: Wish
 
 def _explain_unreachable(output: str) -> Diagnostic:
     found = _UNREACHABLE.search(output)
-    reason = found.group(1) if found else "no answer"
+    reason = found.group(1).rpartition("] ")[2] if found else "no answer"
     return Diagnostic(
         "H034",
         f"this machine reaches no package index: {reason[0].lower()}{reason[1:]}",
