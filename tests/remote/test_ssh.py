@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.keeper import wait_until
 from tests.remote.listener import keep_open, listener
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.remote.transport import run
@@ -230,3 +231,54 @@ def test_addresses_are_those_of_the_connection(reach, loopback_sshd):
     assert transport.addresses is None
     transport.connect()
     assert transport.addresses == ("127.0.0.1", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "rubbish",
+    [
+        b"SSH-2.0-x\r\n" + bytes(range(256)) * 40,
+        b"SSH-2.0-x\r\n\0\0\0\x0c\x0a\x14" + b"\xff" * 300,
+        b"SSH-2.0-x\r\n\xff\xff\xff\xff" + b"x" * 1000,
+        b"SSH-1.5-ancient\r\n",
+        b"\xff\xfe\xfd\r\n" * 3,
+        b"hello\r\n",
+    ],
+)
+def test_a_host_that_talks_rubbish_is_an_error_like_any_other(loopback_sshd, named, rubbish, capfd):
+    with listener(lambda connection, stop: connection.sendall(rubbish)) as port:
+        transport = named("127.0.0.1", user=loopback_sshd.user, port=port)
+        with pytest.raises(HostError) as caught:
+            transport.connect(timeout_s=3)
+    assert caught.value.trouble is Trouble.SILENT
+    assert capfd.readouterr() == ("", "")
+
+
+def test_attempts_that_come_to_nothing_leave_nothing_open(loopback_sshd, user, named, descriptors):
+    user.trust(loopback_sshd).know("")
+
+    def fail(port):
+        with pytest.raises(HostError):
+            named("127.0.0.1", user=loopback_sshd.user, port=port).connect(timeout_s=0.3)
+
+    fail(loopback_sshd.port)
+    before = descriptors()
+    with listener(keep_open) as silent, listener(lambda *_: None) as hangs_up:
+        for port in (loopback_sshd.port, silent, hangs_up, 1):
+            fail(port)
+    wait_until(lambda: descriptors() <= before, what="every file is closed again")
+
+
+def _connect_in_vain(transport):
+    with pytest.raises(HostError):
+        transport.connect(timeout_s=1)
+
+
+def test_closing_while_it_connects_leaves_nothing_open(loopback_sshd, named, descriptors):
+    before = descriptors()
+    with listener(keep_open) as port:
+        transport = named("127.0.0.1", user=loopback_sshd.user, port=port)
+        thread = threading.Thread(target=_connect_in_vain, args=(transport,))
+        thread.start()
+        transport.close()
+        thread.join(10)
+    wait_until(lambda: descriptors() <= before, what="every file is closed again")

@@ -167,3 +167,12 @@ def test_a_configuration_that_cannot_be_read_is_no_traceback(user):
         resolve(user)
     assert caught.value.trouble is Trouble.SETTINGS
     assert caught.value.evidence.endswith("config: is a directory")
+
+
+def test_a_command_of_match_exec_that_hangs_is_named(user):
+    user.configure("Match exec 'sleep 30'\n  User x\n")
+    with pytest.raises(HostError) as caught:
+        resolve(user)
+    assert caught.value.evidence == (
+        "the ssh configuration cannot be used: Match exec: `sleep 30` has not ended within 3 s"
+    )

@@ -7,6 +7,7 @@ on standard input, and what the script prints, is between the script and its cal
 import json
 import shlex
 import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
@@ -32,7 +33,7 @@ if sys.version_info < {OLDEST_PYTHON}:
     sys.stderr.write("python %s is %d.%d\\n" % (sys.executable, sys.version_info[0], sys.version_info[1]))
     sys.exit({_TOO_OLD})
 sys.path[:] = [p for p in sys.path if p]
-import json, os, struct, types
+import json, os, struct, types, zlib
 def take(size):
     parts = []
     while size:
@@ -42,7 +43,7 @@ def take(size):
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
-content = json.loads(take(struct.unpack(">I", take(4))[0]))
+content = json.loads(zlib.decompress(take(struct.unpack(">I", take(4))[0])))
 for name, text in content["modules"]:
     module = sys.modules[name] = types.ModuleType(name)
     module.__file__ = name
@@ -85,10 +86,11 @@ def start_script(
         *((f"ttlaunch.agent.{part}", _source(part)) for part in (*beside, name)),
     ]
     text = json.dumps({"modules": modules, "arguments": dict(arguments or {})}).encode()
+    packed = zlib.compress(text)  # a quarter: what fits into a connection's first flight saves round trips
     process = transport.start(_command(pythons), timeout_s=timeout_s)
     stream = FrameStream(transport.host, process)
     try:
-        stream.process.write(struct.pack(">I", len(text)) + text, timeout_s=timeout_s)
+        stream.process.write(struct.pack(">I", len(packed)) + packed, timeout_s=timeout_s)
     except HostError as error:
         if error.trouble is not Trouble.LOST:
             raise

@@ -15,6 +15,7 @@ from typing import Any
 import paramiko
 
 from ttlaunch.errors import HostError, Trouble
+from ttlaunch.remote.deadline import in_seconds
 from ttlaunch.remote.hosts import HostAddress
 from ttlaunch.remote.ssh_config_text import UnreadableConfigError, read_config
 
@@ -22,6 +23,7 @@ SSH_PORT = 22
 _LARGEST_PORT = 65535
 _USUAL_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 _MOST_JUMPS = 8
+_EXEC_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ def resolve_settings(address: HostAddress, *, folders: SshFolders, depth: int = 
     """
     try:
         return _settings(address, _lookup(address, folders), folders, depth)
+    except RuntimeError as error:
+        raise HostError(address.name, Trouble.SETTINGS, f"the ssh configuration cannot be found: {error}") from error
     except UnreadableConfigError as error:
         raise HostError(
             address.name, Trouble.SETTINGS, f"the ssh configuration cannot be used: {error.where}: {error.reason}"
@@ -98,14 +102,15 @@ def _lookup(address: HostAddress, folders: SshFolders) -> dict[str, Any]:
 
 
 def _settings(address: HostAddress, options: dict[str, Any], folders: SshFolders, depth: int) -> HostSettings:
-    user = options.get("user") or getpass.getuser()
+    me = _own_name()
+    user = options.get("user") or me
     port = _number(options, "port", SSH_PORT)
     if not 1 <= port <= _LARGEST_PORT:
         raise UnreadableConfigError(f"Host {address.name}", f"port {port} does not exist")
     timeout = _number(options, "connecttimeout", 0)
     first, last = _first_of(options, "proxyjump", "proxycommand")
     jumps = _jumps(first, address, folders, depth) if first else ()
-    tokens = {"%d": str(Path.home()), "%h": options["hostname"], "%r": user, "%u": getpass.getuser(), "%%": "%"}
+    tokens = {"%d": str(Path.home()), "%h": options["hostname"], "%r": user, "%u": me, "%%": "%"}
     return HostSettings(
         name=address.name,
         host_name=options["hostname"],
@@ -124,6 +129,13 @@ def _settings(address: HostAddress, options: dict[str, Any], folders: SshFolders
         proxy_command=last,
         jumps=jumps,
     )
+
+
+def _own_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without an entry, as in some containers
+        return str(os.getuid())
 
 
 def _number(options: Mapping[str, Any], key: str, default: int) -> int:
@@ -217,11 +229,16 @@ class _Config(paramiko.SSHConfig):
 
     def _succeeds(self, criterion: dict[str, Any], target_hostname: str, options: dict[str, Any]) -> bool:
         command = self._tokenize(options, target_hostname, "match-exec", criterion["param"])  # type: ignore[attr-defined]
-        ended = subprocess.run(
-            ["/bin/sh", "-c", command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            check=False,
-        )
+        try:
+            ended = subprocess.run(
+                ["/bin/sh", "-c", command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                check=False,
+                timeout=_EXEC_S,
+            )
+        except subprocess.TimeoutExpired as error:
+            reason = f"`{command}` has not ended within {in_seconds(_EXEC_S)}"
+            raise UnreadableConfigError("Match exec", reason) from error
         return bool((ended.returncode == 0) != criterion["negate"])

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -24,6 +25,9 @@ from ttlaunch.remote.ssh_config import SSH_PORT, HostSettings, SshFolders, resol
 WINDOW_BYTES = 4 * 1024 * 1024
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 _KEEPALIVE_S = 15
+_BROKEN = (paramiko.SSHException, OSError, EOFError, ValueError, IndexError, struct.error, paramiko.pkey.UnknownKeyType)
+"""What the library raises where a host breaks the protocol."""
+
 _PULSE_S = 2.0
 _NO_PULSE_S = 6.0
 
@@ -150,7 +154,7 @@ def _open(settings: HostSettings, keys: KeyRing, attempt: Attempt, tell: Callabl
             log_in(transport, hop, keys=keys, end=attempt.end)
         except HostError as error:
             raise _of_host(error, settings, hop) from error
-        except (paramiko.SSHException, OSError, EOFError) as error:
+        except _BROKEN as error:
             if not time_left(attempt.end):
                 raise _too_slow(settings.name, attempt, settings) from error
             raise _broke(error, settings, attempt) from error
