@@ -67,6 +67,7 @@ ENVIRONMENT_FILE = "environment.json"
 CODE_FILE = "code.json"
 EVENTS_FILE = "events.jsonl"
 REPORT_FILE = "report.json"
+SIMULATION_FILE = "simulation.json"  # of `ttlaunch simulate`: what is wrong with messages, and how many went where
 LOGS_DIR = "logs"
 RECORDS_DIR = "records"
 

@@ -22,6 +22,7 @@ from ttlaunch.cli import (
     run,
     schema,
     show,
+    simulate,
     sync,
     validate,
 )
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 app.command("run", epilog=run.EXAMPLES, cls=CommandAfterDashes)(run.run)
 app.command("plan", epilog=plan.EXAMPLES, cls=CommandAfterDashes)(plan.plan)
+app.command("simulate", epilog=simulate.EXAMPLES)(simulate.simulate)
 app.command("show", epilog=show.EXAMPLES)(show.show)
 app.command("place", epilog=place.EXAMPLES)(place.place)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)

@@ -12,6 +12,8 @@ from ttlaunch.launch.watch import RankState
 
 FROM_A_RANK = b"rank "
 """How lines begin that a shim passed on; all others are mpirun's own."""
+EVERY_LINE = b""
+"""How all lines begin."""
 _LONGEST_LINE = 1 << 20  # shims cut theirs sooner
 
 
@@ -31,8 +33,12 @@ class View(Protocol):
 class MpirunOutput:
     """mpirun's two streams: kept byte for byte in the run folder, handed to the view line by line."""
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path, view: View) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], folder: Path, view: View, *, shown: bytes = FROM_A_RANK
+    ) -> None:
+        """Begin to read; lines that begin with `shown` are handed to the view."""
         self._view = view
+        self._shown = shown
         self._selector = selectors.DefaultSelector()
         self._rest: dict[str, bytes] = {}
         self._files: dict[str, Any] = {}
@@ -78,7 +84,7 @@ class MpirunOutput:
 
     def _show(self, stream: str, line: bytes) -> None:
         """Hand on what ranks wrote; mpirun's own words blame the wrong rank too often and stay in its log."""
-        if line.startswith(FROM_A_RANK):
+        if line.startswith(self._shown):
             self._view.output(stream, line)
 
     def drain(self) -> None:

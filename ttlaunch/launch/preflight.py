@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import re
 import subprocess
+from collections.abc import Collection
 
 from ttlaunch.diagnostics import Diagnostic, listed, shown
 from ttlaunch.plan.launch_plan import LaunchPlan, RecipeProgram
@@ -19,7 +20,7 @@ def check_machine(plan: LaunchPlan, engine: OpenMpi, *, python: str) -> list[Dia
     """Every reason why this plan, all of whose ranks run here, cannot start; empty if there is none."""
     if not isinstance(plan.program, RecipeProgram):
         return []
-    return check_fabric_sockets(plan) + (_packages() or _mpi4py_pairing(engine, python))
+    return check_fabric_sockets(plan) + (check_packages(plan.program) or _mpi4py_pairing(engine, python))
 
 
 def check_fabric_sockets(plan: LaunchPlan) -> list[Diagnostic]:
@@ -36,9 +37,12 @@ def check_fabric_sockets(plan: LaunchPlan) -> list[Diagnostic]:
     ]
 
 
-def _packages() -> list[Diagnostic]:
+def check_packages(program: RecipeProgram, *, without: Collection[str] = ()) -> list[Diagnostic]:  # noqa: ARG001
+    """Whether this Python has the packages that the recipe's ranks need, `without` some that they can do without."""
     missing = []
     for package in _RANK_PACKAGES:
+        if package in without:
+            continue
         try:
             importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

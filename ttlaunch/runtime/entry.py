@@ -56,14 +56,14 @@ class _RankRun:
         comm = _join_world(world, self.rank)
         recipe = import_recipe_module(world.recipe_folder, "recipe").RECIPE
         cfg = read_config(recipe, world.config)
-        corpus = _read_checked_corpus(recipe, world)
+        corpus = read_checked_corpus(recipe, world)
         self._call_role(world, comm, cfg, corpus)
 
     def _call_role(self, world: World, comm: "MPI.Intracomm", cfg: ConfigFile, corpus: Corpus | None) -> None:
         from ttlaunch.runtime.context import RankContext  # noqa: PLC0415  torch is imported after the world is checked
         from ttlaunch.runtime.mpi import MpiSocket  # noqa: PLC0415
 
-        device = _device(cfg.device_config, local_rank=world.local_ranks[self.rank])
+        device = choose_device(cfg.device_config, local_rank=world.local_ranks[self.rank])
         trainer = import_recipe_module(world.recipe_folder, "trainer")
         function = getattr(trainer, self.role, None)
         if function is None:
@@ -143,7 +143,8 @@ def _leave_world() -> None:
     MPI.Finalize()
 
 
-def _read_checked_corpus(recipe: Recipe, world: World) -> Corpus | None:
+def read_checked_corpus(recipe: Recipe, world: World) -> Corpus | None:
+    """The training text, the same as the launching machine's; None for a recipe that reads none."""
     if not recipe.uses_data:
         return None
     corpus = read_corpus(world.data_path)
@@ -157,7 +158,8 @@ def _read_checked_corpus(recipe: Recipe, world: World) -> Corpus | None:
     return corpus
 
 
-def _device(cfg: DeviceConfig, *, local_rank: int) -> "torch.device":
+def choose_device(cfg: DeviceConfig, *, local_rank: int) -> "torch.device":
+    """What a rank computes on; sets torch's threads, and the device of this thread."""
     import torch  # noqa: PLC0415  after the world is checked
 
     torch.set_num_threads(cfg.threads_per_rank)

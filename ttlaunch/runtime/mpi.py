@@ -47,6 +47,7 @@ class MpiSocket:
     """
 
     def __init__(self, comm: MPI.Intracomm, *, world: World, rank: Rank) -> None:
+        self.rank = rank
         self._comm = comm.Dup()
         self._world = world
         self._crowded = world.is_crowded(rank)

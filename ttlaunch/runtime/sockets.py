@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ttlaunch.errors import TtlaunchError
@@ -20,12 +21,16 @@ class Pending(Protocol):
 
 
 class Socket(Protocol):
-    """Point-to-point messages between the ranks of one run.
+    """Point-to-point messages between the ranks of one run; what several ranks do together is in `collectives.py`.
 
     Tensors are contiguous. A receive must be given the dtype and the shape that were sent. Messages with equal
     source, destination and tag arrive in the order in which they were sent, and receives match them in the order in
-    which they were posted.
+    which they were posted. Every verb raises `ValueError`, before anything is sent, for a tensor that cannot be sent.
     """
+
+    @property
+    def rank(self) -> Rank:
+        """Whose end this is."""
 
     def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
         """Send; may or may not return before the peer has received."""
@@ -38,3 +43,40 @@ class Socket(Protocol):
 
     def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
         """Begin to receive; `tensor` holds the message when `wait()` has returned."""
+
+
+MAX_DIMS = 8
+"""Of a tensor that can be sent."""
+
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+"""Of a tensor that can be sent; a header names one by its index."""
+
+
+def check_sendable(tensor: Tensor) -> None:
+    """Refuse what no socket carries.
+
+    Raises:
+        ValueError: The tensor is not contiguous, or has a dtype or a number of dimensions that a header cannot name.
+    """
+    if not tensor.is_contiguous():
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is not contiguous and cannot be sent or received")
+    if tensor.dim() > MAX_DIMS:
+        raise ValueError(f"a tensor of {tensor.dim()} dimensions cannot be sent; at most {MAX_DIMS} fit the header")
+    if tensor.dtype not in DTYPES:
+        raise ValueError(f"a tensor of {tensor.dtype} cannot be sent")
+
+
+def described(tensor: Tensor) -> str:
+    """Such as `float32 of shape (3,)`."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

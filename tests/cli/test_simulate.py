@@ -1,0 +1,158 @@
+"""`ttlaunch simulate`: the bits of a real run in one process, and the mistakes of a recipe with the lines they stand in."""
+
+import json
+
+import pytest
+
+SMALL = {
+    "training_config.steps": 8,
+    "training_config.batch_size": 6,
+    "training_config.micro_batch_size": 1,
+    "training_config.validation_interval": 5,
+    "training_config.validation_sequences": 4,
+    "transformer_config.embedding_dim": 16,
+    "transformer_config.num_heads": 2,
+    "transformer_config.max_sequence_length": 16,
+    "transformer_config.dropout_prob": 0.1,
+}
+
+
+def settings(values):
+    return " ".join(f"--set {key}={value}" for key, value in values.items())
+
+
+def write_recipe(folder, trainer):
+    folder.mkdir()
+    (folder / "recipe.py").write_text(
+        "from ttlaunch.recipe import ConfigFile, Layout, Recipe, all_pairs\n"
+        "class Config(ConfigFile): pass\n"
+        "RECIPE = Recipe('A test.', Config, [Layout('all', peer=None)], [all_pairs('peer')], uses_data=False)\n"
+    )
+    (folder / "trainer.py").write_text("import torch\nfrom .recipe import Config\n" + trainer)
+    return folder
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("recipe", "values"),
+    [
+        ("hierarchical_parallel --ranks 5", SMALL | {"multihost_config.num_workers": 3}),
+        ("hierarchical_parallel --ranks 3", SMALL | {"multihost_config.num_workers": 2}),
+        ("pipeline_parallel", SMALL),
+    ],
+    ids=["three tiers", "two tiers", "pipeline"],
+)
+def test_a_simulated_recipe_has_the_bits_of_a_run(ttlaunch, recipe, values):
+    run = json.loads(ttlaunch(f"run {recipe} {settings(values)} --format json").stdout)
+    simulated = json.loads(ttlaunch(f"simulate {recipe} {settings(values)} --format json").stdout)
+    assert run["parameters_sha256"]
+    for key in ("parameters_sha256", "last_validation", "steps", "layout", "world_size", "status"):
+        assert run[key] == simulated[key]
+    assert [] == simulated["diagnostics"]
+    assert 0 < sum(edge["bytes"] for edge in simulated["edges"])
+
+
+@pytest.mark.mpi
+def test_the_smallest_recipe_gives_the_same_sum(ttlaunch):
+    line = "fabric_minimal --ranks 3 --set all_reduce_config.megabytes=0.1 --set all_reduce_config.repeats=2"
+    run, simulated = (json.loads(ttlaunch(f"{verb} {line} --format json").stdout) for verb in ("run", "simulate"))
+    assert (3, 6.0) == (simulated["results"]["ranks"], simulated["results"]["sum"])
+    assert run["results"]["sum"] == simulated["results"]["sum"]
+
+
+def test_every_byte_is_counted(ttlaunch):
+    """A ring all-reduce over three ranks of a vector of 3,000 values, once unmeasured; and one of 3 before each."""
+    line = "fabric_minimal --ranks 3 --set all_reduce_config.megabytes=0.012 --set all_reduce_config.repeats=1"
+    edges = json.loads(ttlaunch(f"simulate {line} --format json").stdout)["edges"]
+    assert [(0, 1), (1, 2), (2, 0)] == [(edge["source"], edge["dest"]) for edge in edges]
+    assert {(2 * (4 + 4), 2 * 4 * (4000 + 4))} == {(edge["messages"], edge["bytes"]) for edge in edges}
+
+
+def test_what_ranks_print_comes_in_one_order(ttlaunch, here):
+    write_recipe(here / "talk", "def peer(cfg, ctx):\n    print('hello from', ctx.rank)\n")
+    first, second = (ttlaunch("simulate ./talk --ranks 3") for _ in range(2))
+    lines = [line for line in first.stdout.splitlines() if line.startswith("hello")]
+    assert [f"hello from {rank}" for rank in range(3)] == lines
+    assert lines == [line for line in second.stdout.splitlines() if line.startswith("hello")]
+    assert 0 == first.status
+
+
+def check_finding(answer, *texts):
+    assert 1 == answer.status
+    for text in texts:
+        assert text in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_mismatch_is_shown_at_both_lines(ttlaunch, here):
+    write_recipe(
+        here / "shapes",
+        "def peer(cfg, ctx):\n"
+        "    if ctx.rank == 0:\n"
+        "        ctx.send(torch.zeros(3), dest=1)\n"
+        "    else:\n"
+        "        ctx.recv(torch.zeros(2, 2), source=0)\n",
+    )
+    check_finding(
+        ttlaunch("simulate ./shapes --ranks 2"),
+        "error[R020]: rank 0 (peer) sends float32 of shape (3,) where rank 1 (peer) receives float32 of shape (2, 2)",
+        "shapes/trainer.py:7:9",
+        "shapes/trainer.py:5:9",
+        "rank 0 (peer) sends float32 of shape (3,) to rank 1 (peer), tag 0",
+    )
+
+
+def test_a_deadlock_is_shown_with_who_waits_for_whom(ttlaunch, here):
+    write_recipe(
+        here / "both",
+        "def peer(cfg, ctx):\n    ctx.send(torch.ones(2), dest=1 - ctx.rank)\n    ctx.recv(torch.ones(2), source=1 - ctx.rank)\n",
+    )
+    check_finding(
+        ttlaunch("simulate ./both --ranks 2"),
+        "error[R021]: ranks wait for each other: 0 → 1 → 0",
+        "both/trainer.py:4:5",
+        "hint: let one of them receive first",
+    )
+
+
+def test_a_rank_that_raises_is_named_with_its_line(ttlaunch, here):
+    write_recipe(
+        here / "breaks",
+        "def peer(cfg, ctx):\n    if ctx.rank == 1:\n        raise ValueError('no such bucket')\n"
+        "    ctx.recv(torch.ones(2), source=1)\n",
+    )
+    answer = ttlaunch("simulate ./breaks --ranks 2")
+    assert 1 == answer.status
+    assert "error[R002]: rank 1 (peer, localhost) raised ValueError" in answer.stderr
+    assert "breaks/trainer.py:5:9" in answer.stderr
+    assert "mpirun" not in answer.stderr
+    report = json.loads(ttlaunch("simulate ./breaks --ranks 2 --format json").stdout)
+    assert ("failed", 1, ["R002"]) == (
+        report["status"],
+        report["failure"]["rank"],
+        [found["code"] for found in report["diagnostics"]],
+    )
+
+
+def test_a_process_that_dies_is_told(ttlaunch, here):
+    write_recipe(here / "dies", "import os\ndef peer(cfg, ctx):\n    os._exit(7)\n")
+    answer = ttlaunch("simulate ./dies --ranks 2")
+    assert (1, True) == (answer.status, "the process of all ranks ended with status 7" in answer.stderr)
+
+
+def test_nothing_is_left_in_the_working_folder(ttlaunch, here):
+    write_recipe(here / "quiet", "def peer(cfg, ctx):\n    pass\n")
+    assert 0 == ttlaunch("simulate ./quiet --ranks 2").status
+    assert ["quiet"] == [path.name for path in here.iterdir()]
+
+
+def test_mistakes_of_the_description_are_told_as_by_run(ttlaunch):
+    line = "hierarchical_parallel --set training_config.batch_sizes=4"
+    run, simulated = ttlaunch(f"run {line}"), ttlaunch(f"simulate {line}")
+    assert (3, run.stderr) == (simulated.status, simulated.stderr)
+
+
+def test_a_program_is_refused(ttlaunch, here):
+    (here / "train.py").write_text("print('hello')\n")
+    answer = ttlaunch("simulate train.py")
+    assert (2, True) == (answer.status, "`simulate` plays recipes; train.py is a program" in answer.stderr)

@@ -1,0 +1,166 @@
+"""`ttlaunch simulate`: all roles of a recipe in one process; finds messages that do not fit before a cluster hangs on them."""
+
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics, stop_on_errors
+from ttlaunch.cli.describe import Request, describe, is_script
+from ttlaunch.cli.options import ConfigFile, On, OutputFormat, Overrides, Ranks, Verbose, complete_recipes
+from ttlaunch.diagnostics import Diagnostic, Format, Label, Source
+
+if TYPE_CHECKING:
+    from ttlaunch.launch.simulate import Simulation
+    from ttlaunch.plan.launch_plan import LaunchPlan
+
+EXAMPLES = """\
+[bold]ttlaunch simulate hierarchical_parallel --ranks 5[/bold]   three workers, an aggregator, an optimizer
+
+[bold]ttlaunch simulate my_recipe/ --ranks 8 --set training_config.steps=3[/bold]   your own recipe, before it has a cluster
+"""
+
+_HINTS = {
+    "R020": "both ends of a message need the same dtype and shape",
+    "R021": "let one of them receive first, or begin with `isend` or `irecv` and wait later",
+    "R022": "every `send` needs one `recv`, and every `recv` one `send`, with the same tag",
+    "R023": "wait for the `isend` before the tensor changes, or send a copy",
+}
+
+
+def simulate(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE|FOLDER",
+            help="A recipe's name or folder.",
+            autocompletion=complete_recipes,
+            show_default=False,
+        ),
+    ],
+    *,
+    on: On = "local",
+    config_file: ConfigFile = None,
+    overrides: Overrides = None,
+    ranks: Ranks = None,
+    form: OutputFormat = Format.FULL,
+    verbose: Verbose = False,
+) -> None:
+    """Run all ranks of a recipe in one process: same bits as a run, and messages that do not fit are named."""
+    request = Request(target=target, on=on, config_file=config_file, overrides=overrides or (), ranks=ranks)
+    plan, python = _plan(request, form=form, verbose=verbose)
+    simulation = _carry_out(plan, python, form=form)
+    found = _diagnostics(simulation)
+    if form is Format.JSON:
+        print_json({**simulation.as_json(), "diagnostics": [diagnostic.as_json() for diagnostic in found]})
+    else:
+        sys.stdout.write(_summary(simulation, plan))
+        sys.stdout.flush()
+        show_diagnostics(found, form=form)
+    leave(simulation.report.exit_status)
+
+
+def _plan(request: Request, *, form: Format, verbose: bool) -> tuple["LaunchPlan", str]:
+    """The plan of a run on these hosts, none of which is asked: their ranks are played here, and no MPI is needed."""
+    from ttlaunch.agent import SHIM
+    from ttlaunch.launch.preflight import check_packages
+    from ttlaunch.plan.launch_plan import RecipeProgram
+    from ttlaunch.plan.make import Surroundings, plan_recipe
+    from ttlaunch.plan.openmpi import OpenMpi
+
+    working_folder = Path.cwd()
+    if is_script(str(request.target), working_folder):
+        message = f"`simulate` plays recipes; {request.target} is a program"
+        refuse([Diagnostic("P009", message, hints=(f"`ttlaunch run {request.target}`",))], form=form)
+    description = describe(request, working_folder=working_folder, shell=os.environ)
+    choice, layout, topology = description.choice, description.layout, description.topology
+    if not description.ok or choice is None or layout is None or topology is None:
+        refuse(description.diagnostics, form=form, verbose=verbose)
+    unused = OpenMpi("mpirun", (5, 0, 0))
+    surroundings = Surroundings(working_folder, dict(os.environ), sys.executable, str(SHIM), unused)
+    plan = plan_recipe(choice, layout, topology, surroundings)
+    assert isinstance(plan.program, RecipeProgram)  # noqa: S101 - it was made from a recipe
+    missing = check_packages(plan.program, without=["mpi4py"])
+    stop_on_errors([*description.diagnostics, *missing], form=form, verbose=verbose)
+    return plan, sys.executable
+
+
+def _carry_out(plan: "LaunchPlan", python: str, *, form: Format) -> "Simulation":
+    from ttlaunch.cli.live import make_view
+    from ttlaunch.launch.run_folder import RunFolder
+    from ttlaunch.launch.simulate import simulate
+
+    run_id = f"simulation-{secrets.token_hex(2)}"
+    with tempfile.TemporaryDirectory(prefix="ttl-simulation-") as name:
+        folder = RunFolder(run_id, Path(name))
+        with make_view(plan, folder, quiet=form is Format.JSON) as view:
+            return simulate(plan, folder.path, python=python, environment=os.environ, view=view, run_id=run_id)
+
+
+def _diagnostics(simulation: "Simulation") -> list[Diagnostic]:
+    from ttlaunch.cli.summary import failure_diagnostic
+    from ttlaunch.launch.run_folder import RunFolder
+
+    found = [_diagnostic(finding) for finding in simulation.findings]
+    failure = failure_diagnostic(simulation.report, RunFolder(simulation.report.run_id, Path()))
+    return found + ([replace(failure, notes=_facts(failure), hints=())] if failure else [])
+
+
+def _facts(failure: Diagnostic) -> tuple[str, ...]:
+    return tuple(note for note in failure.notes if "mpirun" not in note)
+
+
+def _diagnostic(finding: Mapping[str, Any]) -> Diagnostic:
+    labels = [_label(side) for side in finding["sides"]]
+    seen = [label for label in labels if label is not None]
+    unseen = [side["text"] for side, label in zip(finding["sides"], labels, strict=True) if label is None]
+    return Diagnostic(
+        finding["code"],
+        finding["message"],
+        seen[0] if seen else None,
+        tuple(seen[1:]),
+        notes=(*unseen, *finding["notes"]),
+        hints=(_HINTS[finding["code"]],),
+    )
+
+
+def _label(side: Mapping[str, Any]) -> Label | None:
+    """The line that asked for one end of the message."""
+    from ttlaunch.cli.describe import short_name
+
+    path, number = Path(side["place"]["file"]), int(side["place"]["line"])
+    try:
+        source = Source(short_name(path, Path.cwd()), path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    line = source.line(number)
+    span = source.span(number, len(line) - len(line.lstrip()) + 1, max(1, len(line.strip())))
+    return Label(span, side["text"])
+
+
+def _summary(simulation: "Simulation", plan: "LaunchPlan") -> str:
+    from ttlaunch.diagnostics.count import counted
+
+    report = simulation.report
+    layout = f" ({report.layout})" if report.layout else ""
+    ranks = counted(report.world_size, "rank")
+    lines = [f"{report.status}: {report.name}{layout}, {ranks} in one process, {report.duration_s:.1f} s"]
+    if report.steps:
+        lines.append(f"  steps            {report.steps}")
+    if report.last_validation is not None:
+        lines.append(f"  validation loss  {report.first_validation:.4f} first, {report.last_validation:.4f} last")
+    messages, sent = (sum(edge[key] for edge in simulation.edges) for key in ("messages", "bytes"))
+    lines.append(f"  sent             {counted(messages, 'message')}, {sent / 1e6:.2f} MB")
+    roles = [row.role for row in plan.ranks]
+    for edge in simulation.edges:
+        ends = f"{edge['source']} {roles[edge['source']]} → {edge['dest']} {roles[edge['dest']]}"
+        lines.append(f"    {ends:44} {edge['messages']:7} {edge['bytes'] / 1e6:10.2f} MB")
+    if report.parameters_sha256:
+        lines.append(f"  parameters       sha256 {report.parameters_sha256}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,135 @@
+"""Carry a plan out without a cluster: one child process plays all ranks, and says what is wrong with their messages."""
+
+import json
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.launch.attribution import Failure, first_failure
+from ttlaunch.launch.conclude import different_parameters
+from ttlaunch.launch.output import EVERY_LINE, MpirunOutput, View
+from ttlaunch.launch.process import end_mpirun, start_mpirun
+from ttlaunch.launch.report import Report, combine_digests, make_report
+from ttlaunch.launch.run_folder import RunFolder, write_plan
+from ttlaunch.launch.watch import Phase, Watch
+from ttlaunch.plan.launch_plan import LaunchPlan
+
+_MODULE = "ttlaunch.runtime.simulate"
+_TICK_S = 0.1
+_AFTER_TERM_S = 1.0
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a simulated run came to.
+
+    Attributes:
+        findings: Mistakes in the messages, as `ttlaunch.runtime.findings` writes them.
+        edges: Messages and bytes by source and destination.
+    """
+
+    report: Report
+    findings: tuple[Mapping[str, Any], ...]
+    edges: tuple[Mapping[str, Any], ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {**self.report.as_json(), "findings": list(self.findings), "edges": list(self.edges)}
+
+
+def simulate(
+    plan: LaunchPlan, path: Path, *, python: str, environment: Mapping[str, str], view: View, run_id: str
+) -> Simulation:
+    """Run all ranks of the plan in one child process, to the end or to the first mistake.
+
+    Args:
+        plan: Of a recipe; nothing of its engine is started. Variables of single ranks are left out: the process is one.
+        path: An empty folder for the records.
+        python: Interpreter of the ranks.
+        environment: What the child inherits, before the plan's own variables.
+        view: Told about everything as it happens.
+        run_id: What the child's processes are known by.
+    """
+    folder = RunFolder(run_id, path)
+    for name in (contract.LOGS_DIR, contract.RECORDS_DIR):
+        folder.file(name).mkdir()
+    write_plan(plan, folder.path)
+    watch, started = Watch(plan, folder), time.monotonic()
+    process = start_mpirun(
+        [python, "-m", _MODULE],
+        folder=Path(plan.working_folder),
+        environment=_environment(plan, folder, environment),
+    )
+    try:
+        _follow(process, watch, folder, view)
+    finally:
+        end_mpirun(process, patience_s=_AFTER_TERM_S)
+    _pass_on(watch, view)
+    said = _read(folder.file(contract.SIMULATION_FILE))
+    findings = tuple(said.get("findings", ()))
+    failure = _failure(watch, process.returncode, findings)
+    view.tick(watch.ranks)
+    report = make_report(
+        plan,
+        folder,
+        watch.ranks,
+        status="failed" if failure or findings else "done",
+        exit_status=contract.STATUS_RANK_FAILED if failure or findings else contract.STATUS_DONE,
+        duration_s=time.monotonic() - started,
+        failure=None if findings else failure,
+        leftovers=0,
+    )
+    return Simulation(report, findings, tuple(said.get("edges", ())))
+
+
+def _environment(plan: LaunchPlan, folder: RunFolder, inherited: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in inherited.items() if name not in plan.managed}
+    return {
+        **kept,
+        **contract.fill_references(plan.environment, plan.secrets),
+        **plan.secrets,
+        contract.ENV_RUN_ID: folder.run_id,
+        contract.ENV_RUN_DIR: str(folder.path),
+        contract.ENV_PLAN: str(folder.file(contract.PLAN_FILE)),
+        contract.ENV_WORLD_SIZE: str(plan.world_size),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _follow(process: subprocess.Popen[bytes], watch: Watch, folder: RunFolder, view: View) -> None:
+    with MpirunOutput(process, folder.file(contract.LOGS_DIR), view, shown=EVERY_LINE) as output:
+        while process.poll() is None:
+            output.read(_TICK_S)
+            _pass_on(watch, view)
+            view.tick(watch.ranks)
+        output.drain()
+
+
+def _pass_on(watch: Watch, view: View) -> None:
+    for state, record in watch.poll():
+        view.record(state, record)
+
+
+def _failure(watch: Watch, returncode: int, findings: tuple[Mapping[str, Any], ...]) -> Failure | None:
+    """The first rank that failed by itself, or what is wrong with a simulation that nobody failed in."""
+    failure = first_failure(watch.ranks, lost_shims={}, ordered=False)
+    if failure is None and not findings and returncode != 0:
+        how = f"was killed by signal {-returncode}" if returncode < 0 else f"ended with status {returncode}"
+        failure = Failure("R003", None, None, None, None, f"the process of all ranks {how}", time.time())
+    if failure is None and not combine_digests([state.digests for state in watch.ranks])[1]:
+        failure = different_parameters(watch.ranks)
+    for state in watch.ranks:
+        if state.phase is not Phase.DONE and state.error is None:
+            state.phase = Phase.STOPPED
+    return failure
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,104 @@
+"""`python -m ttlaunch.runtime.simulate`: all ranks of a plan in this one process, with sockets that watch each other.
+
+Writes the records that ranks write, and `simulation.json`: mistakes in the messages, and how many bytes went where.
+"""
+
+import faulthandler
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+from ttlaunch import contract
+from ttlaunch.recipe import ConfigFile, TrainingFile
+from ttlaunch.recipe.corpus import Corpus
+from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.entry import choose_device, read_checked_corpus, read_config
+from ttlaunch.runtime.in_process import InProcessWorld, Outcome
+from ttlaunch.runtime.records import ProgressWriter, write_error
+from ttlaunch.runtime.sockets import SocketError
+from ttlaunch.runtime.world import Rank, World, read_world
+
+
+def main() -> None:
+    """Run the world that the environment names; status 1 if a rank failed or its messages are wrong."""
+    faulthandler.enable()
+    run_dir = Path(os.environ[contract.ENV_RUN_DIR])
+    world = read_world(Path(os.environ[contract.ENV_PLAN]))
+    try:
+        outcome = simulate(world, run_dir)
+    except Exception as error:  # noqa: BLE001  whatever keeps ranks from starting is told as their failure
+        traceback.print_exception(error)
+        write_error(run_dir, 0, error, role=world.roles[0], step=0, recipe_folder=world.recipe_folder)
+        sys.exit(contract.STATUS_RANK_FAILED)
+    if outcome.errors or outcome.findings:
+        sys.exit(contract.STATUS_RANK_FAILED)
+
+
+def simulate(world: World, run_dir: Path) -> Outcome:
+    """Run every role to its end, or to the first failure, and leave the records in `run_dir`."""
+    recipe = import_recipe_module(world.recipe_folder, "recipe").RECIPE
+    cfg = read_config(recipe, world.config)
+    corpus = read_checked_corpus(recipe, world)
+    trainer = import_recipe_module(world.recipe_folder, "trainer")
+    ranks = [Rank(rank) for rank in range(world.size)]
+    in_process = InProcessWorld(world.roles)
+    contexts: dict[Rank, RankContext] = {}
+    lives = {
+        rank: partial(_live, cfg, world, rank, in_process, trainer, corpus, run_dir, contexts.__setitem__)
+        for rank in ranks
+    }
+    outcome = in_process.run(lives)
+    for rank, error in outcome.errors.items():
+        if not (isinstance(error, SocketError) and outcome.findings):  # then the finding says it, with both sides
+            traceback.print_exception(error)
+        step = contexts[rank].step if rank in contexts else 0
+        write_error(run_dir, rank, error, role=world.roles[rank], step=step, recipe_folder=world.recipe_folder)
+    (run_dir / contract.SIMULATION_FILE).write_text(json.dumps(_as_json(outcome), indent=1) + "\n", encoding="utf-8")
+    return outcome
+
+
+def _live(
+    cfg: ConfigFile,
+    world: World,
+    rank: Rank,
+    in_process: InProcessWorld,
+    trainer: ModuleType,
+    corpus: Corpus | None,
+    run_dir: Path,
+    introduce: Callable[[Rank, RankContext], None],
+) -> None:
+    """One rank from its first line to its last, as `entry.py` does it for a process."""
+    role = world.roles[rank]
+    function = getattr(trainer, role, None)
+    if function is None:
+        raise AttributeError(f"{trainer.__file__} has no function `{role}` for the role of that name")
+    device = choose_device(cfg.device_config, local_rank=world.local_ranks[rank])
+    records = ProgressWriter(run_dir, rank)
+    ctx = RankContext(
+        world=world, rank=rank, socket=in_process.socket(rank), records=records, device=device, corpus=corpus
+    )
+    introduce(rank, ctx)
+    records.write(
+        contract.KIND_READY, **({"total_steps": ctx.data(cfg).total_steps} if isinstance(cfg, TrainingFile) else {})
+    )
+    function(cfg, ctx)
+    records.write(contract.KIND_DONE)
+    records.close()
+
+
+def _as_json(outcome: Outcome) -> dict[str, object]:
+    edges = [
+        {"source": source, "dest": dest, "messages": count, "bytes": outcome.message_bytes[source, dest]}
+        for (source, dest), count in sorted(outcome.messages.items())
+    ]
+    return {"findings": [finding.as_json() for finding in outcome.findings], "edges": edges}
+
+
+if __name__ == "__main__":
+    main()
