@@ -12,7 +12,9 @@ from tests.cluster.keeper import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi]
 
-STEPS = "--set training_config.steps=4 --set training_config.eval_every=4"
+STEPS = "--set training_config.steps=4 --set training_config.validation_interval=4"
+SYSTEM = {"python": "/usr/bin/python3", "mpi_prefix": sys.prefix}
+"""For users of hosts who may not read the launching user's own interpreter."""
 WHERE = """\
 import os, socket, sys
 from mpi4py import MPI
@@ -38,14 +40,16 @@ def leftovers(cluster, *, hosts=None):
     """Processes on the hosts other than sshd, and folders in shared memory."""
     found = []
     for host in hosts or cluster.hosts:
-        found += [(host, words) for words in cluster.pids(host).values() if "sshd" not in words.split()[0]]
+        found += [
+            (host, words) for words in cluster.pids(host).values() if not words.startswith(("sshd", "/usr/sbin/sshd"))
+        ]
         found += [(host, name) for name in cluster.run(host, ["ls", "/dev/shm"]).stdout.split()]
     return found
 
 
 def digest(answer):
     assert answer.status == 0, answer.stderr
-    return json.loads(answer.stdout)["parameters"]
+    return json.loads(answer.stdout)["parameters_sha256"]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +57,7 @@ def digest(answer):
     [
         ("fabric_minimal", "--ranks 4 --set all_reduce_config.repeats=2"),
         ("hierarchical_parallel", STEPS),
-        ("pipeline_parallel", f"{STEPS} --ranks 4 --set transformer_config.num_blocks=4"),
+        ("pipeline_parallel", f"{STEPS} --set multihost_config.pipeline_parallel_config.blocks_per_rank=[1,1,1,1]"),
     ],
 )
 def test_every_recipe_runs_across_four_hosts(cluster4, ttlaunch_on, lab, recipe, settings):
@@ -97,7 +101,7 @@ def test_users_and_homes_may_differ(make_cluster, ttlaunch_on, lab):
     cluster = make_cluster(hosts=2)
     cluster.add_user("node0", "alice")
     cluster.add_user("node1", "bob")
-    lab("alice@node0 slots=1\nbob@node1 slots=1\n", remote_folder="~/my things/ttlaunch")
+    lab("alice@node0 slots=1\nbob@node1 slots=1\n", remote_folder="~/my things/ttlaunch", **SYSTEM)
     answer = ttlaunch_on(cluster)("run --on lab --ranks 2 -- sh -c 'echo $USER $HOME $PWD'", timeout_s=60)
     assert answer.status == 0, answer.stderr
     lines = [line.split(" | ")[1] for line in answer.stdout.splitlines() if " | " in line]
@@ -107,10 +111,9 @@ def test_users_and_homes_may_differ(make_cluster, ttlaunch_on, lab):
 
 def test_names_may_mean_something_to_ssh_alone(make_cluster, ttlaunch_on, lab):
     cluster = make_cluster(hosts=2)
-    config = cluster.path("launcher", "/root/.ssh/config")
     names = {f"lab-{number}": cluster.ip(host) for number, host in enumerate(cluster.hosts)}
     blocks = [f"Host {name}\n  HostName {address}\n  HostKeyAlias {address}\n" for name, address in names.items()]
-    config.write_text("".join(blocks) + config.read_text())
+    cluster.path("launcher", "/root/.ssh/config").write_text("".join(blocks))
     lab("lab-0 slots=1\nlab-1 slots=1\n")
     answer = ttlaunch_on(cluster)("run fabric_minimal --on lab --ranks 2", timeout_s=60)
     assert answer.status == 0, answer.stderr
@@ -169,7 +172,8 @@ def test_no_secret_shows_on_a_command_line_in_a_log_or_in_a_file(make_cluster, t
         assert lines[-1], (lines, run.stderr.read())
     shown = [words for host in ("launcher", *cluster.hosts) for words in cluster.pids(host).values()]
     run.send_signal(signal.SIGINT)
-    assert run.wait(30) == 130
+    run.communicate(timeout=30)
+    assert run.returncode == 130
     assert shown
     assert [words for words in shown if canary in words] == []
     shutil.rmtree(tmp_path / "configurations")

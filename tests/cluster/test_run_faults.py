@@ -60,7 +60,7 @@ def test_a_signal_ends_the_run_on_every_host(cluster, waiting, number):
 
 def test_a_killed_launcher_leaves_nothing_on_any_host(cluster, waiting):
     waiting.process.kill()
-    waiting.process.wait()
+    waiting.process.communicate(timeout=20)
     wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
 
 
@@ -69,7 +69,7 @@ def test_a_rank_that_raises_is_named_with_its_host(cluster, ttlaunch_on, lab, tm
     lab(cluster.hostfile())
     answer = ttlaunch_on(cluster)("run raise.py --on lab --ranks 3", timeout_s=60)
     assert answer.status == 1
-    assert answer.stderr.startswith("error[R003]: rank 1 (rank, node1) exited with status 1")
+    assert "\nerror[R003]: rank 1 (rank, node1) exited with status 1\n" in answer.stderr
     assert "ValueError: bucket 7" in answer.stderr
     wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
 
@@ -100,3 +100,15 @@ def test_a_host_that_is_cut_off_ends_its_ranks_by_itself(cluster, waiting):
     assert waiting.stderr.startswith("error[R012]: host node1 was lost: ")
     cluster.link("node1", up=True)
     wait_until(lambda: not leftovers(cluster), what="hosts as before the run", timeout_s=60)
+
+
+def test_ctrl_c_while_hosts_are_being_reached_leaves_at_once(cluster, ttlaunch_on, lab):  # noqa: F811 - the fixture
+    cluster.silent_port("node1")
+    lab(cluster.hostfile())
+    process = ttlaunch_on(cluster).start("run --on lab --ranks 3 -- true")
+    wait_until(
+        lambda: any("sshd" in line and "root" in line for line in cluster.pids("node0").values()), what="a login"
+    )
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=3)
+    assert (process.returncode, stdout, stderr) == (130, "", "\ninterrupted\n")

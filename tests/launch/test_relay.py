@@ -75,6 +75,7 @@ def test_a_daemon_gets_run_id_and_secrets_in_its_environment(relay, host, comman
 
 def test_options_of_ssh_are_understood(relay):
     assert relay("-x", "-l", "ann", "box", "echo", "hello").stdout == "hello\n"
+    assert relay("ann@box", "echo", "hello").stdout == "hello\n"
 
 
 def test_a_host_outside_the_run_is_refused(relay):

@@ -33,7 +33,8 @@ def main() -> int:
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(path)
-            connection.sendall(contract.pack_frame({"host": words[0], "command": " ".join(words[1:])}))
+            host = words[0].rpartition("@")[2]  # the launcher is logged in already, as whoever the hostfile says
+            connection.sendall(contract.pack_frame({"host": host, "command": " ".join(words[1:])}))
             frame = contract.read_frame(connection.recv)
     except (OSError, EOFError, ValueError) as error:
         print(f"ttlaunch relay: the launcher does not answer: {error}", file=sys.stderr)

@@ -4,11 +4,13 @@ What does not depend on each other happens at the same time: the files are read 
 the hosts try to reach each other while the code is on its way.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from ttlaunch import contract
 from ttlaunch.cli.console import refuse, stop_on_errors
@@ -22,7 +24,7 @@ from ttlaunch.doctor.facts import HostFacts
 from ttlaunch.doctor.network import NetworkChoice, choose_network
 from ttlaunch.doctor.pair_checks import check_pairs
 from ttlaunch.doctor.pairs import Pairs, measure_pairs
-from ttlaunch.doctor.probe_hosts import probe_all, question_for
+from ttlaunch.doctor.probe_hosts import Answers, Question, probe_all, question_for
 from ttlaunch.doctor.troubles import explain_troubles
 from ttlaunch.errors import HostError
 from ttlaunch.launch.crew import Crew
@@ -32,12 +34,15 @@ from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.watch import Watch
 from ttlaunch.plan.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.plan.make import Networks
+from ttlaunch.remote.local import LocalTransport
 from ttlaunch.remote.transport import Transport
 from ttlaunch.sync.data import DataItem, data_item
 from ttlaunch.sync.release import Release, make_release
 from ttlaunch.sync.report import check_synced
 from ttlaunch.sync.send import Outcome, Synced, sync_release
 from ttlaunch.topology.model import Topology
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -60,19 +65,32 @@ def ready_hosts(prepared: Prepared, *, form: Format, verbose: bool) -> Ready:
     topology = _with_ranks(prepared)
     say = _Say(topology, form, verbose)
     stop_on_errors(check_fabric_sockets(prepared.plan), form=form, verbose=verbose)
-    with ThreadPoolExecutor(2) as beside:
-        reading = beside.submit(_read_release, prepared)
-        transports = reach_hosts(topology, form=form, verbose=verbose)
-        facts, choice = _check_hosts(transports, prepared, say)
-        meeting = beside.submit(measure_pairs, transports, choice.addresses)
-        synced = _bring_code(transports, reading, prepared, say)
-        _check_meeting(meeting.result(), choice, say)
+    reading = _beside(lambda: _read_release(prepared))
+    asking = _beside(lambda: _ask_this_machine(prepared, say))
+    transports = reach_hosts(topology, form=form, verbose=verbose)
+    facts, choice = _check_hosts(transports, asking, prepared, say)
+    meeting = _beside(lambda: measure_pairs(transports, choice.addresses))
+    outcome = _bring_code(transports, reading, prepared, say)
+    _check_meeting(meeting.result(), choice, say)
     networks = Networks(choice.ranks, choice.control, has_rdma=choice.has_rdma)
     plan = make_plan(prepared.description, prepared.request, replace(prepared.surroundings, networks=networks))
     assert isinstance(plan, LaunchPlan)  # noqa: S101 - the same description has just given one
-    release, outcome = synced
-    hosts = [_ready_host(t, facts[t.host], outcome.hosts[t.host], release, prepared) for t in transports]
+    hosts = [_ready_host(host, facts[host.host], outcome, prepared) for host in transports]
     return _ReadyHosts(plan, hosts, prepared, say)
+
+
+def _beside(work: Callable[[], _T]) -> Future[_T]:
+    """Do some work at the same time. Leaving does not wait for it."""
+    future: Future[_T] = Future()
+
+    def attempt() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is wanted
+            future.set_exception(error)
+
+    threading.Thread(target=attempt, daemon=True).start()
+    return future
 
 
 def _with_ranks(prepared: Prepared) -> Topology:
@@ -88,15 +106,28 @@ def _read_release(prepared: Prepared) -> tuple[Release | None, list[Diagnostic]]
     return make_release(prepared.surroundings.working_folder, recipe=recipe)
 
 
+def _ask_this_machine(prepared: Prepared, say: _Say) -> Answers:
+    """What this machine starts daemons with; what a cluster's file says of its hosts' Python is not about it."""
+    question = Question((prepared.surroundings.python,), say.topology.cluster.remote_folder)
+    return probe_all([LocalTransport("localhost")], question)
+
+
 def _check_hosts(
-    transports: Sequence[Transport], prepared: Prepared, say: _Say
+    transports: Sequence[Transport], asking: Future[Answers], prepared: Prepared, say: _Say
 ) -> tuple[dict[str, HostFacts], NetworkChoice]:
-    question = question_for(say.topology, launcher_python=prepared.surroundings.python)
-    answers = probe_all(transports, question)
+    """Everything a run needs of its hosts, among other things the versions of this machine."""
+    answers = probe_all(transports, question_for(say.topology, launcher_python=prepared.surroundings.python))
     say.stop([], answers.errors, answers.seconds)
-    needs_packages = isinstance(prepared.plan.program, RecipeProgram)
-    say.stop(check_ready(answers.facts, topology=say.topology, needs_packages=needs_packages), {}, {})
+    launcher = next(iter(asking.result().facts.values()), None)
     connections = {transport.host: transport.addresses for transport in transports}
+    found = check_ready(
+        answers.facts,
+        topology=say.topology,
+        launcher=launcher,
+        needs_packages=isinstance(prepared.plan.program, RecipeProgram),
+        connections=connections,
+    )
+    say.stop(found, {}, {})
     choice = choose_network(answers.facts, wanted=say.topology.cluster.network, connections=connections)
     if isinstance(choice, Diagnostic):
         refuse([choice], form=say.form, verbose=say.verbose)
@@ -108,7 +139,7 @@ def _bring_code(
     reading: Future[tuple[Release | None, list[Diagnostic]]],
     prepared: Prepared,
     say: _Say,
-) -> tuple[Release, Outcome]:
+) -> Outcome:
     release, found = reading.result()
     if release is None:
         refuse(found, form=say.form, verbose=say.verbose)
@@ -123,7 +154,7 @@ def _bring_code(
         )
     errors = {host: answer for host, answer in outcome.hosts.items() if isinstance(answer, HostError)}
     say.stop(check_synced(outcome), errors, {})
-    return outcome.release, outcome
+    return outcome
 
 
 def _data(prepared: Prepared) -> list[DataItem]:
@@ -135,10 +166,10 @@ def _check_meeting(pairs: Pairs, choice: NetworkChoice, say: _Say) -> None:
     say.stop(check_pairs(pairs.pairs, choice, topology=say.topology), pairs.errors, {})
 
 
-def _ready_host(
-    transport: Transport, facts: HostFacts, synced: Synced, release: Release, prepared: Prepared
-) -> ReadyHost:
+def _ready_host(transport: Transport, facts: HostFacts, outcome: Outcome, prepared: Prepared) -> ReadyHost:
     """Everything a run has to know of a host, once it has been checked and has the code."""
+    release, synced = outcome.release, outcome.hosts[transport.host]
+    assert isinstance(synced, Synced)  # noqa: S101 - `_bring_code` leaves where a host has no code
     assert facts.python is not None  # noqa: S101 - `check_ready` refuses a host without
     assert facts.mpi is not None  # noqa: S101 - likewise
     assert facts.mpi.prefix is not None  # noqa: S101 - likewise
