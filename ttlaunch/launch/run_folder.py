@@ -77,8 +77,8 @@ def write_plan(plan: LaunchPlan, folder: Path, *, run_id: str | None = None) -> 
     folder.mkdir(parents=True, exist_ok=True)
     texts = {contract.PLAN_FILE: render_plan_json(plan), **plan.engine.files}
     if plan.engine.by_hand is not None and run_id is None:
-        path = shlex.quote(str(folder.resolve() / contract.PLAN_FILE))
-        texts[contract.START_FILE] = f"{plan.engine.by_hand} {path}\n"
+        plan_path = shlex.quote(str(folder.resolve() / contract.PLAN_FILE))
+        texts[contract.START_FILE] = f"{plan.engine.by_hand} {plan_path}\n"
     texts[contract.COMMAND_FILE] = render_command(plan, folder, run_id=run_id)
     paths = []
     for name, text in texts.items():
