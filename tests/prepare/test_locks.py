@@ -20,7 +20,7 @@ def locksmith(bench):
 
     def make(*requirements, constraints=PINS):
         wishes = Wishes(("pip", *requirements), constraints, "constraints.txt")
-        return Locksmith(wishes, Store(bench.folder / "cache"), Pip(), lambda words: None)
+        return Locksmith(wishes, Store(bench.folder / "cache"), Pip())
 
     return make
 

@@ -1,5 +1,6 @@
 """`ttlaunch prepare` on this machine: what it makes, when it has nothing to do, and what it says of bad days."""
 
+import json
 import subprocess
 import sys
 
@@ -176,3 +177,12 @@ def test_wheels_of_no_environment_are_removed(bench):
 
 def test_an_option_that_names_no_file_is_refused(bench):
     assert 2 == bench.run("--requirements nowhere.txt").status
+
+
+def test_a_remote_folder_with_a_hostile_name_is_a_folder_like_any_other(bench):
+    remote = bench.folder / "re mote '$HOME;` -x"
+    (bench.folder / "bench/cluster.yaml").write_text(json.dumps({"remote_folder": str(remote)}))
+    answer = bench.run()
+    assert 0 == answer.status, answer.stderr
+    subprocess.run([remote / "env/bin/python", "-c", "import torch"], check=True)
+    assert 0 == bench.run("--check").status

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,11 +74,13 @@ def prepare(
     from ttlaunch.prepare.cluster import Options, prepare_hosts
 
     topology = _load(on, hostfile, form=form, verbose=verbose)
+    locksmith = _locksmith(constraints, requirements)
+    threading.Thread(target=locksmith.ask_configuration, daemon=True).start()
     transports = reach_hosts(topology, form=form, verbose=verbose)
     options = Options(check=check, from_index=from_index, preferred_minor=sys.version_info.minor)
     try:
         with make_view([str(host.name) for host in topology.hosts], quiet=form is Format.JSON) as view:
-            locksmith = _locksmith(constraints, requirements, told=view.here)
+            locksmith.told = view.here
             outcome = prepare_hosts(topology, transports, locksmith, options, view)
     finally:
         for transport in transports:
@@ -103,7 +106,7 @@ def _load(on: str, hostfile: Path | None, *, form: Format, verbose: bool) -> "To
     return result.topology
 
 
-def _locksmith(constraints: Path | None, requirements: Path | None, *, told: Any) -> "Locksmith":
+def _locksmith(constraints: Path | None, requirements: Path | None) -> "Locksmith":
     from ttlaunch.prepare.lock import Store
     from ttlaunch.prepare.locking import Locksmith
     from ttlaunch.prepare.pip import Pip
@@ -112,7 +115,7 @@ def _locksmith(constraints: Path | None, requirements: Path | None, *, told: Any
     text, origin = find_constraints(constraints, working_folder=Path.cwd())
     wishes = Wishes(rank_requirements(), text, origin, requirements.resolve() if requirements else None)
     cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Locksmith(wishes, Store(Path(cache) / "ttlaunch"), Pip(), told)
+    return Locksmith(wishes, Store(Path(cache) / "ttlaunch"), Pip())
 
 
 def _show(outcome: "Outcome", topology: "Topology") -> None:
@@ -141,7 +144,8 @@ def _words(last: Mapping[str, Any], sent: int, seconds: float) -> str:
     mpi = f", {last['mpi']}" if last.get("mpi") else ""
     if not last["made"]:
         return f"was ready: Python {last['python']}{mpi} in {last['environment']}"
-    origin = "fetched from its index" if last["from_index"] else f"{size_text(sent)} sent"
+    carried = f"{size_text(sent)} sent" if sent else "of wheels that were there"
+    origin = "fetched from its index" if last["from_index"] else carried
     return f"made in {seconds:.1f} s, {origin}: Python {last['python']}{mpi} in {last['environment']}"
 
 

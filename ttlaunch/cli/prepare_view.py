@@ -35,14 +35,14 @@ def make_view(hosts: Sequence[str], *, quiet: bool) -> Iterator[View]:
         yield QuietView()
     elif sys.stderr.isatty():
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             TextColumn("{task.fields[words]}", markup=False),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
+            TextColumn("{task.fields[amount]}", markup=False),
+            TimeElapsedColumn(),
         )
         with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as progress:
             yield BarView(progress, hosts)
@@ -69,7 +69,7 @@ class BarView:
     def __init__(self, progress: "Progress", hosts: Sequence[str]) -> None:
         self._progress = progress
         self._tasks: dict[str, TaskID] = {
-            host: progress.add_task(host, total=None, words="connected") for host in hosts
+            host: progress.add_task(host, total=1, words="connected", amount="") for host in hosts
         }
         self._words: dict[str, str] = {}
 
@@ -79,10 +79,12 @@ class BarView:
     def phase(self, host: str, words: str) -> None:
         if self._words.get(host) != words:
             self._words[host] = words
-            self._progress.reset(self._tasks[host], total=None, words=words)
+            completed = 1 if words == "ready" else 0
+            self._progress.update(self._tasks[host], total=1, completed=completed, words=words, amount="")
 
     def moved(self, host: str, *, done: int, total: int) -> None:
-        self._progress.update(self._tasks[host], completed=done, total=total)
+        amount = f"{size_text(done)} of {size_text(total)}"
+        self._progress.update(self._tasks[host], completed=done, total=total, amount=amount)
 
 
 class PlainView:

@@ -31,15 +31,16 @@ class Locksmith:
     wishes: Wishes
     store: Store
     pip: Pip
-    told: Callable[[str], None]
+    told: Callable[[str], None] = lambda _words: None
     _configuration: str | None = None
+    _asking: threading.Lock = field(default_factory=threading.Lock)
     _fetching: threading.Lock = field(default_factory=threading.Lock)
 
     def lock(self, kind: Kind, *, measured: bool = True) -> Lock | Diagnostic:
         """The lock of a kind of host; `measured` with the sizes of its wheels, for which they have to be fetched."""
         if not self.pip.is_there():
             return explain_no_pip()
-        key = self.wishes.key(kind, pip_configuration=self._pip_configuration())
+        key = self.wishes.key(kind, pip_configuration=self.ask_configuration())
         lock = self.store.load_lock(key)
         if lock is None:
             found = self._resolve(kind)
@@ -101,17 +102,19 @@ class Locksmith:
     def index_hints(self) -> dict[str, str]:
         """Where this machine's pip finds packages, for hosts without a configuration of their own; never a password."""
         found = {}
-        for line in self._pip_configuration().splitlines():
+        for line in self.ask_configuration().splitlines():
             name, _, value = line.partition("=")
             key, text = name.rpartition(".")[2], value.strip().strip("'\"")
             if key in {"index-url", "extra-index-url"} and text.startswith("http") and not _CREDENTIALS.search(text):
                 found[f"PIP_{key.upper().replace('-', '_')}"] = text
         return found
 
-    def _pip_configuration(self) -> str:
-        if self._configuration is None:
-            try:
-                self._configuration = self.pip.configuration()
-            except PipError:
-                self._configuration = ""
-        return self._configuration
+    def ask_configuration(self) -> str:
+        """What pip was told here. Takes half a second the first time, which may pass while hosts are connected to."""
+        with self._asking:
+            if self._configuration is None:
+                try:
+                    self._configuration = self.pip.configuration()
+                except PipError:
+                    self._configuration = ""
+            return self._configuration

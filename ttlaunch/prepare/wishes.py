@@ -64,7 +64,8 @@ def installed_versions(distributions: Sequence[metadata.Distribution] | None = N
     lines = []
     for found in metadata.distributions() if distributions is None else distributions:
         name = found.metadata["Name"]
-        is_wheel = "archive_info" in (found.read_text("direct_url.json") or "archive_info")
+        read = found.read_text
+        is_wheel = "archive_info" in (read("direct_url.json") or "archive_info")
         if name and is_wheel and normalised(name) not in {"pip", "ttlaunch"}:
             lines.append(f"{name}=={found.version}\n")
     return "".join(sorted(set(lines), key=str.lower))

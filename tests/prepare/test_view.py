@@ -1,0 +1,40 @@
+"""What is seen of `ttlaunch prepare` while it works: bars on a terminal, plain lines elsewhere, nothing beside JSON."""
+
+import io
+
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+
+from ttlaunch.cli.prepare_view import BarView
+
+
+def test_everywhere_but_on_a_terminal_each_step_of_a_host_is_a_line(bench):
+    bench.run()
+    bench.wheels.add("numpy", "2.4.7", {"numpy/__init__.py": ""})
+    pins = bench.folder / "constraints.txt"
+    pins.write_text(pins.read_text().replace("numpy==2.4.6", "numpy==2.4.7"))
+    lines = bench.run().stderr.splitlines()
+    assert ["settling versions for", "fetching 1 wheel"] == [lines[0][:21], lines[1]]
+    steps = ("looking", "receiving", "installing", "checking", "ready")
+    assert [f"localhost: {step}" for step in steps] == lines[2:]
+
+
+def test_beside_json_nothing_is_said(bench):
+    assert "" == bench.run("--format json").stderr
+
+
+def test_on_a_terminal_a_bar_says_what_its_host_does_and_how_far_it_is():
+    columns = [TextColumn("{task.description} {task.fields[words]} {task.fields[amount]}", markup=False)]
+    progress = Progress(*columns, console=Console(file=io.StringIO(), force_terminal=True))
+    view = BarView(progress, ["metal-01", "metal-02"])
+
+    def shown():
+        tasks = progress.tasks
+        return [(task.fields["words"], task.fields["amount"], task.completed / (task.total or 1)) for task in tasks]
+
+    view.phase("metal-02", "receiving")
+    view.moved("metal-02", done=1 << 20, total=4 << 20)
+    assert [("connected", "", 0), ("receiving", "1 MiB of 4 MiB", 0.25)] == shown()
+    view.phase("metal-02", "checking")
+    view.phase("metal-01", "ready")
+    assert [("ready", "", 1), ("checking", "", 0)] == shown()
