@@ -28,6 +28,7 @@ _FAMILIES = {
     "C": "Training configuration",
     "P": "Planning",
     "H": "Hosts",
+    "S": "Code sync",
     "R": "Running ranks",
 }
 

@@ -97,6 +97,30 @@ def exit_file(rank: int) -> str:
     return f"{RECORDS_DIR}/rank-{rank}.exit.json"
 
 
+# Checkpoints: ranks write shards into `checkpoints/step-N.tmp/`; the launcher completes it and renames it to `step-N/`.
+CHECKPOINT_FORMAT = 1
+CHECKPOINTS_DIR = "checkpoints"
+CHECKPOINT_MANIFEST = "manifest.json"
+UNFINISHED_SUFFIX = ".tmp"
+OPTIMIZER_PREFIX = "optimizer."
+"""Of the names of an optimizer's tensors in a shard; weights have the names that the model gives them."""
+
+
+def checkpoint_dir(step: int) -> str:
+    """A whole checkpoint, relative to the run folder."""
+    return f"{CHECKPOINTS_DIR}/step-{step}"
+
+
+def shard_file(rank: int) -> str:
+    """What a rank owns of a checkpoint, as safetensors; relative to the checkpoint's folder."""
+    return f"rank-{rank}.safetensors"
+
+
+def shard_record(rank: int) -> str:
+    """Written once the shard is whole: its size, SHA-256 and names, `owners` (whose shards make up the checkpoint), `state`."""
+    return f"rank-{rank}.json"
+
+
 # What a run's folder has on a host, `<remote folder>/runs/<id>/`, beside the files above.
 RUNS_DIR = "runs"
 START_FILE = "start"

@@ -71,15 +71,17 @@ def aggregator_optimizer(cfg: Config, ctx: RankContext) -> None:
     model = build_model(cfg, ctx)
     total_steps = ctx.data(cfg).total_steps
     optimizer = build_optimizer(cfg, model, total_steps=total_steps)
+    ctx.restore(model, optimizer)
     sums = ctx.gradient_tree(model.weights_N)
     _send_weights(ctx, model.weights_N)
-    _receive_validation(cfg, ctx, 0)
+    _receive_validation(cfg, ctx, ctx.steps_done)
     for step in ctx.steps(cfg):
         loss, tokens = _receive_mean_gradient(cfg, ctx, sums, model.grads_N)
         norm = global_norm(optimizer.squared_norms())
         rate = optimizer.step(step, norm=norm)
         _send_weights(ctx, model.weights_N)
         ctx.report(step, loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
+        ctx.checkpoint(step, model, optimizer)
         if validation_is_due(cfg, ctx, step):
             _receive_validation(cfg, ctx, step)
     ctx.report_parameters(model.named_parameters())
@@ -92,7 +94,7 @@ def aggregator(cfg: Config, ctx: RankContext) -> None:
     sums = ctx.gradient_tree(relay.weights_N)
     ctx.recv(relay.weights_N, source=optimizer)
     _send_weights(ctx, relay.weights_N)
-    _receive_validation(cfg, ctx, 0)
+    _receive_validation(cfg, ctx, ctx.steps_done)
     total_steps = ctx.data(cfg).total_steps
     for step in ctx.steps(cfg):
         loss, tokens = _receive_mean_gradient(cfg, ctx, sums, relay.grads_N)
@@ -110,6 +112,7 @@ def optimizer(cfg: Config, ctx: RankContext) -> None:
     aggregator = ctx.sole("aggregator")
     model = build_model(cfg, ctx)
     update = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
+    ctx.restore(model, update)
     ctx.send(model.weights_N, dest=aggregator)
     for step in ctx.steps(cfg):
         ctx.recv(model.grads_N, source=aggregator)
@@ -117,6 +120,7 @@ def optimizer(cfg: Config, ctx: RankContext) -> None:
         rate = update.step(step, norm=norm)
         ctx.send(model.weights_N, dest=aggregator)
         ctx.report(step, grad_norm=norm, learning_rate=rate)
+        ctx.checkpoint(step, model, update)
     ctx.report_parameters(model.named_parameters())
 
 

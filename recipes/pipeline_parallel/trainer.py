@@ -49,8 +49,9 @@ def stage(cfg: Config, ctx: RankContext) -> None:
     blocks = cfg.multihost_config.pipeline_parallel_config.blocks
     model = build_model(cfg, ctx, stage=ctx.position("stage"), blocks_per_stage=blocks)
     optimizer = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
+    ctx.restore(model, optimizer)
     sums = ctx.gradient_tree(model.weights_N)
-    _validate(cfg, ctx, model, 0)
+    _validate(cfg, ctx, model, ctx.steps_done)
     for step in ctx.steps(cfg):
         _run_1f1b(cfg, ctx, model, sums, step)
         mean_loss, seen = sums.mean(model.grads_N, micro_batches=cfg.training_config.micro_batches)
@@ -60,6 +61,7 @@ def stage(cfg: Config, ctx: RankContext) -> None:
             ctx.report(step, loss=mean_loss, tokens=seen, grad_norm=norm, learning_rate=rate)
         else:
             ctx.report(step)
+        ctx.checkpoint(step, model, optimizer)
         if validation_is_due(cfg, ctx, step):
             _validate(cfg, ctx, model, step)
     ctx.report_parameters(model.named_parameters())

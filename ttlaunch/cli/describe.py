@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ class Request:
         config_file: `-c`; None: the recipe's own `train.yaml`; `-`: standard input.
         mpi_args: Words for mpirun.
         arguments: Of a script or command.
+        resume: What to go on from; None: nothing.
+        runs_dir: Where run folders are.
         is_command: Whether target and arguments are any program's command line, given after `--`.
     """
 
@@ -43,6 +45,8 @@ class Request:
     rank_bindings: Path | None = None
     mpi_args: str | None = None
     arguments: Sequence[str] = ()
+    resume: str | None = None
+    runs_dir: Path = Path("runs")
     is_command: bool = False
 
 
@@ -153,9 +157,14 @@ def _refuse_recipe_options(result: Description, request: Request) -> None:
     if unused:
         message = f"{' and '.join(unused)} configure recipes; {shown(request.target)} is a program"
         result.diagnostics.append(Diagnostic("P009", message, hints=("give its own arguments after `--`",)))
+    if request.resume is not None:
+        from ttlaunch.cli.resume import refuse_resume
+
+        result.diagnostics.append(refuse_resume(str(request.target)))
 
 
 def _describe_recipe(result: Description, request: Request, working_folder: Path, shell: Mapping[str, str]) -> None:
+    from ttlaunch.cli.resume import find_start
     from ttlaunch.plan.make import RecipeChoice, check_recipe
     from ttlaunch.recipe.config import load_config
     from ttlaunch.recipe.discovery import find_recipe, load_recipe
@@ -180,6 +189,12 @@ def _describe_recipe(result: Description, request: Request, working_folder: Path
         data, mistake = check_data(loaded, working_folder, shell=shell)
         result.diagnostics += [mistake] if mistake else []
     result.choice = RecipeChoice(found.name, found.folder, recipe, loaded, data)
+    if loaded.config is not None and not undefined:
+        start, mistakes = find_start(
+            result.choice, resume=request.resume, runs_dir=request.runs_dir, working_folder=working_folder
+        )
+        result.choice = replace(result.choice, start=start)
+        result.diagnostics += mistakes
     if result.topology is not None:
         result.layout, mistakes = check_recipe(result.choice, result.topology, ranks=request.ranks)
         result.diagnostics += mistakes

@@ -25,6 +25,7 @@ from ttlaunch.cli import (
     simulate,
     sync,
     validate,
+    weights,
 )
 from ttlaunch.cli.after_dashes import CommandAfterDashes
 
@@ -50,6 +51,7 @@ app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
 app.command("schema", epilog=schema.EXAMPLES)(schema.schema)
 app.command("convert", epilog=convert.EXAMPLES)(convert.convert)
 app.command("init", epilog=init.EXAMPLES)(init.init)
+app.add_typer(weights.app, name="weights")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(configs.app, name="configs")
 

@@ -59,6 +59,14 @@ MpiArgs = Annotated[
     str | None,
     typer.Option("--mpi-args", metavar="WORDS", help="Words for mpirun; --host and --hostfile in them name the hosts."),
 ]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        "--resume",
+        metavar="latest|RUN|PATH",
+        help="Go on from the newest whole checkpoint: of all runs, of one, or the one at a path.",
+    ),
+]
 OutputFormat = Annotated[
     Format,
     typer.Option(

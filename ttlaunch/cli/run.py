@@ -20,6 +20,7 @@ from ttlaunch.cli.options import (
     Overrides,
     RankBindings,
     Ranks,
+    Resume,
     Target,
     Verbose,
 )
@@ -33,6 +34,8 @@ EXAMPLES = """\
 [bold]ttlaunch run hierarchical_parallel[/bold]   three tiers on this machine
 
 [bold]ttlaunch run hierarchical_parallel --ranks 1[/bold]   the same in one process
+
+[bold]ttlaunch run hierarchical_parallel --resume latest[/bold]   go on from the newest checkpoint
 
 [bold]ttlaunch run pipeline_parallel --set training_config.data_path=book.txt[/bold]   your own text
 
@@ -62,6 +65,7 @@ def run(
     runs_dir: Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where run folders are made.")] = Path(
         "runs"
     ),
+    resume: Resume = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and start nothing.")] = False,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
@@ -79,6 +83,8 @@ def run(
         rank_bindings=rank_bindings,
         mpi_args=mpi_args,
         arguments=arguments or (),
+        resume=resume,
+        runs_dir=runs_dir,
         is_command=is_command(ctx, target, arguments),
     )
     prepared = prepare(request, form=form, verbose=verbose)

@@ -6,13 +6,17 @@ that was killed. So an own exception, a signal from outside or a crash outranks 
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ttlaunch.launch.crew import LostHost
 from ttlaunch.launch.watch import RankState, failed_exit
 
 _LOST_PEER = {"BrokenPipeError", "ConnectionAbortedError", "ConnectionResetError", "EOFError"}
+_CHECKPOINTS = {
+    "CheckpointWriteError": ("R030", "could not keep a checkpoint"),
+    "CheckpointReadError": ("R031", "could not begin"),
+}
 _ENDED_BY_US = {signal.SIGTERM, signal.SIGINT}
 
 
@@ -112,11 +116,14 @@ def _lost_its_peer(error: dict[str, Any]) -> bool:
 
 def _from_exception(state: RankState, error: dict[str, Any]) -> Failure:
     first_line = str(error.get("message", "")).partition("\n")[0]
+    step, when = error.get("step"), float(error.get("time", 0.0))
+    if error.get("type") in _CHECKPOINTS:  # says everything itself; a line of code would not help
+        code, cause = _CHECKPOINTS[error["type"]]
+        return replace(_failure(state, code, f"{cause}: {first_line}", when), step=None)
     place = f"{error['file']}:{error['line']}" if error.get("file") else None
     evidence = f"`{error.get('type')}: {first_line}`"
     code = "R001" if error.get("type") == "WorldSizeError" else "R002"
-    step = error.get("step")
-    failure = _failure(state, code, f"raised {error.get('type')}", float(error.get("time", 0.0)))
+    failure = _failure(state, code, f"raised {error.get('type')}", when)
     return Failure(**{**vars(failure), "step": step or state.step or None, "place": place, "evidence": (evidence,)})
 
 

@@ -11,6 +11,7 @@ from ttlaunch.plan.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.plan.openmpi import OpenMpi
 
 _RANK_PACKAGES = ("torch", "mpi4py", "numpy", "pydantic")
+_START_PACKAGES = ("safetensors",)  # of ranks that begin from files
 _ASK_MPI4PY = "from mpi4py import MPI; print(MPI.Get_library_version())"
 _OPEN_MPI = re.compile(r"Open MPI v?(\d+)")
 _DEADLINE_S = 30.0
@@ -37,10 +38,10 @@ def check_fabric_sockets(plan: LaunchPlan) -> list[Diagnostic]:
     ]
 
 
-def check_packages(program: RecipeProgram, *, without: Collection[str] = ()) -> list[Diagnostic]:  # noqa: ARG001
+def check_packages(program: RecipeProgram, *, without: Collection[str] = ()) -> list[Diagnostic]:
     """Whether this Python has the packages that the recipe's ranks need, `without` some that they can do without."""
     missing = []
-    for package in _RANK_PACKAGES:
+    for package in (*_RANK_PACKAGES, *(_START_PACKAGES if program.start else ())):
         if package in without:
             continue
         try:

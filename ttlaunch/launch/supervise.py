@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ttlaunch import contract
+from ttlaunch.launch.checkpoints import CheckpointKeeper
 from ttlaunch.launch.conclude import Ending, conclude, folder_failure
 from ttlaunch.launch.crew import Crew
 from ttlaunch.launch.engine import with_home
@@ -57,16 +58,19 @@ def supervise(
     started = time.monotonic()
     ending, leftovers = Ending(), 0
     own = {contract.ENV_RUN_ID: folder.run_id, contract.ENV_START: ""}
-    with _signals(ending):
+    with _signals(ending), CheckpointKeeper(plan, folder) as checkpoints:
         append_event(folder, "start", engine=name, plan=plan.hash)
-        process = start_mpirun(plan.engine.argv, folder=folder.path, environment={**inherited, **plan.secrets, **settings, **own})
+        process = start_mpirun(
+            plan.engine.argv, folder=folder.path, environment={**inherited, **plan.secrets, **settings, **own}
+        )
         try:
-            _loop(process, watch, ending, folder, view, crew)
+            _loop(process, watch, ending, folder, view, crew, checkpoints)
         except OSError as error:
             ending.failure = folder_failure(error)
         finally:
             end_mpirun(process, patience_s=_AFTER_TERM_S)
             leftovers = crew.end()
+            _finish(checkpoints, ending)
             _notice_losses(watch, ending, crew)
             _pass_on(watch, view)
     report = conclude(plan, folder, watch, ending, process.returncode, time.monotonic() - started, leftovers)
@@ -78,17 +82,31 @@ def supervise(
 
 
 def _loop(
-    process: subprocess.Popen[bytes], watch: Watch, ending: Ending, folder: RunFolder, view: View, crew: Crew
+    process: subprocess.Popen[bytes],
+    watch: Watch,
+    ending: Ending,
+    folder: RunFolder,
+    view: View,
+    crew: Crew,
+    checkpoints: CheckpointKeeper,
 ) -> None:
     with MpirunOutput(process, folder.file(contract.LOGS_DIR), view) as output:
         while process.poll() is None:
             output.read(_TICK_S)
             _pass_on(watch, view)
+            checkpoints.check()
             view.tick(watch.ranks)
             _notice_losses(watch, ending, crew)
             _end_if_needed(process, watch, ending, folder)
         output.drain()
     _pass_on(watch, view)
+
+
+def _finish(checkpoints: CheckpointKeeper, ending: Ending) -> None:
+    try:
+        checkpoints.finish()
+    except OSError as error:
+        ending.failure = ending.failure or folder_failure(error)
 
 
 def _pass_on(watch: Watch, view: View) -> None:

@@ -41,6 +41,8 @@ class RecipeProgram:
         folder: Where `recipe.py` and `trainer.py` lie.
         config: The resolved configuration as JSON.
         data: Path, SHA-256 and size of the training text; None if the recipe reads none.
+        start: What training begins from: `origin`, `step`, `files` (path, SHA-256 and size of each) and, of a
+            checkpoint, its `state`; None: weights are drawn from the seed.
     """
 
     name: str
@@ -48,6 +50,7 @@ class RecipeProgram:
     layout: str
     config: Mapping[str, Any]
     data: Mapping[str, Any] | None
+    start: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,7 @@ class LaunchPlan:
             "world_size": self.world_size,
             "config": recipe.config if recipe else None,
             "data": recipe.data if recipe else None,
+            "start": recipe.start if recipe else None,
             "rank_command": list(self.rank_command),
             "working_folder": self.working_folder,
             "environment": dict(self.environment),

@@ -65,6 +65,7 @@ class RecipeChoice:
 
     Attributes:
         data: Path, SHA-256 and size of the training text, None if the recipe reads none.
+        start: Files that training begins from, None if weights are drawn from the seed.
     """
 
     name: str
@@ -72,6 +73,7 @@ class RecipeChoice:
     recipe: Recipe
     loaded: LoadedConfig
     data: Mapping[str, Any] | None = None
+    start: Mapping[str, Any] | None = None
 
 
 def check_recipe(
@@ -97,6 +99,7 @@ def plan_recipe(choice: RecipeChoice, layout: RoleLayout, topology: Topology, su
         layout=layout.layout.name,
         config=choice.loaded.checked.model_dump(mode="json"),
         data=choice.data,
+        start=choice.start,
     )
     flows = tuple((flow.source, flow.target, str(flow.pattern)) for flow in layout.flows)
     command = (surroundings.python, *_RANK_MODULE)

@@ -12,6 +12,7 @@ from ttlaunch.recipe.checks import (
 )
 from ttlaunch.recipe.declare import Flow, Layout, Pattern, Per, Problem, Recipe, all_pairs, chain, per
 from ttlaunch.recipe.sections import (
+    CheckpointConfig,
     ConfigFile,
     DeviceConfig,
     MultihostConfig,
@@ -23,6 +24,7 @@ from ttlaunch.recipe.sections import (
 )
 
 __all__ = [
+    "CheckpointConfig",
     "ConfigFile",
     "DeviceConfig",
     "Flow",

@@ -133,6 +133,26 @@ class SchedulerConfig(Section):
     )
 
 
+class CheckpointConfig(Section):
+    """What training can go on from after an interruption, and what it begins with."""
+
+    noun: ClassVar[str] = "checkpoint_config"
+
+    interval: Positive | None = Field(
+        100, description="steps between checkpoints; the last step always has one; null: no checkpoints at all"
+    )
+    keep: Positive = Field(3, description="newest checkpoints that stay; older ones are removed")
+    keep_every: Positive | None = Field(
+        None, description="checkpoints of steps that this divides stay for good; null: none do"
+    )
+    on_error: Literal["stop", "continue"] = Field(
+        "stop", description="when one cannot be written, as on a full disk: end the run, or say so and go on"
+    )
+    initial_weights: str | None = Field(
+        None, description="safetensors file with the weights to begin with; null: drawn from the seed"
+    )
+
+
 class ConfigFile(Section):
     """What every recipe's training file has, so that any recipe can be laid out and started."""
 
@@ -148,3 +168,4 @@ class TrainingFile(ConfigFile):
     training_config: TrainingConfig = TrainingConfig()
     transformer_config: TransformerConfig = TransformerConfig()
     scheduler_config: SchedulerConfig = SchedulerConfig()
+    checkpoint_config: CheckpointConfig = CheckpointConfig()

@@ -1,6 +1,7 @@
 """What the function of a role is given besides its configuration: who it is, its peers, its data, and how to report."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from ttlaunch import contract
 from ttlaunch.recipe import TrainingFile
 from ttlaunch.recipe.corpus import Corpus
+from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints, HasParameters, HasState
 from ttlaunch.runtime.data import TextData
 from ttlaunch.runtime.digests import digests
 from ttlaunch.runtime.records import ProgressWriter
@@ -26,6 +28,7 @@ class RankContext:
         host: Where it runs.
         device: What it computes on.
         step: The step it is in; 0 before the first.
+        steps_done: Steps that were done before this run began; 0 unless it goes on from a checkpoint.
     """
 
     def __init__(
@@ -37,18 +40,20 @@ class RankContext:
         records: ProgressWriter,
         device: torch.device,
         corpus: Corpus | None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world.size
         self.role = world.roles[rank]
         self.host = world.hosts[rank]
         self.device = device
-        self.step = 0
+        self.step = self.steps_done = checkpoints.steps_done if checkpoints else 0
         self._world = world
         self._socket = socket
         self._records = records
         self._corpus = corpus
         self._data: TextData | None = None
+        self._checkpoints = checkpoints
 
     def ranks(self, role: str) -> tuple[Rank, ...]:
         """The ranks that have a role, in order."""
@@ -107,10 +112,54 @@ class RankContext:
         return self._data
 
     def steps(self, cfg: TrainingFile) -> Iterator[int]:
-        """Count the steps of the run, from 1."""
-        for step in range(1, self.data(cfg).total_steps + 1):
+        """Count the steps of the run, from 1 or from the one after the checkpoint that it goes on from."""
+        for step in range(self.steps_done + 1, self.data(cfg).total_steps + 1):
             self.step = step
             yield step
+            if self._checkpoints is not None:
+                self._checkpoints.check()
+
+    def restore(self, model: HasParameters, optimizer: HasState) -> None:
+        """Begin where the run's checkpoint left off, or with the weights it was given; without either, do nothing.
+
+        Every rank that holds an optimizer calls it once, before it uses or sends the weights. What the rank holds is
+        found by the names of its parameters, so the checkpoint of any layout fits any other.
+
+        Raises:
+            CheckpointReadError: The files are not what the launching machine found, or lack a tensor of this rank.
+        """
+        if self._checkpoints is not None:
+            self._checkpoints.restore(model, optimizer, state=self._state(self.steps_done))
+
+    def checkpoint(self, step: int, model: HasParameters, optimizer: HasState, *, owners: Sequence[Rank] = ()) -> None:
+        """Keep weights and optimizer state of this step, if a checkpoint is due; they are written in the background.
+
+        Args:
+            step: That has just been done.
+            model: This rank's part of it.
+            optimizer: Over this model; its next update waits until the state has been copied.
+            owners: The ranks that call this and together hold the whole model; empty: those of this rank's role.
+
+        Cost: no message; a copy of weights and state, which stays in host memory, and as much written to the disk.
+        """
+        if self._checkpoints is not None and self._checkpoints.is_due(
+            step, last_step=self._required_data().total_steps
+        ):
+            owners = owners or self.ranks(self.role)
+            self._checkpoints.save(step, model, optimizer, owners=owners, state=self._state(step))
+
+    def finish(self) -> None:
+        """Wait for what is still being written; the runtime calls it when the role's function has returned."""
+        if self._checkpoints is not None:
+            self._checkpoints.finish()
+
+    def _state(self, step: int) -> dict[str, Any]:
+        """What training goes on from besides tensors; learning rate and dropout masks follow from the step alone."""
+        return {"data": self._required_data().position(step), "loss_scaler": None}
+
+    def _required_data(self) -> TextData:
+        assert self._data is not None  # noqa: S101 - whoever has a model has asked the data for its vocabulary
+        return self._data
 
     def gradient_tree(self, weights_N: Tensor) -> GradientTree:
         """An empty tree for gradients of as many values as these weights have, on their device."""

@@ -75,6 +75,11 @@ class TextData:
     def validation_tokens(self) -> int:
         return self.validation_sequences * self._length
 
+    def position(self, step: int) -> dict[str, int]:
+        """Where the data stands after a step: the next sample is number `sample` of epoch `epoch`, both from 0."""
+        epoch, sample = divmod(step * self._sizes[-1].stop, self.training_sequences)
+        return {"epoch": epoch, "sample": sample}
+
     def training_batch(self, step: int, index: int) -> MicroBatch:
         """Micro-batch `index` of `step`, from 1."""
         first = (step - 1) * self._sizes[-1].stop

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ttlaunch import contract
-from ttlaunch.recipe import ConfigFile, DeviceConfig, Recipe
+from ttlaunch.recipe import ConfigFile, DeviceConfig, Recipe, TrainingFile
 from ttlaunch.recipe.corpus import Corpus, CorpusError, CorpusReason, read_corpus
 from ttlaunch.recipe.importing import import_recipe_module
 from ttlaunch.runtime.records import ProgressWriter, write_error
@@ -23,6 +23,8 @@ from ttlaunch.runtime.world import Rank, World, read_world
 if TYPE_CHECKING:
     import torch
     from mpi4py import MPI
+
+    from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
 
 
 def main() -> None:
@@ -70,15 +72,36 @@ class _RankRun:
             raise AttributeError(f"{trainer.__file__} has no function `{self.role}` for the role of that name")
         socket = MpiSocket(comm, world=world, rank=self.rank)
         records = ProgressWriter(self.run_dir, self.rank)
+        checkpoints = self._checkpoints(world, cfg, records)
         self.context = RankContext(
-            world=world, rank=self.rank, socket=socket, records=records, device=device, corpus=corpus
+            world=world,
+            rank=self.rank,
+            socket=socket,
+            records=records,
+            device=device,
+            corpus=corpus,
+            checkpoints=checkpoints,
         )
         ready = {"total_steps": self.context.data(cfg).total_steps} if corpus else {}
         records.write(contract.KIND_READY, **ready)
         function(cfg, self.context)
+        self.context.finish()
         records.write(contract.KIND_DONE)
         socket.barrier()  # MPI's own wait for the last rank, in Finalize, would burn a core
         _leave_world()
+
+    def _checkpoints(self, world: World, cfg: ConfigFile, records: ProgressWriter) -> "Checkpoints | None":
+        from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints  # noqa: PLC0415
+
+        if not isinstance(cfg, TrainingFile):
+            return None
+        return Checkpoints(
+            cfg.checkpoint_config,
+            run_dir=self.run_dir,
+            rank=self.rank,
+            start=world.start,
+            note=lambda text: records.write(contract.KIND_NOTE, text=text),
+        )
 
     def fail(self, error: BaseException) -> NoReturn:
         """Record the error where launcher and user look for it, and leave at once, without waiting for any peer."""

@@ -17,8 +17,9 @@ def train_in_one_process(cfg: TrainingFile, ctx: RankContext) -> None:
     """Train the whole model on this rank, and report as the reporting rank of a larger layout does."""
     model, data = build_model(cfg, ctx), ctx.data(cfg)
     optimizer = build_optimizer(cfg, model, total_steps=data.total_steps)
+    ctx.restore(model, optimizer)
     sums = ctx.gradient_tree(model.weights_N)
-    ctx.report_validation(0, validation_losses(cfg, ctx, model).tolist(), tokens=data.validation_tokens)
+    ctx.report_validation(ctx.steps_done, validation_losses(cfg, ctx, model).tolist(), tokens=data.validation_tokens)
     for step in ctx.steps(cfg):
         for index, x_BT, y_BT in micro_batches(cfg, ctx, step):
             loss = summed_loss(model(x_BT, model.masks(step, index)), y_BT)
@@ -29,6 +30,7 @@ def train_in_one_process(cfg: TrainingFile, ctx: RankContext) -> None:
         norm = global_norm(optimizer.squared_norms())
         rate = optimizer.step(step, norm=norm)
         ctx.report(step, loss=mean_loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
+        ctx.checkpoint(step, model, optimizer)
         if validation_is_due(cfg, ctx, step):
             ctx.report_validation(step, validation_losses(cfg, ctx, model).tolist(), tokens=data.validation_tokens)
     ctx.report_parameters(model.named_parameters())

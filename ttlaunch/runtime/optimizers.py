@@ -5,7 +5,7 @@ on first use, which costs each rank two seconds.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -54,11 +54,27 @@ class Optimizer:
         self._cfg = cfg
         self._total_steps = total_steps
         self._model = model
-        parameters = list(model.parameters())
+        self._ready: Callable[[], object] | None = None
+        named, has_squares = list(model.named_parameters()), cfg.training_config.optimizer == "adamw"
+        matrices = {name: parameter for name, parameter in named if _is_matrix(parameter)}
+        others = {name: parameter for name, parameter in named if not _is_matrix(parameter)}
         self._groups = [
-            _Group([parameter for parameter in parameters if _is_matrix(parameter)], cfg.training_config.weight_decay),
-            _Group([parameter for parameter in parameters if not _is_matrix(parameter)], 0.0),
+            _Group(matrices, cfg.training_config.weight_decay, has_squares=has_squares),
+            _Group(others, 0.0, has_squares=has_squares),
         ]
+
+    def named_state(self) -> Iterator[tuple[str, Tensor]]:
+        """What the update rule keeps of each parameter: `mean.NAME`, and for AdamW `square.NAME` and `step.NAME`.
+
+        The tensors themselves: writing to them restores a state.
+        """
+        for group in self._groups:
+            for kind, tensors in (("mean", group.means), ("square", group.squares), ("step", group.steps)):
+                yield from ((f"{kind}.{name}", tensor) for name, tensor in zip(group.names, tensors, strict=False))
+
+    def wait_before_update(self, ready: Callable[[], object]) -> None:
+        """Let the next update begin only when `ready()` has returned, because somebody still reads what it changes."""
+        self._ready = ready
 
     def squared_norms(self) -> list[float]:
         """The squared norm of each parameter's gradient, in the order in which the model names them."""
@@ -81,6 +97,9 @@ class Optimizer:
         if training.use_clip_grad_norm and norm > training.clip_grad_norm_max_norm:
             self._model.grads_N.mul_(training.clip_grad_norm_max_norm / norm)
         rate = learning_rate(self._cfg, step, total_steps=self._total_steps)
+        if self._ready is not None:
+            self._ready()
+            self._ready = None
         update = _adamw if training.optimizer == "adamw" else _sgd
         for group in self._groups:
             if group.parameters:
@@ -101,12 +120,14 @@ def _is_matrix(parameter: Tensor) -> bool:
 class _Group:
     """Parameters that share a weight decay, and the state of their update rule."""
 
-    def __init__(self, parameters: Iterable[Tensor], weight_decay: float) -> None:
-        self.parameters = list(parameters)
+    def __init__(self, named_parameters: Mapping[str, Tensor], weight_decay: float, *, has_squares: bool) -> None:
+        self.names = list(named_parameters)
+        self.parameters = list(named_parameters.values())
         self.weight_decay = weight_decay
         self.means = [torch.zeros_like(parameter) for parameter in self.parameters]
-        self.squares: list[Tensor] = []
-        self.steps: list[Tensor] = []
+        counted = self.parameters if has_squares else []
+        self.squares = [torch.zeros_like(parameter) for parameter in counted]
+        self.steps = [torch.zeros((), device=parameter.device) for parameter in counted]
 
     @property
     def gradients(self) -> list[Tensor]:
@@ -115,9 +136,6 @@ class _Group:
 
 def _adamw(group: _Group, cfg: TrainingFile, rate: float) -> None:
     training = cfg.training_config
-    if not group.squares:
-        group.squares = [torch.zeros_like(parameter) for parameter in group.parameters]
-        group.steps = [torch.zeros((), device=parameter.device) for parameter in group.parameters]
     adamw(
         group.parameters,
         group.gradients,

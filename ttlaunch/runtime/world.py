@@ -24,6 +24,8 @@ class World:
         config: The resolved training file, not yet validated.
         data_path: The training text; None for the default one.
         data_sha256: What the launching machine's text hashes to; None if the recipe reads no text.
+        start: What training begins from, as the launcher found it: `step`, `files` (path and SHA-256 of each) and, of a
+            checkpoint, its `state`; None: weights are drawn from the seed.
     """
 
     recipe_name: str
@@ -35,6 +37,7 @@ class World:
     config: dict[str, Any]
     data_path: Path | None
     data_sha256: str | None
+    start: Mapping[str, Any] | None = None
 
     @property
     def size(self) -> int:
@@ -70,4 +73,5 @@ def read_world(path: Path) -> World:
         config=plan["config"],
         data_path=Path(data["path"]) if data.get("path") else None,
         data_sha256=data.get("sha256"),
+        start=plan.get("start"),
     )

@@ -1,0 +1,130 @@
+"""What a run begins from: the checkpoint that `--resume` names, or the weights that its configuration names.
+
+Everything is read and verified here, before anything starts; ranks compare the same SHA-256 again.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ttlaunch.diagnostics import Diagnostic, Label, Severity, shown
+from ttlaunch.diagnostics.count import counted
+
+if TYPE_CHECKING:
+    from ttlaunch.launch.resume import Checkpoint, Search
+    from ttlaunch.plan.make import RecipeChoice
+
+_WEIGHTS_KEY = "checkpoint_config.initial_weights"
+_LONGEST = 300
+
+
+def find_start(
+    choice: "RecipeChoice", *, resume: str | None, runs_dir: Path, working_folder: Path
+) -> tuple[dict[str, Any] | None, list[Diagnostic]]:
+    """What the plan says of the beginning: origin, step, files with their SHA-256, and the state beside the tensors.
+
+    Args:
+        choice: The recipe with its checked configuration.
+        resume: As typed; None: the run begins at step 1.
+        runs_dir: Where run folders are.
+        working_folder: That paths begin at.
+
+    Returns:
+        None if weights are drawn from the seed; and every mistake.
+    """
+    from ttlaunch.recipe.sections import TrainingFile
+
+    config = choice.loaded.config
+    if not isinstance(config, TrainingFile):
+        return None, [refuse_resume(choice.name)] if resume is not None else []
+    if resume is not None:
+        return _resumed(choice, resume, runs_dir=working_folder / runs_dir, working_folder=working_folder)
+    weights = config.checkpoint_config.initial_weights
+    if weights is None:
+        return None, []
+    return _initial_weights(choice, working_folder / os.path.expanduser(weights))  # noqa: PTH111 - never raises
+
+
+def refuse_resume(name: str) -> Diagnostic:
+    """`--resume` where nothing makes checkpoints."""
+    return Diagnostic("P023", f"`--resume` was given, but {shown(name)} makes no checkpoints")
+
+
+def search_checkpoint(
+    where: str, *, runs_dir: Path, working_folder: Path
+) -> tuple["Checkpoint | None", list[Diagnostic]]:
+    """The newest whole checkpoint that the words name; says which were passed over and why, or that there is none."""
+    from ttlaunch.launch.resume import find_checkpoint
+
+    search = find_checkpoint(where, runs_folder=runs_dir, working_folder=working_folder)
+    reasons = tuple(f"{_short(one.path, working_folder)}: {one.reason}" for one in search.passed_over)
+    if search.checkpoint is None:
+        return None, [_no_checkpoint(where, search, runs_dir, working_folder, reasons)]
+    if not reasons:
+        return search.checkpoint, []
+    path = _short(search.checkpoint.path, working_folder)
+    message = f"{counted(len(reasons), 'newer checkpoint')} passed over; {path} is the newest that is whole"
+    return search.checkpoint, [Diagnostic("P022", message, notes=reasons, severity=Severity.WARNING)]
+
+
+def _no_checkpoint(
+    where: str, search: "Search", runs_dir: Path, working_folder: Path, reasons: tuple[str, ...]
+) -> Diagnostic:
+    if reasons:
+        broken = counted(len(reasons), "checkpoint")
+        message = f"`--resume {shown(where)}` finds {broken}, but none that is whole"
+        return Diagnostic("P021", message, notes=reasons)
+    looked = _short(runs_dir, working_folder)
+    if not search.runs:
+        message = f"`--resume {shown(where)}` names no run in {looked} and no path to one"
+        if where == "latest":
+            message = f"`--resume latest` finds no run in {looked}"
+        return Diagnostic("P020", message, hints=("`--runs-dir DIR` says where runs are",))
+    what = counted(len(search.runs), "run")
+    message = f"`--resume {shown(where)}` looked into {what}, none of which has a checkpoint"
+    if len(search.runs) == 1:
+        message = f"{_short(search.runs[0], working_folder)} has no checkpoint to resume from"
+    return Diagnostic("P020", message)
+
+
+def _resumed(
+    choice: "RecipeChoice", where: str, *, runs_dir: Path, working_folder: Path
+) -> tuple[dict[str, Any] | None, list[Diagnostic]]:
+    from ttlaunch.plan.resume import check_same_training
+
+    checkpoint, found = search_checkpoint(where, runs_dir=runs_dir, working_folder=working_folder)
+    if checkpoint is None:
+        return None, found
+    text_sha256 = choice.data["sha256"] if choice.data else None
+    found += check_same_training(checkpoint.manifest, choice.loaded, text_sha256=text_sha256)
+    folder, manifest = checkpoint.path.resolve(), checkpoint.manifest
+    files = [
+        {"path": str(folder / name), "sha256": entry["sha256"], "bytes": entry["size"]}
+        for name, entry in manifest["files"].items()
+    ]
+    return {"origin": str(folder), "step": checkpoint.step, "state": manifest["state"], "files": files}, found
+
+
+def _initial_weights(choice: "RecipeChoice", path: Path) -> tuple[dict[str, Any] | None, list[Diagnostic]]:
+    from ttlaunch.launch.tensor_file import TensorFileError, read_header
+
+    span = choice.loaded.span(_WEIGHTS_KEY)
+    try:
+        read_header(path)
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        size = path.stat().st_size
+    except (OSError, ValueError, TensorFileError) as error:
+        reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+        message = f"{shown(path, longest=_LONGEST)} cannot be used as initial weights: {reason}"
+        return None, [Diagnostic("C042", message, Label(span) if span else None)]
+    files = [{"path": str(path.resolve()), "sha256": digest, "bytes": size}]
+    return {"origin": str(path.resolve()), "step": 0, "files": files}, []
+
+
+def _short(path: Path, working_folder: Path) -> str:
+    try:
+        return str(path.relative_to(working_folder))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,112 @@
+"""Whether a run may go on from a checkpoint: only if an uninterrupted run would have come to the same bits there.
+
+How many ranks share the work, over which sockets, and when they validate may change; whatever the numbers depend on
+may not.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ttlaunch.diagnostics import Diagnostic, Label, shown
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.recipe.config import LoadedConfig
+
+# What the bits do not depend on, as whole sections or single keys.
+_FREE = (
+    "multihost_config",
+    "checkpoint_config",
+    "device_config.mesh_shape",
+    "training_config.data_path",  # its content counts instead
+    "training_config.validation_interval",
+    "training_config.validation_sequences",
+)
+_LENGTH = ("training_config.steps", "training_config.num_epochs")
+_SHAPE = ("transformer_config", "training_config.model_type", "training_config.tokenizer_type")
+_NO_SHAPE = ("transformer_config.dropout_prob",)
+_NEW_TRAINING = "`--set checkpoint_config.initial_weights=FILE` begins a new training with exported weights"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key whose value differs from the checkpoint's."""
+
+    key: str
+    before: Any
+    now: Any
+
+    @property
+    def sentence(self) -> str:
+        return f"`{self.key}` was {_text(self.before)} and is {_text(self.now)}"
+
+
+def check_same_training(
+    manifest: Mapping[str, Any], loaded: LoadedConfig, *, text_sha256: str | None
+) -> list[Diagnostic]:
+    """Every reason why this configuration does not continue the checkpoint's training.
+
+    Args:
+        manifest: Of the checkpoint.
+        loaded: The configuration of the new run.
+        text_sha256: Of its training text.
+    """
+    now = loaded.checked.model_dump(mode="json")
+    changes = list(_changes(manifest["config"], now))
+    shape = [change for change in changes if _is_in(change.key, _SHAPE) and not _is_in(change.key, _NO_SHAPE)]
+    rest = [change for change in changes if change not in shape]
+    found = []
+    if shape:
+        found.append(_diagnose("C041", "the checkpoint is of another model", shape, loaded, ()))
+    if rest:
+        found.append(_diagnose("C040", "the checkpoint is of another training", rest, loaded, (_NEW_TRAINING,)))
+    if manifest["text_sha256"] != text_sha256:
+        before, after = (str(value)[:12] for value in (manifest["text_sha256"], text_sha256))
+        message = f"the checkpoint is of another training text: its SHA-256 was {before}… and is {after}…"
+        span = loaded.span("training_config.data_path")
+        found.append(Diagnostic("C040", message, Label(span) if span else None, hints=(_NEW_TRAINING,)))
+    steps = now["training_config"]["steps"]
+    if not found and manifest["step"] > steps:
+        span = loaded.span("training_config.steps")
+        message = f"the checkpoint is of step {manifest['step']}, but the run has {counted(steps, 'step')}"
+        found.append(Diagnostic("C040", message, Label(span) if span else None))
+    return found
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+    old, new = dict(_flat(before)), dict(_flat(now))
+    is_constant = old.get("scheduler_config.type") == new.get("scheduler_config.type") == "constant"
+    free = (*_FREE, *_LENGTH) if is_constant else _FREE  # only then no step depends on how many there are
+    for key in sorted(old.keys() | new.keys()):
+        if key in old and key in new and old[key] != new[key] and not _is_in(key, free):
+            yield Change(key, old[key], new[key])
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _is_in(key: str, names: tuple[str, ...]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _diagnose(code: str, what: str, changes: list[Change], loaded: LoadedConfig, hints: tuple[str, ...]) -> Diagnostic:
+    spans = [(change, span) for change in changes if (span := loaded.span(change.key)) is not None]
+    labels = [Label(span, f"{_text(change.before)} in the checkpoint") for change, span in spans]
+    unseen = [change for change in changes[1:] if change not in [seen for seen, _ in spans]]
+    return Diagnostic(
+        code,
+        f"{what}: {changes[0].sentence}",
+        labels[0] if labels else None,
+        tuple(labels[1:]),
+        notes=tuple(change.sentence for change in unseen),
+        hints=hints,
+    )
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else shown(value, longest=80)

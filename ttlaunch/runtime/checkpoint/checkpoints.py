@@ -1,0 +1,126 @@
+"""What a rank's context has of checkpoints: what the run begins from, when one is due, and that they are written."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ttlaunch import contract
+from ttlaunch.recipe import CheckpointConfig
+from ttlaunch.runtime.checkpoint.image import ShardImage
+from ttlaunch.runtime.checkpoint.reader import CheckpointReadError, read_tensors
+from ttlaunch.runtime.checkpoint.writer import Shard, ShardWriter
+from ttlaunch.runtime.world import Rank
+
+
+class HasParameters(Protocol):
+    """The part of a model that checkpoints see."""
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
+
+
+class HasState(Protocol):
+    """The part of an optimizer that checkpoints see."""
+
+    def named_state(self) -> Iterable[tuple[str, Tensor]]: ...
+
+    def wait_before_update(self, ready: Callable[[], object]) -> None: ...
+
+
+class Checkpoints:
+    """A rank's checkpoints.
+
+    Attributes:
+        steps_done: Steps that were done before this run began; 0 unless it goes on from a checkpoint.
+    """
+
+    def __init__(
+        self,
+        cfg: CheckpointConfig,
+        *,
+        run_dir: Path,
+        rank: Rank,
+        start: Mapping[str, Any] | None = None,
+        note: Callable[[str], None],
+    ) -> None:
+        """Look at what the run begins from; nothing is read.
+
+        Args:
+            cfg: When checkpoints are due, and what a failed one means.
+            run_dir: Below which shards are written.
+            rank: Whose shards they are.
+            start: `World.start`.
+            note: Says something to the user.
+        """
+        self.steps_done = int(start["step"]) if start else 0
+        self._cfg = cfg
+        self._rank = rank
+        self._start = start
+        self._note = note
+        self._writer = ShardWriter(run_dir)
+        self._image: ShardImage | None = None
+
+    def is_due(self, step: int, *, last_step: int) -> bool:
+        """Whether a checkpoint follows a step: at every interval, and after the last."""
+        interval = self._cfg.interval
+        return interval is not None and (step % interval == 0 or step == last_step)
+
+    def restore(self, model: HasParameters, optimizer: HasState, *, state: Mapping[str, Any]) -> None:
+        """Overwrite weights and optimizer state with those of the checkpoint, or the weights alone with those of a file.
+
+        Args:
+            model: This rank's part of it; what it holds is found by names, so any layout may have written it.
+            optimizer: Over this model.
+            state: What the data says its position is, to be compared with the checkpoint's.
+
+        Raises:
+            CheckpointReadError: The files are not what the launcher found, or lack something.
+        """
+        if self._start is None:
+            return
+        wanted = _tensors(model, optimizer) if self.steps_done else dict(model.named_parameters())
+        stored = self._start.get("state")
+        if stored is not None and stored["data"] != state["data"]:
+            raise CheckpointReadError(
+                f"the checkpoint's next sample is {stored['data']}, this run's is {state['data']}"
+            )
+        read_tensors(self._start["files"], into=wanted)
+
+    def save(
+        self, step: int, model: HasParameters, optimizer: HasState, *, owners: Sequence[Rank], state: Mapping[str, Any]
+    ) -> None:
+        """Begin to write this rank's shard; waits only if the one before is still being written.
+
+        Copying happens in the background too: the optimizer's next update waits for it, which comes after a forward and
+        a backward pass.
+        """
+        self._writer.wait()
+        self.check()
+        if self._image is None:
+            self._image = ShardImage(_tensors(model, optimizer))
+        copied = self._writer.start(Shard(step, self._rank, owners, state), self._image)
+        optimizer.wait_before_update(copied)
+
+    def check(self) -> None:
+        """Say that a shard could not be written, if so.
+
+        Raises:
+            CheckpointWriteError: If the configuration says that this ends the run.
+        """
+        error = self._writer.take_error()
+        if error is not None and self._cfg.on_error == "stop":
+            raise error
+        if error is not None:
+            self._note(f"this checkpoint is missing: {error}")
+
+    def finish(self) -> None:
+        """Wait until nothing is being written any more; call when the role is done."""
+        self._writer.wait()
+        self.check()
+
+
+def _tensors(model: HasParameters, optimizer: HasState) -> dict[str, Tensor]:
+    """All that this rank's shard holds: weights under their own names, optimizer state beside them."""
+    state = {f"{contract.OPTIMIZER_PREFIX}{name}": tensor for name, tensor in optimizer.named_state()}
+    return {name: parameter.detach() for name, parameter in model.named_parameters()} | state

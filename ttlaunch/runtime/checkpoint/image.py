@@ -1,0 +1,79 @@
+"""One shard as the bytes of its safetensors file, laid out once in host memory and filled anew for every checkpoint.
+
+The format is that of https://huggingface.co/docs/safetensors: the header's length, the header as JSON, then all tensors
+without gaps. The library can only write tensors that it first copies to bytes; here each is copied once, to the place it
+has in the file, from any device.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_BORDER = 64
+
+
+class ShardImage:
+    """The file of some tensors.
+
+    Attributes:
+        names: Of the tensors, in the order of the file.
+        size: Of the file, in bytes.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        """Make room for the tensors; nothing is copied.
+
+        Args:
+            tensors: By name, on one device, of any shape and of the dtypes above; looked at again by `copy()`.
+        """
+        self._sources = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
+        self.names = tuple(self._sources)
+        header, places = _lay_out(self._sources)
+        self.size = len(header) + (places[-1].stop if places else 0)
+        self._is_cuda = any(tensor.is_cuda for tensor in self._sources.values())
+        self._bytes = torch.empty(self.size, dtype=torch.uint8, pin_memory=self._is_cuda)
+        self._bytes[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+        body = self._bytes[len(header) :]
+        self._targets = [
+            body[place.start : place.stop].view(source.dtype).view(source.shape)
+            for place, source in zip(places, self._sources.values(), strict=True)
+        ]
+
+    @torch.no_grad()
+    def copy(self) -> None:
+        """Copy all tensors as they are now; returns when they may change again."""
+        for target, source in zip(self._targets, self._sources.values(), strict=True):
+            target.copy_(source, non_blocking=self._is_cuda)
+        if self._is_cuda:
+            torch.cuda.current_stream().synchronize()
+
+    @property
+    def data(self) -> memoryview:
+        """The file's bytes, without a copy; they change with the next `copy()`."""
+        return self._bytes.numpy().data
+
+
+def _lay_out(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[range]]:
+    """The header, padded so that tensors begin at a border, and each tensor's bytes behind it."""
+    content, places, start = {}, [], 0
+    for name, tensor in tensors.items():
+        end = start + math.prod(tensor.shape) * tensor.element_size()
+        places.append(range(start, end))
+        content[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(content).encode()
+    text += b" " * (-(len(text) + 8) % _BORDER)
+    return len(text).to_bytes(8, "little") + text, places

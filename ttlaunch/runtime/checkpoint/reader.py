@@ -1,0 +1,67 @@
+"""Read tensors back by their names, whichever ranks of whichever layout once wrote them.
+
+A file is read only if it holds a tensor that this rank needs, and then its SHA-256 is compared first.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ttlaunch.errors import TtlaunchError
+
+
+class CheckpointReadError(TtlaunchError):
+    """What a run is to begin from is not there any more, or does not fit the model."""
+
+
+@torch.no_grad()
+def read_tensors(files: Sequence[Mapping[str, Any]], *, into: Mapping[str, Tensor]) -> None:
+    """Overwrite tensors with those of the same names.
+
+    Args:
+        files: `path` and `sha256` of each, as the launcher found them.
+        into: By name; on any device. Nothing is converted but the dtype of weights, which may be stored in a shorter one.
+
+    Raises:
+        CheckpointReadError: A file is not what the launcher found, or lacks a name, or has another shape for it.
+    """
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - only ranks that begin from files need it
+
+    missing = set(into)
+    for entry in files:
+        path = Path(entry["path"])
+        try:
+            with safe_open(path, framework="pt") as file:
+                wanted = sorted(missing & set(file.keys()))
+                if wanted:
+                    _verify(path, entry["sha256"])
+                for key in wanted:
+                    _copy(file.get_tensor(key), into[key], name=key, path=path)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointReadError(f"{path} cannot be read: {error}") from error
+        missing -= set(wanted)
+    if missing:
+        first, more = min(missing), len(missing) - 1
+        others = f" nor {more} other tensors of this rank" if more else ""
+        names = ", ".join(str(entry["path"]) for entry in files)
+        raise CheckpointReadError(f"no `{first}`{others} in {names}")
+
+
+def _verify(path: Path, expected: str) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected:
+        raise CheckpointReadError(
+            f"{path} differs from what the launching machine found: SHA-256 {found[:12]}…, expected {expected[:12]}…"
+        )
+
+
+def _copy(stored: Tensor, target: Tensor, *, name: str, path: Path) -> None:
+    if stored.shape != target.shape or not stored.is_floating_point():
+        found, expected = (f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in (stored, target))
+        raise CheckpointReadError(f"`{name}` of {path} is {found}, this model's is {expected}")
+    target.copy_(stored)

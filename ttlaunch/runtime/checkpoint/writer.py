@@ -1,0 +1,130 @@
+"""Bring a shard to the disk in the background; whoever finds its record finds a whole shard.
+
+The order is what makes it so: the shard's bytes are written and flushed to the disk under another name, renamed, and
+only then is there a record of its size and SHA-256.
+"""
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.errors import TtlaunchError
+from ttlaunch.runtime.checkpoint.image import ShardImage
+from ttlaunch.runtime.world import Rank
+
+
+class CheckpointWriteError(TtlaunchError):
+    """A shard could not be written."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one rank adds to a checkpoint.
+
+    Attributes:
+        owners: All ranks whose shards the checkpoint needs.
+        state: What else training goes on from, as JSON; equal on all owners.
+    """
+
+    step: int
+    rank: Rank
+    owners: Sequence[Rank]
+    state: Mapping[str, Any]
+
+
+class ShardWriter:
+    """Writes one shard at a time, in a thread of its own."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._thread: threading.Thread | None = None
+        self._error: CheckpointWriteError | None = None
+
+    def start(self, shard: Shard, image: ShardImage) -> Callable[[], object]:
+        """Begin to copy and write; call `wait` first.
+
+        Returns:
+            A function that returns once the tensors have been copied, so that they may change.
+        """
+        copied = threading.Event()
+        self._thread = threading.Thread(target=self._save, args=(shard, image, copied), name="checkpoint")
+        self._thread.start()
+        return copied.wait
+
+    def wait(self) -> None:
+        """Return when nothing is being written any more."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def take_error(self) -> CheckpointWriteError | None:
+        """Why a shard could not be written, said once; None if all could be."""
+        error, self._error = self._error, None
+        return error
+
+    def _save(self, shard: Shard, image: ShardImage, copied: threading.Event) -> None:
+        folder = self._run_dir / (contract.checkpoint_dir(shard.step) + contract.UNFINISHED_SUFFIX)
+        path = folder / contract.shard_file(shard.rank)
+        try:
+            image.copy()
+            copied.set()
+            folder.mkdir(parents=True, exist_ok=True)
+            write_shard(path, image, shard=shard)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            self._error = CheckpointWriteError(f"step {shard.step}: {path}: {reason}")
+        except BaseException as error:  # noqa: BLE001 - a thread that dies in silence would lose the reason
+            self._error = CheckpointWriteError(f"step {shard.step}: {path}: {error!r}")
+        finally:
+            copied.set()
+
+
+def write_shard(path: Path, image: ShardImage, *, shard: Shard) -> None:
+    """Write a shard and then its record; a half-written shard is removed, so that it takes no room on a full disk.
+
+    The SHA-256 is of the bytes in memory and made while they are written.
+
+    Raises:
+        OSError: The disk is full, or the like.
+    """
+    unfinished = path.with_name(path.name + contract.UNFINISHED_SUFFIX)
+    digest = hashlib.sha256()
+    hashing = threading.Thread(target=digest.update, args=(image.data,))
+    hashing.start()
+    try:
+        _write_durably(unfinished, image.data)
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+    finally:
+        hashing.join()
+    record = {
+        "format": contract.CHECKPOINT_FORMAT,
+        "step": shard.step,
+        "owners": list(shard.owners),
+        "state": shard.state,
+        "size": image.size,
+        "sha256": digest.hexdigest(),
+        "tensors": list(image.names),
+    }
+    own = path.with_name(contract.shard_record(shard.rank))
+    unfinished = own.with_name(own.name + contract.UNFINISHED_SUFFIX)
+    unfinished.write_text(json.dumps(record), encoding="utf-8")
+    unfinished.replace(own)
+
+
+def _write_durably(path: Path, data: memoryview) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
