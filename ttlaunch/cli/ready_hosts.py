@@ -20,11 +20,11 @@ from ttlaunch.cli.ready_here import Ready
 from ttlaunch.cli.sync import show_progress
 from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.doctor.checks import check_ready
-from ttlaunch.doctor.facts import HostFacts
+from ttlaunch.doctor.facts import HostFacts, facts_of_launcher
 from ttlaunch.doctor.network import NetworkChoice, choose_network
 from ttlaunch.doctor.pair_checks import check_pairs
 from ttlaunch.doctor.pairs import Pairs, measure_pairs
-from ttlaunch.doctor.probe_hosts import Answers, Question, probe_all, question_for
+from ttlaunch.doctor.probe_hosts import probe_all, question_for
 from ttlaunch.doctor.troubles import explain_troubles
 from ttlaunch.errors import HostError
 from ttlaunch.launch.crew import Crew
@@ -34,7 +34,6 @@ from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.watch import Watch
 from ttlaunch.plan.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.plan.make import Networks
-from ttlaunch.remote.local import LocalTransport
 from ttlaunch.remote.transport import Transport
 from ttlaunch.sync.data import DataItem, data_item
 from ttlaunch.sync.release import Release, make_release
@@ -66,9 +65,8 @@ def ready_hosts(prepared: Prepared, *, form: Format, verbose: bool) -> Ready:
     say = _Say(topology, form, verbose)
     stop_on_errors(check_fabric_sockets(prepared.plan), form=form, verbose=verbose)
     reading = _beside(lambda: _read_release(prepared))
-    asking = _beside(lambda: _ask_this_machine(prepared, say))
     transports = reach_hosts(topology, form=form, verbose=verbose)
-    facts, choice = _check_hosts(transports, asking, prepared, say)
+    facts, choice = _check_hosts(transports, prepared, say)
     meeting = _beside(lambda: measure_pairs(transports, choice.addresses))
     outcome = _bring_code(transports, reading, prepared, say)
     _check_meeting(meeting.result(), choice, say)
@@ -106,24 +104,17 @@ def _read_release(prepared: Prepared) -> tuple[Release | None, list[Diagnostic]]
     return make_release(prepared.surroundings.working_folder, recipe=recipe)
 
 
-def _ask_this_machine(prepared: Prepared, say: _Say) -> Answers:
-    """What this machine starts daemons with; what a cluster's file says of its hosts' Python is not about it."""
-    question = Question((prepared.surroundings.python,), say.topology.cluster.remote_folder)
-    return probe_all([LocalTransport("localhost")], question)
-
-
 def _check_hosts(
-    transports: Sequence[Transport], asking: Future[Answers], prepared: Prepared, say: _Say
+    transports: Sequence[Transport], prepared: Prepared, say: _Say
 ) -> tuple[dict[str, HostFacts], NetworkChoice]:
-    """Everything a run needs of its hosts, among other things the versions of this machine."""
+    """Everything a run needs of its hosts, among other things the Open MPI that starts it here."""
     answers = probe_all(transports, question_for(say.topology, launcher_python=prepared.surroundings.python))
     say.stop([], answers.errors, answers.seconds)
-    launcher = next(iter(asking.result().facts.values()), None)
     connections = {transport.host: transport.addresses for transport in transports}
     found = check_ready(
         answers.facts,
         topology=say.topology,
-        launcher=launcher,
+        launcher=facts_of_launcher(prepared.surroundings.engine.mpirun, prepared.surroundings.engine.name),
         needs_packages=isinstance(prepared.plan.program, RecipeProgram),
         connections=connections,
     )

@@ -224,6 +224,18 @@ def parse_facts(answer: Mapping[str, Any], *, clock: Clock) -> HostFacts:
         raise ValueError(f"its answer has a wrong `{place}`: {first['msg'].lower()}") from error
 
 
+def facts_of_launcher(mpirun: str, says: str) -> HostFacts:
+    """This machine as far as a run on other hosts depends on it: the mpirun that starts their daemons.
+
+    Args:
+        mpirun: Its path.
+        says: Its name and version, such as `Open MPI 5.0.11`.
+    """
+    name, _, version = says.rpartition(" ")
+    mpi = Mpi(mpirun, prefix=None, says=f"mpirun ({name}) {version}", library=None, abi=None)
+    return HostFacts(hostname="", user="", uid=-1, home="", machine="", kernel="", mpi=mpi)
+
+
 def facts_as_json(facts: HostFacts) -> dict[str, Any]:
     """The facts for other programs."""
     dumped: dict[str, Any] = _ADAPTER.dump_python(facts, mode="json")
