@@ -125,6 +125,22 @@ def test_a_host_that_runs_one_command_a_connection_still_runs_many(start_sshd, r
     assert {process.wait(timeout_s=20) for process in processes} == {0}
 
 
+def test_many_short_commands_get_through_where_few_may_run_at_once(start_sshd, reach):
+    transport = reach(start_sshd(MaxSessions=2))
+    transport.connect()
+    answers = []
+
+    def ask():
+        answers.extend(run(transport, "echo x", timeout_s=60).stdout for _ in range(10))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert answers == [b"x\n"] * 40
+
+
 def test_a_host_that_runs_no_command_says_so(start_sshd, reach):
     transport = reach(start_sshd(MaxSessions=0))
     transport.connect()

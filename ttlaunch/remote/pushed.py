@@ -81,7 +81,7 @@ def start_script(
     """
     modules = [
         ("ttlaunch", ""),
-        ("ttlaunch.contract", files("ttlaunch").joinpath("contract.py").read_text("utf-8")),
+        ("ttlaunch.contract", files("ttlaunch").joinpath("contract.py").read_text(encoding="utf-8")),
         ("ttlaunch.agent", ""),
         *((f"ttlaunch.agent.{part}", _source(part)) for part in (*beside, name)),
     ]
@@ -99,7 +99,7 @@ def start_script(
 
 
 def _source(name: str) -> str:
-    return files("ttlaunch.agent").joinpath(f"{name}.py").read_text("utf-8")
+    return files("ttlaunch.agent").joinpath(f"{name}.py").read_text(encoding="utf-8")
 
 
 def explain_end(stream: FrameStream, *, timeout_s: float) -> HostError | None:

@@ -50,7 +50,8 @@ class SshTransport:
             if self._connections and self._connections[0].alive:
                 return
             self._forget()
-            self._grow(end)
+            closings = self._closings
+            self._keep(self._open(end), closings)
 
     def start(self, command: str, *, timeout_s: float = CONNECT_S) -> SshProcess:
         end = time.monotonic() + timeout_s
@@ -71,10 +72,11 @@ class SshTransport:
         self._closings += 1
         self._forget()
 
-    def _grow(self, end: float) -> None:
-        """Connect once more; the caller is the only one who does."""
-        closings = self._closings
-        connection = open_connection(self._address, keys=self._keys, folders=self._folders, timeout_s=time_left(end))
+    def _open(self, end: float) -> Connection:
+        return open_connection(self._address, keys=self._keys, folders=self._folders, timeout_s=time_left(end))
+
+    def _keep(self, connection: Connection, closings: int) -> None:
+        """Use a new connection from now on, unless `close` has been called since it was begun."""
         self._connections = [*self._connections, connection]
         if closings != self._closings:
             self._forget()
@@ -114,18 +116,24 @@ class SshTransport:
                 raise HostError(self.host, Trouble.LOST, main.why_lost())
             with self._only_one(time_left(end)):
                 if all(connection in tried for connection in self._connections):
-                    self._check_room(tried)
-                    self._grow(end)
+                    return self._another(end)
 
-    def _check_room(self, tried: list[Connection]) -> None:
-        """A further connection helps only if a connection that runs nothing takes a command."""
-        if not tried[-1].channels and tried[-1].alive:
-            raise HostError(
+    def _another(self, end: float) -> tuple[Connection, paramiko.Channel]:
+        """A channel on a new connection, which only this thread knows until it has it."""
+        closings = self._closings
+        connection = self._open(end)
+        channel = connection.open_channel(timeout_s=time_left(end))
+        if channel is None:
+            lost = None if connection.alive else HostError(self.host, Trouble.LOST, connection.why_lost())
+            connection.close()
+            raise lost or HostError(
                 self.host,
                 Trouble.LOGIN,
                 "lets us log in and opens no channel for a command",
                 hints=("`MaxSessions` of its sshd must be 1 or more",),
             )
+        self._keep(connection, closings)
+        return connection, channel
 
     @contextlib.contextmanager
     def _only_one(self, timeout_s: float) -> Iterator[None]:

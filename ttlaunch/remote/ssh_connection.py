@@ -4,8 +4,8 @@ import contextlib
 import logging
 import socket
 import struct
-import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +25,7 @@ from ttlaunch.remote.ssh_config import SSH_PORT, HostSettings, SshFolders, resol
 WINDOW_BYTES = 4 * 1024 * 1024
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 _KEEPALIVE_S = 15
+_FULL_S = 0.5
 _BROKEN = (paramiko.SSHException, OSError, EOFError, ValueError, IndexError, struct.error, paramiko.pkey.UnknownKeyType)
 """What the library raises where a host breaks the protocol."""
 
@@ -56,8 +57,7 @@ class Connection:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._reason = ""
-        self._channels: list[paramiko.Channel] = []
-        self._most_channels = sys.maxsize
+        self._full_until = 0.0
         if addresses is None:
             threading.Thread(target=self._feel_pulse, daemon=True).start()
 
@@ -65,23 +65,15 @@ class Connection:
     def alive(self) -> bool:
         return not self._closed.is_set() and self.transport.is_active()
 
-    @property
-    def channels(self) -> list[paramiko.Channel]:
-        """Those that are in use."""
-        return [channel for channel in self._channels if not channel.closed]
-
     def open_channel(self, *, timeout_s: float) -> paramiko.Channel | None:
         """A new channel, None if the host allows no more of them on this connection or the connection is gone."""
-        if not self.alive or len(self.channels) >= self._most_channels:
+        if not self.alive or time.monotonic() < self._full_until:
             return None
         try:
-            channel = self.transport.open_session(timeout=timeout_s)
+            return self.transport.open_session(timeout=timeout_s)
         except (OSError, EOFError, paramiko.SSHException):
-            self._most_channels = max(1, len(self.channels))
+            self._full_until = time.monotonic() + _FULL_S
             return None
-        with self._lock:
-            self._channels = [*self.channels, channel]
-        return channel
 
     def why_lost(self) -> str:
         """A clause for `HostError.evidence`."""
@@ -239,7 +231,7 @@ def _broke(error: Exception, settings: HostSettings, attempt: Attempt) -> HostEr
 
 
 def _reason_of_loss(error: Exception) -> str:
-    if isinstance(error, EOFError | ConnectionError):
+    if isinstance(error, EOFError | ConnectionError | paramiko.ChannelException):
         return "the host hung up"
     return str(getattr(error, "strerror", None) or error).lower()
 
