@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import stat
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from ttlaunch.agent.releases import Entry, Signature
 
 _BLOCK = 4096
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OLD_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a bug
@@ -40,18 +43,17 @@ class Target:
     def __init__(self, path: bytes, *, mode: int, size: int, digest: bytes, index: int) -> None:
         self.path, self.mode, self.size, self.digest, self.index = path, mode, size, digest, index
 
-    def write(self, chunks: Iterable[bytes], *, alive: Callable[[], None]) -> Signature | None:
+    def write(self, chunks: Iterable[bytes | memoryview], *, alive: Callable[[], None]) -> Signature | None:
         """Make the file; None, and no file, if what came is something else than expected."""
         digest = hashlib.sha256()
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self.path, _NEW_FILE, self.mode)  # the script's umask is 0
         try:
             for chunk in chunks:
                 digest.update(chunk)
-                view = memoryview(chunk)
-                while view:
-                    view = view[os.write(descriptor, view) :]
+                written = os.write(descriptor, chunk)
+                while written < len(chunk):
+                    written += os.write(descriptor, memoryview(chunk)[written:])
                 alive()
-            os.fchmod(descriptor, self.mode)
             signature = releases.signature_of(os.fstat(descriptor))
         finally:
             os.close(descriptor)
@@ -63,13 +65,17 @@ class Target:
     def copy_from(self, source: bytes, *, alive: Callable[[], None]) -> Signature | None:
         """Make the file from another of this host; None if that is not what it was thought to be."""
         try:
-            descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = os.open(source, _OLD_FILE)
         except OSError:
             return None
         try:
-            if os.fstat(descriptor).st_size != self.size:
-                return None
-            return self.write(iter(lambda: os.read(descriptor, releases.CHUNK), b""), alive=alive)
+            first = os.read(descriptor, min(self.size + 1, releases.CHUNK))
+            if len(first) == self.size:
+                return self.write((first,), alive=alive)
+            rest = iter(lambda: os.read(descriptor, releases.CHUNK), b"")
+            return self.write(itertools.chain((first,), rest), alive=alive)
+        except IsADirectoryError:
+            return None
         finally:
             os.close(descriptor)
 
@@ -108,8 +114,7 @@ class Building:
         for index in self._wrong:
             kind, mode, _, content, _ = self._entries[index]
             if kind == FOLDER and self._whole:
-                os.mkdir(self._place(index), 0o700)
-                os.chmod(self._place(index), mode)
+                os.mkdir(self._place(index), mode)
             elif kind == LINK:
                 os.symlink(content, self._place(index))
 
@@ -124,8 +129,7 @@ class Building:
                 self._replace(index)
         if manifest is not None:
             written = os.path.join(self._incoming, contract.MANIFEST_FILE.encode())
-            with open(written, "wb") as file:
-                file.write(manifest)
+            releases.write_file(written, manifest)
             if not self._whole:
                 os.replace(written, os.path.join(self._release, contract.MANIFEST_FILE.encode()))
         into = self._incoming if self._whole else self._release
@@ -154,15 +158,14 @@ class Building:
                 os.rename(final, os.path.join(self._incoming, b"old-%d" % index))
         if kind == FOLDER:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(final, 0o700)
+                os.mkdir(final, mode)
             os.chmod(final, mode)
         else:
             os.replace(self._place(index), final)
 
     def _check_case(self, names: Sequence[bytes]) -> None:
         probe = os.path.join(self._incoming, b"Probe")
-        with open(probe, "wb"):
-            pass
+        releases.write_file(probe, b"")
         same = os.path.lexists(os.path.join(self._incoming, b"pROBE"))
         os.unlink(probe)
         if same:

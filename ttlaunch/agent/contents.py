@@ -32,6 +32,7 @@ class Talk:
 
     def __init__(self) -> None:
         self._last = time.monotonic()
+        self._gift: bytes | None = None
 
     def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         self._last = time.monotonic()
@@ -45,13 +46,30 @@ class Talk:
             LookAgain: If it says so instead.
             EOFError: If it is not there any more.
         """
+        header, body = self._receive()
+        while header["kind"] == "gift":
+            self._gift = body
+            header, body = self._receive()
+        if header["kind"] == "again":
+            raise LookAgain
+        return body
+
+    def gift(self) -> bytes:
+        """The contents that came unasked, which stand before any answer.
+
+        Raises:
+            EOFError: If the launching machine is not there any more.
+        """
+        if self._gift is None:
+            self._gift = self._receive()[1]
+        return self._gift
+
+    def _receive(self) -> tuple[dict[str, Any], bytes]:
         frame = contract.read_frame(sys.stdin.buffer.read)
         if frame is None:
             raise EOFError
         header, body = frame
-        if header["kind"] == "again":
-            raise LookAgain
-        return zlib.decompress(body) if header.get("packed") else body
+        return header, zlib.decompress(body) if header.get("packed") else body
 
     def alive(self) -> None:
         """Say from time to time that this host is at work; called often."""
@@ -65,11 +83,14 @@ class Contents:
     Args:
         order: SHA-256 of all contents that belong to the sync, in the order that both sides know.
         about: What every wish says besides.
+        given: SHA-256 and size of contents that come unasked, in the order in which they come.
     """
 
-    def __init__(self, talk: Talk, *, order: Sequence[bytes], about: Mapping[str, Any]) -> None:
-        self._talk, self._order, self._about = talk, order, about
-        self._left = b""
+    def __init__(
+        self, talk: Talk, *, order: Sequence[bytes], about: Mapping[str, Any], given: Sequence[tuple[bytes, int]]
+    ) -> None:
+        self._talk, self._order, self._about, self._given = talk, order, about, given
+        self._left = memoryview(b"")
         self._signatures: dict[int, Signature] = {}
 
     def bring(self, targets: Sequence[Target], *, copies: Mapping[bytes, bytes]) -> dict[int, Signature]:
@@ -81,16 +102,22 @@ class Contents:
         lacking: dict[bytes, list[Target]] = {}
         for target in targets:
             lacking.setdefault(target.digest, []).append(target)
-        wanted = [digest for digest in self._order if digest in lacking and digest not in copies]
+        given = {digest for digest, _ in self._given}
+        wanted = [
+            digest for digest in self._order if digest in lacking and digest not in copies and digest not in given
+        ]
         self._want(wanted, lacking)  # first, so that they are on their way while we copy
         wrong = []
-        for digest in [digest for digest in self._order if digest in lacking and digest in copies]:
+        for digest in [
+            digest for digest in self._order if digest in lacking and digest in copies and digest not in given
+        ]:
             first, *others = lacking[digest]
             signature = first.copy_from(copies[digest], alive=self._talk.alive)
             if signature is None:
                 wrong.append(digest)
             else:
                 self._keep(first, signature, others)
+        self._unpack(lacking)
         for digests in (wanted, wrong):
             if digests is wrong:
                 self._want(wrong, lacking)
@@ -98,6 +125,16 @@ class Contents:
                 first, *others = lacking[digest]
                 self._keep(first, first.write(self._take(first.size), alive=self._talk.alive), others)
         return self._signatures
+
+    def _unpack(self, lacking: Mapping[bytes, Sequence[Target]]) -> None:
+        """Make the files whose contents came unasked."""
+        start = 0
+        for digest, size in self._given:
+            if digest in lacking:
+                first, *others = lacking[digest]
+                part = memoryview(self._talk.gift())[start : start + size]
+                self._keep(first, first.write((part,), alive=self._talk.alive), others)
+            start += size
 
     def _want(self, digests: Sequence[bytes], lacking: Mapping[bytes, Sequence[Target]]) -> None:
         if not digests:
@@ -120,10 +157,10 @@ class Contents:
                 raise Refused("damaged", path=other.path.decode("utf-8", "replace"))
             self._signatures[other.index] = copied
 
-    def _take(self, size: int) -> Iterator[bytes]:
+    def _take(self, size: int) -> Iterator[memoryview]:
         while size:
             if not self._left:
-                self._left = self._talk.answer()
+                self._left = memoryview(self._talk.answer())
             part, self._left = self._left[:size], self._left[size:]
             size -= len(part)
             yield part

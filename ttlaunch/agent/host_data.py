@@ -73,8 +73,7 @@ class HostData:
             return
         temporary = os.path.join(self._folder, releases.INCOMING + owner.encode() + b".digests")
         with contextlib.suppress(OSError):
-            with open(temporary, "w", encoding="ascii") as file:
-                json.dump(self._known, file)
+            releases.write_file(temporary, json.dumps(self._known).encode())
             os.replace(temporary, os.path.join(self._folder, _KNOWN))
 
     def _load(self) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import contextlib
 import errno
 import hashlib
 import os
-import secrets
 
 from ttlaunch import contract
 from ttlaunch.agent import releases
@@ -90,6 +89,7 @@ class _Session:
             self._plan()
             return
         self._make_folders()
+        os.umask(0)  # from here on every file gets exactly the rights of the original
         self._lock = releases.hold(self._incoming + b".lock", exclusive=True)
         releases.clear_leftovers(self._folder)
         held = releases.hold_release(self._folder, self._tree)
@@ -140,8 +140,7 @@ class _Session:
                 os.makedirs(path, exist_ok=True)
         ignore = os.path.join(self._folder, b".gitignore")
         if not os.path.lexists(ignore):
-            with open(ignore, "w", encoding="ascii") as file:
-                file.write("*\n")
+            releases.write_file(ignore, b"*\n")
         self._id = self._identify()
 
     def _identify(self) -> str:
@@ -150,8 +149,7 @@ class _Session:
         try:
             if not os.path.exists(path):
                 temporary = self._incoming + b".id"
-                with open(temporary, "w", encoding="ascii") as file:
-                    file.write(secrets.token_hex(16))
+                releases.write_file(temporary, os.urandom(16).hex().encode())
                 with contextlib.suppress(FileExistsError):
                     os.link(temporary, path)
                 os.unlink(temporary)
@@ -167,10 +165,14 @@ class _Session:
         self._data.places, self._data.differing, self._data.missing = {}, [], []
         self._data.look(self._arguments["data"])
         if entries is None:
+            manifest = releases.renew_manifest(self._releases, self._arguments["news"], tree_hash=self._tree)
+        if entries is None and manifest is None:
             self._talk.send({"kind": "manifest", "id": self._id})
             manifest = self._talk.answer()
             if hashlib.sha256(manifest).hexdigest() != self._tree:
                 raise Refused("damaged", path="the manifest")
+        if entries is None:
+            assert manifest is not None  # noqa: S101 - just found or sent
             entries = releases.parse_manifest(manifest)
         wrong = self._look(entries, manifest)
         if wrong or self._data.missing or manifest is not None:
@@ -199,7 +201,7 @@ class _Session:
         self._make_room(targets, others=len(wrong) - len(building.targets))
         building.prepare(names=[os.fsencode(name) for name in self._arguments["same_names"]])
         copies = find_copies(self._folder, {target.digest for target in targets}, tree_hash=self._tree.encode())
-        contents = Contents(self._talk, order=self._order(entries), about={"id": self._id})
+        contents = Contents(self._talk, order=self._order(entries), about={"id": self._id}, given=self._given(entries))
         building.signatures = {**self._signatures, **contents.bring(targets, copies=copies)}
         for (sha256, _), text in zip(self._data.missing, texts):  # noqa: B905 - `strict` is of Python 3.10
             final = self._data.target(sha256)
@@ -209,6 +211,12 @@ class _Session:
         if not building.finish(manifest=manifest):
             raise LookAgain
         self._clear()
+
+    def _given(self, entries: Sequence[Entry]) -> list[tuple[bytes, int]]:
+        """Contents that come unasked."""
+        names = self._arguments["news"]["contents"] if self._arguments["news"] else []
+        sizes = {content: size for kind, _, size, content, _ in entries if kind == releases.FILE} if names else {}
+        return [(name.encode(), sizes[name.encode()]) for name in names]
 
     def _order(self, entries: Sequence[Entry]) -> list[bytes]:
         """The contents in the order in which both sides count them."""

@@ -23,6 +23,7 @@ from ttlaunch import contract
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any
 
     Entry = tuple[bytes, int, int, bytes, bytes]  # kind, mode, size, SHA-256 or target of a link, path
     Signature = tuple[int, int, int, int]  # size, time of content, time of anything, inode
@@ -56,16 +57,41 @@ def parse_manifest(text: bytes) -> list[Entry]:
     return entries
 
 
-def read_manifest(release: bytes) -> list[Entry] | None:
-    """The entries of a release that lies on this host; None if its manifest is not there or damaged."""
+def read_manifest_text(release: bytes) -> bytes | None:
+    """The manifest of a release that lies on this host; None if it is not there or damaged."""
     try:
         with open(os.path.join(release, contract.MANIFEST_FILE.encode()), "rb") as file:
             text = file.read()
-        if hashlib.sha256(text).hexdigest().encode() != os.path.basename(release):
-            return None
-        return parse_manifest(text)
-    except (OSError, ValueError):
+    except OSError:
         return None
+    return text if hashlib.sha256(text).hexdigest().encode() == os.path.basename(release) else None
+
+
+def read_manifest(release: bytes) -> list[Entry] | None:
+    """Its entries; None if it is not there or damaged."""
+    text = read_manifest_text(release)
+    return None if text is None else parse_manifest(text)
+
+
+def renew_manifest(releases: bytes, news: Mapping[str, Any] | None, *, tree_hash: str) -> bytes | None:
+    """The manifest of a new release, if the one that was sent last is here and its news lead to the new one.
+
+    Args:
+        releases: The folder of all releases.
+        news: Tree hash of the last one, and what to remove and to add; see `ttlaunch.sync.last_release`.
+        tree_hash: Of the new one.
+    """
+    text = None if news is None else read_manifest_text(os.path.join(releases, news["tree"].encode()))
+    if news is None or text is None:
+        return None
+    first, *records = text.split(b"\0")[:-1]
+    by_path = {record.split(b" ", 4)[4]: record for record in records}
+    for path in news["removed"]:
+        by_path.pop(path.encode("latin-1"), None)
+    added = [record.encode("latin-1") for record in news["added"]]
+    by_path.update((record.split(b" ", 4)[4], record) for record in added)
+    manifest = b"\0".join([first, *(by_path[path] for path in sorted(by_path))]) + b"\0"
+    return manifest if hashlib.sha256(manifest).hexdigest() == tree_hash else None
 
 
 def digest_of(path: bytes, *, alive: Callable[[], None]) -> bytes:
@@ -145,12 +171,19 @@ def write_signatures(release: bytes, signatures: Mapping[int, Signature], *, cou
     """Record what `check_tree` need not read again; a release that cannot be written is read again each time."""
     packed = b"".join(_SIGNATURE.pack(*signatures.get(index, _NO_SIGNATURE)) for index in range(count))
     with contextlib.suppress(OSError):
-        with open(temporary, "wb") as file:
-            file.write(packed)
+        write_file(temporary, packed)
         os.replace(temporary, _signatures_file(release))
         boots = [name for name in os.listdir(release) if name.startswith(b"signatures-")]
         for name in boots[_MOST_BOOTS:]:
             os.unlink(os.path.join(release, name))
+
+
+def write_file(path: bytes, content: bytes) -> None:
+    """Write a file of ours, which only its owner may change, whatever the umask is."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb") as file:
+        file.write(content)
 
 
 def hold(path: bytes, *, exclusive: bool) -> int | None:

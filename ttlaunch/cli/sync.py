@@ -107,6 +107,13 @@ def _read_and_reach(
     found: Description, folder: Path | None, *, form: Format, verbose: bool
 ) -> tuple["Release", list["Transport"], list[Diagnostic]]:
     """Read the files while the hosts are being reached."""
+    from ttlaunch.cli.reach import reach_hosts
+    from ttlaunch.remote.local import is_this_machine
+
+    assert found.topology is not None  # noqa: S101 - checked by the caller
+    if not all(is_this_machine(host.name) for host in found.topology.hosts):
+        import ttlaunch.remote.ssh  # noqa: F401 - before files are read: while those wait for the disk, we connect
+
     from ttlaunch.sync.release import make_release
 
     recipe = found.choice.folder if found.choice is not None else None
@@ -116,9 +123,6 @@ def _read_and_reach(
         read[:] = files, size
 
     made = _in_background(lambda: make_release(Path.cwd(), folder=folder, recipe=recipe, on_progress=note))
-    from ttlaunch.cli.reach import reach_hosts
-
-    assert found.topology is not None  # noqa: S101 - checked by the caller
     transports = reach_hosts(found.topology, form=form, verbose=verbose)
     _wait(made, read, form=form)
     release, problems = made.result()
@@ -252,11 +256,6 @@ def _show(outcome: "Outcome", said: Sequence[Diagnostic], *, form: Format) -> No
 
     if form is Format.JSON:
         print_json({**as_json(outcome), "diagnostics": [diagnostic.as_json() for diagnostic in said]})
-    elif form is Format.CONCISE:
-        sys.stdout.writelines(f"{line}\n" for line in as_lines(outcome))
     else:
-        from rich.console import Console
-
-        heading, table = as_table(outcome)
-        sys.stdout.write(heading + "\n")
-        Console(file=sys.stdout, no_color=not use_colour(sys.stdout), highlight=False).print(table)
+        lines = as_lines(outcome) if form is Format.CONCISE else as_table(outcome)
+        sys.stdout.writelines(f"{line}\n" for line in lines)

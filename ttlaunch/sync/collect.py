@@ -29,9 +29,9 @@ class Collected:
     without_git: str | None = None
 
 
-def collect(root: bytes, *, environment: Mapping[str, str]) -> Collected:
+def collect(root: bytes, *, environment: Mapping[str, str], ask_git: bool = True) -> Collected:
     """Decide what of a folder is copied; `!path` in a `.ttlaunchignore` names what would else be left out."""
-    listing = list_files(root, environment=environment)
+    listing = list_files(root, environment=environment, ask_git=ask_git)
     rules = listing.rules
     verdicts = {path: rules.verdict(path) for path in listing.paths | listing.ignored} if rules else {}
     kept = [path for path in listing.paths if verdicts.get(path) is not True]

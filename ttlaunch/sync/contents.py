@@ -11,15 +11,19 @@ from ttlaunch.sync.spool import Content, Spool
 
 
 class Contents:
-    """What hosts may ask for; those that ask for the same read one spool."""
+    """What hosts may ask for; those that ask for the same read one spool.
+
+    Attributes:
+        all: In the order that both sides count in.
+    """
 
     def __init__(self, manifest: Manifest, texts: Sequence[DataItem]) -> None:
-        self._all = [
+        self.all = [
             Content(sha256, entry.size, name_of(entry.source), _opener(entry))
             for sha256, entry in manifest.sources.items()
         ]
         known = manifest.sources
-        self._all += [
+        self.all += [
             Content(item.sha256, item.size, item.name, item.chunks) for item in texts if item.sha256 not in known
         ]
         self._lock = threading.Lock()
@@ -29,15 +33,15 @@ class Contents:
         """The frames for the contents whose bits are set."""
         with self._lock:
             if wanted not in self._spools:
-                chosen = [content for place, content in enumerate(self._all) if wanted[place // 8] >> place % 8 & 1]
+                chosen = [content for place, content in enumerate(self.all) if wanted[place // 8] >> place % 8 & 1]
                 self._spools[wanted] = Spool(chosen)
             return self._spools[wanted]
 
-    def give_up(self) -> None:
+    def close(self) -> None:
         """Nobody will read any more."""
         with self._lock:
             for spool in self._spools.values():
-                spool.give_up()
+                spool.close()
 
 
 def _opener(entry: Entry) -> Callable[[], Iterator[bytes]]:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ttlaunch.recipe.corpus import read_corpus
-
 _CHUNK = 1024 * 1024
 
 
@@ -42,6 +40,8 @@ class DataItem:
                 while chunk := file.read(_CHUNK):
                     yield chunk
         else:
+            from ttlaunch.recipe.corpus import read_corpus  # noqa: PLC0415 - 20 ms that few syncs need
+
             yield read_corpus(self.path).text
 
 

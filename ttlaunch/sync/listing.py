@@ -40,10 +40,10 @@ class Listing:
     without_git: str | None = None
 
 
-def list_files(root: bytes, *, environment: Mapping[str, str]) -> Listing:
+def list_files(root: bytes, *, environment: Mapping[str, str], ask_git: bool = True) -> Listing:
     """List a folder; in a git repository tracked files and those that are neither tracked nor ignored."""
     listing = Listing(IgnoreRules(root, OWN_RULES))
-    if _is_in_repository(root):
+    if ask_git and _is_in_repository(root):
         try:
             listing.paths = _ask_git(root, environment=environment)
         except _GitError as error:

@@ -15,6 +15,7 @@ from ttlaunch.sync.manifest import FILE, FOLDER, LINK, Entry
 CHUNK = 1024 * 1024
 _ATTEMPTS = 3
 _OWNER_MAY = 0o700
+_LONGEST_NAME = 500
 
 
 class UnreadableError(TtlaunchError):
@@ -33,7 +34,7 @@ class UnreadableError(TtlaunchError):
 
 def name_of(path: bytes) -> str:
     """A path in words, whatever bytes it has."""
-    return shown(path.decode("utf-8", "backslashreplace"))
+    return shown(path.decode("utf-8", "backslashreplace"), longest=_LONGEST_NAME)
 
 
 class FileReader:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.diagnostics import Diagnostic, has_errors
-from ttlaunch.recipe.discovery import built_in_folder
 from ttlaunch.sync.collect import Collected, collect
 from ttlaunch.sync.hash_cache import HashCache, cache_folder
 from ttlaunch.sync.listing import folders_of
@@ -147,14 +146,20 @@ def _choose_project(origin: Origin) -> tuple[Path, Collected]:
     collected = collect(os.fsencode(root), environment=environment)
     inside = os.fsencode(os.path.relpath(here, root))
     if root != here and inside not in collected.folders:  # the repository ignores the current folder
-        return here, collect(os.fsencode(here), environment=environment)
+        return here, collect(os.fsencode(here), environment=environment, ask_git=False)
     return root, collected
 
 
 def _package_parts() -> list[tuple[Path, str]]:
     """Folders of ttlaunch, and their names in the release, where they lie as in an installed package."""
-    bundled = [(built_in_folder(kind), f"ttlaunch/_{kind}") for kind in _BUNDLED]
+    bundled = [(_bundled_folder(kind), f"ttlaunch/_{kind}") for kind in _BUNDLED]
     return [(_PACKAGE, "ttlaunch"), *((source, name) for source, name in bundled if source.parent != _PACKAGE)]
+
+
+def _bundled_folder(kind: str) -> Path:
+    """As `recipe.discovery.built_in_folder`, without the time to import what declares recipes."""
+    packaged = _PACKAGE / f"_{kind}"
+    return packaged if packaged.is_dir() else _PACKAGE.parent / kind
 
 
 def _read_part(
@@ -166,7 +171,7 @@ def _read_part(
 
 def _recipe_in_release(recipe: Path, *, root: Path, entries: list[Entry]) -> str | None:
     """Where a recipe lies that is part of the project or of ttlaunch; None if it has to be copied by itself."""
-    bundled = built_in_folder("recipes").resolve()
+    bundled = _bundled_folder("recipes").resolve()
     if is_inside(recipe, bundled):
         return f"{contract.PACKAGE_DIR}/ttlaunch/_recipes/{recipe.relative_to(bundled)}"
     place = _in_project(recipe, root)

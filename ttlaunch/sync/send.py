@@ -20,6 +20,7 @@ from ttlaunch.remote.transport import Transport
 from ttlaunch.sync.answers import Outcome, Planned, Progress, Synced
 from ttlaunch.sync.contents import Contents
 from ttlaunch.sync.data import DataItem
+from ttlaunch.sync.last_release import News, find_news, remember
 from ttlaunch.sync.refusals import explain_loss
 from ttlaunch.sync.release import Release
 from ttlaunch.sync.spool import SourceChangedError
@@ -65,7 +66,10 @@ def sync_release(
         arguments = {"remote_folder": remote_folder, "keep": keep, "dry_run": dry_run}
         task = _Task(release, data, arguments=arguments, pythons=pythons, on_progress=on_progress or _silent)
         try:
+            task.look_back()
             answers = {host.host: answer for host, answer in on_each(transports, task.bring_to, timeout_s=timeout_s)}
+            if any(isinstance(answer, Synced) for answer in answers.values()):
+                remember(release)
             return Outcome(release, {transport.host: answers[transport.host] for transport in transports})
         except SourceChangedError:
             attempts_left -= 1
@@ -74,7 +78,7 @@ def sync_release(
                 raise
             release = newer
         finally:
-            task.contents.give_up()
+            task.contents.close()
 
 
 def _silent(_: Progress) -> None:
@@ -107,6 +111,17 @@ class _Task:
             "same_names": release.same_names,
             "data": [{"sha256": item.sha256, "size": item.size, "path": item.file} for item in texts],
         }
+        self._news: News | None = None
+
+    def look_back(self) -> None:
+        """See what is new since the last sync.
+
+        Raises:
+            SourceChangedError: If a file is not as it was.
+        """
+        if not self._arguments["dry_run"]:
+            self._news = find_news(self._release, self.contents.all)
+        self._arguments["news"] = None if self._news is None else self._news.arguments
 
     @property
     def manifest(self) -> bytes:
@@ -136,6 +151,8 @@ class _Task:
             )
             talk = Talk(stream, self)
             try:
+                if self._news is not None and self._news.frame:
+                    talk.give(self._news.frame, files=len(self._news.arguments["contents"]))
                 said = talk.hold()
                 stream.process.close_stdin()  # it tidies up by itself
             except BaseException:

@@ -19,9 +19,11 @@ from ttlaunch.errors import TtlaunchError
 
 _PIECE = 1024 * 1024
 _LEVEL = 1  # a faster network than 30 MB/s gains nothing from a higher one
-_SAMPLE = 16 * 1024
+_SMALLEST_PIECE = 64 * 1024
+_SAMPLE = 4 * 1024
 _WORTH_IT = 0.95
 _WORKERS = 2
+_PATIENCE_S = 1.0
 
 
 class SourceChangedError(TtlaunchError):
@@ -82,7 +84,8 @@ class Spool:
         self._ended = False
         self._error: BaseException | None = None
         self._given_up = threading.Event()
-        threading.Thread(target=self._fill, daemon=True).start()
+        self._filler = threading.Thread(target=self._fill, daemon=True)
+        self._filler.start()
 
     def frames(self) -> Iterator[tuple[bytes, int]]:
         """Each frame, and how many bytes of content have been carried with it; waits for frames not yet made.
@@ -103,9 +106,12 @@ class Spool:
             number += 1
             yield os.pread(self._file.fileno(), length, offset), carried
 
-    def give_up(self) -> None:
-        """Make no more frames."""
+    def close(self) -> None:
+        """Make no more frames and remove the file; who still reads gets an error."""
         self._given_up.set()
+        self._filler.join(_PATIENCE_S)
+        if not self._filler.is_alive():
+            self._file.close()
 
     def _fill(self) -> None:
         try:
@@ -120,11 +126,11 @@ class Spool:
     def _compress(self, workers: ThreadPoolExecutor) -> None:
         waiting: deque[tuple[Future[bytes], int]] = deque()
         carried = 0
-        for piece in _pieces(self._contents):
+        for piece, packable in _pieces(self._contents):
             if self._given_up.is_set():
                 return
             carried += len(piece)
-            waiting.append((workers.submit(_pack, piece), carried))
+            waiting.append((workers.submit(_pack, piece, packable=packable), carried))
             if len(waiting) > 2 * _WORKERS:
                 self._append(*waiting.popleft())
         while waiting:
@@ -141,24 +147,34 @@ class Spool:
             self._ready.notify_all()
 
 
-def _pieces(contents: Sequence[Content]) -> Iterator[bytes]:
-    """All contents one after another, cut into pieces of equal size."""
-    buffer = bytearray()
+def _pieces(contents: Sequence[Content]) -> Iterator[tuple[bytes, bool]]:
+    """All contents one after another, cut into pieces, and whether compressing the piece is worth the time."""
+    buffer, packable = bytearray(), True
     for content in contents:
+        judged = False
         for part in content.read():
+            if not judged:
+                judged, other = True, _is_packable(part)
+                if other is not packable and len(buffer) >= _SMALLEST_PIECE:
+                    yield bytes(buffer), packable
+                    buffer.clear()
+                packable = packable if buffer else other
             buffer += part
             while len(buffer) >= _PIECE:
-                yield bytes(buffer[:_PIECE])
+                yield bytes(buffer[:_PIECE]), packable
                 del buffer[:_PIECE]
     if buffer:
-        yield bytes(buffer)
+        yield bytes(buffer), packable
 
 
-def _pack(piece: bytes) -> bytes:
-    """The frame of a piece: compressed if that makes it smaller."""
-    sample = piece[:_SAMPLE]
-    if len(zlib.compress(sample, _LEVEL)) < _WORTH_IT * len(sample):
-        packed = zlib.compress(piece, _LEVEL)
-        if len(packed) < len(piece):
-            return contract.pack_frame({"kind": "blobs", "packed": True}, packed)
+def _is_packable(part: bytes) -> bool:
+    sample = part[:_SAMPLE]
+    return len(zlib.compress(sample, _LEVEL)) < _WORTH_IT * len(sample)
+
+
+def _pack(piece: bytes, *, packable: bool) -> bytes:
+    """The frame of a piece."""
+    packed = zlib.compress(piece, _LEVEL) if packable else piece
+    if len(packed) < len(piece):
+        return contract.pack_frame({"kind": "blobs", "packed": True}, packed)
     return contract.pack_frame({"kind": "blobs"}, piece)

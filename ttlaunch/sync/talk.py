@@ -15,7 +15,7 @@ SILENCE_S = 20.0
 """How long a host may say nothing, or take nothing in, before it counts as lost; at work it speaks every second."""
 
 _LAST_WORDS_S = 2.0
-_PART = 128 * 1024
+_PART = 256 * 1024
 _FINAL = {"done", "plan"}
 
 
@@ -66,6 +66,19 @@ class Talk:
         self.sent_bytes = 0
         self.files = 0
         self._bytes = 0
+
+    def give(self, frame: bytes, *, files: int) -> None:
+        """Send contents before the host asks for them.
+
+        Raises:
+            HostError: If it cannot take them in, or is lost.
+        """
+        try:
+            self._stream.process.write(frame, timeout_s=SILENCE_S)
+        except HostError as error:
+            self._hear_why(error)
+        self.sent_bytes += len(frame)
+        self.files += files
 
     def hold(self) -> dict[str, Any]:
         """Answer until the host has said its last word, and return that.
@@ -120,7 +133,7 @@ class Talk:
         if error.trouble is not Trouble.LOST:
             raise error
         try:
-            while self._hear()[0]["kind"] == "busy":
+            while self._hear()[0]["kind"] not in _FINAL:
                 pass
         except HostError as said:
             raise (said if said.trouble is not Trouble.TIMED_OUT else error) from error

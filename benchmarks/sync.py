@@ -1,0 +1,122 @@
+"""Copying code to hosts: `ttlaunch sync` beside `rsync -az`, whole commands, all hosts in parallel.
+
+    python benchmarks/sync.py [--rounds 5] [--hosts 4] [--files 2000] [--megabytes 50] [--delay-ms 10]
+
+Needs root and rsync: the hosts are namespaces with their own sshd, their disks in memory. A project of text (the sources
+of Python's standard library, shuffled) with one file in twenty of random bytes, a fifth of the whole, is copied three
+times: to hosts that have nothing, again without a change, and after a change of one file. Then once more with a delay
+of so many milliseconds each way. Rounds take turns; the medians are printed with what they are to stay at or below.
+rsync compares sizes and times only; ttlaunch compares contents.
+"""
+
+import argparse
+import random
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.cluster.hosts import Cluster
+
+_CASES = ("cold", "nothing changed", "one file changed")
+_LIMITS = {"nothing changed": 0.9, "one file changed": 1.1}
+_RANDOM_EVERY = 20
+_RANDOM_SHARE = 0.2
+
+
+def main() -> None:
+    """Print a row for each case, with and without delay."""
+    parser = argparse.ArgumentParser(description="Measure how long copying to hosts takes.")
+    for name, default in (("rounds", 5), ("hosts", 4), ("files", 2000), ("megabytes", 50), ("delay-ms", 10)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = parser.parse_args()
+    size_mb = 8 * options.megabytes + 64
+    with (
+        tempfile.TemporaryDirectory(prefix="ttl-bench-") as folder,
+        Cluster(hosts=options.hosts, disk="tmpfs", size_mb=size_mb) as cluster,
+    ):
+        project = Path(folder) / "project"
+        write_project(project, files=options.files, size=options.megabytes * 1_000_000)
+        (Path(folder) / "lab").mkdir()
+        (Path(folder) / "lab/hosts.txt").write_text(cluster.hostfile(), encoding="utf-8")
+        print(f"{'round trip':>10}  {'case':17} {'rsync -az':>9} {'ttlaunch':>9} {'ratio':>6}   at most")
+        for delay_ms in (0, options.delay_ms):
+            for host in cluster.hosts:
+                cluster.delay(host, delay_ms)
+            seconds: dict[str, list[tuple[float, float]]] = {case: [] for case in _CASES}
+            for _ in range(options.rounds):
+                for case, pair in _round(cluster, project):
+                    seconds[case].append(pair)
+            for case, pairs in seconds.items():
+                _print_row(2 * delay_ms, case, pairs)
+
+
+def write_project(folder: Path, *, files: int, size: int) -> None:
+    """Make a git repository with so many files of so many bytes together; the same each time."""
+    chance = random.Random(1)  # noqa: S311 - no secret depends on it
+    sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    text = b"".join(source.read_bytes() for source in sources)
+    random_files = files // _RANDOM_EVERY
+    for number in range(files):
+        if number < random_files:
+            content = chance.randbytes(int(size * _RANDOM_SHARE) // random_files)
+        else:
+            length = int(size * (1 - _RANDOM_SHARE)) // (files - random_files)
+            start = chance.randrange(len(text) - length)
+            content = b"# %d\n" % number + text[start : start + length]
+        path = folder / f"part{number % 40:02}" / f"file{number:04}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    subprocess.run(["git", "-C", str(folder), "add", "."], check=True)
+
+
+def _round(cluster: Cluster, project: Path) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Seconds of rsync and of ttlaunch for each case."""
+    for case in _CASES:
+        if case == "cold":
+            for host in cluster.hosts:
+                cluster.run(host, ["rm", "-rf", "/root/copy", "/root/.ttlaunch"])
+            home = cluster.path("launcher", cluster.environment("launcher")["HOME"])
+            shutil.rmtree(home / ".cache/ttlaunch", ignore_errors=True)
+        elif case == "one file changed":
+            changed = project / "part07/file0047.py"
+            changed.write_bytes(changed.read_bytes() + b"# changed\n")
+        yield case, (_rsync(cluster, project), _ttlaunch(cluster, project))
+
+
+def _rsync(cluster: Cluster, project: Path) -> float:
+    copies = [f"rsync -az --delete --exclude .git ./ {shlex.quote(host)}:copy/ &" for host in cluster.hosts]
+    return _seconds(cluster, ["sh", "-c", f"{' '.join(copies)} wait"], project)
+
+
+def _ttlaunch(cluster: Cluster, project: Path) -> float:
+    return _seconds(cluster, [sys.executable, "-m", "ttlaunch", "sync", "--on", "../lab"], project)
+
+
+def _seconds(cluster: Cluster, command: list[str], folder: Path) -> float:
+    began = time.perf_counter()
+    answer = cluster.run("launcher", command, cwd=folder)
+    seconds = time.perf_counter() - began
+    if answer.returncode:
+        sys.exit(f"{shlex.join(command)} ended with status {answer.returncode}:\n{answer.stderr}")
+    return seconds
+
+
+def _print_row(round_trip_ms: int, case: str, pairs: list[tuple[float, float]]) -> None:
+    rsync, ours = (statistics.median(side) for side in zip(*pairs, strict=True))
+    limit = _LIMITS.get(case) if round_trip_ms == 0 else None
+    most = f"{rsync:.2f} s" if limit is None else f"{limit} s"
+    verdict = "" if ours <= (rsync if limit is None else limit) else "   MISSED"
+    name = f"{round_trip_ms} ms" if round_trip_ms else "none"
+    print(f"{name:>10}  {case:17} {rsync:8.2f}s {ours:8.2f}s {ours / rsync:6.2f}   {most}{verdict}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
