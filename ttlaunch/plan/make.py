@@ -142,7 +142,9 @@ def _plan(
         shell=shell,
     )
     rows = tuple(replace(row, environment=own) for row, own in zip(rows, hidden.rows, strict=True))
-    slots = [(f"{host.user}@{host.name}" if host.user else str(host.name), host.slots) for host in topology.hosts]
+    used = {row.host for row in rows}  # on any other host mpirun would start a daemon for nothing
+    hosts = [host for host in topology.hosts if host.name in used]
+    slots = [(f"{host.user}@{host.name}" if host.user else str(host.name), host.slots) for host in hosts]
     engine = plan_openmpi(
         surroundings.engine,
         python=surroundings.python,

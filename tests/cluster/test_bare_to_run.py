@@ -1,0 +1,67 @@
+"""From bare hosts to trained parameters, with ttlaunch's own commands alone: prepare, doctor, sync, run."""
+
+import json
+
+import pytest
+
+pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.slow]
+
+FOUR = {
+    "fabric_minimal": "--ranks 4 --set all_reduce_config.repeats=2",
+    "hierarchical_parallel": "--set training_config.steps=3",
+    "pipeline_parallel": "--set training_config.steps=3"
+    " --set multihost_config.pipeline_parallel_config.blocks_per_rank=[1,1,1,1]",
+}
+FIVE = {
+    "fabric_minimal": "--ranks 5 --set all_reduce_config.repeats=2",
+    "hierarchical_parallel": "--set training_config.steps=3 --set multihost_config.num_workers=3",
+    "pipeline_parallel": "--set training_config.steps=3 --set transformer_config.num_blocks=5"
+    " --set multihost_config.pipeline_parallel_config.blocks_per_rank=[1,1,1,1,1]",
+}
+
+
+@pytest.fixture(scope="module")
+def lab(prepared_cluster, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "lab").mkdir()
+    (folder / "lab/hosts.txt").write_text(prepared_cluster.hostfile())
+    return folder
+
+
+def test_prepared_hosts_are_ready(prepared_cluster, ttlaunch_on, lab):
+    answer = ttlaunch_on(prepared_cluster, cwd=lab)("doctor --on lab --format json")
+    assert answer.status == 0, answer.stdout + answer.stderr
+    said = json.loads(answer.stdout)
+    assert [diagnostic for diagnostic in said["diagnostics"] if diagnostic["severity"] == "error"] == []
+
+
+def test_sync_brings_one_tree_to_all(prepared_cluster, ttlaunch_on, lab):
+    answer = ttlaunch_on(prepared_cluster, cwd=lab)("sync hierarchical_parallel --on lab --format json")
+    assert answer.status == 0, answer.stderr
+    trees = {
+        prepared_cluster.run(host, ["readlink", "/root/.ttlaunch/current"]).stdout for host in prepared_cluster.hosts
+    }
+    assert len(trees) == 1
+
+
+@pytest.mark.parametrize("recipe", FOUR)
+@pytest.mark.parametrize(("hosts", "settings"), [(4, FOUR), (5, FIVE)])
+def test_every_recipe_runs_on_prepared_hosts(prepared_cluster, ttlaunch_on, lab, recipe, hosts, settings):
+    answer = ttlaunch_on(prepared_cluster, cwd=lab)(
+        f"run {recipe} --on lab {settings[recipe]} --format json", timeout_s=200
+    )
+    assert answer.status == 0, answer.stderr
+    report = json.loads(answer.stdout)
+    assert [row["host"] for row in report["ranks"]] == prepared_cluster.hosts[:hosts]
+    assert report["parameters_agree"]
+
+
+def test_four_hosts_and_five_give_the_bits_of_one_process(prepared_cluster, ttlaunch_on, lab):
+    run = ttlaunch_on(prepared_cluster, cwd=lab)
+    digests = set()
+    for words in ("--ranks 1", "--on lab", "--on lab --set multihost_config.num_workers=3"):
+        line = f"run hierarchical_parallel {words} --set training_config.steps=3 --format json"
+        answer = run(line, timeout_s=200)
+        assert answer.status == 0, answer.stderr
+        digests.add(json.loads(answer.stdout)["parameters_sha256"])
+    assert len(digests) == 1
