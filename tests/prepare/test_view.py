@@ -10,9 +10,9 @@ from ttlaunch.cli.prepare_view import BarView
 
 def test_everywhere_but_on_a_terminal_each_step_of_a_host_is_a_line(bench):
     bench.run()
-    bench.wheels.add("numpy", "2.4.7", {"numpy/__init__.py": ""})
+    bench.wheels.add("numpy", "2.4.70", {"numpy/__init__.py": ""})
     pins = bench.folder / "constraints.txt"
-    pins.write_text(pins.read_text().replace("numpy==2.4.6", "numpy==2.4.7"))
+    pins.write_text(pins.read_text().replace("numpy==2.4.6", "numpy==2.4.70"))
     lines = bench.run().stderr.splitlines()
     assert ["settling versions for", "fetching 1 wheel"] == [lines[0][:21], lines[1]]
     steps = ("looking", "receiving", "installing", "checking", "ready")
