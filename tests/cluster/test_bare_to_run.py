@@ -16,6 +16,7 @@ FIVE = {
     "fabric_minimal": "--ranks 5 --set all_reduce_config.repeats=2",
     "hierarchical_parallel": "--set training_config.steps=3 --set multihost_config.num_workers=3",
     "pipeline_parallel": "--set training_config.steps=3 --set transformer_config.num_blocks=5"
+    " --set multihost_config.pipeline_parallel_config.num_blocks=5"
     " --set multihost_config.pipeline_parallel_config.blocks_per_rank=[1,1,1,1,1]",
 }
 

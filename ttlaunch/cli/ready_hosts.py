@@ -4,20 +4,19 @@ What does not depend on each other happens at the same time: the files are read 
 the hosts try to reach each other while the code is on its way.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from ttlaunch import contract
+from ttlaunch.cli.background import in_background
+from ttlaunch.cli.bring_code import bring_code, explain_outcome, guard_size
 from ttlaunch.cli.console import refuse, stop_on_errors
 from ttlaunch.cli.planning import Prepared, make_plan
 from ttlaunch.cli.reach import reach_hosts
 from ttlaunch.cli.ready_here import Ready
-from ttlaunch.cli.sync import show_progress
 from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.doctor.checks import check_ready
 from ttlaunch.doctor.facts import HostFacts, facts_of_launcher
@@ -37,11 +36,8 @@ from ttlaunch.plan.make import Networks
 from ttlaunch.remote.transport import Transport
 from ttlaunch.sync.data import DataItem, data_item
 from ttlaunch.sync.release import Release, make_release
-from ttlaunch.sync.report import check_synced
-from ttlaunch.sync.send import Outcome, Synced, sync_release
+from ttlaunch.sync.send import Outcome, Synced
 from ttlaunch.topology.model import Topology
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -64,10 +60,10 @@ def ready_hosts(prepared: Prepared, *, form: Format, verbose: bool) -> Ready:
     topology = _with_ranks(prepared)
     say = _Say(topology, form, verbose)
     stop_on_errors(check_fabric_sockets(prepared.plan), form=form, verbose=verbose)
-    reading = _beside(lambda: _read_release(prepared))
+    reading = in_background(lambda: _read_release(prepared))
     transports = reach_hosts(topology, form=form, verbose=verbose)
     facts, choice = _check_hosts(transports, prepared, say)
-    meeting = _beside(lambda: measure_pairs(transports, choice.addresses))
+    meeting = in_background(lambda: measure_pairs(transports, choice.addresses))
     outcome = _bring_code(transports, reading, prepared, say)
     _check_meeting(meeting.result(), choice, say)
     networks = Networks(choice.ranks, choice.control, has_rdma=choice.has_rdma)
@@ -75,20 +71,6 @@ def ready_hosts(prepared: Prepared, *, form: Format, verbose: bool) -> Ready:
     assert isinstance(plan, LaunchPlan)  # noqa: S101 - the same description has just given one
     hosts = [_ready_host(host, facts[host.host], outcome, prepared) for host in transports]
     return _ReadyHosts(plan, hosts, prepared, say)
-
-
-def _beside(work: Callable[[], _T]) -> Future[_T]:
-    """Do some work at the same time. Leaving does not wait for it."""
-    future: Future[_T] = Future()
-
-    def attempt() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised where the result is wanted
-            future.set_exception(error)
-
-    threading.Thread(target=attempt, daemon=True).start()
-    return future
 
 
 def _with_ranks(prepared: Prepared) -> Topology:
@@ -134,17 +116,12 @@ def _bring_code(
     release, found = reading.result()
     if release is None:
         refuse(found, form=say.form, verbose=say.verbose)
-    say.stop(found, {}, {})
-    with show_progress(transports, form=say.form) as on_progress:
-        outcome = sync_release(
-            transports,
-            release=release,
-            data=_data(prepared),
-            remote_folder=say.topology.cluster.remote_folder,
-            on_progress=on_progress,
-        )
-    errors = {host: answer for host, answer in outcome.hosts.items() if isinstance(answer, HostError)}
-    say.stop(check_synced(outcome), errors, {})
+    cluster = say.topology.cluster
+    options = {"remote_folder": cluster.remote_folder, "data": _data(prepared)}
+    options["pythons"] = [cluster.python] if cluster.python else []
+    guard_size(release, transports, options, found, form=say.form, verbose=say.verbose)
+    outcome = bring_code(transports, release, found, options, form=say.form)
+    say.stop([*found, *explain_outcome(outcome, say.topology)], {}, {})
     return outcome
 
 
