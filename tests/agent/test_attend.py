@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -170,7 +171,7 @@ def test_folders_of_old_runs_are_tidied_up_but_not_of_live_ones(attended, tmp_pa
         (tmp_path / f"runs/2020-01-{number:02}").mkdir(parents=True)
     live = subprocess.Popen(["sleep", "60"], env={**os.environ, "TTLAUNCH_RUN_ID": "2020-01-00"})
     deadline = time.monotonic() + DEADLINE_S
-    while b"2020-01-00" not in open(f"/proc/{live.pid}/environ", "rb").read() and time.monotonic() < deadline:  # noqa: PTH123, SIM115
+    while b"2020-01-00" not in Path(f"/proc/{live.pid}/environ").read_bytes() and time.monotonic() < deadline:
         pass
     try:
         run = attended(run_id="2026-01-01")

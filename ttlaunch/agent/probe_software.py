@@ -52,6 +52,8 @@ def _ask(candidate: str) -> tuple[list[int], str, str, str, list[str]] | None:
     program = shutil.which(os.path.expanduser(candidate))
     if program is None:
         return None
+    # The folder may be a link that is swapped while a run lives, as `env` is; its ranks must all find the same one.
+    program = os.path.join(os.path.realpath(os.path.dirname(program)), os.path.basename(program))
     with contextlib.suppress(OSError, ValueError, SyntaxError, subprocess.SubprocessError):
         answer = subprocess.run(
             [program, "-c", _ASK],
