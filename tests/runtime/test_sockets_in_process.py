@@ -10,6 +10,8 @@ from ttlaunch.runtime.findings import Place
 from ttlaunch.runtime.in_process import InProcessWorld
 from ttlaunch.runtime.sockets import SocketError
 
+from .socket_contract import CONTRACT
+
 
 def play(*functions, roles=None):
     """Run a function per rank; each is given its socket."""
@@ -191,3 +193,12 @@ def test_a_tensor_with_gaps_is_refused_before_it_is_sent():
     outcome = play(lambda socket: socket.send(torch.zeros(4, 4).T[1:], dest=0))
     assert "not contiguous" in str(outcome.errors[0])
     assert not outcome.messages
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 6])
+@pytest.mark.parametrize("promise", CONTRACT, ids=lambda promise: promise.__name__)
+def test_every_promise_of_a_socket_is_kept(promise, ranks):
+    outcome = play(*[lambda socket: promise(socket, list(range(ranks)))] * ranks)
+    assert {} == outcome.errors
+    left = {"R020", "R022"} if promise is CONTRACT[-1] else set()
+    assert {finding.code for finding in outcome.findings} <= left

@@ -7,9 +7,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ttlaunch.runtime.collectives import chain_all_gather
+    from ttlaunch.runtime.collectives import (
+        all_gather,
+        all_reduce,
+        barrier,
+        broadcast,
+        chain_all_gather,
+        gather,
+        reduce,
+        reduce_scatter,
+    )
     from ttlaunch.runtime.context import RankContext
     from ttlaunch.runtime.data import micro_batches, validation_micro_batches
+    from ttlaunch.runtime.gradient_sums import all_reduce_mean, reduce_scatter_mean
     from ttlaunch.runtime.losses import summed_loss
     from ttlaunch.runtime.model import Model, build_model
     from ttlaunch.runtime.one_process import train_in_one_process
@@ -26,14 +36,23 @@ __all__ = [
     "Optimizer",
     "RankContext",
     "RemoteOptimizer",
+    "all_gather",
+    "all_reduce",
+    "all_reduce_mean",
+    "barrier",
+    "broadcast",
     "build_model",
     "build_optimizer",
     "chain_all_gather",
     "contiguous_blocks",
+    "gather",
     "global_norm",
     "learning_rate",
     "micro_batches",
     "one_f_one_b",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_mean",
     "summed_loss",
     "train_in_one_process",
     "validation_is_due",
@@ -42,9 +61,19 @@ __all__ = [
 ]
 
 _MODULES = {
-    "collectives": ("chain_all_gather",),
+    "collectives": (
+        "all_gather",
+        "all_reduce",
+        "barrier",
+        "broadcast",
+        "chain_all_gather",
+        "gather",
+        "reduce",
+        "reduce_scatter",
+    ),
     "context": ("RankContext",),
     "data": ("micro_batches", "validation_micro_batches"),
+    "gradient_sums": ("all_reduce_mean", "reduce_scatter_mean"),
     "losses": ("summed_loss",),
     "model": ("Model", "build_model"),
     "one_process": ("train_in_one_process",),

@@ -84,11 +84,14 @@ class GradientTree:
 
     Memory: one flat gradient for each subtree that waits for its sibling, at most log2(M) + 1 for a contiguous block
     that starts at 0. Buffers are kept for the next step.
+
+    Attributes:
+        num_values: N.
     """
 
     def __init__(self, num_values: int, *, device: torch.device | str = "cpu") -> None:
         """A tree over gradients of `num_values` float32 values."""
-        self._num_values = num_values
+        self.num_values = num_values
         self._device = torch.device(device)
         self._stack: list[Subtree] = []
         self._free: list[Tensor] = []
@@ -98,7 +101,7 @@ class GradientTree:
 
         Args:
             index: Of the micro-batch in the step; one after the other, without gaps.
-            grads_N: Gradient of its *summed* loss, shape `(N,)`, float32.
+            grads_N: Gradient of its *summed* loss, shape `(N,)`, float32, or bfloat16 or float16: the sums are float32.
             tokens: That it predicted.
             loss: Summed over them.
 
@@ -204,4 +207,4 @@ class GradientTree:
     def _buffer(self) -> Tensor:
         if self._free:
             return self._free.pop()
-        return torch.zeros(HEADER_VALUES + self._num_values, dtype=torch.float32, device=self._device)
+        return torch.zeros(HEADER_VALUES + self.num_values, dtype=torch.float32, device=self._device)

@@ -1,0 +1,178 @@
+"""What every kind of socket promises, as functions that all ranks of a world run; each asserts what it finds.
+
+`tests/runtime/test_sockets_in_process.py` runs them in threads, `tests/mpi/test_sockets.py` in real ranks.
+"""
+
+import torch
+
+from ttlaunch.runtime.collectives import all_gather, all_reduce, barrier, broadcast, gather, reduce, reduce_scatter
+from ttlaunch.runtime.reduction import contiguous_blocks
+from ttlaunch.runtime.sockets import DTYPES, SocketError
+
+SIZES = (0, 1, 2, 5, 16, 1000, 4097, 20_000)
+
+
+def messages_of_one_tag_keep_their_order(socket, among):
+    after, before = neighbours(socket, among)
+    sends = [socket.isend(torch.full((4,), value), dest=after, tag=3) for value in range(5)]
+    for value in range(5):
+        box = torch.empty(4, dtype=torch.int64)
+        socket.recv(box, source=before, tag=3)
+        assert torch.equal(torch.full((4,), value), box)
+    for send in sends:
+        send.wait()
+
+
+def receives_match_in_the_order_in_which_they_were_posted(socket, among):
+    after, before = neighbours(socket, among)
+    boxes = [torch.empty(1) for _ in range(3)]
+    receives = [socket.irecv(box, source=before) for box in boxes]
+    sends = [socket.isend(torch.tensor([float(value)]), dest=after) for value in range(3)]
+    for message in (*reversed(receives), *sends):
+        message.wait()
+    assert [0.0, 1.0, 2.0] == [box.item() for box in boxes]
+
+
+def tags_are_apart(socket, among):
+    after, before = neighbours(socket, among)
+    sends = [socket.isend(torch.tensor([tag]), dest=after, tag=tag) for tag in (1, 2)]
+    for tag in (2, 1):
+        box = torch.empty(1, dtype=torch.int64)
+        socket.recv(box, source=before, tag=tag)
+        assert tag == box.item()
+    for send in sends:
+        send.wait()
+
+
+def every_dtype_and_size_arrives_whole(socket, among):
+    after, before = neighbours(socket, among)
+    for dtype in DTYPES:
+        for size in SIZES:
+            sent = (torch.arange(size) % 7).to(dtype)
+            sending = socket.isend(sent, dest=after)
+            box = torch.ones(size, dtype=dtype)
+            socket.recv(box, source=before)
+            sending.wait()
+            assert torch.equal(sent, box)
+
+
+def shapes_of_many_dimensions_and_none_arrive(socket, among):
+    after, before = neighbours(socket, among)
+    for shape in ((), (1,) * 8, (2, 3, 4), (0, 3), (1, 0)):
+        sending = socket.isend(torch.ones(shape), dest=after)
+        box = torch.zeros(shape)
+        socket.recv(box, source=before)
+        sending.wait()
+        assert torch.equal(torch.ones(shape), box)
+
+
+def a_wait_may_be_repeated(socket, among):
+    after, before = neighbours(socket, among)
+    box = torch.zeros(2)
+    receiving, sending = socket.irecv(box, source=before), socket.isend(torch.ones(2), dest=after)
+    for message in (receiving, sending, receiving, sending):
+        message.wait()
+    assert torch.equal(torch.ones(2), box)
+
+
+def part_of_a_tensor_is_filled_in_place(socket, among):
+    after, before = neighbours(socket, among)
+    whole = torch.zeros(100_000)
+    sending = socket.isend(torch.ones(50_000), dest=after)
+    socket.recv(whole[50_000:], source=before)
+    sending.wait()
+    assert (0.0, 50_000.0) == (whole[:50_000].sum().item(), whole[50_000:].sum().item())
+
+
+def tensors_that_cannot_be_sent_are_refused_before_anything_is_sent(socket, among):
+    peer = neighbours(socket, among)[0]
+    for tensor in (torch.zeros(4, 4).T[1:], torch.zeros((1,) * 9), torch.zeros(2, dtype=torch.complex64)):
+        for verb in (lambda t=tensor: socket.isend(t, dest=peer), lambda t=tensor: socket.irecv(t, source=peer)):
+            try:
+                verb()
+            except ValueError:
+                continue
+            raise AssertionError(f"{tensor.shape} {tensor.dtype} was not refused")
+    messages_of_one_tag_keep_their_order(socket, among)
+
+
+def a_message_of_another_kind_is_named(socket, among):
+    """Rank 0 of the world learns it; all combinations of small and large tensors."""
+    small, large = 3, 100_000
+    cases = [(small, small + 1), (small, large), (large, small), (large, large + 1)]
+    for tag, (sent, expected) in enumerate(cases, start=10):
+        if socket.rank == among[-1]:
+            socket.isend(torch.zeros(sent), dest=among[0], tag=tag)
+            socket.isend(torch.zeros(sent), dest=among[0], tag=tag)
+        if socket.rank == among[0]:
+            try:
+                socket.recv(torch.zeros(expected), source=among[-1], tag=tag)
+            except SocketError as error:
+                found = str(error)
+            assert f"sent float32 of shape ({sent},), expected float32 of shape ({expected},)" in found
+            assert found.startswith(f"rank {among[-1]} (peer)")
+
+
+def all_verbs_of_many_ranks_give_their_results(socket, among):
+    place, count = among.index(socket.rank), len(among)
+    for size in (1, 2, 7, 1000):
+        barrier(socket, among=among)
+        whole = torch.arange(size, dtype=torch.float32)
+        tensor = whole + place
+        broadcast(socket, tensor, root=among[-1], among=among)
+        assert torch.equal(whole + count - 1, tensor)
+        found = gather(socket, whole * place, root=among[0], among=among)
+        assert [] == found or place == 0
+        assert all(torch.equal(whole * other, part) for other, part in enumerate(found))
+        mine = contiguous_blocks(size, count)[place]
+        shared = torch.zeros(size)
+        shared[mine.start : mine.stop] = whole[mine.start : mine.stop]
+        all_gather(socket, shared, among=among)
+        assert torch.equal(whole, shared)
+        the_three_sums_agree(socket, among, size)
+
+
+def the_three_sums_agree(socket, among, size):
+    place, count = among.index(socket.rank), len(among)
+    vectors = [leaf(size, other) for other in range(count)]
+    expected, mine = tree_sum(vectors), contiguous_blocks(size, count)[place]
+    vector = vectors[place].clone()
+    shard = reduce_scatter(socket, vector, among=among)
+    assert torch.equal(vectors[place], vector)
+    assert torch.equal(expected[mine.start : mine.stop], shard)
+    reduce(socket, vector, root=among[0], among=among)
+    assert torch.equal(expected if place == 0 else vectors[place], vector)
+    all_reduce(socket, vector if place else vectors[0], among=among)
+    assert torch.equal(expected, vector if place else vectors[0])
+
+
+def leaf(size, place):
+    generator = torch.Generator().manual_seed(size * 100 + place)
+    return torch.randn(size, generator=generator) * 10.0 ** ((place * 5) % 11 - 5)
+
+
+def tree_sum(vectors):
+    """The sum as the picture in `reduction.py` shows it, by recursion from the top: an independent definition."""
+    if len(vectors) == 1:
+        return vectors[0]
+    half = 1 << (len(vectors) - 1).bit_length() - 1
+    return tree_sum(vectors[:half]) + tree_sum(vectors[half:])
+
+
+def neighbours(socket, among):
+    place = among.index(socket.rank)
+    return among[(place + 1) % len(among)], among[place - 1]
+
+
+CONTRACT = [
+    messages_of_one_tag_keep_their_order,
+    receives_match_in_the_order_in_which_they_were_posted,
+    tags_are_apart,
+    every_dtype_and_size_arrives_whole,
+    shapes_of_many_dimensions_and_none_arrive,
+    a_wait_may_be_repeated,
+    part_of_a_tensor_is_filled_in_place,
+    tensors_that_cannot_be_sent_are_refused_before_anything_is_sent,
+    all_verbs_of_many_ranks_give_their_results,
+    a_message_of_another_kind_is_named,  # the last one: it leaves messages that nobody receives
+]
