@@ -182,6 +182,21 @@ def test_no_secret_shows_on_a_command_line_in_a_log_or_in_a_file(make_cluster, t
     assert found.stdout == ""
 
 
+def test_checkpoints_come_home_and_training_goes_on_from_them_on_hosts(make_cluster, ttlaunch_on, lab, tmp_path):
+    cluster = make_cluster(hosts=3)
+    lab(cluster.hostfile(slots=2))
+    run = ttlaunch_on(cluster)
+    settings = "--set training_config.steps=6 --set checkpoint_config.interval=2 --format json"
+    whole = run(f"run hierarchical_parallel --on lab {settings}", timeout_s=120)
+    assert whole.status == 0, whole.stderr
+    [folder] = tmp_path.glob("runs/*/checkpoints")
+    assert [path.name for path in folder.glob("*.tmp")] == []
+    step_4 = folder / "step-4"
+    assert (step_4 / "manifest.json").is_file()
+    again = run(f"run hierarchical_parallel --on lab {settings} --resume {step_4.relative_to(tmp_path)}", timeout_s=120)
+    assert digest(again) == digest(whole)
+
+
 def test_ranks_use_the_interpreter_that_the_cluster_names(make_cluster, ttlaunch_on, lab):
     cluster = make_cluster(hosts=2)
     for host in cluster.hosts:

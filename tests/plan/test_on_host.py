@@ -1,12 +1,14 @@
 """The plan as a host reads it: its own paths, the same decisions, the same hash."""
 
+import dataclasses
+
 from ttlaunch.plan.on_host import HostPlaces, plan_on_host
 
 PLACES = HostPlaces(
     python="/home/bob/.ttlaunch/env/bin/python",
     package="/home/bob/.ttlaunch/releases/abc/package",
     copies={"/home/ann/project": "/home/bob/.ttlaunch/releases/abc/project"},
-    data="/home/bob/.ttlaunch/data/123",
+    data={"123": "/home/bob/.ttlaunch/data/123", "456": "/home/bob/.ttlaunch/data/456"},
 )
 SHELL = {
     "HOME": "/home/ann",
@@ -20,7 +22,8 @@ SHELL = {
 
 def on_host(plan, target="hierarchical_parallel", *, described=(), **request):
     made = plan(target, surroundings={"shell": SHELL}, **request)
-    return made, plan_on_host(made, PLACES, python="/opt/venv/bin/python", described=described)
+    places = dataclasses.replace(PLACES, data={made.program.data["sha256"]: "/home/bob/.ttlaunch/data/text"})
+    return made, plan_on_host(made, places, python="/opt/venv/bin/python", described=described)
 
 
 def test_paths_into_what_was_copied_are_moved_and_others_stay(plan):
@@ -49,9 +52,14 @@ def test_the_interpreter_is_the_hosts(plan):
     assert content["rank_command"] == ["/home/bob/.ttlaunch/env/bin/python", "-m", "ttlaunch.runtime"]
 
 
-def test_the_training_text_is_where_the_host_has_it(plan):
-    made, content = on_host(plan)
-    assert content["data"] == {**made.program.data, "path": "/home/bob/.ttlaunch/data/123"}
+def test_text_and_checkpoint_are_where_the_host_has_them(plan):
+    made = plan("hierarchical_parallel", surroundings={"shell": SHELL})
+    file = {"path": "/home/ann/project/runs/r1/checkpoints/step-5/rank-0.safetensors", "sha256": "456", "bytes": 7}
+    start = {"origin": "r1", "step": 5, "files": [file], "state": {}}
+    program = dataclasses.replace(made.program, data={**made.program.data, "sha256": "123"}, start=start)
+    content = plan_on_host(dataclasses.replace(made, program=program), PLACES, python="/opt/venv/bin/python")
+    assert content["data"] == {**program.data, "path": "/home/bob/.ttlaunch/data/123"}
+    assert content["start"] == {**start, "files": [{**file, "path": "/home/bob/.ttlaunch/data/456"}]}
 
 
 def test_every_host_has_the_hash_of_the_plan_itself(plan):

@@ -11,6 +11,7 @@ Frames to it: `end` (finish, sweep, leave). Frames from it: `ready`, `file` (a p
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import select
@@ -131,7 +132,7 @@ class _Run:
         self._shims: dict[int, int] = {}  # rank to the process id of its shim
 
     def send_new(self) -> None:
-        """Send what has been added to logs and progress, and the records that have appeared."""
+        """Send what has been added to logs and progress, and records and shards that have appeared."""
         for directory in (contract.LOGS_DIR, contract.RECORDS_DIR):
             try:
                 names = sorted(os.listdir(os.path.join(self._folder, directory)))
@@ -140,6 +141,19 @@ class _Run:
             for name in names:
                 if not name.endswith((".tmp", ".unfinished")):
                     self._send_file(f"{directory}/{name}")
+        self._send_shards()
+
+    def _send_shards(self) -> None:
+        """Send each shard of a checkpoint that is whole, then its record, and remove both: they are safe at home.
+
+        A shard without a record is still being written; one whose record has not arrived counts as never written.
+        """
+        for record in sorted(glob.glob(os.path.join(self._folder, contract.CHECKPOINTS_DIR, "step-*", "rank-*.json"))):
+            shard = record[: -len(".json")] + ".safetensors"
+            for path in (shard, record):
+                self._send_file(os.path.relpath(path, self._folder))
+            for path in (record, shard):
+                os.unlink(path)
 
     def _send_file(self, name: str) -> None:
         path = os.path.join(self._folder, name)
@@ -215,7 +229,7 @@ class _Run:
 
     def remove_collected(self) -> None:
         """Remove logs and records: the launching machine has them."""
-        for directory in (contract.LOGS_DIR, contract.RECORDS_DIR):
+        for directory in (contract.LOGS_DIR, contract.RECORDS_DIR, contract.CHECKPOINTS_DIR):
             shutil.rmtree(os.path.join(self._folder, directory), ignore_errors=True)
 
 

@@ -126,8 +126,12 @@ def _bring_code(
 
 
 def _data(prepared: Prepared) -> list[DataItem]:
+    """What ranks read besides the code: the training text, and the files that training begins from."""
     program = prepared.plan.program
-    return [data_item(program.data)] if isinstance(program, RecipeProgram) and program.data else []
+    if not isinstance(program, RecipeProgram):
+        return []
+    files = (program.start or {}).get("files", ())
+    return [data_item(found) for found in ([program.data] if program.data else []) + list(files)]
 
 
 def _check_meeting(pairs: Pairs, choice: NetworkChoice, say: _Say) -> None:
@@ -145,7 +149,6 @@ def _ready_host(transport: Transport, facts: HostFacts, outcome: Outcome, prepar
     copies = {str(release.project): f"{synced.release}/{contract.PROJECT_DIR}"}
     if isinstance(program, RecipeProgram) and release.recipe is not None:
         copies[program.folder] = f"{synced.release}/{release.recipe}"
-    data = program.data if isinstance(program, RecipeProgram) else None
     return ReadyHost(
         transport=transport,
         python=facts.python.executable,
@@ -154,7 +157,7 @@ def _ready_host(transport: Transport, facts: HostFacts, outcome: Outcome, prepar
         release=synced.release,
         lock=f"{synced.remote_folder}/{contract.release_lock(synced.tree_hash)}",
         copies=copies,
-        data=synced.data[data["sha256"]] if data else None,
+        data=synced.data,
     )
 
 

@@ -27,7 +27,8 @@ from ttlaunch.remote.transport import Transport
 _START_S = 10.0
 _SILENCE_S = 10.0  # an attendant says something every second
 _END_S = 8.0
-_FILE = re.compile(r"(?:logs|records)/rank-[0-9]+\.[a-z.]+\Z")
+_TICK_S = 0.1
+_FILE = re.compile(r"(?:logs|records|checkpoints/step-[0-9]+\.tmp)/rank-[0-9]+\.[a-z.]+\Z")
 
 
 @dataclass
@@ -98,11 +99,13 @@ class HostsCrew:
         for one in self._attendants:
             with contextlib.suppress(HostError):
                 one.stream.send({"kind": "end"}, timeout_s=1.0)
-        deadline = time.monotonic() + _END_S
+        ordered = time.time()
         for one in self._attendants:
-            if not one.ended.wait(max(0.0, deadline - time.monotonic())):
-                silent = f"it has not finished within {_END_S:g} s"
-                self._note_lost(one, HostError(one.host, Trouble.TIMED_OUT, silent))
+            while not one.ended.wait(_TICK_S):
+                if time.time() - max(ordered, one.last_heard) > _END_S:  # a large checkpoint may be on its way home
+                    silent = f"it has not finished within {_END_S:g} s"
+                    self._note_lost(one, HostError(one.host, Trouble.TIMED_OUT, silent))
+                    break
             one.stream.process.kill()
         self._relay.close()
         return sum(one.killed or 0 for one in self._attendants)
@@ -135,6 +138,7 @@ class HostsCrew:
 
 def write_piece(path: Path, header: Mapping[str, Any], body: bytes) -> None:
     """Write a piece of a host's file to its place here; records that appear whole there appear whole here."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     if header.get("whole"):
         unfinished = path.with_name(f"{path.name}.tmp")
         unfinished.write_bytes(body)

@@ -32,7 +32,7 @@ class ReadyHost:
         release: Folder of the code there, absolute.
         lock: File that keeps the code from being pruned, absolute.
         copies: Path on the launching machine to path on the host.
-        data: The training text there; None if the recipe reads none.
+        data: Where texts and checkpoints lie there, by the SHA-256 of their content.
     """
 
     transport: Transport
@@ -42,7 +42,7 @@ class ReadyHost:
     release: str
     lock: str
     copies: Mapping[str, str]
-    data: str | None = None
+    data: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ hash stays that of the plan itself, so that every host can be seen to run the sa
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ttlaunch.plan.launch_plan import LaunchPlan
@@ -23,13 +23,13 @@ class HostPlaces:
         python: The interpreter of its ranks.
         package: The folder that holds the `ttlaunch` package.
         copies: Path on the launching machine to path on the host, for everything that was copied.
-        data: The training text; None if the recipe reads none.
+        data: Where texts and checkpoints lie, by the SHA-256 of their content.
     """
 
     python: str
     package: str
     copies: Mapping[str, str]
-    data: str | None = None
+    data: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan_on_host(
@@ -55,8 +55,15 @@ def plan_on_host(
     if content["recipe"] is not None:
         content["recipe"] = {**content["recipe"], "folder": moved.path(content["recipe"]["folder"])}
     if content["data"] is not None:
-        content["data"] = {**content["data"], "path": places.data}
+        content["data"] = _lying_there(content["data"], places)
+    if content["start"] is not None:
+        files = [_lying_there(file, places) for file in content["start"]["files"]]
+        content["start"] = {**content["start"], "files": files}
     return content
+
+
+def _lying_there(file: Mapping[str, Any], places: HostPlaces) -> dict[str, Any]:
+    return {**file, "path": places.data[file["sha256"]]}
 
 
 class _Moved:
