@@ -1,6 +1,8 @@
 """From a line of the hostfile to a `Transport`: the only place that decides how a host is reached."""
 
+import sys
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from ttlaunch.remote.key_ring import KeyRing
@@ -34,6 +36,21 @@ def open_transport(address: HostAddress, *, keys: KeyRing | None = None) -> Tran
     """
     if is_this_machine(address.name):
         return LocalTransport(address.name)
-    from ttlaunch.remote.ssh import SshTransport  # noqa: PLC0415 - 0.2 s that one machine alone does not need
+    _import_paramiko()
+    from ttlaunch.remote.ssh import SshTransport  # noqa: PLC0415 - 0.1 s that one machine alone does not need
 
     return SshTransport(address, keys=keys)
+
+
+def _import_paramiko() -> None:
+    """Import paramiko without invoke, which alone takes 70 ms more.
+
+    paramiko would run the commands of `Match exec` with it; ours are run in `ssh_config`.
+    """
+    if "paramiko" in sys.modules or "invoke" in sys.modules:
+        return
+    sys.modules["invoke"] = None  # type: ignore[assignment]  # what the import system takes for "not installed"
+    try:
+        import_module("paramiko")
+    finally:
+        del sys.modules["invoke"]
