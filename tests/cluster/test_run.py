@@ -86,7 +86,8 @@ def test_a_script_finds_its_files_on_every_host(cluster4, ttlaunch_on, lab, tmp_
     assert answer.status == 0, answer.stderr
     lines = sorted(line.split(" | ")[1].split() for line in answer.stdout.splitlines() if " | " in line)
     assert [(line[0], line[2], line[3]) for line in lines] == [(host, "4", "hello") for host in cluster4.hosts]
-    assert all("/root/.ttlaunch/releases/" in line[1] for line in lines)
+    [code] = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/code.json")]
+    assert all(f"/root/.ttlaunch/releases/{code['release']}/" in line[1] for line in lines)
 
 
 def test_the_launching_machine_may_have_a_rank_too(make_cluster, ttlaunch_on, lab):

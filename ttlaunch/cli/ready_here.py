@@ -22,6 +22,10 @@ class Ready(Protocol):
     def plan(self) -> LaunchPlan:
         """The plan, with what the hosts said about themselves."""
 
+    @property
+    def release(self) -> str | None:
+        """Hash of the tree that all hosts have; None where ranks run from the launching machine's own files."""
+
     def crew(self, folder: RunFolder, watch: Watch, scratch: Path) -> AbstractContextManager[Crew]:
         """Whoever stands beside the ranks, from before the first starts until after the last has ended."""
 
@@ -34,6 +38,8 @@ def ready_here(prepared: Prepared, *, form: Format, verbose: bool) -> Ready:
 
 
 class _ReadyHere:
+    release = None
+
     def __init__(self, plan: LaunchPlan) -> None:
         self.plan = plan
 

@@ -70,7 +70,7 @@ def ready_hosts(prepared: Prepared, *, form: Format, verbose: bool) -> Ready:
     plan = make_plan(prepared.description, prepared.request, replace(prepared.surroundings, networks=networks))
     assert isinstance(plan, LaunchPlan)  # noqa: S101 - the same description has just given one
     hosts = [_ready_host(host, facts[host.host], outcome, prepared) for host in transports]
-    return _ReadyHosts(plan, hosts, prepared, say)
+    return _ReadyHosts(plan, outcome.release.tree_hash, hosts, prepared, say)
 
 
 def _with_ranks(prepared: Prepared) -> Topology:
@@ -164,8 +164,11 @@ def _ready_host(transport: Transport, facts: HostFacts, outcome: Outcome, prepar
 class _ReadyHosts:
     """Hosts that are reached, checked and have the code."""
 
-    def __init__(self, plan: LaunchPlan, hosts: Sequence[ReadyHost], prepared: Prepared, say: _Say) -> None:
+    def __init__(
+        self, plan: LaunchPlan, release: str, hosts: Sequence[ReadyHost], prepared: Prepared, say: _Say
+    ) -> None:
         self.plan = plan
+        self.release = release
         self._hosts = hosts
         self._prepared = prepared
         self._say = say

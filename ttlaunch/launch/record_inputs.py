@@ -17,13 +17,28 @@ _GIT_DEADLINE_S = 5.0
 _LARGEST_DIFF = 4 * 1024 * 1024
 
 
-def write_inputs(plan: LaunchPlan, folder: RunFolder, *, resolved_config: str, shell: Mapping[str, str]) -> None:
-    """Write `plan.json`, `command.sh`, `train.yaml`, `environment.json` and `code.json`."""
+def write_inputs(
+    plan: LaunchPlan,
+    folder: RunFolder,
+    *,
+    resolved_config: str,
+    shell: Mapping[str, str],
+    release: str | None = None,
+) -> None:
+    """Write `plan.json`, `command.sh`, `train.yaml`, `environment.json` and `code.json`.
+
+    Args:
+        plan: What is about to start.
+        folder: The run's.
+        resolved_config: Text of `train.yaml`; empty for a program that is no recipe.
+        shell: The launching shell's environment, for where variables came from.
+        release: Hash of the tree that all hosts have; None where ranks run from this machine's own files.
+    """
     write_plan(plan, folder.path, run_id=folder.run_id)
     if resolved_config:
         folder.file(contract.TRAIN_FILE).write_text(resolved_config, encoding="utf-8")
     write_environment(folder, plan, _versions(), shell)
-    code = _describe_code(plan)
+    code = {**_describe_code(plan), "release": release}
     folder.file(contract.CODE_FILE).write_text(json.dumps(code, indent=1) + "\n", encoding="utf-8")
 
 
