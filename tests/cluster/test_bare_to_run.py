@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(900)]
 
 FOUR = {
     "fabric_minimal": "--ranks 4 --set all_reduce_config.repeats=2",
