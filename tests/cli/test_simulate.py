@@ -39,8 +39,9 @@ def write_recipe(folder, trainer):
         ("hierarchical_parallel --ranks 5", SMALL | {"multihost_config.num_workers": 3}),
         ("hierarchical_parallel --ranks 3", SMALL | {"multihost_config.num_workers": 2}),
         ("pipeline_parallel", SMALL),
+        ("data_parallel", SMALL | {"multihost_config.num_workers": 3}),
     ],
-    ids=["three tiers", "two tiers", "pipeline"],
+    ids=["three tiers", "two tiers", "pipeline", "data parallel"],
 )
 def test_a_simulated_recipe_has_the_bits_of_a_run(ttlaunch, recipe, values):
     run = json.loads(ttlaunch(f"run {recipe} {settings(values)} --format json").stdout)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.reduction import GradientTree, contiguous_blocks
     from ttlaunch.runtime.remote_optimizer import RemoteOptimizer
     from ttlaunch.runtime.schedules import Action, one_f_one_b
+    from ttlaunch.runtime.torch_group import process_group
     from ttlaunch.runtime.validation import validation_is_due, validation_losses
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "learning_rate",
     "micro_batches",
     "one_f_one_b",
+    "process_group",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_mean",
@@ -81,6 +83,7 @@ _MODULES = {
     "reduction": ("GradientTree", "contiguous_blocks"),
     "remote_optimizer": ("RemoteOptimizer",),
     "schedules": ("Action", "one_f_one_b"),
+    "torch_group": ("process_group",),
     "validation": ("validation_is_due", "validation_losses"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

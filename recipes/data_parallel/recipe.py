@@ -1,0 +1,36 @@
+"""What the data-parallel recipe is: its configuration, its roles, who talks to whom. No torch here: the launcher reads it."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from ttlaunch.recipe import Layout, Recipe, Section, TrainingFile, all_pairs, every_worker_has_a_micro_batch, per
+
+
+class DataParallelConfig(Section):
+    """How the workers agree on a gradient."""
+
+    noun: ClassVar[str] = "data_parallel_config"
+
+    reduction: Literal["canonical", "fast"] = Field(
+        "canonical", description="canonical: the bits of one process; fast: torch's DistributedDataParallel"
+    )
+
+
+class Config(TrainingFile):
+    """The sections every recipe shares, and how gradients are added."""
+
+    data_parallel_config: DataParallelConfig = DataParallelConfig()
+
+
+RECIPE = Recipe(
+    summary="Every worker has the whole model; they average their gradients and update alike.",
+    config=Config,
+    layouts=[
+        Layout("single", trainer=1),
+        Layout("data_parallel", worker=per("multihost_config.num_workers")),
+    ],
+    flows=[all_pairs("worker")],
+    checks=[every_worker_has_a_micro_batch],
+    unread=["multihost_config.pipeline_parallel_config"],
+)
