@@ -62,13 +62,21 @@ class Target:
         os.unlink(self.path)
         return None
 
-    def copy_from(self, source: bytes, *, alive: Callable[[], None]) -> Signature | None:
-        """Make the file from another of this host; None if that is not what it was thought to be."""
+    def copy_from(self, source: bytes, known: Signature | None, *, alive: Callable[[], None]) -> Signature | None:
+        """Make the file from another of this host; None if that is not what it was thought to be.
+
+        Args:
+            source: The other file.
+            known: Its signature when it was last compared with its SHA-256; None: compare now.
+            alive: Called now and then.
+        """
         try:
             descriptor = os.open(source, _OLD_FILE)
         except OSError:
             return None
         try:
+            if known is not None and self.size and (copied := self._clone(descriptor, known)):
+                return copied
             first = os.read(descriptor, min(self.size + 1, releases.CHUNK))
             if len(first) == self.size:
                 return self.write((first,), alive=alive)
@@ -78,6 +86,24 @@ class Target:
             return None
         finally:
             os.close(descriptor)
+
+    def _clone(self, source: int, known: Signature) -> Signature | None:
+        """Let the system copy a file that nobody has written since it was compared; None where that is not possible."""
+        if releases.signature_of(os.fstat(source)) != known:
+            return None
+        descriptor = os.open(self.path, _NEW_FILE, self.mode)
+        try:
+            copied = 0
+            with contextlib.suppress(OSError):
+                while copied < self.size and (more := os.sendfile(descriptor, source, copied, self.size - copied)):
+                    copied += more
+            if copied == self.size and releases.signature_of(os.fstat(source)) == known:
+                return releases.signature_of(os.fstat(descriptor))
+        finally:
+            os.close(descriptor)
+        os.unlink(self.path)
+        os.lseek(source, 0, os.SEEK_SET)
+        return None
 
 
 class Building:
@@ -189,16 +215,23 @@ def check_space(folder: bytes, targets: Sequence[Target], *, others: int) -> Non
         raise Refused("inodes", needed=len(targets) + others, free=disk.f_favail, path=os.fsdecode(folder))
 
 
-def find_copies(folder: bytes, wanted: set[bytes], *, tree_hash: bytes) -> dict[bytes, bytes]:
-    """Where else on this host contents lie, by their SHA-256: in other releases, in this one, and among the data."""
+def find_copies(folder: bytes, wanted: set[bytes], *, tree_hash: bytes) -> dict[bytes, tuple[bytes, Signature | None]]:
+    """Where else on this host contents lie: in other releases, in this one, and among the data.
+
+    Returns:
+        Path, and the signature with which it was last compared, by SHA-256.
+    """
     parent = os.path.join(folder, contract.RELEASES_DIR.encode())
-    found: dict[bytes, bytes] = {}
+    found: dict[bytes, tuple[bytes, Signature | None]] = {}
     names = sorted(os.listdir(parent), key=lambda name: name != tree_hash) if os.path.isdir(parent) else []
     for name in names:
-        for kind, _, _, content, path in releases.read_manifest(os.path.join(parent, name)) or ():
-            if kind == FILE and content in wanted:
-                found.setdefault(content, os.path.join(parent, name, path))
+        release = os.path.join(parent, name)
+        entries = releases.read_manifest(release) or ()
+        known = releases.read_signatures(release, len(entries)) if entries else {}
+        for index, (kind, _, _, content, path) in enumerate(entries):
+            if kind == FILE and content in wanted and content not in found:
+                found[content] = (release + b"/" + path, known.get(index))
     data = os.path.join(folder, contract.DATA_DIR.encode())
     if os.path.isdir(data):
-        found.update({name: os.path.join(data, name) for name in os.listdir(data) if name in wanted})
+        found.update({name: (os.path.join(data, name), None) for name in os.listdir(data) if name in wanted})
     return found

@@ -93,7 +93,9 @@ class Contents:
         self._left = memoryview(b"")
         self._signatures: dict[int, Signature] = {}
 
-    def bring(self, targets: Sequence[Target], *, copies: Mapping[bytes, bytes]) -> dict[int, Signature]:
+    def bring(
+        self, targets: Sequence[Target], *, copies: Mapping[bytes, tuple[bytes, Signature | None]]
+    ) -> dict[int, Signature]:
         """Make all files; contents that are not in `copies`, or turn out to be wrong there, are asked for.
 
         Returns:
@@ -112,7 +114,7 @@ class Contents:
             digest for digest in self._order if digest in lacking and digest in copies and digest not in given
         ]:
             first, *others = lacking[digest]
-            signature = first.copy_from(copies[digest], alive=self._talk.alive)
+            signature = first.copy_from(*copies[digest], alive=self._talk.alive)
             if signature is None:
                 wrong.append(digest)
             else:
@@ -152,7 +154,7 @@ class Contents:
             raise Refused("damaged", path=first.path.decode("utf-8", "replace"))
         self._signatures[first.index] = signature
         for other in others:
-            copied = other.copy_from(first.path, alive=self._talk.alive)
+            copied = other.copy_from(first.path, None, alive=self._talk.alive)
             if copied is None:
                 raise Refused("damaged", path=other.path.decode("utf-8", "replace"))
             self._signatures[other.index] = copied

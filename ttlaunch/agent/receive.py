@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 
@@ -47,13 +48,14 @@ def main(arguments: Mapping[str, Any]) -> int:
     except (EOFError, BrokenPipeError):
         return 1  # the launching machine is not there any more
     except OSError as error:
-        talk.send({"kind": "error", **_explained(error)})
+        talk.send({"kind": "error", **_explained(error, place=arguments["remote_folder"])})
     else:
         return 0
     return 1
 
 
-def _explained(error: OSError) -> dict[str, Any]:
+def _explained(error: OSError, *, place: str) -> dict[str, Any]:
+    """What the system said, and of which path; of `place` if it does not say."""
     why = _CANNOT_BE_WRITTEN.get(error.errno or 0, "other")
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         why = "full"
@@ -61,7 +63,7 @@ def _explained(error: OSError) -> dict[str, Any]:
         why = "name"
     elif error.errno in {errno.EEXIST, errno.ENOTDIR}:
         why = "in the way"
-    name = error.filename if error.filename is not None else b""
+    name = error.filename if error.filename is not None else place
     return {"why": why, "reason": (error.strerror or str(error)).lower(), "path": os.fsdecode(name)}
 
 
@@ -90,7 +92,8 @@ class _Session:
             return
         self._make_folders()
         os.umask(0)  # from here on every file gets exactly the rights of the original
-        self._lock = releases.hold(self._incoming + b".lock", exclusive=True)
+        self._lock = releases.hold(self._incoming + b".lock", fcntl.LOCK_EX)
+        self._id = self._identify()
         releases.clear_leftovers(self._folder)
         held = releases.hold_release(self._folder, self._tree)
         while True:
@@ -141,7 +144,6 @@ class _Session:
         ignore = os.path.join(self._folder, b".gitignore")
         if not os.path.lexists(ignore):
             releases.write_file(ignore, b"*\n")
-        self._id = self._identify()
 
     def _identify(self) -> str:
         """The same text on every host that sees this folder, so that they need not all be sent the same."""

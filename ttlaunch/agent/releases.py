@@ -121,7 +121,7 @@ def check_tree(
         Which entries are not as they should be, the signatures of the files that are, and whether contents had to be
         read because their signatures were not known.
     """
-    known, newest = _read_signatures(release, len(entries))
+    known = read_signatures(release, len(entries))
     wrong, signatures, read_any = [], {}, False
     for index, (kind, mode, size, content, path) in enumerate(entries):
         full = release + b"/" + path
@@ -130,7 +130,7 @@ def check_tree(
             if kind == FILE:
                 right = stat.S_ISREG(found.st_mode) and found.st_mode & 0o777 == mode and found.st_size == size
                 signature = signature_of(found)
-                if right and (known.get(index) != signature or signature[2] >= newest):
+                if right and known.get(index) != signature:
                     right, read_any = digest_of(full, alive=alive) == content, True
                 if right:
                     signatures[index] = signature
@@ -155,16 +155,17 @@ def _signatures_file(release: bytes) -> bytes:
     return os.path.join(release, f"signatures-{boot}".encode())
 
 
-def _read_signatures(release: bytes, count: int) -> tuple[dict[int, Signature], int]:
-    """The recorded ones by index, and the time from which on a change may not have been seen."""
+def read_signatures(release: bytes, count: int) -> dict[int, Signature]:
+    """Those that can be relied on, by index: what was written in the same moment as they were may have changed unseen."""
     try:
         with open(_signatures_file(release), "rb") as file:
-            packed, written = file.read(), os.fstat(file.fileno()).st_mtime_ns
+            packed, newest = file.read(), os.fstat(file.fileno()).st_mtime_ns - _RACY_NS
     except OSError:
-        return {}, 0
+        return {}
     if len(packed) != count * _SIGNATURE.size:
-        return {}, 0
-    return dict(enumerate(_SIGNATURE.iter_unpack(packed))), written - _RACY_NS
+        return {}
+    unpacked: Iterator[Any] = _SIGNATURE.iter_unpack(packed)
+    return {index: signature for index, signature in enumerate(unpacked) if signature[2] < newest}
 
 
 def write_signatures(release: bytes, signatures: Mapping[int, Signature], *, count: int, temporary: bytes) -> None:
@@ -186,18 +187,23 @@ def write_file(path: bytes, content: bytes) -> None:
         file.write(content)
 
 
-def hold(path: bytes, *, exclusive: bool) -> int | None:
-    """Lock a file that stays locked until the descriptor is closed; None if somebody else holds it.
+def hold(path: bytes, how: int) -> int | None:
+    """Lock a file that stays locked until the descriptor is closed.
 
-    A shared lock is waited for: it is only ever refused for as long as a look takes.
+    Args:
+        path: The file; made if it is not there.
+        how: For `flock`: LOCK_SH or LOCK_EX, which are waited for, or LOCK_EX | LOCK_NB.
+
+    Returns:
+        The descriptor; None if somebody else holds the lock and we would have to wait.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusive else fcntl.LOCK_SH)
+            fcntl.flock(descriptor, how)
         except OSError as error:
             os.close(descriptor)
-            if error.errno in {errno.EWOULDBLOCK, errno.EACCES} or exclusive:
+            if how & fcntl.LOCK_NB and error.errno in {errno.EWOULDBLOCK, errno.EACCES, errno.ENOLCK}:
                 return None
             raise
         with contextlib.suppress(OSError):
@@ -208,8 +214,8 @@ def hold(path: bytes, *, exclusive: bool) -> int | None:
 
 def hold_release(folder: bytes, tree_hash: str) -> int:
     """Keep a release from being removed for as long as the descriptor, or a copy of it in a child, is open."""
-    descriptor = hold(os.path.join(folder, contract.release_lock(tree_hash).encode()), exclusive=False)
-    assert descriptor is not None  # noqa: S101 - only an exclusive lock is refused
+    descriptor = hold(os.path.join(folder, contract.release_lock(tree_hash).encode()), fcntl.LOCK_SH)
+    assert descriptor is not None  # noqa: S101 - it was waited for
     return descriptor
 
 
@@ -231,7 +237,7 @@ def old_releases(folder: bytes, *, keep: int, own: bytes) -> Iterator[tuple[byte
     for name in sorted(names, key=last_synced, reverse=True)[max(0, keep - 1) :]:
         if name == current:
             continue
-        descriptor = hold(os.path.join(releases, name + b".lock"), exclusive=True)
+        descriptor = hold(os.path.join(releases, name + b".lock"), fcntl.LOCK_EX | fcntl.LOCK_NB)
         if descriptor is not None:
             yield name, descriptor
 
@@ -242,7 +248,7 @@ def clear_leftovers(folder: bytes) -> None:
     found = [os.path.join(place, name) for place in places for name in os.listdir(place) if name.startswith(INCOMING)]
     for owner in {_owner_of(path) for path in found}:
         lock = os.path.join(places[0], INCOMING + owner + b".lock")
-        descriptor = hold(lock, exclusive=True)
+        descriptor = hold(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if descriptor is not None:
             for path in found:
                 if _owner_of(path) == owner and path != lock:

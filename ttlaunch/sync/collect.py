@@ -1,6 +1,5 @@
 """What of a folder is copied: its files without those that rules leave out and those that look like secrets."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -36,7 +35,8 @@ def collect(root: bytes, *, environment: Mapping[str, str], ask_git: bool = True
     verdicts = {path: rules.verdict(path) for path in listing.paths | listing.ignored} if rules else {}
     kept = [path for path in listing.paths if verdicts.get(path) is not True]
     kept += [path for path in listing.ignored if verdicts.get(path) is False]
-    secrets = {path for path in kept if verdicts.get(path) is not False and looks_secret(os.path.join(root, path))}
+    below = root + b"/"
+    secrets = {path for path in kept if verdicts.get(path) is not False and looks_secret(below + path)}
     paths = sorted(set(kept) - secrets)
     folders = {path for path in listing.folders if not (rules and rules.verdict(path, is_folder=True))}
     folders |= folders_of(paths)

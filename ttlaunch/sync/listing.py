@@ -61,10 +61,10 @@ def folders_of(paths: Iterable[bytes]) -> set[bytes]:
     """All folders that some paths lie in, without the root."""
     folders = {b""}
     for path in paths:
-        folder = os.path.dirname(path)
+        folder = path[: max(0, path.rfind(b"/"))]
         while folder not in folders:
             folders.add(folder)
-            folder = os.path.dirname(folder)
+            folder = folder[: max(0, folder.rfind(b"/"))]
     return folders - {b""}
 
 
@@ -106,12 +106,14 @@ def _ask_git(root: bytes, *which: str, environment: Mapping[str, str]) -> set[by
     paths: set[bytes] = set()
     for listed in answer.stdout.split(b"\0"):
         path = listed.rstrip(b"/")
-        full = os.path.join(root, path)
-        if not path or not os.path.lexists(full):
-            continue
-        if os.path.isdir(full) and not os.path.islink(full):  # a submodule, or a repository inside this one
+        full = root + b"/" + path
+        try:
+            mode = os.lstat(full).st_mode if path else 0
+        except OSError:
+            continue  # tracked, and deleted
+        if stat.S_ISDIR(mode):  # a submodule, or a repository inside this one
             paths |= {os.path.join(path, inner) for inner in _ask_git(full, *which, environment=environment)}
-        else:
+        elif path:
             paths.add(path)
     return paths
 
@@ -123,7 +125,7 @@ def _look_around(root: bytes, listing: Listing, *, environment: Mapping[str, str
     environments = []
     for folder in sorted(known):
         for entry in _scan(root, folder, listing):
-            path = os.path.join(folder, entry.name)
+            path = folder + b"/" + entry.name if folder else entry.name
             if entry.name == OWN_RULES:
                 _read_rules(listing.rules, folder, listing)
             elif entry.name == _VIRTUAL_ENVIRONMENT and folder:

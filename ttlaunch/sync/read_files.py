@@ -54,10 +54,11 @@ class FileReader:
     ) -> tuple[list[Entry], list[UnreadableError]]:
         """Entries for paths below `root`, as they are to lie below `into` in the release."""
         entries, errors = [], []
+        below, above = root + b"/", into + b"/"
         for kind_paths in (folders, paths):
             for path in kind_paths:
                 try:
-                    entry = self._read(os.path.join(root, path), os.path.join(into, path) if path else into)
+                    entry = self._read(below + path, above + path if path else into)
                 except UnreadableError as error:
                     errors.append(error)
                 else:

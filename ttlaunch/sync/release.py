@@ -165,7 +165,7 @@ def _bundled_folder(kind: str) -> Path:
 def _read_part(
     reader: FileReader, source: Path, *, into: str, origin: Origin
 ) -> tuple[list[Entry], list[UnreadableError]]:
-    found = collect(os.fsencode(source), environment=origin.environment)
+    found = collect(os.fsencode(source), environment=origin.environment, ask_git=False)
     return reader.read_all(os.fsencode(source), found.paths, folders=[b"", *found.folders], into=into.encode())
 
 

@@ -1,48 +1,39 @@
 """Which files look as if they held a password, a token or a private key; such files stay on the launching machine."""
 
-import fnmatch
 import os
 import re
 
-_NAMES = {
-    b".env",
-    b".netrc",
-    b"_netrc",
-    b".pgpass",
-    b".htpasswd",
-    b".dockercfg",
-    b".git-credentials",
-    b"credentials",
-    b"kubeconfig",
-}
-_PATTERNS = (b".env.*", b"*.p12", b"*.pfx", b"*.jks", b"*.keystore", b"*.kdbx", b"*.ppk")
-_PRIVATE_KEY_NAMES = re.compile(rb"id_(rsa|dsa|ecdsa|ed25519|ecdsa_sk|ed25519_sk)\Z")
-_SAMPLES = (b".example", b".sample", b".template", b".dist")
+_ALWAYS = re.compile(
+    rb"""
+    \.env(\..*)?(?<!\.example)(?<!\.sample)(?<!\.template)(?<!\.dist)
+    | [._]netrc | \.pgpass | \.htpasswd | \.dockercfg | \.git-credentials | credentials | kubeconfig
+    | id_(rsa|dsa|ecdsa|ed25519|ecdsa_sk|ed25519_sk)
+    | .*\.(p12|pfx|jks|keystore|kdbx|ppk)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
 
-# Secret only if this stands in them; without it they are ordinary files.
-_CONTENTS = {
-    b"*.pem": re.compile(rb"PRIVATE KEY-----"),
-    b"*.key": re.compile(rb"PRIVATE KEY-----"),
-    b".npmrc": re.compile(rb"_authToken|_password|_auth\b"),
-    b".pypirc": re.compile(rb"password"),
-    b"*credential*.json": re.compile(rb"private_key|client_secret|refresh_token"),
-    b"*service*account*.json": re.compile(rb"private_key"),
-}
+# Secret only if the second stands in them; without it they are ordinary files.
+_BY_CONTENT = (
+    (re.compile(rb".*\.(pem|key)", re.DOTALL), re.compile(rb"PRIVATE KEY-----")),
+    (re.compile(rb"\.npmrc"), re.compile(rb"_authToken|_password|_auth\b")),
+    (re.compile(rb"\.pypirc"), re.compile(rb"password")),
+    (re.compile(rb".*credential.*\.json", re.DOTALL), re.compile(rb"private_key|client_secret|refresh_token")),
+    (re.compile(rb".*service.*account.*\.json", re.DOTALL), re.compile(rb"private_key")),
+)
+_PERHAPS = (b".pem", b".key", b"rc", b".json")  # how the names of those end; saves time where there are many files
 _READ = 65536
 
 
 def looks_secret(path: bytes) -> bool:
     """Whether a file does, by its name and, for some names, by its beginning; unreadable ones are reported elsewhere."""
-    name = os.path.basename(path)
-    if name in _NAMES or _PRIVATE_KEY_NAMES.match(name):
+    name = path[path.rfind(b"/") + 1 :]
+    if _ALWAYS.fullmatch(name):
         return True
-    if name.endswith(_SAMPLES):
-        return False
-    if any(fnmatch.fnmatchcase(name, pattern) for pattern in _PATTERNS):
-        return True
-    for pattern, content in _CONTENTS.items():
-        if fnmatch.fnmatchcase(name, pattern):
-            return bool(content.search(_beginning(path)))
+    if name.endswith(_PERHAPS):
+        for names, content in _BY_CONTENT:
+            if names.fullmatch(name):
+                return bool(content.search(_beginning(path)))
     return False
 
 

@@ -11,7 +11,7 @@ from ttlaunch.sync.answers import Progress
 from ttlaunch.sync.contents import Contents
 from ttlaunch.sync.refusals import explain_refusal
 
-SILENCE_S = 20.0
+SILENCE_S = 12.0
 """How long a host may say nothing, or take nothing in, before it counts as lost; at work it speaks every second."""
 
 _LAST_WORDS_S = 2.0
