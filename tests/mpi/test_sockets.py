@@ -1,5 +1,6 @@
 """Sockets between real ranks keep the promises that the world in one process keeps, whatever MPI buffers."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,33 @@ def test_every_promise_of_a_socket_is_kept(run_ranks, tmp_path, peers, sends):
     assert 10 == len(notes)
 
 
+@pytest.mark.parametrize("peers", [1, 2, 3])
+def test_fabric_sockets_keep_every_promise(run_ranks, tmp_path, peers):
+    """Over gloo, set up from the launch contract; rank by rank the same functions as over MPI."""
+    folder = write_recipe(tmp_path / "promises", KEEP_PROMISES)
+    config = {"multihost_config": {"socket_type": "fabric"}}
+    run = run_ranks(folder, ["peer"] * peers, config, timeout_s=100)
+    assert run.error(0) is None, run.error(0)["traceback"]
+    notes = [record["text"] for record in run.records(0, "note")]
+    assert (10, "a_message_of_another_kind_is_named") == (len(notes), notes[-1])
+
+
+def test_a_recipe_over_fabric_sockets_has_the_bits_of_one_over_mpi(run_ranks):
+    """A11: both run."""
+    shas = set()
+    for kind in ("mpi", "fabric"):
+        config = {
+            "training_config": {"steps": 6, "batch_size": 6, "micro_batch_size": 1, "validation_sequences": 4},
+            "transformer_config": {"num_blocks": 1, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 16},
+            "multihost_config": {"socket_type": kind},
+            "checkpoint_config": {"interval": None},
+        }
+        run = run_ranks("hierarchical_parallel", ["worker", "worker", "aggregator", "optimizer"], config)
+        assert 0 == run.process.returncode, run.output
+        shas.add(run.sha256)
+    assert 1 == len(shas)
+
+
 def test_large_tensors_are_never_copied(run_ranks, tmp_path):
     """200 MB go there and back; neither rank's memory grows by as much as a tenth of it."""
     trainer = """
@@ -74,3 +102,13 @@ def exchange(ctx, vector, other):
     grown = [value for record in run.all_records("result") for value in record["values"].values()]
     assert 2 == len(grown)
     assert max(grown) < 20
+
+
+def test_fabric_sockets_run_where_links_join_the_meshes(ttlaunch, here, write_cluster):
+    """A11; without links between them the launcher refuses, as tests/cli has it."""
+    folder = write_cluster(here / "configurations" / "pair", [(0, 1)])
+    (folder / "hosts.txt").write_text("localhost slots=2\n")
+    settings = "--set all_reduce_config.megabytes=0.1 --set multihost_config.socket_type=fabric"
+    answer = ttlaunch(f"run fabric_minimal --on pair {settings} --format json")
+    assert 0 == answer.status, answer.stderr
+    assert 3.0 == json.loads(answer.stdout)["results"]["sum"]

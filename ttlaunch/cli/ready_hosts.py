@@ -28,7 +28,6 @@ from ttlaunch.doctor.troubles import explain_troubles
 from ttlaunch.errors import HostError
 from ttlaunch.launch.crew import Crew
 from ttlaunch.launch.over_hosts import ReadyHost, RunOnHosts, start_crew
-from ttlaunch.launch.preflight import check_fabric_sockets
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.watch import Watch
 from ttlaunch.plan.launch_plan import LaunchPlan, RecipeProgram
@@ -59,7 +58,6 @@ def ready_hosts(prepared: Prepared, *, form: Format, verbose: bool) -> Ready:
     """Make every host of the plan ready, or leave with what keeps one from it."""
     topology = _with_ranks(prepared)
     say = _Say(topology, form, verbose)
-    stop_on_errors(check_fabric_sockets(prepared.plan), form=form, verbose=verbose)
     reading = in_background(lambda: _read_release(prepared))
     transports = reach_hosts(topology, form=form, verbose=verbose)
     facts, choice = _check_hosts(transports, prepared, say)

@@ -12,7 +12,7 @@ from typing import Any
 from ttlaunch.launch.crew import LostHost
 from ttlaunch.launch.watch import RankState, failed_exit
 
-_LOST_PEER = {"BrokenPipeError", "ConnectionAbortedError", "ConnectionResetError", "EOFError"}
+_LOST_PEER = {"BrokenPipeError", "ConnectionAbortedError", "ConnectionResetError", "EOFError", "PeerLostError"}
 _CHECKPOINTS = {
     "CheckpointWriteError": ("R030", "could not keep a checkpoint"),
     "CheckpointReadError": ("R031", "could not begin"),

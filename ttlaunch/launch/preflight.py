@@ -21,21 +21,7 @@ def check_machine(plan: LaunchPlan, engine: OpenMpi, *, python: str) -> list[Dia
     """Every reason why this plan, all of whose ranks run here, cannot start; empty if there is none."""
     if not isinstance(plan.program, RecipeProgram):
         return []
-    return check_fabric_sockets(plan) + (check_packages(plan.program) or _mpi4py_pairing(engine, python))
-
-
-def check_fabric_sockets(plan: LaunchPlan) -> list[Diagnostic]:
-    """Sockets between devices are for ranks whose tensors lie on linked devices."""
-    config = plan.program.config if isinstance(plan.program, RecipeProgram) else {}
-    if config.get("multihost_config", {}).get("socket_type") != "fabric":
-        return []
-    return [
-        Diagnostic(
-            "H007",
-            "`socket_type: fabric` needs ranks with linked devices; here ranks have host memory only",
-            hints=("`--set multihost_config.socket_type=mpi`",),
-        )
-    ]
+    return check_packages(plan.program) or _mpi4py_pairing(engine, python)
 
 
 def check_packages(program: RecipeProgram, *, without: Collection[str] = ()) -> list[Diagnostic]:

@@ -101,7 +101,9 @@ class MultihostConfig(Section):
 
     enabled: bool = Field(default=True, description="false: one process, the reference that other layouts must equal")
     num_workers: Positive = Field(2, description="ranks that differentiate; each needs at least one micro-batch")
-    socket_type: Literal["mpi", "fabric"] = Field("mpi", description="mpi: host memory; fabric: device to device")
+    socket_type: Literal["mpi", "fabric"] = Field(
+        "mpi", description="mpi: host memory; fabric: device to device, by NCCL on CUDA devices, else by gloo"
+    )
     pipeline_parallel_config: PipelineParallelConfig | None = Field(None, description="stages of the pipeline recipe")
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
+    from ttlaunch.runtime.fabric import FabricSocket
+    from ttlaunch.runtime.mpi import MpiSocket
 
 
 def main() -> None:
@@ -63,14 +65,13 @@ class _RankRun:
 
     def _call_role(self, world: World, comm: "MPI.Intracomm", cfg: ConfigFile, corpus: Corpus | None) -> None:
         from ttlaunch.runtime.context import RankContext  # noqa: PLC0415  torch is imported after the world is checked
-        from ttlaunch.runtime.mpi import MpiSocket  # noqa: PLC0415
 
         device = choose_device(cfg.device_config, local_rank=world.local_ranks[self.rank])
         trainer = import_recipe_module(world.recipe_folder, "trainer")
         function = getattr(trainer, self.role, None)
         if function is None:
             raise AttributeError(f"{trainer.__file__} has no function `{self.role}` for the role of that name")
-        socket = MpiSocket(comm, world=world, rank=self.rank)
+        socket = _open_socket(cfg, comm, world, self.rank, device)
         records = ProgressWriter(self.run_dir, self.rank)
         checkpoints = self._checkpoints(world, cfg, records)
         self.context = RankContext(
@@ -88,6 +89,7 @@ class _RankRun:
         self.context.finish()
         records.write(contract.KIND_DONE)
         socket.barrier()  # MPI's own wait for the last rank, in Finalize, would burn a core
+        socket.close()
         _leave_world()
 
     def _checkpoints(self, world: World, cfg: ConfigFile, records: ProgressWriter) -> "Checkpoints | None":
@@ -158,6 +160,20 @@ def _join_world(world: World, rank: Rank) -> "MPI.Intracomm":
     if rank != comm.rank:
         raise WorldSizeError(f"MPI says this is rank {comm.rank}, its environment says rank {rank}")
     return comm
+
+
+def _open_socket(
+    cfg: ConfigFile, comm: "MPI.Intracomm", world: World, rank: Rank, device: "torch.device"
+) -> "FabricSocket | MpiSocket":
+    """The sockets that `multihost_config.socket_type` asks for. Collective."""
+    from ttlaunch.runtime.mpi import MpiSocket  # noqa: PLC0415  after the world is checked
+
+    over_mpi = MpiSocket(comm, world=world, rank=rank)
+    if cfg.multihost_config.socket_type == "mpi":
+        return over_mpi
+    from ttlaunch.runtime.fabric import FabricSocket  # noqa: PLC0415  torch.distributed takes its time
+
+    return FabricSocket(over_mpi, world=world, device=device)
 
 
 def _leave_world() -> None:

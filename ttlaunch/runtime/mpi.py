@@ -87,6 +87,9 @@ class MpiSocket:
         """Wait for every rank, asleep where ranks outnumber cores. Collective."""
         wait_all([self._comm.Ibarrier()], crowded=self._crowded)
 
+    def close(self) -> None:
+        """Nothing is left to do: MPI frees what it has when the world ends."""
+
     def _layout(self, host: Tensor) -> "_Layout":
         """What is known of buffers like this one; they come back in every step."""
         key = (host.data_ptr(), host.dtype, host.shape)

@@ -13,6 +13,10 @@ class SocketError(TtlaunchError):
     """What a peer sent is not what this rank expects, or the transport gave up."""
 
 
+class PeerLostError(SocketError):
+    """The rank at the other end is gone, which is told as its failure and not as this one's."""
+
+
 class Pending(Protocol):
     """A transfer under way."""
 

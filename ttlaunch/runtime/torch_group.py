@@ -4,8 +4,11 @@ Nothing is taken from variables such as `MASTER_ADDR`: ranks say over the socket
 them where it listens.
 """
 
+import fcntl
+import ipaddress
 import os
 import socket
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,7 +22,12 @@ from ttlaunch.runtime.sockets import Socket
 from ttlaunch.runtime.world import Rank
 
 _NAME_BYTES = 256
-_DEADLINE = timedelta(seconds=60)
+_HERE = "one host"
+_MPI_NETWORKS = "OMPI_MCA_btl_tcp_if_include"
+_SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
+_SET_UP = timedelta(seconds=60)
+_PATIENCE = timedelta(days=30)
+"""A rank may wait as long as its peers compute; that one has died is noticed by the launcher."""
 
 
 @contextmanager
@@ -36,28 +44,30 @@ def process_group(ctx: Socket, *, among: Sequence[Rank], device: torch.device) -
 
     Cost: two rounds of small messages; the store and the group then open connections of their own.
     """
+    if dist.is_initialized() and dist.get_world_size() == len(among):  # fabric sockets have made it
+        yield
+        return
     place = among.index(ctx.rank)
     me = _padded(f"{socket.gethostname()}\n{os.getpid()}")
     known = [_text(row) for row in gather(ctx, me, root=among[0], among=among)]
     listener, said = _listen(known) if place == 0 else (None, "")
     answer = _padded(said)
     broadcast(ctx, answer, root=among[0], among=among)
-    address, port, interface = _text(answer).split("\n")
+    address, port, where = _text(answer).split("\n")
     if not port:
         raise ValueError("torch's process group needs a process for each rank, and these ranks share one")
-    if interface:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _own_network(is_one_host=where == _HERE)[0])
     store = dist.TCPStore(  # type: ignore[attr-defined]  # torch re-exports it without saying so
         address,
         int(port),
         len(among),
         is_master=place == 0,
-        timeout=_DEADLINE,
+        timeout=_SET_UP,
         wait_for_workers=False,
         master_listen_fd=listener.detach() if listener else None,
     )
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=place, world_size=len(among), timeout=_DEADLINE)
+    dist.init_process_group(backend, store=store, rank=place, world_size=len(among), timeout=_PATIENCE)
     try:
         yield
     finally:
@@ -68,10 +78,40 @@ def _listen(known: list[str]) -> tuple[socket.socket | None, str]:
     """A listening socket that only the ranks' hosts need to reach, and the words that tell them where it is."""
     if len(set(known)) < len(known):
         return None, "\n\n"
-    one_host = len({row.split("\n")[0] for row in known}) == 1
-    address = "127.0.0.1" if one_host else socket.gethostbyname(socket.gethostname())
+    where = _HERE if len({row.split("\n")[0] for row in known}) == 1 else ""
+    _, address = _own_network(is_one_host=where == _HERE)
     listener = socket.create_server((address, 0), backlog=len(known))
-    return listener, f"{address}\n{listener.getsockname()[1]}\n{'lo' if one_host else ''}"
+    return listener, f"{address}\n{listener.getsockname()[1]}\n{where}"
+
+
+def _own_network(*, is_one_host: bool) -> tuple[str, str]:
+    """Interface and address that this rank talks over: one in the networks that its MPI was told to use, if it was.
+
+    Raises:
+        OSError: No interface has an address in them.
+    """
+    if is_one_host:
+        return "lo", "127.0.0.1"
+    given = [part for part in os.environ.get(_MPI_NETWORKS, "").split(",") if "/" in part]
+    networks = [ipaddress.ip_network(part, strict=False) for part in given]
+    for _, name in socket.if_nameindex():
+        address = _address_of(name)
+        if address is not None and (any(address in network for network in networks) or _is_outward(address, networks)):
+            return name, str(address)
+    raise OSError(f"no interface of this host has an address in {', '.join(given) or 'any network'}")
+
+
+def _is_outward(address: ipaddress.IPv4Address, networks: Sequence[object]) -> bool:
+    return not networks and not address.is_loopback
+
+
+def _address_of(interface: str) -> ipaddress.IPv4Address | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError:
+            return None  # it has no address of IPv4
+    return ipaddress.IPv4Address(answer[20:24])
 
 
 def _padded(text: str) -> Tensor:
