@@ -17,7 +17,7 @@ from ttlaunch.recipe import CheckpointConfig
 from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
 from ttlaunch.runtime.checkpoint.image import ShardImage
 from ttlaunch.runtime.checkpoint.reader import CheckpointReadError, read_tensors
-from ttlaunch.runtime.checkpoint.writer import CheckpointWriteError
+from ttlaunch.runtime.checkpoint.writer import CheckpointWriteError, write_durably
 from ttlaunch.runtime.digests import digest
 from ttlaunch.runtime.gpt import seeded_generator
 from ttlaunch.runtime.model import build_model
@@ -215,6 +215,33 @@ def test_a_half_written_shard_leaves_nothing_behind(make_part, make_checkpoints,
     with pytest.raises(CheckpointWriteError, match="no space left on device"):
         checkpoints.finish()
     assert [] == list((tmp_path / "checkpoints/step-10.tmp").iterdir())
+
+
+@pytest.mark.parametrize("values", [1, 1000, 1024, 5000])
+@pytest.mark.parametrize("refuses", [None, "open", "write"])
+def test_a_file_system_that_wants_its_page_cache_gets_the_same_bytes(tmp_path, monkeypatch, values, refuses):
+    real = {"open": os.open, "write": os.write}
+    past_the_cache = set()
+
+    def open_(path, flags, mode=0o777):
+        if refuses == "open" and flags & os.O_DIRECT:
+            raise OSError(22, "Invalid argument")
+        descriptor = real["open"](path, flags, mode)
+        (past_the_cache.add if flags & os.O_DIRECT else past_the_cache.discard)(descriptor)
+        return descriptor
+
+    def write(descriptor, data):
+        if refuses == "write" and descriptor in past_the_cache:
+            raise OSError(22, "Invalid argument")
+        return real["write"](descriptor, data)
+
+    image = ShardImage({"w": torch.arange(values, dtype=torch.float32)})
+    image.copy()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", open_)
+        patched.setattr(os, "write", write)
+        write_durably(tmp_path / "file", image)
+    assert bytes(image.data) == (tmp_path / "file").read_bytes()
 
 
 def test_a_checkpoint_is_not_complete_before_its_last_shard(make_part, make_checkpoints, tmp_path):

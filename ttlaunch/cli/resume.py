@@ -73,16 +73,16 @@ def _no_checkpoint(
 ) -> Diagnostic:
     if reasons:
         broken = counted(len(reasons), "checkpoint")
-        message = f"`--resume {shown(where)}` finds {broken}, but none that is whole"
+        message = f"`{shown(where)}` finds {broken}, but none that is whole"
         return Diagnostic("P021", message, notes=reasons)
     looked = _short(runs_dir, working_folder)
     if not search.runs:
-        message = f"`--resume {shown(where)}` names no run in {looked} and no path to one"
+        message = f"`{shown(where)}` names no run in {looked} and no path to one"
         if where == "latest":
-            message = f"`--resume latest` finds no run in {looked}"
+            message = f"`latest` finds no run in {looked}"
         return Diagnostic("P020", message, hints=("`--runs-dir DIR` says where runs are",))
     what = counted(len(search.runs), "run")
-    message = f"`--resume {shown(where)}` looked into {what}, none of which has a checkpoint"
+    message = f"`{shown(where)}` finds {what}, none of which has a checkpoint"
     if len(search.runs) == 1:
         message = f"{_short(search.runs[0], working_folder)} has no checkpoint to resume from"
     return Diagnostic("P020", message)
@@ -96,6 +96,7 @@ def _resumed(
     checkpoint, found = search_checkpoint(where, runs_dir=runs_dir, working_folder=working_folder)
     if checkpoint is None:
         return None, found
+    passed_over = [reason for warning in found for reason in warning.notes]
     text_sha256 = choice.data["sha256"] if choice.data else None
     found += check_same_training(checkpoint.manifest, choice.loaded, text_sha256=text_sha256)
     folder, manifest = checkpoint.path.resolve(), checkpoint.manifest
@@ -103,7 +104,8 @@ def _resumed(
         {"path": str(folder / name), "sha256": entry["sha256"], "bytes": entry["size"]}
         for name, entry in manifest["files"].items()
     ]
-    return {"origin": str(folder), "step": checkpoint.step, "state": manifest["state"], "files": files}, found
+    start = {"origin": str(folder), "step": checkpoint.step, "passed_over": passed_over}
+    return start | {"state": manifest["state"], "files": files}, found
 
 
 def _initial_weights(choice: "RecipeChoice", path: Path) -> tuple[dict[str, Any] | None, list[Diagnostic]]:

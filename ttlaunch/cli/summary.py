@@ -25,6 +25,8 @@ def show_summary(report: Report, plan: LaunchPlan, folder: RunFolder, *, stream:
     ]
     if report.steps:
         lines.append(f"  steps            {report.steps}")
+    if report.began_from:
+        lines.append(f"  began from       {short_name(Path(report.began_from['origin']), Path.cwd())}")
     if report.first_validation is not None and report.last_validation is not None:
         first, last = report.first_validation, report.last_validation
         change = f" ({(last / first - 1) * 100:+.0f} %)" if first and math.isfinite(last / first) else ""

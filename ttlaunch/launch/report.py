@@ -23,6 +23,8 @@ class Report:
         first_validation, last_validation: Mean loss per token in nats, None if none was measured.
         parameters_sha256: Over all parameters in name order; None if no rank reported them.
         parameters_agree: Whether all ranks that hold a parameter hold the same bits.
+        began_from: The checkpoint or the weights that training began from: `origin`, `step` and, of a checkpoint, which
+            newer ones were passed over and why; None if weights were drawn from the seed.
         leftovers: Processes that had to be killed after their rank, or mpirun, had ended.
     """
 
@@ -40,6 +42,7 @@ class Report:
     tokens_per_s: float | None
     parameters_sha256: str | None
     parameters_agree: bool
+    began_from: Mapping[str, Any] | None
     results: Mapping[str, Any]
     failure: Failure | None
     leftovers: int
@@ -85,6 +88,7 @@ def make_report(
         tokens_per_s=max(speeds) if speeds else None,
         parameters_sha256=digest,
         parameters_agree=agree,
+        began_from=_began_from(recipe),
         results={name: value for state in ranks for name, value in state.results.items()},
         failure=failure,
         leftovers=leftovers + sum((state.exit or {}).get("left_behind", 0) for state in ranks),
@@ -119,6 +123,11 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return {name: _finite(inner) for name, inner in value.items()} if isinstance(value, dict) else value
+
+
+def _began_from(recipe: RecipeProgram | None) -> dict[str, Any] | None:
+    start = recipe.start if recipe else None
+    return {name: start[name] for name in ("origin", "step", "passed_over") if name in start} if start else None
 
 
 def _rank_summary(state: RankState) -> dict[str, Any]:

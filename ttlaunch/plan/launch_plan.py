@@ -42,7 +42,7 @@ class RecipeProgram:
         config: The resolved configuration as JSON.
         data: Path, SHA-256 and size of the training text; None if the recipe reads none.
         start: What training begins from: `origin`, `step`, `files` (path, SHA-256 and size of each) and, of a
-            checkpoint, its `state`; None: weights are drawn from the seed.
+            checkpoint, its `state` and why newer ones were passed over; None: weights are drawn from the seed.
     """
 
     name: str

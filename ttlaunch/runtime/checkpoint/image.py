@@ -23,6 +23,8 @@ _NAMES = {
     torch.bool: "BOOL",
 }
 _BORDER = 64
+PAGE = 4096
+"""The image begins at a page and fills whole ones, as writing past the system's page cache wants."""
 
 
 class ShardImage:
@@ -44,9 +46,11 @@ class ShardImage:
         header, places = _lay_out(self._sources)
         self.size = len(header) + (places[-1].stop if places else 0)
         self._is_cuda = any(tensor.is_cuda for tensor in self._sources.values())
-        self._bytes = torch.empty(self.size, dtype=torch.uint8, pin_memory=self._is_cuda)
+        room = torch.zeros(self.size + 2 * PAGE, dtype=torch.uint8, pin_memory=self._is_cuda)
+        first = -room.data_ptr() % PAGE
+        self._bytes = room[first : first + self.size + -self.size % PAGE]
         self._bytes[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-        body = self._bytes[len(header) :]
+        body = self._bytes[len(header) : self.size]
         self._targets = [
             body[place.start : place.stop].view(source.dtype).view(source.shape)
             for place, source in zip(places, self._sources.values(), strict=True)
@@ -63,6 +67,11 @@ class ShardImage:
     @property
     def data(self) -> memoryview:
         """The file's bytes, without a copy; they change with the next `copy()`."""
+        return self.pages[: self.size]
+
+    @property
+    def pages(self) -> memoryview:
+        """The same, and zeros up to the end of the last page."""
         return self._bytes.numpy().data
 
 

@@ -4,6 +4,7 @@ The order is what makes it so: the shard's bytes are written and flushed to the 
 only then is there a record of its size and SHA-256.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -17,6 +18,8 @@ from ttlaunch import contract
 from ttlaunch.errors import TtlaunchError
 from ttlaunch.runtime.checkpoint.image import ShardImage
 from ttlaunch.runtime.world import Rank
+
+_PIECE = 16 * 1024 * 1024
 
 
 class CheckpointWriteError(TtlaunchError):
@@ -98,7 +101,7 @@ def write_shard(path: Path, image: ShardImage, *, shard: Shard) -> None:
     hashing = threading.Thread(target=digest.update, args=(image.data,))
     hashing.start()
     try:
-        _write_durably(unfinished, image.data)
+        write_durably(unfinished, image)
         unfinished.replace(path)
     except OSError:
         unfinished.unlink(missing_ok=True)
@@ -120,11 +123,29 @@ def write_shard(path: Path, image: ShardImage, *, shard: Shard) -> None:
     unfinished.replace(own)
 
 
-def _write_durably(path: Path, data: memoryview) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+def write_durably(path: Path, image: ShardImage) -> None:
+    """Write and flush a file, past the system's page cache where the file system can.
+
+    The cache would only cost the ranks: a copy of every byte by a core they need, and memory for a file that nobody is
+    about to read.
+
+    Raises:
+        OSError: The disk is full, or the like.
+    """
+    try:
+        _write(path, image.pages, size=image.size, flag=os.O_DIRECT)
+    except OSError as error:
+        if error.errno not in {errno.EINVAL, errno.EOPNOTSUPP}:
+            raise
+        _write(path, image.data, size=image.size, flag=0)
+
+
+def _write(path: Path, data: memoryview, *, size: int, flag: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | flag, 0o644)
     try:
         while data:
-            data = data[os.write(descriptor, data) :]
+            data = data[os.write(descriptor, data[:_PIECE]) :]
+        os.ftruncate(descriptor, size)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -1,0 +1,203 @@
+"""What `--resume`, `weights export` and `initial_weights` refuse, word for word, and what they take; nothing is started."""
+
+import hashlib
+import json
+
+import pytest
+
+from ttlaunch import contract
+from ttlaunch.launch.checkpoints import complete_checkpoints
+
+RESUME = "run hierarchical_parallel --dry-run --format full --resume"
+
+
+def tensor_file(tensors):
+    """A safetensors file by hand: the format's own words, not ours."""
+    header, body = {}, b""
+    for name, values in tensors.items():
+        header[name] = {"dtype": "U8", "shape": [len(values)], "data_offsets": [len(body), len(body) + len(values)]}
+        body += bytes(values)
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+@pytest.fixture
+def trained(here, ttlaunch):
+    """`trained(name, *steps, …)`: the folder of a run with checkpoints of these steps, two shards each."""
+
+    def make(name, *steps, options=""):
+        run = here / "runs" / name
+        run.mkdir(parents=True)
+        plan = json.loads(ttlaunch(f"plan hierarchical_parallel --format json {options}").stdout)
+        (run / contract.PLAN_FILE).write_text(json.dumps(plan))
+        for step in steps:
+            folder = run / f"{contract.checkpoint_dir(step)}.tmp"
+            folder.mkdir(parents=True)
+            for rank, tensors in enumerate([{"b": [1, 2], "optimizer.mean.b": [3]}, {"a": [4, 5, 6]}]):
+                data = tensor_file(tensors)
+                (folder / contract.shard_file(rank)).write_bytes(data)
+                record = {"owners": [0, 1], "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+                record |= {"tensors": list(tensors), "state": {"data": {"epoch": 0, "sample": 16 * step}}}
+                (folder / contract.shard_record(rank)).write_text(json.dumps(record))
+        assert list(steps) == complete_checkpoints(run, plan, run_id=name)
+        return run
+
+    return make
+
+
+def test_the_plan_says_what_the_run_goes_on_from(trained, ttlaunch):
+    run = trained("a", 10, 20)
+    answer = ttlaunch("run hierarchical_parallel --dry-run --format json --resume latest")
+    assert (0, "") == (answer.status, answer.stderr)
+    start = json.loads(answer.stdout)["start"]
+    folder = run / "checkpoints/step-20"
+    data = [(folder / f"rank-{rank}.safetensors").read_bytes() for rank in (0, 1)]
+    assert {
+        "origin": str(folder),
+        "step": 20,
+        "passed_over": [],
+        "state": {"data": {"epoch": 0, "sample": 320}},
+        "files": [
+            {
+                "path": str(folder / f"rank-{rank}.safetensors"),
+                "sha256": hashlib.sha256(data[rank]).hexdigest(),
+                "bytes": len(data[rank]),
+            }
+            for rank in (0, 1)
+        ],
+    } == start
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--ranks 1",
+        "--ranks 3",
+        "--set multihost_config.num_workers=3",
+        "--set training_config.validation_interval=7",
+        "--set checkpoint_config.interval=5",
+    ],
+)
+def test_what_the_bits_do_not_depend_on_may_change(trained, ttlaunch, options):
+    trained("a", 10)
+    answer = ttlaunch(f"run hierarchical_parallel --dry-run --format concise --resume latest {options}")
+    assert (0, "") == (answer.status, answer.stderr)
+
+
+def test_a_constant_schedule_may_go_on_for_longer(trained, ttlaunch):
+    constant = "--set scheduler_config.type=constant"
+    trained("a", 10, options=constant)
+    line = (
+        f"run hierarchical_parallel --dry-run --format concise --resume latest {constant} --set training_config.steps"
+    )
+    answer = ttlaunch(f"{line}=900")
+    assert (0, "") == (answer.status, answer.stderr)
+
+
+def test_a_newer_checkpoint_that_is_torn_is_passed_over_aloud(trained, ttlaunch):
+    run = trained("a", 10, 20)
+    (run / "checkpoints/step-20/rank-1.safetensors").unlink()
+    answer = ttlaunch(f"{RESUME} a")
+    assert (
+        "warning[P022]: 1 newer checkpoint passed over; runs/a/checkpoints/step-10 is the newest that is whole\n"
+        " = note: runs/a/checkpoints/step-20: rank-1.safetensors is missing\n\n"
+    ) == answer.stderr
+    assert 0 == answer.status
+
+
+def test_resume_without_any_run_is_refused(refused):
+    refused(f"{RESUME} latest", status=3)
+
+
+def test_resume_of_a_run_without_a_checkpoint_is_refused(refused, trained):
+    trained("a")
+    refused(f"{RESUME} a", status=3)
+
+
+def test_resume_of_a_run_that_is_not_there_is_refused(refused, trained):
+    trained("a", 10)
+    refused(f"{RESUME} b", status=3)
+
+
+def test_resume_of_torn_checkpoints_only_is_refused(refused, trained):
+    run = trained("a", 10, 20)
+    (run / "checkpoints/step-20/manifest.json").unlink()
+    (run / "checkpoints/step-10/rank-0.safetensors").write_bytes(b"")
+    refused(f"{RESUME} latest", status=3)
+
+
+def test_resume_of_another_training_is_refused(refused, trained):
+    trained("a", 10)
+    options = "--set training_config.seed=1 --set training_config.steps=200 --set device_config.threads_per_rank=2"
+    refused(f"{RESUME} latest {options}", status=3)
+
+
+def test_resume_of_a_training_whose_own_keys_are_not_given_now_is_refused(refused, trained):
+    trained("a", 10, options="--set training_config.seed=1")
+    refused(f"{RESUME} latest", status=3)
+
+
+def test_resume_of_another_model_is_refused(refused, trained):
+    trained("a", 10)
+    refused(f"{RESUME} latest --set transformer_config.embedding_dim=32", status=3)
+
+
+def test_resume_with_another_text_is_refused(refused, trained):
+    trained("a", 10)
+    text = "hello world " * 2000
+    refused(f"{RESUME} latest --set training_config.data_path=t.txt", status=3, files={"t.txt": text})
+
+
+def test_resume_past_the_end_is_refused(refused, trained):
+    constant = "--set scheduler_config.type=constant"
+    trained("a", 10, options=constant)
+    refused(f"{RESUME} latest {constant} --set training_config.steps=9", status=3)
+
+
+def test_resume_of_a_recipe_without_checkpoints_is_refused(refused):
+    refused("run fabric_minimal --dry-run --resume latest", status=3)
+
+
+def test_resume_of_a_script_is_refused(refused):
+    refused("run work.py --dry-run --resume latest", status=3, files={"work.py": ""})
+
+
+def test_initial_weights_that_are_not_there_are_refused(refused):
+    refused("run hierarchical_parallel --dry-run --set checkpoint_config.initial_weights=w.safetensors", status=3)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"hello world, this is no such file", tensor_file({"a": [1, 2]})[:-1], (2).to_bytes(8, "little") + b"[]"],
+    ids=["empty", "text", "cut", "list"],
+)
+def test_initial_weights_that_are_no_safetensors_are_refused(refused, data):
+    line = "run hierarchical_parallel --dry-run --set checkpoint_config.initial_weights=w.safetensors"
+    refused(line, status=3, files={"w.safetensors": data})
+
+
+def test_exported_weights_are_one_plain_file(trained, ttlaunch, here):
+    trained("a", 10)
+    answer = ttlaunch("weights export latest w.safetensors")
+    assert (0, "wrote 2 tensors of step 10 to w.safetensors\n", "") == (answer.status, answer.stdout, answer.stderr)
+    data = (here / "w.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    assert {
+        "a": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
+        "b": {"dtype": "U8", "shape": [2], "data_offsets": [3, 5]},
+    } == json.loads(data[8 : 8 + length])
+    assert bytes([4, 5, 6, 1, 2]) == data[8 + length :]
+    taken = ttlaunch(
+        "run hierarchical_parallel --dry-run --format json --set checkpoint_config.initial_weights=w.safetensors"
+    )
+    start = json.loads(taken.stdout)["start"]
+    assert (0, [hashlib.sha256(data).hexdigest()]) == (start["step"], [file["sha256"] for file in start["files"]])
+
+
+def test_weights_are_never_written_over_a_file(refused, trained):
+    trained("a", 10)
+    refused("weights export latest w.safetensors", status=2, files={"w.safetensors": "mine"})
+
+
+def test_weights_of_no_run_are_refused(refused):
+    refused("weights export latest w.safetensors", status=3)

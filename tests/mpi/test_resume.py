@@ -1,0 +1,228 @@
+"""Interrupted runs with real ranks: whatever layout goes on, it ends with the bits of the run nobody disturbed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ttlaunch import contract
+from ttlaunch.launch.process import run_processes
+
+pytestmark = pytest.mark.mpi
+
+SECTIONS = """\
+training_config: {{steps: {steps}, batch_size: 4, micro_batch_size: 1, validation_sequences: 4, validation_interval: 10}}
+transformer_config: {{num_blocks: 4, num_heads: 2, embedding_dim: 32, max_sequence_length: 16, dropout_prob: 0.1}}
+scheduler_config: {{type: cosine, warmup_steps: 5}}
+checkpoint_config: {{interval: 8}}
+"""
+STEPS = 30
+LAYOUTS = {
+    "single": ("hierarchical_parallel", 1, ""),
+    "two tiers": ("hierarchical_parallel", 4, "multihost_config: {num_workers: 3}\n"),
+    "three tiers": ("hierarchical_parallel", 4, "multihost_config: {num_workers: 2}\n"),
+    "data parallel": ("data_parallel", 3, "multihost_config: {num_workers: 3}\n"),
+    "two stages": ("pipeline_parallel", 2, "multihost_config: {pipeline_parallel_config: {blocks_per_rank: [3, 1]}}\n"),
+    "four stages": (
+        "pipeline_parallel",
+        4,
+        "multihost_config: {pipeline_parallel_config: {blocks_per_rank: [1, 1, 1, 1]}}\n",
+    ),
+}
+
+
+class Training:
+    """A folder in which `ttlaunch run` is called, again and again."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def start(self, layout, *options, steps=STEPS, environment=None):
+        recipe, ranks, section = LAYOUTS[layout]
+        (self.folder / "train.yaml").write_text(SECTIONS.format(steps=steps) + section)
+        words = ["run", recipe, "--ranks", str(ranks), "-c", "train.yaml", "--format", "json", *options]
+        return subprocess.Popen(
+            [sys.executable, "-m", "ttlaunch", *words],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "NO_COLOR": "1", **(environment or {})},
+        )
+
+    def run(self, layout, *options, **settings):
+        """The report of a run that has come to its end, and what was said on standard error."""
+        process = self.start(layout, *options, **settings)
+        out, err = process.communicate(timeout=200)
+        assert out, err
+        return json.loads(out), err
+
+    def runs(self):
+        return sorted(path for path in (self.folder / "runs").iterdir() if path.is_dir())
+
+    def records(self, run, kind):
+        texts = [path.read_text() for path in (run / contract.RECORDS_DIR).glob("*.progress.jsonl")]
+        records = [json.loads(line) for text in texts for line in text.splitlines()]
+        return [record for record in records if record["kind"] == kind]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The parameters' SHA-256 of one process that nobody interrupts."""
+    report, err = Training(tmp_path_factory.mktemp("undisturbed")).run("single")
+    assert report["status"] == "done", err
+    return report["parameters_sha256"]
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """`interrupted(layout)`: a training of that layout of which only the checkpoint of step 16 is left."""
+    trainings = {}
+
+    def make(layout):
+        if layout not in trainings:
+            training = Training(tmp_path_factory.mktemp("interrupted"))
+            report, err = training.run(layout)
+            assert report["status"] == "done", err
+            (run,) = training.runs()
+            assert ["step-16", "step-24", "step-30"] == sorted(path.name for path in (run / "checkpoints").iterdir())
+            for step in (24, 30):
+                shutil.rmtree(run / contract.checkpoint_dir(step))
+            trainings[layout] = training
+        return trainings[layout]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("single", "three tiers"),
+        ("three tiers", "two stages"),
+        ("two stages", "four stages"),
+        ("four stages", "two tiers"),
+        ("two tiers", "data parallel"),
+        ("data parallel", "single"),
+        ("three tiers", "three tiers"),
+    ],
+)
+def test_a_run_goes_on_in_any_layout(interrupted, undisturbed, before, after):
+    """A ring through all layouts; all pairs are compared without ranks in `tests/runtime/test_checkpoints.py`."""
+    training = interrupted(before)
+    report, err = training.run(after, "--resume", training.runs()[0].name)
+    assert ("done", "") == (report["status"], err)
+    assert undisturbed == report["parameters_sha256"]
+    run = training.folder / "runs" / report["run_id"]
+    steps = {record["step"] for record in training.records(run, contract.KIND_STEP)}
+    assert set(range(17, STEPS + 1)) == steps  # none is repeated, none is left out
+    manifest = json.loads((run / "checkpoints/step-30/manifest.json").read_text())
+    assert str(training.runs()[0] / "checkpoints/step-16") == manifest["began_from"]
+
+
+def test_a_run_that_was_done_can_be_resumed_and_has_nothing_to_do(tmp_path, undisturbed):
+    training = Training(tmp_path)
+    training.run("single")
+    report, _ = training.run("two stages", "--resume", "latest")
+    assert ("done", undisturbed) == (report["status"], report["parameters_sha256"])
+    assert [] == training.records(training.folder / "runs" / report["run_id"], contract.KIND_STEP)
+
+
+def wait_for(condition, *, process, within_s=60):
+    deadline = time.monotonic() + within_s
+    while not (found := condition()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    return found
+
+
+@pytest.mark.parametrize("victim", ["the rank that writes", "the launcher"])
+def test_killed_while_saving_the_run_goes_on_to_the_same_bits(tmp_path, undisturbed, victim):
+    training = Training(tmp_path)
+    process = training.start("three tiers")
+    folder = tmp_path / "runs"
+    saving = wait_for(lambda: [*folder.glob("*/checkpoints/step-16.tmp")], process=process)[0]
+    run = saving.parents[1]
+    if victim == "the launcher":
+        process.kill()
+    else:
+        os.kill(json.loads((run / contract.progress_file(3)).read_text().splitlines()[0])["pid"], signal.SIGKILL)
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 20
+    while run_processes(run.name):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    report, _ = training.run("three tiers", "--resume", "latest")
+    assert ("done", undisturbed) == (report["status"], report["parameters_sha256"])
+
+
+@pytest.fixture
+def small_disk(tmp_path, skip_or_fail):
+    """A file system with room for a run's records and the first checkpoint, not for the second."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    size = "1600k"
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        skip_or_fail("only root can mount a small file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_ends_the_run_and_names_the_file(tmp_path, small_disk, undisturbed):
+    training = Training(tmp_path / "work")
+    report, _ = training.run("single", "--runs-dir", str(small_disk))
+    run = small_disk / report["run_id"]
+    cause = f"could not keep a checkpoint: step 16: {run}/checkpoints/step-16.tmp/rank-0.safetensors: no space left on device"
+    assert ("R030", cause) == (report["failure"]["code"], report["failure"]["cause"])
+    assert ("failed", 1) == (report["status"], report["exit_status"])
+    shutil.copytree(small_disk, tmp_path / "work/runs")
+    report, _ = training.run("two tiers", "--resume", "latest")
+    assert ("done", undisturbed) == (report["status"], report["parameters_sha256"])
+    assert 8 == report["began_from"]["step"]
+    (reason,) = report["began_from"]["passed_over"]
+    assert reason.endswith("/checkpoints/step-16.tmp: it was not finished")
+
+
+def test_a_full_disk_is_only_said_if_so_configured(tmp_path, small_disk, undisturbed):
+    training = Training(tmp_path / "work")
+    options = ("--runs-dir", str(small_disk), "--set", "checkpoint_config.on_error=continue")
+    report, _ = training.run("single", *options)
+    assert ("done", undisturbed) == (report["status"], report["parameters_sha256"])
+    run = small_disk / report["run_id"]
+    notes = [record["text"] for record in training.records(run, contract.KIND_NOTE)]
+    assert [16, 24, 30] == [int(text.split("step ")[1].split(":")[0]) for text in notes]
+    assert all(text.endswith("no space left on device") for text in notes)
+
+
+def test_weights_of_another_size_are_named_by_the_rank_that_finds_out(interrupted, tmp_path):
+    training = interrupted("single")
+    weights = tmp_path / "w.safetensors"
+    export = [sys.executable, "-m", "ttlaunch", "weights", "export", "latest", str(weights)]
+    subprocess.run(export, cwd=training.folder, check=True, capture_output=True)
+    options = f"checkpoint_config.initial_weights={weights}", "transformer_config.embedding_dim=16"
+    report, _ = training.run("two tiers", *(word for option in options for word in ("--set", option)))
+    expected = f"`blocks.0.attention_in.bias` of {weights} is float32 (96,), this model's is float32 (48,)"
+    assert ("R031", f"could not begin: {expected}") == (report["failure"]["code"], report["failure"]["cause"])
+
+
+def test_initial_weights_begin_a_new_training(interrupted, tmp_path):
+    training = interrupted("single")
+    weights = tmp_path / "w.safetensors"
+    export = [sys.executable, "-m", "ttlaunch", "weights", "export", "latest", str(weights)]
+    subprocess.run(export, cwd=training.folder, check=True, capture_output=True)
+    option = f"checkpoint_config.initial_weights={weights}"
+    single, _ = training.run("single", "--set", option, steps=5)
+    staged, _ = training.run("four stages", "--set", option, steps=5)
+    assert ("done", "done") == (single["status"], staged["status"])
+    assert single["parameters_sha256"] == staged["parameters_sha256"]
+    validations = training.records(training.runs()[0], contract.KIND_VALIDATION)
+    (drawn,) = (record["loss"] for record in validations if record["step"] == 0)
+    assert single["first_validation"] < 0.9 * drawn
