@@ -177,7 +177,7 @@ def _exit_statuses() -> str:
         contract.STATUS_USAGE: "the command line is wrong",
         contract.STATUS_DESCRIPTION: "the description is wrong: topology files, training file, recipe, or all together",
         contract.STATUS_HOST: "a host is not ready; nothing was started",
-        contract.STATUS_SYNC: "reserved: code could not be synced",
+        contract.STATUS_SYNC: "the code could not be copied to a host; nothing was started",
         contract.STATUS_HUNG: "reserved: the run hung",
         contract.STATUS_HOST_LOST: "reserved: a host was lost",
         contract.STATUS_NO_PROGRESS: "reserved: restarts made no progress",
