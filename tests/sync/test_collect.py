@@ -2,11 +2,13 @@
 
 import os
 import socket
+import warnings
 from pathlib import Path
 
 import pytest
 
 from tests.sync.files import git
+from ttlaunch.diagnostics import render, shown
 from ttlaunch.sync.release import make_release
 
 
@@ -174,3 +176,62 @@ def test_variables_of_git_that_mean_another_repository_change_nothing(repository
     release, problems = make_release(repository, environment=elsewhere)
     assert [] == problems
     assert b"project/a.py" in {entry.path for entry in release.manifest.entries}
+
+
+@pytest.mark.parametrize("line", ["!", "! ", "\\", "!***\\", "***\\", "\\/!", "!\\  "])
+@pytest.mark.parametrize("kind", ["project", "repository"])
+def test_a_line_of_ours_that_is_no_pattern_is_an_error_at_its_place(kind, line, request, surroundings):
+    folder = request.getfixturevalue(kind)
+    write(folder, "a.py", "sub/b.py")
+    write(folder, "sub/.ttlaunchignore", text=f"*.bin\n{line}\n")
+    release, problems = make_release(folder, environment=surroundings)
+    assert release is None
+    assert (
+        f"error[S017]: line 2 of sub/.ttlaunchignore is no pattern: `{shown(line)}`\n"
+        " --> sub/.ttlaunchignore:2:1\n"
+        "  |\n"
+        f"2 | {line}".rstrip()
+        + "\n"
+        f"  | {'^' * len(line)} matches nothing\n"
+        "\n"
+        "hint: a `\\` stands before the character that it takes literally, a `!` before a pattern"
+    ) == render(problems)
+
+
+def test_a_line_of_gitignore_that_is_no_pattern_is_skipped_as_git_does(project, surroundings):
+    write(project, "a.py", "a.log")
+    write(project, ".gitignore", text="!\n*.log\n")
+    release, problems = make_release(project, environment=surroundings)
+    assert (
+        "warning[S017]: line 1 of .gitignore is no pattern: `!`\n"
+        " --> .gitignore:1:1\n"
+        "  |\n"
+        "1 | !\n"
+        "  | ^ matches nothing\n"
+        "  = note: it is skipped, as git does\n"
+        "\n"
+        "hint: a `\\` stands before the character that it takes literally, a `!` before a pattern"
+    ) == render(problems)
+    names = {entry.path for entry in release.manifest.entries}
+    assert (True, False) == (b"project/a.py" in names, b"project/a.log" in names)
+
+
+def test_a_character_class_that_regular_expressions_may_read_otherwise_one_day_is_read_in_silence(project, copied):
+    write(project, "a", "[", "b")
+    write(project, ".ttlaunchignore", text="[[a]\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [".ttlaunchignore", "b"] == copied(project)
+
+
+@pytest.mark.parametrize("kind", ["project", "repository"])
+def test_a_folder_in_place_of_the_ignore_file_is_not_told_to_be_put_into_itself(kind, request, surroundings):
+    folder = request.getfixturevalue(kind)
+    write(folder, "a.py", ".ttlaunchignore/b")
+    release, problems = make_release(folder, environment=surroundings)
+    assert release is None
+    assert (
+        f"error[S004]: {folder}/.ttlaunchignore cannot be read: is a directory\n"
+        "\n"
+        "hint: `.ttlaunchignore` is to be a file with a pattern on each line"
+    ) == render(problems)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ttlaunch.sync.ignore import UselessLine
 from ttlaunch.sync.listing import folders_of, list_files
 from ttlaunch.sync.secret_files import looks_secret
 
@@ -17,6 +18,7 @@ class Collected:
         secrets: Files that stay because they look like secrets.
         special: Named pipes, sockets and devices, which stay.
         unreadable: What could not be listed, and why.
+        useless: Lines of rule files that mean nothing.
         without_git: Why git could not be asked in a repository, in its own words.
     """
 
@@ -25,6 +27,7 @@ class Collected:
     secrets: list[bytes] = field(default_factory=list)
     special: list[bytes] = field(default_factory=list)
     unreadable: dict[bytes, OSError] = field(default_factory=dict)
+    useless: list[UselessLine] = field(default_factory=list)
     without_git: str | None = None
 
 
@@ -41,4 +44,12 @@ def collect(root: bytes, *, environment: Mapping[str, str], ask_git: bool = True
     folders = {path for path in listing.folders if not (rules and rules.verdict(path, is_folder=True))}
     folders |= folders_of(paths)
     special = [path for path in listing.special if not (rules and rules.verdict(path))]
-    return Collected(paths, sorted(folders), sorted(secrets), sorted(special), listing.unreadable, listing.without_git)
+    return Collected(
+        paths,
+        sorted(folders),
+        sorted(secrets),
+        sorted(special),
+        listing.unreadable,
+        listing.useless,
+        listing.without_git,
+    )

@@ -1,10 +1,27 @@
 """The rules of `.gitignore` and `.ttlaunchignore` files: which paths they leave out, and which they name with a `!`."""
 
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 GIT_RULES = b".gitignore"
 OWN_RULES = b".ttlaunchignore"
+
+
+@dataclass(frozen=True)
+class UselessLine:
+    """A line of a rule file that is no pattern, so that no path can match it.
+
+    Attributes:
+        file: The rule file, relative to the root.
+        number: Of the line, from 1.
+        lines: All lines of the file.
+    """
+
+    file: bytes
+    number: int
+    lines: Sequence[str]
 
 
 class IgnoreRules:
@@ -12,12 +29,14 @@ class IgnoreRules:
 
     Attributes:
         has_exceptions: Whether one of them has a line that begins with `!`.
+        useless: Lines that mean nothing and were skipped, as git skips them.
     """
 
     def __init__(self, root: bytes, name: bytes) -> None:
         self._root, self._name = root, name
         self._specs: dict[bytes, object] = {}
         self.has_exceptions = False
+        self.useless: list[UselessLine] = []
 
     def __bool__(self) -> bool:
         return bool(self._specs)
@@ -28,11 +47,11 @@ class IgnoreRules:
         Raises:
             OSError: If it is there and cannot be read.
         """
-        from pathspec import GitIgnoreSpec  # noqa: PLC0415 - 20 ms that a tree without rules of its own does not need
-
-        with open(os.path.join(self._root, folder, self._name), "rb") as file:
+        name = os.path.join(folder, self._name)
+        with open(os.path.join(self._root, name), "rb") as file:
             lines = os.fsdecode(file.read()).splitlines()
-        self._specs[folder] = GitIgnoreSpec.from_lines(lines)
+        self._specs[folder], useless = _parse(lines)
+        self.useless += [UselessLine(name, number, lines) for number in useless]
         self.has_exceptions |= any(line.startswith("!") for line in lines)
 
     def verdict(self, path: bytes, *, is_folder: bool = False) -> bool | None:
@@ -46,6 +65,25 @@ class IgnoreRules:
             if found is not None:
                 return found
         return None
+
+
+def _parse(lines: Sequence[str]) -> tuple[object, list[int]]:
+    """The rules of all lines that are patterns, and the numbers of those that are none."""
+    from pathspec import GitIgnoreSpec  # noqa: PLC0415 - 20 ms that a tree without rules of its own does not need
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # what `[[` in a regular expression may mean one day
+        try:
+            return GitIgnoreSpec.from_lines(lines), []
+        except ValueError:
+            useless = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                GitIgnoreSpec.from_lines([line])
+            except ValueError:
+                useless.append(number)
+        kept = [line for number, line in enumerate(lines, start=1) if number not in set(useless)]
+        return GitIgnoreSpec.from_lines(kept), useless
 
 
 def _upwards(path: bytes) -> Iterator[bytes]:

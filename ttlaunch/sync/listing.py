@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ttlaunch.sync.ignore import GIT_RULES, OWN_RULES, IgnoreRules
+from ttlaunch.sync.ignore import GIT_RULES, OWN_RULES, IgnoreRules, UselessLine
 
 _NEVER = {b".git", b"__pycache__"}
 _VIRTUAL_ENVIRONMENT = b"pyvenv.cfg"
@@ -28,6 +28,7 @@ class Listing:
         special: Named pipes, sockets and devices.
         unreadable: Folders that cannot be read, and why.
         rules: Those of `.ttlaunchignore` files.
+        useless: Lines of rule files that we read and that mean nothing.
         without_git: Why git could not be asked, in its own words; None where it was, or where there is no repository.
     """
 
@@ -37,6 +38,7 @@ class Listing:
     folders: set[bytes] = field(default_factory=set)
     special: set[bytes] = field(default_factory=set)
     unreadable: dict[bytes, OSError] = field(default_factory=dict)
+    useless: list[UselessLine] = field(default_factory=list)
     without_git: str | None = None
 
 
@@ -50,10 +52,13 @@ def list_files(root: bytes, *, environment: Mapping[str, str], ask_git: bool = T
             listing.without_git = str(error)
         else:
             _look_around(root, listing, environment=environment)
+            listing.useless = listing.rules.useless
             if listing.rules.has_exceptions:
                 listing.ignored = _ask_git(root, "--others", "--ignored", environment=environment) - listing.paths
             return listing
-    _Walk(root, listing).folder(b"", ignored=False)
+    walk = _Walk(root, listing)
+    walk.folder(b"", ignored=False)
+    listing.useless = [*walk.git_rules.useless, *listing.rules.useless]
     return listing
 
 
@@ -186,7 +191,7 @@ class _Walk:
 
     def __init__(self, root: bytes, listing: Listing) -> None:
         self._root, self._listing = root, listing
-        self._git_rules = IgnoreRules(root, GIT_RULES)
+        self.git_rules = IgnoreRules(root, GIT_RULES)
 
     def folder(self, folder: bytes, *, ignored: bool) -> None:
         """List what is in one folder, `ignored` if only what our own rules name is wanted of it."""
@@ -195,10 +200,10 @@ class _Walk:
         if _VIRTUAL_ENVIRONMENT in names and folder:
             self._listing.folders.discard(folder)
             return
-        for rules, name in ((self._git_rules, GIT_RULES), (self._listing.rules, OWN_RULES)):
+        for rules, name in ((self.git_rules, GIT_RULES), (self._listing.rules, OWN_RULES)):
             if name in names:
                 _read_rules(rules, folder, self._listing)
-        if folder and self._git_rules.verdict(os.path.join(folder, b"anything")):
+        if folder and self.git_rules.verdict(os.path.join(folder, b"anything")):
             self._listing.folders.discard(folder)  # it ignores itself, as run folders do
         for entry in entries:
             if entry.name not in _NEVER:
@@ -206,7 +211,7 @@ class _Walk:
 
     def _entry(self, entry: os.DirEntry[bytes], path: bytes, *, ignored: bool) -> None:
         is_folder = entry.is_dir(follow_symlinks=False)
-        ignored = ignored or self._git_rules.verdict(path, is_folder=is_folder) is True
+        ignored = ignored or self.git_rules.verdict(path, is_folder=is_folder) is True
         if is_folder:
             if not ignored:
                 self._listing.folders.add(path)

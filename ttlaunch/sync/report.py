@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ttlaunch.diagnostics import Diagnostic, Severity, listed
+from ttlaunch.diagnostics import Diagnostic, Label, Severity, Source, listed, shown
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.errors import SyncError
 from ttlaunch.sync.collect import Collected
+from ttlaunch.sync.ignore import OWN_RULES, UselessLine
 from ttlaunch.sync.manifest import LINK, Entry
 from ttlaunch.sync.read_files import UnreadableError, name_of
 from ttlaunch.sync.sizes import render_size
@@ -26,6 +27,7 @@ def check_collected(found: Collected, *, root: Path) -> Iterator[Diagnostic]:
         message = f"git cannot be asked what belongs to the project in {root}: {found.without_git}"
         notes = (".gitignore files are obeyed, but tracked files that they match are left out",)
         yield Diagnostic("S007", message, notes=notes, severity=Severity.WARNING)
+    hints: tuple[str, ...]
     if found.secrets:
         names = [name_of(path) for path in found.secrets]
         stay = "stays here" if len(names) == 1 else "stay here"
@@ -36,10 +38,30 @@ def check_collected(found: Collected, *, root: Path) -> Iterator[Diagnostic]:
         names = [name_of(path) for path in found.special]
         message = f"a named pipe, socket or device cannot be copied: {listed(names, last='and')}"
         yield Diagnostic("S002", message, severity=Severity.WARNING)
+    yield from (_explain_useless(line) for line in found.useless)
     for path, error in sorted(found.unreadable.items()):
         reason = (error.strerror or str(error)).lower()
-        hints = (f"or leave it out: put `{name_of(path)}` into .ttlaunchignore",)
+        if os.path.basename(path) == OWN_RULES:
+            hints = ("`.ttlaunchignore` is to be a file with a pattern on each line",)
+        else:
+            hints = (f"or leave it out: put `{name_of(path)}` into .ttlaunchignore",)
         yield Diagnostic("S004", f"{name_of(path) or root} cannot be read: {reason}", hints=hints)
+
+
+def _explain_useless(line: UselessLine) -> Diagnostic:
+    """An error in our own rules, whose author may count on it; git skips it in its own without a word, we with one."""
+    text = "\n".join(each.encode("utf-8", "backslashreplace").decode() for each in line.lines)
+    source = Source(name_of(line.file), text)
+    written = source.line(line.number)
+    ours = os.path.basename(line.file) == OWN_RULES
+    return Diagnostic(
+        "S017",
+        f"line {line.number} of {source.name} is no pattern: `{shown(written)}`",
+        Label(source.span(line.number, 1, max(1, len(written))), "matches nothing"),
+        notes=() if ours else ("it is skipped, as git does",),
+        hints=("a `\\` stands before the character that it takes literally, a `!` before a pattern",),
+        severity=Severity.ERROR if ours else Severity.WARNING,
+    )
 
 
 def check_links(entries: Iterable[Entry], *, into: bytes) -> Iterator[Diagnostic]:
