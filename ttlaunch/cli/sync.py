@@ -103,13 +103,10 @@ def _read_and_reach(
     found: Description, folder: Path | None, *, form: Format, verbose: bool
 ) -> tuple["Release", list["Transport"], list[Diagnostic]]:
     """Read the files while the hosts are being reached."""
-    from ttlaunch.cli.reach import reach_hosts
-    from ttlaunch.remote.local import is_this_machine
+    from ttlaunch.cli.reach import open_transports, reach_hosts
 
     assert found.topology is not None  # noqa: S101 - checked by the caller
-    if not all(is_this_machine(host.name) for host in found.topology.hosts):
-        import ttlaunch.remote.ssh  # noqa: F401 - before files are read: while those wait for the disk, we connect
-
+    open_transports(found.topology)  # imports what SSH needs before files are read, which is for the time of waiting
     from ttlaunch.cli.background import in_background
     from ttlaunch.cli.bring_code import wait_for_files
     from ttlaunch.sync.release import make_release
