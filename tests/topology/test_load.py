@@ -202,6 +202,51 @@ hint: `export NOWHERE=…` before starting, or write the value
     check(files, expected)
 
 
+@pytest.mark.parametrize("user", ["-oProxyCommand=touch x", "a b", "joe;reboot", "joe@there"])
+def test_what_no_login_name_can_be_is_refused_before_a_command_is_made_of_it(check, user):
+    files = {"cluster.yaml": f'user: "{user}"\n'}
+    expected = f"""\
+error[T014]: `{user}` cannot be a login name
+ --> cluster.yaml:1:7
+  |
+1 | user: "{user}"
+  |       {"^" * (len(user) + 2)} a login name has letters, digits, `-`, `_` and `.`
+"""
+    check(files, expected)
+
+
+def test_a_login_name_that_begins_with_a_dash_is_refused_in_a_hostfile_too(check):
+    files = {"hosts.txt": "-oProxyCommand=x@loudbox-01\n", "rank_bindings.yaml": None, "mgd.yaml": None}
+    expected = """\
+error[T014]: `-oProxyCommand=x` cannot be a login name
+ --> hosts.txt:1:1
+  |
+1 | -oProxyCommand=x@loudbox-01
+  | ^^^^^^^^^^^^^^^^ a login name has letters, digits, `-`, `_` and `.`
+"""
+    check(files, expected)
+
+
+@pytest.mark.parametrize(
+    ("network", "problem"),
+    [
+        ("1.2.3.0/40", "no IPv4 network is written like this"),
+        ("300.1.1.0/24", "no IPv4 network is written like this"),
+        ("fe80::/10", "ranks talk over IPv4, and this is an IPv6 network"),
+    ],
+)
+def test_a_network_that_is_none_is_refused_at_its_place(check, network, problem):
+    files = {"cluster.yaml": f"network: {network}\n"}
+    expected = f"""\
+error[T005]: `network` is `{network}`: {problem}
+ --> cluster.yaml:1:10
+  |
+1 | network: {network}
+  |          {"^" * len(network)} expected a network such as `10.0.0.0/24`, or an interface
+"""
+    check(files, expected)
+
+
 def test_a_merge_key_is_refused(check):
     files = {"cluster.yaml": "a: &a {x: 1}\n<<: *a\n"}
     expected = """\
