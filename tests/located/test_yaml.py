@@ -235,6 +235,27 @@ hint: put the value in quotes
     check("a: *x\n", expected)
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "arrow", "bracket"),
+    [
+        ("{", "{", "^", "{"),
+        ("a: {\n", "a: {", "   ^", "{"),
+        ("a: [\n\n", "a: [", "   ^", "["),
+        ("[{", "[{", " ^", "{"),
+        ("[{}, # more\n", "[{}, # more", "^", "["),
+    ],
+)
+def test_a_bracket_that_the_file_ends_with_is_named(text, line, arrow, bracket):
+    expected = f"""\
+error[T008]: f.yaml is not YAML: `{bracket}` is not closed, or a comma is missing after an item
+ --> f.yaml:1:{len(arrow)}
+  |
+1 | {line}
+  | {arrow} opened here
+"""
+    check(text, expected)
+
+
 def test_a_bracket_that_was_never_opened_is_marked():
     expected = """\
 error[T008]: f.yaml is not YAML: `]` stands where a value was expected
@@ -244,6 +265,17 @@ error[T008]: f.yaml is not YAML: `]` stands where a value was expected
   |    ^
 """
     check("a: ]\n", expected)
+
+
+def test_a_bracket_in_place_of_a_value_is_marked():
+    expected = """\
+error[T008]: f.yaml is not YAML: `]` stands where a value was expected
+ --> f.yaml:1:8
+  |
+1 | a: {b: ]}
+  |        ^
+"""
+    check("a: {b: ]}\n", expected)
 
 
 def test_an_unknown_escape_is_marked():

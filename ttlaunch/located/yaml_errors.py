@@ -5,6 +5,7 @@ a colon in it) get a sentence of their own, and everything else keeps the parser
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import yaml
@@ -63,10 +64,27 @@ def _strange_character(stop: _Stop) -> _Slip:
 
 
 def _unclosed_bracket(stop: _Stop) -> _Slip:
-    bracket = stop.began.source.line(stop.began.line)[stop.began.column - 1 : stop.began.column]
-    lost = (Label(stop.here, "not understood any more from here"),) if stop.here != stop.began else ()
+    began = stop.began
+    if stop.rest[:1] in {"]", "}"} and began == stop.here:
+        return _missing_value(stop)
+    if began.source.line(began.line)[began.column - 1 : began.column] not in {"[", "{"}:
+        began = _last_open(began.source) or began  # the parser marks the item that it expected instead
+    bracket = began.source.line(began.line)[began.column - 1 : began.column]
+    lost = (Label(stop.here, "not understood any more from here"),) if stop.here not in {stop.began, began} else ()
     what = f"`{bracket}` is not closed, or a comma is missing after an item"
-    return _Slip(what, Label(stop.began, "opened here"), lost)
+    return _Slip(what, Label(began, "opened here"), lost)
+
+
+def _last_open(source: Source) -> Span | None:
+    """The last bracket that is not closed, as far as the text can be told into tokens."""
+    opened = []
+    with suppress(yaml.YAMLError):
+        for token in yaml.scan(source.text):
+            if isinstance(token, yaml.FlowSequenceStartToken | yaml.FlowMappingStartToken):
+                opened.append(token.start_mark)
+            elif isinstance(token, yaml.FlowSequenceEndToken | yaml.FlowMappingEndToken):
+                del opened[-1:]
+    return _place(opened[-1], source) if opened else None
 
 
 def _unclosed_quote(stop: _Stop) -> _Slip:
