@@ -124,7 +124,7 @@ def test_a_host_without_the_wanted_interface_shows_what_it_has(choose, check):
         error[H027]: `b` has no interface `ib0`, the `network` of cluster.yaml
          = note: b: eth0 10.0.0.2/24 and eth1 10.1.0.2/24
 
-        hint: `network: 10.0.0.0/24` in cluster.yaml, with the network that joins them
+        hint: all 2 hosts share 10.1.0.0/24: `network: 10.1.0.0/24` in cluster.yaml
         """,
     )
 
@@ -140,6 +140,22 @@ def test_a_host_with_nothing_but_docker_has_no_network(choose, check):
          = note: b: no interface that counts
 
         hint: `network: 10.0.0.0/24` in cluster.yaml, with the network that joins them
+        """,
+    )
+
+
+@pytest.mark.parametrize("wanted", ["lo", "127.0.0.0/8"])
+def test_loopback_is_refused_as_such(choose, check, wanted):
+    found = choose({"a": ["eth0 192.168.1.1/24"], "b": ["eth0 192.168.1.2/24"]}, wanted=wanted)
+
+    check(
+        [found],
+        f"""
+        error[H027]: `{wanted}`, the `network` of cluster.yaml, is loopback: it leads to no other host
+         = note: a: eth0 192.168.1.1/24
+         = note: b: eth0 192.168.1.2/24
+
+        hint: all 2 hosts share 192.168.1.0/24: `network: 192.168.1.0/24` in cluster.yaml
         """,
     )
 

@@ -28,7 +28,7 @@ IGNORED = (
 )
 """Interfaces of containers and virtual machines inside a host, which lead to no other host."""
 
-_REPAIR = "`network: 10.0.0.0/24` in cluster.yaml, with the network that joins them"
+_EXAMPLE = "10.0.0.0/24"
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,9 @@ def _wanted(facts: Mapping[str, HostFacts], wanted: str) -> tuple[dict[str, Inte
     except (AddressValueError, NetmaskValueError, ValueError):
         network = None
     found: dict[str, Interface] = {}
+    if wanted == "lo" or (network and network.is_loopback):
+        message = f"`{shown(wanted)}`, the `network` of cluster.yaml, is loopback: it leads to no other host"
+        return _refusal(message, facts, dict.fromkeys(facts)), ""
     for host, known in facts.items():
         for interface in known.interfaces:
             if interface.address.ip in network if network else interface.name == wanted:
@@ -132,6 +135,12 @@ def _find(
 ) -> tuple[dict[str, Interface] | Diagnostic, str]:
     """The fastest network that all hosts share, else one address of each host that answered from outside."""
     used = {pair[1] for pair in connections.values() if pair}
+    options = _options(candidates, used)
+    return _fastest(options) if options else _routed(candidates, used)
+
+
+def _options(candidates: Mapping[str, list[Interface]], used: set[str]) -> list["_Option"]:
+    """The networks that all hosts share, the best first."""
     options: dict[tuple[str, ...], _Option] = {}
     for network in sorted({i.address.network for interfaces in candidates.values() for i in interfaces}):
         members = {
@@ -144,9 +153,7 @@ def _find(
             by_ssh = sum(str(interface.address.ip) in used for interface in inside.values())
             # Of two networks with the same addresses the narrower one, which sorts later, takes the other's place.
             options[tuple(str(i.address.ip) for i in inside.values())] = _Option(slowest, by_ssh, network, inside)
-    if options:
-        return _fastest(list(options.values()))
-    return _routed(candidates, used)
+    return sorted(options.values(), key=lambda option: (-option.speed_mbit, -option.by_ssh, option.network))
 
 
 @dataclass(frozen=True)
@@ -164,8 +171,7 @@ class _Option:
     interfaces: dict[str, Interface]
 
 
-def _fastest(options: list[_Option]) -> tuple[dict[str, Interface], str]:
-    ordered = sorted(options, key=lambda option: (-option.speed_mbit, -option.by_ssh, option.network))
+def _fastest(ordered: list[_Option]) -> tuple[dict[str, Interface], str]:
     best, others = ordered[0], [option.network for option in ordered[1:]]
     hosts = len(best.interfaces)
     if not others:
@@ -202,7 +208,18 @@ def _refusal(message: str, facts: Mapping[str, HostFacts], hosts: Mapping[str, l
         shown_here = facts[host].interfaces if interfaces is None else interfaces
         places = [f"{i.name} {i.address}" for i in shown_here if not i.address.ip.is_loopback]
         notes.append(f"{host}: {listed(places, last='and', quote='') or 'no interface that counts'}")
-    return Diagnostic("H027", message, notes=tuple(notes), hints=(_REPAIR,))
+    shared = _shared(facts)
+    if shared:
+        hint = f"all {len(facts)} hosts share {listed(shared, last='and', quote='')}: `network: {shared[0]}` in cluster.yaml"
+    else:
+        hint = f"`network: {_EXAMPLE}` in cluster.yaml, with the network that joins them"
+    return Diagnostic("H027", message, notes=tuple(notes), hints=(hint,))
+
+
+def _shared(facts: Mapping[str, HostFacts]) -> list[str]:
+    """The networks in which every host has an address, the best first."""
+    candidates = {host: find_candidates(host, facts) for host in facts}
+    return [str(option.network) for option in _options(candidates, set())]
 
 
 def _networks(found: Mapping[str, Interface]) -> tuple[str, ...]:
