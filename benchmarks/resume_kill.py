@@ -167,7 +167,7 @@ def _one_training(
     """Begin a training and go on with it until it is done, killing it on the way."""
     folder.mkdir()
     while True:
-        resume = any(folder.glob("runs/*/checkpoints/step-*"))
+        resume = any(folder.glob("runs/*/checkpoints/step-*[0-9]"))
         attempt = Attempt(folder, chance.choice(list(LAYOUTS)), resume=resume)
         killed = tally.kills < times and _kill_sometime(attempt, typical_s, chance, tally)
         report, said = attempt.result()

@@ -71,6 +71,15 @@ def drawn(ranks):
     return re.sub(r"\b0 s\b", "N s", "\n".join(line for line in lines if line))
 
 
+def test_the_time_left_of_a_resumed_run_counts_its_own_steps():
+    """Steps 101 to 105 of 110, one a second: five seconds are left, not a fraction of one."""
+    (rank,) = ranks_of("trainer")
+    fold(rank, {"kind": "ready", "time": 0.0, "total_steps": 110})
+    for step in range(101, 106):
+        fold(rank, {"kind": "step", "time": float(step), "step": step})
+    assert "5 s left" in drawn([rank])
+
+
 def test_the_table_has_a_row_for_each_rank():
     ranks = ranks_of("worker", "aggregator", "optimizer", "spare")
     for record in steps(ranks[0], upto=3):

@@ -244,6 +244,40 @@ def test_a_file_system_that_wants_its_page_cache_gets_the_same_bytes(tmp_path, m
     assert bytes(image.data) == (tmp_path / "file").read_bytes()
 
 
+def test_what_cannot_be_copied_is_an_error_and_leaves_nothing_behind(
+    make_part, make_checkpoints, tmp_path, monkeypatch
+):
+    """Writing and hashing, which follow the copy, must not wait for it for ever."""
+
+    def copy(image):
+        try:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        finally:
+            image._say_final(image.size)
+
+    monkeypatch.setattr(ShardImage, "copy", copy)
+    checkpoints = make_checkpoints(0)
+    checkpoints.save(10, *make_part([4], 0, seed=1), owners=[0], state=STATE)
+    with pytest.raises(CheckpointWriteError, match="unspecified launch failure"):
+        checkpoints.finish()
+    assert [] == list((tmp_path / "checkpoints/step-10.tmp").iterdir())
+
+
+def test_bytes_are_final_only_once_they_have_been_copied():
+    image = ShardImage({"a": torch.ones(1024), "b": torch.ones(1024)})
+    image.begin()
+    seen = []
+    reading = threading.Thread(
+        target=lambda: seen.extend(iter(lambda: image.final_after(seen[-1] if seen else 0), image.size))
+    )
+    reading.start()
+    assert [] == seen
+    image.copy()
+    reading.join(20)
+    assert not reading.is_alive()
+    assert set(seen) <= {image.size - 4096}  # the first tensor's end, if it was seen before the second's
+
+
 def test_a_checkpoint_is_not_complete_before_its_last_shard(make_part, make_checkpoints, tmp_path):
     for rank in (0, 1):
         assert [] == complete_checkpoints(tmp_path, PLAN, run_id="run")

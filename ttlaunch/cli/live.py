@@ -175,6 +175,7 @@ def _left(ranks: list[RankState], done: int, total: int) -> str:
     """Time left at the speed of the steps so far."""
     first = min((state.first_step_time for state in ranks if state.first_step_time), default=None)
     last = max((state.last_step_time for state in ranks if state.last_step_time), default=None)
-    if first is None or last is None or done <= 1 or done >= total:
+    begun = min((state.first_step for state in ranks if state.first_step), default=0)
+    if first is None or last is None or done <= begun or done >= total:
         return ""
-    return f"{(last - first) / (done - 1) * (total - done):.0f} s left"
+    return f"{(last - first) / (done - begun) * (total - done):.0f} s left"

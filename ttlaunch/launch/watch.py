@@ -30,6 +30,7 @@ class RankState:
     Attributes:
         step: The last optimizer step it reported.
         tokens: Tokens of all steps it reported.
+        first_step: The first one it reported; not 1 where it goes on from a checkpoint.
         first_step_time, last_step_time: When it reported its first and last step, seconds since the epoch.
         error: What the rank wrote about its own exception.
         exit: What the shim wrote about the rank's end.
@@ -41,6 +42,7 @@ class RankState:
     total_steps: int | None = None
     loss: float | None = None
     tokens: int = 0
+    first_step: int = 0
     first_step_tokens: int = 0
     first_step_time: float | None = None
     last_step_time: float | None = None
@@ -160,7 +162,7 @@ def _fold_step(state: RankState, record: dict[str, Any]) -> None:
     state.loss = float(loss) if _is_number(loss) else state.loss
     state.tokens += int(tokens) if _is_number(tokens) else 0
     if state.first_step_time is None:
-        state.first_step_time, state.first_step_tokens = time, state.tokens
+        state.first_step, state.first_step_time, state.first_step_tokens = state.step, time, state.tokens
     state.last_step_time = time
 
 

@@ -7,6 +7,7 @@ has in the file, from any device.
 
 import json
 import math
+import threading
 from collections.abc import Mapping
 
 import torch
@@ -50,19 +51,44 @@ class ShardImage:
         first = -room.data_ptr() % PAGE
         self._bytes = room[first : first + self.size + -self.size % PAGE]
         self._bytes[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+        self._ends = [len(header) + place.stop for place in places]
+        self._final = 0
+        self._progress = threading.Condition()
         body = self._bytes[len(header) : self.size]
         self._targets = [
             body[place.start : place.stop].view(source.dtype).view(source.shape)
             for place, source in zip(places, self._sources.values(), strict=True)
         ]
 
-    @torch.no_grad()
+    def begin(self) -> None:
+        """Say that a `copy()` will follow; from now on `final_after` waits for it."""
+        self._final = 0
+
     def copy(self) -> None:
         """Copy all tensors as they are now; returns when they may change again."""
-        for target, source in zip(self._targets, self._sources.values(), strict=True):
-            target.copy_(source, non_blocking=self._is_cuda)
-        if self._is_cuda:
-            torch.cuda.current_stream().synchronize()
+        try:
+            for target, source, end in zip(self._targets, self._sources.values(), self._ends, strict=True):
+                target.copy_(source, non_blocking=self._is_cuda)
+                if not self._is_cuda:
+                    self._say_final(end)
+            if self._is_cuda:
+                torch.cuda.current_stream().synchronize()
+        finally:
+            self._say_final(self.size)
+
+    def final_after(self, place: int) -> int:
+        """Wait until more bytes than `place` have been copied, and say how many; the header counts with the first tensor.
+
+        For whoever reads the file's bytes while others are still being copied. If copying fails all bytes count as final.
+        """
+        with self._progress:
+            self._progress.wait_for(lambda: self._final > place)
+            return self._final
+
+    def _say_final(self, end: int) -> None:
+        with self._progress:
+            self._final = end
+            self._progress.notify_all()
 
     @property
     def data(self) -> memoryview:

@@ -10,13 +10,14 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.errors import TtlaunchError
-from ttlaunch.runtime.checkpoint.image import ShardImage
+from ttlaunch.runtime.checkpoint.image import PAGE, ShardImage
 from ttlaunch.runtime.world import Rank
 
 _PIECE = 16 * 1024 * 1024
@@ -75,10 +76,8 @@ class ShardWriter:
         folder = self._run_dir / (contract.checkpoint_dir(shard.step) + contract.UNFINISHED_SUFFIX)
         path = folder / contract.shard_file(shard.rank)
         try:
-            image.copy()
-            copied.set()
             folder.mkdir(parents=True, exist_ok=True)
-            write_shard(path, image, shard=shard)
+            write_shard(path, image, shard=shard, copied=copied)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             self._error = CheckpointWriteError(f"step {shard.step}: {path}: {reason}")
@@ -88,33 +87,34 @@ class ShardWriter:
             copied.set()
 
 
-def write_shard(path: Path, image: ShardImage, *, shard: Shard) -> None:
+def write_shard(path: Path, image: ShardImage, *, shard: Shard, copied: threading.Event) -> None:
     """Write a shard and then its record; a half-written shard is removed, so that it takes no room on a full disk.
 
-    The SHA-256 is of the bytes in memory and made while they are written.
+    Copying, writing and hashing go on at the same time, each as far as the copy has come. The SHA-256 is of the bytes in
+    memory, not of what the disk makes of them.
 
     Raises:
         OSError: The disk is full, or the like.
     """
     unfinished = path.with_name(path.name + contract.UNFINISHED_SUFFIX)
-    digest = hashlib.sha256()
-    hashing = threading.Thread(target=digest.update, args=(image.data,))
-    hashing.start()
-    try:
-        write_durably(unfinished, image)
-        unfinished.replace(path)
-    except OSError:
-        unfinished.unlink(missing_ok=True)
-        raise
-    finally:
-        hashing.join()
+    image.begin()
+    with ThreadPoolExecutor(2) as pool:
+        copying, hashing = pool.submit(image.copy), pool.submit(_sha256, image)
+        copying.add_done_callback(lambda _: copied.set())
+        try:
+            write_durably(unfinished, image)
+            copying.result()
+            unfinished.replace(path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
     record = {
         "format": contract.CHECKPOINT_FORMAT,
         "step": shard.step,
         "owners": list(shard.owners),
         "state": shard.state,
         "size": image.size,
-        "sha256": digest.hexdigest(),
+        "sha256": hashing.result(),
         "tensors": list(image.names),
     }
     own = path.with_name(contract.shard_record(shard.rank))
@@ -133,19 +133,31 @@ def write_durably(path: Path, image: ShardImage) -> None:
         OSError: The disk is full, or the like.
     """
     try:
-        _write(path, image.pages, size=image.size, flag=os.O_DIRECT)
+        _write(path, image, flag=os.O_DIRECT)
     except OSError as error:
         if error.errno not in {errno.EINVAL, errno.EOPNOTSUPP}:
             raise
-        _write(path, image.data, size=image.size, flag=0)
+        _write(path, image, flag=0)
 
 
-def _write(path: Path, data: memoryview, *, size: int, flag: int) -> None:
+def _write(path: Path, image: ShardImage, *, flag: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | flag, 0o644)
     try:
-        while data:
-            data = data[os.write(descriptor, data[:_PIECE]) :]
-        os.ftruncate(descriptor, size)
+        pages, at = image.pages, 0
+        while at < len(pages):
+            final = image.final_after(min(at + PAGE, image.size) - 1)
+            end = len(pages) if final == image.size else final // PAGE * PAGE
+            at += os.write(descriptor, pages[at : min(end, at + _PIECE)])
+        os.ftruncate(descriptor, image.size)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sha256(image: ShardImage) -> str:
+    digest, at = hashlib.sha256(), 0
+    while at < image.size:
+        end = image.final_after(at)
+        digest.update(image.data[at:end])
+        at = end
+    return digest.hexdigest()
