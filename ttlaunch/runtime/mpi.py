@@ -56,7 +56,14 @@ class MpiSocket:
 
     def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
         """Send and wait."""
-        self.isend(tensor, dest=dest, tag=tag).wait()
+        layout = self._layout(tensor) if tensor.is_cpu else None
+        if layout is None or layout.chunks:
+            self.isend(tensor, dest=dest, tag=tag).wait()
+            return
+        box = layout.boxes.pop() if layout.boxes else layout.box()
+        box.payload[:] = layout.view
+        _wait(self._start(box.spec, dest, tag), crowded=self._crowded)
+        layout.boxes.append(box)
 
     def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
         """Receive and wait.
@@ -64,7 +71,16 @@ class MpiSocket:
         Raises:
             SocketError: The message has another dtype or shape.
         """
-        self.irecv(tensor, source=source, tag=tag).wait()
+        layout = self._layout(tensor) if tensor.is_cpu else None
+        if layout is None or layout.chunks:
+            self.irecv(tensor, source=source, tag=tag).wait()
+            return
+        box = self._boxes.pop() if self._boxes else _Box(b"", INLINE_BYTES)
+        _wait(self._comm.Irecv(box.spec, source, tag), crowded=self._crowded)
+        if not box.data.startswith(layout.header):
+            raise self._mismatch(box, source=source, tensor=tensor)
+        layout.view[:] = box.payload[: layout.size]
+        self._boxes.append(box)
 
     def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
         host = tensor if tensor.is_cpu else tensor.detach().cpu()
@@ -100,6 +116,10 @@ class MpiSocket:
             layout = self._layouts[key] = _Layout(host)
         return layout
 
+    def _mismatch(self, box: "_Box", *, source: Rank, tensor: Tensor) -> SocketError:
+        sent = _described(bytes(box.data[: _HEADER.size]))
+        return SocketError(f"{self._peers[source]} sent {sent}, expected {described(tensor)}")
+
     def accept(self, receive: "_Receive") -> None:
         """Complete a receive whose requests have been posted."""
         layout, box, tensor = receive.layout, receive.box, receive.tensor
@@ -108,12 +128,11 @@ class MpiSocket:
         if not box.data.startswith(layout.header):
             for request in rest:
                 request.Cancel()
-            sent = _described(bytes(box.data[: _HEADER.size]))
-            raise SocketError(f"{self._peers[receive.source]} sent {sent}, expected {described(tensor)}")
+            raise self._mismatch(box, source=receive.source, tensor=tensor)
         if rest:
             wait_all(rest, crowded=self._crowded)
         else:
-            layout.view[:] = box.payload[: len(layout.view)]
+            layout.view[:] = box.payload[: layout.size]
         self._boxes.append(box)
         if not tensor.is_cpu:
             tensor.detach().copy_(receive.host)
@@ -126,7 +145,7 @@ class _Box:
         self.data = bytearray(_HEADER.size + size)
         self.data[: len(header)] = header
         self.payload = memoryview(self.data)[_HEADER.size :]
-        self.spec = [self.data, MPI.BYTE]
+        self.spec = [MPI.memory.frombuffer(self.data), MPI.BYTE]
 
 
 class _Layout:
@@ -145,10 +164,11 @@ class _Layout:
         ]
         inline = bool(whole) and not self.chunks
         self.view = memoryview(MPI.memory.fromaddress(address, whole) if inline else bytearray())  # type: ignore[arg-type]
+        self.size = len(self.view)
         self.boxes: list[_Box] = []
 
     def box(self) -> _Box:
-        return _Box(self.header, len(self.view))
+        return _Box(self.header, self.size)
 
 
 class _Send:
