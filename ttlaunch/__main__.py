@@ -1,5 +1,21 @@
-"""`python -m ttlaunch` is the `ttlaunch` command."""
+"""`ttlaunch`, and `python -m ttlaunch`: Ctrl-C is understood from here on, before the command line has been imported."""
 
-from ttlaunch.cli.main import main
+import signal
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command line."""
+    signal.signal(signal.SIGINT, _leave)
+    from ttlaunch.cli.main import main as command_line  # noqa: PLC0415 - takes longer than a quick Ctrl-C
+
+    command_line()
+
+
+def _leave(_number: int, _frame: object) -> None:
+    sys.stderr.write("\ninterrupted\n")
+    sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -19,6 +19,7 @@ _NEEDS_MORE = {
     "H003": "an mpirun that is not Open MPI 4.1 or newer",
     "H004": "an mpi4py that is paired with another MPI",
     "H005": "a Python without the packages of a rank",
+    "P016": "hosts that are reached over SSH",
 }
 """Pages whose example needs another machine; `test_bad_input.py` has each of these cases."""
 _FIRST_ABOUT_HOSTS = "H009"

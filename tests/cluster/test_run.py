@@ -158,6 +158,34 @@ def test_the_command_of_a_run_can_be_pasted_afterwards(make_cluster, ttlaunch_on
     assert sorted(again.stdout.splitlines()) == ["rank 0 rank | node0", "rank 1 rank | node1"]
 
 
+def test_a_run_may_last_longer_than_its_start_may(cluster4, ttlaunch_on, lab):
+    lab(cluster4.hostfile())
+    answer = ttlaunch_on(cluster4)("run --on lab --ranks 2 -- sh -c 'sleep 35; echo over'", timeout_s=90)
+    assert answer.status == 0, answer.stderr
+    assert answer.stdout.count("| over\n") == 2
+
+
+def test_a_script_that_no_host_would_have_is_refused(cluster4, ttlaunch_on, lab, tmp_path):
+    lab(cluster4.hostfile())
+    (tmp_path / "project").mkdir()
+    shutil.move(tmp_path / "configurations", tmp_path / "project/configurations")
+    (tmp_path / "outside.py").write_text("print('never')\n")
+    answer = ttlaunch_on(cluster4, cwd=tmp_path / "project")("run ../outside.py --on lab --ranks 1")
+    assert (answer.status, answer.stdout) == (3, "")
+    assert answer.stderr.startswith(f"error[P016]: {tmp_path}/outside.py is not copied to hosts\n")
+
+
+def test_a_program_that_a_host_lacks_is_refused(cluster4, ttlaunch_on, lab):
+    lab(cluster4.hostfile())
+    cluster4.run("node0", ["sh", "-c", "mkdir -p /opt/tool && printf '#!/bin/sh\necho here' > /opt/tool/t"], check=True)
+    cluster4.run("node0", ["chmod", "+x", "/opt/tool/t"], check=True)
+    answer = ttlaunch_on(cluster4)("run --on lab --ranks 2 -- /opt/tool/t")
+    assert (answer.status, answer.stdout) == (2, "")
+    assert answer.stderr.startswith("error[P009]: there is no program `/opt/tool/t` on node1\n")
+    alone = ttlaunch_on(cluster4)("run --on lab --ranks 1 -- /opt/tool/t")
+    assert (alone.status, "| here" in alone.stdout) == (0, True), alone.stderr
+
+
 def test_no_secret_shows_on_a_command_line_in_a_log_or_in_a_file(make_cluster, ttlaunch_on, lab, tmp_path):
     cluster, canary = make_cluster(hosts=2), "canary-4711"
     lab(cluster.hostfile(), environment={"HF_TOKEN": "env:LAB_TOKEN", "WANDB_API_KEY": f"{canary}-literal"})

@@ -12,6 +12,15 @@ from tests.cluster.test_run import lab, leftovers  # noqa: F401 - a fixture
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi]
 
 WAIT = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+FILL = """\
+import os, sys
+try:
+    with open(os.path.expanduser("~/large"), "wb") as file:
+        while True:
+            file.write(bytes(2**16))
+except OSError:
+    sys.exit(3)
+"""
 RAISE = """\
 import sys, time
 from mpi4py import MPI
@@ -81,6 +90,35 @@ def test_a_killed_process_is_named_with_its_host(cluster, waiting, what):
     os.kill(victim, signal.SIGKILL)
     assert waiting.ends(within_s=20) == 1
     assert "rank 2 (rank, node2)" in waiting.stderr.splitlines()[0]
+    wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
+
+
+def test_a_run_whose_daemon_on_a_host_was_killed_has_failed(cluster, waiting, tmp_path):
+    daemons = [pid for pid, line in cluster.pids("node1").items() if "prted" in line.split()[0]]
+    os.kill(max(daemons), signal.SIGKILL)
+    assert waiting.ends(within_s=30) not in {0, None}
+    assert waiting.stderr.startswith("error[R0")
+    [report] = tmp_path.glob("runs/*/report.json")
+    assert json.loads(report.read_text())["status"] == "failed"
+    wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
+
+
+def test_a_full_disk_of_a_host_does_not_hide_how_a_rank_ended(make_cluster, ttlaunch_on, lab, tmp_path):  # noqa: F811
+    cluster = make_cluster(hosts=2, disk="tmpfs", size_mb=40)
+    (tmp_path / "fill.py").write_text(FILL)
+    lab(cluster.hostfile())
+    answer = ttlaunch_on(cluster)("run --on lab --ranks 1 -- python3 fill.py", timeout_s=60)
+    assert answer.status == 1
+    assert "error[R003]: rank 0 (rank, node0) exited with status 3\n" in answer.stderr
+
+
+def test_what_a_killed_attendant_left_is_removed_by_the_next_run(cluster, waiting, ttlaunch_on):
+    [attendant] = [
+        pid for pid, line in cluster.pids("node1").items() if "import sys" in line and "python" in line.split()[0]
+    ]
+    os.kill(attendant, signal.SIGKILL)
+    assert waiting.ends(within_s=30) == 7
+    assert ttlaunch_on(cluster)("run --on lab --ranks 3 -- true").status == 0
     wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
 
 

@@ -8,6 +8,7 @@ import pytest
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.launch.attendants import write_piece
 from ttlaunch.launch.attribution import first_failure
+from ttlaunch.launch.conclude import Ending, find_failure
 from ttlaunch.launch.crew import LostHost
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.watch import RankState, Watch
@@ -87,3 +88,32 @@ def test_a_whole_record_replaces_what_was_there(tmp_path):
     write_piece(path, {"whole": True, "offset": 0}, b"{}")
     assert path.read_bytes() == b"{}"
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def _concluded(tmp_path, *, returncode, exits, lost=()):
+    """The failure of a run of two ranks whose mpirun has ended by itself."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/mpirun.stderr").write_text("")
+    (tmp_path / "records").mkdir(exist_ok=True)
+    seen = Watch(_Plan, RunFolder("test", tmp_path))
+    for rank, record in exits.items():
+        seen.ranks[rank].exit = record
+    ending = Ending(lost_shims=dict.fromkeys(lost, 5.0))
+    return find_failure(RunFolder("test", tmp_path), seen, ending, returncode)
+
+
+def test_an_mpirun_that_leaves_a_rank_behind_has_failed_whatever_its_status(tmp_path):
+    failure = _concluded(tmp_path, returncode=0, exits={0: {"status": 0, "time": 1.0}})
+    message = "mpirun exited with status 0 before rank 1 (worker, box-b) had ended; no rank had failed"
+    assert (failure.code, failure.message) == ("R008", message)
+
+
+def test_an_mpirun_that_takes_all_shims_along_is_named_and_no_rank(tmp_path):
+    failure = _concluded(tmp_path, returncode=143, exits={}, lost=(1, 0))
+    assert failure.message.startswith("mpirun exited with status 143")
+
+
+def test_one_shim_that_was_killed_is_named(tmp_path):
+    ended = {"status": None, "signal": signal.SIGTERM, "time": 6.0}
+    failure = _concluded(tmp_path, returncode=1, exits={0: ended}, lost=(1,))
+    assert (failure.code, failure.rank) == ("R006", 1)

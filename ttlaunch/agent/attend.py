@@ -31,6 +31,7 @@ _ALIVE_S = 1.0
 _MOMENT_S = 0.5  # ranks that mpirun has just told to end get so long before they are killed
 _PIECE = 1024 * 1024
 _KEPT_RUNS = 20
+_CLAIM = "attended"
 
 
 def main(arguments: dict[str, Any]) -> int:
@@ -80,8 +81,26 @@ def _prepare(arguments: dict[str, Any]) -> list[int]:
     for name, text in arguments["files"].items():
         with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
             file.write(text)
-    os.makedirs(arguments["scratch"], mode=0o700, exist_ok=True)
+    held.append(_claim(arguments["scratch"]))
     return held
+
+
+def _claim(scratch: str) -> int:
+    """Make the run's folder in shared memory, and remove those of runs whose attendant was killed.
+
+    The descriptor holds a lock for as long as we live, by which others see that the folder is in use.
+    """
+    for path in glob.glob(os.path.join(os.path.dirname(scratch), "ttl-*", _CLAIM)):
+        try:
+            with open(path, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+        except OSError:  # in use, somebody else's, or gone meanwhile
+            continue
+    os.makedirs(scratch, mode=0o700, exist_ok=True)
+    descriptor = os.open(os.path.join(scratch, _CLAIM), os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
 
 
 def _prune(runs: str) -> None:

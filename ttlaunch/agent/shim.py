@@ -41,6 +41,7 @@ _LONGEST_LINE = 65536  # longer ones are passed on in pieces; the files have the
 _OUTPUT_GRACE_S = 1.0
 _LEFT_EARLY = 1
 _SHIM_FAILED = 70
+_RESERVED = 4096
 
 
 def main() -> int:
@@ -111,6 +112,7 @@ def _run_rank(plan: Record, row: Record, plan_path: str, run_folder: str) -> int
         _write_json(run_folder, contract.exit_file(rank), {"rank": rank, "time": time.time(), "start_error": text})
         return _SHIM_FAILED
     _append_started(run_folder, rank, process.pid, started)
+    _reserve(run_folder, contract.exit_file(rank))
     copies = [
         _copy(process.stdout, os.path.join(run_folder, contract.stdout_file(rank)), 1, row),
         _copy(process.stderr, os.path.join(run_folder, contract.stderr_file(rank)), 2, row),
@@ -269,11 +271,21 @@ def _is_done(run_folder: str, rank: int) -> bool:
         return False
 
 
+def _reserve(run_folder: str, name: str) -> None:
+    """Take room on the disk for a record while there is some, so that the rank's end is known on a full disk too."""
+    try:
+        with open(os.path.join(run_folder, name) + ".tmp", "wb") as file:
+            file.write(b" " * _RESERVED)
+    except OSError as error:
+        print(f"ttlaunch shim: records cannot be written: {error.strerror}", file=sys.stderr)
+
+
 def _write_json(run_folder: str, name: str, record: Record) -> None:
     path = os.path.join(run_folder, name)
+    text = json.dumps(record).encode().ljust(_RESERVED)  # spaces at its end are part of no JSON
     try:
-        with open(path + ".tmp", "w", encoding="utf-8") as file:
-            json.dump(record, file)
+        with open(os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
+            file.write(text)
         os.replace(path + ".tmp", path)
     except OSError as error:
         print(f"ttlaunch shim: {path} cannot be written: {error.strerror}", file=sys.stderr)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _CORPUS_CODES = {"missing": "C021", "empty": "C022", "binary": "C023", "too_short": "C024", "unreadable": "C025"}
 _LONGEST_MESSAGE = 500
+SCRIPT_PREFIX = ("-m", "mpi4py")
+"""What an interpreter runs a Python script with."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def _describe_script(result: Description, request: Request, working_folder: Path
         return
     _refuse_recipe_options(result, request)
     # `-m mpi4py` aborts the world when a rank raises; a bare interpreter would hang in MPI_Finalize.
-    prefix = (sys.executable, "-m", "mpi4py") if script.suffix == ".py" else ()
+    prefix = (sys.executable, *SCRIPT_PREFIX) if script.suffix == ".py" else ()
     result.command = (*prefix, str(script.resolve()), *request.arguments)
     result.name = script.stem
 
@@ -144,12 +146,19 @@ def _describe_script(result: Description, request: Request, working_folder: Path
 def _describe_command(result: Description, request: Request, working_folder: Path, shell: Mapping[str, str]) -> None:
     program = str(request.target)
     beside = working_folder / program if "/" in program else None
-    if not shutil.which(str(beside) if beside else program, path=shell.get("PATH")):
+    if _is_here(result) and not shutil.which(str(beside) if beside else program, path=shell.get("PATH")):
         message = f"there is no program `{shown(program)}` to run"
         result.diagnostics.append(Diagnostic("P009", message, hints=("a recipe's name goes before `--`",)))
     _refuse_recipe_options(result, request)
     result.command = (program, *request.arguments)
     result.name = Path(program).name
+
+
+def _is_here(result: Description) -> bool:
+    """Whether ranks run on this machine alone; what other hosts have is asked there."""
+    from ttlaunch.remote.local import is_this_machine
+
+    return result.topology is None or all(is_this_machine(host.name) for host in result.topology.hosts)
 
 
 def _refuse_recipe_options(result: Description, request: Request) -> None:

@@ -2,10 +2,9 @@
 
 import io
 import os
-import signal
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -77,7 +76,6 @@ def main() -> None:
     from ttlaunch.errors import TtlaunchError
 
     _make_streams_usable()
-    signal.signal(signal.SIGINT, _leave_interrupted)
     try:
         app()
     except TtlaunchError as error:
@@ -94,12 +92,6 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - a bug of ours is said in one line, and kept whole for the report
         sys.stderr.write(f"error: this is a bug in ttlaunch: {type(error).__name__}: {error}\n{_keep(error)}")
         sys.exit(contract.STATUS_RANK_FAILED)
-
-
-def _leave_interrupted(_number: int, _frame: object) -> NoReturn:
-    """Ctrl-C while nothing runs yet; a run that has started ends in its own way."""
-    sys.stderr.write("\ninterrupted\n")
-    sys.exit(contract.STATUS_INTERRUPTED)
 
 
 def _make_streams_usable() -> None:

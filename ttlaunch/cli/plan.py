@@ -130,4 +130,5 @@ def _write(plan: "LaunchPlan", folder: Path, form: Format) -> None:
         sys.stderr.write(f"error: {folder} cannot be written: {(error.strerror or str(error)).lower()}\n")
         leave(2)
     if form is not Format.JSON:
-        sys.stdout.write(f"wrote {len(paths)} files; start it with: sh {shlex.quote(str(paths[-1]))}\n")
+        where = "" if plan.engine.by_hand is None else ", on hosts that all see this folder under the same path"
+        sys.stdout.write(f"wrote {len(paths)} files; start it with: sh {shlex.quote(str(paths[-1]))}{where}\n")

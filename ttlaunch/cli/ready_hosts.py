@@ -15,6 +15,7 @@ from ttlaunch.cli.background import in_background
 from ttlaunch.cli.bring_code import bring_code, explain_outcome, guard_size
 from ttlaunch.cli.console import refuse, stop_on_errors
 from ttlaunch.cli.planning import Prepared, make_plan
+from ttlaunch.cli.program_on_hosts import check_program
 from ttlaunch.cli.reach import reach_hosts
 from ttlaunch.cli.ready_here import Ready
 from ttlaunch.diagnostics import Diagnostic, Format
@@ -30,7 +31,7 @@ from ttlaunch.launch.crew import Crew
 from ttlaunch.launch.over_hosts import ReadyHost, RunOnHosts, start_crew
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.watch import Watch
-from ttlaunch.plan.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.plan.launch_plan import CommandProgram, LaunchPlan, RecipeProgram
 from ttlaunch.plan.make import Networks
 from ttlaunch.remote.transport import Transport
 from ttlaunch.sync.data import DataItem, data_item
@@ -62,6 +63,7 @@ def ready_hosts(prepared: Prepared, *, form: Format, verbose: bool) -> Ready:
     transports = reach_hosts(topology, form=form, verbose=verbose)
     facts, choice = _check_hosts(transports, prepared, say)
     meeting = in_background(lambda: measure_pairs(transports, choice.addresses))
+    _check_program(transports, facts, reading, prepared, say)
     outcome = _bring_code(transports, reading, prepared, say)
     _check_meeting(meeting.result(), choice, say)
     networks = Networks(choice.ranks, choice.control, has_rdma=choice.has_rdma)
@@ -103,6 +105,20 @@ def _check_hosts(
     if isinstance(choice, Diagnostic):
         refuse([choice], form=say.form, verbose=say.verbose)
     return answers.facts, choice
+
+
+def _check_program(
+    transports: Sequence[Transport],
+    facts: Mapping[str, HostFacts],
+    reading: Future[tuple[Release | None, list[Diagnostic]]],
+    prepared: Prepared,
+    say: _Say,
+) -> None:
+    program, (release, _) = prepared.plan.program, reading.result()
+    if isinstance(program, CommandProgram) and release is not None:
+        folder = prepared.surroundings.working_folder
+        programs = {host: str(Path(known.python.executable).parent) for host, known in facts.items() if known.python}
+        say.stop(check_program(program, transports, release=release, working_folder=folder, programs=programs), {}, {})
 
 
 def _bring_code(

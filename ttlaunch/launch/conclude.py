@@ -40,7 +40,7 @@ def conclude(
     leftovers: int,
 ) -> Report:
     """The report of a run whose processes have all ended."""
-    failure = _find_failure(folder, watch, ending, returncode)
+    failure = find_failure(folder, watch, ending, returncode)
     status, exit_status = "done", contract.STATUS_DONE
     if ending.signal_number == signal.SIGINT:
         status, exit_status = "interrupted", contract.STATUS_INTERRUPTED
@@ -63,22 +63,31 @@ def conclude(
     )
 
 
-def _find_failure(folder: RunFolder, watch: Watch, ending: Ending, returncode: int) -> Failure | None:
+def find_failure(folder: RunFolder, watch: Watch, ending: Ending, returncode: int) -> Failure | None:
     """The failure to name: of a rank, of the run folder, of mpirun, or of a result that cannot be trusted."""
     ordered = ending.signal_number is not None
-    # A killed mpirun takes its shims along, so they are not the ones to name.
-    mpirun_was_killed = returncode < 0 and ending.terminated is None and ending.failure is None
-    lost_shims = {} if mpirun_was_killed else ending.lost_shims
+    lost_shims = {} if _mpirun_went_first(watch, ending, returncode) else ending.lost_shims
     stopped = ordered or ending.failure is not None
     failure = first_failure(watch.ranks, lost_shims=lost_shims, lost_hosts=ending.lost_hosts, ordered=stopped)
     failure = failure or ending.failure
     if failure is not None or ordered:
         return failure
-    if returncode != 0:
-        return _mpirun_failure(folder, returncode)
+    unfinished = [state for state in watch.ranks if state.exit is None]
+    if returncode != 0 or unfinished:
+        return _mpirun_failure(folder, returncode, unfinished)
     if not combine_digests([rank.digests for rank in watch.ranks])[1]:
         return different_parameters(watch.ranks)
     return _divergence(watch.ranks)
+
+
+def _mpirun_went_first(watch: Watch, ending: Ending, returncode: int) -> bool:
+    """Whether mpirun ended before any rank did. It takes its shims along, so they are not the ones to name.
+
+    A shim that is killed by itself is different: mpirun then ends the other ranks, and their shims write how they ended.
+    """
+    if ending.terminated is not None or ending.failure is not None:
+        return False
+    return returncode < 0 or (len(ending.lost_shims) > 1 and all(state.exit is None for state in watch.ranks))
 
 
 def folder_failure(error: OSError) -> Failure:
@@ -121,11 +130,20 @@ def different_parameters(ranks: list[RankState]) -> Failure:
     raise AssertionError("called although all parameters agree")
 
 
-def _mpirun_failure(folder: RunFolder, returncode: int) -> Failure:
-    """Mpirun failed and no rank did: its own last words are the evidence."""
+def _mpirun_failure(folder: RunFolder, returncode: int, unfinished: list[RankState]) -> Failure:
+    """Mpirun failed and no rank did, or it left ranks behind: its own last words are the evidence."""
     how = f"was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"exited with status {returncode}"
+    first = "".join(f" before rank {s.row.rank} ({s.row.role}, {s.row.host}) had ended" for s in unfinished[:1])
     words = folder.file(f"{contract.LOGS_DIR}/mpirun.stderr").read_text(encoding="utf-8", errors="replace").splitlines()
     said = tuple(line.strip() for line in words if line.strip(" -\t") and not line.startswith(FROM_A_RANK.decode()))
     return Failure(
-        "R008", None, None, None, None, f"mpirun {how}; no rank had failed", time.time(), None, said[-_TAIL_LINES:]
+        "R008",
+        None,
+        None,
+        None,
+        None,
+        f"mpirun {how}{first}; no rank had failed",
+        time.time(),
+        None,
+        said[-_TAIL_LINES:],
     )

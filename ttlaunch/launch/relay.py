@@ -7,21 +7,23 @@ the command's standard input, never on its command line.
 
 import contextlib
 import re
+import select
 import shlex
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.agent import RELAY
-from ttlaunch.errors import HostError
+from ttlaunch.errors import HostError, Trouble
 from ttlaunch.plan.openmpi import relay_settings
-from ttlaunch.remote.transport import Transport, run
+from ttlaunch.remote.transport import Process, Transport
 
 _START_DAEMON_S = 30.0
+_LOOK_S = 1.0
 _NO_ANSWER = 255
 _DAEMON = re.compile(r"(?:^|[\s;])(?:\S*/)?(?P<name>prted|orted)(?=\s)(?P<arguments>.*)", re.DOTALL)
 _SYSTEM_PREFIXES = {"/usr", "/usr/local"}
@@ -84,23 +86,47 @@ class Relay:
             frame = contract.read_frame(connection.recv)
             if frame is None:
                 return
-            status, stdout, stderr = self._run(str(frame[0]["host"]), str(frame[0]["command"]))
+            status, stdout, stderr = self._run(connection, str(frame[0]["host"]), str(frame[0]["command"]))
             connection.sendall(contract.pack_frame({"status": status, "stderr": stderr}, stdout))
 
-    def _run(self, host: str, command: str) -> tuple[int, bytes, str]:
+    def _run(self, connection: socket.socket, host: str, command: str) -> tuple[int, bytes, str]:
+        """Run a command to its end, however long that takes: a daemon's may last as long as the run."""
         if host not in self._transports:
             return _NO_ANSWER, b"", f"ttlaunch: mpirun asks for `{host}`, which is no host of this run\n"
         start = self._starts[host]
         try:
-            done = run(
-                self._transports[host],
-                daemon_command(command, start),
-                stdin=_exports(start.secrets).encode(),
-                timeout_s=_START_DAEMON_S,
-            )
+            process = self._transports[host].start(daemon_command(command, start), timeout_s=_START_DAEMON_S)
+            try:
+                if _DAEMON.search(command):  # nothing else reads them
+                    process.write(_exports(start.secrets).encode(), timeout_s=_START_DAEMON_S)
+                process.close_stdin()
+                stdout = b"".join(_output(process, connection))
+                return process.wait(timeout_s=_START_DAEMON_S), stdout, process.stderr().decode("utf-8", "replace")
+            finally:
+                process.kill()
         except HostError as error:
             return _NO_ANSWER, b"", f"ttlaunch: {error}\n"
-        return done.status, done.stdout, done.stderr.decode("utf-8", "replace")
+
+
+def _output(process: Process, connection: socket.socket) -> Iterator[bytes]:
+    """What a command prints until it ends, or until mpirun no longer waits for it."""
+    while True:
+        try:
+            part = process.read(timeout_s=_LOOK_S)
+        except HostError as error:
+            if error.trouble is not Trouble.TIMED_OUT:
+                raise
+            if _has_gone(connection):
+                raise
+            continue
+        if not part:
+            return
+        yield part
+
+
+def _has_gone(connection: socket.socket) -> bool:
+    readable, _, _ = select.select([connection], [], [], 0)
+    return bool(readable) and not connection.recv(1, socket.MSG_PEEK)
 
 
 def daemon_command(command: str, start: DaemonStart) -> str:

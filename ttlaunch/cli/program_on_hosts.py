@@ -1,0 +1,92 @@
+"""Whether every host has the program that its ranks are to run: copied with the project, or there already."""
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ttlaunch import contract
+from ttlaunch.cli.describe import SCRIPT_PREFIX
+from ttlaunch.diagnostics import Diagnostic, listed, shown
+from ttlaunch.plan.launch_plan import CommandProgram
+from ttlaunch.remote.fleet import on_each
+from ttlaunch.remote.transport import Completed, Transport, run
+from ttlaunch.sync.release import Release
+
+_LOOK_S = 5.0
+_LONGEST = 300
+
+
+def check_program(
+    program: CommandProgram,
+    transports: Sequence[Transport],
+    *,
+    release: Release,
+    working_folder: Path,
+    programs: Mapping[str, str],
+) -> list[Diagnostic]:
+    """Why some host would find nothing to start; empty if all would.
+
+    Args:
+        program: What ranks run.
+        transports: The hosts.
+        release: What is copied to them.
+        working_folder: Where the command was typed.
+        programs: By host: the folder whose programs ranks find first.
+    """
+    is_script = program.command[1:3] == SCRIPT_PREFIX
+    name = program.command[3 if is_script else 0]
+    if "/" not in name:
+        return _missing(name, transports, test=f"command -v {shlex.quote(name)}", programs=programs)
+    path = Path(os.path.normpath(working_folder / name))
+    if path.is_relative_to(release.project):
+        return [] if _is_copied(path, release) else [_left_out(path)]
+    flag = "-r" if is_script else "-x"
+    found = _missing(
+        name, transports, test=f"[ -f {shlex.quote(name)} ] && [ {flag} {shlex.quote(name)} ]", programs={}
+    )
+    return [_outside(path, release)] if found and path.exists() else found
+
+
+def _is_copied(path: Path, release: Release) -> bool:
+    name = os.fsencode(f"{contract.PROJECT_DIR}/{path.relative_to(release.project)}")
+    return any(entry.path == name for entry in release.manifest.entries)
+
+
+def _left_out(path: Path) -> Diagnostic:
+    if not path.exists():
+        return Diagnostic("P009", f"there is no program `{shown(path, longest=_LONGEST)}` to run")
+    return Diagnostic(
+        "P016",
+        f"{shown(path, longest=_LONGEST)} is not copied to hosts",
+        notes=("`.gitignore`, `.ttlaunchignore` or the rule about secrets leaves it out",),
+        hints=("`ttlaunch sync --dry-run` says what is copied; a line `!NAME` in .ttlaunchignore takes a file in",),
+    )
+
+
+def _outside(path: Path, release: Release) -> Diagnostic:
+    return Diagnostic(
+        "P016",
+        f"{shown(path, longest=_LONGEST)} is not copied to hosts",
+        notes=(f"it lies outside the project {shown(release.project, longest=_LONGEST)}",),
+        hints=("start from the folder that holds it, or copy it into the project",),
+    )
+
+
+def _missing(name: str, transports: Sequence[Transport], *, test: str, programs: Mapping[str, str]) -> list[Diagnostic]:
+    def look(transport: Transport) -> Completed:
+        first = programs.get(transport.host)
+        path = f"PATH={shlex.quote(first)}:$PATH; " if first else ""
+        return run(transport, f"{path}{test}", timeout_s=_LOOK_S)
+
+    answers = {transport.host: answer for transport, answer in on_each(transports, look, timeout_s=2 * _LOOK_S)}
+    lacking = [
+        transport.host
+        for transport in transports
+        if isinstance(answer := answers[transport.host], Completed) and answer.status != 0
+    ]
+    if not lacking:
+        return []
+    return [
+        Diagnostic("P009", f"there is no program `{shown(name, longest=_LONGEST)}` on {listed(lacking, last='and')}")
+    ]
