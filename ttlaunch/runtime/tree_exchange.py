@@ -39,21 +39,8 @@ def sum_shard(ctx: Socket, held: Sequence[Nodes], *, shards: Sequence[range], am
         each way and `k * (n - 1) / n * S` bytes, and buffers for as many.
     """
     place = among.index(ctx.rank)
-    mine = shards[place]
     own = [sum_N for _, sum_N in held[place] if sum_N is not None]
-    arriving: list[tuple[range, Tensor, Pending | None]] = []
-    for other, nodes in enumerate(held):
-        if other == place:
-            arriving += [
-                (leaves, sum_N[mine.start : mine.stop].clone(), None)
-                for (leaves, _), sum_N in zip(nodes, own, strict=True)
-            ]
-        elif mine:
-            boxes = [torch.empty(len(mine), dtype=own[0].dtype, device=own[0].device) for _ in nodes]
-            arriving += [
-                (leaves, box, ctx.irecv(box, source=among[other], tag=_SUM))
-                for (leaves, _), box in zip(nodes, boxes, strict=True)
-            ]
+    arriving = _begin_receives(ctx, held, own, mine=shards[place], among=among)
     sends = [
         ctx.isend(sum_N[shard.start : shard.stop], dest=rank, tag=_SUM)
         for rank, shard in _in_turn(among, shards, place)
@@ -64,6 +51,22 @@ def sum_shard(ctx: Socket, held: Sequence[Nodes], *, shards: Sequence[range], am
     for sending in sends:
         sending.wait()
     return total
+
+
+def _begin_receives(
+    ctx: Socket, held: Sequence[Nodes], own: Sequence[Tensor], *, mine: range, among: Sequence[Rank]
+) -> list[tuple[range, Tensor, Pending | None]]:
+    """This rank's shard of every node, in the order of the leaves: copies of its own, and buffers for the others'."""
+    arriving: list[tuple[range, Tensor, Pending | None]] = []
+    for rank, nodes in zip(among, held, strict=True):
+        if rank == ctx.rank:
+            parts = [sum_N[mine.start : mine.stop].clone() for sum_N in own]
+            arriving += [(leaves, part, None) for (leaves, _), part in zip(nodes, parts, strict=True)]
+        elif mine:
+            for leaves, _ in nodes:
+                box = torch.empty(len(mine), dtype=own[0].dtype, device=own[0].device)
+                arriving.append((leaves, box, ctx.irecv(box, source=rank, tag=_SUM)))
+    return arriving
 
 
 def gather_shards(ctx: Socket, vector_N: Tensor, *, among: Sequence[Rank]) -> None:
