@@ -56,6 +56,33 @@ def test_a_user_without_keys_is_told_to_make_one(loopback_sshd, user, reach, che
     )
 
 
+def test_a_key_file_of_the_cluster_file_that_does_not_exist_is_named(loopback_sshd, user, named, check):
+    user.trust(loopback_sshd)
+    path = user.folders.user / "nope"
+    transport = named(loopback_sshd.address, user=loopback_sshd.user, port=loopback_sshd.port, identity_file=path)
+    check(
+        transport,
+        loopback_sshd,
+        """
+        settings: the key file SSH/nope that `identity_file` of cluster.yaml names does not exist
+        hint: correct `identity_file` of cluster.yaml, or make that key: `ssh-keygen -t ed25519 -f SSH/nope`
+        """,
+    )
+
+
+def test_a_key_file_of_the_ssh_configuration_that_does_not_exist_is_named(loopback_sshd, user, reach, check):
+    transport = reach(loopback_sshd)
+    user.configure(f"IdentityFile {user.folders.user}/gone\n")
+    check(
+        transport,
+        loopback_sshd,
+        """
+        settings: the key file SSH/gone that `IdentityFile` of the ssh configuration names does not exist
+        hint: correct `IdentityFile` of the ssh configuration, or make that key: `ssh-keygen -t ed25519 -f SSH/gone`
+        """,
+    )
+
+
 def test_a_key_that_others_can_read_is_not_used(loopback_sshd, user, reach, check):
     transport = reach(loopback_sshd)
     (user.folders.user / "id_ed25519").chmod(0o644)

@@ -121,6 +121,11 @@ def _takes_no_keys(settings: HostSettings, methods: list[str]) -> HostError:
 def _refused(settings: HostSettings, tried: _Tried, *, cut_off: bool) -> HostError:
     login = f"login as {settings.user} refused"
     copy = f"let it accept a key of yours: {_copy(settings)}"
+    missing = _missing(settings, tried)
+    if missing and not tried.keys and not tried.locked:
+        return missing
+    if missing:
+        tried.problems.append(missing.evidence)
     if cut_off and len(tried.keys) > 1:
         reason = f"{login}: the host hung up after {len(tried.keys)} keys"
         hints = ("name the right key with `identity_file` in cluster.yaml, or `IdentityFile` and `IdentitiesOnly yes`",)
@@ -135,6 +140,25 @@ def _refused(settings: HostSettings, tried: _Tried, *, cut_off: bool) -> HostErr
         offered = "the key was" if len(tried.keys) == 1 else f"{len(tried.keys)} keys were"
         reason, hints = f"{login}: {offered} not accepted", (copy,)
     return HostError(settings.name, Trouble.LOGIN, reason, notes=_notes(tried), hints=(*hints, settings.try_by_hand()))
+
+
+def _missing(settings: HostSettings, tried: _Tried) -> HostError | None:
+    """A key file that was named and is not there; the usual ones need not be."""
+    where = settings.identity_named_in
+    path = next((path for path in settings.identity_files if where and _is_missing(path)), None)
+    if path is None:
+        return None
+    hint = f"correct {where}, or make that key: `{shlex.join(['ssh-keygen', '-t', 'ed25519', '-f', str(path)])}`"
+    reason = f"the key file {path} that {where} names does not exist"
+    return HostError(settings.name, Trouble.SETTINGS, reason, notes=_notes(tried), hints=(hint,))
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        path.stat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
 
 
 def _copy(settings: HostSettings) -> str:

@@ -42,6 +42,8 @@ class HostSettings:
         name: As in the hostfile.
         host_name: What to connect to: `HostName` of the configuration, else the name.
         identity_files: Private keys in the order in which to offer them; usual names if none are given.
+        identity_named_in: What names the files: `identity_file` of cluster.yaml or `IdentityFile` of the ssh
+            configuration; None if they are the usual ones, which need not exist.
         identities_only: Whether to leave out keys of the agent that are not among the files.
         agent: Socket of the ssh agent.
         jumps: Hosts to go through, nearest first.
@@ -60,6 +62,7 @@ class HostSettings:
     agent: Path | None
     known_hosts: tuple[Path, ...]
     by_hand: tuple[str, ...]
+    identity_named_in: str | None = None
     host_key_alias: str | None = None
     connect_timeout_s: float | None = None
     proxy_command: str | None = None
@@ -124,6 +127,7 @@ def _settings(address: HostAddress, options: dict[str, Any], folders: SshFolders
             *_files(options.get("globalknownhostsfile"), folders.system, "ssh_known_hosts", tokens),
         ),
         by_hand=_by_hand(address, user=user, port=port),
+        identity_named_in=_identity_named_in(address, options),
         host_key_alias=options.get("hostkeyalias"),
         connect_timeout_s=timeout or None,
         proxy_command=last,
@@ -184,6 +188,12 @@ def _parse_hop(text: str, address: HostAddress) -> HostAddress:
 def _identity_files(options: Mapping[str, Any], folders: SshFolders) -> tuple[Path, ...]:
     named = options.get("identityfile") or [str(folders.user / name) for name in _USUAL_KEYS]
     return tuple(dict.fromkeys(Path(name).expanduser() for name in named if name.lower() != "none"))
+
+
+def _identity_named_in(address: HostAddress, options: dict[str, Any]) -> str | None:
+    if address.identity_file is not None:
+        return "`identity_file` of cluster.yaml"
+    return "`IdentityFile` of the ssh configuration" if options.get("identityfile") else None
 
 
 def _agent(option: str | None, environment: Mapping[str, str], tokens: Mapping[str, str]) -> Path | None:
