@@ -161,6 +161,32 @@ def test_another_open_mpi_is_judged_by_its_major_version(found, facts, version, 
     assert [(severity, "H020", f"host `metal-02` has another Open MPI: {text}", text)] == found(3, {2: {"mpi": other}})
 
 
+def test_a_host_without_an_interpreter_is_not_blamed_for_the_open_mpi_in_its_path_too(found, facts):
+    stray = Mpi("/usr/bin/mpirun", "/usr", "mpirun (Open MPI) 4.1.4", None, None)
+
+    answer = found(2, {2: {"python": None, "tried": ("/bin/true",), "mpi": stray}}, settings={"python": "/bin/true"})
+
+    text = "host `metal-02` has no Python that ranks could run with"
+    assert [("error", "H014", text, "looked for /bin/true")] == answer
+
+
+def test_a_named_folder_of_open_mpi_without_one_is_not_sent_to_prepare(healthy, topology, check):
+    none = Mpi(None, None, None, None, "openmpi")
+
+    check(
+        check_everything(healthy(2, {2: {"mpi": none}}), topology=topology(2, mpi_prefix="/nope")),
+        """
+        error[H001]: host `metal-02` has no Open MPI
+         --> hosts.txt:2:1
+          |
+        2 | metal-02 slots=1
+          | ^^^^^^^^ looked in /nope/bin
+
+        hint: `mpi_prefix:` in cluster.yaml names /nope; it is to be a folder with bin/mpirun of Open MPI, and without it that of the interpreter's environment is taken
+        """,
+    )
+
+
 def test_hosts_are_compared_with_the_mpirun_that_starts_their_daemons(found, facts):
     old = replace(facts(1).mpi, says="mpirun (Open MPI) 4.1.6")
 

@@ -112,7 +112,14 @@ def check_open_mpi(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
             wrong[host] = f"{mpi.mpirun} says: {mpi.says or 'nothing'}"
         elif version < OLDEST_OPEN_MPI:
             wrong[host] = f"{mpi.mpirun} is Open MPI {_dotted(version)}; 4.1 or newer is needed"
-    prepare = (_prepare(topology),)
+    named = topology.cluster.mpi_prefix
+    repair = _prepare(topology)
+    if named:
+        repair = (
+            f"`mpi_prefix:` in cluster.yaml names {named}; it is to be a folder with bin/mpirun of Open MPI, "
+            "and without it that of the interpreter's environment is taken"
+        )
+    prepare = (repair,)
     return [
         *of_hosts("H001", none, topology=topology, says=("has no Open MPI", "have no Open MPI"), hints=prepare),
         *of_hosts(
@@ -152,7 +159,9 @@ def check_pairing(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
 
 def check_same_open_mpi(facts: Facts, *, topology: Topology, launcher: HostFacts | None) -> list[Diagnostic]:
     """One major version everywhere; the launching machine's mpirun starts daemons of the hosts' own."""
-    there = {host: version for host, known in facts.items() if (version := open_mpi_version(known.mpi))}
+    # The mpirun of a host without an interpreter is a stray one from PATH: the repair of the interpreter brings another.
+    usable = {host: known.mpi for host, known in facts.items() if known.python or topology.cluster.mpi_prefix}
+    there = {host: version for host, mpi in usable.items() if (version := open_mpi_version(mpi))}
     here = open_mpi_version(launcher.mpi) if launcher else None
     if not there:
         return []
