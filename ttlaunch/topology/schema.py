@@ -149,7 +149,9 @@ class ClusterFile(Section):
     )
     identity_file: Text | None = Field(None, description="private key; null: what ssh would use")
     remote_folder: Text = Field("~/.ttlaunch", description="where code and run data lie on a host")
-    python: Text | None = Field(None, description="interpreter on the hosts; null: what `ttlaunch prepare` made, else this machine's path")
+    python: Text | None = Field(
+        None, description="interpreter on the hosts; null: what `ttlaunch prepare` made, else this machine's path"
+    )
     mpi_prefix: Text | None = Field(
         None, description="folder of Open MPI on the hosts; null: that of the interpreter's environment"
     )
