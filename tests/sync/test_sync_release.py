@@ -243,6 +243,25 @@ def test_a_release_in_use_stays(project, release_of, host):
     assert [newest] == host.releases
 
 
+def locks(host):
+    return sorted(path.name for path in (host.folder / "releases").glob("*.lock"))
+
+
+def test_a_lock_goes_with_its_release_and_stays_while_somebody_holds_it(project, release_of, host):
+    for number in range(3):
+        (project / "a.py").write_text(str(number))
+        newest = host.take(release_of(project), keep=1).tree_hash
+    assert [f"{newest}.lock"] == locks(host)
+    abandoned, used = "a" * 64, "b" * 64
+    os.close(releases.hold_release(bytes(host.folder), abandoned))
+    lock = releases.hold_release(bytes(host.folder), used)
+    host.take(release_of(project))
+    assert sorted([f"{newest}.lock", f"{used}.lock"]) == locks(host)
+    os.close(lock)
+    host.take(release_of(project))
+    assert [f"{newest}.lock"] == locks(host)
+
+
 def start_receiving(host, release):
     """A sync that has said hello and is not answered."""
     arguments = {

@@ -256,6 +256,21 @@ def clear_leftovers(folder: bytes) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(lock)
             os.close(descriptor)
+    _clear_locks(places[0])
+
+
+def _clear_locks(releases: bytes) -> None:
+    """Remove the locks of releases that are not there, as of syncs that failed; one that somebody holds stays."""
+    for name in os.listdir(releases):
+        release, lock = os.path.join(releases, name[: -len(b".lock")]), os.path.join(releases, name)
+        if not name.endswith(b".lock") or not _TREE_HASH.match(os.path.basename(release)) or os.path.lexists(release):
+            continue
+        descriptor = hold(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                if not os.path.lexists(release):  # it may have come while nobody held the lock
+                    os.unlink(lock)
+            os.close(descriptor)
 
 
 def _owner_of(path: bytes) -> bytes:
