@@ -61,10 +61,12 @@ def _unlike(name: str, meant: str, root: Node, path: tuple[Key, ...]) -> Diagnos
     return Diagnostic(codes.KNOWN_VARIABLE, message, label, hints=hints, severity=Severity.WARNING)
 
 
-def _undefined(
-    name: str, variable: str, span: Span, environment: Mapping[str, str], *, sign: str = "$"
-) -> Diagnostic:
+def _undefined(name: str, variable: str, span: Span, environment: Mapping[str, str], *, sign: str = "$") -> Diagnostic:
     message = f"`{name}` uses `{sign}{shown(variable)}`, which is not defined on this machine"
     meant = closest(variable, environment)
-    hint = f"did you mean `{sign}{meant}`?" if meant else f"`export {shown(variable)}=…` before starting, or write the value"
+    hint = (
+        f"did you mean `{sign}{meant}`?"
+        if meant
+        else f"`export {shown(variable)}=…` before starting, or write the value"
+    )
     return Diagnostic(codes.UNDEFINED_VARIABLE, message, Label(span, "not defined"), hints=(hint,))
