@@ -38,6 +38,7 @@ class Trouble(StrEnum):
     LOST = "connection lost"  # it was there, and is not any more
     TIMED_OUT = "timed out"  # a command did not end within its deadline
     NO_PYTHON = "no Python"  # nothing there can run our scripts
+    DISK = "disk"  # its disk is full or cannot be written
     SCRIPT = "script failed"  # one of our scripts broke, or something answered in its place
 
 

@@ -50,6 +50,25 @@ def test_an_unknown_name_gets_no_command_that_cannot_work(topology, check):
     )
 
 
+def test_a_disk_that_is_full_when_a_run_starts_is_a_matter_of_the_disk(topology, check):
+    evidence = "the run's folder cannot be made: /home/ttuser/.ttlaunch/runs/1: No space left on device"
+
+    check(
+        explain_troubles([HostError("metal-02", Trouble.DISK, evidence)], topology=topology(2)),
+        """
+        error[H016]: host `metal-02` cannot hold the files of a run; nothing was started
+         --> hosts.txt:2:1
+          |
+        2 | metal-02 slots=1
+          | ^^^^^^^^ the run's folder cannot be made: /home/ttuser/.ttlaunch/runs/1: No space left on device
+
+        hint: `ssh metal-02 df -h '~/.ttlaunch' /dev/shm`: is one of them full, or read-only?
+
+        hint: `remote_folder:` in cluster.yaml chooses another place
+        """,
+    )
+
+
 def test_different_troubles_are_different_diagnostics_in_the_order_of_the_hostfile(topology):
     errors = [
         HostError("metal-03", Trouble.LOGIN, "every key refused"),

@@ -41,6 +41,7 @@ _REASONS = {
     Trouble.LOST: _UNFINISHED,
     Trouble.TIMED_OUT: _UNFINISHED,
     Trouble.SCRIPT: _UNFINISHED,
+    Trouble.DISK: _Reason("H016", "cannot hold the files of a run", "cannot hold the files of a run"),
     Trouble.NO_PYTHON: _Reason("H014", "has no Python that can be used", "have no Python that can be used"),
 }
 _TRY_BY_HAND = {"H002", "H011"}
@@ -81,6 +82,8 @@ def _explain(
         took = max(answered.values())
         notes.append(f"{listed(answered, last='and', quote='')} answered within {max(took, 0.1):.1f} s")
     hints = _hints(errors)
+    if errors[0].trouble is Trouble.DISK and not hints:
+        hints = _disk_hints(errors[0].host, topology.cluster.remote_folder)
     if reason.code in _TRY_BY_HAND and not hints:
         hints = [f"{_BY_HAND}: `{_by_hand(errors[0].host, hosts, topology.cluster)}`"]
     return Diagnostic(
@@ -100,6 +103,12 @@ def _hints(errors: Sequence[HostError]) -> list[str]:
     kept = [hint for hint in hints if hint not in again[1:]]
     more = len(kept) - _MOST_HINTS
     return kept if more <= 0 else [*kept[:_MOST_HINTS], f"and {more} more like these for the other hosts"]
+
+
+def _disk_hints(host: str, remote_folder: str) -> list[str]:
+    """A run has its files in the remote folder and in shared memory."""
+    look = f"`ssh {host} df -h '{remote_folder}' /dev/shm`: is one of them full, or read-only?"
+    return [look, "`remote_folder:` in cluster.yaml chooses another place"]
 
 
 def _by_hand(name: str, hosts: Mapping[str, Host], cluster: ClusterSettings) -> str:

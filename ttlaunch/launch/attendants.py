@@ -70,7 +70,7 @@ def start_attendants(
             raise explain_end(stream, timeout_s=1.0) or HostError(transport.host, Trouble.LOST, "no attendant starts")
         header, _ = frame
         if header["kind"] == "refused":
-            raise HostError(transport.host, Trouble.SCRIPT, f"the run's folder cannot be made: {header['reason']}")
+            raise HostError(transport.host, Trouble.DISK, f"the run's folder cannot be made: {header['reason']}")
         return Attendant(transport.host, stream, float(header["time"]) - time.time())
 
     return {transport.host: answer for transport, answer in on_each(transports, start, timeout_s=2 * _START_S)}
