@@ -86,7 +86,7 @@ def _round(cluster: Cluster, project: Path) -> Iterator[tuple[str, tuple[float, 
             home = cluster.path("launcher", cluster.environment("launcher")["HOME"])
             shutil.rmtree(home / ".cache/ttlaunch", ignore_errors=True)
         elif case == "one file changed":
-            changed = project / "part07/file0047.py"
+            changed = project / "part07/file1047.py"
             changed.write_bytes(changed.read_bytes() + b"# changed\n")
         yield case, (_rsync(cluster, project), _ttlaunch(cluster, project))
 

@@ -153,7 +153,8 @@ class _Bench:
         for release in releases.iterdir():
             if len(release.name) == 64:
                 entries = read_manifest(bytes(release))
-                if entries is None or check_tree(bytes(release), entries, alive=lambda: None)[0]:
+                whole = entries is not None and not check_tree(bytes(release), entries, alive=lambda: None)[0]
+                if not whole and release.is_dir():  # else it was old, and was taken away while we looked
                     return f"mixed: release {release.name}"
         now = self._current(host)
         if now == _read_tree(self._project):

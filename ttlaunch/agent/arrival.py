@@ -172,7 +172,7 @@ class Building:
 
     def _place(self, index: int) -> bytes:
         name = self._entries[index][4] if self._whole else b"%d" % index
-        return os.path.join(self._incoming, name)
+        return self._incoming + b"/" + name
 
     def _replace(self, index: int) -> None:
         """Put one right entry where a wrong one is; what stands in the way goes with the folder that we build in."""
@@ -215,23 +215,33 @@ def check_space(folder: bytes, targets: Sequence[Target], *, others: int) -> Non
         raise Refused("inodes", needed=len(targets) + others, free=disk.f_favail, path=os.fsdecode(folder))
 
 
-def find_copies(folder: bytes, wanted: set[bytes], *, tree_hash: bytes) -> dict[bytes, tuple[bytes, Signature | None]]:
-    """Where else on this host contents lie: in other releases, in this one, and among the data.
+def find_copies(
+    folder: bytes, wanted: set[bytes], *, likely: Sequence[bytes]
+) -> dict[bytes, tuple[bytes, Signature | None]]:
+    """Where else on this host contents lie: in releases, and among the data.
+
+    Args:
+        folder: The remote folder.
+        wanted: SHA-256 of the contents.
+        likely: Names of releases to look in first.
 
     Returns:
         Path, and the signature with which it was last compared, by SHA-256.
     """
     parent = os.path.join(folder, contract.RELEASES_DIR.encode())
-    found: dict[bytes, tuple[bytes, Signature | None]] = {}
-    names = sorted(os.listdir(parent), key=lambda name: name != tree_hash) if os.path.isdir(parent) else []
-    for name in names:
+    data = os.path.join(folder, contract.DATA_DIR.encode())
+    there = os.listdir(data) if os.path.isdir(data) else []
+    found: dict[bytes, tuple[bytes, Signature | None]] = {
+        name: (os.path.join(data, name), None) for name in there if name in wanted
+    }
+    names = os.listdir(parent) if os.path.isdir(parent) else []
+    for name in sorted(names, key=lambda name: name not in likely):
+        if len(found) == len(wanted):
+            break
         release = os.path.join(parent, name)
         entries = releases.read_manifest(release) or ()
         known = releases.read_signatures(release, len(entries)) if entries else {}
         for index, (kind, _, _, content, path) in enumerate(entries):
             if kind == FILE and content in wanted and content not in found:
                 found[content] = (release + b"/" + path, known.get(index))
-    data = os.path.join(folder, contract.DATA_DIR.encode())
-    if os.path.isdir(data):
-        found.update({name: (os.path.join(data, name), None) for name in os.listdir(data) if name in wanted})
     return found

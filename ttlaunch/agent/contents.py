@@ -64,6 +64,11 @@ class Talk:
             self._gift = self._receive()[1]
         return self._gift
 
+    def wait_for_end(self) -> None:
+        """Return when the launching machine has nothing more to say, to any host."""
+        while sys.stdin.buffer.read(1):
+            pass
+
     def _receive(self) -> tuple[dict[str, Any], bytes]:
         frame = contract.read_frame(sys.stdin.buffer.read)
         if frame is None:
@@ -105,14 +110,11 @@ class Contents:
         for target in targets:
             lacking.setdefault(target.digest, []).append(target)
         given = {digest for digest, _ in self._given}
-        wanted = [
-            digest for digest in self._order if digest in lacking and digest not in copies and digest not in given
-        ]
+        order = [digest for digest in self._order if digest in lacking and digest not in given]
+        wanted = [digest for digest in order if digest not in copies]
         self._want(wanted, lacking)  # first, so that they are on their way while we copy
         wrong = []
-        for digest in [
-            digest for digest in self._order if digest in lacking and digest in copies and digest not in given
-        ]:
+        for digest in [digest for digest in order if digest in copies]:
             first, *others = lacking[digest]
             signature = first.copy_from(*copies[digest], alive=self._talk.alive)
             if signature is None:
@@ -120,13 +122,16 @@ class Contents:
             else:
                 self._keep(first, signature, others)
         self._unpack(lacking)
-        for digests in (wanted, wrong):
-            if digests is wrong:
-                self._want(wrong, lacking)
-            for digest in digests:
-                first, *others = lacking[digest]
-                self._keep(first, first.write(self._take(first.size), alive=self._talk.alive), others)
+        self._read(wanted, lacking)
+        self._want(wrong, lacking)
+        self._read(wrong, lacking)
         return self._signatures
+
+    def _read(self, digests: Sequence[bytes], lacking: Mapping[bytes, Sequence[Target]]) -> None:
+        """Make the files whose contents were asked for."""
+        for digest in digests:
+            first, *others = lacking[digest]
+            self._keep(first, first.write(self._take(first.size), alive=self._talk.alive), others)
 
     def _unpack(self, lacking: Mapping[bytes, Sequence[Target]]) -> None:
         """Make the files whose contents came unasked."""

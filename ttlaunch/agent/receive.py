@@ -82,6 +82,7 @@ class _Session:
         self._id = ""
         self._repaired: list[str] = []
         self._there = True
+        self._done = False
         self._old: list[bytes] = []
         self._pruned: list[str] = []
         self._signatures: dict[int, Signature] = {}
@@ -105,6 +106,7 @@ class _Session:
         self._make_current()
         pruned = self._prune(keep=self._arguments["keep"])
         self._data.remember(owner=self._owner)
+        self._done = True
         self._talk.send(
             {
                 "kind": "done",
@@ -118,7 +120,9 @@ class _Session:
         )
 
     def clean(self) -> None:
-        """Remove what is not needed any more, and give the lock back."""
+        """Remove what is not needed any more, and give the lock back; after good news only once nobody waits."""
+        if self._old and self._done:
+            self._talk.wait_for_end()
         for path in self._old:
             releases.remove(path)
         self._clear()
@@ -202,8 +206,10 @@ class _Session:
         targets = [*building.targets, *texts]
         self._make_room(targets, others=len(wrong) - len(building.targets))
         building.prepare(names=[os.fsencode(name) for name in self._arguments["same_names"]])
-        copies = find_copies(self._folder, {target.digest for target in targets}, tree_hash=self._tree.encode())
-        contents = Contents(self._talk, order=self._order(entries), about={"id": self._id}, given=self._given(entries))
+        given = self._given(entries)
+        lacking = {target.digest for target in targets} - {digest for digest, _ in given}
+        copies = find_copies(self._folder, lacking, likely=self._likely())
+        contents = Contents(self._talk, order=self._order(entries), about={"id": self._id}, given=given)
         building.signatures = {**self._signatures, **contents.bring(targets, copies=copies)}
         for (sha256, _), text in zip(self._data.missing, texts):  # noqa: B905 - `strict` is of Python 3.10
             final = self._data.target(sha256)
@@ -213,6 +219,11 @@ class _Session:
         if not building.finish(manifest=manifest):
             raise LookAgain
         self._clear()
+
+    def _likely(self) -> list[bytes]:
+        """The releases that have most of the contents: this one, if it only has to be put right, and the last one."""
+        news = self._arguments["news"]
+        return [self._tree.encode(), *([news["tree"].encode()] if news else [])]
 
     def _given(self, entries: Sequence[Entry]) -> list[tuple[bytes, int]]:
         """Contents that come unasked."""
@@ -268,7 +279,7 @@ class _Session:
         wrong = self._look(entries, None)
         sizes = {entries[index][3]: entries[index][2] for index in wrong if entries[index][0] == releases.FILE}
         sizes.update((sha256.encode(), size) for sha256, size in self._data.missing)
-        copies = find_copies(self._folder, set(sizes), tree_hash=self._tree.encode())
+        copies = find_copies(self._folder, set(sizes), likely=self._likely())
         lacking = {digest: size for digest, size in sizes.items() if digest not in copies}
         old = list(releases.old_releases(self._folder, keep=self._arguments["keep"], own=self._tree.encode()))
         for _, lock in old:

@@ -15,6 +15,7 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.errors import HostError
 from ttlaunch.remote.fleet import on_each
+from ttlaunch.remote.frames import FrameStream
 from ttlaunch.remote.pushed import start_script
 from ttlaunch.remote.transport import Transport
 from ttlaunch.sync.answers import Outcome, Planned, Progress, Synced
@@ -78,7 +79,7 @@ def sync_release(
                 raise
             release = newer
         finally:
-            task.contents.close()
+            task.close()
 
 
 def _silent(_: Progress) -> None:
@@ -104,6 +105,7 @@ class _Task:
         self.contents = Contents(release.manifest, texts)
         self.folders = SharedFolders()
         self._packed: bytes | None = None
+        self._finished: list[FrameStream] = []
         self._lock = threading.Lock()
         self._arguments = {
             **arguments,
@@ -154,7 +156,7 @@ class _Task:
                 if self._news is not None and self._news.frame:
                     talk.give(self._news.frame, files=len(self._news.arguments["contents"]))
                 said = talk.hold()
-                stream.process.close_stdin()  # it tidies up by itself
+                self._finished.append(stream)
             except BaseException:
                 stream.process.kill()
                 raise
@@ -163,6 +165,12 @@ class _Task:
         except HostError as error:
             raise explain_loss(error) from error
         return self._answer(transport.host, said, talk, seconds=time.monotonic() - began)
+
+    def close(self) -> None:
+        """Let the hosts tidy up, which they put off for as long as others are still waited for."""
+        for stream in self._finished:
+            stream.process.close_stdin()
+        self.contents.close()
 
     def _answer(self, host: str, said: Mapping[str, Any], talk: Talk, *, seconds: float) -> Synced | Planned:
         tree_hash, folder = self._release.tree_hash, said["folder"]
