@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 
 import pytest
@@ -95,3 +96,32 @@ def test_the_written_command_fails_when_a_rank_does(ttlaunch, here):
     ttlaunch("plan work.py --write launch")
     answer = subprocess.run(["sh", "launch/command.sh"], capture_output=True, timeout=60, check=False, env=os.environ)
     assert answer.returncode == 3
+
+
+def test_two_names_of_this_machine_are_refused_before_mpirun_mixes_them_up(ttlaunch, here, monkeypatch):
+    monkeypatch.setattr(platform, "node", lambda: "launcher")
+    (here / "hosts.txt").write_text("localhost slots=1\nlauncher slots=1\n")
+    answer = ttlaunch("plan fabric_minimal --hostfile hosts.txt -n 2")
+    assert (
+        4,
+        """\
+error[H017]: `localhost` and `launcher` are the same machine, `launcher`
+ --> hosts.txt:2:1
+  |
+2 | launcher slots=1
+  | ^^^^^^^^ the same machine as localhost
+ --> hosts.txt:1:1
+  |
+1 | localhost slots=1
+  | --------- its other name
+  = note: each of them means the machine on which ttlaunch runs
+
+hint: keep one line, with the slots of both""",
+    ) == (answer.status, answer.stderr.rstrip())
+
+
+def test_an_empty_name_is_refused_as_empty(ttlaunch):
+    recipe, configuration = ttlaunch(["plan", ""]), ttlaunch(["plan", "fabric_minimal", "--on", ""])
+    assert "error[P001]: the name of the recipe is empty" == recipe.stderr.splitlines()[0]
+    assert "error[P005]: the name of the configuration is empty" == configuration.stderr.splitlines()[0]
+    assert (2, 2) == (recipe.status, configuration.status)

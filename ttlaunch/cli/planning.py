@@ -1,6 +1,7 @@
 """What `run` and `plan` share: check the description, find the engine, make the plan; or leave with diagnostics."""
 
 import os
+import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,12 @@ def prepare(request: Request, *, form: Format, verbose: bool) -> Prepared:
     if isinstance(plan, Diagnostic):
         found.append(plan)
     if isinstance(plan, Diagnostic) or plan is None or description.topology is None:
+        refuse(found, form=form, verbose=verbose)
+    local = local_hosts.intersection(plan.hosts)
+    if len(local) > 1:
+        from ttlaunch.doctor.identity import check_local_names
+
+        found += check_local_names(local, topology=description.topology, hostname=platform.node())
         refuse(found, form=form, verbose=verbose)
     show_diagnostics(found, form=form, verbose=verbose)
     choice = description.choice

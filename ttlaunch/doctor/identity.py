@@ -1,8 +1,8 @@
 """Which machine is which, and what time it is there: names that mean one machine, or several, and clocks that are off."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-from ttlaunch.diagnostics import Diagnostic, Label, Severity, listed, shown
+from ttlaunch.diagnostics import Diagnostic, Label, Severity, Span, listed, shown
 from ttlaunch.doctor.facts import HostFacts
 from ttlaunch.doctor.grouping import of_hosts
 from ttlaunch.topology.model import Topology
@@ -21,21 +21,28 @@ def check_machines(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
     names: dict[str, list[str]] = {}
     for host, known in facts.items():
         names.setdefault(known.machine, []).append(host)
-    found = []
-    for same in names.values():
-        if len(same) > 1:
-            hostname = facts[same[0]].hostname
-            found.append(
-                Diagnostic(
-                    "H017",
-                    f"{listed(same, last='and')} are the same machine, `{shown(hostname)}`",
-                    Label(spans[same[1]], f"the same machine as {same[0]}"),
-                    (Label(spans[same[0]], "its other name"),),
-                    notes=("both names show the same boot of the same kernel, in the same namespaces",),
-                    hints=(f"keep one line, with the slots of {'both' if len(same) == 2 else 'all'}",),  # noqa: PLR2004
-                )
-            )
-    return found
+    why = "both names show the same boot of the same kernel, in the same namespaces"
+    several = [same for same in names.values() if len(same) > 1]
+    return [_one_machine(same, facts[same[0]].hostname, spans, why=why) for same in several]
+
+
+def check_local_names(local: Collection[str], *, topology: Topology, hostname: str) -> list[Diagnostic]:
+    """The same where no host is asked: at most one name means the machine that we run on, which is `hostname`."""
+    spans = {str(host.name): host.span for host in topology.hosts}
+    same = [name for name in spans if name in local]
+    why = "each of them means the machine on which ttlaunch runs"
+    return [_one_machine(same, hostname, spans, why=why)] if len(same) > 1 else []
+
+
+def _one_machine(same: Sequence[str], hostname: str, spans: Mapping[str, Span], *, why: str) -> Diagnostic:
+    return Diagnostic(
+        "H017",
+        f"{listed(same, last='and')} are the same machine, `{shown(hostname)}`",
+        Label(spans[same[1]], f"the same machine as {same[0]}"),
+        (Label(spans[same[0]], "its other name"),),
+        notes=(why,),
+        hints=(f"keep one line, with the slots of {'both' if len(same) == 2 else 'all'}",),  # noqa: PLR2004
+    )
 
 
 def check_names(

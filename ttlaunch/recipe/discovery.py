@@ -59,6 +59,9 @@ def list_recipes(working_folder: Path) -> list[FoundRecipe]:
 def find_recipe(name: str, *, working_folder: Path) -> FoundRecipe | Diagnostic:
     """The recipe that the user means by a name or a path."""
     known = list_recipes(working_folder)
+    if not name:
+        message = "the name of the recipe is empty"
+        return Diagnostic("P001", message, notes=(f"recipes here: {listed([one.name for one in known], last='and')}",))
     for recipe in known:
         if recipe.name == name:
             return recipe

@@ -40,6 +40,9 @@ def list_configurations(working_folder: Path) -> list[FoundConfiguration]:
 def find_configuration(name: str, *, working_folder: Path) -> FoundConfiguration | Diagnostic:
     """The configuration that the user means by a name or a path of a folder."""
     known = list_configurations(working_folder)
+    if not name:
+        here = listed([one.name for one in known], last="and")
+        return Diagnostic("P005", "the name of the configuration is empty", notes=(f"configurations here: {here}",))
     for configuration in known:
         if configuration.name == name:
             return configuration
