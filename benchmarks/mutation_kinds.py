@@ -21,6 +21,7 @@ _FREE = {
     **dict.fromkeys(("beta1", "beta2", "clip_grad_norm_max_norm", "min_learning_rate_ratio"), _RATES),
     **dict.fromkeys(("learning_rate", "epsilon", "weight_decay"), _RATES),
     **dict.fromkeys(("use_clip_grad_norm", "model_type", "tokenizer_type", "optimizer", "type", "device"), _CHOICES),
+    **dict.fromkeys(("checkpoint_config.interval", "keep", "keep_every"), "other checkpoints of the same training"),
     "enabled": "one process instead of several",
     "num_workers": "another number of workers, in a world whose size is open",
     "pipeline_parallel_config.num_blocks": "a number that was said twice is said once",

