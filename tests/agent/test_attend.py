@@ -22,7 +22,7 @@ class Attended:
     def __init__(self, folder, run_id="run-1"):
         self.run_id = run_id
         self.folder = folder / "runs" / run_id
-        self.scratch = folder / "scratch"
+        self.scratch = folder / f"scratch-{run_id}"
         self.transport = LocalTransport("box")
         self.arguments = {
             "run_id": run_id,

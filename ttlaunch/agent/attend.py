@@ -10,6 +10,7 @@ Frames to it: `end` (finish, sweep, leave). Frames from it: `ready`, `file` (a p
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import glob
 import json
@@ -99,7 +100,8 @@ def _claim(scratch: str) -> int:
             continue
     os.makedirs(scratch, mode=0o700, exist_ok=True)
     descriptor = os.open(os.path.join(scratch, _CLAIM), os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with contextlib.suppress(OSError):  # somebody else attends in the same folder and keeps it
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return descriptor
 
 
