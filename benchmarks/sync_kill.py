@@ -29,6 +29,8 @@ from ttlaunch.agent.releases import check_tree, read_manifest
 
 Tree = dict[bytes, bytes]
 _DELAY_MS = 3
+_MEASURE_EVERY = 10  # how long a sync takes changes with what else the machine does
+_GOLDEN = 0.6180339887
 _WITHIN_S = 60.0
 
 
@@ -42,17 +44,24 @@ def main() -> None:
     done = _read(options.results)
     with tempfile.TemporaryDirectory(prefix="ttl-kill-") as folder, Cluster(hosts=options.hosts) as cluster:
         bench = _Bench(cluster, Path(folder), files=options.files, size=options.megabytes * 1_000_000)
-        duration = bench.measure()
+        bench.sync()
         for victim, kill in (("process", bench.kill_process), ("host", bench.kill_host), ("connection", bench.cut)):
             for point in range(options.points):
+                if point % _MEASURE_EVERY == 0:
+                    duration = bench.measure()
                 if (victim, point) not in {(row["victim"], row["point"]) for row in done}:
-                    found = bench.attempt(kill, after_s=duration * (point + 0.5) / options.points)
+                    found = bench.attempt(kill, after_s=duration * _spread(point))
                     done.append({"victim": victim, "point": point, "found": found})
                     _append(options.results, done[-1])
         left = bench.finish()
     mixed = _print_table(done)
     print(f"left behind after the last sync: {left or 'nothing'}")
     sys.exit(1 if mixed or left else 0)
+
+
+def _spread(point: int) -> float:
+    """Numbers between 0 and 1 that lie evenly spread however many of them are taken."""
+    return (0.5 + point * _GOLDEN) % 1.0
 
 
 class _Bench:
@@ -70,7 +79,6 @@ class _Bench:
 
     def measure(self) -> float:
         """How long something runs on the hosts in a sync that nobody kills, and a fifth more."""
-        self._sync()
         self._change(self._files // 2)
         process = self._start()
         self._wait_for_script(process)
@@ -104,7 +112,7 @@ class _Bench:
 
     def finish(self) -> list[str]:
         """Sync once more, undisturbed; what lies beside releases and locks afterwards."""
-        self._sync()
+        self.sync()
         end = time.monotonic() + _WITHIN_S
         while (left := self._left()) and time.monotonic() < end:
             time.sleep(0.1)
@@ -139,7 +147,8 @@ class _Bench:
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return self._cluster.popen("launcher", command, cwd=self._project, start_new_session=True, **streams)
 
-    def _sync(self) -> None:
+    def sync(self) -> None:
+        """Sync, and nobody kills it."""
         process = self._start()
         _, said = process.communicate(timeout=_WITHIN_S)
         if process.returncode:
