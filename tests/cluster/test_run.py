@@ -181,7 +181,7 @@ def test_a_program_that_a_host_lacks_is_refused(cluster4, ttlaunch_on, lab):
     cluster4.run("node0", ["chmod", "+x", "/opt/tool/t"], check=True)
     answer = ttlaunch_on(cluster4)("run --on lab --ranks 2 -- /opt/tool/t")
     assert (answer.status, answer.stdout) == (2, "")
-    assert answer.stderr.startswith("error[P009]: there is no program `/opt/tool/t` on node1\n")
+    assert answer.stderr.startswith("error[P009]: there is no program `/opt/tool/t` on `node1`\n")
     alone = ttlaunch_on(cluster4)("run --on lab --ranks 1 -- /opt/tool/t")
     assert (alone.status, "| here" in alone.stdout) == (0, True), alone.stderr
 
