@@ -46,7 +46,7 @@ class Lab:
     def sync(self, words="", *, status=DONE):
         """Sync, and what the command says in JSON."""
         answer = self.ttlaunch(f"sync --on ../lab --format json {words}")
-        assert status == answer.status, (answer.stdout, answer.stderr)
+        assert status == answer.status, answer.stdout + answer.stderr
         return json.loads(answer.stdout)
 
     def refused(self, words="", *, status=NOT_SYNCED):

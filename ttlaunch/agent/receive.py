@@ -147,7 +147,8 @@ class _Session:
                 os.makedirs(path, exist_ok=True)
         ignore = os.path.join(self._folder, b".gitignore")
         if not os.path.lexists(ignore):
-            releases.write_file(ignore, b"*\n")
+            with contextlib.suppress(FileExistsError):  # another host of the same file system was first
+                releases.write_file(ignore, b"*\n")
 
     def _identify(self) -> str:
         """The same text on every host that sees this folder, so that they need not all be sent the same."""

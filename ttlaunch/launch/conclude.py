@@ -133,7 +133,8 @@ def different_parameters(ranks: list[RankState]) -> Failure:
 def _mpirun_failure(folder: RunFolder, returncode: int, unfinished: list[RankState]) -> Failure:
     """Mpirun failed and no rank did, or it left ranks behind: its own last words are the evidence."""
     how = f"was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"exited with status {returncode}"
-    first = "".join(f" before rank {s.row.rank} ({s.row.role}, {s.row.host}) had ended" for s in unfinished[:1])
+    left = unfinished[:1] if returncode == 0 else []
+    first = "".join(f" before rank {s.row.rank} ({s.row.role}, {s.row.host}) had ended" for s in left)
     words = folder.file(f"{contract.LOGS_DIR}/mpirun.stderr").read_text(encoding="utf-8", errors="replace").splitlines()
     said = tuple(line.strip() for line in words if line.strip(" -\t") and not line.startswith(FROM_A_RANK.decode()))
     return Failure(
