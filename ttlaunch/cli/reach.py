@@ -37,16 +37,28 @@ class Reached:
 
 
 def reach_hosts(
-    topology: Topology, *, form: Format, verbose: bool = False, timeout_s: float = CONNECT_S
+    topology: Topology,
+    *,
+    form: Format,
+    verbose: bool = False,
+    timeout_s: float = CONNECT_S,
+    then: Callable[[Transport], None] | None = None,
 ) -> list[Transport]:
     """Connect to every host of a cluster, all at once, and leave with status 4 if one of them cannot be used.
 
     Asks for passphrases on a terminal, and shows there how far it is if it takes longer than a second. The caller
     closes the transports.
+
+    Args:
+        topology: Names the hosts, and how to log in.
+        form: How to speak if a host cannot be used.
+        verbose: With more detail.
+        timeout_s: For each host, from its first packet to a finished login.
+        then: Called with each host as soon as it is connected, in a thread of its own; must not wait.
     """
     transports, keys = open_transports(topology)
     with show_progress(len(transports), form=form) as advance:
-        reached = connect_all(transports, keys, timeout_s=timeout_s, answered=advance)
+        reached = connect_all(transports, keys, timeout_s=timeout_s, answered=advance, then=then)
     if reached.errors:
         from ttlaunch.doctor.troubles import explain_troubles
 
@@ -74,6 +86,7 @@ def connect_all(
     *,
     timeout_s: float = CONNECT_S,
     answered: Callable[[str, HostError | None], None] | None = None,
+    then: Callable[[Transport], None] | None = None,
 ) -> Reached:
     """Connect to all; those that want a locked key get a second attempt once somebody at the terminal has unlocked it.
 
@@ -82,11 +95,18 @@ def connect_all(
         keys: That they log in with.
         timeout_s: For each host, from its first packet to a finished login.
         answered: Told of each host as it answers.
+        then: As for `reach_hosts`.
     """
-    reached = _connect(transports, timeout_s=timeout_s, answered=answered)
+
+    def connect(host: Transport) -> None:
+        host.connect(timeout_s=timeout_s)
+        if then is not None:
+            then(host)
+
+    reached = _connect(transports, connect, timeout_s=timeout_s, answered=answered)
     failed = [transport for transport in transports if transport.host in reached.errors]
     if failed and ask_for_passphrases(keys):
-        again = _connect(failed, timeout_s=timeout_s, answered=answered)
+        again = _connect(failed, connect, timeout_s=timeout_s, answered=answered)
         errors = again.errors
         ready = [transport for transport in transports if transport.host not in errors]
         return Reached(ready, errors, reached.seconds | again.seconds)
@@ -94,14 +114,16 @@ def connect_all(
 
 
 def _connect(
-    transports: Sequence[Transport], *, timeout_s: float, answered: Callable[[str, HostError | None], None] | None
+    transports: Sequence[Transport],
+    connect: Callable[[Transport], None],
+    *,
+    timeout_s: float,
+    answered: Callable[[str, HostError | None], None] | None,
 ) -> Reached:
     began = time.monotonic()
     errors, seconds = {}, {}
     # The transport keeps its own deadline and says more than that it has passed; the fleet's is for one that cannot.
-    for transport, answer in on_each(
-        transports, lambda host: host.connect(timeout_s=timeout_s), timeout_s=timeout_s + 1
-    ):
+    for transport, answer in on_each(transports, connect, timeout_s=timeout_s + 1):
         if isinstance(answer, HostError):
             errors[transport.host] = answer
         else:

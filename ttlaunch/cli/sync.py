@@ -23,7 +23,9 @@ from ttlaunch.cli.options import (
 from ttlaunch.diagnostics import Diagnostic, Format
 
 if TYPE_CHECKING:
-    from ttlaunch.remote.transport import Transport
+    from concurrent.futures import Future
+
+    from ttlaunch.remote.transport import Process, Transport
     from ttlaunch.sync.data import DataItem
     from ttlaunch.sync.release import Release
     from ttlaunch.sync.send import Outcome
@@ -83,13 +85,16 @@ def sync(
         refuse(found.diagnostics, form=form, verbose=verbose)
     from ttlaunch.cli.bring_code import bring_code, explain_outcome, guard_size
 
-    release, transports, said = _read_and_reach(found, folder, form=form, verbose=verbose)
-    options = {"remote_folder": found.topology.cluster.remote_folder, "keep": keep, "data": _texts(found)}
-    options["pythons"] = [found.topology.cluster.python] if found.topology.cluster.python else []
+    cluster = found.topology.cluster
+    options = {"remote_folder": cluster.remote_folder, "keep": keep, "data": _texts(found)}
+    options["pythons"] = [cluster.python] if cluster.python else []
+    interpreters: dict[str, Future[Process]] = {}
+    release, transports, said = _read_and_reach(found, folder, interpreters, form=form, verbose=verbose)
     try:
         if not dry_run and not yes:
             guard_size(release, transports, options, said, form=form, verbose=verbose)
-        outcome = bring_code(transports, release, said, {**options, "dry_run": dry_run}, form=form)
+        wishes = {**options, "dry_run": dry_run, "interpreters": interpreters}
+        outcome = bring_code(transports, release, said, wishes, form=form)
     finally:
         for transport in transports:
             transport.close()
@@ -100,25 +105,31 @@ def sync(
 
 
 def _read_and_reach(
-    found: Description, folder: Path | None, *, form: Format, verbose: bool
+    found: Description, folder: Path | None, interpreters: dict[str, "Future[Process]"], *, form: Format, verbose: bool
 ) -> tuple["Release", list["Transport"], list[Diagnostic]]:
-    """Read the files while the hosts are being reached."""
+    """Read the files while the hosts are being reached, and have an interpreter wait on each that has been."""
     from ttlaunch.cli.reach import open_transports, reach_hosts
 
     assert found.topology is not None  # noqa: S101 - checked by the caller
     open_transports(found.topology)  # imports what SSH needs before files are read, which is for the time of waiting
     from ttlaunch.cli.background import in_background
     from ttlaunch.cli.bring_code import wait_for_files
+    from ttlaunch.remote.pushed import start_interpreter
+    from ttlaunch.remote.transport import CONNECT_S
     from ttlaunch.sync.release import make_release
 
     recipe = found.choice.folder if found.choice is not None else None
+    pythons = [found.topology.cluster.python] if found.topology.cluster.python else []
     read = [0, 0]
 
     def note(files: int, size: int) -> None:
         read[:] = files, size
 
+    def prepare(host: "Transport") -> None:
+        interpreters[host.host] = in_background(lambda: start_interpreter(host, pythons=pythons, timeout_s=CONNECT_S))
+
     made = in_background(lambda: make_release(Path.cwd(), folder=folder, recipe=recipe, on_progress=note))
-    transports = reach_hosts(found.topology, form=form, verbose=verbose)
+    transports = reach_hosts(found.topology, form=form, verbose=verbose, then=prepare)
     wait_for_files(made, read, form=form)
     release, problems = made.result()
     if release is None:

@@ -40,11 +40,6 @@ def log_in(transport: paramiko.Transport, settings: HostSettings, *, keys: KeyRi
         paramiko.SSHException: If the connection broke.
     """
     transport.auth_timeout = max(0.1, time_left(end))
-    methods = _methods(transport, settings)
-    if methods is None:
-        return
-    if "publickey" not in methods:
-        raise _takes_no_keys(settings, methods)
     tried = _Tried()
     with _Agent(settings.agent, tried, end=end) as agent:
         for name, key in _candidates(settings, keys, agent, tried):
@@ -52,6 +47,8 @@ def log_in(transport: paramiko.Transport, settings: HostSettings, *, keys: KeyRi
             try:
                 more = transport.auth_publickey(settings.user, key)
             except paramiko.AuthenticationException as error:
+                if isinstance(error, paramiko.BadAuthenticationType):
+                    raise _takes_no_keys(settings, error.allowed_types) from error
                 if not transport.is_active():
                     raise _refused(settings, tried, cut_off=True) from error
             except paramiko.SSHException as error:
@@ -64,26 +61,35 @@ def log_in(transport: paramiko.Transport, settings: HostSettings, *, keys: KeyRi
                         settings.name, Trouble.LOGIN, f"wants more than a key: {', '.join(more)}", notes=_notes(tried)
                     )
                 return
+    if not tried.keys and _needs_nothing(transport, settings):
+        return
     keys.want(tried.locked)
     raise _refused(settings, tried, cut_off=False)
 
 
-def _methods(transport: paramiko.Transport, settings: HostSettings) -> list[str] | None:
-    """How the host lets users log in; None if it has let us in already."""
+def _needs_nothing(transport: paramiko.Transport, settings: HostSettings) -> bool:
+    """Whether the host lets us in without a key.
+
+    Raises:
+        HostError: If no key would help.
+    """
     try:
         transport.auth_none(settings.user)
     except paramiko.BadAuthenticationType as error:
-        return list(error.allowed_types)
+        if "publickey" not in error.allowed_types:
+            raise _takes_no_keys(settings, error.allowed_types) from error
     except paramiko.AuthenticationException as error:
         if transport.is_active():
-            return ["publickey"]
+            return False
         raise HostError(
             settings.name,
             Trouble.LOGIN,
             f"login as {settings.user} refused before any key was offered",
             hints=(settings.try_by_hand(),),
         ) from error
-    return None
+    else:
+        return True
+    return False
 
 
 def _candidates(

@@ -14,7 +14,7 @@ from typing import Any
 
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.remote.frames import FrameStream
-from ttlaunch.remote.transport import Transport
+from ttlaunch.remote.transport import Process, Transport
 
 OLDEST_PYTHON = (3, 9)
 PYTHONS = ("python3", "/usr/bin/python3", "/usr/local/bin/python3", *(f"python3.{n}" for n in range(15, 8, -1)))
@@ -56,6 +56,20 @@ sys.exit(module.main(content["arguments"]))
 """
 
 
+def start_interpreter(transport: Transport, *, pythons: Sequence[str] = (), timeout_s: float) -> Process:
+    """Start a Python on a host that waits for a script: done early, it costs no time later.
+
+    Args:
+        transport: The host; connected already.
+        pythons: Interpreters to try first; `~/` at the start means the user's home on the host.
+        timeout_s: For starting it.
+
+    Raises:
+        HostError: As `Transport.start`.
+    """
+    return transport.start(_command(pythons), timeout_s=timeout_s)
+
+
 def start_script(
     transport: Transport,
     name: str,
@@ -63,6 +77,7 @@ def start_script(
     beside: Sequence[str] = (),
     arguments: Mapping[str, Any] | None = None,
     pythons: Sequence[str] = (),
+    interpreter: Process | None = None,
     timeout_s: float,
 ) -> FrameStream:
     """Start `ttlaunch/agent/<name>.py` on a host by calling its `main(arguments)`.
@@ -72,7 +87,8 @@ def start_script(
         name: Of the module. It may import `ttlaunch.contract` and the standard library of Python 3.9.
         beside: Further modules of `ttlaunch.agent` that it imports.
         arguments: JSON, handed to `main`; they show on no command line.
-        pythons: Interpreters to try first; `~/` at the start means the user's home on the host.
+        pythons: As for `start_interpreter`.
+        interpreter: That waits on the host already; None: one is started.
         timeout_s: For starting it.
 
     Raises:
@@ -87,7 +103,7 @@ def start_script(
     ]
     text = json.dumps({"modules": modules, "arguments": dict(arguments or {})}).encode()
     packed = zlib.compress(text)  # a quarter: what fits into a connection's first flight saves round trips
-    process = transport.start(_command(pythons), timeout_s=timeout_s)
+    process = interpreter or start_interpreter(transport, pythons=pythons, timeout_s=timeout_s)
     stream = FrameStream(transport.host, process)
     try:
         stream.process.write(struct.pack(">I", len(packed)) + packed, timeout_s=timeout_s)

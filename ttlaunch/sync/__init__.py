@@ -19,7 +19,8 @@ In two steps. `make_release` reads what is to be copied on the launching machine
     data_item(data: Mapping[str, Any]) -> DataItem     # takes `RecipeChoice.data`: path (None: default text), sha256, bytes
 
     sync_release(transports: Sequence[Transport], *, release: Release, data: Sequence[DataItem] = (),
-                 remote_folder: str = "~/.ttlaunch", pythons: Sequence[str] = (), keep: int = 3, dry_run: bool = False,
+                 remote_folder: str = "~/.ttlaunch", pythons: Sequence[str] = (),
+                 interpreters: Mapping[str, Future[Process]] | None = None, keep: int = 3, dry_run: bool = False,
                  on_progress: Callable[[Progress], None] | None = None, timeout_s: float = 3600.0) -> Outcome
         # Connects where that has not been done. Called from one thread; on_progress is called from many.
         # Outcome.release: the release that was sent: a newer one if files changed on the way (made again, thrice at most);

@@ -133,7 +133,9 @@ def _make(origin: Origin, *, on_progress: Callable[[int, int], None] | None) -> 
     if has_errors(problems):
         return None, problems
     manifest = make_manifest(_with_parents(entries))
-    return Release(manifest, root, _in_project(origin.working_folder, root), place, origin), problems
+    release = Release(manifest, root, _in_project(origin.working_folder, root), place, origin)
+    _ = release.tree_hash, release.manifest.sources, release.same_names  # known from now on, while hosts are reached
+    return release, problems
 
 
 def _choose_project(origin: Origin) -> tuple[Path, Collected]:

@@ -10,6 +10,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from ttlaunch import contract
@@ -17,7 +18,7 @@ from ttlaunch.errors import HostError
 from ttlaunch.remote.fleet import on_each
 from ttlaunch.remote.frames import FrameStream
 from ttlaunch.remote.pushed import start_script
-from ttlaunch.remote.transport import Transport
+from ttlaunch.remote.transport import Process, Transport
 from ttlaunch.sync.answers import Outcome, Planned, Progress, Synced
 from ttlaunch.sync.contents import Contents
 from ttlaunch.sync.data import DataItem
@@ -41,6 +42,7 @@ def sync_release(
     data: Sequence[DataItem] = (),
     remote_folder: str = "~/.ttlaunch",
     pythons: Sequence[str] = (),
+    interpreters: Mapping[str, Future[Process]] | None = None,
     keep: int = 3,
     dry_run: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
@@ -54,6 +56,7 @@ def sync_release(
         data: Texts; one that is a file of the project is found there and not sent again.
         remote_folder: On the hosts; `~/` at the start means the user's home there.
         pythons: Interpreters to try first on the hosts.
+        interpreters: Being started already, by host; the first attempt uses them.
         keep: How many releases stay on a host, the new one included; those in use stay besides.
         dry_run: Only ask what is missing.
         on_progress: Called from several threads.
@@ -62,10 +65,11 @@ def sync_release(
     Raises:
         SourceChangedError: If files kept changing while they were being sent, three times in a row.
     """
-    attempts_left = _ATTEMPTS
+    attempts_left, waiting = _ATTEMPTS, dict(interpreters or {})
     while True:
         arguments = {"remote_folder": remote_folder, "keep": keep, "dry_run": dry_run}
         task = _Task(release, data, arguments=arguments, pythons=pythons, on_progress=on_progress or _silent)
+        task.interpreters, waiting = waiting, {}
         try:
             task.look_back()
             answers = {host.host: answer for host, answer in on_each(transports, task.bring_to, timeout_s=timeout_s)}
@@ -99,6 +103,7 @@ class _Task:
         on_progress: Callable[[Progress], None],
     ) -> None:
         self._release, self._pythons, self.on_progress = release, pythons, on_progress
+        self.interpreters: Mapping[str, Future[Process]] = {}
         sources = release.manifest.sources
         self._inside = {item.sha256: sources[item.sha256].path for item in data if item.sha256 in sources}
         texts = [item for item in data if item.sha256 not in sources]
@@ -142,6 +147,7 @@ class _Task:
         """
         transport.connect()
         began = time.monotonic()
+        waiting = self.interpreters.get(transport.host)
         try:
             stream = start_script(
                 transport,
@@ -149,6 +155,7 @@ class _Task:
                 beside=_BESIDE,
                 arguments={**self._arguments, "owner": secrets.token_hex(8)},
                 pythons=self._pythons,
+                interpreter=waiting.result() if waiting is not None else None,
                 timeout_s=SILENCE_S,
             )
             talk = Talk(stream, self)
