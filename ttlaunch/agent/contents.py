@@ -11,6 +11,7 @@ import zlib
 
 from ttlaunch import contract
 from ttlaunch.agent.arrival import Refused
+from ttlaunch.agent.releases import CHUNK
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Talk:
         if frame is None:
             raise EOFError
         header, body = frame
-        return header, zlib.decompress(body) if header.get("packed") else body
+        return header, zlib.decompress(body, bufsize=CHUNK) if header.get("packed") else body
 
     def alive(self) -> None:
         """Say from time to time that this host is at work; called often."""
