@@ -89,16 +89,15 @@ class Target:
 
     def _clone(self, source: int, known: Signature) -> Signature | None:
         """Let the system copy a file that nobody has written since it was compared; None where that is not possible."""
-        if releases.signature_of(os.fstat(source)) != known:
-            return None
-        descriptor = os.open(self.path, _NEW_FILE, self.mode)
+        descriptor, size = os.open(self.path, _NEW_FILE, self.mode), self.size
         try:
-            copied = 0
-            with contextlib.suppress(OSError):
-                while copied < self.size and (more := os.sendfile(descriptor, source, copied, self.size - copied)):
-                    copied += more
-            if copied == self.size and releases.signature_of(os.fstat(source)) == known:
+            copied = os.sendfile(descriptor, source, 0, size)
+            while copied < size and (more := os.sendfile(descriptor, source, copied, size - copied)):
+                copied += more
+            if copied == size and releases.signature_of(os.fstat(source)) == known:
                 return releases.signature_of(os.fstat(descriptor))
+        except OSError:
+            pass
         finally:
             os.close(descriptor)
         os.unlink(self.path)
