@@ -157,3 +157,21 @@ def test_a_program_is_refused(ttlaunch, here):
     (here / "train.py").write_text("print('hello')\n")
     answer = ttlaunch("simulate train.py")
     assert (2, True) == (answer.status, "`simulate` plays recipes; train.py is a program" in answer.stderr)
+
+
+def test_what_is_kept_is_a_checkpoint_like_any_other(ttlaunch, here):
+    simulated = json.loads(
+        ttlaunch(f"simulate hierarchical_parallel --ranks 4 {settings(SMALL)} --keep kept --format json").stdout
+    )
+    assert ["step-8"] == [path.name for path in (here / "kept/checkpoints").iterdir()]
+    assert 50e6 < simulated["peak_memory_bytes"] < 4e9
+    assert "wrote" in ttlaunch("weights export kept w.safetensors").stdout
+    line = f"simulate data_parallel {settings(SMALL)} --set checkpoint_config.initial_weights=w.safetensors"
+    begun = json.loads(ttlaunch(f"{line} --set training_config.learning_rate=1e-30 --format json").stdout)
+    assert simulated["last_validation"] == begun["first_validation"]
+
+
+def test_a_simulation_never_writes_into_a_folder_that_is_there(ttlaunch, here):
+    (here / "kept").mkdir()
+    answer = ttlaunch("simulate hierarchical_parallel --keep kept")
+    assert (2, "error[P009]: kept exists already\n\n") == (answer.status, answer.stderr)

@@ -1,5 +1,6 @@
 """`ttlaunch simulate`: all roles of a recipe in one process; finds messages that do not fit before a cluster hangs on them."""
 
+import contextlib
 import os
 import secrets
 import sys
@@ -49,13 +50,19 @@ def simulate(
     config_file: ConfigFile = None,
     overrides: Overrides = None,
     ranks: Ranks = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", metavar="DIR", help="Keep records and checkpoints in this folder; must not exist."),
+    ] = None,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
     """Run all ranks of a recipe in one process: same bits as a run, and messages that do not fit are named."""
     request = Request(target=target, on=on, config_file=config_file, overrides=overrides or (), ranks=ranks)
+    if keep is not None and keep.exists():
+        refuse([Diagnostic("P009", f"{keep} exists already")], form=form)
     plan, python = _plan(request, form=form, verbose=verbose)
-    simulation = _carry_out(plan, python, form=form)
+    simulation = _carry_out(plan, python, keep=keep, form=form)
     found = _diagnostics(simulation)
     if form is Format.JSON:
         print_json({**simulation.as_json(), "diagnostics": [diagnostic.as_json() for diagnostic in found]})
@@ -91,16 +98,21 @@ def _plan(request: Request, *, form: Format, verbose: bool) -> tuple["LaunchPlan
     return plan, sys.executable
 
 
-def _carry_out(plan: "LaunchPlan", python: str, *, form: Format) -> "Simulation":
+def _carry_out(plan: "LaunchPlan", python: str, *, keep: Path | None, form: Format) -> "Simulation":
     from ttlaunch.cli.live import make_view
     from ttlaunch.launch.run_folder import RunFolder
     from ttlaunch.launch.simulate import simulate
 
     run_id = f"simulation-{secrets.token_hex(2)}"
-    with tempfile.TemporaryDirectory(prefix="ttl-simulation-") as name:
-        folder = RunFolder(run_id, Path(name))
-        with make_view(plan, folder, quiet=form is Format.JSON) as view:
-            return simulate(plan, folder.path, python=python, environment=os.environ, view=view, run_id=run_id)
+    with contextlib.ExitStack() as stack:
+        if keep is None:
+            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ttl-simulation-")))
+        else:
+            path = keep.resolve()
+            path.mkdir(parents=True)
+        view = stack.enter_context(make_view(plan, RunFolder(run_id, path), quiet=form is Format.JSON))
+        saves = keep is not None
+        return simulate(plan, path, python=python, environment=os.environ, view=view, run_id=run_id, saves=saves)
 
 
 def _diagnostics(simulation: "Simulation") -> list[Diagnostic]:

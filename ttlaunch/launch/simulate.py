@@ -10,6 +10,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.launch.attribution import Failure, first_failure
+from ttlaunch.launch.checkpoints import complete_checkpoints
 from ttlaunch.launch.conclude import different_parameters
 from ttlaunch.launch.output import EVERY_LINE, MpirunOutput, View
 from ttlaunch.launch.process import end_mpirun, start_mpirun
@@ -30,18 +31,28 @@ class Simulation:
     Attributes:
         findings: Mistakes in the messages, as `ttlaunch.runtime.findings` writes them.
         edges: Messages and bytes by source and destination.
+        peak_memory_bytes: Of the process that played all ranks; None if it did not come to its end.
     """
 
     report: Report
     findings: tuple[Mapping[str, Any], ...]
     edges: tuple[Mapping[str, Any], ...]
+    peak_memory_bytes: int | None
 
     def as_json(self) -> dict[str, Any]:
-        return {**self.report.as_json(), "findings": list(self.findings), "edges": list(self.edges)}
+        own = {"findings": list(self.findings), "edges": list(self.edges), "peak_memory_bytes": self.peak_memory_bytes}
+        return {**self.report.as_json(), **own}
 
 
 def simulate(
-    plan: LaunchPlan, path: Path, *, python: str, environment: Mapping[str, str], view: View, run_id: str
+    plan: LaunchPlan,
+    path: Path,
+    *,
+    python: str,
+    environment: Mapping[str, str],
+    view: View,
+    run_id: str,
+    saves: bool = False,
 ) -> Simulation:
     """Run all ranks of the plan in one child process, to the end or to the first mistake.
 
@@ -52,6 +63,7 @@ def simulate(
         environment: What the child inherits, before the plan's own variables.
         view: Told about everything as it happens.
         run_id: What the child's processes are known by.
+        saves: Whether checkpoints are made, as in a run.
     """
     folder = RunFolder(run_id, path)
     for name in (contract.LOGS_DIR, contract.RECORDS_DIR):
@@ -59,7 +71,7 @@ def simulate(
     write_plan(plan, folder.path)
     watch, started = Watch(plan, folder), time.monotonic()
     process = start_mpirun(
-        [python, "-m", _MODULE],
+        [python, "-m", _MODULE, *(["--checkpoints"] if saves else [])],
         folder=Path(plan.working_folder),
         environment=_environment(plan, folder, environment),
     )
@@ -68,6 +80,8 @@ def simulate(
     finally:
         end_mpirun(process, patience_s=_AFTER_TERM_S)
     _pass_on(watch, view)
+    if saves:
+        complete_checkpoints(folder.path, plan.as_json(), run_id=run_id)
     said = _read(folder.file(contract.SIMULATION_FILE))
     findings = tuple(said.get("findings", ()))
     failure = _failure(watch, process.returncode, findings)
@@ -82,7 +96,7 @@ def simulate(
         failure=None if findings else failure,
         leftovers=0,
     )
-    return Simulation(report, findings, tuple(said.get("edges", ())))
+    return Simulation(report, findings, tuple(said.get("edges", ())), said.get("peak_memory_bytes"))
 
 
 def _environment(plan: LaunchPlan, folder: RunFolder, inherited: Mapping[str, str]) -> dict[str, str]:

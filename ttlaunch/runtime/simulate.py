@@ -1,11 +1,13 @@
 """`python -m ttlaunch.runtime.simulate`: all ranks of a plan in this one process, with sockets that watch each other.
 
-Writes the records that ranks write, and `simulation.json`: mistakes in the messages, and how many bytes went where.
+Writes the records that ranks write, and `simulation.json`: mistakes in the messages, how many bytes went where, and the
+memory it took. With `--checkpoints` also the shards of checkpoints.
 """
 
 import faulthandler
 import json
 import os
+import resource
 import sys
 import traceback
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from ttlaunch import contract
 from ttlaunch.recipe import ConfigFile, TrainingFile
 from ttlaunch.recipe.corpus import Corpus
 from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.entry import choose_device, read_checked_corpus, read_config
 from ttlaunch.runtime.in_process import InProcessWorld, Outcome
@@ -31,7 +34,7 @@ def main() -> None:
     run_dir = Path(os.environ[contract.ENV_RUN_DIR])
     world = read_world(Path(os.environ[contract.ENV_PLAN]))
     try:
-        outcome = simulate(world, run_dir)
+        outcome = simulate(world, run_dir, saves="--checkpoints" in sys.argv[1:])
     except Exception as error:  # noqa: BLE001  whatever keeps ranks from starting is told as their failure
         traceback.print_exception(error)
         write_error(run_dir, 0, error, role=world.roles[0], step=0, recipe_folder=world.recipe_folder)
@@ -40,8 +43,8 @@ def main() -> None:
         sys.exit(contract.STATUS_RANK_FAILED)
 
 
-def simulate(world: World, run_dir: Path) -> Outcome:
-    """Run every role to its end, or to the first failure, and leave the records in `run_dir`."""
+def simulate(world: World, run_dir: Path, *, saves: bool) -> Outcome:
+    """Run every role to its end, or to the first failure, and leave the records in `run_dir`; shards too if it `saves`."""
     recipe = import_recipe_module(world.recipe_folder, "recipe").RECIPE
     cfg = read_config(recipe, world.config)
     corpus = read_checked_corpus(recipe, world)
@@ -50,7 +53,7 @@ def simulate(world: World, run_dir: Path) -> Outcome:
     in_process = InProcessWorld(world.roles)
     contexts: dict[Rank, RankContext] = {}
     lives = {
-        rank: partial(_live, cfg, world, rank, in_process, trainer, corpus, run_dir, contexts.__setitem__)
+        rank: partial(_live, cfg, world, rank, in_process, trainer, corpus, run_dir, saves, contexts.__setitem__)
         for rank in ranks
     }
     outcome = in_process.run(lives)
@@ -71,6 +74,7 @@ def _live(
     trainer: ModuleType,
     corpus: Corpus | None,
     run_dir: Path,
+    saves: bool,  # noqa: FBT001
     introduce: Callable[[Rank, RankContext], None],
 ) -> None:
     """One rank from its first line to its last, as `entry.py` does it for a process."""
@@ -80,16 +84,45 @@ def _live(
         raise AttributeError(f"{trainer.__file__} has no function `{role}` for the role of that name")
     device = choose_device(cfg.device_config, local_rank=world.local_ranks[rank])
     records = ProgressWriter(run_dir, rank)
+    checkpoints = _checkpoints(cfg, world, rank, run_dir, saves, records)
     ctx = RankContext(
-        world=world, rank=rank, socket=in_process.socket(rank), records=records, device=device, corpus=corpus
+        world=world,
+        rank=rank,
+        socket=in_process.socket(rank),
+        records=records,
+        device=device,
+        corpus=corpus,
+        checkpoints=checkpoints,
     )
     introduce(rank, ctx)
     records.write(
         contract.KIND_READY, **({"total_steps": ctx.data(cfg).total_steps} if isinstance(cfg, TrainingFile) else {})
     )
     function(cfg, ctx)
+    ctx.finish()
     records.write(contract.KIND_DONE)
     records.close()
+
+
+def _checkpoints(
+    cfg: ConfigFile,
+    world: World,
+    rank: Rank,
+    run_dir: Path,
+    saves: bool,  # noqa: FBT001
+    records: ProgressWriter,
+) -> Checkpoints | None:
+    """What training begins from is the same as in a run; what is saved would be thrown away, so mostly nothing is."""
+    if not isinstance(cfg, TrainingFile):
+        return None
+    config = cfg.checkpoint_config if saves else cfg.checkpoint_config.model_copy(update={"interval": None})
+    return Checkpoints(
+        config,
+        run_dir=run_dir,
+        rank=rank,
+        start=world.start,
+        note=lambda text: records.write(contract.KIND_NOTE, text=text),
+    )
 
 
 def _as_json(outcome: Outcome) -> dict[str, object]:
@@ -97,7 +130,9 @@ def _as_json(outcome: Outcome) -> dict[str, object]:
         {"source": source, "dest": dest, "messages": count, "bytes": outcome.message_bytes[source, dest]}
         for (source, dest), count in sorted(outcome.messages.items())
     ]
-    return {"findings": [finding.as_json() for finding in outcome.findings], "edges": edges}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    findings = [finding.as_json() for finding in outcome.findings]
+    return {"findings": findings, "edges": edges, "peak_memory_bytes": peak}
 
 
 if __name__ == "__main__":
