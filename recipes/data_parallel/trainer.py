@@ -36,10 +36,11 @@ from ttlaunch.runtime import (
     build_model,
     build_optimizer,
     contiguous_blocks,
+    differentiate,
     global_norm,
+    mean_per_token,
     micro_batches,
     process_group,
-    summed_loss,
     train_in_one_process,
     validation_is_due,
     validation_losses,
@@ -90,9 +91,8 @@ def _canonical_mean_gradient(
     """Leave the gradient of the mean loss in `grads_N`; one all-reduce, after the last micro-batch."""
     workers, count = ctx.ranks("worker"), cfg.training_config.micro_batches
     for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=workers):
-        loss = summed_loss(model(x_BT, model.masks(step, index)), y_BT)
-        loss.backward()
-        sums.add(index, model.take_gradients(), tokens=y_BT.numel(), loss=loss.item())
+        loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index))
+        sums.add(index, model.take_gradients(), tokens=tokens, loss=loss)
         model.zero_grad()
     return all_reduce_mean(ctx, sums, model.grads_N, among=workers, micro_batches=count)
 
@@ -102,17 +102,15 @@ def _fast_mean_gradient(
 ) -> tuple[float, int]:
     """The same up to rounding; the replica adds up with its buckets, only while the last micro-batch is differentiated."""
     workers = ctx.ranks("worker")
-    tokens = cfg.training_config.sequences_per_step * cfg.transformer_config.max_sequence_length
     last = contiguous_blocks(cfg.training_config.micro_batches, len(workers))[ctx.position("worker")][-1]
-    losses = torch.zeros(1, dtype=torch.float64)
+    seen = torch.zeros(2, dtype=torch.float64)  # summed loss, tokens
     for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=workers):
         with nullcontext() if index == last else replica.no_sync():
-            loss = summed_loss(replica(x_BT, model.masks(step, index)), y_BT)
-            (loss * (len(workers) / tokens)).backward()  # the replica divides by the number of workers
-        losses += loss.item()
-    model.take_gradients()
-    all_reduce(ctx, losses, among=workers)
-    return losses.item() / tokens, tokens
+            seen += torch.tensor(differentiate(replica, x_BT, y_BT, masks=model.masks(step, index)), dtype=seen.dtype)
+    all_reduce(ctx, seen, among=workers)
+    loss, tokens = seen.tolist()
+    model.take_gradients().mul_(len(workers) / max(1.0, tokens))  # the replica divides by the number of workers
+    return mean_per_token(loss, int(tokens)), int(tokens)
 
 
 def _validate(cfg: Config, ctx: RankContext, model: Model, step: int) -> None:

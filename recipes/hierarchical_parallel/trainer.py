@@ -25,10 +25,11 @@ from ttlaunch.runtime import (
     build_model,
     build_optimizer,
     contiguous_blocks,
+    differentiate,
     global_norm,
     learning_rate,
+    mean_per_token,
     micro_batches,
-    summed_loss,
     train_in_one_process,
     validation_is_due,
     validation_losses,
@@ -55,12 +56,11 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         optimizer.zero_grad()
         losses, tokens = 0.0, 0
         for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=workers):
-            loss = summed_loss(model(x_BT, model.masks(step, index)), y_BT)
-            loss.backward()
-            optimizer.accumulate(index, tokens=y_BT.numel(), loss=loss.item())
-            losses, tokens = losses + loss.item(), tokens + y_BT.numel()
+            loss, count = differentiate(model, x_BT, y_BT, masks=model.masks(step, index))
+            optimizer.accumulate(index, tokens=count, loss=loss)
+            losses, tokens = losses + loss, tokens + count
         optimizer.step()  # gradients out, weights in
-        ctx.report(step, loss=losses / tokens, tokens=tokens)
+        ctx.report(step, loss=mean_per_token(losses, tokens), tokens=tokens)
         if validation_is_due(cfg, ctx, step):
             ctx.send(validation_losses(cfg, ctx, model, among=workers), dest=server)
     ctx.report_parameters(model.named_parameters())

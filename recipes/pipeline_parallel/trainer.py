@@ -25,6 +25,7 @@ from ttlaunch.runtime import (
     build_model,
     build_optimizer,
     chain_all_gather,
+    count_tokens,
     global_norm,
     micro_batches,
     one_f_one_b,
@@ -97,7 +98,7 @@ def _run_1f1b(cfg: Config, ctx: RankContext, model: Model, sums: GradientTree, s
             if previous is not None:
                 sends.append(ctx.isend(inputs[index].grad, dest=previous, tag=GRADIENTS))
             loss = out.item() if following is None else 0.0  # only the last stage knows it
-            sums.add(index, model.take_gradients(), tokens=y_BT.numel(), loss=loss)
+            sums.add(index, model.take_gradients(), tokens=count_tokens(y_BT), loss=loss)
             model.zero_grad()
     for send in sends:
         send.wait()

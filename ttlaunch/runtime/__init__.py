@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.context import RankContext
     from ttlaunch.runtime.data import micro_batches, validation_micro_batches
     from ttlaunch.runtime.gradient_sums import all_reduce_mean, reduce_scatter_mean
-    from ttlaunch.runtime.losses import summed_loss
+    from ttlaunch.runtime.losses import count_tokens, mean_per_token, summed_loss
     from ttlaunch.runtime.model import Model, build_model
     from ttlaunch.runtime.one_process import train_in_one_process
     from ttlaunch.runtime.optimizers import Optimizer, build_optimizer, global_norm, learning_rate
+    from ttlaunch.runtime.passes import differentiate
     from ttlaunch.runtime.reduction import GradientTree, contiguous_blocks
     from ttlaunch.runtime.remote_optimizer import RemoteOptimizer
     from ttlaunch.runtime.schedules import Action, one_f_one_b
@@ -46,9 +47,12 @@ __all__ = [
     "build_optimizer",
     "chain_all_gather",
     "contiguous_blocks",
+    "count_tokens",
+    "differentiate",
     "gather",
     "global_norm",
     "learning_rate",
+    "mean_per_token",
     "micro_batches",
     "one_f_one_b",
     "process_group",
@@ -76,10 +80,11 @@ _MODULES = {
     "context": ("RankContext",),
     "data": ("micro_batches", "validation_micro_batches"),
     "gradient_sums": ("all_reduce_mean", "reduce_scatter_mean"),
-    "losses": ("summed_loss",),
+    "losses": ("count_tokens", "mean_per_token", "summed_loss"),
     "model": ("Model", "build_model"),
     "one_process": ("train_in_one_process",),
     "optimizers": ("Optimizer", "build_optimizer", "global_norm", "learning_rate"),
+    "passes": ("differentiate",),
     "reduction": ("GradientTree", "contiguous_blocks"),
     "remote_optimizer": ("RemoteOptimizer",),
     "schedules": ("Action", "one_f_one_b"),

@@ -13,6 +13,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from ttlaunch.runtime.losses import mean_per_token
 from ttlaunch.runtime.reduction import GradientTree, aligned_subtrees, contiguous_blocks
 from ttlaunch.runtime.sockets import Socket
 from ttlaunch.runtime.tree_exchange import Nodes, add_up, gather_shards, sum_shard
@@ -77,7 +78,7 @@ def _reduce(
     tokens, loss = _add_counts(ctx, layout, [(node.tokens, node.loss) for node in subtrees], among)
     shard_N = sum_shard(ctx, held, shards=shards, among=among)
     sums.clear()
-    return shard_N.div_(tokens), loss / tokens, tokens
+    return shard_N.div_(max(1, tokens)), mean_per_token(loss, tokens), tokens
 
 
 def _add_counts(

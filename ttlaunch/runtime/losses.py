@@ -1,9 +1,29 @@
-"""The loss, summed over tokens: the division by their number comes once, after all gradients are added."""
+"""The loss, summed over tokens: the division by their number comes once, after all gradients are added.
+
+Shapes: B = sequences of a micro-batch, T = tokens of a sequence, V = vocabulary.
+"""
 
 from torch import Tensor
 from torch.nn import functional
 
+IGNORED = -100
+"""A target that counts for nothing: it adds no loss and no gradient, and is no token. PyTorch's number for it."""
+
 
 def summed_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Cross-entropy of the next token in nats, summed over all tokens of the micro-batch."""
-    return functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="sum")
+    """Cross-entropy of the next token in nats, summed over the targets that count; computed in float32.
+
+    Zero, with a gradient of zeros, if none of them counts.
+    """
+    logits = logits_BTV.flatten(0, 1).float()
+    return functional.cross_entropy(logits, targets_BT.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+def count_tokens(targets_BT: Tensor) -> int:
+    """How many targets count: the weight that a micro-batch has in the mean."""
+    return int((targets_BT != IGNORED).sum().item())
+
+
+def mean_per_token(summed: float, tokens: int) -> float:
+    """The mean of a sum over tokens; 0 if there are none."""
+    return summed / tokens if tokens else 0.0

@@ -7,9 +7,9 @@ the same update, with nobody to talk to.
 from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data import micro_batches
-from ttlaunch.runtime.losses import summed_loss
 from ttlaunch.runtime.model import build_model
 from ttlaunch.runtime.optimizers import build_optimizer, global_norm
+from ttlaunch.runtime.passes import differentiate
 from ttlaunch.runtime.validation import validation_is_due, validation_losses
 
 
@@ -22,9 +22,8 @@ def train_in_one_process(cfg: TrainingFile, ctx: RankContext) -> None:
     ctx.report_validation(ctx.steps_done, validation_losses(cfg, ctx, model).tolist(), tokens=data.validation_tokens)
     for step in ctx.steps(cfg):
         for index, x_BT, y_BT in micro_batches(cfg, ctx, step):
-            loss = summed_loss(model(x_BT, model.masks(step, index)), y_BT)
-            loss.backward()
-            sums.add(index, model.take_gradients(), tokens=y_BT.numel(), loss=loss.item())
+            loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index))
+            sums.add(index, model.take_gradients(), tokens=tokens, loss=loss)
             model.zero_grad()
         mean_loss, tokens = sums.mean(model.grads_N, micro_batches=cfg.training_config.micro_batches)
         norm = global_norm(optimizer.squared_norms())

@@ -15,7 +15,7 @@ A worker adds its contiguous block as far as whole nodes go and sends those; who
 in the order of the indices. Every addition of the tree is made exactly once, by somebody, with the same two operands,
 hence the same bits. Floating-point addition commutes, so only the pairing matters.
 
-Shapes: N = values of the flat gradient, H = values of the header that travels in front of it.
+Shapes: N = values of the flat gradient.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,12 +25,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.sockets import Socket
-from ttlaunch.runtime.world import Rank
-
-HEADER_VALUES = 16
-"""H: start, size, tokens and summed loss as float64, and room, so that the gradient begins on a 64-byte border."""
-
+from ttlaunch.runtime.losses import mean_per_token
 
 def contiguous_blocks(count: int, parts: int) -> list[range]:
     """Cut `range(count)` into `parts` contiguous blocks; where it does not divide, the first ones are one longer.
@@ -65,18 +60,18 @@ class Subtree:
     """A node of the tree and the sums over its micro-batches.
 
     Attributes:
-        message_N: Shape `(H + N,)`, float32: header and summed gradient, in one buffer so that one message moves both.
+        gradient_N: Summed, shape `(N,)`, float32.
     """
 
     start: int
     size: int
     tokens: int
     loss: float
-    message_N: Tensor
+    gradient_N: Tensor
 
     @property
-    def gradient_N(self) -> Tensor:
-        return self.message_N[HEADER_VALUES:]
+    def leaves(self) -> range:
+        return range(self.start, self.start + self.size)
 
 
 class GradientTree:
@@ -95,6 +90,8 @@ class GradientTree:
         self._device = torch.device(device)
         self._stack: list[Subtree] = []
         self._free: list[Tensor] = []
+        self._lefts: list[Tensor] = []  # sums that wait for the open leaf, from its sibling upwards
+        self._open_N: Tensor | None = None
 
     def add(self, index: int, grads_N: Tensor, *, tokens: int, loss: float) -> None:
         """Enter one micro-batch; `grads_N` is only read.
@@ -115,45 +112,43 @@ class GradientTree:
             left.size, left.tokens, left.loss = 2, left.tokens + tokens, left.loss + loss
             self._merge_siblings()
             return
-        message_N = self._buffer()
-        message_N[HEADER_VALUES:].copy_(grads_N)
-        self._stack.append(Subtree(index, 1, tokens, loss, message_N))
+        gradient_N = self._buffer()
+        gradient_N.copy_(grads_N)
+        self._stack.append(Subtree(index, 1, tokens, loss, gradient_N))
 
     def subtrees(self) -> Sequence[Subtree]:
         """The sums so far, as the largest whole nodes, in the order of the indices."""
         return tuple(self._stack)
 
-    def send(self, socket: Socket, *, dest: Rank) -> None:
-        """Send all sums to the rank that goes on with them, and start afresh.
+    def open_leaf(self, index: int, grads_N: Tensor, *, tokens: int, loss: float) -> None:
+        """Enter the last micro-batch of a block before its gradient is known; `complete` adds it up part by part.
 
-        Cost: one message of `4 * (H + N)` bytes for each of `subtrees()`: one if the block is a node of the tree.
-        """
-        for subtree in self._stack:
-            header = torch.tensor([subtree.start, subtree.size, subtree.tokens, subtree.loss], dtype=torch.float64)
-            subtree.message_N[: 2 * len(header)].view(torch.float64).copy_(header)
-            socket.send(subtree.message_N, dest=dest)
-        self.clear()
+        No copy is made: the sums that come of it are built in `grads_N`, which belongs to the tree until `clear`.
 
-    def receive(self, socket: Socket, *, source: Rank, block: range) -> None:
-        """Go on with the sums that `source` has sent for its block of micro-batches.
-
-        Must be called for all senders in the order of their blocks.
+        Args:
+            index: Of the micro-batch, as for `add`.
+            grads_N: Where its gradient will be, shape `(N,)`, float32.
+            tokens: That it predicts.
+            loss: Summed over them.
 
         Raises:
-            ValueError: A sum does not follow what the tree already holds.
-            SocketError: The sender's gradient has another size.
+            ValueError: The index does not follow the one before.
         """
-        for expected in aligned_subtrees(block):
-            message_N = self._buffer()
-            socket.recv(message_N, source=source)
-            start, size, tokens, loss = message_N[:8].view(torch.float64).tolist()
-            if range(int(start), int(start + size)) != expected:
-                raise ValueError(
-                    f"rank {source} sent the sum of {size:.0f} micro-batches from {start:.0f}, not {expected}"
-                )
-            self._check_follows(expected.start)
-            self._stack.append(Subtree(expected.start, len(expected), int(tokens), loss, message_N))
-            self._merge_siblings()
+        self._check_follows(index)
+        node = Subtree(index, 1, tokens, loss, grads_N)
+        while self._stack and _are_halves(self._stack[-1], node):
+            left = self._stack.pop()
+            self._lefts.append(left.gradient_N)
+            node = Subtree(left.start, 2 * left.size, left.tokens + node.tokens, left.loss + node.loss, grads_N)
+        self._stack.append(node)
+        self._open_N = grads_N
+
+    def complete(self, values: range) -> None:
+        """Make the additions that the open leaf has brought, for a part of the values; once for each value."""
+        assert self._open_N is not None  # noqa: S101 - `open_leaf` comes first
+        sum_N = self._open_N[values.start : values.stop]
+        for left_N in self._lefts:
+            sum_N.add_(left_N[values.start : values.stop])
 
     def mean(self, out_N: Tensor, *, micro_batches: int) -> tuple[float, int]:
         """Finish the tree, divide once by the number of tokens, and start afresh.
@@ -163,7 +158,7 @@ class GradientTree:
             micro_batches: M, which the tree must hold, all of them.
 
         Returns:
-            Mean loss per token, and tokens.
+            Mean loss per token, and tokens. If no token counted in any micro-batch, both are 0 and so is the gradient.
 
         Raises:
             ValueError: Micro-batches are missing.
@@ -174,15 +169,18 @@ class GradientTree:
         while len(self._stack) > 1:
             self._add_right_to_left()
         root = self._stack[0]
-        torch.div(root.gradient_N, root.tokens, out=out_N)
-        loss, tokens = root.loss / root.tokens, root.tokens
+        torch.div(root.gradient_N, max(1, root.tokens), out=out_N)
+        loss, tokens = mean_per_token(root.loss, root.tokens), root.tokens
         self.clear()
         return loss, tokens
 
     def clear(self) -> None:
         """Drop the sums; keep their memory."""
-        self._free.extend(subtree.message_N for subtree in self._stack)
+        self._free.extend(node.gradient_N for node in self._stack if node.gradient_N is not self._open_N)
+        self._free.extend(self._lefts)
         self._stack.clear()
+        self._lefts.clear()
+        self._open_N = None
 
     def _check_follows(self, index: int) -> None:
         if self._stack and index != self._stack[-1].start + self._stack[-1].size:
@@ -192,8 +190,7 @@ class GradientTree:
     def _merge_siblings(self) -> None:
         """Add the top two subtrees while they are the two halves of a node, as a binary counter carries."""
         while len(self._stack) > 1:
-            left, right = self._stack[-2:]
-            if left.size != right.size or left.start % (2 * left.size):
+            if not _are_halves(*self._stack[-2:]):
                 return
             self._add_right_to_left()
 
@@ -202,9 +199,15 @@ class GradientTree:
         left = self._stack[-1]
         left.gradient_N.add_(right.gradient_N)
         left.size, left.tokens, left.loss = left.size + right.size, left.tokens + right.tokens, left.loss + right.loss
-        self._free.append(right.message_N)
+        if right.gradient_N is not self._open_N:
+            self._free.append(right.gradient_N)
 
     def _buffer(self) -> Tensor:
         if self._free:
             return self._free.pop()
-        return torch.zeros(HEADER_VALUES + self.num_values, dtype=torch.float32, device=self._device)
+        return torch.zeros(self.num_values, dtype=torch.float32, device=self._device)
+
+
+def _are_halves(left: Subtree, right: Subtree) -> bool:
+    """Whether the two are the halves of one node."""
+    return left.size == right.size and not left.start % (2 * left.size)

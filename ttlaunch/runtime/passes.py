@@ -1,0 +1,26 @@
+"""The forward and the backward pass of one micro-batch, as every recipe whose ranks have a whole model runs them.
+
+Shapes: B = sequences of a micro-batch, T = tokens of a sequence.
+"""
+
+from torch import Tensor, nn
+
+from ttlaunch.runtime.gpt import Masks
+from ttlaunch.runtime.losses import count_tokens, summed_loss
+
+
+def differentiate(model: nn.Module, x_BT: Tensor, y_BT: Tensor, *, masks: Masks) -> tuple[float, int]:
+    """Add the gradient of one micro-batch's *summed* loss to the gradients of the model.
+
+    Args:
+        model: All of it, or what stands in for it, such as DistributedDataParallel around it.
+        x_BT: Tokens, int64.
+        y_BT: The token that follows each; those that are `IGNORED` count for nothing.
+        masks: What to draw dropout masks from.
+
+    Returns:
+        The summed loss, and the number of tokens that it is summed over, which may be 0.
+    """
+    loss = summed_loss(model(x_BT, masks), y_BT)
+    loss.backward()
+    return loss.item(), count_tokens(y_BT)
