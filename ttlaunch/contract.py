@@ -92,10 +92,23 @@ def error_file(rank: int) -> str:
     return f"{RECORDS_DIR}/rank-{rank}.error.json"
 
 
+def ledger_file(rank: int) -> str:
+    """What the rank sent to whom, for what, and how long it waited, a line for each stretch of steps; see `LEDGER_FORMAT`."""
+    return f"{RECORDS_DIR}/rank-{rank}.ledger.jsonl"
+
+
 def exit_file(rank: int) -> str:
     """Written by the shim when its rank has ended: status or signal, times, peak memory."""
     return f"{RECORDS_DIR}/rank-{rank}.exit.json"
 
+
+LEDGER_FORMAT = 1
+"""A line of a ledger is an object: `format`; `first`, `last`: the steps it is about, 0 being what came before the first;
+
+`sent`: `[operation, bucket, phase, dest, [[first, last, stride, messages, bytes], …]]`, bytes of each step that the
+progression names; `waited`: `[operation, phase, {step: µs}]`; `spent`: `[phase, {step: µs}]`, `step` being all of a step
+up to its report; `facts`: what the rank knows that formulas need, such as `values` of its part of the model.
+"""
 
 # Checkpoints: ranks write shards into `checkpoints/step-N.tmp/`; the launcher completes it and renames it to `step-N/`.
 CHECKPOINT_FORMAT = 1

@@ -1,10 +1,11 @@
 """What the function of a role is given besides its configuration: who it is, its peers, its data, and how to report."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ttlaunch import contract
 from ttlaunch.recipe import TrainingFile
@@ -12,10 +13,15 @@ from ttlaunch.recipe.corpus import Corpus
 from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints, HasParameters, HasState
 from ttlaunch.runtime.data import TextData
 from ttlaunch.runtime.digests import digests
+from ttlaunch.runtime.ledger import Ledger, operation
+from ttlaunch.runtime.ledger_socket import LedgerSocket
+from ttlaunch.runtime.phases import watch_passes
 from ttlaunch.runtime.records import ProgressWriter
 from ttlaunch.runtime.reduction import GradientTree
 from ttlaunch.runtime.sockets import Pending, Socket
 from ttlaunch.runtime.world import Rank, World
+
+_NAMED_BY_CALLER = nullcontext()
 
 
 class RankContext:
@@ -29,6 +35,7 @@ class RankContext:
         device: What it computes on.
         step: The step it is in; 0 before the first.
         steps_done: Steps that were done before this run began; 0 unless it goes on from a checkpoint.
+        ledger: What this rank has sent and how long it has waited; the verbs below enter it.
     """
 
     def __init__(
@@ -41,6 +48,7 @@ class RankContext:
         device: torch.device,
         corpus: Corpus | None,
         checkpoints: Checkpoints | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world.size
@@ -49,7 +57,8 @@ class RankContext:
         self.device = device
         self.step = self.steps_done = checkpoints.steps_done if checkpoints else 0
         self._world = world
-        self._socket = socket
+        self.ledger = ledger or Ledger()
+        self._socket = LedgerSocket(socket, self.ledger)
         self._records = records
         self._corpus = corpus
         self._data: TextData | None = None
@@ -83,21 +92,41 @@ class RankContext:
         """The rank of the role after this one; None for the last."""
         return next(iter(self.ranks(role)[self.position(role) + 1 :]), None)
 
-    def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
-        """Send a contiguous tensor; may or may not return before `dest` has received. See `Socket`."""
-        self._socket.send(tensor, dest=dest, tag=tag)
+    def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0, operation: str | None = None) -> None:
+        """Send a contiguous tensor; may or may not return before `dest` has received. See `Socket`.
 
-    def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
+        `operation` says what the message is for, in reports; else it is named after the function that sends it.
+        """
+        with self._for(operation):
+            self._socket.send(tensor, dest=dest, tag=tag)
+
+    def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0, operation: str | None = None) -> None:
         """Fill a contiguous tensor with the next message of `source`, which has its dtype and shape."""
-        self._socket.recv(tensor, source=source, tag=tag)
+        with self._for(operation):
+            self._socket.recv(tensor, source=source, tag=tag)
 
-    def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
+    def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0, operation: str | None = None) -> Pending:
         """Begin to send; the tensor must not change before `wait()` of the result has returned."""
-        return self._socket.isend(tensor, dest=dest, tag=tag)
+        with self._for(operation):
+            return self._socket.isend(tensor, dest=dest, tag=tag)
 
-    def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
+    def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0, operation: str | None = None) -> Pending:
         """Begin to receive; the tensor holds the message when `wait()` of the result has returned."""
-        return self._socket.irecv(tensor, source=source, tag=tag)
+        with self._for(operation):
+            return self._socket.irecv(tensor, source=source, tag=tag)
+
+    def _for(self, name: str | None) -> AbstractContextManager[None]:
+        return _NAMED_BY_CALLER if name is None else operation(self, name)
+
+    def watch(self, model: nn.Module, *, values: int) -> None:
+        """Tell a model's forward from its backward passes, and its size, in this rank's books; `build_model` calls it.
+
+        Args:
+            model: This rank's part of it.
+            values: Of its flat vector, padding included.
+        """
+        self.ledger.note(values=values, tensors=len(list(model.parameters())))
+        watch_passes(model, self.ledger)
 
     def data(self, cfg: TrainingFile) -> TextData:
         """The training text, cut into sequences; tokenized on first use.
@@ -109,12 +138,14 @@ class RankContext:
             if self._corpus is None:
                 raise ValueError("this recipe declares `uses_data=False`, so there is no text")
             self._data = TextData(self._corpus, cfg)
+            self.ledger.note(validation_micro_batches=self._data.validation_micro_batches)
         return self._data
 
     def steps(self, cfg: TrainingFile) -> Iterator[int]:
         """Count the steps of the run, from 1 or from the one after the checkpoint that it goes on from."""
         for step in range(self.steps_done + 1, self.data(cfg).total_steps + 1):
             self.step = step
+            self.ledger.begin_step(step)
             yield step
             if self._checkpoints is not None:
                 self._checkpoints.check()
@@ -152,6 +183,7 @@ class RankContext:
         """Wait for what is still being written; the runtime calls it when the role's function has returned."""
         if self._checkpoints is not None:
             self._checkpoints.finish()
+        self.ledger.close()
 
     def _state(self, step: int) -> dict[str, Any]:
         """What training goes on from besides tensors; learning rate and dropout masks follow from the step alone."""
@@ -182,6 +214,7 @@ class RankContext:
                 raise TypeError(f"{name}={value!r} is not a number; convert a tensor with `.item()`")
         if values.get("tokens", 0) < 0:
             raise ValueError(f"tokens={values['tokens']} is less than none")
+        self.ledger.end_step()
         self._records.write(contract.KIND_STEP, step=step, **values)
 
     def report_validation(self, step: int, losses: Iterable[float], *, tokens: int) -> None:

@@ -65,6 +65,7 @@ class _RankRun:
 
     def _call_role(self, world: World, comm: "MPI.Intracomm", cfg: ConfigFile, corpus: Corpus | None) -> None:
         from ttlaunch.runtime.context import RankContext  # noqa: PLC0415  torch is imported after the world is checked
+        from ttlaunch.runtime.ledger import Ledger  # noqa: PLC0415
 
         device = choose_device(cfg.device_config, local_rank=world.local_ranks[self.rank])
         trainer = import_recipe_module(world.recipe_folder, "trainer")
@@ -82,6 +83,7 @@ class _RankRun:
             device=device,
             corpus=corpus,
             checkpoints=checkpoints,
+            ledger=Ledger(self.run_dir / contract.ledger_file(self.rank)),
         )
         ready = {"total_steps": self.context.data(cfg).total_steps} if corpus else {}
         records.write(contract.KIND_READY, **ready)
@@ -110,6 +112,8 @@ class _RankRun:
         try:
             traceback.print_exception(error)
             step = self.context.step if self.context is not None else 0
+            if self.context is not None:
+                self.context.ledger.close()
             write_error(self.run_dir, self.rank, error, role=self.role, step=step, recipe_folder=self.recipe_folder)
             sys.stdout.flush()
             sys.stderr.flush()

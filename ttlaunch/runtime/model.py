@@ -99,6 +99,7 @@ def build_model(cfg: TrainingFile, ctx: RankContext, *, stage: int = 0, blocks_p
         has_head=stage == len(counts) - 1,
     )
     model.flatten(ctx.device)
+    ctx.watch(model, values=model.weights_N.numel())
     return model
 
 

@@ -23,6 +23,7 @@ from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.entry import choose_device, read_checked_corpus, read_config
 from ttlaunch.runtime.in_process import InProcessWorld, Outcome
+from ttlaunch.runtime.ledger import Ledger
 from ttlaunch.runtime.records import ProgressWriter, write_error
 from ttlaunch.runtime.sockets import SocketError
 from ttlaunch.runtime.world import Rank, World, read_world
@@ -93,6 +94,7 @@ def _live(
         device=device,
         corpus=corpus,
         checkpoints=checkpoints,
+        ledger=Ledger(run_dir / contract.ledger_file(rank)),
     )
     introduce(rank, ctx)
     records.write(
