@@ -18,41 +18,16 @@ hence the same bits. Floating-point addition commutes, so only the pairing matte
 Shapes: N = values of the flat gradient.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from ttlaunch.recipe.blocks import aligned_subtrees, contiguous_blocks
 from ttlaunch.runtime.losses import mean_per_token
 
-def contiguous_blocks(count: int, parts: int) -> list[range]:
-    """Cut `range(count)` into `parts` contiguous blocks; where it does not divide, the first ones are one longer.
-
-    >>> contiguous_blocks(7, 3)
-    [range(0, 3), range(3, 5), range(5, 7)]
-    """
-    short, longer = divmod(count, parts)
-    ends = [0]
-    for part in range(parts):
-        ends.append(ends[-1] + short + (part < longer))
-    return [range(start, end) for start, end in pairwise(ends)]
-
-
-def aligned_subtrees(block: range) -> Iterator[range]:
-    """The largest nodes of the tree that lie in a block, in order: one if the block is a node itself.
-
-    >>> list(aligned_subtrees(range(3, 8)))
-    [range(3, 4), range(4, 8)]
-    """
-    start = block.start
-    while start < block.stop:
-        size = start & -start or 1 << (block.stop - start).bit_length()
-        while start + size > block.stop:
-            size //= 2
-        yield range(start, start + size)
-        start += size
+__all__ = ["GradientTree", "Subtree", "aligned_subtrees", "contiguous_blocks"]
 
 
 @dataclass

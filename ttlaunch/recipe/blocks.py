@@ -1,0 +1,32 @@
+"""How micro-batches and vectors are cut among ranks: what ranks do and what formulas of traffic count is one thing."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+
+def contiguous_blocks(count: int, parts: int) -> list[range]:
+    """Cut `range(count)` into `parts` contiguous blocks; where it does not divide, the first ones are one longer.
+
+    >>> contiguous_blocks(7, 3)
+    [range(0, 3), range(3, 5), range(5, 7)]
+    """
+    short, longer = divmod(count, parts)
+    ends = [0]
+    for part in range(parts):
+        ends.append(ends[-1] + short + (part < longer))
+    return [range(start, end) for start, end in pairwise(ends)]
+
+
+def aligned_subtrees(block: range) -> Iterator[range]:
+    """The largest nodes of the tree that lie in a block, in order: one if the block is a node itself.
+
+    >>> list(aligned_subtrees(range(3, 8)))
+    [range(3, 4), range(4, 8)]
+    """
+    start = block.start
+    while start < block.stop:
+        size = start & -start or 1 << (block.stop - start).bit_length()
+        while start + size > block.stop:
+            size //= 2
+        yield range(start, start + size)
+        start += size

@@ -1,0 +1,120 @@
+"""What a recipe declares of its messages: how many bytes each pair of ranks moves for what, as a closed formula.
+
+    def traffic(config: Config, ranks: Ranks) -> list[Traffic]:
+        server = ranks.sole("server")
+        return [
+            Traffic("gradients", worker, server, per_step=ranks.weight_bytes(worker)) for worker in ranks.of("worker")
+        ]
+
+At the end of a run the formula is compared with what ranks have counted; see `docs/how-to/read-a-report.md`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ttlaunch.recipe.blocks import aligned_subtrees, contiguous_blocks
+
+VALUE_BYTES = 4
+"""Of a weight or a gradient, float32."""
+
+NUMBER_BYTES = 8
+"""Of a loss, a count or a norm, float64 or int64."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The bytes that go from one rank to another for one operation.
+
+    Attributes:
+        operation: As the ranks' books call it.
+        source, dest: Ranks.
+        per_step: Bytes of every step.
+        per_validation: Bytes of every validation, also that before the first step.
+        once: Bytes before the first step.
+        is_measured: False for what another library sends, such as torch's own collectives, which no book counts.
+    """
+
+    operation: str
+    source: int
+    dest: int
+    per_step: int = 0
+    per_validation: int = 0
+    once: int = 0
+    is_measured: bool = True
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Who takes part in a run, and what the ranks have said of themselves.
+
+    Attributes:
+        roles: By rank.
+        facts: By rank: `values` of the flat vector of its part of the model, padding included; `tensors`: its
+            parameters; `validation_micro_batches` of a validation.
+    """
+
+    roles: Sequence[str]
+    facts: Sequence[Mapping[str, int]]
+
+    def of(self, *roles: str) -> list[int]:
+        """The ranks that have one of the roles, in order."""
+        return [rank for rank, role in enumerate(self.roles) if role in roles]
+
+    def sole(self, *roles: str) -> int:
+        """The one rank that has one of the roles.
+
+        Raises:
+            LookupError: None has, or several have.
+        """
+        found = self.of(*roles)
+        if len(found) != 1:
+            raise LookupError(f"{len(found)} ranks have a role of {', '.join(roles)}, expected 1")
+        return found[0]
+
+    def weight_bytes(self, rank: int) -> int:
+        """S: of the weights that a rank holds.
+
+        Raises:
+            LookupError: The rank has not said so.
+        """
+        return VALUE_BYTES * self.facts[rank]["values"]
+
+    def tensors(self, rank: int) -> int:
+        """Parameters that a rank holds.
+
+        Raises:
+            LookupError: The rank has not said so.
+        """
+        return self.facts[rank]["tensors"]
+
+    @property
+    def validation_micro_batches(self) -> int:
+        """V: of one validation.
+
+        Raises:
+            LookupError: No rank has said so.
+        """
+        return self.facts[0]["validation_micro_batches"]
+
+
+Formula = Callable[[Any, Ranks], Sequence[Traffic]]
+"""From the configuration and the ranks; raises `LookupError` where a rank has not said what is needed."""
+
+
+def sums_of_blocks(micro_batches: int, parts: int) -> list[int]:
+    """How many sums each rank's block of micro-batches makes: 1 where the block is a node of the tree, else more.
+
+    >>> sums_of_blocks(8, 2), sums_of_blocks(8, 3)
+    ([1, 1], [2, 2, 1])
+    """
+    return [len(list(aligned_subtrees(block))) for block in contiguous_blocks(micro_batches, parts)]
+
+
+def shares(count: int, parts: int) -> list[int]:
+    """The lengths of `contiguous_blocks`.
+
+    >>> shares(7, 3)
+    [3, 2, 2]
+    """
+    return [len(block) for block in contiguous_blocks(count, parts)]
