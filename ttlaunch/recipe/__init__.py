@@ -22,8 +22,11 @@ from ttlaunch.recipe.sections import (
     TrainingFile,
     TransformerConfig,
 )
+from ttlaunch.recipe.traffic import NUMBER_BYTES, VALUE_BYTES, Ranks, Traffic, shares, sums_of_blocks
 
 __all__ = [
+    "NUMBER_BYTES",
+    "VALUE_BYTES",
     "CheckpointConfig",
     "ConfigFile",
     "DeviceConfig",
@@ -34,9 +37,11 @@ __all__ = [
     "Per",
     "PipelineParallelConfig",
     "Problem",
+    "Ranks",
     "Recipe",
     "SchedulerConfig",
     "Section",
+    "Traffic",
     "TrainingConfig",
     "TrainingFile",
     "TransformerConfig",
@@ -46,4 +51,6 @@ __all__ = [
     "every_worker_has_a_micro_batch",
     "num_workers_counts_the_stages",
     "per",
+    "shares",
+    "sums_of_blocks",
 ]

@@ -18,6 +18,7 @@ from typing import Any
 
 from ttlaunch.diagnostics.diagnostic import Severity
 from ttlaunch.recipe.sections import ConfigFile
+from ttlaunch.recipe.traffic import Formula
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,7 @@ class Recipe:
         checks: Rules beyond the types, given the configuration and the chosen layout.
         unread: Dotted keys of the shared sections that this recipe never reads; setting one is an error.
         uses_data: Whether ranks read the training text, so that it is checked before anything starts.
+        traffic: The bytes that each pair of ranks moves, as a formula; None: nothing is compared with it.
     """
 
     summary: str
@@ -156,6 +158,7 @@ class Recipe:
     checks: Sequence[Check] = ()
     unread: Sequence[str] = ()
     uses_data: bool = True
+    traffic: Formula | None = None
     _flows: tuple[Flow, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
