@@ -5,9 +5,14 @@ from ttlaunch.recipe import (
     Recipe,
     TrainingFile,
     chain,
+    ends,
+    every_replica_has_a_micro_batch,
     every_stage_has_a_block,
+    in_columns,
+    in_rows,
     num_workers_counts_the_stages,
     per,
+    the_schedule_fits_the_chunks,
 )
 
 
@@ -15,13 +20,40 @@ class Config(TrainingFile):
     """The sections every recipe shares; this one needs no key of its own."""
 
 
+STAGES = per("multihost_config.pipeline_parallel_config.blocks_per_rank")
+REPLICAS = per("multihost_config.pipeline_parallel_config.replicas")
+RANKS = per(STAGES.key, times=REPLICAS.key)
+CHUNKS = per("multihost_config.pipeline_parallel_config.chunks_per_rank")
+
+
+def _closes_the_chain(config: Config) -> bool:
+    """The last stage hands activations back to the first, which has the next chunk, or shares the embedding with it."""
+    return CHUNKS(config) > 1 or config.transformer_config.tie_embeddings
+
+
+def _moves_blocks(config: Config) -> bool:
+    """Blocks change ranks when `auto` goes from a schedule without chunks to one with several, or back."""
+    pipeline = config.multihost_config.pipeline_parallel_config
+    return pipeline is not None and pipeline.schedule == "auto" and CHUNKS(config) > 1
+
+
 RECIPE = Recipe(
     summary="Each rank has some of the model's blocks; micro-batches flow through all of them.",
     config=Config,
     layouts=[
         Layout("single", trainer=1),
-        Layout("pipeline", stage=per("multihost_config.pipeline_parallel_config.blocks_per_rank")),
+        Layout("pipeline", stage=RANKS),  # replica by replica, each from its first stage to its last
     ],
-    flows=[chain("stage")],
-    checks=[every_stage_has_a_block, num_workers_counts_the_stages],
+    flows=[
+        chain("stage", row=STAGES),
+        ends("stage", row=STAGES, when=_closes_the_chain),
+        in_rows("stage", row=STAGES, when=_moves_blocks),
+        in_columns("stage", row=STAGES, when=lambda config: REPLICAS(config) > 1),  # they average their gradients
+    ],
+    checks=[
+        every_stage_has_a_block,
+        num_workers_counts_the_stages,
+        the_schedule_fits_the_chunks,
+        every_replica_has_a_micro_batch,
+    ],
 )

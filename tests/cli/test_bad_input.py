@@ -160,6 +160,36 @@ def test_more_workers_than_stages_are_refused(refused):
     refused(PIPELINE, files={"train.yaml": text}, status=3)
 
 
+def test_more_workers_than_stages_of_all_replicas_are_refused(refused):
+    text = PIPELINE_OF_FOUR.format(blocks="[2, 2]") + "    replicas: 2\n  num_workers: 2\n"
+    refused(PIPELINE, files={"train.yaml": text}, status=3)
+
+
+def test_interleaving_one_chunk_is_refused(refused):
+    text = PIPELINE_OF_FOUR.format(blocks="[2, 2]") + "    schedule: interleaved\n"
+    refused(PIPELINE, files={"train.yaml": text}, status=3)
+
+
+def test_chunks_that_the_schedule_does_not_use_are_refused(refused):
+    text = PIPELINE_OF_FOUR.format(blocks="[2, 2]") + "    schedule: gpipe\n    chunks_per_rank: 2\n"
+    refused(PIPELINE, files={"train.yaml": text}, status=3)
+
+
+def test_blocks_that_chunks_cannot_share_are_refused(refused):
+    text = PIPELINE_OF_FOUR.format(blocks="[1, 3]") + "    schedule: auto\n    chunks_per_rank: 2\n"
+    refused(PIPELINE, files={"train.yaml": text}, status=3)
+
+
+def test_an_unknown_schedule_names_the_known_ones(refused):
+    text = PIPELINE_OF_FOUR.format(blocks="[2, 2]") + "    schedule: zero_bubble\n"
+    refused(PIPELINE, files={"train.yaml": text}, status=3)
+
+
+def test_more_replicas_than_micro_batches_are_refused(refused):
+    text = "training_config:\n  batch_size: 2\n" + PIPELINE_OF_FOUR.format(blocks="[2, 2]") + "    replicas: 3\n"
+    refused(PIPELINE, files={"train.yaml": text}, status=3)
+
+
 def test_tensor_parallelism_that_no_recipe_does_is_refused(refused):
     refused(RUN, files={"train.yaml": "device_config:\n  enable_tp: true\n"}, status=3)
 

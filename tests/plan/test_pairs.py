@@ -3,7 +3,7 @@
 import pytest
 
 from ttlaunch.plan.roles import pairs
-from ttlaunch.recipe import all_pairs, chain
+from ttlaunch.recipe import TrainingFile, all_pairs, chain, ends, in_columns, in_rows, per
 from ttlaunch.recipe.declare import Flow
 
 
@@ -23,3 +23,28 @@ from ttlaunch.recipe.declare import Flow
 )
 def test_a_flow_joins_the_ranks_of_its_roles(flow, roles, expected):
     assert list(pairs(flow, roles.split())) == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (chain, [(0, 1), (1, 2), (3, 4), (4, 5)]),
+        (ends, [(0, 2), (3, 5)]),
+        (in_rows, [(0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5)]),
+        (in_columns, [(0, 3), (1, 4), (2, 5)]),
+    ],
+)
+def test_a_grid_of_ranks_talks_within_its_rows_or_across_them(make, expected):
+    """A configuration says how long a row is: here two replicas of a pipeline of three stages."""
+    row = per("multihost_config.pipeline_parallel_config.blocks_per_rank")
+    blocks = {"multihost_config": {"pipeline_parallel_config": {"blocks_per_rank": [2, 1, 1]}}}
+    flow = make("stage", row=row).under(TrainingFile.model_validate(blocks))
+    assert expected == list(pairs(flow, ["stage"] * 6))
+
+
+@pytest.mark.parametrize(("make", "expected"), [(ends, []), (in_columns, []), (in_rows, [])])
+def test_a_grid_of_one_rank_has_nobody_to_talk_to(make, expected):
+    blocks = {"multihost_config": {"pipeline_parallel_config": {"blocks_per_rank": [4]}}}
+    row = per("multihost_config.pipeline_parallel_config.blocks_per_rank")
+    flow = make("stage", row=row).under(TrainingFile.model_validate(blocks))
+    assert expected == list(pairs(flow, ["stage"]))

@@ -55,7 +55,7 @@ def show(name: _Name, *, form: _OutputFormat = Format.FULL) -> None:
     if isinstance(recipe, Diagnostic):
         _refuse(recipe, form)
     layouts = {
-        layout.name: {role: n.key if isinstance(n, Per) else n or "any number" for role, n in layout.roles.items()}
+        layout.name: {role: str(n) if isinstance(n, Per) else n or "any number" for role, n in layout.roles.items()}
         for layout in recipe.layouts
     }
     flows = [

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, pairwise
 
 from ttlaunch.diagnostics import Diagnostic, Label, Span, listed
 from ttlaunch.diagnostics.count import counted
@@ -54,18 +55,33 @@ def plan_roles(
     if sum(counts.values()) > len(topology.slots):
         return _too_few_slots(loaded, topology, chosen, counts)
     roles = tuple(role for role, count in counts.items() for _ in range(count))
-    return RoleLayout(chosen, roles, recipe.flows_in(list(counts)))
+    return RoleLayout(chosen, roles, recipe.flows_in(list(counts), loaded.checked))
 
 
 def pairs(flow: Flow, roles: Sequence[str]) -> Iterable[tuple[Rank, Rank]]:
     """The pairs of ranks that a flow makes talk to each other."""
     sources = [Rank(rank) for rank, role in enumerate(roles) if role == flow.source]
     targets = [Rank(rank) for rank, role in enumerate(roles) if role == flow.target]
-    if flow.pattern is Pattern.CHAIN:
-        return list(zip(sources, targets[1:], strict=False))
+    if flow.pattern is not Pattern.ALL:
+        return _pairs_in_grid(sources, flow)
     if flow.source == flow.target:
         return [(a, b) for a in sources for b in targets if a < b]
     return [(a, b) for a in sources for b in targets]
+
+
+def _pairs_in_grid(ranks: Sequence[Rank], flow: Flow) -> list[tuple[Rank, Rank]]:
+    """Pairs of a flow whose ranks are a grid, row by row."""
+    length = flow.row if isinstance(flow.row, int) and flow.row else max(1, len(ranks))
+    rows = [ranks[start : start + length] for start in range(0, len(ranks), length)]
+    match flow.pattern:
+        case Pattern.CHAIN:
+            return [pair for row in rows for pair in pairwise(row)]
+        case Pattern.ENDS:
+            return [(row[0], row[-1]) for row in rows if len(row) > 1]
+        case Pattern.ROW:
+            return [pair for row in rows for pair in combinations(row, 2)]
+        case _:
+            return [pair for place in range(length) for pair in combinations(ranks[place::length], 2)]
 
 
 def _choose(sizes: Mapping[Layout, int], world_size: int | None) -> Layout | None:

@@ -6,11 +6,26 @@ the plan; the rank reads it to validate the same configuration again.
 
 from ttlaunch.located.schema import Section
 from ttlaunch.recipe.checks import (
+    every_replica_has_a_micro_batch,
     every_stage_has_a_block,
     every_worker_has_a_micro_batch,
     num_workers_counts_the_stages,
+    the_schedule_fits_the_chunks,
 )
-from ttlaunch.recipe.declare import Flow, Layout, Pattern, Per, Problem, Recipe, all_pairs, chain, per
+from ttlaunch.recipe.declare import (
+    Flow,
+    Layout,
+    Pattern,
+    Per,
+    Problem,
+    Recipe,
+    all_pairs,
+    chain,
+    ends,
+    in_columns,
+    in_rows,
+    per,
+)
 from ttlaunch.recipe.sections import (
     CheckpointConfig,
     ConfigFile,
@@ -47,10 +62,15 @@ __all__ = [
     "TransformerConfig",
     "all_pairs",
     "chain",
+    "ends",
+    "every_replica_has_a_micro_batch",
     "every_stage_has_a_block",
     "every_worker_has_a_micro_batch",
+    "in_columns",
+    "in_rows",
     "num_workers_counts_the_stages",
     "per",
     "shares",
     "sums_of_blocks",
+    "the_schedule_fits_the_chunks",
 ]

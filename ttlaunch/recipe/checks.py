@@ -10,7 +10,8 @@ from ttlaunch.recipe.sections import PipelineParallelConfig, TrainingFile
 _HIGHEST_ADAMW_RATE = 1.0
 _HIGHEST_SGD_RATE = 100.0
 _HIGHEST_SHRINK = 0.05
-_BLOCKS_PER_RANK = "multihost_config.pipeline_parallel_config.blocks_per_rank"
+_PIPELINE = "multihost_config.pipeline_parallel_config"
+_BLOCKS_PER_RANK = f"{_PIPELINE}.blocks_per_rank"
 _MODEL_BLOCKS = "transformer_config.num_blocks"
 
 
@@ -142,12 +143,75 @@ def num_workers_counts_the_stages(config: TrainingFile, layout: Layout) -> Itera
     """In a pipeline every rank is a stage, so `num_workers`, if it is given, says the same as `blocks_per_rank`."""
     stages = layout.counts(config).get("stage", 0)
     given = "num_workers" in config.multihost_config.model_fields_set
-    if given and stages and config.multihost_config.num_workers != stages:
+    if given and stages and pipeline is not None and config.multihost_config.num_workers != stages:
+        replicas = f" in each of {pipeline.replicas} replicas" if pipeline.replicas > 1 else ""
+        counted_stages = counted(len(pipeline.blocks), "stage")
         yield Problem(
             "C016",
-            f"`num_workers` is {config.multihost_config.num_workers} but `blocks_per_rank` has {counted(stages, 'stage')}",
+            f"`num_workers` is {config.multihost_config.num_workers} but `blocks_per_rank` has {counted_stages}{replicas}",
             "multihost_config.num_workers",
             "in a pipeline every rank is a stage",
-            others=((_BLOCKS_PER_RANK, counted(stages, "stage")),),
+            others=((_BLOCKS_PER_RANK, counted_stages),),
             hints=("remove `num_workers`",),
         )
+
+
+def the_schedule_fits_the_chunks(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """Interleaving needs several chunks of each rank, of equally many blocks; the other schedules have one."""
+    pipeline = config.multihost_config.pipeline_parallel_config
+    if pipeline is None:
+        return
+    chunks = pipeline.chunks_per_rank
+    if pipeline.schedule == "interleaved" and chunks == 1:
+        yield Problem(
+            "C035",
+            "`schedule` is `interleaved` but a rank has 1 chunk of the model",
+            f"{_PIPELINE}.schedule",
+            "needs 2 chunks a rank or more",
+            others=((f"{_PIPELINE}.chunks_per_rank", "1 chunk"),),
+            hints=(f"`--set {_PIPELINE}.chunks_per_rank=2`", f"`--set {_PIPELINE}.schedule=1f1b`"),
+        )
+    if pipeline.schedule in {"gpipe", "1f1b"} and chunks > 1:
+        yield Problem(
+            "C035",
+            f"`chunks_per_rank` is {chunks} but schedule `{pipeline.schedule}` has 1 chunk a rank",
+            f"{_PIPELINE}.chunks_per_rank",
+            "only `interleaved` and `auto` cut a rank's blocks",
+            others=((f"{_PIPELINE}.schedule", "1 chunk a rank"),),
+            hints=(f"`--set {_PIPELINE}.schedule=interleaved`", "remove `chunks_per_rank`"),
+        )
+        return
+    for stage, blocks in enumerate(pipeline.blocks):
+        if blocks % chunks:
+            yield Problem(
+                "C036",
+                f"stage {stage} has {counted(blocks, 'block')}, which {chunks} equal chunks cannot share",
+                _BLOCKS_PER_RANK,
+                f"{blocks} / {chunks} leaves {blocks % chunks}",
+                others=((f"{_PIPELINE}.chunks_per_rank", f"{chunks} chunks a rank"),),
+                hints=("give every stage a multiple of `chunks_per_rank`",),
+            )
+            return
+
+
+def every_replica_has_a_micro_batch(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """M ≥ R: a pipeline without a micro-batch would have nothing to do."""
+    pipeline, training = config.multihost_config.pipeline_parallel_config, config.training_config
+    if pipeline is None or pipeline.replicas <= training.micro_batches:
+        return
+    micro_batches = counted(training.micro_batches, "micro-batche" if training.micro_batches > 1 else "micro-batch")
+    sequences = counted(training.sequences_per_step, "sequence")
+    cut = f"{sequences} / {training.sequences_per_micro_batch} = {micro_batches}"
+    smaller = training.sequences_per_step // pipeline.replicas
+    yield Problem(
+        "C037",
+        f"{pipeline.replicas} replicas share {micro_batches}; each needs at least one",
+        f"{_PIPELINE}.replicas",
+        f"more than the {micro_batches} of a step",
+        others=(("training_config.batch_size", f"a step has {cut}"),),
+        hints=(
+            f"`--set training_config.micro_batch_size={smaller}`"
+            if smaller
+            else f"`--set training_config.batch_size={pipeline.replicas}`",
+        ),
+    )

@@ -12,7 +12,7 @@ RECIPE = Recipe(
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -27,23 +27,32 @@ class Per:
 
     Attributes:
         key: Dotted, such as `multihost_config.num_workers`.
+        times: A second key whose number multiplies the first's; empty: none.
     """
 
     key: str
+    times: str = ""
 
     def __call__(self, config: ConfigFile) -> int:
-        """Read the number; 0 if the key has no value."""
-        value: Any = config
-        for part in self.key.split("."):
-            value = getattr(value, part, None)
-        if value is None:
-            return 0
-        return value if isinstance(value, int) else len(value)
+        """Read the number; 0 if a key has no value."""
+        return _number(config, self.key) * (_number(config, self.times) if self.times else 1)
+
+    def __str__(self) -> str:
+        return f"{self.key} × {self.times}" if self.times else self.key
 
 
-def per(key: str) -> Per:
-    """As many ranks as configuration key `key` says."""
-    return Per(key)
+def _number(config: ConfigFile, key: str) -> int:
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part, None)
+    if value is None:
+        return 0
+    return value if isinstance(value, int) else len(value)
+
+
+def per(key: str, *, times: str = "") -> Per:
+    """As many ranks as configuration key `key` says, or that many times what key `times` says."""
+    return Per(key, times)
 
 
 class Layout:
@@ -78,7 +87,10 @@ class Pattern(StrEnum):
     """Which ranks of the two roles of a flow talk to each other."""
 
     ALL = "all"  # every rank of one with every rank of the other
-    CHAIN = "chain"  # each rank of the role with the next
+    CHAIN = "chain"  # each rank of the role with the next of its row
+    ENDS = "ends"  # the first rank of a row with the last
+    ROW = "row"  # every rank of the role with every other of its row
+    COLUMN = "column"  # every rank of the role with those at its place in other rows
 
 
 @dataclass(frozen=True)
@@ -88,21 +100,45 @@ class Flow:
     Attributes:
         weight: Bytes that each of its pairs of ranks exchanges in a step, both ways together, relative to the recipe's
             other flows; only ratios count. Equal weights suit a recipe whose flows all carry the same vector.
+        row: Ranks of a row, for a role whose ranks are a grid, row by row: a number, or what a configuration says; None:
+            they are one row.
+        when: Whether the flow is there under a configuration; None: always.
     """
 
     source: str
     target: str
     pattern: Pattern = Pattern.ALL
     weight: float = 1.0
+    row: Per | int | None = None
+    when: Callable[[Any], bool] | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < float("inf"):
             raise ValueError(f"the weight of a flow is a positive number, not {self.weight!r}")
 
+    def under(self, config: ConfigFile) -> "Flow":
+        """The same flow with the number of ranks that a row has under a configuration."""
+        return replace(self, row=self.row(config)) if isinstance(self.row, Per) else self
 
-def chain(role: str) -> Flow:
-    """Each rank of `role` talks to the next one, as pipeline stages do."""
-    return Flow(role, role, Pattern.CHAIN)
+
+def chain(role: str, *, row: Per | None = None) -> Flow:
+    """Each rank of `role` talks to the next one of its row, as pipeline stages do."""
+    return Flow(role, role, Pattern.CHAIN, row=row)
+
+
+def ends(role: str, *, row: Per | None = None, when: Callable[[Any], bool] | None = None) -> Flow:
+    """The first rank of each row talks to the last one."""
+    return Flow(role, role, Pattern.ENDS, row=row, when=when)
+
+
+def in_rows(role: str, *, row: Per | None = None, when: Callable[[Any], bool] | None = None) -> Flow:
+    """Every rank talks to every other of its row."""
+    return Flow(role, role, Pattern.ROW, row=row, when=when)
+
+
+def in_columns(role: str, *, row: Per, when: Callable[[Any], bool] | None = None) -> Flow:
+    """Every rank talks to those at the same place of other rows, as replicas of a pipeline stage do."""
+    return Flow(role, role, Pattern.COLUMN, row=row, when=when)
 
 
 def all_pairs(role: str) -> Flow:
@@ -171,6 +207,9 @@ class Recipe:
             raise ValueError(f"flows name roles that no layout has: {', '.join(sorted(strangers))}")
         object.__setattr__(self, "_flows", flows)
 
-    def flows_in(self, roles: Sequence[str]) -> tuple[Flow, ...]:
-        """The flows both of whose roles are among `roles`."""
-        return tuple(flow for flow in self._flows if flow.source in roles and flow.target in roles)
+    def flows_in(self, roles: Sequence[str], config: ConfigFile | None = None) -> tuple[Flow, ...]:
+        """The flows both of whose roles are among `roles`; under a configuration, those there are, with rows of its size."""
+        flows = tuple(flow for flow in self._flows if flow.source in roles and flow.target in roles)
+        if config is None:
+            return flows
+        return tuple(flow.under(config) for flow in flows if flow.when is None or flow.when(config))

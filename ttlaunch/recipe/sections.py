@@ -77,10 +77,11 @@ class TransformerConfig(Section):
 
 
 class PipelineParallelConfig(Section):
-    """How the model's blocks are dealt to pipeline stages."""
+    """How the model's blocks are dealt to pipeline stages, in which order they compute, and how many pipelines there are."""
 
     noun: ClassVar[str] = "pipeline_parallel_config"
 
+    tie_embeddings: bool = Field(default=False, description="the head's matrix is that of the token embedding")
     num_blocks: Positive | None = Field(None, description="the model's blocks, said again; must agree if given")
     blocks_per_rank: Annotated[list[NonNegative], Field(min_length=1)] | dict[NonNegative, NonNegative] = Field(
         description="blocks of each stage, as a list or as {stage: blocks}; the sum is num_blocks"
@@ -92,6 +93,13 @@ class PipelineParallelConfig(Section):
         if isinstance(self.blocks_per_rank, dict):
             return [self.blocks_per_rank[stage] for stage in sorted(self.blocks_per_rank)]
         return self.blocks_per_rank
+    schedule: Literal["gpipe", "1f1b", "interleaved", "auto"] = Field(
+        "1f1b", description="order of the passes; auto: the quickest of the others, measured in the first steps"
+    )
+    chunks_per_rank: Size = Field(
+        1, description="equal parts of each stage's blocks, which `interleaved` spreads over the model; else 1"
+    )
+    replicas: Size = Field(1, description="pipelines side by side, each with a share of the micro-batches")
 
 
 class MultihostConfig(Section):
