@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ttlaunch import contract
 from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics, stop_on_errors
 from ttlaunch.cli.describe import Request, describe, is_script
+from ttlaunch.cli.interrupt import terminated_as_interrupted
 from ttlaunch.cli.options import ConfigFile, On, OutputFormat, Overrides, Ranks, Verbose, complete_recipes
 from ttlaunch.diagnostics import Diagnostic, Format, Label, Source
 
@@ -62,7 +64,10 @@ def simulate(
     if keep is not None and keep.exists():
         refuse([Diagnostic("P009", f"{keep} exists already")], form=form)
     plan, python = _plan(request, form=form, verbose=verbose)
-    simulation = _carry_out(plan, python, keep=keep, form=form)
+    try:
+        simulation = _carry_out(plan, python, keep=keep, form=form)
+    except KeyboardInterrupt:
+        leave(contract.STATUS_INTERRUPTED)
     found = _diagnostics(simulation)
     if form is Format.JSON:
         print_json({**simulation.as_json(), "diagnostics": [diagnostic.as_json() for diagnostic in found]})
@@ -111,6 +116,7 @@ def _carry_out(plan: "LaunchPlan", python: str, *, keep: Path | None, form: Form
             path = keep.resolve()
             path.mkdir(parents=True)
         view = stack.enter_context(make_view(plan, RunFolder(run_id, path), quiet=form is Format.JSON))
+        stack.enter_context(terminated_as_interrupted())
         saves = keep is not None
         return simulate(plan, path, python=python, environment=os.environ, view=view, run_id=run_id, saves=saves)
 

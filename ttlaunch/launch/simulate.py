@@ -82,17 +82,22 @@ def simulate(
     _pass_on(watch, view)
     if saves:
         complete_checkpoints(folder.path, plan.as_json(), run_id=run_id)
+    simulation = _conclude(plan, folder, watch, process.returncode, time.monotonic() - started)
+    view.tick(watch.ranks)
+    return simulation
+
+
+def _conclude(plan: LaunchPlan, folder: RunFolder, watch: Watch, returncode: int, duration_s: float) -> Simulation:
     said = _read(folder.file(contract.SIMULATION_FILE))
     findings = tuple(said.get("findings", ()))
-    failure = _failure(watch, process.returncode, findings)
-    view.tick(watch.ranks)
+    failure = _failure(watch, returncode, findings)
     report = make_report(
         plan,
         folder,
         watch.ranks,
         status="failed" if failure or findings else "done",
         exit_status=contract.STATUS_RANK_FAILED if failure or findings else contract.STATUS_DONE,
-        duration_s=time.monotonic() - started,
+        duration_s=duration_s,
         failure=None if findings else failure,
         leftovers=0,
     )

@@ -1,0 +1,124 @@
+"""`ttlaunch parity`: one class where recipes are right; a wrong one is named with the command that shows it again."""
+
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "data_parallel"
+PART = "--recipe data_parallel --ranks 3 --accumulation 3 --precision fp32 --steps 3"
+HEADINGS = ["precision", "layout", "ranks", "accumulation", "class", "difference", "memory", "time"]
+SIMULATED = f"parity --simulate {PART}"
+
+
+def wrong_recipe(folder, trainer):
+    """A copy of the data-parallel recipe in the current folder, whose workers are wrapped."""
+    copy = folder / "recipes" / "data_parallel"
+    shutil.copytree(RECIPE, copy)
+    with (copy / "trainer.py").open("a") as file:
+        file.write(f"\n\n_worker = worker\n\n\ndef worker(cfg, ctx):\n{trainer}")
+
+
+def test_a_right_recipe_has_one_class(ttlaunch):
+    answer = ttlaunch(SIMULATED)
+    assert (0, "") == (answer.status, answer.stderr)
+    heading, *rows, verdict = answer.stdout.splitlines()
+    assert HEADINGS == heading.split()
+    assert [["fp32", "one", "process", "1", "3", "A", "0"], ["fp32", "data", "parallel", "3", "3", "A", "0"]] == [
+        row.split()[:7] for row in rows
+    ]
+    assert verdict.startswith("fp32: 2 cells in class A (")
+
+
+@pytest.mark.mpi
+def test_real_ranks_have_the_class_of_simulated_ones(ttlaunch):
+    real, simulated = (
+        json.loads(ttlaunch(f"parity {words} {PART} --format json").stdout) for words in ("", "--simulate")
+    )
+    assert [[], []] == [real["diagnostics"], simulated["diagnostics"]]
+    hashes = {cell["sha256"] for answer in (real, simulated) for cell in answer["cells"]}
+    assert (1, ["A"] * 4) == (len(hashes), [cell["class"] for answer in (real, simulated) for cell in answer["cells"]])
+    assert all(50e6 < cell["memory_bytes"] < 4e9 for answer in (real, simulated) for cell in answer["cells"])
+
+
+def test_a_recipe_with_other_bits_is_named_with_the_command_that_shows_it(ttlaunch, here):
+    wrong_recipe(
+        here,
+        "    training = cfg.training_config\n"
+        "    other = training.model_copy(update={'learning_rate': training.learning_rate * (1 + 1e-6)})\n"
+        "    _worker(cfg.model_copy(update={'training_config': other}), ctx)\n",
+    )
+    answer = ttlaunch(SIMULATED)
+    assert 1 == answer.status
+    assert ["A", "B"] == [row.split()[5] for row in answer.stdout.splitlines()[1:3]]
+    message = (
+        "error[R040]: data parallel, 3 ranks, accumulation 3, fp32: the parameters differ from those of one process"
+    )
+    assert answer.stderr.startswith(message)
+    difference = float(answer.stderr.splitlines()[0].rpartition(" by up to ")[2])
+    assert 0 < difference < 1e-4
+    found, one_process = (
+        json.loads(ttlaunch([*shlex.split(line.split("`")[1])[1:], "--format", "json"]).stdout)["parameters_sha256"]
+        for line in answer.stderr.splitlines()
+        if line.startswith("hint: ")
+    )
+    assert f"SHA-256 {found}, expected {one_process}" in answer.stderr
+
+
+def test_a_recipe_that_breaks_is_named_and_the_others_are_compared(ttlaunch, here):
+    wrong_recipe(here, "    raise ValueError('no such bucket')\n")
+    answer = json.loads(ttlaunch(f"{SIMULATED} --format json").stdout)
+    assert ["A", None] == [cell["class"] for cell in answer["cells"]]
+    (diagnostic,) = answer["diagnostics"]
+    assert "R041" == diagnostic["code"]
+    assert "data parallel, 3 ranks, accumulation 3, fp32 did not come to its end: rank 0" in diagnostic["message"]
+    assert "raised ValueError" in diagnostic["message"]
+
+
+def test_kept_results_are_not_repeated_unless_the_code_changes(ttlaunch, here):
+    line = f"{SIMULATED} --results kept.jsonl --format json"
+    first, second = (json.loads(ttlaunch(line).stdout)["cells"] for _ in range(2))
+    assert [False, False] == [cell["was_kept"] for cell in first]
+    assert [False, True] == [cell["was_kept"] for cell in second]  # the reference's weights are needed
+    assert [cell["sha256"] for cell in first] == [cell["sha256"] for cell in second]
+    wrong_recipe(here, "    raise ValueError('no such bucket')\n")
+    assert 1 == ttlaunch(line).status
+
+
+def test_what_is_no_part_of_the_matrix_is_refused(ttlaunch):
+    answer = ttlaunch("parity --recipe fabric_minimal --accumulation 5 --precision fp8 --format concise")
+    assert 2 == answer.status
+    lines = answer.stderr.splitlines()
+    assert 3 == len(lines)
+    assert "`--accumulation 5` is not among" in lines[2]
+    assert "" == answer.stdout
+
+
+def test_sigterm_ends_what_runs(tmp_path):
+    command = [sys.executable, "-m", "ttlaunch", "parity", "--simulate", "--steps", "100000"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 30
+    while not (cells := started(process.pid)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert (130, True) == (process.returncode, err.startswith("interrupted after 0 of "))
+    assert [] == [pid for pid in cells if Path(f"/proc/{pid}").exists()]
+
+
+def started(pid):
+    """The processes of cells: children of any thread of the command that have children themselves."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in path.read_text().split():
+            below = Path(f"/proc/{child}/task/{child}/children")
+            if below.exists() and (grandchildren := below.read_text().split()):
+                found += [int(child), *map(int, grandchildren)]
+    return found

@@ -1,0 +1,188 @@
+"""`ttlaunch parity`: the same small training in every layout, and whether all end with the same bits."""
+
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ttlaunch import contract
+from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics
+from ttlaunch.cli.interrupt import terminated_as_interrupted
+from ttlaunch.diagnostics import Diagnostic, Format, listed
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.plan.parity import ACCUMULATIONS, PRECISIONS, RECIPES, SEQUENCES, Cell, class_names, matrix
+
+if TYPE_CHECKING:
+    from ttlaunch.launch.parity import Result
+
+EXAMPLES = """\
+[bold]ttlaunch parity[/bold]   every layout with real ranks on this machine; some minutes
+
+[bold]ttlaunch parity --simulate --jobs 2[/bold]   the same without mpirun, each cell in one process
+
+[bold]ttlaunch parity --recipe pipeline_parallel --ranks 4[/bold]   a part of the matrix
+
+[bold]ttlaunch parity --steps 200 --results bits.jsonl[/bold]   interrupted, the same line goes on where it ended
+"""
+
+_WIDTHS = (9, 13, 7, 12, 5, 10, 9, 7)
+_HEADINGS = ("precision", "layout", "ranks", "accumulation", "class", "difference", "memory", "time")
+
+
+def parity(
+    *,
+    recipes: Annotated[
+        list[str] | None, typer.Option("--recipe", metavar="RECIPE", help=f"Of {', '.join(RECIPES)}. Repeatable.")
+    ] = None,
+    ranks: Annotated[
+        list[int] | None, typer.Option("--ranks", "-n", min=1, metavar="N", help="World sizes to try. Repeatable.")
+    ] = None,
+    accumulation: Annotated[
+        list[int] | None,
+        typer.Option(metavar="K", help=f"Accumulations of a step of {SEQUENCES} sequences: 1 and 3. Repeatable."),
+    ] = None,
+    precision: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help=f"Of {', '.join(PRECISIONS)}. Repeatable.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Optimizer steps of every training.")] = 20,
+    simulated: Annotated[
+        bool, typer.Option("--simulate", help="All ranks of a cell in one process, without mpirun.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Cells at a time.")] = 1,
+    results: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep results here, and do not repeat those that this code has there."),
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL,
+) -> None:
+    """Train the same small model in every layout and compare the bits; status 1 if a cell ends with other bits.
+
+    A class is a letter for one SHA-256 over all parameters: within a precision there is to be one class. The first row of a
+    precision is one process, and "difference" is the largest one of any parameter to it.
+    """
+    mistakes = [
+        *_strangers("--recipe", recipes, RECIPES),
+        *_strangers("--precision", precision, PRECISIONS),
+        *_strangers("--accumulation", accumulation, [k for k in range(1, SEQUENCES + 1) if SEQUENCES % k == 0]),
+    ]
+    if mistakes:
+        refuse(mistakes, form=form)
+    cells = matrix(
+        recipes=recipes or RECIPES,
+        ranks=ranks or (),
+        accumulations=accumulation or ACCUMULATIONS,
+        precisions=precision or PRECISIONS,
+    )
+    found = _carry_out(cells, steps=steps, simulated=simulated, jobs=jobs, kept=results, form=form)
+    diagnostics = _diagnostics(found)
+    if form is Format.JSON:
+        print_json({"cells": _as_json(found), "diagnostics": [diagnostic.as_json() for diagnostic in diagnostics]})
+    else:
+        sys.stdout.write(_verdict(found))
+        sys.stdout.flush()
+        show_diagnostics(diagnostics, form=form)
+    leave(contract.STATUS_RANK_FAILED if diagnostics else contract.STATUS_DONE)
+
+
+def _strangers(option: str, given: Sequence[object] | None, known: Sequence[object]) -> Iterator[Diagnostic]:
+    for value in given or ():
+        if value not in known:
+            yield Diagnostic("P009", f"`{option} {value}` is not among {listed(list(map(str, known)))}")
+
+
+def _carry_out(
+    cells: Sequence[Cell], *, steps: int, simulated: bool, jobs: int, kept: Path | None, form: Format
+) -> "list[Result]":
+    """Run all cells; prints a row as soon as it and those before it are there."""
+    from ttlaunch.launch.parity import Parity
+
+    found: list[Result] = []
+    if form is not Format.JSON:
+        sys.stdout.write(_row(_HEADINGS))
+    with tempfile.TemporaryDirectory(prefix="ttl-parity-") as scratch, terminated_as_interrupted():
+        run = Parity(steps=steps, simulated=simulated, jobs=jobs, scratch=Path(scratch), kept=kept)
+        try:
+            for result in run.results(cells):
+                found.append(result)
+                _show(result, found, total=len(cells), form=form)
+        except KeyboardInterrupt:
+            _say_progress("")
+            sys.stderr.write(f"interrupted after {len(found)} of {counted(len(cells), 'cell')}\n")
+            leave(contract.STATUS_INTERRUPTED)
+    return found
+
+
+def _show(result: "Result", found: "Sequence[Result]", *, total: int, form: Format) -> None:
+    _say_progress("")
+    if form is not Format.JSON:
+        letter = "–" if result.sha256 is None else _classes(found)[result.sha256]
+        cell = result.cell
+        memory = "–" if result.memory_bytes is None else f"{result.memory_bytes / 1e6:.0f} MB"
+        difference = "–" if result.difference is None else f"{result.difference:.1e}" if result.difference else "0"
+        time = "kept" if result.was_kept else f"{result.seconds:.1f} s"
+        values = (cell.precision, cell.layout, cell.ranks, cell.accumulation, letter, difference, memory, time)
+        sys.stdout.write(_row(values))
+        sys.stdout.flush()
+    if len(found) < total:
+        _say_progress(f"{len(found)} of {counted(total, 'cell')}")
+
+
+def _say_progress(text: str) -> None:
+    """One line that is written over, where somebody watches."""
+    if sys.stderr.isatty():
+        width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
+        sys.stderr.write("\r" + text[:width].ljust(min(width, 40)) + "\r")
+        sys.stderr.flush()
+
+
+def _row(values: Sequence[object]) -> str:
+    left = [f"{value!s:<{width}}" for value, width in zip(values[:2], _WIDTHS[:2], strict=True)]
+    right = [f"{value!s:>{width}}" for value, width in zip(values[2:], _WIDTHS[2:], strict=True)]
+    return "  ".join([*left, *right]) + "\n"
+
+
+def _classes(found: "Sequence[Result]") -> dict[str, str]:
+    return class_names([result.sha256 for result in found if result.sha256 is not None])
+
+
+def _as_json(found: "Sequence[Result]") -> list[dict[str, object]]:
+    classes = _classes(found)
+    return [{**result.as_json(), "class": classes.get(result.sha256 or "")} for result in found]
+
+
+def _verdict(found: "Sequence[Result]") -> str:
+    classes, lines = _classes(found), []
+    for precision in dict.fromkeys(result.cell.precision for result in found):
+        hashes = Counter(r.sha256 for r in found if r.cell.precision == precision and r.sha256 is not None)
+        parts = [f"{counted(count, 'cell')} in class {classes[text]} ({text})" for text, count in hashes.items()]
+        lines.append(f"{precision}: {', '.join(parts) or 'nothing'}\n")
+    return "".join(lines)
+
+
+def _diagnostics(found: "Sequence[Result]") -> list[Diagnostic]:
+    """The first cell that failed, and the first that ended with other bits than its precision's first one."""
+    diagnostics = []
+    failed = [result for result in found if result.sha256 is None]
+    if failed:
+        first = failed[0]
+        message = f"{first.cell} did not come to its end: {first.error}"
+        hint = f"`{first.command}` repeats it"
+        diagnostics.append(Diagnostic("R041", message, notes=_others(len(failed)), hints=(hint,)))
+    references = {result.cell.precision: result for result in reversed(found)}
+    different = [r for r in found if r.sha256 not in {None, references[r.cell.precision].sha256}]
+    if different and references[different[0].cell.precision].sha256 is not None:
+        first, reference = different[0], references[different[0].cell.precision]
+        message = f"{first.cell}: the parameters differ from those of one process by up to {first.difference:.1e}"
+        notes = (f"SHA-256 {first.sha256}, expected {reference.sha256}", *_others(len(different)))
+        hints = (f"`{first.command}` repeats it", f"`{reference.command}` is one process")
+        diagnostics.append(Diagnostic("R040", message, notes=notes, hints=hints))
+    return diagnostics
+
+
+def _others(count: int) -> tuple[str, ...]:
+    return (f"and {counted(count - 1, 'other cell')}",) if count > 1 else ()
