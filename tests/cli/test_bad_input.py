@@ -134,6 +134,16 @@ def test_a_micro_batch_larger_than_the_step_is_refused(refused):
     refused(RUN, files={"train.yaml": text}, status=3)
 
 
+def test_one_template_without_the_other_is_refused(refused):
+    text = 'training_config:\n  response_template: "### Response:"\nmultihost_config:\n  num_workers: 1\n'
+    refused(RUN, files={"train.yaml": text}, status=3)
+
+
+def test_a_text_without_a_response_is_refused(refused):
+    text = "training_config:\n  data_path: book.txt\n  response_template: '[A]'\n  instruction_template: '[Q]'\n"
+    refused(RUN, files={"train.yaml": text, "book.txt": "Call me Ishmael. " * 100}, status=3)
+
+
 def test_blocks_per_rank_that_do_not_add_up_are_refused(refused):
     refused(PIPELINE, files={"train.yaml": PIPELINE_OF_FOUR.format(blocks="[1, 2]")}, status=3)
 

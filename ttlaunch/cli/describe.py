@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from ttlaunch.recipe.config import LoadedConfig
     from ttlaunch.topology.model import Topology
 
-_CORPUS_CODES = {"missing": "C021", "empty": "C022", "binary": "C023", "too_short": "C024", "unreadable": "C025"}
+_CORPUS_CODES = {
+    "missing": "C021",
+    "empty": "C022",
+    "binary": "C023",
+    "too_short": "C024",
+    "unreadable": "C025",
+    "no_response": "C031",
+}
 _LONGEST_MESSAGE = 500
 SCRIPT_PREFIX = ("-m", "mpi4py")
 """What an interpreter runs a Python script with."""
@@ -251,7 +258,8 @@ def check_data(
 ) -> tuple[dict[str, Any] | None, Diagnostic | None]:
     """Read the training text, so that a missing, empty, binary or short one is found before anything starts."""
     from ttlaunch.contract import referred_variable
-    from ttlaunch.recipe.corpus import CorpusError, count_sequences, read_corpus
+    from ttlaunch.recipe.corpus import CorpusError, CorpusReason, count_sequences, read_corpus
+    from ttlaunch.recipe.responses import check_responses
 
     given = loaded.config.training_config.data_path
     variable = referred_variable(given or "")
@@ -260,8 +268,10 @@ def check_data(
     try:
         corpus = read_corpus(path)
         count_sequences(corpus, loaded.config)
+        check_responses(corpus, loaded.config)
     except CorpusError as error:
-        span = loaded.span("training_config.data_path")
+        key = "response_template" if error.reason is CorpusReason.NO_RESPONSE else "data_path"
+        span = loaded.span(f"training_config.{key}")
         message = shown(error, longest=_LONGEST_MESSAGE)
         return None, Diagnostic(_CORPUS_CODES[str(error.reason)], message, Label(span) if span else None)
     size = len(corpus.text)

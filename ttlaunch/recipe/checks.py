@@ -61,7 +61,23 @@ def rates_can_train(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
         yield Problem("C028", message, key, "expected a number near 1e-8", severity=Severity.WARNING)
 
 
-GENERAL = (heads_divide_the_embedding, a_micro_batch_fits_the_step, rates_can_train)
+def templates_come_in_pairs(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """Where only responses count in the loss, it is known where they begin and where they end."""
+    training = config.training_config
+    given = {key: getattr(training, key) for key in ("response_template", "instruction_template")}
+    missing = [key for key, text in given.items() if text is None]
+    if len(missing) == 1:
+        (there,) = given.keys() - missing
+        ends = "where a response ends" if there == "response_template" else "which tokens count in the loss"
+        yield Problem(
+            "C030",
+            f"`{there}` needs `{missing[0]}` to say {ends}",
+            f"training_config.{there}",
+            "given without the other",
+        )
+
+
+GENERAL = (heads_divide_the_embedding, a_micro_batch_fits_the_step, rates_can_train, templates_come_in_pairs)
 """Rules that hold for every recipe that trains a model; no recipe has to list them."""
 
 

@@ -26,6 +26,7 @@ class CorpusReason(StrEnum):
     BINARY = "binary"
     UNREADABLE = "unreadable"
     TOO_SHORT = "too_short"
+    NO_RESPONSE = "no_response"
 
 
 class CorpusError(TtlaunchError):
@@ -122,6 +123,11 @@ def count_sequences(corpus: Corpus, cfg: TrainingFile) -> tuple[int, int]:
             f"and one step needs {training_config.sequences_per_step}",
         )
     return training, validation
+
+
+def spread_evenly(count: int, available: int) -> list[int]:
+    """Which of the available sequences a validation of `count` evaluates."""
+    return [place * available // count for place in range(count)]
 
 
 def split_tokens(corpus: Corpus, cfg: TrainingFile) -> tuple[int, int]:

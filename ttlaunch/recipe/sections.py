@@ -36,6 +36,13 @@ class TrainingConfig(Section):
         None, description="UTF-8 text file, or folder of them; null: Python's standard library sources"
     )
     tokenizer_type: Literal["byte", "char"] = Field("byte", description="byte: 256 tokens; char: those in the text")
+    response_template: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="text that begins a response; only tokens of responses count in the loss; null: all do"
+    )
+    instruction_template: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="text that begins an instruction and so ends the response before it; needed with the key above",
+    )
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.1, description="share of the text kept for it")
     validation_interval: Positive = Field(20, description="steps between validations; first and last always happen")
     validation_sequences: Positive = Field(32, description="sequences of one validation, at most those there are")
@@ -93,6 +100,7 @@ class PipelineParallelConfig(Section):
         if isinstance(self.blocks_per_rank, dict):
             return [self.blocks_per_rank[stage] for stage in sorted(self.blocks_per_rank)]
         return self.blocks_per_rank
+
     schedule: Literal["gpipe", "1f1b", "interleaved", "auto"] = Field(
         "1f1b", description="order of the passes; auto: the quickest of the others, measured in the first steps"
     )

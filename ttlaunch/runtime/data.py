@@ -16,12 +16,20 @@ import torch
 from torch import Tensor
 
 from ttlaunch.recipe import TrainingFile
-from ttlaunch.recipe.corpus import Corpus, count_sequences, split_tokens
+from ttlaunch.recipe.corpus import Corpus, count_sequences, split_tokens, spread_evenly
+from ttlaunch.recipe.responses import check_responses, response_ranges
+from ttlaunch.runtime.losses import IGNORED, count_tokens
 from ttlaunch.runtime.reduction import contiguous_blocks
 from ttlaunch.runtime.world import Rank
 
 MicroBatch = tuple[int, Tensor, Tensor]
-"""What one forward pass sees: its index in the step, tokens, and the token that follows each; int64, (B, T)."""
+"""What one forward pass sees: its index in the step, tokens, and the token that follows each; int64, (B, T).
+
+A following token that does not count in the loss is `IGNORED` instead.
+"""
+
+_Text = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""Tokens, and the same as targets: those that do not count are `IGNORED`."""
 
 
 class HasData(Protocol):
@@ -43,6 +51,7 @@ class TextData:
         vocabulary: Number of different tokens.
         training_sequences: That one epoch has.
         validation_sequences: That one validation evaluates.
+        validation_tokens: Targets that count in one validation.
         total_steps: Steps until `steps` are done or `num_epochs` are used up, whatever comes first.
     """
 
@@ -50,14 +59,16 @@ class TextData:
         """Tokenize.
 
         Raises:
-            CorpusError: The text is too short.
+            CorpusError: The text is too short, or nothing in it counts.
         """
         training = cfg.training_config
         tokens, self.vocabulary = tokenize(corpus, training.tokenizer_type)
         self.training_sequences, self._available = count_sequences(corpus, cfg)
         self.validation_sequences = min(training.validation_sequences, self._available)
+        check_responses(corpus, cfg)
         border, _ = split_tokens(corpus, cfg)
-        self._training, self._validation = tokens[:border], tokens[border:]
+        targets = _as_targets(tokens, response_ranges(corpus, training))
+        self._training, self._validation = (tokens[:border], targets[:border]), (tokens[border:], targets[border:])
         self._length = cfg.transformer_config.max_sequence_length
         self._seed = training.seed
         self._permutations: dict[int, npt.NDArray[np.int64]] = {}
@@ -66,14 +77,12 @@ class TextData:
         epochs = training.num_epochs
         possible = training.steps if epochs is None else epochs * self.training_sequences // training.sequences_per_step
         self.total_steps = min(training.steps, possible)
+        validation = map(self.validation_batch, range(len(self._validation_sizes)))
+        self.validation_tokens = sum(count_tokens(y_BT) for _, _, y_BT in validation)
 
     @property
     def validation_micro_batches(self) -> int:
         return len(self._validation_sizes)
-
-    @property
-    def validation_tokens(self) -> int:
-        return self.validation_sequences * self._length
 
     def position(self, step: int) -> dict[str, int]:
         """Where the data stands after a step: the next sample is number `sample` of epoch `epoch`, both from 0."""
@@ -88,8 +97,8 @@ class TextData:
 
     def validation_batch(self, index: int) -> MicroBatch:
         """Micro-batch `index` of every validation: always the same sequences, spread evenly over the text kept for it."""
-        spread = [place * self._available // self.validation_sequences for place in self._validation_sizes[index]]
-        return self._batch(index, self._validation, spread)
+        chosen = spread_evenly(self.validation_sequences, self._available)
+        return self._batch(index, self._validation, [chosen[place] for place in self._validation_sizes[index]])
 
     def _sample(self, position: int) -> int:
         epoch, k = divmod(position, self.training_sequences)
@@ -98,10 +107,10 @@ class TextData:
             self._permutations.pop(epoch - 2, None)
         return int(self._permutations[epoch][k])
 
-    def _batch(self, index: int, tokens: npt.NDArray[np.int64], sequences: Sequence[int]) -> MicroBatch:
-        starts = np.array(sequences)[:, None] * self._length
-        window = torch.from_numpy(tokens[starts + np.arange(self._length + 1)])
-        return index, window[:, :-1].contiguous(), window[:, 1:].contiguous()
+    def _batch(self, index: int, text: _Text, sequences: Sequence[int]) -> MicroBatch:
+        tokens, targets = text
+        places = np.array(sequences)[:, None] * self._length + np.arange(self._length)
+        return index, torch.from_numpy(tokens[places]), torch.from_numpy(targets[places + 1])
 
 
 def micro_batches(cfg: TrainingFile, ctx: HasData, step: int, *, among: Sequence[Rank] = ()) -> Iterator[MicroBatch]:
@@ -139,6 +148,16 @@ def tokenize(corpus: Corpus, tokenizer: str) -> tuple[npt.NDArray[np.int64], int
     points = np.frombuffer(corpus.characters.encode("utf-32-le"), dtype="<u4")
     alphabet, tokens = np.unique(points, return_inverse=True)
     return tokens.astype(np.int64), len(alphabet)
+
+
+def _as_targets(tokens: npt.NDArray[np.int64], counted: Sequence[range] | None) -> npt.NDArray[np.int64]:
+    """The tokens, `IGNORED` in place of those outside the ranges; None: all of them count."""
+    if counted is None:
+        return tokens
+    targets = np.full_like(tokens, IGNORED)
+    for span in counted:
+        targets[span.start : span.stop] = tokens[span.start : span.stop]
+    return targets
 
 
 def _micro_batch_ranges(sequences: int, size: int) -> list[range]:

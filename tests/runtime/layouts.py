@@ -1,0 +1,88 @@
+"""Every layout of every synchronous recipe in one process, for tests that compare them bit for bit."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+from ttlaunch import contract
+from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.runtime.digests import combined
+from ttlaunch.runtime.simulate import simulate
+from ttlaunch.runtime.world import World
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+LAYOUTS = {
+    "single": ("hierarchical_parallel", ["trainer"]),
+    "two tiers": ("hierarchical_parallel", ["worker"] * 3 + ["aggregator_optimizer"]),
+    "three tiers": ("hierarchical_parallel", ["worker"] * 2 + ["aggregator", "optimizer"]),
+    "data parallel": ("data_parallel", ["worker"] * 3),
+    "pipeline": ("pipeline_parallel", ["stage"] * 2),
+}
+OTHERS = [name for name in LAYOUTS if name != "single"]
+
+
+class Trained:
+    """What the ranks left behind."""
+
+    def __init__(self, run_dir, world):
+        self.run_dir, self.size = run_dir, world.size
+
+    def records(self, kind):
+        """All records of a kind, rank by rank."""
+        paths = [self.run_dir / contract.progress_file(rank) for rank in range(self.size)]
+        found = [
+            json.loads(line) | {"rank": rank} for rank, p in enumerate(paths) for line in p.read_text().splitlines()
+        ]
+        return [record for record in found if record["kind"] == kind]
+
+    def by_step(self, kind, key):
+        """The value of `key` for each step, from the ranks that know it for the whole step."""
+        whole = [record for record in self.records(kind) if key in record]
+        most = defaultdict(list)
+        for record in whole:
+            most[record["step"]].append(record)
+        chosen = {
+            step: max(records, key=lambda r: (r.get("tokens", 0), "grad_norm" in r)) for step, records in most.items()
+        }
+        return {step: record[key] for step, record in sorted(chosen.items())}
+
+    def result(self, name):
+        """A value that a rank gave for the summary; None if none did."""
+        values = [record["values"][name] for record in self.records(contract.KIND_RESULT) if name in record["values"]]
+        return values[0] if values else None
+
+    @property
+    def sha256(self):
+        digests = defaultdict(set)
+        for record in self.records(contract.KIND_PARAMETERS):
+            for name, digest in record["digests"].items():
+                digests[name].add(digest)
+        assert digests
+        assert {1} == {len(found) for found in digests.values()}, "ranks hold different parameters"
+        return combined({name: found.pop() for name, found in digests.items()})
+
+
+def train(layout, run_dir, config, *, data, saves=False, **world):
+    """Train in one process and say what came out; fails if a rank does or if messages are wrong."""
+    recipe, roles = LAYOUTS[layout]
+    config = {section: dict(values) for section, values in config.items()}
+    if layout == "pipeline":
+        config["multihost_config"] = {"pipeline_parallel_config": {"blocks_per_rank": [1, 1]}}
+    folder = RECIPES / recipe
+    resolved = import_recipe_module(folder, "recipe").RECIPE.config.model_validate(config)
+    run_dir.mkdir(parents=True)
+    planned = World(
+        recipe_name=recipe,
+        recipe_folder=folder,
+        layout=layout,
+        roles=tuple(roles),
+        hosts=("here",) * len(roles),
+        local_ranks=tuple(range(len(roles))),
+        config=resolved.model_dump(mode="json"),
+        data_path=data,
+        data_sha256=None,
+        **world,
+    )
+    outcome = simulate(planned, run_dir, saves=saves)
+    assert ({}, []) == (outcome.errors, outcome.findings)
+    return Trained(run_dir, planned)
