@@ -4,10 +4,10 @@
 
 Needs root: the hosts are namespaces with their own sshd. Each of three victims, the syncing process, what runs of it on
 the hosts, and the connections, is killed at so many points, evenly spread over the time from the moment that something
-runs on a host until a little after it usually ends; each time there is a new tree to be sent. Then the current project on each host is compared, file by file, with the tree that the
-host had before and with the new one, and every release that lies there with its own manifest. What is left behind is
-there for the next sync to remove; the last one must leave nothing. With `--results` what has been measured is kept in
-a file, and a second start goes on where the first ended.
+runs on a host until a little after it usually ends; each time there is a new tree to be sent. Then the current project
+on each host is compared, file by file, with the tree that the host had before and with the new one, and every release
+that lies there with its own manifest. What is left behind is there for the next sync to remove; the last one must leave
+nothing. With `--results` what has been measured is kept in a file, and a second start goes on where the first ended.
 """
 
 import argparse
@@ -155,7 +155,9 @@ class _Bench:
             sys.exit(f"a sync that nobody killed ended with status {process.returncode}:\n{said}")
 
     def _current(self, host: str) -> Tree:
-        return _read_tree(self._cluster.path(host, "/root/.ttlaunch/current/project"))
+        """The current project; the link is read once, as by a run: it may change while we read the files."""
+        folder = self._cluster.path(host, "/root/.ttlaunch")
+        return _read_tree(folder / (folder / "current").readlink() / "project")
 
     def _judge(self, host: str, before: Tree) -> str:
         releases = self._cluster.path(host, "/root/.ttlaunch/releases")
