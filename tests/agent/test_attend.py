@@ -39,6 +39,9 @@ class Attended:
         environment = {**os.environ, "TTLAUNCH_RUN_ID": self.run_id}
         process = subprocess.Popen(words or ("sleep", "60"), env=environment, start_new_session=True)
         self.processes.append(process)
+        end = time.monotonic() + DEADLINE_S
+        while self.run_id.encode() not in Path(f"/proc/{process.pid}/environ").read_bytes():
+            assert time.monotonic() < end  # a process has no environment for a moment while it becomes another program
         return process
 
     def write(self, name, data):
