@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from ttlaunch import contract
 from ttlaunch.diagnostics import Diagnostic, Format, Severity, has_errors, render
 
-_COMMAND_LINE_CODES = {"C017", "P001", "P004", "P005", "P009", "P015"}
+_COMMAND_LINE_CODES = {"C017", "P001", "P004", "P005", "P009", "P015", "P030"}
 
 
 def show_diagnostics(diagnostics: Iterable[Diagnostic], *, form: Format, verbose: bool = False) -> None:

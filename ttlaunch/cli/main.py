@@ -20,6 +20,7 @@ from ttlaunch.cli import (
     plan,
     prepare,
     recipes,
+    report,
     run,
     schema,
     show,
@@ -43,6 +44,7 @@ app.command("run", epilog=run.EXAMPLES, cls=CommandAfterDashes)(run.run)
 app.command("plan", epilog=plan.EXAMPLES, cls=CommandAfterDashes)(plan.plan)
 app.command("simulate", epilog=simulate.EXAMPLES)(simulate.simulate)
 app.command("parity", epilog=parity.EXAMPLES)(parity.parity)
+app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("show", epilog=show.EXAMPLES)(show.show)
 app.command("place", epilog=place.EXAMPLES)(place.place)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)

@@ -99,6 +99,7 @@ def run(
 def _carry_out(prepared: "Prepared", *, runs_dir: Path, form: Format, verbose: bool) -> None:
     from ttlaunch.cli.live import make_view
     from ttlaunch.cli.summary import failure_diagnostic, show_summary
+    from ttlaunch.cli.traffic_view import traffic_diagnostics
     from ttlaunch.errors import RunFolderError
     from ttlaunch.launch.record_inputs import write_inputs
     from ttlaunch.launch.run_folder import create_run_folder, scratch_folder
@@ -124,8 +125,8 @@ def _carry_out(prepared: "Prepared", *, runs_dir: Path, form: Format, verbose: b
     else:
         show_summary(report, plan, folder, stream=sys.stdout)
         failure = failure_diagnostic(report, folder)
-        if failure is not None:
-            show_diagnostics([failure], form=form)
+        differences = traffic_diagnostics(report.traffic, [row.role for row in plan.ranks])
+        show_diagnostics([*differences, *([failure] if failure else [])], form=form)
     leave(report.exit_status)
 
 

@@ -123,9 +123,11 @@ def _carry_out(plan: "LaunchPlan", python: str, *, keep: Path | None, form: Form
 
 def _diagnostics(simulation: "Simulation") -> list[Diagnostic]:
     from ttlaunch.cli.summary import failure_diagnostic
+    from ttlaunch.cli.traffic_view import traffic_diagnostics
     from ttlaunch.launch.run_folder import RunFolder
 
     found = [_diagnostic(finding) for finding in simulation.findings]
+    found += traffic_diagnostics(simulation.report.traffic, [rank["role"] for rank in simulation.report.ranks])
     failure = failure_diagnostic(simulation.report, RunFolder(simulation.report.run_id, Path()))
     return found + ([replace(failure, notes=_facts(failure), hints=())] if failure else [])
 

@@ -10,6 +10,7 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.launch.attribution import Failure
 from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.traffic import Settlement, settle
 from ttlaunch.launch.watch import RankState
 from ttlaunch.plan.launch_plan import LaunchPlan, RecipeProgram
 
@@ -26,6 +27,7 @@ class Report:
         began_from: The checkpoint or the weights that training began from: `origin`, `step` and, of a checkpoint, which
             newer ones were passed over and why; None if weights were drawn from the seed.
         leftovers: Processes that had to be killed after their rank, or mpirun, had ended.
+        traffic: What ranks sent, against the recipe's formula; None if they kept no books.
     """
 
     run_id: str
@@ -47,11 +49,13 @@ class Report:
     failure: Failure | None
     leftovers: int
     ranks: tuple[Mapping[str, Any], ...]
+    traffic: Settlement | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The content of `report.json`."""
         values = dict(vars(self))
         values["failure"] = self.failure.as_json() if self.failure else None
+        values["traffic"] = self.traffic.as_json() if self.traffic else None
         values["results"] = dict(self.results)
         values["ranks"] = [dict(rank) for rank in self.ranks]
         return {name: _finite(value) for name, value in values.items()}
@@ -93,6 +97,7 @@ def make_report(
         failure=failure,
         leftovers=leftovers + sum((state.exit or {}).get("left_behind", 0) for state in ranks),
         ranks=tuple(_rank_summary(state) for state in ranks),
+        traffic=settle(folder.path, plan.as_json(), ranks, is_done=status == "done"),
     )
 
 

@@ -5,11 +5,11 @@ import json
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 from ttlaunch import contract
 from ttlaunch.launch.run_folder import RunFolder
-from ttlaunch.plan.launch_plan import LaunchPlan, RankRow
+from ttlaunch.plan.launch_plan import RankRow
 
 
 class Phase(StrEnum):
@@ -63,10 +63,18 @@ class RankState:
         return (self.tokens - self.first_step_tokens) / (self.last_step_time - self.first_step_time)
 
 
+class HasRanks(Protocol):
+    """A plan, as far as it is needed to watch its ranks."""
+
+    @property
+    def ranks(self) -> tuple[RankRow, ...]:
+        """Row by row."""
+
+
 class Watch:
     """Reads the records of all ranks of a run; each call of `poll` takes what is new."""
 
-    def __init__(self, plan: LaunchPlan, folder: RunFolder) -> None:
+    def __init__(self, plan: HasRanks, folder: RunFolder) -> None:
         self.ranks = [RankState(row) for row in plan.ranks]
         self._folder = folder
         self._offsets = [0] * len(self.ranks)

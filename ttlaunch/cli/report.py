@@ -1,0 +1,136 @@
+"""`ttlaunch report`: what a run moved and waited for, measured and by its formula; also while it runs."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ttlaunch.cli.console import print_json, refuse, show_diagnostics
+from ttlaunch.cli.options import OutputFormat
+from ttlaunch.diagnostics import Diagnostic, Format, shown
+
+if TYPE_CHECKING:
+    from ttlaunch.launch.recorded import Recorded
+    from ttlaunch.launch.times import StepTimes
+
+EXAMPLES = """\
+[bold]ttlaunch report[/bold]   the newest run: bytes by operation and edge, and the time of a step
+
+[bold]ttlaunch report 2026-08-23T10-14-07-3fa1[/bold]   a run by its id, or by the path of its folder
+
+[bold]ttlaunch report latest --format json[/bold]   the same by rank, for a program
+"""
+
+
+def report(
+    run: Annotated[
+        str, typer.Argument(metavar="[RUN|latest]", help="A run's id, or the path of its folder.", show_default=False)
+    ] = "latest",
+    *,
+    runs_dir: Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where run folders are.")] = Path("runs"),
+    form: OutputFormat = Format.FULL,
+) -> None:
+    """Show what a run sent, against the recipe's formula, and what its steps spent their time on."""
+    from ttlaunch.cli.traffic_view import traffic_diagnostics
+
+    recorded = _read(run, runs_dir, form=form)
+    found = traffic_diagnostics(recorded.traffic, [state.row.role for state in recorded.ranks])
+    if form is Format.JSON:
+        print_json({**_as_json(recorded), "diagnostics": [diagnostic.as_json() for diagnostic in found]})
+        return
+    sys.stdout.write("\n".join(_lines(recorded)) + "\n")
+    sys.stdout.flush()
+    show_diagnostics(found, form=form)
+
+
+def _read(where: str, runs_dir: Path, *, form: Format) -> "Recorded":
+    from ttlaunch.launch.recorded import LATEST, find_run, read_run
+
+    path = find_run(where, runs_folder=Path.cwd() / runs_dir, working_folder=Path.cwd())
+    if path is None:
+        message = f"there is no run in {shown(str(runs_dir))}"
+        if where != LATEST:
+            message = f"`{shown(where)}` names no run in {shown(str(runs_dir))} and no path to one"
+        refuse([Diagnostic("P030", message, hints=("`--runs-dir DIR` says where runs are",))], form=form)
+    try:
+        return read_run(path)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+        refuse([Diagnostic("P031", f"the run {path.name} cannot be read: {reason}")], form=form)
+
+
+def _lines(recorded: "Recorded") -> list[str]:
+    from ttlaunch.cli.describe import short_name
+    from ttlaunch.cli.traffic_view import render_edges, render_times
+    from ttlaunch.diagnostics.count import counted
+
+    layout = f" ({recorded.plan['layout']})" if recorded.plan.get("layout") else ""
+    steps = max((state.step for state in recorded.ranks), default=0)
+    lines = [f"{recorded.status}: {recorded.name}{layout}, {counted(len(recorded.ranks), 'rank')}, {steps} steps"]
+    ended_by = _ended_by(recorded)
+    lines += [f"  {'ended by' if recorded.report else 'state':12}{ended_by}"] if ended_by else []
+    speeds = [state.tokens_per_s for state in recorded.ranks if state.tokens_per_s]
+    lines += [f"  {'speed':12}{max(speeds):,.0f} tokens/s"] if speeds else []
+    lines.append(f"  {'run folder':12}{short_name(recorded.path, Path.cwd())}")
+    if recorded.traffic is None or recorded.books is None:
+        return [*lines, "", "  " + _without_books(recorded)]
+    lines += ["", *render_edges(recorded.traffic, [state.row.role for state in recorded.ranks])]
+    times = _by_role(recorded)
+    return [*lines, "", *render_times(times)] if times else lines
+
+
+def _ended_by(recorded: "Recorded") -> str:
+    """What ended the run, if it was not its last step."""
+    from ttlaunch.launch.attribution import Failure
+
+    if recorded.report is None:
+        if recorded.is_running:
+            return "still running; this is what is written so far"
+        return "no report was written and none of its processes is here; its launcher was killed, or it runs elsewhere"
+    failure = recorded.report.get("failure")
+    if failure:
+        known = {name: failure.get(name) for name in ("code", "rank", "role", "host", "step", "cause")}
+        return f"{failure['code']}: {Failure(**known, time=None).message}"
+    signals = {"interrupted": "Ctrl-C", "terminated": "SIGTERM"}
+    return signals.get(recorded.status, "")
+
+
+def _without_books(recorded: "Recorded") -> str:
+    """Why there is nothing to show."""
+    if recorded.report is None and recorded.is_running:
+        return "nothing about bytes and times yet: ranks write their books every few seconds"
+    if recorded.plan.get("recipe") is None:
+        return "nothing about bytes and times: the run was of a program, and only ranks of recipes keep books"
+    return (
+        "nothing about bytes and times: not every rank kept books; it ended too early, or was made by an older ttlaunch"
+    )
+
+
+def _by_role(recorded: "Recorded") -> dict[str, "StepTimes"]:
+    from ttlaunch.launch.times import step_times
+
+    books, found = recorded.books or [], {}
+    for role in dict.fromkeys(state.row.role for state in recorded.ranks):
+        times = step_times([book for book in books if recorded.ranks[book.rank].row.role == role])
+        if times is not None:
+            found[role] = times
+    return found
+
+
+def _as_json(recorded: "Recorded") -> dict[str, Any]:
+    from ttlaunch.launch.times import step_times
+
+    by_rank = [step_times([book]) for book in recorded.books or ()]
+    return {
+        "run_id": recorded.path.name,
+        "name": recorded.name,
+        "layout": recorded.plan.get("layout"),
+        "status": recorded.status,
+        "ended_by": _ended_by(recorded),
+        "steps": max((state.step for state in recorded.ranks), default=0),
+        "tokens_per_s": max((state.tokens_per_s or 0 for state in recorded.ranks), default=0) or None,
+        "ranks": [{"rank": state.row.rank, "role": state.row.role, "host": state.row.host} for state in recorded.ranks],
+        "traffic": recorded.traffic.as_json() if recorded.traffic else None,
+        "times": [times.as_json() for times in by_rank if times is not None],
+    }

@@ -1,0 +1,90 @@
+"""Bytes and times of a run as tables, and what differs from the recipe's formula as diagnostics."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
+from ttlaunch.diagnostics import Diagnostic, Severity
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.launch.times import Share, StepTimes
+from ttlaunch.launch.traffic import TOLERANCE, Edge, Settlement
+
+_MOST_EDGES = 4
+
+
+def traffic_diagnostics(settlement: Settlement | None, roles: Sequence[str]) -> list[Diagnostic]:
+    """A warning for each operation whose bytes are not those of the formula, and one for a formula that is none."""
+    if settlement is None:
+        return []
+    if settlement.is_mistaken:
+        message = f"the bytes of this run were compared with nothing: {settlement.reason}"
+        return [Diagnostic("R046", message, severity=Severity.WARNING)]
+    by_operation = groupby(settlement.differing, key=lambda edge: edge.operation)
+    return [_difference(operation, list(edges), settlement, roles) for operation, edges in by_operation]
+
+
+def _difference(operation: str, edges: list[Edge], settlement: Settlement, roles: Sequence[str]) -> Diagnostic:
+    first, *others = edges
+    message = (
+        f"`{operation}` moved {first.size:,} bytes from {_ends(first, roles)}, and the formula says {first.expected:,}"
+    )
+    notes = [f"in {counted(settlement.steps, 'step')} and {counted(settlement.validations, 'validation')}"]
+    notes += [f"{one.size:,} bytes from {_ends(one, roles)}, expected {one.expected:,}" for one in others[:_MOST_EDGES]]
+    left = len(others) - _MOST_EDGES
+    notes += [f"and over {counted(left, 'further edge')}"] if left > 0 else []
+    notes.append(f"a difference up to {TOLERANCE:.1%} counts as headers")
+    hint = "`ttlaunch report` shows all edges; the formula is `traffic` in the recipe's `recipe.py`"
+    return Diagnostic("R045", message, notes=tuple(notes), hints=(hint,), severity=Severity.WARNING)
+
+
+def _ends(edge: Edge, roles: Sequence[str]) -> str:
+    return f"rank {edge.source} ({roles[edge.source]}) to rank {edge.dest} ({roles[edge.dest]})"
+
+
+def render_edges(settlement: Settlement, roles: Sequence[str]) -> list[str]:
+    """A line for each operation and edge."""
+    reason = [f"  not compared: {settlement.reason}"] if settlement.reason else []
+    if not settlement.edges:
+        return ["  no rank sent anything", *reason]
+    over = f"{counted(settlement.steps, 'step')} and {counted(settlement.validations, 'validation')}"
+    rows = [(f"sent in {over}", "from", "to", "messages", "bytes", "÷ formula")]
+    for edge in settlement.edges:
+        size = "not measured" if edge.size is None else f"{edge.size:,}"
+        source, dest = (f"{rank} {roles[rank]}" for rank in (edge.source, edge.dest))
+        rows.append((edge.operation, source, dest, f"{edge.messages:,}", size, _ratio(edge)))
+    return [*_table(rows, right={3, 4, 5}), *reason]
+
+
+def _ratio(edge: Edge) -> str:
+    if edge.size is None or edge.expected is None:
+        return "–"
+    if edge.ratio is None:
+        return "not in it"
+    return f"{edge.ratio:.3f}" + (" !" if edge.differs else "")
+
+
+def render_times(by_role: Mapping[str, StepTimes]) -> list[str]:
+    """What the steps of each role consisted of."""
+    rows = [("time of a step", "", "median ms", "p90 ms", "share")]
+    for role, times in by_role.items():
+        name = role if len(times.ranks) == 1 else f"{role} ×{len(times.ranks)}"
+        rows.append((name, "whole step", *_numbers(times.step)))
+        rows += [("", phase.name, *_numbers(phase)) for phase in times.phases]
+        rows += [("", f"exposed: {wait.name}", *_numbers(wait)) for wait in times.waits]
+    return _table(rows, right={2, 3, 4})
+
+
+def _numbers(share: Share) -> tuple[str, str, str]:
+    return f"{share.median * 1e3:,.2f}", f"{share.p90 * 1e3:,.2f}", f"{share.share:.1%}"
+
+
+def _table(rows: Sequence[Sequence[str]], *, right: Iterable[int]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    ends = set(right)
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if at in ends else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return lines

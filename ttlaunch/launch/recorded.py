@@ -1,0 +1,101 @@
+"""A run as its folder tells of it afterwards, or while it runs: the plan, the ranks' records, the books, the report."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.launch.books import Book, read_books
+from ttlaunch.launch.process import run_processes
+from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.traffic import Settlement, settle
+from ttlaunch.launch.watch import RankState, Watch
+from ttlaunch.plan.launch_plan import RankRow
+
+LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What is known of a run.
+
+    Attributes:
+        plan: The content of `plan.json`.
+        report: The content of `report.json`; None before the run has ended.
+        is_running: Whether processes of it are alive on this machine.
+        books: None if its ranks have left none.
+        traffic: Likewise.
+    """
+
+    path: Path
+    plan: Mapping[str, Any]
+    report: Mapping[str, Any] | None
+    is_running: bool
+    ranks: list[RankState]
+    books: list[Book] | None
+    traffic: Settlement | None
+
+    @property
+    def status(self) -> str:
+        """As in the report; else whether it still runs or was cut off."""
+        if self.report is not None:
+            return str(self.report["status"])
+        return "running" if self.is_running else "cut off"
+
+    @property
+    def name(self) -> str:
+        return str((self.plan.get("recipe") or self.plan.get("command") or {"name": "?"})["name"])
+
+
+@dataclass(frozen=True)
+class _Rows:
+    ranks: tuple[RankRow, ...]
+
+
+def find_run(where: str, *, runs_folder: Path, working_folder: Path) -> Path | None:
+    """The folder of the run that the words name: `latest`, a run's id, or the path of its folder."""
+    if where == LATEST:
+        try:
+            runs = sorted(path for path in runs_folder.iterdir() if (path / contract.PLAN_FILE).is_file())
+        except OSError:
+            return None
+        return runs[-1] if runs else None
+    places = (runs_folder / where, working_folder / where)
+    return next((path for path in places if (path / contract.PLAN_FILE).is_file()), None)
+
+
+def read_run(path: Path) -> Recorded:
+    """Read what a run's folder holds so far.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: Its plan or its report is none.
+    """
+    plan = _read_object(path / contract.PLAN_FILE)
+    try:
+        rows = tuple(RankRow(row["rank"], row["host"], row["slot"], row["role"]) for row in plan["ranks"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{contract.PLAN_FILE} is not a plan") from error
+    has_ended = (path / contract.REPORT_FILE).is_file()
+    report = _read_object(path / contract.REPORT_FILE) if has_ended else None
+    watch = Watch(_Rows(rows), RunFolder(path.name, path))
+    watch.poll()
+    is_done = report is not None and report.get("status") == "done"
+    return Recorded(
+        path=path,
+        plan=plan,
+        report=report,
+        is_running=not has_ended and bool(run_processes(path.name)),
+        ranks=watch.ranks,
+        books=read_books(path, world_size=len(rows)),
+        traffic=settle(path, plan, watch.ranks, is_done=is_done),
+    )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} is not an object")  # noqa: TRY004 - the file is wrong, not the caller
+    return content

@@ -1,0 +1,147 @@
+"""Settle the books of a run: the bytes that ranks counted against those that the recipe's formula says."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ttlaunch.launch.books import Book, measured, read_books
+from ttlaunch.launch.watch import RankState
+from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.recipe.traffic import Ranks, Traffic
+
+Key = tuple[str, int, int]
+"""Operation, source, destination."""
+
+TOLERANCE = 0.005
+"""By which measured bytes may differ from the formula: room for headers that a formula leaves out."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """What one rank sent to another for one operation.
+
+    Attributes:
+        size: Bytes that the rank counted; None where no book counts them, because another library sends them.
+        expected: Bytes that the formula says; None if there is no formula.
+    """
+
+    operation: str
+    source: int
+    dest: int
+    messages: int
+    size: int | None
+    expected: int | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured through expected; None where one of them is not known, or nothing was expected."""
+        return self.size / self.expected if self.size is not None and self.expected else None
+
+    @property
+    def differs(self) -> bool:
+        if self.size is None or self.expected is None:
+            return False
+        return abs(self.size - self.expected) > TOLERANCE * max(self.size, self.expected)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "operation": self.operation,
+            "source": self.source,
+            "dest": self.dest,
+            "messages": self.messages,
+            "bytes": self.size,
+            "formula_bytes": self.expected,
+            "ratio": self.ratio,
+        }
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """The bytes of a run.
+
+    Attributes:
+        steps, validations: That all ranks have finished, and that the bytes are of.
+        edges: By operation and edge; empty without messages.
+        reason: Why nothing was compared, as a clause; None if it was.
+        is_mistaken: Whether the reason is a mistake in the recipe.
+    """
+
+    steps: int
+    validations: int
+    edges: tuple[Edge, ...]
+    reason: str | None = None
+    is_mistaken: bool = False
+
+    @property
+    def differing(self) -> tuple[Edge, ...]:
+        return tuple(edge for edge in self.edges if edge.differs)
+
+    def as_json(self) -> dict[str, Any]:
+        edges = [edge.as_json() for edge in self.edges]
+        return {"steps": self.steps, "validations": self.validations, "not_compared": self.reason, "edges": edges}
+
+
+def settle(folder: Path, plan: Mapping[str, Any], ranks: Sequence[RankState], *, is_done: bool) -> Settlement | None:
+    """Compare what ranks counted with the recipe's formula, over the steps that all of them have finished.
+
+    Args:
+        folder: Of the run.
+        plan: The content of its `plan.json`.
+        ranks: What is known of its ranks.
+        is_done: Whether the run came to its end; else the last step that all ranks report may not be all of it.
+
+    Returns:
+        None if ranks have left no books, such as those of another program, or of a run that ended before they began.
+    """
+    books = read_books(folder, world_size=len(ranks))
+    if books is None:
+        return None
+    until = min(book.last for book in books)
+    if not is_done:
+        until = min([until - 1, *(state.step - 1 for state in ranks)])
+    first = max((state.first_step for state in ranks), default=0)
+    steps = max(0, until - first + 1) if first else 0
+    checked = {int(record.get("step", 0)) for state in ranks for record in state.validations}
+    validations = sum(step <= until for step in checked)
+    formula, reason, is_mistaken = _formula(plan, [state.row.role for state in ranks], books)
+    if until < 0:
+        formula, reason = None, "the run ended within its first step"
+    expected: dict[Key, int] = defaultdict(int)
+    for one in formula or ():
+        bytes_of_all = one.once + steps * one.per_step + validations * one.per_validation
+        expected[one.operation, one.source, one.dest] += bytes_of_all
+    hidden = {(one.operation, one.source, one.dest) for one in formula or () if not one.is_measured}
+    edges = _edges(measured(books, until=until), None if formula is None else expected, hidden)
+    return Settlement(steps, validations, edges, reason, is_mistaken)
+
+
+def _edges(
+    found: Mapping[Key, tuple[int, int]], expected: Mapping[Key, int] | None, hidden: set[Key]
+) -> tuple[Edge, ...]:
+    edges = []
+    for key in sorted({*found, *(key for key, size in (expected or {}).items() if size)}):
+        messages, size = found.get(key, (0, 0))
+        says = None if expected is None else expected.get(key, 0)
+        edges.append(Edge(*key, messages, None if key in hidden else size, says))
+    return tuple(edges)
+
+
+def _formula(
+    plan: Mapping[str, Any], roles: Sequence[str], books: Sequence[Book]
+) -> tuple[list[Traffic] | None, str | None, bool]:
+    """What the recipe says of these ranks, or why it says nothing, and whether that is its mistake."""
+    if not plan.get("recipe"):
+        return None, "it is a program and no recipe", False
+    name, folder = plan["recipe"]["name"], Path(plan["recipe"]["folder"])
+    try:
+        recipe = import_recipe_module(folder, "recipe").RECIPE
+        if recipe.traffic is None:
+            return None, f"{name} declares no `traffic`", False
+        config = recipe.config.model_validate(plan["config"])
+        return list(recipe.traffic(config, Ranks(roles, [book.facts for book in books]))), None, False
+    except LookupError as error:
+        return None, f"the formula of {name} asks for what no rank has said: {error}", True
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's recipe raises is told as its mistake
+        return None, f"the formula of {name} raises {type(error).__name__}: {error}", True
