@@ -27,6 +27,10 @@ RECIPE = Recipe(
     config=Config,
     layouts=[Layout("all", peer=None)],
     flows=[all_pairs("peer")],
-    unread=["multihost_config.enabled", "multihost_config.pipeline_parallel_config"],
+    unread=[
+        "multihost_config.enabled",
+        "multihost_config.bucket_megabytes",
+        "multihost_config.pipeline_parallel_config",
+    ],
     uses_data=False,
 )

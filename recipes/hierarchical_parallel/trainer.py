@@ -16,21 +16,27 @@ Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Serv
 for every worker, and gradients are added in one fixed order.
 """
 
+from functools import partial
+
 import torch
 
 from ttlaunch.runtime import (
-    GradientTree,
+    AggregatorLink,
+    BucketedUpdate,
+    GradientHub,
+    Model,
+    OptimizerLink,
     RankContext,
     RemoteOptimizer,
     build_model,
     build_optimizer,
     contiguous_blocks,
     differentiate,
-    global_norm,
     learning_rate,
     mean_per_token,
     micro_batches,
     train_in_one_process,
+    update_order,
     validation_is_due,
     validation_losses,
 )
@@ -46,41 +52,40 @@ def trainer(cfg: Config, ctx: RankContext) -> None:
 def worker(cfg: Config, ctx: RankContext) -> None:
     """Differentiate a contiguous block of each step's micro-batches; the optimizer is somewhere else."""
     server = (ctx.ranks("aggregator") or ctx.ranks("aggregator_optimizer"))[0]
-    workers = ctx.ranks("worker")
-    block = contiguous_blocks(cfg.training_config.micro_batches, len(workers))[ctx.position("worker")]
-    model = build_model(cfg, ctx)
-    optimizer = RemoteOptimizer(model.parameters(), server, ctx=ctx, block=block)
+    workers, model = ctx.ranks("worker"), build_model(cfg, ctx)
+    optimizer = RemoteOptimizer(model.parameters(), server, ctx=ctx, block=_blocks(cfg, ctx)[ctx.rank], model=model)
     optimizer.receive_weights()  # all workers begin with the optimizer's
     ctx.send(validation_losses(cfg, ctx, model, among=workers), dest=server)
     for step in ctx.steps(cfg):
         optimizer.zero_grad()
         losses, tokens = 0.0, 0
         for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=workers):
-            loss, count = differentiate(model, x_BT, y_BT, masks=model.masks(step, index))
+            expect = partial(optimizer.expect, index)  # in the last backward pass gradients leave as they get ready
+            loss, count = differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=expect)
             optimizer.accumulate(index, tokens=count, loss=loss)
             losses, tokens = losses + loss, tokens + count
-        optimizer.step()  # gradients out, weights in
+        optimizer.step()  # weights come in; each layer's next forward pass waits for its own
         ctx.report(step, loss=mean_per_token(losses, tokens), tokens=tokens)
         if validation_is_due(cfg, ctx, step):
             ctx.send(validation_losses(cfg, ctx, model, among=workers), dest=server)
+    optimizer.receive_weights()
     ctx.report_parameters(model.named_parameters())
 
 
 def aggregator_optimizer(cfg: Config, ctx: RankContext) -> None:
     """Two tiers: average the workers' gradients and update the weights, on one rank."""
     model = build_model(cfg, ctx)
-    total_steps = ctx.data(cfg).total_steps
-    optimizer = build_optimizer(cfg, model, total_steps=total_steps)
+    optimizer = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
     ctx.restore(model, optimizer)
-    sums = ctx.gradient_tree(model.weights_N)
-    _send_weights(ctx, model.weights_N)
+    update, hub = BucketedUpdate(optimizer, cfg=cfg, model=model), _hub(cfg, ctx, model)
+    hub.send_first_weights()
     _receive_validation(cfg, ctx, ctx.steps_done)
     for step in ctx.steps(cfg):
-        loss, tokens = _receive_mean_gradient(cfg, ctx, sums, model.grads_N)
-        norm = global_norm(optimizer.squared_norms())
-        rate = optimizer.step(step, norm=norm)
-        _send_weights(ctx, model.weights_N)
-        ctx.report(step, loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
+        loss, tokens = hub.begin_step()
+        for bucket in update.step(step, hub.mean_gradients()):
+            hub.send_weights(bucket)
+        hub.end_step()
+        ctx.report(step, loss=loss, tokens=tokens, grad_norm=update.norm, learning_rate=update.rate)
         ctx.checkpoint(step, model, optimizer)
         if validation_is_due(cfg, ctx, step):
             _receive_validation(cfg, ctx, step)
@@ -89,18 +94,19 @@ def aggregator_optimizer(cfg: Config, ctx: RankContext) -> None:
 
 def aggregator(cfg: Config, ctx: RankContext) -> None:
     """Three tiers: average the workers' gradients; pass weights on from the optimizer."""
-    optimizer = ctx.sole("optimizer")
-    relay = build_model(cfg, ctx)
-    sums = ctx.gradient_tree(relay.weights_N)
-    ctx.recv(relay.weights_N, source=optimizer)
-    _send_weights(ctx, relay.weights_N)
+    relay, total_steps = build_model(cfg, ctx), ctx.data(cfg).total_steps
+    hub = _hub(cfg, ctx, relay)
+    link = OptimizerLink(relay.parameters(), ctx=ctx, optimizer=ctx.sole("optimizer"))
+    link.receive_first_weights()
+    hub.send_first_weights()
     _receive_validation(cfg, ctx, ctx.steps_done)
-    total_steps = ctx.data(cfg).total_steps
     for step in ctx.steps(cfg):
-        loss, tokens = _receive_mean_gradient(cfg, ctx, sums, relay.grads_N)
-        ctx.send(relay.grads_N, dest=optimizer)
-        ctx.recv(relay.weights_N, source=optimizer)
-        _send_weights(ctx, relay.weights_N)
+        loss, tokens = hub.begin_step()
+        for bucket in hub.mean_gradients():
+            link.send_gradient(bucket)
+        for bucket in link.weights(update_order(cfg, hub.buckets)):
+            hub.send_weights(bucket)
+        hub.end_step()
         ctx.report(step, loss=loss, tokens=tokens, learning_rate=learning_rate(cfg, step, total_steps=total_steps))
         if validation_is_due(cfg, ctx, step):
             _receive_validation(cfg, ctx, step)
@@ -109,31 +115,35 @@ def aggregator(cfg: Config, ctx: RankContext) -> None:
 
 def optimizer(cfg: Config, ctx: RankContext) -> None:
     """Three tiers: the only rank with optimizer state; it talks to the aggregator alone."""
-    aggregator = ctx.sole("aggregator")
     model = build_model(cfg, ctx)
-    update = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
-    ctx.restore(model, update)
-    ctx.send(model.weights_N, dest=aggregator)
+    optimizer = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
+    ctx.restore(model, optimizer)
+    update = BucketedUpdate(optimizer, cfg=cfg, model=model)
+    link = AggregatorLink(model.parameters(), ctx=ctx, aggregator=ctx.sole("aggregator"))
+    link.send_first_weights()
     for step in ctx.steps(cfg):
-        ctx.recv(model.grads_N, source=aggregator)
-        norm = global_norm(update.squared_norms())
-        rate = update.step(step, norm=norm)
-        ctx.send(model.weights_N, dest=aggregator)
-        ctx.report(step, grad_norm=norm, learning_rate=rate)
-        ctx.checkpoint(step, model, update)
+        for bucket in update.step(step, link.gradients()):  # with clipping, after the last gradient has come
+            link.send_weights(bucket)
+        link.end_step()
+        ctx.report(step, grad_norm=update.norm, learning_rate=update.rate)
+        ctx.checkpoint(step, model, optimizer)
     ctx.report_parameters(model.named_parameters())
 
 
-def _receive_mean_gradient(cfg: Config, ctx: RankContext, sums: GradientTree, out_N: torch.Tensor) -> tuple[float, int]:
-    workers, count = ctx.ranks("worker"), cfg.training_config.micro_batches
-    for rank, block in zip(workers, contiguous_blocks(count, len(workers)), strict=True):
-        sums.receive(ctx, source=rank, block=block)  # goes on adding where the worker stopped
-    return sums.mean(out_N, micro_batches=count)  # one division, after all sums
+def _blocks(cfg: Config, ctx: RankContext) -> dict[int, range]:
+    workers = ctx.ranks("worker")
+    return dict(zip(workers, contiguous_blocks(cfg.training_config.micro_batches, len(workers)), strict=True))
 
 
-def _send_weights(ctx: RankContext, weights_N: torch.Tensor) -> None:
-    for sending in [ctx.isend(weights_N, dest=rank) for rank in ctx.ranks("worker")]:
-        sending.wait()
+def _hub(cfg: Config, ctx: RankContext, model: Model) -> GradientHub:
+    megabytes = cfg.multihost_config.bucket_megabytes
+    return GradientHub(
+        model.parameters(),
+        ctx=ctx,
+        workers=_blocks(cfg, ctx),
+        bucket_megabytes=megabytes,
+        followers=ctx.ranks("optimizer"),
+    )
 
 
 def _receive_validation(cfg: Config, ctx: RankContext, step: int) -> None:

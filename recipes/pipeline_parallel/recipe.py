@@ -56,4 +56,5 @@ RECIPE = Recipe(
         the_schedule_fits_the_chunks,
         every_replica_has_a_micro_batch,
     ],
+    unread=["multihost_config.bucket_megabytes"],
 )

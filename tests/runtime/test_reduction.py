@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttlaunch.runtime.reduction import GradientTree, aligned_subtrees, contiguous_blocks
+from ttlaunch.runtime.tree_exchange import add_up
 
 VALUES = 7
 
@@ -18,32 +19,26 @@ def leaves(micro_batches, seed):
     return torch.randn(micro_batches, VALUES, generator=generator) * scale
 
 
-class Loopback:
-    """Hands what is sent to whoever receives next."""
-
-    def __init__(self):
-        self.messages = []
-
-    def send(self, tensor, *, dest, tag=0):
-        self.messages.append(tensor.clone())
-
-    def recv(self, tensor, *, source, tag=0):
-        tensor.copy_(self.messages.pop(0))
-
-
-def mean_of(gradients, blocks):
+def mean_of(gradients, blocks, *, opens_last=False):
     """The mean gradient with a worker for each block; returns it with loss and tokens."""
-    socket, total = Loopback(), GradientTree(VALUES)
+    sums, counts = [], []
     for block in blocks:
         worker = GradientTree(VALUES)
         for index in block:
-            worker.add(index, gradients[index], tokens=index + 1, loss=0.1 * index)
-        worker.send(socket, dest=0)
-    for rank, block in enumerate(blocks):
-        total.receive(socket, source=rank, block=block)
-    out_N = torch.empty(VALUES)
-    loss, tokens = total.mean(out_N, micro_batches=len(gradients))
-    return out_N, loss, tokens
+            if opens_last and index == block[-1]:
+                worker.open_leaf(index, gradients[index].clone(), tokens=index + 1, loss=0.1 * index)
+                for part in contiguous_blocks(VALUES, 3):
+                    worker.complete(part)
+            else:
+                worker.add(index, gradients[index], tokens=index + 1, loss=0.1 * index)
+        assert list(aligned_subtrees(block)) == [node.leaves for node in worker.subtrees()]
+        sums += [(node.leaves, node.gradient_N.clone(), None) for node in worker.subtrees()]
+        counts += [
+            (node.leaves, torch.tensor([node.loss, node.tokens], dtype=torch.float64), None)
+            for node in worker.subtrees()
+        ]
+    loss, tokens = add_up(counts).tolist()
+    return add_up(sums).div_(tokens), loss / tokens, tokens
 
 
 @settings(deadline=None, max_examples=200)
@@ -55,9 +50,22 @@ def test_any_cut_into_blocks_gives_the_bits_of_one_process(data, micro_batches, 
     blocks = [range(start, end) for start, end in pairwise(ends)]
     gradients = leaves(micro_batches, seed)
     whole = mean_of(gradients, [range(micro_batches)])
-    cut = mean_of(gradients, blocks)
-    assert torch.equal(whole[0], cut[0])
-    assert whole[1:] == cut[1:]
+    for opens_last in (False, True):
+        cut = mean_of(gradients, blocks, opens_last=opens_last)
+        assert torch.equal(whole[0], cut[0])
+        assert whole[1:] == cut[1:]
+
+
+def test_one_process_is_one_block():
+    """What `mean_of` gives is what the tree itself makes of all micro-batches."""
+    gradients = leaves(11, 3)
+    tree, out_N = GradientTree(VALUES), torch.empty(VALUES)
+    for index in range(11):
+        tree.add(index, gradients[index], tokens=index + 1, loss=0.1 * index)
+    loss, tokens = tree.mean(out_N, micro_batches=11)
+    expected = mean_of(gradients, contiguous_blocks(11, 3))
+    assert torch.equal(expected[0], out_N)
+    assert expected[1:] == (pytest.approx(loss), tokens)
 
 
 def test_the_order_is_the_one_of_the_picture():
@@ -116,7 +124,7 @@ def test_memory_is_reused_from_step_to_step():
     for step in range(5):
         for index in range(8):
             tree.add(index, torch.full((VALUES,), float(step)), tokens=1, loss=0.0)
-        used |= {subtree.message_N.data_ptr() for subtree in tree.subtrees()}
+        used |= {subtree.gradient_N.data_ptr() for subtree in tree.subtrees()}
         out_N = torch.empty(VALUES)
         tree.mean(out_N, micro_batches=8)
         assert torch.equal(torch.full((VALUES,), float(step)), out_N)

@@ -1,29 +1,27 @@
 """The worker's end of a remote optimizer, over sockets inside this process."""
 
-import threading
-
 import pytest
 import torch
 from torch import nn
 
 from ttlaunch.runtime.flat import FlatParameters
-from ttlaunch.runtime.reduction import GradientTree
+from ttlaunch.runtime.gradient_hub import GradientHub
+from ttlaunch.runtime.in_process import InProcessWorld
 from ttlaunch.runtime.remote_optimizer import RemoteOptimizer
+
+BLOCKS = {0: range(1), 1: range(1, 2)}
 
 
 def serve(socket, workers, model, *, steps, rate):
-    """Plain SGD on the mean over workers; each worker's block is one micro-batch."""
-    flat = FlatParameters(model.parameters())
-    tree = GradientTree(len(flat.weights_N))
-    for rank in range(workers):
-        socket.send(flat.weights_N, dest=rank)
+    """Plain SGD on the mean over workers, each of which has a block of micro-batches."""
+    hub, flat = GradientHub(model.parameters(), ctx=socket, workers=workers), FlatParameters(model.parameters())
+    hub.send_first_weights()
     for _ in range(steps):
-        for rank in range(workers):
-            tree.receive(socket, source=rank, block=range(rank, rank + 1))
-        tree.mean(flat.grads_N, micro_batches=workers)
-        flat.weights_N.sub_(flat.grads_N, alpha=rate)
-        for rank in range(workers):
-            socket.send(flat.weights_N, dest=rank)
+        hub.begin_step()
+        for bucket in hub.mean_gradients():
+            bucket.of(flat.weights_N).sub_(bucket.of(flat.grads_N), alpha=rate)
+            hub.send_weights(bucket)
+        hub.end_step()
 
 
 def make_model(seed):
@@ -31,35 +29,25 @@ def make_model(seed):
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
 
 
-def in_threads(*functions):
-    failures = []
-
-    def guarded(function):
-        try:
-            function()
-        except Exception as error:  # noqa: BLE001  checked below, in the test's own thread
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(function,), daemon=True) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
-    assert not failures
-    assert not any(thread.is_alive() for thread in threads)
+def play(*lives):
+    """Run `life(socket)` for every rank."""
+    world = InProcessWorld(["rank"] * len(lives))
+    outcome = world.run({rank: lambda rank=rank: lives[rank](world.socket(rank)) for rank in range(len(lives))})
+    assert ({}, []) == (outcome.errors, outcome.findings)
+    return outcome
 
 
-def test_the_loop_as_the_document_writes_it_trains(sockets):
+def test_the_loop_as_the_document_writes_it_trains():
     """A3, A4: workers that were seeded differently hold the optimizer's weights, and the loss falls."""
-    ends = sockets(3)
     torch.manual_seed(0)
     x, y = torch.randn(32, 3), torch.randn(32, 1)
     server, replicas = make_model(0), [make_model(seed) for seed in (1, 2)]
     losses, first_weights = {0: [], 1: []}, {}
 
-    def worker(rank):
+    def worker(socket):
+        rank = socket.rank
         model, part = replicas[rank], slice(16 * rank, 16 * rank + 16)
-        remote = RemoteOptimizer(model.parameters(), 2, ctx=ends[rank], block=range(rank, rank + 1))
+        remote = RemoteOptimizer(model.parameters(), 2, ctx=socket, block=range(rank, rank + 1))
         remote.receive_weights()
         first_weights[rank] = [parameter.detach().clone() for parameter in model.parameters()]
         for _ in range(40):
@@ -69,7 +57,7 @@ def test_the_loop_as_the_document_writes_it_trains(sockets):
             remote.step()
             losses[rank].append(loss.item())
 
-    in_threads(lambda: worker(0), lambda: worker(1), lambda: serve(ends[2], 2, server, steps=40, rate=0.3))
+    play(worker, worker, lambda socket: serve(socket, BLOCKS, server, steps=40, rate=0.3))
     for ours, theirs in zip(first_weights[0], first_weights[1], strict=True):
         assert torch.equal(ours, theirs)
     for replica in replicas:
@@ -87,24 +75,33 @@ def test_the_loop_as_the_document_writes_it_trains(sockets):
     torch.testing.assert_close(list(alone.parameters()), list(server.parameters()), rtol=1e-4, atol=1e-5)
 
 
-def test_a_parameter_without_a_gradient_counts_as_zero(sockets):
-    """A14: the original hangs."""
-    worker_end, server_end = sockets(2)
+@pytest.mark.parametrize("by_micro_batch", [False, True])
+def test_a_parameter_without_a_gradient_counts_as_zero(by_micro_batch):
+    """A14: the original hangs. The hook of the second layer's weight never fires, in the document's loop and in ours."""
     model = nn.ModuleList([nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)])
     server = make_same(model)
-    remote = RemoteOptimizer(model.parameters(), 1, ctx=worker_end)
-
-    def worker():
-        remote.receive_weights()
-        for parameter in model.parameters():
-            parameter.grad = None
-        model[0](torch.ones(1, 2)).sum().backward()
-        remote.step()
-
     before = server[1].weight.detach().clone()
-    in_threads(worker, lambda: serve(server_end, 1, server, steps=1, rate=1.0))
+
+    def worker(socket):
+        remote = RemoteOptimizer(model.parameters(), 1, ctx=socket)
+        remote.receive_weights()
+        for _ in range(2):
+            for parameter in model.parameters():
+                parameter.grad = None
+            if by_micro_batch:
+                remote.expect(0, tokens=1, loss=1.0)
+            model[0](torch.ones(1, 2)).sum().backward()
+            if by_micro_batch:
+                remote.accumulate(0, tokens=1, loss=1.0)
+            remote.step()
+
+    def aggregator(socket):
+        serve(socket, {0: range(1)}, server, steps=2, rate=1.0)
+
+    play(worker, aggregator)
     assert torch.equal(before, model[1].weight)
     assert torch.equal(server[0].weight, model[0].weight)
+    assert not torch.equal(before, server[0].weight)
 
 
 def make_same(model):
@@ -113,32 +110,69 @@ def make_same(model):
     return twin
 
 
-def test_it_keeps_no_optimizer_state(sockets):
-    """A8: weights, gradients and, after a step, one gradient sum; nothing like Adam's moments."""
-    (end,) = sockets(1)
-    remote = RemoteOptimizer(make_model(0).parameters(), 0, ctx=end)
-    tensors = [value for value in vars(remote).values() if isinstance(value, torch.Tensor)]
-    assert tensors == []
-    assert {"_flat", "_aggregator", "_socket", "_block", "_sums", "_accumulated"} == set(vars(remote))
+def tensors_in(value, seen):
+    """All tensors that an object of the runtime holds, through its attributes and containers."""
+    if id(value) in seen:
+        return
+    seen[id(value)] = value
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item, seen)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item, seen)
+    elif type(value).__module__.startswith("ttlaunch.runtime") and not isinstance(value, nn.Module):
+        yield from tensors_in(vars(value), seen)
 
 
-def test_a_step_moves_the_gradients_once(sockets):
-    """A9, A12: k micro-batches, one message."""
-    worker_end, server_end = sockets(2)
-    model = make_model(0)
-    remote = RemoteOptimizer(model.parameters(), 1, ctx=worker_end, block=range(4, 8))
-    weights_N = FlatParameters(model.parameters()).weights_N
-    server_end.send(weights_N, dest=0)
-    for index in range(4, 8):
+def test_it_keeps_no_optimizer_state():
+    """A8: weights, gradients and the sums of a block of four, which wait for each other; nothing like Adam's moments."""
+    model, end = make_model(0), InProcessWorld(["worker", "server"]).socket(0)
+    remote = RemoteOptimizer(model.parameters(), 1, ctx=end, block=range(4))
+    for index in range(3):
         model(torch.ones(2, 3)).sum().backward()
         remote.accumulate(index, tokens=2, loss=1.0)
-    remote.step()
-    assert [(1, 64 + 4 * len(weights_N))] == worker_end.sent
+    size = len(FlatParameters(model.parameters()).weights_N)
+    memories = {tensor.untyped_storage().data_ptr() for tensor in tensors_in(remote, {}) if tensor.numel() >= size}
+    assert 2 + 2 == len(memories)  # weights, gradients; sums over 0-1 and 2
 
 
-def test_half_a_block_is_refused(sockets):
-    (end,) = sockets(1)
-    remote = RemoteOptimizer(make_model(0).parameters(), 0, ctx=end, block=range(2))
+def test_a_step_moves_the_gradients_once():
+    """A9, A12: k micro-batches, one message; loss and tokens in one more, and the size of buckets in the first step."""
+    model = make_model(0)
+
+    def worker(socket):
+        remote = RemoteOptimizer(model.parameters(), 1, ctx=socket, block=range(4, 8))
+        remote.receive_weights()
+        for _ in range(3):
+            remote.zero_grad()
+            for index in range(4, 8):
+                model(torch.ones(2, 3)).sum().backward()
+                remote.accumulate(index, tokens=2, loss=1.0)
+            remote.step()
+
+    def first_half(socket):
+        remote = RemoteOptimizer(make_model(1).parameters(), 1, ctx=socket, block=range(4))
+        remote.receive_weights()
+        for _ in range(3):
+            remote.step()
+
+    outcome = play(
+        worker,
+        lambda socket: serve(socket, {2: range(4), 0: range(4, 8)}, make_model(0), steps=3, rate=0.1),
+        first_half,
+    )
+    size = 4 * len(FlatParameters(model.parameters()).weights_N)
+    assert (3 * 2, 3 * (size + 32)) == (outcome.messages[0, 1], outcome.message_bytes[0, 1])
+    assert (1 + 3 + 1, 4 * size + 16) == (outcome.messages[1, 0], outcome.message_bytes[1, 0])
+
+
+def test_half_a_block_is_refused():
+    remote = RemoteOptimizer(
+        make_model(0).parameters(), 1, ctx=InProcessWorld(["worker", "server"]).socket(0), block=range(2)
+    )
     remote.accumulate(0, tokens=1, loss=0.0)
     with pytest.raises(ValueError, match="1 micro-batches were accumulated, the block has 2"):
         remote.step()

@@ -81,6 +81,7 @@ class TransformerConfig(Section):
     embedding_dim: Size = Field(64, description="width of the residual stream")
     max_sequence_length: Annotated[int, Field(ge=2, le=10**7)] = Field(64, description="tokens of one sequence")
     dropout_prob: Fraction = Field(0.0, description="share of activations dropped while training")
+    tie_embeddings: bool = Field(default=False, description="the head's matrix is that of the token embedding")
 
 
 class PipelineParallelConfig(Section):
@@ -88,19 +89,10 @@ class PipelineParallelConfig(Section):
 
     noun: ClassVar[str] = "pipeline_parallel_config"
 
-    tie_embeddings: bool = Field(default=False, description="the head's matrix is that of the token embedding")
     num_blocks: Positive | None = Field(None, description="the model's blocks, said again; must agree if given")
     blocks_per_rank: Annotated[list[NonNegative], Field(min_length=1)] | dict[NonNegative, NonNegative] = Field(
         description="blocks of each stage, as a list or as {stage: blocks}; the sum is num_blocks"
     )
-
-    @property
-    def blocks(self) -> list[int]:
-        """Blocks of each stage, in order."""
-        if isinstance(self.blocks_per_rank, dict):
-            return [self.blocks_per_rank[stage] for stage in sorted(self.blocks_per_rank)]
-        return self.blocks_per_rank
-
     schedule: Literal["gpipe", "1f1b", "interleaved", "auto"] = Field(
         "1f1b", description="order of the passes; auto: the quickest of the others, measured in the first steps"
     )
@@ -108,6 +100,13 @@ class PipelineParallelConfig(Section):
         1, description="equal parts of each stage's blocks, which `interleaved` spreads over the model; else 1"
     )
     replicas: Size = Field(1, description="pipelines side by side, each with a share of the micro-batches")
+
+    @property
+    def blocks(self) -> list[int]:
+        """Blocks of each stage, in order."""
+        if isinstance(self.blocks_per_rank, dict):
+            return [self.blocks_per_rank[stage] for stage in sorted(self.blocks_per_rank)]
+        return self.blocks_per_rank
 
 
 class MultihostConfig(Section):
@@ -119,6 +118,9 @@ class MultihostConfig(Section):
     num_workers: Positive = Field(2, description="ranks that differentiate; each needs at least one micro-batch")
     socket_type: Literal["mpi", "fabric"] = Field(
         "mpi", description="mpi: host memory; fabric: device to device, by NCCL on CUDA devices, else by gloo"
+    )
+    bucket_megabytes: Annotated[float, Field(gt=0, le=10**5)] | None = Field(
+        None, description="megabytes of gradient in one message; null: the size that makes the first steps fastest"
     )
     pipeline_parallel_config: PipelineParallelConfig | None = Field(None, description="stages of the pipeline recipe")
 

@@ -7,6 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ttlaunch.runtime.bucket_link import AggregatorLink, OptimizerLink
+    from ttlaunch.runtime.bucketed_update import BucketedUpdate, update_order
     from ttlaunch.runtime.collectives import (
         all_gather,
         all_reduce,
@@ -19,25 +21,36 @@ if TYPE_CHECKING:
     )
     from ttlaunch.runtime.context import RankContext
     from ttlaunch.runtime.data import micro_batches, validation_micro_batches
+    from ttlaunch.runtime.gradient_hub import GradientHub
     from ttlaunch.runtime.gradient_sums import all_reduce_mean, reduce_scatter_mean
     from ttlaunch.runtime.losses import count_tokens, mean_per_token, summed_loss
     from ttlaunch.runtime.model import Model, build_model
     from ttlaunch.runtime.one_process import train_in_one_process
     from ttlaunch.runtime.optimizers import Optimizer, build_optimizer, global_norm, learning_rate
     from ttlaunch.runtime.passes import differentiate
+    from ttlaunch.runtime.pipeline_grid import PipelineGrid, pipeline_grid
+    from ttlaunch.runtime.pipeline_part import PipelinePart
+    from ttlaunch.runtime.pipeline_tuning import ScheduleChoice
     from ttlaunch.runtime.reduction import GradientTree, contiguous_blocks
     from ttlaunch.runtime.remote_optimizer import RemoteOptimizer
-    from ttlaunch.runtime.schedules import Action, one_f_one_b
+    from ttlaunch.runtime.schedules import Action, order_of_passes
     from ttlaunch.runtime.torch_group import process_group
     from ttlaunch.runtime.validation import validation_is_due, validation_losses
 
 __all__ = [
     "Action",
+    "AggregatorLink",
+    "BucketedUpdate",
+    "GradientHub",
     "GradientTree",
     "Model",
     "Optimizer",
+    "OptimizerLink",
+    "PipelineGrid",
+    "PipelinePart",
     "RankContext",
     "RemoteOptimizer",
+    "ScheduleChoice",
     "all_gather",
     "all_reduce",
     "all_reduce_mean",
@@ -54,19 +67,23 @@ __all__ = [
     "learning_rate",
     "mean_per_token",
     "micro_batches",
-    "one_f_one_b",
+    "order_of_passes",
+    "pipeline_grid",
     "process_group",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_mean",
     "summed_loss",
     "train_in_one_process",
+    "update_order",
     "validation_is_due",
     "validation_losses",
     "validation_micro_batches",
 ]
 
 _MODULES = {
+    "bucket_link": ("AggregatorLink", "OptimizerLink"),
+    "bucketed_update": ("BucketedUpdate", "update_order"),
     "collectives": (
         "all_gather",
         "all_reduce",
@@ -79,15 +96,19 @@ _MODULES = {
     ),
     "context": ("RankContext",),
     "data": ("micro_batches", "validation_micro_batches"),
+    "gradient_hub": ("GradientHub",),
     "gradient_sums": ("all_reduce_mean", "reduce_scatter_mean"),
     "losses": ("count_tokens", "mean_per_token", "summed_loss"),
     "model": ("Model", "build_model"),
     "one_process": ("train_in_one_process",),
     "optimizers": ("Optimizer", "build_optimizer", "global_norm", "learning_rate"),
     "passes": ("differentiate",),
+    "pipeline_grid": ("PipelineGrid", "pipeline_grid"),
+    "pipeline_part": ("PipelinePart",),
+    "pipeline_tuning": ("ScheduleChoice",),
     "reduction": ("GradientTree", "contiguous_blocks"),
     "remote_optimizer": ("RemoteOptimizer",),
-    "schedules": ("Action", "one_f_one_b"),
+    "schedules": ("Action", "order_of_passes"),
     "torch_group": ("process_group",),
     "validation": ("validation_is_due", "validation_losses"),
 }

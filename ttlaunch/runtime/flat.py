@@ -19,6 +19,8 @@ class FlatParameters:
     """Flat views of parameters and their gradients.
 
     Attributes:
+        parameters: In their order.
+        starts: Where each of them begins in the vectors, and at last N.
         weights_N: Float32, shape `(N,)`; writing here changes the parameters.
         grads_N: Likewise for the gradients; backward passes add to it.
     """
@@ -29,17 +31,17 @@ class FlatParameters:
         Raises:
             ValueError: There is no parameter, or one that is not float32.
         """
-        self._parameters = list(parameters)
-        if not self._parameters or any(parameter.dtype != torch.float32 for parameter in self._parameters):
+        self.parameters = list(parameters)
+        if not self.parameters or any(parameter.dtype != torch.float32 for parameter in self.parameters):
             raise ValueError("flat parameters need at least one parameter, and all of them float32")
-        sizes = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in self._parameters]
-        self._starts = [0, *accumulate(sizes)]
-        tensors = [parameter.data for parameter in self._parameters]
+        sizes = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in self.parameters]
+        self.starts = [0, *accumulate(sizes)]
+        tensors = [parameter.data for parameter in self.parameters]
         self.weights_N = self._joined(tensors) if self._is_flat(tensors) else self._moved(tensors)
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        complete = len(gradients) == len(self._parameters) and self._is_flat(gradients)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        complete = len(gradients) == len(self.parameters) and self._is_flat(gradients)
         self.grads_N = self._joined(gradients) if complete else torch.zeros_like(self.weights_N)
-        self._views = [self._view(self.grads_N, at) for at in range(len(self._parameters))]
+        self._views = [self._view(self.grads_N, at) for at in range(len(self.parameters))]
         self.attach_gradients()
 
     def attach_gradients(self) -> None:
@@ -48,31 +50,38 @@ class FlatParameters:
         A parameter without a gradient, because its `grad` was set to None and no backward pass reached it, counts as
         zero.
         """
-        for parameter, view in zip(self._parameters, self._views, strict=True):
-            if parameter.grad is None:
-                view.zero_()
-            elif parameter.grad.data_ptr() != view.data_ptr():
-                view.copy_(parameter.grad)
-            parameter.grad = view
+        for at in range(len(self.parameters)):
+            self.attach_gradient(at)
+
+    def attach_gradient(self, at: int) -> None:
+        """The same for one parameter."""
+        parameter, view = self.parameters[at], self._views[at]
+        if parameter.grad is view:
+            return
+        if parameter.grad is None:
+            view.zero_()
+        elif parameter.grad.data_ptr() != view.data_ptr():
+            view.copy_(parameter.grad)
+        parameter.grad = view
 
     def _view(self, flat_N: Tensor, at: int) -> Tensor:
-        parameter = self._parameters[at]
-        return flat_N[self._starts[at] : self._starts[at] + parameter.numel()].view(parameter.shape)
+        parameter = self.parameters[at]
+        return flat_N[self.starts[at] : self.starts[at] + parameter.numel()].view(parameter.shape)
 
     def _is_flat(self, tensors: list[Tensor]) -> bool:
         first = tensors[0]
         return (
-            first.untyped_storage().nbytes() == 4 * self._starts[-1]
+            first.untyped_storage().nbytes() == 4 * self.starts[-1]
             and all(tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() for tensor in tensors)
-            and [tensor.storage_offset() for tensor in tensors] == self._starts[:-1]
+            and [tensor.storage_offset() for tensor in tensors] == self.starts[:-1]
         )
 
     def _joined(self, tensors: list[Tensor]) -> Tensor:
-        return torch.as_strided(tensors[0].detach(), (self._starts[-1],), (1,), 0)
+        return torch.as_strided(tensors[0].detach(), (self.starts[-1],), (1,), 0)
 
     def _moved(self, tensors: list[Tensor]) -> Tensor:
-        flat_N = torch.zeros(self._starts[-1], dtype=torch.float32, device=tensors[0].device)
+        flat_N = torch.zeros(self.starts[-1], dtype=torch.float32, device=tensors[0].device)
         for at, tensor in enumerate(tensors):
             self._view(flat_N, at).copy_(tensor)
-            self._parameters[at].data = self._view(flat_N, at)
+            self.parameters[at].data = self._view(flat_N, at)
         return flat_N

@@ -55,7 +55,9 @@ class Optimizer:
         self._total_steps = total_steps
         self._model = model
         self._ready: Callable[[], object] | None = None
+        self._parts: dict[range, list[_Group]] = {}
         named, has_squares = list(model.named_parameters()), cfg.training_config.optimizer == "adamw"
+        self._parameters = [parameter for _, parameter in named]
         matrices = {name: parameter for name, parameter in named if _is_matrix(parameter)}
         others = {name: parameter for name, parameter in named if not _is_matrix(parameter)}
         self._groups = [
@@ -76,13 +78,17 @@ class Optimizer:
         """Let the next update begin only when `ready()` has returned, because somebody still reads what it changes."""
         self._ready = ready
 
-    def squared_norms(self) -> list[float]:
-        """The squared norm of each parameter's gradient, in the order in which the model names them."""
-        gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+    def squared_norms(self, parameters: range | None = None) -> list[float]:
+        """The squared norm of each parameter's gradient, in the order in which the model names them.
+
+        Args:
+            parameters: Places of those that count; None: all.
+        """
+        chosen = self._parameters if parameters is None else self._parameters[parameters.start : parameters.stop]
+        gradients = [parameter.grad for parameter in chosen if parameter.grad is not None]
         norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
         return [float(norm) ** 2 for norm in torch.stack(norms).tolist()]
 
-    @torch.no_grad()
     def step(self, step: int, *, norm: float) -> float:
         """Clip the gradients in `grads_N`, update the parameters, and zero the gradients.
 
@@ -93,19 +99,45 @@ class Optimizer:
         Returns:
             The learning rate used.
         """
+        self.clip(self._model.grads_N, norm=norm)
+        rate = self.update(step)
+        self._model.grads_N.zero_()
+        return rate
+
+    @torch.no_grad()
+    def clip(self, grads_N: Tensor, *, norm: float) -> None:
+        """Scale gradients, or a part of them, if the norm of the whole gradient is over the configured one."""
         training = self._cfg.training_config
         if training.use_clip_grad_norm and norm > training.clip_grad_norm_max_norm:
-            self._model.grads_N.mul_(training.clip_grad_norm_max_norm / norm)
+            grads_N.mul_(training.clip_grad_norm_max_norm / norm)
+
+    @torch.no_grad()
+    def update(self, step: int, parameters: range | None = None) -> float:
+        """Update parameters from their gradients; each of them once in a step.
+
+        Args:
+            step: From 1.
+            parameters: Places of those to update; None: all.
+
+        Returns:
+            The learning rate used.
+        """
         rate = learning_rate(self._cfg, step, total_steps=self._total_steps)
         if self._ready is not None:
             self._ready()
             self._ready = None
-        update = _adamw if training.optimizer == "adamw" else _sgd
-        for group in self._groups:
+        update = _adamw if self._cfg.training_config.optimizer == "adamw" else _sgd
+        for group in self._groups if parameters is None else self._part(parameters):
             if group.parameters:
                 update(group, self._cfg, rate)
-        self._model.grads_N.zero_()
         return rate
+
+    def _part(self, parameters: range) -> "list[_Group]":
+        """The groups, cut down to some parameters; the tensors are the same."""
+        if parameters not in self._parts:
+            chosen = {id(parameter) for parameter in self._parameters[parameters.start : parameters.stop]}
+            self._parts[parameters] = [group.part(chosen) for group in self._groups]
+        return self._parts[parameters]
 
 
 def build_optimizer(cfg: TrainingFile, model: Model, *, total_steps: int) -> Optimizer:
@@ -128,6 +160,17 @@ class _Group:
         counted = self.parameters if has_squares else []
         self.squares = [torch.zeros_like(parameter) for parameter in counted]
         self.steps = [torch.zeros((), device=parameter.device) for parameter in counted]
+
+    def part(self, chosen: set[int]) -> "_Group":
+        """The same state, but only of the parameters with these identities."""
+        places = [at for at, parameter in enumerate(self.parameters) if id(parameter) in chosen]
+        part = _Group({}, self.weight_decay, has_squares=bool(self.squares))
+        part.names = [self.names[at] for at in places]
+        part.parameters = [self.parameters[at] for at in places]
+        part.means = [self.means[at] for at in places]
+        part.squares = [self.squares[at] for at in places if self.squares]
+        part.steps = [self.steps[at] for at in places if self.steps]
+        return part
 
     @property
     def gradients(self) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """An optimizer that is somewhere else: gradients go out, weights come back.
 
-    optimizer = RemoteOptimizer(model.parameters(), server, ctx=ctx, block=block)
+    optimizer = RemoteOptimizer(model.parameters(), server, ctx=ctx)
     optimizer.receive_weights()
     for step in ctx.steps(cfg):
         optimizer.zero_grad()
@@ -8,30 +8,44 @@
         loss.backward()
         optimizer.step()
 
+With micro-batches, `expect()` before the backward pass of each and `accumulate()` after it; then gradients leave while
+the last of these passes still computes others, and with `model` the next forward pass begins before all weights are back.
+
 Shapes: N = values of the flat vectors, padding included.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-import torch
 from torch import nn
 
+from ttlaunch.runtime.bucket_messages import AgreedBuckets
 from ttlaunch.runtime.flat import FlatParameters
-from ttlaunch.runtime.reduction import GradientTree
+from ttlaunch.runtime.gradient_uplink import GradientUplink
 from ttlaunch.runtime.sockets import Socket
+from ttlaunch.runtime.weight_downlink import WeightDownlink
 from ttlaunch.runtime.world import Rank
 
 
 class RemoteOptimizer:
-    """Stands in for a local optimizer in a worker's loop; keeps no state but a gradient sum.
+    """Stands in for a local optimizer in a worker's loop; keeps no state but gradient sums.
+
+    At the other end is a `GradientHub`, or the worker that this one is a member of.
 
     `step()` moves 2S bytes, S = 4N: the gradients to the rank that aggregates, the new weights back (one further S for
-    each further subtree if the worker's block of micro-batches is not a node of the reduction's tree).
+    each further subtree if the worker's block of micro-batches is not a node of the reduction's tree), each in as many
+    messages as there are buckets. With a clipping norm no weights come back before the last gradient has gone out.
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], aggregator_rank: Rank, *, ctx: Socket, block: range = range(1)
+        self,
+        parameters: Iterable[nn.Parameter],
+        aggregator_rank: Rank,
+        *,
+        ctx: Socket,
+        block: range = range(1),
+        model: nn.Module | None = None,
+        members: Mapping[Rank, range] | None = None,
     ) -> None:
         """Look at the parameters; nothing is sent.
 
@@ -40,42 +54,71 @@ class RemoteOptimizer:
             aggregator_rank: Who takes gradients and gives weights.
             ctx: How to reach it.
             block: Micro-batches of a step that this rank differentiates, as the aggregating rank counts them.
+            model: Whose forward passes wait for the weights that they read, module by module; each must read its
+                parameters in its own `forward`. None: `step()` waits for all weights.
+            members: Ranks that have this one as their `aggregator_rank`, with their blocks, which follow this rank's.
 
         Raises:
             ValueError: No parameters, ones that are not float32, or an empty block.
         """
         if not block:
             raise ValueError("a worker needs at least one micro-batch of a step")
+        members = members or {}
         self._flat = FlatParameters(parameters)
-        self._aggregator = aggregator_rank
-        self._socket = ctx
         self._block = block
-        self._sums = GradientTree(self._flat.weights_N.numel(), device=self._flat.weights_N.device)
+        self._agreed = AgreedBuckets(ctx, self._flat.starts, source=aggregator_rank, followers=members)
+        self._uplink = GradientUplink(ctx, self._flat, dest=aggregator_rank, block=block, members=members)
+        self._downlink = WeightDownlink(ctx, self._flat, source=aggregator_rank, members=members)
+        self._has_weights = self._is_open = False
         self._accumulated = 0
+        self._waits_at_once = model is None
+        if model is not None:
+            self._downlink.hold_back(model)
 
     def receive_weights(self) -> None:
-        """Wait for the current weights and overwrite the local ones; call once before the first step."""
-        self._socket.recv(self._flat.weights_N, source=self._aggregator)
+        """Wait for the current weights, all of them.
+
+        Call before the first step; and, if `model` was given, before reading weights other than in its forward pass.
+        """
+        if not self._has_weights:
+            self._downlink.receive_first()
+            self._has_weights = True
+        self._downlink.wait()
 
     def zero_grad(self) -> None:
-        """Zero all gradients; they stay views of one flat vector."""
+        """Zero all gradients; they stay views of one flat vector. Call before the first backward pass of a step."""
         self._flat.grads_N.zero_()
 
+    def expect(self, index: int, *, tokens: int, loss: float) -> None:
+        """Say that the next backward pass is that of a micro-batch; if it is the block's last, gradients leave with it.
+
+        Args:
+            index: Of the micro-batch; the block's indices, in order.
+            tokens: That the micro-batch predicts.
+            loss: Summed over them.
+        """
+        if index == self._block[-1]:
+            self._open(index, tokens=tokens, loss=loss)
+
     def accumulate(self, index: int, *, tokens: int, loss: float) -> None:
-        """Enter the gradients of one micro-batch's *summed* loss into the step's sum, and zero them.
+        """Enter the gradients of one micro-batch's *summed* loss into the step's sum.
 
         Args:
             index: Of the micro-batch; the block's indices, in order.
             tokens: That the micro-batch predicted.
             loss: Summed over them.
         """
-        self._flat.attach_gradients()
-        self._sums.add(index, self._flat.grads_N, tokens=tokens, loss=loss)
         self._accumulated += 1
+        if self._is_open:
+            return  # they have been entered as they came
+        if index == self._block[-1]:
+            self._open(index, tokens=tokens, loss=loss)
+            return
+        self._uplink.add(index, tokens=tokens, loss=loss)
         self.zero_grad()
 
     def step(self) -> None:
-        """Send the gradients, wait for the updated weights.
+        """Send the gradients, let the updated weights come.
 
         If `accumulate()` was not called, the gradients as they stand count as one micro-batch of weight 1: then the
         aggregating rank takes the plain mean over workers, as data-parallel training does with mean losses.
@@ -87,14 +130,19 @@ class RemoteOptimizer:
             self._accumulate_whole_block()
         if self._accumulated != len(self._block):
             raise ValueError(f"{self._accumulated} micro-batches were accumulated, the block has {len(self._block)}")
-        self._accumulated = 0
-        self._sums.send(self._socket, dest=self._aggregator)
-        self.receive_weights()
+        self._accumulated, self._is_open = 0, False
+        self._uplink.close()
+        self._downlink.begin(self._agreed.buckets)
+        if self._waits_at_once:
+            self._downlink.wait()
+
+    def _open(self, index: int, *, tokens: int, loss: float) -> None:
+        self._downlink.wait()  # for what no forward pass has read
+        self._uplink.open(index, self._agreed.begin_step(), tokens=tokens, loss=loss)
+        self._is_open = True
 
     def _accumulate_whole_block(self) -> None:
-        first, *others = self._block
-        self.accumulate(first, tokens=1, loss=math.nan)
-        nothing_N = torch.zeros_like(self._flat.grads_N)
-        for index in others:
-            self._sums.add(index, nothing_N, tokens=0, loss=0.0)
-            self._accumulated += 1
+        tokens, loss = 1, math.nan
+        for index in self._block:
+            self.accumulate(index, tokens=tokens, loss=loss)
+            tokens, loss = 0, 0.0

@@ -94,7 +94,22 @@ def _in_turn(among: Sequence[Rank], shards: Sequence[range], place: int) -> list
 
 
 def add_up(arriving: Iterable[tuple[range, Tensor, Pending | None]]) -> Tensor:
-    """Add nodes as they come, in the order of their leaves, as a binary counter carries; then what is left, from the right."""
+    """Add all nodes as they come, in the order of their leaves; then what is left, from the right."""
+    stack = merge_halves(arriving)
+    while len(stack) > 1:
+        _add_top(stack)
+    return stack[0][1]
+
+
+def merge_halves(arriving: Iterable[tuple[range, Tensor, Pending | None]]) -> list[tuple[range, Tensor]]:
+    """Add nodes as they come, in the order of their leaves, as a binary counter carries; only the halves of a node.
+
+    Args:
+        arriving: Leaves, sum, and the message to wait for before the sum is there; sums are overwritten.
+
+    Returns:
+        The largest whole nodes, each in the place of the first of those that it was made of.
+    """
     stack: list[tuple[range, Tensor]] = []
     for leaves, sum_N, message in arriving:
         if message is not None:
@@ -102,9 +117,7 @@ def add_up(arriving: Iterable[tuple[range, Tensor, Pending | None]]) -> Tensor:
         stack.append((leaves, sum_N))
         while len(stack) > 1 and _are_halves(stack[-2][0], stack[-1][0]):
             _add_top(stack)
-    while len(stack) > 1:
-        _add_top(stack)
-    return stack[0][1]
+    return stack
 
 
 def _are_halves(left: range, right: range) -> bool:
