@@ -158,6 +158,7 @@ def _blocks_of_stages(pipeline: PipelineParallelConfig, *, model_blocks: int) ->
 def num_workers_counts_the_stages(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
     """In a pipeline every rank is a stage, so `num_workers`, if it is given, says the same as `blocks_per_rank`."""
     stages = layout.counts(config).get("stage", 0)
+    pipeline = config.multihost_config.pipeline_parallel_config
     given = "num_workers" in config.multihost_config.model_fields_set
     if given and stages and pipeline is not None and config.multihost_config.num_workers != stages:
         replicas = f" in each of {pipeline.replicas} replicas" if pipeline.replicas > 1 else ""
