@@ -1,0 +1,281 @@
+"""Gradients in buckets while others are computed, weights in buckets while others are used: the bits of one process."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from ttlaunch.runtime.bucket_link import AggregatorLink, OptimizerLink
+from ttlaunch.runtime.bucketed_update import BucketedUpdate, update_order
+from ttlaunch.runtime.buckets import cut_buckets
+from ttlaunch.runtime.flat import FlatParameters
+from ttlaunch.runtime.gradient_hub import GradientHub
+from ttlaunch.runtime.in_process import InProcessWorld
+from ttlaunch.runtime.model import build_model
+from ttlaunch.runtime.optimizers import build_optimizer, global_norm
+from ttlaunch.runtime.reduction import GradientTree, contiguous_blocks
+from ttlaunch.runtime.remote_optimizer import RemoteOptimizer
+from ttlaunch.runtime.sockets import SocketError
+
+STEPS, RATE = 3, 0.05
+ONE_LAYER = 1.2e-3
+"""Megabytes: about the size of the largest layer below."""
+
+
+class Layers(nn.Module):
+    """Some layers, one of which is never used, and one in every second step only."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.unused = nn.Linear(5, 11), nn.Linear(3, 3)
+        self.middle, self.seldom, self.last = nn.Linear(11, 23), nn.Linear(23, 23), nn.Linear(23, 1)
+
+    def forward(self, x, step):
+        x = torch.tanh(self.middle(torch.tanh(self.first(x))))
+        return self.last(self.seldom(x) if step % 2 else x)
+
+
+def batch(step, index):
+    generator = torch.Generator().manual_seed(1000 * step + index)
+    return torch.randn(2, 5, generator=generator), torch.randn(2, 1, generator=generator) * 10.0 ** (index % 5)
+
+
+def loss_of(model, step, index):
+    x, y = batch(step, index)
+    return functional.mse_loss(model(x, step), y, reduction="sum")
+
+
+def alone(micro_batches):
+    """Weights and losses of one process."""
+    model = Layers(0)
+    flat, losses = FlatParameters(model.parameters()), []
+    tree = GradientTree(len(flat.weights_N))
+    for step in range(STEPS):
+        for index in range(micro_batches):
+            flat.grads_N.zero_()
+            loss = loss_of(model, step, index)
+            loss.backward()
+            tree.add(index, flat.grads_N, tokens=index + 1, loss=loss.item())
+        losses.append(tree.mean(flat.grads_N, micro_batches=micro_batches))
+        flat.weights_N.sub_(flat.grads_N, alpha=RATE)
+    return flat.weights_N, losses
+
+
+def work(socket, server, blocks, members, watches, found):
+    model = Layers(1 + socket.rank)
+    optimizer = RemoteOptimizer(
+        model.parameters(),
+        server,
+        ctx=socket,
+        block=blocks[socket.rank],
+        model=model if watches else None,
+        members={rank: blocks[rank] for rank in members},
+    )
+    optimizer.receive_weights()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for index in blocks[socket.rank]:
+            loss = loss_of(model, step, index)
+            if watches:
+                optimizer.expect(index, tokens=index + 1, loss=loss.item())
+            loss.backward()
+            optimizer.accumulate(index, tokens=index + 1, loss=loss.item())
+        optimizer.step()
+    optimizer.receive_weights()
+    found[socket.rank] = FlatParameters(model.parameters()).weights_N
+
+
+def aggregate(socket, workers, megabytes, optimizer, found):
+    """One rank of two tiers, or the aggregator of three."""
+    model, losses = Layers(0), []
+    flat = FlatParameters(model.parameters())
+    followers = [] if optimizer is None else [optimizer]
+    hub = GradientHub(model.parameters(), ctx=socket, workers=workers, bucket_megabytes=megabytes, followers=followers)
+    link = optimizer is not None and OptimizerLink(model.parameters(), ctx=socket, optimizer=optimizer)
+    if link:
+        link.receive_first_weights()
+    hub.send_first_weights()
+    for _ in range(STEPS):
+        losses.append(hub.begin_step())
+        if link:
+            for bucket in hub.mean_gradients():
+                link.send_gradient(bucket)
+            updated = link.weights(hub.buckets)
+        else:
+            updated = updating(flat, hub.mean_gradients())
+        for bucket in updated:
+            hub.send_weights(bucket)
+        hub.end_step()
+    found[socket.rank] = flat.weights_N
+    found["losses"] = losses
+
+
+def updating(flat, arriving):
+    for bucket in arriving:
+        bucket.of(flat.weights_N).sub_(bucket.of(flat.grads_N), alpha=RATE)
+        yield bucket
+
+
+def optimize(socket, aggregator, found):
+    model = Layers(0)
+    flat, link = (
+        FlatParameters(model.parameters()),
+        AggregatorLink(model.parameters(), ctx=socket, aggregator=aggregator),
+    )
+    link.send_first_weights()
+    for _ in range(STEPS):
+        for bucket in updating(flat, link.gradients()):
+            link.send_weights(bucket)
+        link.end_step()
+    found[socket.rank] = flat.weights_N
+
+
+def train(workers, local, micro_batches, megabytes, *, tiers, watches):
+    """All ranks; returns weights by rank, the losses, and what was counted."""
+    count, found = workers * local, {}
+    blocks = dict(enumerate(contiguous_blocks(micro_batches, count)))
+    firsts = range(0, count, local)
+    joint = {first: range(blocks[first].start, blocks[first + local - 1].stop) for first in firsts}
+    world = InProcessWorld(["worker"] * count + ["server"] * (tiers - 1))
+
+    def life(rank):
+        if rank < count:
+            first = rank - rank % local
+            members = range(first + 1, first + local) if rank == first else ()
+            work(world.socket(rank), count if rank == first else first, blocks, members, watches, found)
+        elif rank == count:
+            aggregate(world.socket(rank), joint, megabytes, count + 1 if tiers == 3 else None, found)
+        else:
+            optimize(world.socket(rank), count, found)
+
+    ranks = range(count + tiers - 1)
+    outcome = world.run({rank: lambda rank=rank: life(rank) for rank in ranks})
+    assert ({}, []) == (outcome.errors, outcome.findings)
+    return [found[rank] for rank in ranks], found["losses"], outcome
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.data(),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.sampled_from([1e-6, ONE_LAYER, 2 * ONE_LAYER, 1.0, None]),
+    st.sampled_from([2, 3]),
+    st.booleans(),
+)
+def test_any_ranks_and_buckets_give_the_bits_of_one_process(data, workers, local, megabytes, tiers, watches):
+    """A5, A6, A9, A14: ragged blocks, several ranks a worker, buckets of a parameter and of everything, layers that
+    get no gradient; with hooks that send while the backward pass runs, and without."""
+    micro_batches = data.draw(st.integers(workers * local, max(workers * local, 20)))
+    expected_N, losses = alone(micro_batches)
+    weights, found, _ = train(workers, local, micro_batches, megabytes, tiers=tiers, watches=watches)
+    assert losses == found
+    for weights_N in weights:
+        assert torch.equal(expected_N, weights_N)
+
+
+@pytest.mark.parametrize("megabytes", [1e-6, ONE_LAYER, 1.0])
+def test_two_workers_of_two_ranks_are_four_workers(megabytes):
+    """A6, with 10 micro-batches: the blocks are ragged, and the joint ones are no nodes of the tree."""
+    local = train(2, 2, 10, megabytes, tiers=2, watches=True)
+    flat = train(4, 1, 10, megabytes, tiers=2, watches=True)
+    assert local[1] == flat[1]
+    for one_N, other_N in zip(local[0], flat[0], strict=True):
+        assert torch.equal(one_N, other_N)
+    assert (
+        0 == local[2].messages[1, 4] == local[2].messages[3, 4]
+    )  # only the first rank of each talks to the aggregator
+
+
+@pytest.mark.parametrize("megabytes", [1e-6, ONE_LAYER, 1.0])
+def test_the_edges_of_three_tiers_move_what_they_should(megabytes):
+    """A12: six edges; gradients and weights once on each, in as many messages as there are buckets."""
+    outcome = train(2, 1, 8, megabytes, tiers=3, watches=True)[2]
+    flat = FlatParameters(Layers(0).parameters())
+    buckets = len(cut_buckets(flat.starts, bucket_bytes=int(megabytes * 1e6)))
+    size, edges = flat.weights_N.nbytes, {(0, 2), (1, 2), (2, 3), (3, 2), (2, 0), (2, 1)}
+    assert edges == set(outcome.messages)
+    for edge in edges:
+        first = size if edge[1] < edge[0] else 0  # weights before the first step
+        said = 16 if edge[0] == 2 else 0
+        counts = 32 * STEPS if edge[1] == 2 and edge[0] < 2 else 0
+        assert STEPS * size + first + said * (edge[1] != 2) + counts == outcome.message_bytes[edge]
+        messages = STEPS * buckets + (first > 0) + (said > 0) + (STEPS if counts else 0)
+        assert messages == outcome.messages[edge]
+
+
+def test_gradients_leave_while_the_last_backward_pass_runs():
+    """The buckets of the last layers are under way before the first layer has its gradient; others only at the end."""
+    model = Layers(0)
+    before_first, world = [], InProcessWorld(["worker", "server"])
+
+    def worker(socket):
+        optimizer = RemoteOptimizer(model.parameters(), 1, ctx=socket, block=range(2), model=model)
+        optimizer.receive_weights()
+        model.first.weight.register_hook(lambda _: before_first.append(world._outcome.messages[0, 1]))
+        for index in range(2):
+            loss = loss_of(model, 1, index)
+            optimizer.expect(index, tokens=1, loss=loss.item())
+            loss.backward()
+            optimizer.accumulate(index, tokens=1, loss=loss.item())
+        optimizer.step()
+
+    def server(socket):
+        hub = GradientHub(model_of_server.parameters(), ctx=socket, workers={0: range(2)}, bucket_megabytes=1e-6)
+        hub.send_first_weights()
+        hub.begin_step()
+        for bucket in hub.mean_gradients():
+            hub.send_weights(bucket)
+        hub.end_step()
+
+    model_of_server = Layers(0)
+    outcome = world.run({0: lambda: worker(world.socket(0)), 1: lambda: server(world.socket(1))})
+    assert ({}, []) == (outcome.errors, outcome.findings)
+    last, seldom, middle = 2, 2, 2
+    assert [0, 1 + last + seldom + middle] == before_first  # counts, then each parameter; the unused layer comes later
+    assert 1 + len(list(model.parameters())) == outcome.messages[0, 1]
+
+
+def test_another_block_than_expected_is_named():
+    world, model = InProcessWorld(["worker", "server"]), Layers(0)
+
+    def worker(socket):
+        optimizer = RemoteOptimizer(model.parameters(), 1, ctx=socket, block=range(2))
+        optimizer.receive_weights()
+        optimizer.step()
+
+    def server(socket):
+        hub = GradientHub(Layers(0).parameters(), ctx=socket, workers={0: range(1)})
+        hub.send_first_weights()
+        with pytest.raises(SocketError, match="rank 0 brings the sums over"):
+            hub.begin_step()
+
+    outcome = world.run({0: lambda: worker(world.socket(0)), 1: lambda: server(world.socket(1))})
+    assert outcome.findings
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("clips", [True, False])
+def test_an_update_by_buckets_has_the_bits_of_a_whole_one(make_cfg, make_context, optimizer, clips):
+    """A8, D24: weights, moments, norm and rate; in the order in which they leave, and after a step without gradient."""
+    training = {"optimizer": optimizer, "use_clip_grad_norm": clips, "clip_grad_norm_max_norm": 0.1}
+    cfg = make_cfg(training=training)
+    whole, cut = (build_model(cfg, make_context(cfg)) for _ in range(2))
+    one, other = (build_optimizer(cfg, model, total_steps=9) for model in (whole, cut))
+    update = BucketedUpdate(other, cfg=cfg, model=cut)
+    starts = FlatParameters(cut.parameters()).starts
+    for step, size in enumerate([0, 9000, 10**9, 20000], start=1):
+        drawn_N = torch.randn(len(whole.grads_N), generator=torch.Generator().manual_seed(step)) * (step != 3)
+        buckets = cut_buckets(starts, bucket_bytes=size)
+        whole.grads_N.copy_(drawn_N)
+        cut.grads_N.copy_(drawn_N)
+        norm = global_norm(one.squared_norms())
+        rate = one.step(step, norm=norm)
+        assert update_order(cfg, buckets) == list(update.step(step, iter(buckets)))
+        assert (norm, rate) == (update.norm, update.rate)
+        assert torch.equal(whole.weights_N, cut.weights_N)
+        for (name, ours), (_, theirs) in zip(one.named_state(), other.named_state(), strict=True):
+            assert torch.equal(ours, theirs), name
