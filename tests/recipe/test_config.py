@@ -139,3 +139,20 @@ def test_a_rate_with_which_nothing_learns_is_a_warning(load, text, message):
 def test_strings_are_found_at_any_depth_with_their_keys(load):
     strings = dict(load("training_config: {data_path: book.txt}\n").strings())
     assert strings["training_config.data_path"] == "book.txt"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ("type: cosine, warmup_steps: 10, hold_steps: 40", "warm-up and hold take all 50 steps"),
+        ("type: linear, warmup_steps: 60", "warm-up and hold take all 50 steps"),
+        ("type: linear, warmup_steps: 10, hold_steps: 39", None),
+        ("type: constant, warmup_steps: 10, hold_steps: 40", None),
+    ],
+)
+def test_a_rate_that_never_falls_is_a_warning(load, schedule, message):
+    loaded = load(f"training_config: {{steps: 50}}\nscheduler_config: {{{schedule}}}\n")
+    recipe = declared("hierarchical_parallel")
+    found = check_config(recipe, loaded, recipe.layouts[0])
+    expected = [("C032", "warning", f"the learning rate never falls: {message}")][: message is not None]
+    assert expected == [(d.code, d.severity, d.message) for d in found]

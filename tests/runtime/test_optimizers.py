@@ -30,6 +30,34 @@ def test_the_schedule_ends_at_its_closed_form(shape, middle, last):
     assert last == pytest.approx(learning_rate(cfg, 10, total_steps=10))
 
 
+SHAPES = {
+    "constant": lambda _: 1.0,
+    "linear": lambda done: 1 - done,
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@given(st.integers(0, 30), st.integers(0, 30), st.integers(1, 60), st.floats(0, 1), st.data())
+def test_every_step_has_the_rate_of_the_closed_form(shape, warm_up, hold, total, lowest, data):
+    """D24: warm-up, hold, fall; also where training ends before the fall begins."""
+    cfg = schedule(type=shape, warmup_steps=warm_up, hold_steps=hold, min_learning_rate_ratio=lowest)
+    step = data.draw(st.integers(1, total))
+    if step <= warm_up:
+        expected = 2.0 * step / warm_up
+    elif step <= warm_up + hold or shape == "constant":
+        expected = 2.0
+    else:
+        expected = 2.0 * (lowest + (1 - lowest) * SHAPES[shape]((step - warm_up - hold) / (total - warm_up - hold)))
+    assert expected == pytest.approx(learning_rate(cfg, step, total_steps=total))
+
+
+def test_a_hold_stays_at_the_peak():
+    cfg = schedule(type="linear", warmup_steps=2, hold_steps=3, min_learning_rate_ratio=0)
+    assert [1.0, 2.0, 2.0, 2.0, 2.0, 1.6] == [learning_rate(cfg, step, total_steps=10) for step in range(1, 7)]
+    assert 0.0 == learning_rate(cfg, 10, total_steps=10)
+
+
 @given(st.lists(st.floats(0, 1e6), max_size=60))
 def test_the_global_norm_is_euclidean(squares):
     assert math.isclose(math.sqrt(math.fsum(squares)), global_norm(squares), rel_tol=1e-12)

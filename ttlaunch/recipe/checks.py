@@ -61,6 +61,21 @@ def rates_can_train(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
         yield Problem("C028", message, key, "expected a number near 1e-8", severity=Severity.WARNING)
 
 
+def the_rate_has_steps_to_fall(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """A warning where warm-up and hold leave linear or cosine no step, so that the rate never falls."""
+    schedule, steps = config.scheduler_config, config.training_config.steps
+    taken = schedule.warmup_steps + schedule.hold_steps
+    if schedule.type != "constant" and taken >= steps:
+        yield Problem(
+            "C032",
+            f"the learning rate never falls: warm-up and hold take all {counted(steps, 'step')}",
+            "scheduler_config.hold_steps" if schedule.hold_steps else "scheduler_config.warmup_steps",
+            f"{schedule.warmup_steps} + {schedule.hold_steps} = {counted(taken, 'step')}",
+            others=(("training_config.steps", "that training has"),),
+            severity=Severity.WARNING,
+        )
+
+
 def templates_come_in_pairs(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
     """Where only responses count in the loss, it is known where they begin and where they end."""
     training = config.training_config
@@ -77,7 +92,13 @@ def templates_come_in_pairs(config: TrainingFile, _layout: Layout) -> Iterator[P
         )
 
 
-GENERAL = (heads_divide_the_embedding, a_micro_batch_fits_the_step, rates_can_train, templates_come_in_pairs)
+GENERAL = (
+    heads_divide_the_embedding,
+    a_micro_batch_fits_the_step,
+    rates_can_train,
+    the_rate_has_steps_to_fall,
+    templates_come_in_pairs,
+)
 """Rules that hold for every recipe that trains a model; no recipe has to list them."""
 
 

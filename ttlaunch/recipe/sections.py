@@ -148,6 +148,7 @@ class SchedulerConfig(Section):
 
     type: Literal["constant", "linear", "cosine"] = Field("constant", description="shape after the warm-up")
     warmup_steps: NonNegative = Field(0, description="steps of linear rise from 0 to learning_rate")
+    hold_steps: NonNegative = Field(0, description="steps at learning_rate between the warm-up and the fall")
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
         0.1, description="last learning rate of linear and cosine, as a share of the peak"
     )

@@ -19,15 +19,16 @@ from ttlaunch.runtime.model import Model
 def learning_rate(cfg: TrainingFile, step: int, *, total_steps: int) -> float:
     """The learning rate of `step`, 1 to `total_steps`.
 
-    The warm-up rises to the peak at step `warmup_steps`; linear and cosine then fall to `min_learning_rate_ratio` of it
-    at the last step.
+    The warm-up rises to the peak at step `warmup_steps`, and the rate stays there for `hold_steps` more; linear and
+    cosine then fall to `min_learning_rate_ratio` of it at the last step.
     """
     schedule, peak = cfg.scheduler_config, cfg.training_config.learning_rate
     if step <= schedule.warmup_steps:
         return peak * step / schedule.warmup_steps
-    if schedule.type == "constant":
+    falls_after = schedule.warmup_steps + schedule.hold_steps
+    if schedule.type == "constant" or step <= falls_after:
         return peak
-    done = (step - schedule.warmup_steps) / max(1, total_steps - schedule.warmup_steps)
+    done = (step - falls_after) / (total_steps - falls_after)
     shape = 1 - done if schedule.type == "linear" else (1 + math.cos(math.pi * done)) / 2
     lowest = schedule.min_learning_rate_ratio
     return peak * (lowest + (1 - lowest) * shape)
