@@ -194,6 +194,21 @@ def test_exported_weights_are_one_plain_file(trained, ttlaunch, here):
     assert (0, [hashlib.sha256(data).hexdigest()]) == (start["step"], [file["sha256"] for file in start["files"]])
 
 
+def test_weights_are_named_with_types_and_shapes(trained, ttlaunch):
+    trained("a", 10)
+    expected = "a  U8    (3,)\nb  U8    (2,)\n2 tensors, 5 values\n"
+    answer = ttlaunch("weights show latest")
+    assert (0, expected, "") == (answer.status, answer.stdout, answer.stderr)
+    ttlaunch("weights export latest w.safetensors")
+    assert expected == ttlaunch("weights show w.safetensors").stdout
+    named = json.loads(ttlaunch("weights show a --format json").stdout)
+    assert {"a": {"dtype": "U8", "shape": [3]}, "b": {"dtype": "U8", "shape": [2]}} == named
+
+
+def test_a_file_without_weights_is_not_shown(refused):
+    refused("weights show w.safetensors", status=2, files={"w.safetensors": "hello world"})
+
+
 def test_weights_are_never_written_over_a_file(refused, trained):
     trained("a", 10)
     refused("weights export latest w.safetensors", status=2, files={"w.safetensors": "mine"})

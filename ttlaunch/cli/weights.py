@@ -1,16 +1,23 @@
-"""`ttlaunch weights`: take the weights out of a checkpoint, as one plain safetensors file that any program reads."""
+"""`ttlaunch weights`: take the weights out of a checkpoint, as one plain safetensors file that any program reads.
 
+They come in again with `checkpoint_config.initial_weights`. `show` names the tensors of a checkpoint or of such a file.
+"""
+
+import math
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ttlaunch.cli.console import refuse, show_diagnostics
+from ttlaunch.cli.console import print_json, refuse, show_diagnostics
 from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.diagnostics.count import counted
 
-app = typer.Typer(help="Export weights.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from ttlaunch.launch.tensor_file import StoredTensor
+
+app = typer.Typer(help="Show and export weights.", no_args_is_help=True)
 
 EXAMPLES = """\
 [bold]ttlaunch weights export latest weights.safetensors[/bold]   of the newest run with a checkpoint
@@ -18,10 +25,13 @@ EXAMPLES = """\
 [bold]ttlaunch run hierarchical_parallel --set checkpoint_config.initial_weights=weights.safetensors[/bold]   begin with them
 """
 
+_SHOW_EXAMPLES = """\
+[bold]ttlaunch weights show latest[/bold]   of the newest checkpoint
 
-@app.callback()
-def _group() -> None:
-    """Keeps `export` a command of its own."""
+[bold]ttlaunch weights show weights.safetensors[/bold]   of a file, to compare names and shapes
+"""
+
+_RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where run folders are.")]
 
 
 @app.command(epilog=EXAMPLES)
@@ -29,25 +39,55 @@ def export(
     run: Annotated[str, typer.Argument(metavar="latest|RUN|PATH", help="A run, or one of its checkpoints.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write; must not exist.")],
     *,
-    runs_dir: Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where run folders are.")] = Path("runs"),
+    runs_dir: _RunsDir = Path("runs"),
     form: Annotated[Format, typer.Option("--format", help="full, concise or json, for mistakes.")] = Format.FULL,
 ) -> None:
     """Write the weights of the newest whole checkpoint under the names that the model gives its parameters."""
-    from ttlaunch.cli.resume import search_checkpoint
-    from ttlaunch.contract import OPTIMIZER_PREFIX
-    from ttlaunch.launch.tensor_file import StoredTensor, read_header, write_tensors
+    from ttlaunch.launch.tensor_file import write_tensors
 
     if file.exists():
         refuse([Diagnostic("P009", f"{file} exists already")], form=form)
+    step, weights = _of_checkpoint(run, runs_dir=runs_dir, form=form)
+    write_tensors(file, weights)
+    if form is not Format.JSON:
+        sys.stdout.write(f"wrote {counted(len(weights), 'tensor')} of step {step} to {file}\n")
+
+
+@app.command(epilog=_SHOW_EXAMPLES)
+def show(
+    what: Annotated[str, typer.Argument(metavar="latest|RUN|PATH|FILE", help="A checkpoint, or a safetensors file.")],
+    *,
+    runs_dir: _RunsDir = Path("runs"),
+    form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL,
+) -> None:
+    """Name the weights in a checkpoint or a file, with their types and shapes."""
+    from ttlaunch.launch.tensor_file import TensorFileError, read_header
+
+    if Path(what).is_file():
+        try:
+            weights = dict(sorted(read_header(Path(what)).items()))
+        except TensorFileError as error:
+            refuse([Diagnostic("P009", f"{what} cannot be shown: {error}")], form=form)
+    else:
+        _, weights = _of_checkpoint(what, runs_dir=runs_dir, form=form)
+    if form is Format.JSON:
+        print_json({name: {"dtype": tensor.dtype, "shape": list(tensor.shape)} for name, tensor in weights.items()})
+        return
+    width = max((len(name) for name in weights), default=0)
+    for name, tensor in weights.items():
+        sys.stdout.write(f"{name:{width}}  {tensor.dtype:5} {tensor.shape}\n")
+    values = sum(math.prod(tensor.shape) for tensor in weights.values())
+    sys.stdout.write(f"{counted(len(weights), 'tensor')}, {values:,} values\n")
+
+
+def _of_checkpoint(run: str, *, runs_dir: Path, form: Format) -> tuple[int, dict[str, "StoredTensor"]]:
+    """Step and weights of the newest whole checkpoint that the words name; leaves if there is none."""
+    from ttlaunch.cli.resume import search_checkpoint
+    from ttlaunch.launch.tensor_difference import read_weights
+
     here = Path.cwd()
     checkpoint, found = search_checkpoint(run, runs_dir=here / runs_dir, working_folder=here)
     if checkpoint is None:
         refuse(found, form=form)
     show_diagnostics(found, form=form)
-    weights: dict[str, StoredTensor] = {}
-    for name in checkpoint.manifest["files"]:
-        tensors = read_header(checkpoint.path / name)
-        weights |= {name: tensor for name, tensor in tensors.items() if not name.startswith(OPTIMIZER_PREFIX)}
-    write_tensors(file, dict(sorted(weights.items())))
-    if form is not Format.JSON:
-        sys.stdout.write(f"wrote {counted(len(weights), 'tensor')} of step {checkpoint.step} to {file}\n")
+    return checkpoint.step, read_weights(checkpoint.path)

@@ -39,6 +39,7 @@ class Model(nn.Module):
         self.blocks = nn.ModuleDict({str(index): block(sizes, index=index) for index in blocks})
         self.head = Head(sizes, vocabulary=vocabulary) if has_head else None
         self.vocabulary = vocabulary
+        self._cfg = cfg
         self.seed = cfg.training_config.seed
         initialise(self.named_parameters(), seed=self.seed, num_blocks=sizes.num_blocks)
 
@@ -57,6 +58,15 @@ class Model(nn.Module):
         """Zero all gradients; they stay views of `grads_N` whatever the argument says."""
         del set_to_none
         self.grads_N.zero_()
+
+    def names_of_whole(self) -> frozenset[str]:
+        """The parameters of the whole model, of which this rank may have a part."""
+        sizes = self._cfg.transformer_config
+        tiny = sizes.model_copy(update={"embedding_dim": sizes.num_heads, "max_sequence_length": 2})
+        cfg = self._cfg.model_copy(update={"transformer_config": tiny})
+        blocks = range(sizes.num_blocks)
+        whole = Model(cfg, vocabulary=2, blocks=blocks, has_embedding=True, has_head=True)
+        return frozenset(name for name, _ in whole.named_parameters())
 
     def masks(self, step: int, micro_batch: int) -> Masks:
         """What to draw the dropout masks of a training pass from: the same on any rank that runs it."""

@@ -1,6 +1,6 @@
 """What a rank's context has of checkpoints: what the run begins from, when one is due, and that they are written."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,8 @@ class HasParameters(Protocol):
     """The part of a model that checkpoints see."""
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
+
+    def names_of_whole(self) -> Collection[str]: ...
 
 
 class HasState(Protocol):
@@ -85,7 +87,8 @@ class Checkpoints:
             raise CheckpointReadError(
                 f"the checkpoint's next sample is {stored['data']}, this run's is {state['data']}"
             )
-        read_tensors(self._start["files"], into=wanted)
+        known = None if self.steps_done else model.names_of_whole()
+        read_tensors(self._start["files"], into=wanted, known=known)
 
     def save(
         self, step: int, model: HasParameters, optimizer: HasState, *, owners: Sequence[Rank], state: Mapping[str, Any]

@@ -4,7 +4,7 @@ A file is read only if it holds a tensor that this rank needs, and then its SHA-
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +19,30 @@ class CheckpointReadError(TtlaunchError):
 
 
 @torch.no_grad()
-def read_tensors(files: Sequence[Mapping[str, Any]], *, into: Mapping[str, Tensor]) -> None:
+def read_tensors(
+    files: Sequence[Mapping[str, Any]], *, into: Mapping[str, Tensor], known: Collection[str] | None = None
+) -> None:
     """Overwrite tensors with those of the same names.
 
     Args:
         files: `path` and `sha256` of each, as the launcher found them.
         into: By name; on any device. Nothing is converted but the dtype of weights, which may be stored in a shorter one.
+        known: Names that the files may have, whichever rank needs them; None: any.
 
     Raises:
-        CheckpointReadError: A file is not what the launcher found, or lacks a name, or has another shape for it.
+        CheckpointReadError: A file is not what the launcher found, or lacks a name, or has another shape for it, or has
+            a name that nobody knows.
     """
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - only ranks that begin from files need it
 
-    missing = set(into)
+    missing, strangers = set(into), set[str]()
     for entry in files:
         path = Path(entry["path"])
         try:
             with safe_open(path, framework="pt") as file:
-                wanted = sorted(missing & set(file.keys()))
+                names = set(file.keys())
+                wanted = sorted(missing & names)
+                strangers |= names - set(names if known is None else known)
                 if wanted:
                     _verify(path, entry["sha256"])
                 for key in wanted:
@@ -44,11 +50,17 @@ def read_tensors(files: Sequence[Mapping[str, Any]], *, into: Mapping[str, Tenso
         except (OSError, SafetensorError) as error:
             raise CheckpointReadError(f"{path} cannot be read: {error}") from error
         missing -= set(wanted)
+    paths = ", ".join(str(entry["path"]) for entry in files)
     if missing:
         first, more = min(missing), len(missing) - 1
         others = f" nor {more} other tensors of this rank" if more else ""
-        names = ", ".join(str(entry["path"]) for entry in files)
-        raise CheckpointReadError(f"no `{first}`{others} in {names}")
+        raise CheckpointReadError(f"no `{first}`{others} in {paths}")
+    if strangers:
+        first, more = min(strangers), len(strangers) - 1
+        others = (
+            f", nor are {more} others of its tensors" if more > 1 else ", nor is another tensor of it" if more else ""
+        )
+        raise CheckpointReadError(f"`{first}` of {paths} is no parameter of this model{others}")
 
 
 def _verify(path: Path, expected: str) -> None:
