@@ -5,39 +5,42 @@
 
 A rank needs room for its own blocks only. The price: (p - 1) of (m + p - 1) slots of a step are idle, for m
 micro-batches. Stage 0 reads tokens and the last stage reads targets: data is a function of the step, so neither is
-sent. All receives are posted before a step begins and no send is waited for before it ends, hence no order of passes
-can deadlock. Gradients, clipping norm and update are those of one process, bit for bit.
+sent. The schedule orders a stage's passes. `gpipe` runs all forward passes first; `1f1b` turns back as soon as it can, so
+stage s keeps p - s micro-batches and not m; with `interleaved` a rank has several chunks far apart in the model, which
+shortens the idle time by their number and takes that many times the messages. `auto` measures.
+
+With R replicas there are R such pipelines, each with a block of the micro-batches; the ranks of a stage average their
+gradients. For every schedule, p and R the gradients, clipping norm and update are those of one process, bit for bit.
 
     ttlaunch run pipeline_parallel
     ttlaunch run pipeline_parallel --on 2loudboxes -c train.yaml
 
-Shapes: B = sequences in a micro-batch, T = tokens in a sequence, D = width of the residual stream.
-Source: D. Narayanan et al., "PipeDream", SOSP 2019, with the flush of their ICML 2021 paper (1F1B).
+Shapes: B = sequences in a micro-batch, T = tokens in a sequence, D = width of the residual stream, V = micro-batches of a
+validation.
+Source: D. Narayanan et al., "PipeDream", SOSP 2019, with the flush of their ICML 2021 paper (1F1B); the other orders in
+`ttlaunch.runtime.schedules`.
 """
 
 import torch
 from torch import Tensor
 
 from ttlaunch.runtime import (
-    GradientTree,
-    Model,
+    PipelinePart,
     RankContext,
-    build_model,
-    build_optimizer,
-    chain_all_gather,
+    ScheduleChoice,
+    all_gather,
+    contiguous_blocks,
     count_tokens,
     global_norm,
     micro_batches,
-    one_f_one_b,
+    place_in_pipeline,
     summed_loss,
     train_in_one_process,
     validation_is_due,
     validation_micro_batches,
 )
 
-from .recipe import Config
-
-ACTIVATIONS, GRADIENTS = 0, 1  # tags: the two directions of a link
+from .recipe import STAGES, Config
 
 
 def trainer(cfg: Config, ctx: RankContext) -> None:
@@ -47,80 +50,73 @@ def trainer(cfg: Config, ctx: RankContext) -> None:
 
 def stage(cfg: Config, ctx: RankContext) -> None:
     """Train this rank's blocks; every stage updates its own, with one clipping norm for all."""
-    blocks = cfg.multihost_config.pipeline_parallel_config.blocks
-    model = build_model(cfg, ctx, stage=ctx.position("stage"), blocks_per_stage=blocks)
-    optimizer = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
-    ctx.restore(model, optimizer)
-    sums = ctx.gradient_tree(model.weights_N)
-    _validate(cfg, ctx, model, ctx.steps_done)
+    grid = place_in_pipeline(ctx, num_stages=STAGES(cfg))
+    choice = ScheduleChoice(cfg, ctx, grid)
+    part = PipelinePart(cfg, ctx, grid, schedule=choice.now)
+    ctx.restore(part.model, part.optimizer)
+    _validate(cfg, ctx, part, ctx.steps_done)
     for step in ctx.steps(cfg):
-        _run_1f1b(cfg, ctx, model, sums, step)
-        mean_loss, seen = sums.mean(model.grads_N, micro_batches=cfg.training_config.micro_batches)
-        norm = global_norm(chain_all_gather(ctx, optimizer.squared_norms(), role="stage"))
-        rate = optimizer.step(step, norm=norm)
-        if ctx.next("stage") is None:  # only the last stage has seen the loss
-            ctx.report(step, loss=mean_loss, tokens=seen, grad_norm=norm, learning_rate=rate)
+        part = choice.begin_step(part)  # with `auto`, blocks move when it is another schedule's turn
+        _run_passes(cfg, ctx, part, step)
+        mean_loss, tokens = part.mean_gradients()
+        norm = global_norm(part.squared_norms())
+        rate = part.optimizer.step(step, norm=norm)
+        choice.end_step()
+        if grid.is_last_stage and grid.replica == 0:  # earlier stages have not seen the loss
+            ctx.report(step, loss=mean_loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
         else:
             ctx.report(step)
-        ctx.checkpoint(step, model, optimizer)
+        if grid.replica == 0:  # all replicas hold the same
+            ctx.checkpoint(step, part.model, part.optimizer, owners=grid.stages)
         if validation_is_due(cfg, ctx, step):
-            _validate(cfg, ctx, model, step)
-    ctx.report_parameters(model.named_parameters())
+            _validate(cfg, ctx, part, step)
+    ctx.report_parameters(part.model.named_parameters())
 
 
-def _run_1f1b(cfg: Config, ctx: RankContext, model: Model, sums: GradientTree, step: int) -> None:
-    """Run the forward and backward passes of one step; `sums` then holds the gradients of all micro-batches."""
-    previous, following = ctx.previous("stage"), ctx.next("stage")
-    batches = list(micro_batches(cfg, ctx, step))
-    inputs = [x_BT if previous is None else _boundary(cfg, x_BT).requires_grad_() for _, x_BT, _ in batches]
-    output_grads = [_boundary(cfg, x_BT) for _, x_BT, _ in batches]
-    arriving_inputs, arriving_grads, sends = [], [], []
-    if previous is not None:
-        arriving_inputs = [ctx.irecv(x_BTD, source=previous, tag=ACTIVATIONS) for x_BTD in inputs]
-    if following is not None:
-        arriving_grads = [ctx.irecv(grad_BTD, source=following, tag=GRADIENTS) for grad_BTD in output_grads]
-    outputs: dict[int, Tensor] = {}
-    actions = one_f_one_b(ctx.position("stage"), num_stages=len(ctx.ranks("stage")), num_micro_batches=len(batches))
-    for action in actions:
-        index, _, y_BT = batches[action.micro_batch]
+def _run_passes(cfg: Config, ctx: RankContext, part: PipelinePart, step: int) -> None:
+    """Run the forward and backward passes of one step; the part's trees then hold the sums of this replica's gradients."""
+    batches = list(micro_batches(cfg, ctx, step, among=part.grid.replicas))
+    order = part.order(len(batches))
+    links = part.links(order, batches)
+    inputs: dict[tuple[int, int], Tensor] = {}
+    outputs: dict[tuple[int, int], Tensor] = {}
+    for action in order:
+        (index, x_BT, y_BT), chunk = batches[action.micro_batch], part.chunks[action.chunk]
+        here = action.micro_batch, action.chunk
         if action.kind == "F":
-            if previous is not None:
-                arriving_inputs[index].wait()
-            out = model(inputs[index], model.masks(step, index))
-            outputs[index] = summed_loss(out, y_BT) if following is None else out
-            if following is not None:
-                sends.append(ctx.isend(out, dest=following, tag=ACTIVATIONS))
+            x = inputs[here] = x_BT if chunk.is_first else links.receive_activations(action)
+            out = part.model(x, part.model.masks(step, index), blocks=chunk.blocks)
+            outputs[here] = summed_loss(out, y_BT) if chunk.is_last else out
+            if not chunk.is_last:
+                links.send_activations(action, out)
         else:
-            out = outputs.pop(index)
-            if following is not None:
-                arriving_grads[index].wait()
-            out.backward(None if following is None else output_grads[index])
-            if previous is not None:
-                sends.append(ctx.isend(inputs[index].grad, dest=previous, tag=GRADIENTS))
-            loss = out.item() if following is None else 0.0  # only the last stage knows it
-            sums.add(index, model.take_gradients(), tokens=count_tokens(y_BT), loss=loss)
-            model.zero_grad()
-    for send in sends:
-        send.wait()
+            x, out = inputs.pop(here), outputs.pop(here)
+            out.backward(None if chunk.is_last else links.receive_gradients(action))
+            if not chunk.is_first:
+                links.send_gradients(action, x.grad)
+            loss = out.item() if chunk.is_last else 0.0  # elsewhere it is not known
+            part.add_gradients(chunk, index, tokens=count_tokens(y_BT), loss=loss)
+    links.finish()
 
 
 @torch.no_grad()
-def _validate(cfg: Config, ctx: RankContext, model: Model, step: int) -> None:
-    previous, following = ctx.previous("stage"), ctx.next("stage")
-    losses = []
-    for _, x_BT, y_BT in validation_micro_batches(cfg, ctx):
-        x = x_BT if previous is None else _boundary(cfg, x_BT)
-        if previous is not None:
-            ctx.recv(x, source=previous, tag=ACTIVATIONS)
-        out = model(x)
-        if following is not None:
-            ctx.send(out, dest=following, tag=ACTIVATIONS)
+def _validate(cfg: Config, ctx: RankContext, part: PipelinePart, step: int) -> None:
+    """Run the forward passes of this replica's share of a validation; the last stage reports the mean of all."""
+    grid, data = part.grid, ctx.data(cfg)
+    losses_V = torch.zeros(data.validation_micro_batches, dtype=torch.float64)
+    share = contiguous_blocks(len(losses_V), len(grid.replicas))[grid.replica]
+    batches = list(validation_micro_batches(cfg, ctx, among=grid.replicas))
+    order = [action for action in part.order(len(batches)) if action.kind == "F"]
+    links = part.links(order, batches)
+    for action in order:
+        (_, x_BT, y_BT), chunk = batches[action.micro_batch], part.chunks[action.chunk]
+        out = part.model(x_BT if chunk.is_first else links.receive_activations(action), blocks=chunk.blocks)
+        if chunk.is_last:
+            losses_V[share[action.micro_batch]] = summed_loss(out, y_BT).item()
         else:
-            losses.append(summed_loss(out, y_BT).item())
-    if following is None:
-        ctx.report_validation(step, losses, tokens=ctx.data(cfg).validation_tokens)
-
-
-def _boundary(cfg: Config, x_BT: Tensor) -> Tensor:
-    """Room for what crosses between two stages for these tokens, shape (B, T, D)."""
-    return torch.empty(*x_BT.shape, cfg.transformer_config.embedding_dim, device=x_BT.device)
+            links.send_activations(action, out)
+    links.finish()
+    if grid.is_last_stage:
+        all_gather(ctx, losses_V, among=grid.replicas)
+        if grid.replica == 0:
+            ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens)

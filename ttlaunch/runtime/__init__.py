@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.one_process import train_in_one_process
     from ttlaunch.runtime.optimizers import Optimizer, build_optimizer, global_norm, learning_rate
     from ttlaunch.runtime.passes import differentiate
-    from ttlaunch.runtime.pipeline_grid import PipelineGrid, pipeline_grid
+    from ttlaunch.runtime.pipeline_grid import PipelineGrid, place_in_pipeline
     from ttlaunch.runtime.pipeline_part import PipelinePart
     from ttlaunch.runtime.pipeline_tuning import ScheduleChoice
     from ttlaunch.runtime.reduction import GradientTree, contiguous_blocks
@@ -68,7 +68,7 @@ __all__ = [
     "mean_per_token",
     "micro_batches",
     "order_of_passes",
-    "pipeline_grid",
+    "place_in_pipeline",
     "process_group",
     "reduce",
     "reduce_scatter",
@@ -103,7 +103,7 @@ _MODULES = {
     "one_process": ("train_in_one_process",),
     "optimizers": ("Optimizer", "build_optimizer", "global_norm", "learning_rate"),
     "passes": ("differentiate",),
-    "pipeline_grid": ("PipelineGrid", "pipeline_grid"),
+    "pipeline_grid": ("PipelineGrid", "place_in_pipeline"),
     "pipeline_part": ("PipelinePart",),
     "pipeline_tuning": ("ScheduleChoice",),
     "reduction": ("GradientTree", "contiguous_blocks"),

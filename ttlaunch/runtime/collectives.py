@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.reduction import contiguous_blocks
 from ttlaunch.runtime.sockets import Socket
 from ttlaunch.runtime.tree_exchange import gather_shards, sum_shard
@@ -126,19 +125,21 @@ def _one_leaf_each(ctx: Socket, vector_N: Tensor, among: Sequence[Rank]) -> list
     return [[(range(place, place + 1), vector_N if rank == ctx.rank else None)] for place, rank in enumerate(among)]
 
 
-def chain_all_gather(ctx: RankContext, values: Sequence[float], *, role: str) -> list[float]:
+def chain_all_gather(ctx: Socket, values: Sequence[float], *, among: Sequence[Rank]) -> list[float]:
     """Give every rank of a chain the values of all its ranks, in the order of the chain.
 
     They are collected towards the last rank, which hands the whole back; so only neighbours talk. For small vectors.
 
     Args:
-        ctx: Every rank of the role must call.
+        ctx: Every rank of the chain must call.
         values: This rank's, any number of them.
-        role: The ranks of the chain.
+        among: The ranks of the chain in order.
 
     Cost: at most 4 messages a rank, each of at most all values as float64; 2 * (ranks - 1) hops one after the other.
     """
-    previous, following = ctx.previous(role), ctx.next(role)
+    place = among.index(ctx.rank)
+    previous = among[place - 1] if place else None
+    following = among[place + 1] if place + 1 < len(among) else None
     collected = torch.tensor(values, dtype=torch.float64)
     if previous is not None:
         count = torch.empty(1, dtype=torch.int64)

@@ -8,6 +8,7 @@ flat vectors of `flat.py`.
 """
 
 from collections.abc import Iterable
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.flat import FlatParameters
 from ttlaunch.runtime.gpt import Block, Embedding, Head, Masks, seeded_generator
 from ttlaunch.runtime.mlp import ContextEmbedding, FeedForwardBlock
+from ttlaunch.runtime.pipeline_grid import cut_into_parts
 
 _STDS = {"embedding.token.weight": 1.0, "embedding.position.weight": 0.1, "head.output.weight": 0.02}
 
@@ -30,7 +32,7 @@ class Model(nn.Module):
     """
 
     def __init__(
-        self, cfg: TrainingFile, *, vocabulary: int, blocks: range, has_embedding: bool, has_head: bool
+        self, cfg: TrainingFile, *, vocabulary: int, blocks: Iterable[int], has_embedding: bool, has_head: bool
     ) -> None:
         super().__init__()
         sizes, kind = cfg.transformer_config, cfg.training_config.model_type
@@ -38,6 +40,7 @@ class Model(nn.Module):
         self.embedding = embedding(sizes, vocabulary=vocabulary) if has_embedding else None
         self.blocks = nn.ModuleDict({str(index): block(sizes, index=index) for index in blocks})
         self.head = Head(sizes, vocabulary=vocabulary) if has_head else None
+        self.num_blocks = sizes.num_blocks
         self.vocabulary = vocabulary
         self._cfg = cfg
         self.seed = cfg.training_config.seed
@@ -72,25 +75,47 @@ class Model(nn.Module):
         """What to draw the dropout masks of a training pass from: the same on any rank that runs it."""
         return Masks(self.seed, step, micro_batch)
 
-    def forward(self, x: Tensor, masks: Masks | None = None) -> Tensor:
-        """Run the part of the model that this rank has.
-
-        Args:
-            x: Tokens, shape (B, T), int64, where the embedding is here; else the activations of the stage before,
-                shape (B, T, D).
-            masks: What to draw dropout masks from; None: no dropout, as in validation.
+    def places_of(self, blocks: range) -> tuple[range, range]:
+        """Where blocks are among the parameters, with the embedding before the first one and the head behind the last.
 
         Returns:
-            Logits, shape (B, T, V), where the head is here; else activations, shape (B, T, D).
+            Their places in `named_parameters()`, and in the flat vectors; contiguous, as they stand in the model.
         """
-        if self.embedding is not None:
+        parameters = list(self.named_parameters())
+        at = [place for place, (name, _) in enumerate(parameters) if _is_in(name, blocks, self.num_blocks)]
+        starts = [parameter.storage_offset() for _, parameter in parameters]
+        after = at[-1] + 1
+        end = starts[after] if after < len(starts) else len(self.weights_N)
+        return range(at[0], after), range(starts[at[0]], end)
+
+    def forward(self, x: Tensor, masks: Masks | None = None, *, blocks: range | None = None) -> Tensor:
+        """Run the part of the model that this rank has, or one chunk of it.
+
+        Args:
+            x: Tokens, shape (B, T), int64, where the embedding comes first; else the activations of the part before,
+                shape (B, T, D).
+            masks: What to draw dropout masks from; None: no dropout, as in validation.
+            blocks: Which of the blocks, with the embedding before the model's first one and the head behind its last
+                one; None: all that this rank has.
+
+        Returns:
+            Logits, shape (B, T, V), where the head comes last; else activations, shape (B, T, D).
+        """
+        if self.embedding is not None and (blocks is None or blocks.start == 0):
             x = self.embedding(x, masks)
-        for block in self.blocks.values():
+        for block in self.blocks.values() if blocks is None else [self.blocks[str(index)] for index in blocks]:
             x = block(x, masks)
-        return self.head(x) if self.head is not None else x
+        return self.head(x) if self.head is not None and (blocks is None or blocks.stop == self.num_blocks) else x
 
 
-def build_model(cfg: TrainingFile, ctx: RankContext, *, stage: int = 0, blocks_per_stage: Iterable[int] = ()) -> Model:
+def build_model(
+    cfg: TrainingFile,
+    ctx: RankContext,
+    *,
+    stage: int = 0,
+    blocks_per_stage: Iterable[int] = (),
+    chunks_per_stage: int = 1,
+) -> Model:
     """Build the model on this rank's device, initialised and flat.
 
     Args:
@@ -98,19 +123,28 @@ def build_model(cfg: TrainingFile, ctx: RankContext, *, stage: int = 0, blocks_p
         ctx: For the vocabulary of the training text, and the device.
         stage: Which of the stages to build.
         blocks_per_stage: Blocks of each stage in order; empty: the whole model.
+        chunks_per_stage: Equal chunks that these are cut into; see `pipeline_grid`.
     """
     counts = list(blocks_per_stage) or [cfg.transformer_config.num_blocks]
-    first = sum(counts[:stage])
+    parts = cut_into_parts(counts, num_chunks=chunks_per_stage)
     model = Model(
         cfg,
         vocabulary=ctx.data(cfg).vocabulary,
-        blocks=range(first, first + counts[stage]),
+        blocks=chain.from_iterable(parts[stage :: len(counts)]),
         has_embedding=stage == 0,
         has_head=stage == len(counts) - 1,
     )
     model.flatten(ctx.device)
     ctx.watch(model, values=model.weights_N.numel())
     return model
+
+
+def _is_in(name: str, blocks: range, num_blocks: int) -> bool:
+    """Whether a parameter belongs to these blocks, or to what comes before the first block or behind the last."""
+    kind, rest = name.split(".", 1)
+    if kind == "blocks":
+        return int(rest.split(".", 1)[0]) in blocks
+    return blocks.start == 0 if kind == "embedding" else blocks.stop == num_blocks
 
 
 @torch.no_grad()

@@ -62,6 +62,7 @@ class Checkpoints:
         self._note = note
         self._writer = ShardWriter(run_dir)
         self._image: ShardImage | None = None
+        self._imaged: HasParameters | None = None
 
     def is_due(self, step: int, *, last_step: int) -> bool:
         """Whether a checkpoint follows a step: at every interval, and after the last."""
@@ -100,8 +101,8 @@ class Checkpoints:
         """
         self._writer.wait()
         self.check()
-        if self._image is None:
-            self._image = ShardImage(_tensors(model, optimizer))
+        if self._image is None or self._imaged is not model:  # a pipeline's blocks may have moved to another model
+            self._image, self._imaged = ShardImage(_tensors(model, optimizer)), model
         copied = self._writer.start(Shard(step, self._rank, owners, state), self._image)
         optimizer.wait_before_update(copied)
 

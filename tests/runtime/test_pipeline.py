@@ -1,0 +1,128 @@
+"""B10, D10: pipelines in one process under every schedule, with replicas, equal one process bit for bit.
+
+Sends of the in-process world are synchronous, and a deadlock or a message that nobody receives fails the test.
+"""
+
+import pytest
+
+from ttlaunch import contract
+from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.runtime.simulate import simulate
+from ttlaunch.runtime.world import World
+
+from .layouts import RECIPES, Trained
+
+STEPS = 3
+SMALL = {
+    "training_config": {"steps": STEPS, "batch_size": 7, "micro_batch_size": 1, "validation_interval": 2}
+    | {"validation_sequences": 5, "learning_rate": 5e-3},
+    "transformer_config": {"num_blocks": 8, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 8}
+    | {"dropout_prob": 0.1},
+    "scheduler_config": {"type": "cosine", "warmup_steps": 2},
+    "checkpoint_config": {"interval": None},
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog, and then it rests for a while. " * 40)
+    return path
+
+
+@pytest.fixture
+def train(tmp_path, text):
+    """`train(pipeline, ranks=…, SECTION={…})`: one process without a pipeline, else its ranks."""
+    count = iter(range(100))
+
+    def run(pipeline=None, *, ranks=1, folder=RECIPES / "pipeline_parallel", saves=False, start=None, **sections):
+        config = {name: dict(values) | sections.get(name, {}) for name, values in SMALL.items()}
+        if pipeline:
+            config["multihost_config"] = {"pipeline_parallel_config": pipeline}
+        run_dir = tmp_path / f"run-{next(count)}"
+        run_dir.mkdir()
+        resolved = import_recipe_module(folder, "recipe").RECIPE.config.model_validate(config)
+        roles = ("stage",) * ranks if pipeline else ("trainer",)
+        world = World(
+            recipe_name=folder.name,
+            recipe_folder=folder,
+            layout="test",
+            roles=roles,
+            hosts=("here",) * len(roles),
+            local_ranks=tuple(range(len(roles))),
+            config=resolved.model_dump(mode="json"),
+            data_path=text,
+            data_sha256=None,
+            start=start,
+        )
+        outcome = simulate(world, run_dir, saves=saves)
+        assert ({}, []) == (outcome.errors, outcome.findings)
+        trained = Trained(run_dir, world)
+        trained.outcome = outcome
+        return trained
+
+    return run
+
+
+def check_equal(expected, found):
+    """The same parameters, losses, norms and validations, bit for bit."""
+    assert expected.sha256 == found.sha256
+    for kind, keys in (("step", ("loss", "tokens", "grad_norm", "learning_rate")), ("validation", ("loss", "tokens"))):
+        for key in keys:
+            assert expected.by_step(kind, key) == found.by_step(kind, key)
+    assert [0, 2, STEPS] == list(found.by_step("validation", "loss"))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "schedule", "chunks"),
+    [
+        ([4, 4], "gpipe", 1),
+        ([1, 5, 2], "gpipe", 1),
+        ([1, 5, 2], "1f1b", 1),
+        ([2, 2, 2, 2], "1f1b", 1),
+        ([8], "1f1b", 1),
+        ([4, 4], "interleaved", 2),
+        ([2, 6], "interleaved", 2),
+        ([2, 4, 2], "interleaved", 2),
+        ([4, 4], "interleaved", 4),
+        ([8], "interleaved", 2),
+    ],
+)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_every_schedule_and_number_of_replicas_equals_one_process(train, blocks, schedule, chunks, replicas):
+    """Seven micro-batches: neither stages nor replicas divide them."""
+    pipeline = {"blocks_per_rank": blocks, "schedule": schedule, "chunks_per_rank": chunks, "replicas": replicas}
+    check_equal(train(), train(pipeline, ranks=len(blocks) * replicas))
+
+
+def test_as_many_replicas_as_micro_batches(train):
+    """One micro-batch each, and fewer in a validation than there are replicas."""
+    sections = {"training_config": {"batch_size": 6, "validation_sequences": 4}}
+    check_equal(train(**sections), train({"blocks_per_rank": [3, 5], "replicas": 6}, ranks=12, **sections))
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_auto_measures_each_schedule_in_steps_that_count(train, chunks):
+    """With chunks, blocks and their optimizer state move between ranks in mid-training; the bits stay."""
+    steps = {"training_config": {"steps": 15, "validation_interval": 5}}
+    pipeline = {"blocks_per_rank": [2, 4, 2], "schedule": "auto", "chunks_per_rank": chunks}
+    alone, found = train(**steps), train(pipeline, ranks=3, **steps)
+    assert alone.sha256 == found.sha256
+    assert alone.by_step("step", "loss") == found.by_step("step", "loss")
+    assert alone.by_step("validation", "loss") == found.by_step("validation", "loss")
+    names = ["gpipe", "1f1b", "interleaved"][: chunks + 1]
+    times = {name: found.result(f"{name}_step_s") for name in names}
+    assert min(times, key=times.get) == found.result("schedule")
+    (note,) = [record["text"] for record in found.records(contract.KIND_NOTE)]
+    assert note.startswith(f"schedule {found.result('schedule')} is the quickest: gpipe ")
+
+
+def test_all_ranks_of_all_replicas_choose_the_same_schedule(train):
+    """Ranks that disagreed would wait for each other, or pair messages of different passes."""
+    steps = {"training_config": {"steps": 14, "validation_interval": 7}}
+    pipeline = {"blocks_per_rank": [4, 4], "schedule": "auto", "chunks_per_rank": 2, "replicas": 2}
+    assert train(**steps).sha256 == train(pipeline, ranks=4, **steps).sha256
+
+
+def test_a_chosen_schedule_is_not_measured(train):
+    assert train({"blocks_per_rank": [4, 4]}, ranks=2).result("schedule") is None
