@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from ttlaunch.recipe import ConfigFile, Layout, Recipe, Section, all_pairs
+from ttlaunch.recipe import VALUE_BYTES, ConfigFile, Layout, Ranks, Recipe, Section, Traffic, all_pairs, shares
 
 
 class AllReduceConfig(Section):
@@ -22,6 +22,19 @@ class Config(ConfigFile):
     all_reduce_config: AllReduceConfig = AllReduceConfig()
 
 
+def traffic(config: Config, ranks: Ranks) -> list[Traffic]:
+    """Each peer sends all shards but one, twice, to the next; of the vector, and of one value a peer to begin together."""
+    peers, sizes = ranks.of("peer"), config.all_reduce_config
+    found = []
+    for place, peer in enumerate(peers if len(peers) > 1 else []):
+        after, values = (place + 1) % len(peers), 0
+        for length in (len(peers), max(1, int(sizes.megabytes * 1e6 / VALUE_BYTES))):
+            shards = shares(length, len(peers))
+            values += 2 * length - shards[after] - shards[(place + 2) % len(peers)]
+        found.append(Traffic("ring_all_reduce", peer, peers[after], once=(sizes.repeats + 1) * values * VALUE_BYTES))
+    return found
+
+
 RECIPE = Recipe(
     summary="Every rank adds a vector of its own; checks the sum and measures the bandwidth.",
     config=Config,
@@ -33,4 +46,5 @@ RECIPE = Recipe(
         "multihost_config.pipeline_parallel_config",
     ],
     uses_data=False,
+    traffic=traffic,
 )

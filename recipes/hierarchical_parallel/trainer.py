@@ -55,7 +55,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     workers, model = ctx.ranks("worker"), build_model(cfg, ctx)
     optimizer = RemoteOptimizer(model.parameters(), server, ctx=ctx, block=_blocks(cfg, ctx)[ctx.rank], model=model)
     optimizer.receive_weights()  # all workers begin with the optimizer's
-    ctx.send(validation_losses(cfg, ctx, model, among=workers), dest=server)
+    ctx.send(validation_losses(cfg, ctx, model, among=workers), dest=server, operation="validation")
     for step in ctx.steps(cfg):
         optimizer.zero_grad()
         losses, tokens = 0.0, 0
@@ -67,7 +67,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         optimizer.step()  # weights come in; each layer's next forward pass waits for its own
         ctx.report(step, loss=mean_per_token(losses, tokens), tokens=tokens)
         if validation_is_due(cfg, ctx, step):
-            ctx.send(validation_losses(cfg, ctx, model, among=workers), dest=server)
+            ctx.send(validation_losses(cfg, ctx, model, among=workers), dest=server, operation="validation")
     optimizer.receive_weights()
     ctx.report_parameters(model.named_parameters())
 

@@ -25,6 +25,7 @@ class Edge:
     Attributes:
         size: Bytes that the rank counted; None where no book counts them, because another library sends them.
         expected: Bytes that the formula says; None if there is no formula.
+        slack: Bytes more that are as right.
     """
 
     operation: str
@@ -33,6 +34,7 @@ class Edge:
     messages: int
     size: int | None
     expected: int | None
+    slack: int = 0
 
     @property
     def ratio(self) -> float | None:
@@ -43,7 +45,8 @@ class Edge:
     def differs(self) -> bool:
         if self.size is None or self.expected is None:
             return False
-        return abs(self.size - self.expected) > TOLERANCE * max(self.size, self.expected)
+        more = self.size - self.expected
+        return not -TOLERANCE * self.expected <= more <= self.slack + TOLERANCE * self.expected
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -108,23 +111,26 @@ def settle(folder: Path, plan: Mapping[str, Any], ranks: Sequence[RankState], *,
     formula, reason, is_mistaken = _formula(plan, [state.row.role for state in ranks], books)
     if until < 0:
         formula, reason = None, "the run ended within its first step"
-    expected: dict[Key, int] = defaultdict(int)
-    for one in formula or ():
-        bytes_of_all = one.once + steps * one.per_step + validations * one.per_validation
-        expected[one.operation, one.source, one.dest] += bytes_of_all
-    hidden = {(one.operation, one.source, one.dest) for one in formula or () if not one.is_measured}
-    edges = _edges(measured(books, until=until), None if formula is None else expected, hidden)
+    edges = _edges(measured(books, until=until), formula, steps=steps, validations=validations)
     return Settlement(steps, validations, edges, reason, is_mistaken)
 
 
 def _edges(
-    found: Mapping[Key, tuple[int, int]], expected: Mapping[Key, int] | None, hidden: set[Key]
+    found: Mapping[Key, tuple[int, int]], formula: Sequence[Traffic] | None, *, steps: int, validations: int
 ) -> tuple[Edge, ...]:
+    expected: dict[Key, int] = defaultdict(int)
+    slack: dict[Key, int] = defaultdict(int)
+    hidden = set()
+    for one in formula or ():
+        key = (one.operation, one.source, one.dest)
+        expected[key] += one.once + steps * one.per_step + validations * one.per_validation
+        slack[key] += one.slack
+        hidden |= set() if one.is_measured else {key}
     edges = []
-    for key in sorted({*found, *(key for key, size in (expected or {}).items() if size)}):
+    for key in sorted({*found, *(key for key, size in expected.items() if size)}):
         messages, size = found.get(key, (0, 0))
-        says = None if expected is None else expected.get(key, 0)
-        edges.append(Edge(*key, messages, None if key in hidden else size, says))
+        says = None if formula is None else expected[key]
+        edges.append(Edge(*key, messages, None if key in hidden else size, says, slack[key]))
     return tuple(edges)
 
 
@@ -143,5 +149,5 @@ def _formula(
         return list(recipe.traffic(config, Ranks(roles, [book.facts for book in books]))), None, False
     except LookupError as error:
         return None, f"the formula of {name} asks for what no rank has said: {error}", True
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's recipe raises is told as its mistake
+    except Exception as error:  # noqa: BLE001 - whatever the user's recipe raises is told as its mistake
         return None, f"the formula of {name} raises {type(error).__name__}: {error}", True

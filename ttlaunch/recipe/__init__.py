@@ -12,6 +12,12 @@ from ttlaunch.recipe.checks import (
     num_workers_counts_the_stages,
     the_schedule_fits_the_chunks,
 )
+from ttlaunch.recipe.collective_traffic import (
+    all_gather_bytes,
+    all_reduce_bytes,
+    all_reduce_mean_traffic,
+    distributed_data_parallel_traffic,
+)
 from ttlaunch.recipe.declare import (
     Flow,
     Layout,
@@ -37,7 +43,15 @@ from ttlaunch.recipe.sections import (
     TrainingFile,
     TransformerConfig,
 )
-from ttlaunch.recipe.traffic import NUMBER_BYTES, VALUE_BYTES, Ranks, Traffic, shares, sums_of_blocks
+from ttlaunch.recipe.traffic import (
+    NUMBER_BYTES,
+    VALUE_BYTES,
+    Ranks,
+    Traffic,
+    agreed_buckets,
+    shares,
+    sums_of_blocks,
+)
 
 __all__ = [
     "NUMBER_BYTES",
@@ -60,8 +74,13 @@ __all__ = [
     "TrainingConfig",
     "TrainingFile",
     "TransformerConfig",
+    "agreed_buckets",
+    "all_gather_bytes",
     "all_pairs",
+    "all_reduce_bytes",
+    "all_reduce_mean_traffic",
     "chain",
+    "distributed_data_parallel_traffic",
     "ends",
     "every_replica_has_a_micro_batch",
     "every_stage_has_a_block",

@@ -21,6 +21,9 @@ VALUE_BYTES = 4
 NUMBER_BYTES = 8
 """Of a loss, a count or a norm, float64 or int64."""
 
+_MOST_TRIALS = 20
+"""Steps in which sizes of buckets are tried."""
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -32,6 +35,7 @@ class Traffic:
         per_step: Bytes of every step.
         per_validation: Bytes of every validation, also that before the first step.
         once: Bytes before the first step.
+        slack: Bytes more that are as right, of messages whose number is decided in the run.
         is_measured: False for what another library sends, such as torch's own collectives, which no book counts.
     """
 
@@ -41,6 +45,7 @@ class Traffic:
     per_step: int = 0
     per_validation: int = 0
     once: int = 0
+    slack: int = 0
     is_measured: bool = True
 
 
@@ -102,13 +107,18 @@ Formula = Callable[[Any, Ranks], Sequence[Traffic]]
 """From the configuration and the ranks; raises `LookupError` where a rank has not said what is needed."""
 
 
+def agreed_buckets(source: int, dest: int) -> Traffic:
+    """How large buckets are: two numbers in one step, or in each of the first ones while sizes are tried."""
+    return Traffic("bucket_size", source, dest, once=2 * NUMBER_BYTES, slack=2 * NUMBER_BYTES * _MOST_TRIALS)
+
+
 def sums_of_blocks(micro_batches: int, parts: int) -> list[int]:
     """How many sums each rank's block of micro-batches makes: 1 where the block is a node of the tree, else more.
 
     >>> sums_of_blocks(8, 2), sums_of_blocks(8, 3)
     ([1, 1], [2, 2, 1])
     """
-    return [len(list(aligned_subtrees(block))) for block in contiguous_blocks(micro_batches, parts)]
+    return [len(list(aligned_subtrees(block))) for block in _blocks(micro_batches, parts)]
 
 
 def shares(count: int, parts: int) -> list[int]:
@@ -117,4 +127,8 @@ def shares(count: int, parts: int) -> list[int]:
     >>> shares(7, 3)
     [3, 2, 2]
     """
-    return [len(block) for block in contiguous_blocks(count, parts)]
+    return [len(block) for block in _blocks(count, parts)]
+
+
+def _blocks(count: int, parts: int) -> list[range]:
+    return contiguous_blocks(count, parts) if parts else []

@@ -1,0 +1,123 @@
+"""Ledger ÷ formula: every recipe moves exactly the bytes that it says, for workers × micro-batches × tiers (A12, D6)."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ttlaunch import contract
+from ttlaunch.launch.recorded import read_run
+from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.runtime.simulate import simulate
+from ttlaunch.runtime.world import read_world
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+TWO, THREE = ["aggregator_optimizer"], ["aggregator", "optimizer"]
+
+
+@pytest.fixture
+def books(tmp_path, corpus):
+    """`books(recipe, roles, …)` runs all ranks in this process and settles their books."""
+
+    def run(recipe, roles, *, micro_batches=4, steps=3, config=None):
+        declared = import_recipe_module(RECIPES / recipe, "recipe").RECIPE
+        values = config or small(micro_batches, steps)
+        plan = {
+            "format": contract.PLAN_FORMAT,
+            "recipe": {"name": recipe, "folder": str(RECIPES / recipe)},
+            "layout": "test",
+            "ranks": [
+                {"rank": rank, "slot": rank, "local_rank": rank, "host": "here", "role": role}
+                for rank, role in enumerate(roles)
+            ],
+            "config": declared.config.model_validate(values).model_dump(mode="json"),
+            "data": {"path": None, "sha256": corpus.sha256},
+        }
+        (tmp_path / contract.PLAN_FILE).write_text(json.dumps(plan))
+        outcome = simulate(read_world(tmp_path / contract.PLAN_FILE), tmp_path, saves=False)
+        assert ({}, []) == (outcome.errors, outcome.findings)
+        (tmp_path / contract.REPORT_FILE).write_text('{"status": "done"}')
+        recorded = read_run(tmp_path)
+        assert sum(outcome.message_bytes.values()) == sum(edge.size for edge in recorded.traffic.edges)
+        assert sum(outcome.messages.values()) == sum(edge.messages for edge in recorded.traffic.edges)
+        return recorded
+
+    return run
+
+
+def small(micro_batches, steps, **sections):
+    training = {"steps": steps, "batch_size": micro_batches, "micro_batch_size": 1}
+    validation = {"validation_interval": 2, "validation_sequences": 5}
+    sizes = {"num_blocks": 2, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 8}
+    return {"training_config": training | validation, "transformer_config": sizes} | sections
+
+
+def check_exact(recorded, *, steps=3, validations=3):
+    """Every edge has the bytes of the formula, to the byte, and there is no other edge."""
+    traffic = recorded.traffic
+    assert (None, steps, validations) == (traffic.reason, traffic.steps, traffic.validations)
+    wrong = [(edge.operation, edge.source, edge.dest, edge.size, edge.expected) for edge in traffic.edges]
+    assert [] == [row for row in wrong if row[3] != row[4]]
+    assert traffic.edges
+
+
+def moved(recorded, rank, *operations):
+    """Bytes that a rank sends and receives for some operations."""
+    return sum(
+        edge.size
+        for edge in recorded.traffic.edges
+        if edge.operation in operations and rank in (edge.source, edge.dest)
+    )
+
+
+@pytest.mark.parametrize("server", [TWO, THREE], ids=["two tiers", "three tiers"])
+@pytest.mark.parametrize(("workers", "micro_batches"), [(1, 4), (2, 4), (2, 3), (3, 3), (3, 8), (4, 7)])
+def test_tiers_move_what_they_say(books, server, workers, micro_batches):
+    check_exact(books("hierarchical_parallel", ["worker"] * workers + server, micro_batches=micro_batches))
+
+
+def test_the_six_edges_of_a_step(books):
+    """A12: a worker moves 2S and one S for each further subtree, the aggregator 2(W + 1)S, the optimizer 2S."""
+    recorded = books("hierarchical_parallel", ["worker"] * 3 + THREE, micro_batches=8, steps=3)
+    size = 4 * recorded.books[0].facts["values"]
+    tensors = ("gradients", "weights")
+    begun = dict.fromkeys((0, 1, 2, 4), size) | {3: 4 * size}  # the first weights
+    per_step = [(moved(recorded, rank, *tensors) - begun[rank]) / 3 / size for rank in range(5)]
+    further = [1, 1, 0]  # blocks of 3, 3 and 2 micro-batches of 8 are 2, 2 and 1 nodes
+    assert [2 + further[0], 2 + further[1], 2, 2 * (3 + 1) + sum(further), 2] == per_step
+    edges = {(edge.source, edge.dest) for edge in recorded.traffic.edges if edge.operation in tensors}
+    assert {(0, 3), (1, 3), (2, 3), (3, 0), (3, 1), (3, 2), (3, 4), (4, 3)} == edges
+
+
+def test_buckets_change_messages_and_not_bytes(books):
+    config = small(4, 3, multihost_config={"bucket_megabytes": 0.01})
+    recorded = books("hierarchical_parallel", ["worker"] * 2 + THREE, config=config)
+    check_exact(recorded)
+    gradients = next(edge for edge in recorded.traffic.edges if edge.operation == "gradients")
+    assert 3 * 3 <= gradients.messages
+    buckets = {row.bucket for row in recorded.books[0].sent if row.operation == "gradients"}
+    assert set(range(gradients.messages // 3)) == buckets
+
+
+@pytest.mark.parametrize("peers", [1, 2, 3, 5])
+def test_a_ring_moves_what_it_says(books, peers):
+    config = {"all_reduce_config": {"megabytes": 0.004028, "repeats": 2}}
+    recorded = books("fabric_minimal", ["peer"] * peers, config=config)
+    assert peers == 1 or len(recorded.traffic.edges) == peers
+    assert [] == [edge for edge in recorded.traffic.edges if edge.size != edge.expected]
+    assert recorded.traffic.reason is None
+
+
+def test_a_message_too_many_is_seen(books, monkeypatch):
+    """What a wrong recipe fails: weights sent twice train to the same bits."""
+    from ttlaunch.runtime.weight_downlink import WeightDownlink  # noqa: PLC0415
+
+    begin = WeightDownlink.receive_first
+    monkeypatch.setattr(WeightDownlink, "receive_first", lambda self: (begin(self), begin(self)))
+    from ttlaunch.runtime.gradient_hub import GradientHub  # noqa: PLC0415
+
+    first = GradientHub.send_first_weights
+    monkeypatch.setattr(GradientHub, "send_first_weights", lambda self: (first(self), first(self)))
+    recorded = books("hierarchical_parallel", ["worker"] * 2 + TWO)
+    differing = [(edge.operation, edge.source, edge.dest, edge.ratio) for edge in recorded.traffic.differing]
+    assert [("weights", 2, 0, 5 / 4), ("weights", 2, 1, 5 / 4)] == differing
