@@ -22,17 +22,17 @@ and for `fast`; the order of sums in `canonical` is our own.
 """
 
 from contextlib import ExitStack, nullcontext
+from functools import partial
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ttlaunch.runtime import (
-    GradientTree,
+    GradientExchange,
     Model,
     RankContext,
     all_gather,
     all_reduce,
-    all_reduce_mean,
     build_model,
     build_optimizer,
     contiguous_blocks,
@@ -60,7 +60,13 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     model = build_model(cfg, ctx)  # drawn from the seed: equal everywhere, so nothing is sent
     optimizer = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
     ctx.restore(model, optimizer)
-    sums = ctx.gradient_tree(model.weights_N)
+    exchange = GradientExchange(
+        model.parameters(),
+        ctx=ctx,
+        among=workers,
+        micro_batches=cfg.training_config.micro_batches,
+        bucket_megabytes=cfg.multihost_config.bucket_megabytes,
+    )
     is_first = ctx.position("worker") == 0
     _validate(cfg, ctx, model, ctx.steps_done)
     with ExitStack() as stack:
@@ -70,7 +76,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
             replica = DistributedDataParallel(model)
         for step in ctx.steps(cfg):
             if replica is None:
-                loss, tokens = _canonical_mean_gradient(cfg, ctx, model, sums, step)
+                loss, tokens = _canonical_mean_gradient(cfg, ctx, model, exchange, step)
             else:
                 loss, tokens = _fast_mean_gradient(cfg, ctx, model, replica, step)
             norm = global_norm(optimizer.squared_norms())  # of the mean, so the same on every worker
@@ -86,15 +92,14 @@ def worker(cfg: Config, ctx: RankContext) -> None:
 
 
 def _canonical_mean_gradient(
-    cfg: Config, ctx: RankContext, model: Model, sums: GradientTree, step: int
+    cfg: Config, ctx: RankContext, model: Model, exchange: GradientExchange, step: int
 ) -> tuple[float, int]:
-    """Leave the gradient of the mean loss in `grads_N`; one all-reduce, after the last micro-batch."""
-    workers, count = ctx.ranks("worker"), cfg.training_config.micro_batches
-    for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=workers):
-        loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index))
-        sums.add(index, model.take_gradients(), tokens=tokens, loss=loss)
-        model.zero_grad()
-    return all_reduce_mean(ctx, sums, model.grads_N, among=workers, micro_batches=count)
+    """Leave the gradient of the mean loss in `grads_N`; buckets travel while the last micro-batch is differentiated."""
+    for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=ctx.ranks("worker")):
+        expect = partial(exchange.expect, index)
+        loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=expect)
+        exchange.accumulate(index, tokens=tokens, loss=loss)
+    return exchange.finish()
 
 
 def _fast_mean_gradient(

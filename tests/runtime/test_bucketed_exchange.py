@@ -11,6 +11,7 @@ from ttlaunch.runtime.bucket_link import AggregatorLink, OptimizerLink
 from ttlaunch.runtime.bucketed_update import BucketedUpdate, update_order
 from ttlaunch.runtime.buckets import cut_buckets
 from ttlaunch.runtime.flat import FlatParameters
+from ttlaunch.runtime.gradient_exchange import GradientExchange
 from ttlaunch.runtime.gradient_hub import GradientHub
 from ttlaunch.runtime.in_process import InProcessWorld
 from ttlaunch.runtime.model import build_model
@@ -279,3 +280,50 @@ def test_an_update_by_buckets_has_the_bits_of_a_whole_one(make_cfg, make_context
         assert torch.equal(whole.weights_N, cut.weights_N)
         for (name, ours), (_, theirs) in zip(one.named_state(), other.named_state(), strict=True):
             assert torch.equal(ours, theirs), name
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data(), st.integers(1, 6), st.sampled_from([1e-6, ONE_LAYER, 2 * ONE_LAYER, 1.0, None]), st.booleans())
+def test_an_all_reduce_in_buckets_has_the_bits_of_one_process(data, ranks, megabytes, watches):
+    """A5, A9, A14 without a server: ragged blocks, shards smaller than ranks, layers that get no gradient."""
+    micro_batches = data.draw(st.integers(ranks, 20))
+    expected_N, losses = alone(micro_batches)
+    world, found = InProcessWorld(["worker"] * ranks), {}
+    blocks = contiguous_blocks(micro_batches, ranks)
+
+    def worker(rank):
+        model = Layers(0)
+        flat = FlatParameters(model.parameters())
+        exchange = GradientExchange(
+            model.parameters(),
+            ctx=world.socket(rank),
+            among=range(ranks),
+            micro_batches=micro_batches,
+            bucket_megabytes=megabytes,
+        )
+        means = []
+        for step in range(STEPS):
+            flat.grads_N.zero_()
+            for index in blocks[rank]:
+                loss = loss_of(model, step, index)
+                if watches:
+                    exchange.expect(index, tokens=index + 1, loss=loss.item())
+                loss.backward()
+                exchange.accumulate(index, tokens=index + 1, loss=loss.item())
+            means.append(exchange.finish())
+            flat.weights_N.sub_(flat.grads_N, alpha=RATE)
+        found[rank] = flat.weights_N, means
+
+    outcome = world.run({rank: lambda rank=rank: worker(rank) for rank in range(ranks)})
+    assert ({}, []) == (outcome.errors, outcome.findings)
+    for weights_N, means in found.values():
+        assert torch.equal(expected_N, weights_N)
+        assert losses == means
+
+
+def test_an_incomplete_block_is_refused():
+    socket = InProcessWorld(["worker"] * 2).socket(0)
+    exchange = GradientExchange(Layers(0).parameters(), ctx=socket, among=[0, 1], micro_batches=4)
+    exchange.accumulate(0, tokens=1, loss=0.0)
+    with pytest.raises(ValueError, match="the block of rank 0 ends with micro-batch 1, which is missing"):
+        exchange.finish()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from ttlaunch.runtime.context import RankContext
     from ttlaunch.runtime.data import micro_batches, validation_micro_batches
+    from ttlaunch.runtime.gradient_exchange import GradientExchange
     from ttlaunch.runtime.gradient_hub import GradientHub
     from ttlaunch.runtime.gradient_sums import all_reduce_mean, reduce_scatter_mean
     from ttlaunch.runtime.losses import count_tokens, mean_per_token, summed_loss
@@ -41,6 +42,7 @@ __all__ = [
     "Action",
     "AggregatorLink",
     "BucketedUpdate",
+    "GradientExchange",
     "GradientHub",
     "GradientTree",
     "Model",
@@ -96,6 +98,7 @@ _MODULES = {
     ),
     "context": ("RankContext",),
     "data": ("micro_batches", "validation_micro_batches"),
+    "gradient_exchange": ("GradientExchange",),
     "gradient_hub": ("GradientHub",),
     "gradient_sums": ("all_reduce_mean", "reduce_scatter_mean"),
     "losses": ("count_tokens", "mean_per_token", "summed_loss"),

@@ -1,7 +1,8 @@
 """The forms in which ranks share the tree of gradients among themselves: everybody gets the mean, or a shard of it.
 
-The third form, one rank adds for all, is `GradientTree.send` and `receive`. All three make the additions of the same
-tree, so the mean has the bits that one process gets, for any number of ranks and blocks of any length.
+Where one rank adds for all, `GradientHub` does it, and `GradientExchange` is `all_reduce_mean` in buckets. All of them make
+the additions of the same tree, so the mean has the bits that one process gets, for any number of ranks and blocks of
+any length.
 
 Shapes: N = values of the flat gradient. n = ranks, S = bytes of the gradient, k = the most nodes of the tree that one
 rank's block makes: 1 where n divides the number of micro-batches into a power of two each, else at most its log2.
@@ -13,6 +14,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from ttlaunch.runtime.ledger import operation
 from ttlaunch.runtime.losses import mean_per_token
 from ttlaunch.runtime.reduction import GradientTree, aligned_subtrees, contiguous_blocks
 from ttlaunch.runtime.sockets import Socket
@@ -48,7 +50,8 @@ def all_reduce_mean(
     mine = shards[among.index(ctx.rank)]
     mean_N, loss, tokens = _reduce(ctx, sums, shards, among, micro_batches)
     out_N[mine.start : mine.stop].copy_(mean_N)
-    gather_shards(ctx, out_N, among=among)
+    with operation(ctx, "gradients"):
+        gather_shards(ctx, out_N, among=among)
     return loss, tokens
 
 
@@ -75,25 +78,43 @@ def _reduce(
         raise ValueError(f"rank {ctx.rank} holds the sums over {found}, expected {layout[place]}")
     held: list[Nodes] = [[(leaves, None) for leaves in nodes] for nodes in layout]
     held[place] = [(leaves, node.gradient_N) for leaves, node in zip(found, subtrees, strict=True)]
-    tokens, loss = _add_counts(ctx, layout, [(node.tokens, node.loss) for node in subtrees], among)
-    shard_N = sum_shard(ctx, held, shards=shards, among=among)
+    tokens, loss = CountsExchange(ctx, layout, [(node.tokens, node.loss) for node in subtrees], among).wait()
+    with operation(ctx, "gradients"):
+        shard_N = sum_shard(ctx, held, shards=shards, among=among)
     sums.clear()
     return shard_N.div_(max(1, tokens)), mean_per_token(loss, tokens), tokens
 
 
-def _add_counts(
-    ctx: Socket, layout: list[list[range]], own: list[tuple[int, float]], among: Sequence[Rank]
-) -> tuple[int, float]:
-    """Tokens and summed loss over all micro-batches: every rank gets those of all nodes and adds them as the tree does."""
-    place = among.index(ctx.rank)
-    counts = [torch.empty(len(nodes), 2, dtype=torch.float64) for nodes in layout]
-    counts[place] = torch.tensor(own, dtype=torch.float64)
-    others = [other for other in range(len(among)) if other != place]
-    pending = [ctx.irecv(counts[other], source=among[other], tag=_COUNTS) for other in others]
-    pending += [ctx.isend(counts[place], dest=among[other], tag=_COUNTS) for other in others]
-    for message in pending:
-        message.wait()
-    leaves = chain.from_iterable(layout)
-    rows = chain.from_iterable(counts)
-    total = add_up((node, row.clone(), None) for node, row in zip(leaves, rows, strict=True))
-    return int(total[0].item()), total[1].item()
+class CountsExchange:
+    """Tokens and summed losses of all nodes on their way to every rank, which adds them up as the tree does.
+
+    Cost: one message of 16 bytes a node to each other rank.
+    """
+
+    def __init__(
+        self, ctx: Socket, layout: list[list[range]], own: list[tuple[int, float]], among: Sequence[Rank]
+    ) -> None:
+        """Begin.
+
+        Args:
+            ctx: Every rank of `among` must make one.
+            layout: The nodes that each of them holds.
+            own: Tokens and summed loss of each of this rank's.
+            among: The ranks.
+        """
+        place = among.index(ctx.rank)
+        self._layout = layout
+        self._counts = [torch.empty(len(nodes), 2, dtype=torch.float64) for nodes in layout]
+        self._counts[place] = torch.tensor(own, dtype=torch.float64)
+        others = [other for other in range(len(among)) if other != place]
+        with operation(ctx, "counts"):
+            self._pending = [ctx.irecv(self._counts[other], source=among[other], tag=_COUNTS) for other in others]
+            self._pending += [ctx.isend(self._counts[place], dest=among[other], tag=_COUNTS) for other in others]
+
+    def wait(self) -> tuple[int, float]:
+        """Tokens and summed loss over all micro-batches."""
+        for message in self._pending:
+            message.wait()
+        leaves, rows = chain.from_iterable(self._layout), chain.from_iterable(self._counts)
+        total = add_up((node, row.clone(), None) for node, row in zip(leaves, rows, strict=True))
+        return int(total[0].item()), total[1].item()
