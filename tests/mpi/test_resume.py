@@ -114,7 +114,7 @@ def interrupted(tmp_path_factory):
     ],
 )
 def test_a_run_goes_on_in_any_layout(interrupted, undisturbed, before, after):
-    """A ring through all layouts; all pairs are compared without ranks in `tests/runtime/test_checkpoints.py`."""
+    """A ring through all layouts; all pairs, in one process, in `tests/runtime/test_resume_layouts.py`."""
     training = interrupted(before)
     report, err = training.run(after, "--resume", training.runs()[0].name)
     assert ("done", "") == (report["status"], err)
@@ -143,24 +143,36 @@ def wait_for(condition, *, process, within_s=60):
     return found
 
 
-@pytest.mark.parametrize("victim", ["the rank that writes", "the launcher"])
-def test_killed_while_saving_the_run_goes_on_to_the_same_bits(tmp_path, undisturbed, victim):
+@pytest.mark.parametrize(
+    ("before", "writer", "after"),
+    [
+        ("three tiers", 3, "data parallel"),
+        ("three tiers", None, "three tiers"),
+        ("data parallel", 0, "two stages"),
+        ("two stages", 1, "two tiers"),
+    ],
+    ids=["a rank of three tiers", "the launcher", "a rank of data parallel", "a rank of a pipeline"],
+)
+def test_killed_while_saving_the_run_goes_on_to_the_same_bits(tmp_path, undisturbed, before, writer, after):
+    """The victim is a rank that writes, or the launcher, which would complete the checkpoint; no torn one is chosen."""
     training = Training(tmp_path)
-    process = training.start("three tiers")
+    process = training.start(before)
     folder = tmp_path / "runs"
     saving = wait_for(lambda: [*folder.glob("*/checkpoints/step-16.tmp")], process=process)[0]
     run = saving.parents[1]
-    if victim == "the launcher":
+    if writer is None:
         process.kill()
     else:
-        os.kill(json.loads((run / contract.progress_file(3)).read_text().splitlines()[0])["pid"], signal.SIGKILL)
+        record = (run / contract.progress_file(writer)).read_text().splitlines()[0]
+        os.kill(json.loads(record)["pid"], signal.SIGKILL)
     process.communicate(timeout=60)
     deadline = time.monotonic() + 20
     while run_processes(run.name):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    report, _ = training.run("three tiers", "--resume", "latest")
+    report, _ = training.run(after, "--resume", "latest")
     assert ("done", undisturbed) == (report["status"], report["parameters_sha256"])
+    assert report["began_from"]["step"] in {8, 16, 24}
 
 
 @pytest.fixture
