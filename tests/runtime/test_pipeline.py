@@ -6,62 +6,16 @@ Sends of the in-process world are synchronous, and a deadlock or a message that 
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.recipe.importing import import_recipe_module
-from ttlaunch.runtime.simulate import simulate
-from ttlaunch.runtime.world import World
 
-from .layouts import RECIPES, Trained
-
-STEPS = 3
-SMALL = {
-    "training_config": {"steps": STEPS, "batch_size": 7, "micro_batch_size": 1, "validation_interval": 2}
-    | {"validation_sequences": 5, "learning_rate": 5e-3},
-    "transformer_config": {"num_blocks": 8, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 8}
-    | {"dropout_prob": 0.1},
-    "scheduler_config": {"type": "cosine", "warmup_steps": 2},
-    "checkpoint_config": {"interval": None},
-}
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("the quick brown fox jumps over the lazy dog, and then it rests for a while. " * 40)
-    return path
+from .pipelines import STEPS, PipelineRuns
 
 
 @pytest.fixture
-def train(tmp_path, text):
-    """`train(pipeline, ranks=…, SECTION={…})`: one process without a pipeline, else its ranks."""
-    count = iter(range(100))
-
-    def run(pipeline=None, *, ranks=1, folder=RECIPES / "pipeline_parallel", saves=False, start=None, **sections):
-        config = {name: dict(values) | sections.get(name, {}) for name, values in SMALL.items()}
-        if pipeline:
-            config["multihost_config"] = {"pipeline_parallel_config": pipeline}
-        run_dir = tmp_path / f"run-{next(count)}"
-        run_dir.mkdir()
-        resolved = import_recipe_module(folder, "recipe").RECIPE.config.model_validate(config)
-        roles = ("stage",) * ranks if pipeline else ("trainer",)
-        world = World(
-            recipe_name=folder.name,
-            recipe_folder=folder,
-            layout="test",
-            roles=roles,
-            hosts=("here",) * len(roles),
-            local_ranks=tuple(range(len(roles))),
-            config=resolved.model_dump(mode="json"),
-            data_path=text,
-            data_sha256=None,
-            start=start,
-        )
-        outcome = simulate(world, run_dir, saves=saves)
-        assert ({}, []) == (outcome.errors, outcome.findings)
-        trained = Trained(run_dir, world)
-        trained.outcome = outcome
-        return trained
-
-    return run
+def train(tmp_path):
+    """`train(pipeline, ranks=…, SECTION={…})`; see `PipelineRuns`."""
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog, and then it rests for a while. " * 40)
+    return PipelineRuns(tmp_path, text)
 
 
 def check_equal(expected, found):

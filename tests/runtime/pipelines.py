@@ -1,0 +1,60 @@
+"""Pipelines of any layout in one process, for tests that compare them bit for bit."""
+
+from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.runtime.simulate import simulate
+from ttlaunch.runtime.world import World
+
+from .layouts import RECIPES, Trained
+
+STEPS = 3
+SMALL = {
+    "training_config": {"steps": STEPS, "batch_size": 7, "micro_batch_size": 1, "validation_interval": 2}
+    | {"validation_sequences": 5, "learning_rate": 5e-3},
+    "transformer_config": {"num_blocks": 8, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 8}
+    | {"dropout_prob": 0.1},
+    "scheduler_config": {"type": "cosine", "warmup_steps": 2},
+    "checkpoint_config": {"interval": None},
+}
+
+
+class PipelineRuns:
+    """Trains in folders of its own.
+
+    Attributes:
+        folder: Where the runs are.
+        text: What they train on.
+    """
+
+    def __init__(self, folder, text):
+        self.folder, self.text = folder, text
+        self._count = 0
+
+    def __call__(
+        self, pipeline=None, *, ranks=1, recipe=RECIPES / "pipeline_parallel", saves=False, start=None, **sections
+    ):
+        """One process without a pipeline, else so many ranks; fails if one does or if messages are wrong."""
+        config = {name: dict(values) | sections.get(name, {}) for name, values in SMALL.items()}
+        if pipeline:
+            config["multihost_config"] = {"pipeline_parallel_config": pipeline}
+        self._count += 1
+        run_dir = self.folder / f"run-{self._count}"
+        run_dir.mkdir()
+        resolved = import_recipe_module(recipe, "recipe").RECIPE.config.model_validate(config)
+        roles = ("stage",) * ranks if pipeline else ("trainer",)
+        world = World(
+            recipe_name=recipe.name,
+            recipe_folder=recipe,
+            layout="test",
+            roles=roles,
+            hosts=("here",) * len(roles),
+            local_ranks=tuple(range(len(roles))),
+            config=resolved.model_dump(mode="json"),
+            data_path=self.text,
+            data_sha256=None,
+            start=start,
+        )
+        outcome = simulate(world, run_dir, saves=saves)
+        assert ({}, []) == (outcome.errors, outcome.findings)
+        trained = Trained(run_dir, world)
+        trained.outcome = outcome
+        return trained
