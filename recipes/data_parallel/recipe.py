@@ -6,6 +6,8 @@ from pydantic import Field
 
 from ttlaunch.recipe import Layout, Recipe, Section, TrainingFile, all_pairs, every_worker_has_a_micro_batch, per
 
+from .traffic import traffic
+
 
 class DataParallelConfig(Section):
     """How the workers agree on a gradient."""
@@ -32,5 +34,6 @@ RECIPE = Recipe(
     ],
     flows=[all_pairs("worker")],
     checks=[every_worker_has_a_micro_batch],
+    traffic=traffic,
     unread=["multihost_config.pipeline_parallel_config"],
 )

@@ -15,26 +15,16 @@ from ttlaunch.recipe import (
     the_schedule_fits_the_chunks,
 )
 
+from .traffic import REPLICAS, STAGES, closes_the_chain, moves_blocks, traffic
+
+__all__ = ["RECIPE", "STAGES", "Config"]
+
 
 class Config(TrainingFile):
     """The sections every recipe shares; this one needs no key of its own."""
 
 
-STAGES = per("multihost_config.pipeline_parallel_config.blocks_per_rank")
-REPLICAS = per("multihost_config.pipeline_parallel_config.replicas")
 RANKS = per(STAGES.key, times=REPLICAS.key)
-CHUNKS = per("multihost_config.pipeline_parallel_config.chunks_per_rank")
-
-
-def _closes_the_chain(config: Config) -> bool:
-    """The last stage hands activations back to the first, which has the next chunk, or shares the embedding with it."""
-    return CHUNKS(config) > 1 or config.transformer_config.tie_embeddings
-
-
-def _moves_blocks(config: Config) -> bool:
-    """Blocks change ranks when `auto` goes from a schedule without chunks to one with several, or back."""
-    pipeline = config.multihost_config.pipeline_parallel_config
-    return pipeline is not None and pipeline.schedule == "auto" and CHUNKS(config) > 1
 
 
 RECIPE = Recipe(
@@ -46,8 +36,8 @@ RECIPE = Recipe(
     ],
     flows=[
         chain("stage", row=STAGES),
-        ends("stage", row=STAGES, when=_closes_the_chain),
-        in_rows("stage", row=STAGES, when=_moves_blocks),
+        ends("stage", row=STAGES, when=closes_the_chain),
+        in_rows("stage", row=STAGES, when=moves_blocks),
         in_columns("stage", row=STAGES, when=lambda config: REPLICAS(config) > 1),  # they average their gradients
     ],
     checks=[
@@ -57,4 +47,5 @@ RECIPE = Recipe(
         every_replica_has_a_micro_batch,
     ],
     unread=["multihost_config.bucket_megabytes"],
+    traffic=traffic,
 )

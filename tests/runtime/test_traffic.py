@@ -99,6 +99,85 @@ def test_buckets_change_messages_and_not_bytes(books):
     assert set(range(gradients.messages // 3)) == buckets
 
 
+@pytest.mark.parametrize(("workers", "micro_batches"), [(1, 4), (2, 4), (2, 3), (3, 8), (4, 7)])
+def test_data_parallel_moves_what_it_says(books, workers, micro_batches):
+    recorded = books("data_parallel", ["worker"] * workers, micro_batches=micro_batches)
+    if workers == 1:
+        assert () == recorded.traffic.edges
+    else:
+        check_exact(recorded)
+
+
+def test_an_all_reduce_moves_the_least_there_is(books):
+    """D6: 2(n - 1)/n of S out of each rank, where the blocks are nodes of the tree."""
+    recorded = books("data_parallel", ["worker"] * 4, micro_batches=4)
+    size = 4 * recorded.books[0].facts["values"]
+    sent = [
+        sum(edge.size for edge in recorded.traffic.edges if (edge.operation, edge.source) == ("gradients", rank))
+        for rank in range(4)
+    ]
+    assert [3 * 2 * 3 / 4 * size] * 4 == sent
+
+
+def stages(blocks, **pipeline):
+    sizes = {"num_blocks": sum(blocks), "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 8}
+    return {"multihost_config": {"pipeline_parallel_config": {"blocks_per_rank": blocks} | pipeline}, "sizes": sizes}
+
+
+@pytest.mark.parametrize("micro_batches", [4, 7])
+@pytest.mark.parametrize(
+    ("blocks", "pipeline"),
+    [
+        ([2, 1], {"schedule": "1f1b"}),
+        ([1, 2, 1], {"schedule": "gpipe"}),
+        ([2, 2], {"schedule": "interleaved", "chunks_per_rank": 2}),
+        ([2, 2, 2], {"schedule": "interleaved", "chunks_per_rank": 2}),
+        ([1, 1], {"replicas": 2}),
+        ([2, 1], {"replicas": 3}),
+        ([2, 2], {"schedule": "interleaved", "chunks_per_rank": 2, "replicas": 2}),
+        ([1], {"replicas": 2}),
+    ],
+    ids=str,
+)
+def test_a_pipeline_moves_what_it_says(books, blocks, pipeline, micro_batches):
+    config = small(micro_batches, 3, **stages(blocks, **pipeline))
+    config["transformer_config"] = config.pop("sizes")
+    check_exact(books("pipeline_parallel", ["stage"] * len(blocks) * pipeline.get("replicas", 1), config=config))
+
+
+def test_a_micro_batch_that_is_smaller_moves_less(books):
+    config = small(7, 3, **stages([1, 1], replicas=2))
+    config["transformer_config"] = config.pop("sizes")
+    config["training_config"]["micro_batch_size"] = 2  # micro-batches of 2, 2, 2 and 1
+    recorded = books("pipeline_parallel", ["stage"] * 4, config=config)
+    check_exact(recorded)
+    sent = [
+        next(
+            edge.size
+            for edge in recorded.traffic.edges
+            if (edge.operation, edge.source) == ("activation_gradients", rank)
+        )
+        for rank in (1, 3)
+    ]
+    assert [3 * 4 * 8 * 16 * sequences for sequences in (4, 3)] == sent
+
+
+def test_a_schedule_that_is_measured_first_moves_what_it_says(books):
+    config = small(4, 10, **stages([1, 1], schedule="auto"))
+    config["transformer_config"] = config.pop("sizes")
+    recorded = books("pipeline_parallel", ["stage"] * 2, config=config)
+    assert ((), None) == (recorded.traffic.differing, recorded.traffic.reason)
+
+
+def test_bytes_that_depend_on_what_is_quickest_are_not_compared(books):
+    config = small(4, 3, **stages([2, 2], schedule="auto", chunks_per_rank=2))
+    config["transformer_config"] = config.pop("sizes")
+    traffic = books("pipeline_parallel", ["stage"] * 2, config=config).traffic
+    expected = "with this configuration pipeline_parallel moves what it measures to be quickest"
+    assert (expected, False, ()) == (traffic.reason, traffic.is_mistaken, traffic.differing)
+    assert traffic.edges
+
+
 @pytest.mark.parametrize("peers", [1, 2, 3, 5])
 def test_a_ring_moves_what_it_says(books, peers):
     config = {"all_reduce_config": {"megabytes": 0.004028, "repeats": 2}}

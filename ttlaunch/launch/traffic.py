@@ -146,7 +146,9 @@ def _formula(
         if recipe.traffic is None:
             return None, f"{name} declares no `traffic`", False
         config = recipe.config.model_validate(plan["config"])
-        return list(recipe.traffic(config, Ranks(roles, [book.facts for book in books]))), None, False
+        formula = recipe.traffic(config, Ranks(roles, [book.facts for book in books]))
+        undecided = f"with this configuration {name} moves what it measures to be quickest"
+        return (None, undecided, False) if formula is None else (list(formula), None, False)
     except LookupError as error:
         return None, f"the formula of {name} asks for what no rank has said: {error}", True
     except Exception as error:  # noqa: BLE001 - whatever the user's recipe raises is told as its mistake

@@ -5,6 +5,7 @@ the plan; the rank reads it to validate the same configuration again.
 """
 
 from ttlaunch.located.schema import Section
+from ttlaunch.recipe.blocks import aligned_subtrees, contiguous_blocks
 from ttlaunch.recipe.checks import (
     every_replica_has_a_micro_batch,
     every_stage_has_a_block,
@@ -13,10 +14,10 @@ from ttlaunch.recipe.checks import (
     the_schedule_fits_the_chunks,
 )
 from ttlaunch.recipe.collective_traffic import (
-    all_gather_bytes,
     all_reduce_bytes,
     all_reduce_mean_traffic,
     distributed_data_parallel_traffic,
+    validation_traffic,
 )
 from ttlaunch.recipe.declare import (
     Flow,
@@ -49,6 +50,7 @@ from ttlaunch.recipe.traffic import (
     Ranks,
     Traffic,
     agreed_buckets,
+    sequences_of_blocks,
     shares,
     sums_of_blocks,
 )
@@ -75,11 +77,12 @@ __all__ = [
     "TrainingFile",
     "TransformerConfig",
     "agreed_buckets",
-    "all_gather_bytes",
+    "aligned_subtrees",
     "all_pairs",
     "all_reduce_bytes",
     "all_reduce_mean_traffic",
     "chain",
+    "contiguous_blocks",
     "distributed_data_parallel_traffic",
     "ends",
     "every_replica_has_a_micro_batch",
@@ -89,7 +92,9 @@ __all__ = [
     "in_rows",
     "num_workers_counts_the_stages",
     "per",
+    "sequences_of_blocks",
     "shares",
     "sums_of_blocks",
     "the_schedule_fits_the_chunks",
+    "validation_traffic",
 ]

@@ -7,6 +7,12 @@ from ttlaunch.recipe.traffic import NUMBER_BYTES, VALUE_BYTES, Traffic, shares, 
 _GREETING_BYTES = 256
 
 
+def validation_traffic(among: Sequence[int], micro_batches: int) -> list[Traffic]:
+    """Of a validation that the ranks share: an `all_gather` of the losses of its micro-batches."""
+    sizes = all_gather_bytes(among, micro_batches, value_bytes=NUMBER_BYTES)
+    return [Traffic("all_gather", source, dest, per_validation=size) for source, dest, size in sizes]
+
+
 def all_gather_bytes(among: Sequence[int], values: int, *, value_bytes: int) -> Iterator[tuple[int, int, int]]:
     """Source, destination and bytes of an `all_gather` of a vector of so many values, for every pair of ranks."""
     for source, length in zip(among, shares(values, len(among)), strict=True):

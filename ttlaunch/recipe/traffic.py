@@ -56,7 +56,7 @@ class Ranks:
     Attributes:
         roles: By rank.
         facts: By rank: `values` of the flat vector of its part of the model, padding included; `tensors`: its
-            parameters; `validation_micro_batches` of a validation.
+            parameters; `validation_micro_batches` and `validation_sequences` of a validation.
     """
 
     roles: Sequence[str]
@@ -102,9 +102,21 @@ class Ranks:
         """
         return self.facts[0]["validation_micro_batches"]
 
+    @property
+    def validation_sequences(self) -> int:
+        """Sequences of one validation.
 
-Formula = Callable[[Any, Ranks], Sequence[Traffic]]
-"""From the configuration and the ranks; raises `LookupError` where a rank has not said what is needed."""
+        Raises:
+            LookupError: No rank has said so.
+        """
+        return self.facts[0]["validation_sequences"]
+
+
+Formula = Callable[[Any, Ranks], Sequence[Traffic] | None]
+"""From the configuration and the ranks; None where the bytes depend on what is measured in the run.
+
+Raises `LookupError` where a rank has not said what is needed.
+"""
 
 
 def agreed_buckets(source: int, dest: int) -> Traffic:
@@ -128,6 +140,16 @@ def shares(count: int, parts: int) -> list[int]:
     [3, 2, 2]
     """
     return [len(block) for block in _blocks(count, parts)]
+
+
+def sequences_of_blocks(sequences: int, micro_batch: int, parts: int) -> list[int]:
+    """Sequences of each block of micro-batches, the last of which may be smaller.
+
+    >>> sequences_of_blocks(7, 2, 3)
+    [4, 2, 1]
+    """
+    blocks = _blocks(-(-sequences // micro_batch), parts)
+    return [max(0, min(block.stop * micro_batch, sequences) - block.start * micro_batch) for block in blocks]
 
 
 def _blocks(count: int, parts: int) -> list[range]:

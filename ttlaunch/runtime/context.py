@@ -138,7 +138,8 @@ class RankContext:
             if self._corpus is None:
                 raise ValueError("this recipe declares `uses_data=False`, so there is no text")
             self._data = TextData(self._corpus, cfg)
-            self.ledger.note(validation_micro_batches=self._data.validation_micro_batches)
+            micro_batches, sequences = self._data.validation_micro_batches, self._data.validation_sequences
+            self.ledger.note(validation_micro_batches=micro_batches, validation_sequences=sequences)
         return self._data
 
     def steps(self, cfg: TrainingFile) -> Iterator[int]:

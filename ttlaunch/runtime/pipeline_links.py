@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ttlaunch.runtime.ledger import operation
 from ttlaunch.runtime.pipeline_grid import PipelineGrid
 from ttlaunch.runtime.schedules import Action
 from ttlaunch.runtime.sockets import Pending, Socket
@@ -75,7 +76,8 @@ class PipelineLinks:
         if dest == self._socket.rank:
             self._handed["F", (action.micro_batch, chunk)] = out_BTD.detach()
             return
-        sending = self._socket.isend(out_BTD.detach(), dest=dest, tag=ACTIVATIONS)
+        with operation(self._socket, "activations"):
+            sending = self._socket.isend(out_BTD.detach(), dest=dest, tag=ACTIVATIONS)
         if self._trains:
             self._unread[action.micro_batch, action.chunk] = sending
         else:
@@ -95,7 +97,8 @@ class PipelineLinks:
         if dest == self._socket.rank:
             self._handed["B", (action.micro_batch, chunk)] = grad_BTD
             return
-        self._keep(self._socket.isend(grad_BTD, dest=dest, tag=GRADIENTS))
+        with operation(self._socket, "activation_gradients"):
+            self._keep(self._socket.isend(grad_BTD, dest=dest, tag=GRADIENTS))
 
     def finish(self) -> None:
         """Wait until all that was sent has been received."""
@@ -122,8 +125,9 @@ class PipelineLinks:
         if source is None or source == self._socket.rank:
             return None
         box_BTD = torch.empty(self._shapes[action.micro_batch], device=self._device)
-        tag = ACTIVATIONS if action.kind == "F" else GRADIENTS
-        return box_BTD, self._socket.irecv(box_BTD, source=source, tag=tag)
+        name, tag = ("activations", ACTIVATIONS) if action.kind == "F" else ("activation_gradients", GRADIENTS)
+        with operation(self._socket, name):
+            return box_BTD, self._socket.irecv(box_BTD, source=source, tag=tag)
 
     def take_handed(self, action: Action) -> Tensor:
         """What a neighbouring part on this very rank has left for a pass."""

@@ -1,0 +1,97 @@
+"""Who talks to whom in a pipeline, and how many bytes that is. No torch here: the launcher reads it."""
+
+from itertools import pairwise
+
+from ttlaunch.recipe import (
+    NUMBER_BYTES,
+    VALUE_BYTES,
+    Ranks,
+    Traffic,
+    TrainingFile,
+    all_reduce_bytes,
+    all_reduce_mean_traffic,
+    per,
+    sequences_of_blocks,
+    validation_traffic,
+)
+
+STAGES = per("multihost_config.pipeline_parallel_config.blocks_per_rank")
+REPLICAS = per("multihost_config.pipeline_parallel_config.replicas")
+CHUNKS = per("multihost_config.pipeline_parallel_config.chunks_per_rank")
+
+
+def closes_the_chain(config: TrainingFile) -> bool:
+    """The last stage hands activations back to the first, which has the next chunk, or shares the embedding with it."""
+    return CHUNKS(config) > 1 or config.transformer_config.tie_embeddings
+
+
+def moves_blocks(config: TrainingFile) -> bool:
+    """Blocks change ranks when `auto` goes from a schedule without chunks to one with several, or back."""
+    pipeline = config.multihost_config.pipeline_parallel_config
+    return pipeline is not None and pipeline.schedule == "auto" and CHUNKS(config) > 1
+
+
+def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic] | None:
+    """Activations and their gradients between neighbouring parts; norms along the chain; gradients among replicas."""
+    stages, found = ranks.of("stage"), []
+    if not stages:
+        return found
+    pipeline, width = config.multihost_config.pipeline_parallel_config, STAGES(config)
+    if moves_blocks(config):
+        return None
+    replicas = [stages[at : at + width] for at in range(0, len(stages), width)]
+    for at, replica in enumerate(replicas):
+        found += _passes(config, ranks, replica, at=at, count=len(replicas)) + _norms(ranks, replica)
+    for column in zip(*replicas, strict=True):
+        found += _means(config, ranks, column)
+    found += validation_traffic([replica[-1] for replica in replicas], ranks.validation_micro_batches)
+    return found + (_choice(replicas) if pipeline.schedule == "auto" else [])
+
+
+def _passes(config: TrainingFile, ranks: Ranks, replica: list[int], *, at: int, count: int) -> list[Traffic]:
+    """Of every micro-batch 4BTD bytes from each part to the next and back; in a validation only forth."""
+    training, sizes, chunks = config.training_config, config.transformer_config, CHUNKS(config)
+    each, place = training.sequences_per_micro_batch, VALUE_BYTES * sizes.max_sequence_length * sizes.embedding_dim
+    trained = place * sequences_of_blocks(training.sequences_per_step, each, count)[at]
+    validated = place * sequences_of_blocks(ranks.validation_sequences, each, count)[at]
+    neighbours = list(pairwise(replica)) * chunks
+    neighbours += [(replica[-1], replica[0])] * (chunks - 1 if len(replica) > 1 else 0)
+    return [
+        one
+        for before, after in neighbours
+        for one in (
+            Traffic("activations", before, after, per_step=trained, per_validation=validated),
+            Traffic("activation_gradients", after, before, per_step=trained),
+        )
+    ]
+
+
+def _norms(ranks: Ranks, replica: list[int]) -> list[Traffic]:
+    """Part and squared norm of each parameter: what has come so far on the way down the chain, everything on the way up."""
+    found, so_far = [], 0
+    total = sum(2 * ranks.tensors(rank) for rank in replica)
+    for before, after in pairwise(replica):
+        so_far += 2 * ranks.tensors(before)
+        found.append(Traffic("squared_norms", before, after, per_step=NUMBER_BYTES * (1 + so_far)))
+        found.append(Traffic("squared_norms", after, before, per_step=NUMBER_BYTES * (1 + total)))
+    return found
+
+
+def _means(config: TrainingFile, ranks: Ranks, column: tuple[int, ...]) -> list[Traffic]:
+    """The gradients of a stage among its replicas; counts once for each chunk."""
+    values, chunks = ranks.weight_bytes(column[0]) // VALUE_BYTES, CHUNKS(config)
+    found = all_reduce_mean_traffic(column, values, micro_batches=config.training_config.micro_batches)
+    return found + [one for one in found if one.operation == "counts"] * (chunks - 1)
+
+
+def _choice(replicas: list[list[int]]) -> list[Traffic]:
+    """Once, after the measured steps: two times along each chain, then among replicas; none in a run of a few steps."""
+    found, two = [], 2 * NUMBER_BYTES
+    for replica in replicas:
+        for at, (before, after) in enumerate(pairwise(replica), start=1):
+            found.append(Traffic("end_step", before, after, slack=NUMBER_BYTES + two * at))
+            found.append(Traffic("end_step", after, before, slack=NUMBER_BYTES + two * len(replica)))
+    for column in zip(*replicas, strict=True):
+        shares = all_reduce_bytes(column, 2, value_bytes=NUMBER_BYTES)
+        found += [Traffic("end_step", source, dest, slack=size) for source, dest, size in shares]
+    return found
