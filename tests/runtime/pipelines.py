@@ -1,5 +1,10 @@
 """Pipelines of any layout in one process, for tests that compare them bit for bit."""
 
+from safetensors import safe_open
+
+from ttlaunch import contract
+from ttlaunch.launch.checkpoints import complete_checkpoints
+from ttlaunch.launch.resume import verify
 from ttlaunch.recipe.importing import import_recipe_module
 from ttlaunch.runtime.simulate import simulate
 from ttlaunch.runtime.world import World
@@ -58,3 +63,16 @@ class PipelineRuns:
         trained = Trained(run_dir, world)
         trained.outcome = outcome
         return trained
+
+
+def start_from(trained, *, step):
+    """What a plan says of a run's checkpoint, and the names of all tensors in it, file by file."""
+    plan = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 1, "config": {}, "data": None}
+    complete_checkpoints(trained.run_dir, plan, run_id="run")
+    found = verify(trained.run_dir / contract.checkpoint_dir(step))
+    files = [{"path": str(found.path / name)} | entry for name, entry in found.manifest["files"].items()]
+    names = []
+    for entry in files:
+        with safe_open(entry["path"], framework="pt") as file:
+            names += file.keys()
+    return {"step": step, "state": found.manifest["state"], "files": files}, names

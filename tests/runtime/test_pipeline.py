@@ -7,7 +7,7 @@ import pytest
 
 from ttlaunch import contract
 
-from .pipelines import STEPS, PipelineRuns
+from .pipelines import STEPS, PipelineRuns, start_from
 
 
 @pytest.fixture
@@ -80,3 +80,27 @@ def test_all_ranks_of_all_replicas_choose_the_same_schedule(train):
 
 def test_a_chosen_schedule_is_not_measured(train):
     assert train({"blocks_per_rank": [4, 4]}, ranks=2).result("schedule") is None
+
+
+@pytest.mark.parametrize(
+    ("before", "ranks"),
+    [
+        ({"blocks_per_rank": [3, 5], "replicas": 2}, 4),
+        ({"blocks_per_rank": [4, 4], "schedule": "interleaved", "chunks_per_rank": 2}, 2),
+        ({"blocks_per_rank": [2, 4, 2], "schedule": "auto", "chunks_per_rank": 2}, 3),
+        (None, 1),
+    ],
+)
+def test_one_replica_writes_and_any_layout_goes_on(train, before, ranks):
+    """With `auto` blocks have moved between the two checkpoints, and move again after the resume."""
+    steps = {"training_config": {"steps": 16, "validation_interval": 8}}
+    whole = train(**steps)
+    first = train(before, ranks=ranks, saves=True, checkpoint_config={"interval": 5}, **steps)
+    assert whole.sha256 == first.sha256
+    others = (None, 1), ({"blocks_per_rank": [2, 6], "replicas": 3}, 6), ({"blocks_per_rank": [2, 2, 4]}, 3)
+    for step, (other, count) in zip((5, 10, 15), others, strict=True):
+        start, names = start_from(first, step=step)
+        assert len(names) == len(set(names))
+        assert whole.sha256 == train(other, ranks=count, start=start, **steps).sha256
+    again = {"blocks_per_rank": [2, 4, 2], "schedule": "auto", "chunks_per_rank": 2}
+    assert whole.sha256 == train(again, ranks=3, start=start_from(first, step=5)[0], **steps).sha256

@@ -1,7 +1,7 @@
 """The transformer language model, cut where a pipeline may cut it: embedding, blocks, head.
 
 Pre-norm blocks with learned positions, as in A. Radford et al., "Language Models are Unsupervised Multitask Learners",
-2019 (GPT-2); unlike it the head has weights of its own.
+2019 (GPT-2); unlike it the head has weights of its own, unless `tie_embeddings` says otherwise.
 
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = embedding_dim, H = heads, V = vocabulary.
 """
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ttlaunch.recipe import TransformerConfig
+from ttlaunch.runtime.tied import second_use
 
 
 class Masks(NamedTuple):
@@ -100,6 +101,8 @@ class Head(nn.Module):
         self.norm = nn.LayerNorm(cfg.embedding_dim)
         self.output = nn.Linear(cfg.embedding_dim, vocabulary, bias=False)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        logits_BTV: Tensor = self.output(self.norm(x_BTD))
+    def forward(self, x_BTD: Tensor, *, tied_VD: Tensor | None = None) -> Tensor:
+        """Score with the head's own matrix, or with that of the embedding; see `tied.py`."""
+        weight_VD = self.output.weight if tied_VD is None else second_use(tied_VD, self.output.weight)
+        logits_BTV: Tensor = functional.linear(self.norm(x_BTD), weight_VD)
         return logits_BTV

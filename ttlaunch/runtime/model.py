@@ -7,7 +7,7 @@ Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = embedding_
 flat vectors of `flat.py`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 import torch
@@ -19,8 +19,9 @@ from ttlaunch.runtime.flat import FlatParameters
 from ttlaunch.runtime.gpt import Block, Embedding, Head, Masks, seeded_generator
 from ttlaunch.runtime.mlp import ContextEmbedding, FeedForwardBlock
 from ttlaunch.runtime.pipeline_grid import cut_into_parts
+from ttlaunch.runtime.tied import EMBEDDING, HEAD
 
-_STDS = {"embedding.token.weight": 1.0, "embedding.position.weight": 0.1, "head.output.weight": 0.02}
+_STDS = {EMBEDDING: 1.0, "embedding.position.weight": 0.1, HEAD: 0.02}
 
 
 class Model(nn.Module):
@@ -41,16 +42,69 @@ class Model(nn.Module):
         self.blocks = nn.ModuleDict({str(index): block(sizes, index=index) for index in blocks})
         self.head = Head(sizes, vocabulary=vocabulary) if has_head else None
         self.num_blocks = sizes.num_blocks
+        self.is_tied = sizes.tie_embeddings
         self.vocabulary = vocabulary
         self._cfg = cfg
         self.seed = cfg.training_config.seed
-        initialise(self.named_parameters(), seed=self.seed, num_blocks=sizes.num_blocks)
+        initialise(self.named_parameters(), seed=self.seed, num_blocks=sizes.num_blocks, is_tied=self.is_tied)
+        if self._both_uses is not None:
+            nn.init.zeros_(self._both_uses[1])
 
     def flatten(self, device: torch.device) -> None:
         """Move to the device and lay parameters and gradients out flat; call once, before training."""
         self.to(device)
         self._flat = FlatParameters(self.parameters())
         self.weights_N, self.grads_N = self._flat.weights_N, self._flat.grads_N
+
+    @property
+    def copies(self) -> frozenset[str]:
+        """Parameters that another rank has, too, and owns: its checkpoints have them."""
+        return (
+            frozenset({EMBEDDING}) if self.is_tied and self.embedding is None and self.head is not None else frozenset()
+        )
+
+    @property
+    def tied_gradient_VD(self) -> Tensor | None:
+        """Where a pipeline has the gradient of this rank's use of the matrix that embedding and head share; else None."""
+        if not self.is_tied or self._both_uses is not None:
+            return None
+        use = (
+            self.embedding.token if self.embedding is not None else self.head.output if self.head is not None else None
+        )
+        return None if use is None else use.weight.grad
+
+    @property
+    def _both_uses(self) -> tuple[Tensor, Tensor] | None:
+        """The shared matrix, and where the gradient of its second use is gathered, if both uses are on this rank."""
+        if not self.is_tied or self.embedding is None or self.head is None:
+            return None
+        return self.embedding.token.weight, self.head.output.weight
+
+    def named_parameters(
+        self,
+        prefix: str = "",
+        recurse: bool = True,  # noqa: FBT001, FBT002  signature of nn.Module
+        remove_duplicate: bool = True,  # noqa: FBT001, FBT002
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Each parameter once, under its name in the whole model; a matrix that two layers share is the embedding's."""
+        for name, parameter in super().named_parameters(prefix, recurse, remove_duplicate):
+            if not self.is_tied or name != prefix + HEAD:
+                yield name, parameter
+            elif self.embedding is None:
+                yield prefix + EMBEDDING, parameter
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:  # noqa: FBT001, FBT002  signature of nn.Module
+        """All that has a gradient, also the place where the gradient of a second use is gathered, which comes last."""
+        return (parameter for _, parameter in super().named_parameters(recurse=recurse))
+
+    @torch.no_grad()
+    def add_second_use(self) -> None:
+        """Add the mean gradients of both uses of a shared matrix; the optimizer does so once they are complete."""
+        if self._both_uses is not None:
+            first, second = (parameter.grad for parameter in self._both_uses)
+            if first is not None and second is not None:
+                first.add_(second)
+                second.zero_()
 
     def take_gradients(self) -> Tensor:
         """All gradients, `grads_N`; a parameter that got none counts as zero. Zero them before the next backward."""
@@ -85,7 +139,7 @@ class Model(nn.Module):
         at = [place for place, (name, _) in enumerate(parameters) if _is_in(name, blocks, self.num_blocks)]
         starts = [parameter.storage_offset() for _, parameter in parameters]
         after = at[-1] + 1
-        end = starts[after] if after < len(starts) else len(self.weights_N)
+        end = starts[after] if blocks.stop < self.num_blocks and after < len(starts) else len(self.weights_N)
         return range(at[0], after), range(starts[at[0]], end)
 
     def forward(self, x: Tensor, masks: Masks | None = None, *, blocks: range | None = None) -> Tensor:
@@ -105,7 +159,11 @@ class Model(nn.Module):
             x = self.embedding(x, masks)
         for block in self.blocks.values() if blocks is None else [self.blocks[str(index)] for index in blocks]:
             x = block(x, masks)
-        return self.head(x) if self.head is not None and (blocks is None or blocks.stop == self.num_blocks) else x
+        if self.head is None or (blocks is not None and blocks.stop < self.num_blocks):
+            return x
+        tied_VD = self._both_uses[0] if self._both_uses is not None else None
+        logits_BTV: Tensor = self.head(x, tied_VD=tied_VD)
+        return logits_BTV
 
 
 def build_model(
@@ -148,11 +206,11 @@ def _is_in(name: str, blocks: range, num_blocks: int) -> bool:
 
 
 @torch.no_grad()
-def initialise(parameters: Iterable[tuple[str, Tensor]], *, seed: int, num_blocks: int) -> None:
+def initialise(parameters: Iterable[tuple[str, Tensor]], *, seed: int, num_blocks: int, is_tied: bool) -> None:
     """Set every parameter from (seed, name) alone.
 
-    Biases are 0, norms 1. The standard deviation is 1 for tokens, 0.1 for positions, and 0.02 for the head, so that
-    training begins at the loss of guessing; for the other matrices 1 / sqrt(inputs), and for those that add to the
+    Biases are 0, norms 1. The standard deviation is 1 for tokens, 0.1 for positions, and 0.02 for the head, and for tokens
+    that share its matrix, so that training begins at the loss of guessing; for the other matrices 1 / sqrt(inputs), and for those that add to the
     residual stream 1 / sqrt(2 num_blocks) of that, as in GPT-2.
     """
     for name, parameter in parameters:
@@ -161,7 +219,7 @@ def initialise(parameters: Iterable[tuple[str, Tensor]], *, seed: int, num_block
         elif "norm" in name:
             parameter.fill_(1)
         else:
-            std = _STDS.get(name, float(parameter.shape[1]) ** -0.5)
+            std = _STDS.get(HEAD if is_tied and name == EMBEDDING else name, float(parameter.shape[1]) ** -0.5)
             if name.endswith("_out.weight"):
                 std *= (2 * num_blocks) ** -0.5
             parameter.normal_(0, std, generator=seeded_generator("parameter", seed, name))

@@ -86,7 +86,11 @@ class Optimizer:
             parameters: Places of those that count; None: all.
         """
         chosen = self._parameters if parameters is None else self._parameters[parameters.start : parameters.stop]
+        if parameters is None or 0 in parameters:  # the embedding's, which gradients reach last
+            self._model.add_second_use()
         gradients = [parameter.grad for parameter in chosen if parameter.grad is not None]
+        if not gradients:
+            return []
         norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
         return [float(norm) ** 2 for norm in torch.stack(norms).tolist()]
 

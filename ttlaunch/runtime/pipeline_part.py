@@ -14,12 +14,15 @@ from ttlaunch.runtime.collectives import chain_all_gather
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data import MicroBatch
 from ttlaunch.runtime.gradient_sums import all_reduce_mean
+from ttlaunch.runtime.ledger import operation
 from ttlaunch.runtime.model import Model, build_model
 from ttlaunch.runtime.optimizers import build_optimizer
 from ttlaunch.runtime.pipeline_grid import PipelineGrid, cut_into_parts
 from ttlaunch.runtime.pipeline_links import PipelineLinks
 from ttlaunch.runtime.reduction import GradientTree
 from ttlaunch.runtime.schedules import Action, ScheduleName, order_of_passes
+
+_TIED = 30_007
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,8 @@ class PipelinePart:
         Returns:
             Mean loss per token, which is right on the last stage; tokens of the whole step.
 
-        Cost: with several replicas an `all_reduce_mean` of each chunk's gradients among them; else no message.
+        Cost: with several replicas an `all_reduce_mean` of each chunk's gradients among them; with tied embeddings one
+            message each way between first and last stage, of the matrix's bytes; else no message.
         """
         count, loss, tokens = self._cfg.training_config.micro_batches, 0.0, 0
         for chunk in self.chunks:
@@ -115,7 +119,22 @@ class PipelinePart:
             else:
                 among = self.grid.replicas
                 loss, tokens = all_reduce_mean(self._ctx, chunk.sums, chunk.grads_C, among=among, micro_batches=count)
+        self._share_tied_gradient()
         return loss, tokens
+
+    def _share_tied_gradient(self) -> None:
+        """Add the gradients of both uses of a shared matrix, on first and last stage alike; see `tied.py`."""
+        mine_VD, ends = self.model.tied_gradient_VD, (self.grid.stages[0], self.grid.stages[-1])
+        if mine_VD is None:
+            return
+        other = ends[1] if self.grid.rank == ends[0] else ends[0]
+        theirs_VD = torch.empty_like(mine_VD)
+        with operation(self._ctx, "tied_gradient"):
+            arriving = self._ctx.irecv(theirs_VD, source=other, tag=_TIED)
+            sending = self._ctx.isend(mine_VD, dest=other, tag=_TIED)
+        arriving.wait()
+        sending.wait()
+        mine_VD.add_(theirs_VD)
 
     def squared_norms(self) -> list[float]:
         """The squared norm of the gradient of each parameter of the whole model, in the model's order, on every rank.

@@ -17,6 +17,10 @@ from ttlaunch.runtime.world import Rank
 class HasParameters(Protocol):
     """The part of a model that checkpoints see."""
 
+    @property
+    def copies(self) -> Collection[str]:
+        """Parameters that another rank writes."""
+
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
 
     def names_of_whole(self) -> Collection[str]: ...
@@ -102,7 +106,7 @@ class Checkpoints:
         self._writer.wait()
         self.check()
         if self._image is None or self._imaged is not model:  # a pipeline's blocks may have moved to another model
-            self._image, self._imaged = ShardImage(_tensors(model, optimizer)), model
+            self._image, self._imaged = ShardImage(_owned(model, optimizer)), model
         copied = self._writer.start(Shard(step, self._rank, owners, state), self._image)
         optimizer.wait_before_update(copied)
 
@@ -128,3 +132,12 @@ def _tensors(model: HasParameters, optimizer: HasState) -> dict[str, Tensor]:
     """All that this rank's shard holds: weights under their own names, optimizer state beside them."""
     state = {f"{contract.OPTIMIZER_PREFIX}{name}": tensor for name, tensor in optimizer.named_state()}
     return {name: parameter.detach() for name, parameter in model.named_parameters()} | state
+
+
+def _owned(model: HasParameters, optimizer: HasState) -> dict[str, Tensor]:
+    """The same without what another rank writes."""
+    return {
+        name: tensor
+        for name, tensor in _tensors(model, optimizer).items()
+        if not any(name == copy or name.endswith(f".{copy}") for copy in model.copies)
+    }
