@@ -83,11 +83,12 @@ def worker(cfg: Config, ctx: RankContext) -> None:
             rate = optimizer.step(step, norm=norm)
             if is_first:
                 ctx.report(step, loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
-                ctx.checkpoint(step, model, optimizer, owners=workers[:1])  # all workers hold the same
             else:
                 ctx.report(step)
             if validation_is_due(cfg, ctx, step):
                 _validate(cfg, ctx, model, step)
+            if is_first:
+                ctx.checkpoint(step, model, optimizer, owners=workers[:1])  # all workers hold the same
     ctx.report_parameters(model.named_parameters())
 
 
@@ -125,5 +126,4 @@ def _validate(cfg: Config, ctx: RankContext, model: Model, step: int) -> None:
     share = contiguous_blocks(len(losses_V), len(workers))[ctx.position("worker")]
     losses_V[share.start : share.stop] = validation_losses(cfg, ctx, model, among=workers)
     all_gather(ctx, losses_V, among=workers)
-    if ctx.position("worker") == 0:
-        ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens)
+    ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens, reporter=workers[0])

@@ -8,6 +8,7 @@ from ttlaunch.recipe import (
     Traffic,
     TrainingFile,
     agreed_buckets,
+    agreed_stop,
     every_worker_has_a_micro_batch,
     per,
     shares,
@@ -31,6 +32,7 @@ def traffic(config: Config, ranks: Ranks) -> list[Traffic]:
             Traffic("validation", worker, server, per_validation=NUMBER_BYTES * share),
             Traffic("weights", server, worker, per_step=size, once=size),
             agreed_buckets(server, worker),
+            *agreed_stop(config, server, worker),
         ]
     for optimizer in ranks.of("optimizer"):
         server, size = ranks.sole("aggregator"), ranks.weight_bytes(optimizer)
@@ -38,6 +40,7 @@ def traffic(config: Config, ranks: Ranks) -> list[Traffic]:
             Traffic("gradients", server, optimizer, per_step=size),
             Traffic("weights", optimizer, server, per_step=size, once=size),
             agreed_buckets(server, optimizer),
+            *agreed_stop(config, server, optimizer),
         ]
     return found
 

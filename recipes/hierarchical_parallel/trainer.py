@@ -28,6 +28,7 @@ from ttlaunch.runtime import (
     OptimizerLink,
     RankContext,
     RemoteOptimizer,
+    agree,
     build_model,
     build_optimizer,
     contiguous_blocks,
@@ -55,7 +56,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     workers, model = ctx.ranks("worker"), build_model(cfg, ctx)
     optimizer = RemoteOptimizer(model.parameters(), server, ctx=ctx, block=_blocks(cfg, ctx)[ctx.rank], model=model)
     optimizer.receive_weights()  # all workers begin with the optimizer's
-    ctx.send(validation_losses(cfg, ctx, model, among=workers), dest=server, operation="validation")
+    _validate(cfg, ctx, model, server)
     for step in ctx.steps(cfg):
         optimizer.zero_grad()
         losses, tokens = 0.0, 0
@@ -67,7 +68,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         optimizer.step()  # weights come in; each layer's next forward pass waits for its own
         ctx.report(step, loss=mean_per_token(losses, tokens), tokens=tokens)
         if validation_is_due(cfg, ctx, step):
-            ctx.send(validation_losses(cfg, ctx, model, among=workers), dest=server, operation="validation")
+            _validate(cfg, ctx, model, server)
     optimizer.receive_weights()
     ctx.report_parameters(model.named_parameters())
 
@@ -86,9 +87,9 @@ def aggregator_optimizer(cfg: Config, ctx: RankContext) -> None:
             hub.send_weights(bucket)
         hub.end_step()
         ctx.report(step, loss=loss, tokens=tokens, grad_norm=update.norm, learning_rate=update.rate)
-        ctx.checkpoint(step, model, optimizer)
         if validation_is_due(cfg, ctx, step):
             _receive_validation(cfg, ctx, step)
+        ctx.checkpoint(step, model, optimizer)
     ctx.report_parameters(model.named_parameters())
 
 
@@ -121,11 +122,14 @@ def optimizer(cfg: Config, ctx: RankContext) -> None:
     update = BucketedUpdate(optimizer, cfg=cfg, model=model)
     link = AggregatorLink(model.parameters(), ctx=ctx, aggregator=ctx.sole("aggregator"))
     link.send_first_weights()
+    agree(ctx, ctx.early_stop, source=ctx.sole("aggregator"))
     for step in ctx.steps(cfg):
         for bucket in update.step(step, link.gradients()):  # with clipping, after the last gradient has come
             link.send_weights(bucket)
         link.end_step()
         ctx.report(step, grad_norm=update.norm, learning_rate=update.rate)
+        if validation_is_due(cfg, ctx, step):
+            agree(ctx, ctx.early_stop, source=ctx.sole("aggregator"))
         ctx.checkpoint(step, model, optimizer)
     ctx.report_parameters(model.named_parameters())
 
@@ -146,9 +150,16 @@ def _hub(cfg: Config, ctx: RankContext, model: Model) -> GradientHub:
     )
 
 
+def _validate(cfg: Config, ctx: RankContext, model: Model, server: int) -> None:
+    """Send the losses of this worker's share, and hear whether training goes on."""
+    ctx.send(validation_losses(cfg, ctx, model, among=ctx.ranks("worker")), dest=server, operation="validation")
+    agree(ctx, ctx.early_stop, source=server)
+
+
 def _receive_validation(cfg: Config, ctx: RankContext, step: int) -> None:
     workers, data = ctx.ranks("worker"), ctx.data(cfg)
     losses_V = torch.empty(data.validation_micro_batches, dtype=torch.float64)
     for rank, block in zip(workers, contiguous_blocks(len(losses_V), len(workers)), strict=True):
         ctx.recv(losses_V[block.start : block.stop], source=rank)
     ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens)
+    agree(ctx, ctx.early_stop, dests=(*workers, *ctx.ranks("optimizer")))

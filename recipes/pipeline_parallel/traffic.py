@@ -8,6 +8,7 @@ from ttlaunch.recipe import (
     Ranks,
     Traffic,
     TrainingFile,
+    agreed_stop,
     all_reduce_bytes,
     all_reduce_mean_traffic,
     per,
@@ -41,7 +42,7 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic] | None:
         return None
     replicas = [stages[at : at + width] for at in range(0, len(stages), width)]
     for at, replica in enumerate(replicas):
-        found += _passes(config, ranks, replica, at=at, count=len(replicas)) + _norms(ranks, replica)
+        found += _passes(config, ranks, replica, at=at, count=len(replicas)) + _norms(config, ranks, replica)
     for column in zip(*replicas, strict=True):
         found += _means(config, ranks, column)
     found += validation_traffic([replica[-1] for replica in replicas], ranks.validation_micro_batches)
@@ -66,14 +67,18 @@ def _passes(config: TrainingFile, ranks: Ranks, replica: list[int], *, at: int, 
     ]
 
 
-def _norms(ranks: Ranks, replica: list[int]) -> list[Traffic]:
-    """Part and squared norm of each parameter: what has come so far on the way down the chain, everything on the way up."""
+def _norms(config: TrainingFile, ranks: Ranks, replica: list[int]) -> list[Traffic]:
+    """Part and squared norm of each parameter: what has come so far on the way down the chain, everything on the way up.
+
+    And from the last stage up, whether training goes on.
+    """
     found, so_far = [], 0
     total = sum(2 * ranks.tensors(rank) for rank in replica)
     for before, after in pairwise(replica):
         so_far += 2 * ranks.tensors(before)
         found.append(Traffic("squared_norms", before, after, per_step=NUMBER_BYTES * (1 + so_far)))
         found.append(Traffic("squared_norms", after, before, per_step=NUMBER_BYTES * (1 + total)))
+        found += agreed_stop(config, after, before)
     return found
 
 

@@ -28,6 +28,7 @@ from ttlaunch.runtime import (
     PipelinePart,
     RankContext,
     ScheduleChoice,
+    agree,
     all_gather,
     contiguous_blocks,
     count_tokens,
@@ -66,10 +67,10 @@ def stage(cfg: Config, ctx: RankContext) -> None:
             ctx.report(step, loss=mean_loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
         else:
             ctx.report(step)
-        if grid.replica == 0:  # all replicas hold the same
-            ctx.checkpoint(step, part.model, part.optimizer, owners=grid.stages)
         if validation_is_due(cfg, ctx, step):
             _validate(cfg, ctx, part, step)
+        if grid.replica == 0:  # all replicas hold the same
+            ctx.checkpoint(step, part.model, part.optimizer, owners=grid.stages)
     ctx.report_parameters(part.model.named_parameters())
 
 
@@ -118,5 +119,5 @@ def _validate(cfg: Config, ctx: RankContext, part: PipelinePart, step: int) -> N
     links.finish()
     if grid.is_last_stage:
         all_gather(ctx, losses_V, among=grid.replicas)
-        if grid.replica == 0:
-            ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens)
+        ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens, reporter=grid.replicas[0])
+    agree(ctx, ctx.early_stop, source=grid.next_stage, dests=grid.stages[: grid.stage][-1:])

@@ -38,7 +38,7 @@ def test_plain_lines_tell_of_validations_and_the_last_step(capsys):
     view, (worker, optimizer) = PlainView(), ranks_of("worker", "optimizer")
     records = [(optimizer, {"kind": "validation", "time": 0.5, "step": 0, "loss": 5.5})]
     records += [(state, record) for state in (worker, optimizer) for record in steps(state, upto=4)]
-    records += [(optimizer, {"kind": "validation", "time": 5, "step": 4, "loss": 1.25})]
+    records += [(optimizer, {"kind": "validation", "time": 5, "step": 4, "loss": 1.25, "perplexity": 3.4903})]
     for state, record in records:
         fold(state, record)
         view.record(state, record)
@@ -47,7 +47,7 @@ def test_plain_lines_tell_of_validations_and_the_last_step(capsys):
         "rank 1 optimizer | step 0: validation loss 5.5000\n"
         "rank 1 optimizer | step 1/4 loss 4.0000\n"
         "rank 1 optimizer | step 4/4 loss 1.0000 100 tokens/s\n"
-        "rank 1 optimizer | step 4: validation loss 1.2500\n"
+        "rank 1 optimizer | step 4: validation loss 1.2500, perplexity 3.49\n"
     )
     assert said.err == ""
 

@@ -76,6 +76,15 @@ def test_tiers_move_what_they_say(books, server, workers, micro_batches):
     check_exact(books("hierarchical_parallel", ["worker"] * workers + server, micro_batches=micro_batches))
 
 
+@pytest.mark.parametrize("recipe", ["hierarchical_parallel", "pipeline_parallel"])
+def test_the_verdict_on_going_on_is_in_the_formula(books, recipe):
+    config = small(4, 3)
+    config["training_config"] |= {"early_stop_patience": 9}
+    if recipe == "pipeline_parallel":
+        config["multihost_config"] = {"pipeline_parallel_config": {"blocks_per_rank": [1, 1]}}
+    check_exact(books(recipe, ["stage"] * 2 if "multihost_config" in config else ["worker"] * 2 + THREE, config=config))
+
+
 def test_the_six_edges_of_a_step(books):
     """A12: a worker moves 2S and one S for each further subtree, the aggregator 2(W + 1)S, the optimizer 2S."""
     recorded = books("hierarchical_parallel", ["worker"] * 3 + THREE, micro_batches=8, steps=3)

@@ -88,10 +88,7 @@ class PlainView:
         kind = record.get("kind")
         if kind == contract.KIND_VALIDATION:
             self._lead = state.row.rank
-            loss = record.get("loss")
-            return f"step {record.get('step')}: validation loss " + (
-                f"{loss:.4f}" if isinstance(loss, float) else str(loss)
-            )
+            return f"step {record.get('step')}: {_validation(record)}"
         lead = self._lead is None or self._lead == state.row.rank
         due = time.monotonic() - self._last_line >= _LINE_EVERY_S
         step = record.get("step")
@@ -166,9 +163,16 @@ class TableView:
                 _left(ranks, done, total),
             ]
         if validations:
-            cells.append(f"validation loss {float(validations[-1]['loss']):.4f}")
+            cells.append(_validation(validations[-1]))
         line.add_row(*cells)
         return line
+
+
+def _validation(record: Mapping[str, Any]) -> str:
+    """The loss of a validation, and the perplexity where the recipe gives one."""
+    loss, perplexity = record.get("loss"), record.get("perplexity")
+    text = "validation loss " + (f"{loss:.4f}" if isinstance(loss, float) else str(loss))
+    return f"{text}, perplexity {perplexity:,.4g}" if isinstance(perplexity, int | float) else text
 
 
 def _left(ranks: list[RankState], done: int, total: int) -> str:

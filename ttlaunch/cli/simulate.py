@@ -175,6 +175,8 @@ def _summary(simulation: "Simulation", plan: "LaunchPlan") -> str:
         lines.append(f"  steps            {report.steps}")
     if report.last_validation is not None:
         lines.append(f"  validation loss  {report.first_validation:.4f} first, {report.last_validation:.4f} last")
+    if report.last_perplexity is not None:
+        lines.append(f"  perplexity       {report.last_perplexity:,.4g}")
     messages, sent = (sum(edge[key] for edge in simulation.edges) for key in ("messages", "bytes"))
     lines.append(f"  sent             {counted(messages, 'message')}, {sent / 1e6:.2f} MB")
     roles = [row.role for row in plan.ranks]

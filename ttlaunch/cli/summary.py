@@ -31,6 +31,8 @@ def show_summary(report: Report, plan: LaunchPlan, folder: RunFolder, *, stream:
         first, last = report.first_validation, report.last_validation
         change = f" ({(last / first - 1) * 100:+.0f} %)" if first and math.isfinite(last / first) else ""
         lines.append(f"  validation loss  {first:.4f} first, {last:.4f} last{change}")
+    if report.last_perplexity is not None:
+        lines.append(f"  perplexity       {report.last_perplexity:,.4g}")
     if report.tokens_per_s:
         lines.append(f"  speed            {report.tokens_per_s:,.0f} tokens/s")
     lines += [f"  {name:16} {_plain(value)}" for name, value in report.results.items()]

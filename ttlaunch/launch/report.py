@@ -22,6 +22,7 @@ class Report:
     Attributes:
         status: "done", "failed", "interrupted" or "terminated".
         first_validation, last_validation: Mean loss per token in nats, None if none was measured.
+        last_perplexity: Of the last validation: the exponential of its loss.
         parameters_sha256: Over all parameters in name order; None if no rank reported them.
         parameters_agree: Whether all ranks that hold a parameter hold the same bits.
         began_from: The checkpoint or the weights that training began from: `origin`, `step` and, of a checkpoint, which
@@ -41,6 +42,7 @@ class Report:
     steps: int
     first_validation: float | None
     last_validation: float | None
+    last_perplexity: float | None
     tokens_per_s: float | None
     parameters_sha256: str | None
     parameters_agree: bool
@@ -89,6 +91,7 @@ def make_report(
         steps=max((state.step for state in ranks), default=0),
         first_validation=validations[0]["loss"] if validations else None,
         last_validation=validations[-1]["loss"] if validations else None,
+        last_perplexity=validations[-1].get("perplexity") if validations else None,
         tokens_per_s=max(speeds) if speeds else None,
         parameters_sha256=digest,
         parameters_agree=agree,

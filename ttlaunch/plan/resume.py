@@ -20,6 +20,8 @@ _FREE = (
     "training_config.data_path",  # its content counts instead
     "training_config.validation_interval",
     "training_config.validation_sequences",
+    "training_config.early_stop_patience",
+    "training_config.early_stop_min_delta",
 )
 _LENGTH = ("training_config.steps", "training_config.num_epochs")
 _SHAPE = ("transformer_config", "training_config.model_type", "training_config.tokenizer_type")

@@ -46,6 +46,13 @@ class TrainingConfig(Section):
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.1, description="share of the text kept for it")
     validation_interval: Positive = Field(20, description="steps between validations; first and last always happen")
     validation_sequences: Positive = Field(32, description="sequences of one validation, at most those there are")
+    early_stop_patience: Positive | None = Field(
+        None,
+        description="validations in a row without improvement after which training ends; null: it never ends early",
+    )
+    early_stop_min_delta: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="nats by which the validation loss must fall below its best to count as an improvement"
+    )
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="update rule")
     learning_rate: PositiveFloat = Field(3e-3, description="peak of the schedule, per step")
     beta1: Fraction = Field(0.9, description="AdamW: decay of the mean of gradients; SGD: momentum")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ttlaunch.recipe.blocks import aligned_subtrees, contiguous_blocks
+from ttlaunch.recipe.sections import TrainingFile
 
 VALUE_BYTES = 4
 """Of a weight or a gradient, float32."""
@@ -122,6 +123,13 @@ Raises `LookupError` where a rank has not said what is needed.
 def agreed_buckets(source: int, dest: int) -> Traffic:
     """How large buckets are: two numbers in one step, or in each of the first ones while sizes are tried."""
     return Traffic("bucket_size", source, dest, once=2 * NUMBER_BYTES, slack=2 * NUMBER_BYTES * _MOST_TRIALS)
+
+
+def agreed_stop(config: TrainingFile, source: int, dest: int) -> list[Traffic]:
+    """Whether training goes on after a validation, where it may end early: three numbers."""
+    if config.training_config.early_stop_patience is None:
+        return []
+    return [Traffic("early_stop", source, dest, per_validation=3 * NUMBER_BYTES)]
 
 
 def sums_of_blocks(micro_batches: int, parts: int) -> list[int]:

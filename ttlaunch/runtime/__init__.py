@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ttlaunch.runtime.agreement import agree
     from ttlaunch.runtime.bucket_link import AggregatorLink, OptimizerLink
     from ttlaunch.runtime.bucketed_update import BucketedUpdate, update_order
     from ttlaunch.runtime.collectives import (
@@ -53,6 +54,7 @@ __all__ = [
     "RankContext",
     "RemoteOptimizer",
     "ScheduleChoice",
+    "agree",
     "all_gather",
     "all_reduce",
     "all_reduce_mean",
@@ -84,6 +86,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "agreement": ("agree",),
     "bucket_link": ("AggregatorLink", "OptimizerLink"),
     "bucketed_update": ("BucketedUpdate", "update_order"),
     "collectives": (

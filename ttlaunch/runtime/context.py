@@ -13,8 +13,10 @@ from ttlaunch.recipe.corpus import Corpus
 from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints, HasParameters, HasState
 from ttlaunch.runtime.data import TextData
 from ttlaunch.runtime.digests import digests
+from ttlaunch.runtime.early_stop import EarlyStop
 from ttlaunch.runtime.ledger import Ledger, operation
 from ttlaunch.runtime.ledger_socket import LedgerSocket
+from ttlaunch.runtime.losses import mean_per_token, perplexity
 from ttlaunch.runtime.phases import watch_passes
 from ttlaunch.runtime.records import ProgressWriter
 from ttlaunch.runtime.reduction import GradientTree
@@ -34,6 +36,7 @@ class RankContext:
         host: Where it runs.
         device: What it computes on.
         step: The step it is in; 0 before the first.
+        early_stop: Whether training goes on; on all ranks that know the validations' losses, others `agree`.
         steps_done: Steps that were done before this run began; 0 unless it goes on from a checkpoint.
         ledger: What this rank has sent and how long it has waited; the verbs below enter it.
     """
@@ -48,6 +51,7 @@ class RankContext:
         device: torch.device,
         corpus: Corpus | None,
         checkpoints: Checkpoints | None = None,
+        early_stop: EarlyStop | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         self.rank = rank
@@ -63,6 +67,7 @@ class RankContext:
         self._corpus = corpus
         self._data: TextData | None = None
         self._checkpoints = checkpoints
+        self.early_stop = early_stop or EarlyStop(None)
 
     def ranks(self, role: str) -> tuple[Rank, ...]:
         """The ranks that have a role, in order."""
@@ -143,8 +148,13 @@ class RankContext:
         return self._data
 
     def steps(self, cfg: TrainingFile) -> Iterator[int]:
-        """Count the steps of the run, from 1 or from the one after the checkpoint that it goes on from."""
+        """Count the steps of the run, from 1 or from the one after the checkpoint that it goes on from.
+
+        They end early where validations no longer improve and the configuration says so.
+        """
         for step in range(self.steps_done + 1, self.data(cfg).total_steps + 1):
+            if self.early_stop.is_over:
+                return
             self.step = step
             self.ledger.begin_step(step)
             yield step
@@ -166,6 +176,8 @@ class RankContext:
     def checkpoint(self, step: int, model: HasParameters, optimizer: HasState, *, owners: Sequence[Rank] = ()) -> None:
         """Keep weights and optimizer state of this step, if a checkpoint is due; they are written in the background.
 
+        Call it after the step's validation, and after `agree` on whether training goes on: the last step has one.
+
         Args:
             step: That has just been done.
             model: This rank's part of it.
@@ -174,9 +186,8 @@ class RankContext:
 
         Cost: no message; a copy of weights and state, which stays in host memory, and as much written to the disk.
         """
-        if self._checkpoints is not None and self._checkpoints.is_due(
-            step, last_step=self._required_data().total_steps
-        ):
+        last_step = step if self.early_stop.is_over else self._required_data().total_steps
+        if self._checkpoints is not None and self._checkpoints.is_due(step, last_step=last_step):
             owners = owners or self.ranks(self.role)
             self._checkpoints.save(step, model, optimizer, owners=owners, state=self._state(step))
 
@@ -188,7 +199,8 @@ class RankContext:
 
     def _state(self, step: int) -> dict[str, Any]:
         """What training goes on from besides tensors; learning rate and dropout masks follow from the step alone."""
-        return {"data": self._required_data().position(step), "loss_scaler": None}
+        position = self._required_data().position(step)
+        return {"data": position, "loss_scaler": None, "early_stop": self.early_stop.state()}
 
     def _required_data(self) -> TextData:
         assert self._data is not None  # noqa: S101 - whoever has a model has asked the data for its vocabulary
@@ -218,9 +230,20 @@ class RankContext:
         self.ledger.end_step()
         self._records.write(contract.KIND_STEP, step=step, **values)
 
-    def report_validation(self, step: int, losses: Iterable[float], *, tokens: int) -> None:
-        """Report the mean of a validation after `step`, from its summed losses by micro-batch, added in that order."""
-        self._records.write(contract.KIND_VALIDATION, step=step, loss=sum(losses) / tokens, tokens=tokens)
+    def report_validation(
+        self, step: int, losses: Iterable[float], *, tokens: int, reporter: Rank | None = None
+    ) -> None:
+        """Report the mean of a validation after `step`, from its summed losses by micro-batch, added in that order.
+
+        All ranks that know the losses call this; with a `reporter` only that one writes them down.
+        """
+        loss = mean_per_token(sum(losses), tokens)
+        self.early_stop.observe(step, loss, is_last=step == self._required_data().total_steps)
+        if reporter in {None, self.rank}:
+            values = {"loss": loss, "perplexity": perplexity(loss), "tokens": tokens}
+            self._records.write(contract.KIND_VALIDATION, step=step, **values)
+            if self.early_stop.is_over:
+                self.result("stopped early", self.early_stop.reason())
 
     def report_parameters(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Leave a digest of each parameter this rank holds; every holder does so at the end, and they are compared."""

@@ -65,6 +65,7 @@ class _RankRun:
 
     def _call_role(self, world: World, comm: "MPI.Intracomm", cfg: ConfigFile, corpus: Corpus | None) -> None:
         from ttlaunch.runtime.context import RankContext  # noqa: PLC0415  torch is imported after the world is checked
+        from ttlaunch.runtime.early_stop import make_early_stop  # noqa: PLC0415
         from ttlaunch.runtime.ledger import Ledger  # noqa: PLC0415
 
         device = choose_device(cfg.device_config, local_rank=world.local_ranks[self.rank])
@@ -83,6 +84,7 @@ class _RankRun:
             device=device,
             corpus=corpus,
             checkpoints=checkpoints,
+            early_stop=make_early_stop(cfg, world.start),
             ledger=Ledger(self.run_dir / contract.ledger_file(self.rank)),
         )
         ready = {"total_steps": self.context.data(cfg).total_steps} if corpus else {}

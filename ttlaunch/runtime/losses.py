@@ -3,6 +3,8 @@
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence, V = vocabulary.
 """
 
+import math
+
 from torch import Tensor
 from torch.nn import functional
 
@@ -22,6 +24,14 @@ def summed_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 def count_tokens(targets_BT: Tensor) -> int:
     """How many targets count: the weight that a micro-batch has in the mean."""
     return int((targets_BT != IGNORED).sum().item())
+
+
+def perplexity(mean_loss: float) -> float:
+    """The exponential of a mean loss in nats: among how many equally likely tokens the model still hesitates."""
+    try:
+        return math.exp(mean_loss)
+    except OverflowError:
+        return math.inf
 
 
 def mean_per_token(summed: float, tokens: int) -> float:

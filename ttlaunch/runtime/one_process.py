@@ -29,7 +29,7 @@ def train_in_one_process(cfg: TrainingFile, ctx: RankContext) -> None:
         norm = global_norm(optimizer.squared_norms())
         rate = optimizer.step(step, norm=norm)
         ctx.report(step, loss=mean_loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
-        ctx.checkpoint(step, model, optimizer)
         if validation_is_due(cfg, ctx, step):
             ctx.report_validation(step, validation_losses(cfg, ctx, model).tolist(), tokens=data.validation_tokens)
+        ctx.checkpoint(step, model, optimizer)
     ctx.report_parameters(model.named_parameters())

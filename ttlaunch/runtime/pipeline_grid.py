@@ -37,6 +37,11 @@ class PipelineGrid:
         return self.replicas.index(self.rank)
 
     @property
+    def next_stage(self) -> Rank | None:
+        """The rank of the stage after this one; None on the last."""
+        return next(iter(self.stages[self.stage + 1 :]), None)
+
+    @property
     def is_last_stage(self) -> bool:
         """Only the last stage sees the loss."""
         return self.rank == self.stages[-1]

@@ -21,6 +21,7 @@ from ttlaunch.recipe.corpus import Corpus
 from ttlaunch.recipe.importing import import_recipe_module
 from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
 from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.early_stop import make_early_stop
 from ttlaunch.runtime.entry import choose_device, read_checked_corpus, read_config
 from ttlaunch.runtime.in_process import InProcessWorld, Outcome
 from ttlaunch.runtime.ledger import Ledger
@@ -94,6 +95,7 @@ def _live(
         device=device,
         corpus=corpus,
         checkpoints=checkpoints,
+        early_stop=make_early_stop(cfg, world.start),
         ledger=Ledger(run_dir / contract.ledger_file(rank)),
     )
     introduce(rank, ctx)

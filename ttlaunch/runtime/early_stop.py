@@ -1,0 +1,83 @@
+"""Ending training when validations no longer improve; a function of their losses, so the same in every layout.
+
+Source: L. Prechelt, "Early Stopping - But When?", in "Neural Networks: Tricks of the Trade", 1998: its third class of
+criteria, counted in validations.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ttlaunch.recipe import ConfigFile, TrainingConfig, TrainingFile
+
+
+class EarlyStop:
+    """Counts validations without improvement.
+
+    Attributes:
+        name: Of its messages, in reports.
+        best: Lowest mean loss that counted as an improvement.
+        misses: Validations since then.
+    """
+
+    name = "early_stop"
+
+    def __init__(self, training: TrainingConfig | None, *, state: Mapping[str, Any] | None = None) -> None:
+        """Begin, or go on from a checkpoint's `state()`; without a configuration training never ends early."""
+        self._training = training
+        self.best, self.misses, self._step = math.inf, 0, -1
+        if state:
+            self.take([state["best"], state["misses"], state["step"]])
+
+    @property
+    def is_on(self) -> bool:
+        return self._patience is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there were as many validations without improvement as the configuration allows."""
+        return self._patience is not None and self.misses >= self._patience
+
+    @property
+    def _patience(self) -> int | None:
+        return self._training.early_stop_patience if self._training else None
+
+    def observe(self, step: int, mean_loss: float, *, is_last: bool = False) -> None:
+        """Take a validation into account.
+
+        One that a run without interruption would not make does not count: that before the first step of a run that
+        goes on from a checkpoint.
+        """
+        if self._training is None or step <= self._step or (step % self._training.validation_interval and not is_last):
+            return
+        self._step = step
+        if mean_loss < self.best - self._training.early_stop_min_delta:
+            self.best, self.misses = mean_loss, 0
+        else:
+            self.misses += 1
+
+    def reason(self) -> str:
+        """Why training is over, for the summary."""
+        delta = self._training.early_stop_min_delta if self._training else 0.0
+        amount = f" by {delta:g} or more" if delta else ""
+        times = "validation" if self.misses == 1 else f"{self.misses} validations"
+        return f"after step {self._step}: the validation loss has not fallen{amount} in {times}"
+
+    def state(self) -> dict[str, Any] | None:
+        """For a checkpoint; None if training never ends early."""
+        return {"best": self.best, "misses": self.misses, "step": self._step} if self.is_on else None
+
+    def values(self) -> list[float]:
+        """What other ranks need to agree."""
+        return [self.best, float(self.misses), float(self._step)]
+
+    def take(self, values: Sequence[float]) -> None:
+        """Agree with another rank's `values`."""
+        best, misses, step = values
+        self.best, self.misses, self._step = float(best), int(misses), int(step)
+
+
+def make_early_stop(cfg: ConfigFile, start: Mapping[str, Any] | None) -> EarlyStop:
+    """That of a run: its configuration, and what the checkpoint says that it goes on from."""
+    state = ((start or {}).get("state") or {}).get("early_stop")
+    return EarlyStop(cfg.training_config if isinstance(cfg, TrainingFile) else None, state=state)
