@@ -1,12 +1,16 @@
-"""How close the pipeline recipe comes to the bound of its own schedule: 1F1B, 2 stages, 8 micro-batches.
+"""How close the pipeline recipe comes to the bound of each schedule, and to torch's schedule of the same name.
 
-    python benchmarks/pipeline_bubble.py
+    PYTHONPATH=. python benchmarks/pipeline_bubble.py
 
-The bound is what the schedule would take if messages cost nothing: the passes of every stage are timed without any
-message, all stages at once because they share the machine's memory and caches in the pipeline too, and the 1F1B schedule
-is run on paper with those times, each pass starting as soon as the pass it depends on has ended. With equal stages this
-is (m + p - 1) / m of one stage's work. Rounds of both measurements alternate; medians are compared, and the fastest
-round of each, which other programs on the machine disturb least. Each rank computes with one thread on its own core.
+Two stages, eight micro-batches. The bound is what the schedule would take if messages cost nothing: the passes of every
+stage are timed without any message, all stages at once because they share the machine's memory and caches in the pipeline
+too, and the schedule is run on paper with those times, each pass starting as soon as the pass it depends on has ended.
+With equal stages this is (m + p - 1) / m of one stage's work. Torch's schedule (`torch.distributed.pipelining`, over gloo)
+runs the same modules on the same micro-batches; it adds gradients up in place, the recipe's in the canonical tree. Neither
+updates weights.
+
+In each round everything is measured once, in turns; medians are compared, and the median of the rounds' ratios is the
+verdict, because what disturbs a round disturbs both. Each rank computes with one thread on its own core.
 """
 
 import os
@@ -15,13 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 
-STAGES, MICRO_BATCHES, ROUNDS, WARM_UP = 2, 8, 20, 2
+STAGES, MICRO_BATCHES, ROUNDS, WARM_UP = 2, 8, 15, 2
+CHUNKS = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
+BOUND_LIMIT, TORCH_LIMIT = 0.93, 1.0
 CONFIG = {
     "training_config": {"batch_size": 32, "micro_batch_size": 32 // MICRO_BATCHES},
     "transformer_config": {"num_blocks": 4, "num_heads": 4, "embedding_dim": 256, "max_sequence_length": 128},
-    "multihost_config": {"pipeline_parallel_config": {"blocks_per_rank": [2, 2]}},
 }
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -35,27 +41,122 @@ def start() -> int:
     return subprocess.run(command, env=os.environ | as_root, check=False).returncode
 
 
-def scheduled_time(forward: list[list[float]], backward: list[list[float]]) -> float:
-    """When the last pass ends, for the time of each pass by stage and micro-batch, if messages took no time."""
-    from ttlaunch.runtime.schedules import one_f_one_b
-
-    stages, count = len(forward), len(forward[0])
-    orders = [one_f_one_b(stage, num_stages=stages, num_micro_batches=count) for stage in range(stages)]
+def scheduled_time(orders, took) -> float:  # noqa: ANN001
+    """When the last pass ends, if messages took no time; `took[stage]` has the time of each pass."""
+    stages, chunks = len(orders), 1 + max(action.chunk for action in orders[0])
     ended: dict[tuple[int, str], float] = {}
     clock, at = [0.0] * stages, [0] * stages
     while any(place < len(order) for place, order in zip(at, orders, strict=True)):
         for stage, order in enumerate(orders):
             while at[stage] < len(order):
                 action = order[at[stage]]
-                source = stage - 1 if action.kind == "F" else stage + 1
-                ready = 0.0 if not 0 <= source < stages else ended.get((source, str(action)))
+                part = action.chunk * stages + stage - (1 if action.kind == "F" else -1)
+                source = (part % stages, action.kind, action.micro_batch, part // stages)
+                ready = ended.get(source) if 0 <= part < stages * chunks else 0.0
                 if ready is None:
                     break
-                took = (forward if action.kind == "F" else backward)[stage][action.micro_batch]
-                clock[stage] = max(clock[stage], ready) + took
-                ended[stage, str(action)] = clock[stage]
+                clock[stage] = max(clock[stage], ready) + took[stage][action.kind, action.micro_batch, action.chunk]
+                ended[stage, action.kind, action.micro_batch, action.chunk] = clock[stage]
                 at[stage] += 1
     return max(clock)
+
+
+class Ours:
+    """The recipe's passes under one schedule."""
+
+    def __init__(self, ctx, name, trainer, recipe) -> None:  # noqa: ANN001
+        from ttlaunch.runtime import PipelinePart, place_in_pipeline
+        from ttlaunch.runtime.schedules import order_of_passes
+
+        pipeline = {"blocks_per_rank": [2] * STAGES, "schedule": name, "chunks_per_rank": CHUNKS[name]}
+        self.cfg = recipe.Config.model_validate(CONFIG | {"multihost_config": {"pipeline_parallel_config": pipeline}})
+        self.ctx, self.trainer = ctx, trainer
+        self.part = PipelinePart(self.cfg, ctx, place_in_pipeline(ctx, num_stages=STAGES), schedule=name)
+        sizes = {"num_stages": STAGES, "num_micro_batches": MICRO_BATCHES, "num_chunks": CHUNKS[name]}
+        self.orders = [order_of_passes(name, stage, **sizes) for stage in range(STAGES)]
+
+    def step(self, step: int) -> None:
+        """The passes of a step, as the recipe runs them."""
+        self.trainer._run_passes(self.cfg, self.ctx, self.part, step)  # noqa: SLF001  this is what is measured
+
+    def clean(self) -> None:
+        """Drop the sums."""
+        for chunk in self.part.chunks:
+            chunk.sums.clear()
+
+    def time_passes(self, step: int) -> dict[tuple[str, int, int], float]:
+        """The time of each pass on this stage alone, with random values from its neighbours."""
+        import torch
+
+        from ttlaunch.runtime import count_tokens, micro_batches, summed_loss
+
+        took, part = {}, self.part
+        batches = list(micro_batches(self.cfg, self.ctx, step))
+        width, kept = self.cfg.transformer_config.embedding_dim, {}
+        for action in part.order(len(batches)):
+            (index, x_BT, y_BT), chunk = batches[action.micro_batch], part.chunks[action.chunk]
+            value, gradient = (torch.randn(*x_BT.shape, width) for _ in range(2))
+            value = x_BT if chunk.is_first else value.requires_grad_()
+            began = time.perf_counter()
+            if action.kind == "F":
+                out = part.model(value, part.model.masks(step, index), blocks=chunk.blocks)
+                kept[action.micro_batch, action.chunk] = summed_loss(out, y_BT) if chunk.is_last else out
+            else:
+                out = kept.pop((action.micro_batch, action.chunk))
+                out.backward(None if chunk.is_last else gradient)
+                loss = out.item() if chunk.is_last else 0.0
+                part.add_gradients(chunk, index, tokens=count_tokens(y_BT), loss=loss)
+            took[action.kind, action.micro_batch, action.chunk] = time.perf_counter() - began
+        self.clean()
+        return took
+
+
+class Torchs:
+    """Torch's schedule of the same name over the same modules."""
+
+    def __init__(self, ours: Ours, name: str) -> None:
+        import torch
+        from torch.distributed.pipelining import (
+            PipelineStage,
+            Schedule1F1B,
+            ScheduleGPipe,
+            ScheduleInterleaved1F1B,
+        )
+
+        from ttlaunch.runtime import summed_loss
+
+        class Chunk(torch.nn.Module):
+            def __init__(self, model, blocks) -> None:  # noqa: ANN001
+                super().__init__()
+                self.model, self.blocks = model, blocks
+
+            def forward(self, x):  # noqa: ANN001, ANN202
+                return self.model(x, blocks=self.blocks)
+
+        self.ours, device = ours, torch.device("cpu")
+        parts = [Chunk(ours.part.model, chunk.blocks) for chunk in ours.part.chunks]
+        stages = [
+            PipelineStage(part, chunk.part, STAGES * CHUNKS[name], device)
+            for part, chunk in zip(parts, ours.part.chunks, strict=True)
+        ]
+        settings = {"n_microbatches": MICRO_BATCHES, "loss_fn": summed_loss, "scale_grads": False}
+        if name == "interleaved":
+            self.schedule = ScheduleInterleaved1F1B(stages, **settings)
+        else:
+            self.schedule = (ScheduleGPipe if name == "gpipe" else Schedule1F1B)(stages[0], **settings)
+
+    def step(self, step: int) -> None:
+        """The passes of a step."""
+        import torch
+
+        from ttlaunch.runtime import micro_batches
+
+        _, x, y = zip(*micro_batches(self.ours.cfg, self.ours.ctx, step), strict=True)
+        first, last = (self.ours.part.chunks[at] for at in (0, -1))
+        losses: list[torch.Tensor] = []
+        words = {"target": torch.cat(y), "losses": losses} if last.is_last else {}
+        self.schedule.step(*([torch.cat(x)] if first.is_first else []), **words)
+        self.ours.part.model.zero_grad()
 
 
 def rank_main() -> None:
@@ -63,8 +164,8 @@ def rank_main() -> None:
     import torch
     from mpi4py import MPI
 
-    from ttlaunch.runtime import build_model
-    from ttlaunch.runtime.entry import import_from
+    from ttlaunch.runtime import process_group
+    from ttlaunch.recipe.importing import import_recipe_module
     from ttlaunch.runtime.mpi import MpiSocket
     from ttlaunch.runtime.world import Rank, World
 
@@ -76,24 +177,41 @@ def rank_main() -> None:
     socket = MpiSocket(comm, world=world, rank=rank)
     if len(cores) >= STAGES:
         os.sched_setaffinity(0, {cores[rank]})
-    recipe, trainer = (import_from(ROOT / "recipes" / "pipeline_parallel", name) for name in ("recipe", "trainer"))
-    cfg = recipe.Config.model_validate(CONFIG)
+    recipe, trainer = (
+        import_recipe_module(ROOT / "recipes" / "pipeline_parallel", name) for name in ("recipe", "trainer")
+    )
     ctx = _context(world, rank, socket)
-    model = build_model(cfg, ctx, stage=rank, blocks_per_stage=[2, 2])
-    sums = ctx.gradient_tree(model.weights_N)
-    bounds, measured = [], []
-    for step in range(1, ROUNDS + WARM_UP + 1):
-        socket.barrier()
-        passes = comm.allgather(_time_passes(cfg, ctx, model, sums, trainer, step))
-        socket.barrier()
-        began = time.perf_counter()
-        trainer._run_1f1b(cfg, ctx, model, sums, step)  # noqa: SLF001  the recipe's step is what is measured
-        measured.append(max(comm.allgather(time.perf_counter() - began)))
-        bounds.append(scheduled_time([times[0] for times in passes], [times[1] for times in passes]))
-        sums.mean(model.grads_N, micro_batches=MICRO_BATCHES)
-        model.zero_grad()
+    with process_group(ctx, among=[Rank(stage) for stage in range(STAGES)], device=torch.device("cpu")):
+        ours = {name: Ours(ctx, name, trainer, recipe) for name in CHUNKS}
+        torchs, why = _torchs(ours)
+        times = _measure(comm, socket, ours, torchs)
     if rank == STAGES - 1:
-        _report(bounds[WARM_UP:], measured[WARM_UP:])
+        sys.exit(_report(times, why))
+
+
+def _torchs(ours: dict[str, Ours]) -> tuple[dict[str, Torchs], str]:
+    try:
+        return {name: Torchs(each, name) for name, each in ours.items()}, ""
+    except ImportError as error:
+        return {}, f"torch.distributed.pipelining cannot be imported here: {error}"
+
+
+def _measure(comm, socket, ours, torchs):  # noqa: ANN001, ANN202
+    times = defaultdict(list)
+    for step in range(1, ROUNDS + WARM_UP + 1):
+        for name in CHUNKS:
+            socket.barrier()
+            passes = comm.allgather(ours[name].time_passes(step))
+            times[name, "bound"].append(scheduled_time(ours[name].orders, passes))
+            for kind, runs in (("ours", ours), ("torch", torchs)):
+                if name not in runs:
+                    continue
+                socket.barrier()
+                began = time.perf_counter()
+                runs[name].step(step)
+                times[name, kind].append(max(comm.allgather(time.perf_counter() - began)))
+            ours[name].clean()
+    return {key: found[WARM_UP:] for key, found in times.items()}
 
 
 def _context(world, rank, socket):  # noqa: ANN001, ANN202
@@ -108,40 +226,27 @@ def _context(world, rank, socket):  # noqa: ANN001, ANN202
     return RankContext(world=world, rank=rank, socket=socket, records=records, device=device, corpus=read_corpus(None))
 
 
-def _time_passes(cfg, ctx, model, sums, trainer, step):  # noqa: ANN001, ANN202
-    """Forward and backward time of each micro-batch on this stage alone, with random values from its neighbours."""
-    import torch
-
-    from ttlaunch.runtime import micro_batches, summed_loss
-
-    first, last = ctx.previous("stage") is None, ctx.next("stage") is None
-    forward, backward = [], []
-    for index, x_BT, y_BT in micro_batches(cfg, ctx, step):
-        value = x_BT if first else torch.randn_like(trainer._boundary(cfg, x_BT)).requires_grad_()  # noqa: SLF001
-        grad = torch.randn_like(trainer._boundary(cfg, x_BT))  # noqa: SLF001
-        began = time.perf_counter()
-        out = model(value, model.masks(step, index))
-        out = summed_loss(out, y_BT) if last else out
-        forward.append(time.perf_counter() - began)
-        began = time.perf_counter()
-        out.backward(None if last else grad)
-        sums.add(index, model.take_gradients(), tokens=y_BT.numel(), loss=0.0)
-        model.zero_grad()
-        backward.append(time.perf_counter() - began)
-    sums.clear()
-    return forward, backward
-
-
-def _report(bounds: list[float], measured: list[float]) -> None:
-    ratios = sorted(bound / took for bound, took in zip(bounds, measured, strict=True))
-    print(f"{STAGES} stages, {MICRO_BATCHES} micro-batches, {len(measured)} rounds")
-    print(f"bound from the stages' own passes: {statistics.median(bounds) * 1e3:.1f} ms (median)")
-    print(f"measured 1F1B step:                {statistics.median(measured) * 1e3:.1f} ms (median)")
-    print(f"bound / measured, fastest rounds:  {min(bounds) / min(measured):.3f}")
-    print(f"bound / measured, medians:         {statistics.median(bounds) / statistics.median(measured):.3f}")
+def _report(times, why: str) -> int:  # noqa: ANN001
+    print(f"{STAGES} stages, {MICRO_BATCHES} micro-batches, {ROUNDS} rounds; medians in ms")
     print(
-        f"bound / measured, by round:        {statistics.median(ratios):.3f} (median; {ratios[0]:.3f} to {ratios[-1]:.3f})"
+        f"{'schedule':12} {'bound':>7} {'ours':>7} {'torch':>7}   {'bound/ours':>10} limit   {'ours/torch':>10} limit"
     )
+    is_good = True
+    for name in CHUNKS:
+        bound, ours, torchs = (times.get((name, kind), []) for kind in ("bound", "ours", "torch"))
+        to_bound = statistics.median(b / o for b, o in zip(bound, ours, strict=True))
+        cells = [f"{statistics.median(found) * 1e3:7.1f}" if found else f"{'-':>7}" for found in (bound, ours, torchs)]
+        line = f"{name:12} {' '.join(cells)}   {to_bound:10.3f} {BOUND_LIMIT:5.2f}"
+        good = to_bound >= BOUND_LIMIT
+        if torchs:
+            to_torch = statistics.median(o / t for o, t in zip(ours, torchs, strict=True))
+            good = good and to_torch <= TORCH_LIMIT
+            line += f"   {to_torch:10.3f} {TORCH_LIMIT:5.2f}"
+        is_good = is_good and good
+        print(f"{line}   {'met' if good else 'MISSED'}")
+    if why:
+        print(why)
+    return 0 if is_good else 1
 
 
 if __name__ == "__main__":
