@@ -20,6 +20,7 @@ _FREE = (
     "training_config.data_path",  # its content counts instead
     "training_config.validation_interval",
     "training_config.validation_sequences",
+    "training_config.activation_checkpointing",
     "training_config.early_stop_patience",
     "training_config.early_stop_min_delta",
 )

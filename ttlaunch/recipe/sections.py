@@ -53,6 +53,12 @@ class TrainingConfig(Section):
     early_stop_min_delta: Annotated[float, Field(ge=0)] = Field(
         0.0, description="nats by which the validation loss must fall below its best to count as an improvement"
     )
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="of matrix products and attention; weights, gradients and their sums are always fp32"
+    )
+    activation_checkpointing: bool = Field(
+        default=False, description="compute each block again in the backward pass instead of keeping what is inside"
+    )
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="update rule")
     learning_rate: PositiveFloat = Field(3e-3, description="peak of the schedule, per step")
     beta1: Fraction = Field(0.9, description="AdamW: decay of the mean of gradients; SGD: momentum")

@@ -8,6 +8,7 @@ flat vectors of `flat.py`.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from itertools import chain
 
 import torch
@@ -19,6 +20,8 @@ from ttlaunch.runtime.flat import FlatParameters
 from ttlaunch.runtime.gpt import Block, Embedding, Head, Masks, seeded_generator
 from ttlaunch.runtime.mlp import ContextEmbedding, FeedForwardBlock
 from ttlaunch.runtime.pipeline_grid import cut_into_parts
+from ttlaunch.runtime.precision import computing
+from ttlaunch.runtime.recompute import recomputed
 from ttlaunch.runtime.tied import EMBEDDING, HEAD
 
 _STDS = {EMBEDDING: 1.0, "embedding.position.weight": 0.1, HEAD: 0.02}
@@ -155,15 +158,31 @@ class Model(nn.Module):
         Returns:
             Logits, shape (B, T, V), where the head comes last; else activations, shape (B, T, D).
         """
+        with self._computing():
+            return self._run(x, masks, blocks)
+
+    def _run(self, x: Tensor, masks: Masks | None, blocks: range | None) -> Tensor:
         if self.embedding is not None and (blocks is None or blocks.start == 0):
-            x = self.embedding(x, masks)
+            x = self.embedding(x, masks).float()  # the residual stream is float32 in every precision
         for block in self.blocks.values() if blocks is None else [self.blocks[str(index)] for index in blocks]:
-            x = block(x, masks)
+            x = self._run_block(block, x, masks)
         if self.head is None or (blocks is not None and blocks.stop < self.num_blocks):
             return x
         tied_VD = self._both_uses[0] if self._both_uses is not None else None
         logits_BTV: Tensor = self.head(x, tied_VD=tied_VD)
         return logits_BTV
+
+    def _run_block(self, block: nn.Module, x_BTD: Tensor, masks: Masks | None) -> Tensor:
+        def run(x_BTD: Tensor) -> Tensor:
+            with self._computing():
+                out_BTD: Tensor = block(x_BTD, masks)
+            return out_BTD
+
+        is_kept = not self._cfg.training_config.activation_checkpointing or not x_BTD.requires_grad
+        return run(x_BTD) if is_kept else recomputed(run, x_BTD)
+
+    def _computing(self) -> AbstractContextManager[object]:
+        return computing(self._cfg.training_config, self.weights_N.device)
 
 
 def build_model(
