@@ -12,7 +12,7 @@ pytestmark = pytest.mark.mpi
 STEPS = 50
 
 
-def small(steps=STEPS, *, blocks_per_rank=None, **training):
+def small(steps=STEPS, *, blocks_per_rank=None, pipeline=None, **training):
     config = {
         "training_config": {"steps": steps, "batch_size": 6, "micro_batch_size": 1, "validation_interval": 20}
         | {"gradient_accumulation_steps": 2, "validation_sequences": 5, "learning_rate": 5e-3}
@@ -22,7 +22,9 @@ def small(steps=STEPS, *, blocks_per_rank=None, **training):
         "scheduler_config": {"type": "cosine", "warmup_steps": 5},
     }
     if blocks_per_rank:
-        config["multihost_config"] = {"pipeline_parallel_config": {"blocks_per_rank": blocks_per_rank}}
+        config["multihost_config"] = {
+            "pipeline_parallel_config": {"blocks_per_rank": blocks_per_rank} | (pipeline or {})
+        }
     return config
 
 
@@ -85,6 +87,16 @@ def test_the_feed_forward_model_runs_under_both(run_ranks, reference):
     ],
 )
 def test_no_recipe_relies_on_buffered_sends(run_ranks, recipe, roles, config):
+@pytest.mark.parametrize(
+    ("ranks", "pipeline"),
+    [(2, {"schedule": "auto", "chunks_per_rank": 2}), (4, {"schedule": "gpipe", "replicas": 2})],
+)
+def test_other_schedules_and_replicas_equal_one_process(run_ranks, reference, ranks, pipeline):
+    """B10: `auto` runs three schedules and moves blocks; replicas average their gradients."""
+    found = run_ranks("pipeline_parallel", ["stage"] * ranks, small(blocks_per_rank=[2, 2], pipeline=pipeline))
+    check_equal(reference("pipeline_parallel"), found)
+
+
     """With synchronous sends a hidden deadlock is a visible one."""
     run = run_ranks(recipe, roles, config, environment={"TTLAUNCH_SYNCHRONOUS_SENDS": "1"}, timeout_s=60)
     assert run.process.returncode == 0, run.output
@@ -101,6 +113,11 @@ def test_the_sum_over_all_ranks_is_right(run_ranks, peers):
     assert f"over {peers} ranks" in run.process.stdout
 
 
+        (
+            "pipeline_parallel",
+            ["stage"] * 4,
+            small(6, blocks_per_rank=[2, 2], pipeline={"schedule": "interleaved", "chunks_per_rank": 2, "replicas": 2}),
+        ),
 def test_a_vector_shorter_than_the_ring_is_summed_too(run_ranks):
     run = run_ranks("fabric_minimal", ["peer"] * 3, {"all_reduce_config": {"megabytes": 8e-6, "repeats": 1}})
     assert run.process.returncode == 0, run.output
