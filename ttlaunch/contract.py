@@ -27,6 +27,7 @@ ENV_ROLE = "TTLAUNCH_ROLE"
 ENV_HOST = "TTLAUNCH_HOST"
 ENV_PLAN = "TTLAUNCH_PLAN"
 ENV_START = "TTLAUNCH_START"  # a script to start in place of the run's own on every host; for starting by hand
+ENV_TRACE_STEPS = "TTLAUNCH_TRACE_STEPS"  # how many steps a rank is to trace; set by the plan, and only with `--trace`
 PREFIX = "TTLAUNCH_"
 
 # A value `env:NAME` stands for the variable NAME of the launching shell; its value is never written down.
@@ -67,6 +68,7 @@ ENVIRONMENT_FILE = "environment.json"
 CODE_FILE = "code.json"
 EVENTS_FILE = "events.jsonl"
 REPORT_FILE = "report.json"
+TRACE_FILE = "trace.json"  # the timelines of all ranks in one, in Chrome's format
 SIMULATION_FILE = "simulation.json"  # of `ttlaunch simulate`: what is wrong with messages, and how many went where
 LOGS_DIR = "logs"
 RECORDS_DIR = "records"
@@ -95,6 +97,11 @@ def error_file(rank: int) -> str:
 def ledger_file(rank: int) -> str:
     """What the rank sent to whom, for what, and how long it waited, a line for each stretch of steps; see `LEDGER_FORMAT`."""
     return f"{RECORDS_DIR}/rank-{rank}.ledger.jsonl"
+
+
+def trace_file(rank: int) -> str:
+    """What the rank did when, on its own clock, an event a line; only where `ENV_TRACE_STEPS` asks for it."""
+    return f"{RECORDS_DIR}/rank-{rank}.trace.jsonl"
 
 
 def exit_file(rank: int) -> str:

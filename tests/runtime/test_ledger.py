@@ -3,6 +3,7 @@
 import json
 import statistics
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from ttlaunch.runtime.in_process import InProcessWorld
 from ttlaunch.runtime.ledger import Ledger, operation
 from ttlaunch.runtime.ledger_socket import LedgerSocket
 from ttlaunch.runtime.phases import phase, watch_passes
+from ttlaunch.runtime.trace import Trace, compare_clocks
 
 
 class NullSocket:
@@ -39,9 +41,9 @@ class NullSocket:
 class Books:
     """A ledger with a file, and a socket that enters it."""
 
-    def __init__(self, path):
+    def __init__(self, path, trace=None):
         self.path = path
-        self.ledger = Ledger(path)
+        self.ledger = Ledger(path, trace=trace)
         self.socket = LedgerSocket(NullSocket(), self.ledger)
 
     def lines(self):
@@ -214,3 +216,41 @@ def test_a_message_costs_at_most_two_microseconds_more(books):
     assert with_name - bare < 4e-6
     assert by_function - bare < 6e-6
     assert statistics.median(times[0] for times in rounds) < 1e-5
+
+
+def test_clocks_are_compared_within_the_error_that_is_told():
+    """All ranks of this world have one clock, so the right answer is 0."""
+    world = InProcessWorld(["peer"] * 3)
+    found = {}
+
+    def live(rank):
+        found[rank] = compare_clocks(world.socket(rank), world_size=3)
+
+    outcome = world.run({rank: partial(live, rank) for rank in range(3)})
+    assert ({}, [], (0, 0)) == (outcome.errors, outcome.findings, found[0])
+    for offset, error in (found[1], found[2]):
+        assert abs(offset) <= error < 1e9
+
+
+def test_a_trace_ends_after_the_steps_that_were_asked_for(tmp_path):
+    trace = Trace(tmp_path / "trace.jsonl", steps=2)
+    books = Books(tmp_path / "ledger.jsonl", trace=trace)
+    for step in range(1, 6):
+        books.ledger.begin_step(step)
+        send_norms(books.socket)
+        _receive_norms(books.socket)
+        books.ledger.end_step()
+    books.ledger.close()
+    written = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    assert ["step 1", "step 2"] == [event[1] for event in written if event[2] == "step"]
+    assert [1, 2] == [event[3]["number"] for event in written if event[0] == "send"]
+    assert [1, 2, 3, 4] == [event[3]["number"] for event in written if event[0] == "recv"]
+
+
+def test_a_trace_of_steps_without_end_stays_small(tmp_path, monkeypatch):
+    monkeypatch.setattr("ttlaunch.runtime.trace._MOST_EVENTS", 10)
+    trace = Trace(tmp_path / "trace.jsonl", steps=10**6)
+    for _ in range(100):
+        trace.span("send norms", "send", 0, 1)
+    trace.close()
+    assert 10 == len((tmp_path / "trace.jsonl").read_text().splitlines())

@@ -43,6 +43,7 @@ class Request:
         resume: What to go on from; None: nothing.
         runs_dir: Where run folders are.
         is_command: Whether target and arguments are any program's command line, given after `--`.
+        trace_steps: How many steps ranks are to trace; None: none.
     """
 
     target: str | None
@@ -57,6 +58,7 @@ class Request:
     resume: str | None = None
     runs_dir: Path = Path("runs")
     is_command: bool = False
+    trace_steps: int | None = None
 
 
 @dataclass

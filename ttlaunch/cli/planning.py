@@ -3,9 +3,10 @@
 import os
 import platform
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ttlaunch import contract
 from ttlaunch.agent import SHIM
 from ttlaunch.cli.console import refuse, show_diagnostics
 from ttlaunch.cli.describe import Description, Request, describe
@@ -82,9 +83,14 @@ def make_plan(description: Description, request: Request, surroundings: Surround
     if not description.ok or description.topology is None:
         return None
     if description.command is not None:
+        if request.trace_steps is not None:
+            return Diagnostic("P009", f"`--trace` was given, but {description.name} is a program and no recipe")
         return plan_command(
             description.command, description.topology, surroundings, ranks=request.ranks, name=description.name
         )
     if description.choice is None or description.layout is None:
         return None
-    return plan_recipe(description.choice, description.layout, description.topology, surroundings)
+    plan = plan_recipe(description.choice, description.layout, description.topology, surroundings)
+    if request.trace_steps is None:
+        return plan
+    return replace(plan, environment={**plan.environment, contract.ENV_TRACE_STEPS: str(request.trace_steps)})

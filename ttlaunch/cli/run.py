@@ -39,6 +39,8 @@ EXAMPLES = """\
 
 [bold]ttlaunch run pipeline_parallel --set training_config.data_path=book.txt[/bold]   your own text
 
+[bold]ttlaunch run hierarchical_parallel --trace --trace-steps 5[/bold]   and a timeline of all ranks' first five steps
+
 [bold]ttlaunch run --ranks 2 -- ./any_program --its-options[/bold]   any program under the same plan
 
 [bold]ttlaunch run --rank-binding FILE --mpi-args="--host a,b" -- ./program[/bold]   a program written for tt-run
@@ -66,6 +68,8 @@ def run(
         "runs"
     ),
     resume: Resume = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Write a timeline of all ranks, for ui.perfetto.dev.")] = False,
+    trace_steps: Annotated[int, typer.Option("--trace-steps", min=1, metavar="N", help="First steps to trace.")] = 20,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and start nothing.")] = False,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
@@ -86,6 +90,7 @@ def run(
         resume=resume,
         runs_dir=runs_dir,
         is_command=is_command(ctx, target, arguments),
+        trace_steps=trace_steps if trace else None,
     )
     prepared = prepare(request, form=form, verbose=verbose)
     if dry_run:
@@ -104,6 +109,7 @@ def _carry_out(prepared: "Prepared", *, runs_dir: Path, form: Format, verbose: b
     from ttlaunch.launch.record_inputs import write_inputs
     from ttlaunch.launch.run_folder import create_run_folder, scratch_folder
     from ttlaunch.launch.supervise import supervise
+    from ttlaunch.launch.trace import write_trace
     from ttlaunch.launch.watch import Watch
 
     ready = _make_ready(prepared, form=form, verbose=verbose)
@@ -120,10 +126,11 @@ def _carry_out(prepared: "Prepared", *, runs_dir: Path, form: Format, verbose: b
         make_view(plan, folder, quiet=form is Format.JSON) as view,
     ):
         report = supervise(plan, folder, environment=os.environ, view=view, watch=watch, crew=crew, scratch=scratch)
+    timeline = write_trace(folder.path, plan.ranks)
     if form is Format.JSON:
         print_json(report.as_json())
     else:
-        show_summary(report, plan, folder, stream=sys.stdout)
+        show_summary(report, plan, folder, timeline=timeline, stream=sys.stdout)
         failure = failure_diagnostic(report, folder)
         differences = traffic_diagnostics(report.traffic, [row.role for row in plan.ranks])
         show_diagnostics([*differences, *([failure] if failure else [])], form=form)

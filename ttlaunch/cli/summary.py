@@ -17,7 +17,9 @@ _TAIL_BYTES = 65536
 _LONGEST_WORDS = 400
 
 
-def show_summary(report: Report, plan: LaunchPlan, folder: RunFolder, *, stream: TextIO) -> None:
+def show_summary(
+    report: Report, plan: LaunchPlan, folder: RunFolder, *, stream: TextIO, timeline: Path | None = None
+) -> None:
     """What came out."""
     layout = f" ({report.layout})" if report.layout else ""
     lines = [
@@ -43,6 +45,8 @@ def show_summary(report: Report, plan: LaunchPlan, folder: RunFolder, *, stream:
         lines.append(
             f"  left behind      {report.leftovers} {'process' if report.leftovers == 1 else 'processes'}, killed"
         )
+    if timeline is not None:
+        lines.append(f"  timeline         {short_name(timeline, Path.cwd())}, for https://ui.perfetto.dev")
     lines.append(f"  run folder       {short_name(folder.path, Path.cwd())}")
     stream.write("\n".join(lines) + "\n")
     stream.flush()

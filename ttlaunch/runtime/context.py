@@ -123,15 +123,19 @@ class RankContext:
     def _for(self, name: str | None) -> AbstractContextManager[None]:
         return _NAMED_BY_CALLER if name is None else operation(self, name)
 
-    def watch(self, model: nn.Module, *, values: int) -> None:
+    def watch(self, model: nn.Module, *, values: int) -> Ledger:
         """Tell a model's forward from its backward passes, and its size, in this rank's books; `build_model` calls it.
 
         Args:
             model: This rank's part of it.
             values: Of its flat vector, padding included.
+
+        Returns:
+            The books, so that updates of the model are entered too.
         """
         self.ledger.note(values=values, tensors=len(list(model.parameters())))
         watch_passes(model, self.ledger)
+        return self.ledger
 
     def data(self, cfg: TrainingFile) -> TextData:
         """The training text, cut into sequences; tokenized on first use.

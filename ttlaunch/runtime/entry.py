@@ -67,6 +67,7 @@ class _RankRun:
         from ttlaunch.runtime.context import RankContext  # noqa: PLC0415  torch is imported after the world is checked
         from ttlaunch.runtime.early_stop import make_early_stop  # noqa: PLC0415
         from ttlaunch.runtime.ledger import Ledger  # noqa: PLC0415
+        from ttlaunch.runtime.trace import clocks_compared, open_trace  # noqa: PLC0415
 
         device = choose_device(cfg.device_config, local_rank=world.local_ranks[self.rank])
         trainer = import_recipe_module(world.recipe_folder, "trainer")
@@ -74,7 +75,7 @@ class _RankRun:
         if function is None:
             raise AttributeError(f"{trainer.__file__} has no function `{self.role}` for the role of that name")
         socket = _open_socket(cfg, comm, world, self.rank, device)
-        records = ProgressWriter(self.run_dir, self.rank)
+        records, trace = ProgressWriter(self.run_dir, self.rank), open_trace(self.run_dir, self.rank)
         checkpoints = self._checkpoints(world, cfg, records)
         self.context = RankContext(
             world=world,
@@ -85,12 +86,13 @@ class _RankRun:
             corpus=corpus,
             checkpoints=checkpoints,
             early_stop=make_early_stop(cfg, world.start),
-            ledger=Ledger(self.run_dir / contract.ledger_file(self.rank)),
+            ledger=Ledger(self.run_dir / contract.ledger_file(self.rank), trace=trace),
         )
         ready = {"total_steps": self.context.data(cfg).total_steps} if corpus else {}
         records.write(contract.KIND_READY, **ready)
-        function(cfg, self.context)
-        self.context.finish()
+        with clocks_compared(trace, socket, world_size=world.size):
+            function(cfg, self.context)
+            self.context.finish()
         records.write(contract.KIND_DONE)
         socket.barrier()  # MPI's own wait for the last rank, in Finalize, would burn a core
         socket.close()

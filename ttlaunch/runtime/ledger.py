@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.runtime.trace import Trace
 
 START, EXCHANGE, AFTER = "start", "exchange", "after"
 """Phases by themselves: before the first step, in a step, and after a step's report, where validations are."""
@@ -26,6 +27,7 @@ START, EXCHANGE, AFTER = "start", "exchange", "after"
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 """Phases that models and optimizers enter and leave."""
 
+_PASSES = frozenset({FORWARD, BACKWARD, UPDATE})
 _RUNTIME = str(Path(__file__).parent) + os.sep
 _VERBS = (f"{_RUNTIME}context.py", f"{_RUNTIME}ledger.py", f"{_RUNTIME}ledger_socket.py")
 _NOTHING = contextlib.nullcontext()
@@ -43,14 +45,17 @@ class Ledger:
         step: That what is sent now belongs to; 0 before the first.
         phase: What the rank does.
         label: Operation and bucket in force; None: that of the function that sends.
+        trace: A timeline of the same; None: nobody asked for one.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        """Keep books, and write them to a file if one is named."""
+    def __init__(self, path: Path | None = None, *, trace: Trace | None = None) -> None:
+        """Keep books, and write them to a file if one is named; what happens when goes to the trace if there is one."""
         self.step = 0
         self.phase = self._rest = START
         self.label: tuple[str, int | None] | None = None
+        self.trace = trace
         self._path = path
+        self._micro_batch: int | None = None
         self._facts: dict[str, int] = {}
         self._messages: dict[Key, int] = defaultdict(int)
         self._bytes: dict[Key, int] = defaultdict(int)
@@ -86,12 +91,22 @@ class Ledger:
         self._rest = AFTER
         self.enter(AFTER)
         self._spent["step"] += self._since - self._step_began
+        if self.trace is not None and self.trace.is_open:
+            self.trace.span(f"step {self.step}", "step", self._step_began, self._since)
+            self.trace.end_step()
 
-    def enter(self, phase: str) -> None:
-        """Say what the rank does from here on."""
+    def enter(self, phase: str, *, micro_batch: int | None = None) -> None:
+        """Say what the rank does from here on, and with which micro-batch."""
         now = time.monotonic_ns()
         self._spent[self.phase] += now - self._since
-        self.phase, self._since = phase, now
+        if self.trace is not None and self.phase in _PASSES:
+            self._trace_pass(self.trace, now)
+        self.phase, self._since, self._micro_batch = phase, now, micro_batch
+
+    def _trace_pass(self, trace: Trace, now: int) -> None:
+        facts = {} if self._micro_batch is None else {"micro_batch": self._micro_batch}
+        number = "" if self._micro_batch is None else f" {self._micro_batch}"
+        trace.span(f"{self.phase}{number}", self.phase, self._since, now, step=self.step, **facts)
 
     def leave(self) -> None:
         """Be back between passes."""
@@ -99,6 +114,8 @@ class Ledger:
 
     def close(self) -> None:
         """Write what is not yet written; call it when the rank has sent its last message, or has failed."""
+        if self.trace is not None and self.trace.is_open:
+            self.trace.close()
         self._close_step(is_last=True)
 
     def _close_step(self, *, is_last: bool = False) -> None:

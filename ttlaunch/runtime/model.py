@@ -18,6 +18,7 @@ from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.flat import FlatParameters
 from ttlaunch.runtime.gpt import Block, Embedding, Head, Masks, seeded_generator
+from ttlaunch.runtime.ledger import Ledger
 from ttlaunch.runtime.mlp import ContextEmbedding, FeedForwardBlock
 from ttlaunch.runtime.pipeline_grid import cut_into_parts
 from ttlaunch.runtime.precision import computing
@@ -33,6 +34,7 @@ class Model(nn.Module):
     Attributes:
         weights_N: All parameters in one flat view, float32; writing here changes them.
         grads_N: All gradients likewise; backward passes add to it.
+        ledger: The books of the rank that has it; None: nobody keeps any.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Model(nn.Module):
         self.num_blocks = sizes.num_blocks
         self.is_tied = sizes.tie_embeddings
         self.vocabulary = vocabulary
+        self.ledger: Ledger | None = None
         self._cfg = cfg
         self.seed = cfg.training_config.seed
         initialise(self.named_parameters(), seed=self.seed, num_blocks=sizes.num_blocks, is_tied=self.is_tied)
@@ -212,7 +215,7 @@ def build_model(
         has_head=stage == len(counts) - 1,
     )
     model.flatten(ctx.device)
-    ctx.watch(model, values=model.weights_N.numel())
+    model.ledger = ctx.watch(model, values=model.weights_N.numel())
     return model
 
 

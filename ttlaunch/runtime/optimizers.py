@@ -13,7 +13,9 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from ttlaunch.recipe import TrainingFile
+from ttlaunch.runtime.ledger import UPDATE
 from ttlaunch.runtime.model import Model
+from ttlaunch.runtime.phases import phase
 
 
 def learning_rate(cfg: TrainingFile, step: int, *, total_steps: int) -> float:
@@ -132,9 +134,10 @@ class Optimizer:
             self._ready()
             self._ready = None
         update = _adamw if self._cfg.training_config.optimizer == "adamw" else _sgd
-        for group in self._groups if parameters is None else self._part(parameters):
-            if group.parameters:
-                update(group, self._cfg, rate)
+        with phase(self._model, UPDATE):
+            for group in self._groups if parameters is None else self._part(parameters):
+                if group.parameters:
+                    update(group, self._cfg, rate)
         return rate
 
     def _part(self, parameters: range) -> "list[_Group]":

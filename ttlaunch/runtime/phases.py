@@ -39,20 +39,26 @@ def phase(holder: object, name: str) -> Iterator[None]:
         ledger.leave()
 
 
-def _begin_forward(ledger: Ledger, _model: nn.Module, _inputs: Any) -> None:
+def _begin_forward(ledger: Ledger, _model: nn.Module, inputs: tuple[Any, ...]) -> None:
     if torch.is_grad_enabled():
-        ledger.enter(FORWARD)
+        ledger.enter(FORWARD, micro_batch=_micro_batch(inputs))
 
 
-def _end_forward(ledger: Ledger, _model: nn.Module, _inputs: Any, output: Any) -> None:
+def _end_forward(ledger: Ledger, _model: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
     if not torch.is_grad_enabled():
         return
     ledger.leave()
     if isinstance(output, Tensor) and output.requires_grad:
-        output.register_hook(partial(_begin_backward, ledger))
+        output.register_hook(partial(_begin_backward, ledger, _micro_batch(inputs)))
 
 
-def _begin_backward(ledger: Ledger, _gradient: Tensor) -> None:
-    ledger.enter(BACKWARD)
+def _begin_backward(ledger: Ledger, micro_batch: int | None, _gradient: Tensor) -> None:
+    ledger.enter(BACKWARD, micro_batch=micro_batch)
     engine: Any = Variable._execution_engine  # noqa: SLF001  as torch's own FSDP does
     engine.queue_callback(ledger.leave)
+
+
+def _micro_batch(inputs: tuple[Any, ...]) -> int | None:
+    """Which one a pass is of, from the masks that it draws dropout from."""
+    found = [one.micro_batch for one in inputs if hasattr(one, "micro_batch")]
+    return found[0] if found else None
