@@ -7,18 +7,19 @@ Only one rank keeps Adam's moments, so a worker needs room for the weights, one 
 price: a step moves 2S bytes per worker, S the size of the weights, and all of them pass the aggregator: 2(W + 1)S. In
 two tiers the last two roles are one rank, which saves 2S and a hop. One trainer alone gives the same bits.
 
+Gradients leave in buckets while the last backward pass computes the next ones. The aggregator adds up and forwards each
+by itself, the optimizer updates it (after the last one, if the norm is clipped), and its weights come back while others
+are still under way: the next forward pass begins when those of the first layer are there.
+
     ttlaunch run hierarchical_parallel
     ttlaunch run hierarchical_parallel --on 5loudboxes -c train.yaml
 
-Shapes: N = values of all parameters in one flat vector, B = sequences in a micro-batch, T = tokens in a sequence,
-V = micro-batches of a validation.
+Shapes: B = sequences in a micro-batch, T = tokens in a sequence.
 Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; here every update waits
 for every worker, and gradients are added in one fixed order.
 """
 
 from functools import partial
-
-import torch
 
 from ttlaunch.runtime import (
     AggregatorLink,
@@ -31,15 +32,17 @@ from ttlaunch.runtime import (
     agree,
     build_model,
     build_optimizer,
-    contiguous_blocks,
     differentiate,
     learning_rate,
     mean_per_token,
     micro_batches,
+    own_group,
+    receive_validation,
+    send_validation,
     train_in_one_process,
     update_order,
     validation_is_due,
-    validation_losses,
+    worker_groups,
 )
 
 from .recipe import Config
@@ -52,15 +55,17 @@ def trainer(cfg: Config, ctx: RankContext) -> None:
 
 def worker(cfg: Config, ctx: RankContext) -> None:
     """Differentiate a contiguous block of each step's micro-batches; the optimizer is somewhere else."""
-    server = (ctx.ranks("aggregator") or ctx.ranks("aggregator_optimizer"))[0]
-    workers, model = ctx.ranks("worker"), build_model(cfg, ctx)
-    optimizer = RemoteOptimizer(model.parameters(), server, ctx=ctx, block=_blocks(cfg, ctx)[ctx.rank], model=model)
+    aggregator = (ctx.ranks("aggregator") or ctx.ranks("aggregator_optimizer"))[0]
+    group, model = own_group(cfg, ctx), build_model(cfg, ctx)
+    server = aggregator if ctx.rank == group.first else group.first  # with `enable_ddp` a worker has several ranks
+    block, members = group.blocks[ctx.rank], group.members_of(ctx.rank)
+    optimizer = RemoteOptimizer(model.parameters(), server, ctx=ctx, block=block, model=model, members=members)
     optimizer.receive_weights()  # all workers begin with the optimizer's
-    _validate(cfg, ctx, model, server)
+    send_validation(cfg, ctx, model, dest=server)
     for step in ctx.steps(cfg):
         optimizer.zero_grad()
         losses, tokens = 0.0, 0
-        for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=workers):
+        for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=ctx.ranks("worker")):
             expect = partial(optimizer.expect, index)  # in the last backward pass gradients leave as they get ready
             loss, count = differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=expect)
             optimizer.accumulate(index, tokens=count, loss=loss)
@@ -68,7 +73,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         optimizer.step()  # weights come in; each layer's next forward pass waits for its own
         ctx.report(step, loss=mean_per_token(losses, tokens), tokens=tokens)
         if validation_is_due(cfg, ctx, step):
-            _validate(cfg, ctx, model, server)
+            send_validation(cfg, ctx, model, dest=server)
     optimizer.receive_weights()
     ctx.report_parameters(model.named_parameters())
 
@@ -80,7 +85,7 @@ def aggregator_optimizer(cfg: Config, ctx: RankContext) -> None:
     ctx.restore(model, optimizer)
     update, hub = BucketedUpdate(optimizer, cfg=cfg, model=model), _hub(cfg, ctx, model)
     hub.send_first_weights()
-    _receive_validation(cfg, ctx, ctx.steps_done)
+    receive_validation(cfg, ctx, step=ctx.steps_done)
     for step in ctx.steps(cfg):
         loss, tokens = hub.begin_step()
         for bucket in update.step(step, hub.mean_gradients()):
@@ -88,7 +93,7 @@ def aggregator_optimizer(cfg: Config, ctx: RankContext) -> None:
         hub.end_step()
         ctx.report(step, loss=loss, tokens=tokens, grad_norm=update.norm, learning_rate=update.rate)
         if validation_is_due(cfg, ctx, step):
-            _receive_validation(cfg, ctx, step)
+            receive_validation(cfg, ctx, step=step)
         ctx.checkpoint(step, model, optimizer)
     ctx.report_parameters(model.named_parameters())
 
@@ -100,7 +105,7 @@ def aggregator(cfg: Config, ctx: RankContext) -> None:
     link = OptimizerLink(relay.parameters(), ctx=ctx, optimizer=ctx.sole("optimizer"))
     link.receive_first_weights()
     hub.send_first_weights()
-    _receive_validation(cfg, ctx, ctx.steps_done)
+    receive_validation(cfg, ctx, step=ctx.steps_done)
     for step in ctx.steps(cfg):
         loss, tokens = hub.begin_step()
         for bucket in hub.mean_gradients():
@@ -110,7 +115,7 @@ def aggregator(cfg: Config, ctx: RankContext) -> None:
         hub.end_step()
         ctx.report(step, loss=loss, tokens=tokens, learning_rate=learning_rate(cfg, step, total_steps=total_steps))
         if validation_is_due(cfg, ctx, step):
-            _receive_validation(cfg, ctx, step)
+            receive_validation(cfg, ctx, step=step)
     ctx.report_parameters(relay.named_parameters())
 
 
@@ -134,32 +139,12 @@ def optimizer(cfg: Config, ctx: RankContext) -> None:
     ctx.report_parameters(model.named_parameters())
 
 
-def _blocks(cfg: Config, ctx: RankContext) -> dict[int, range]:
-    workers = ctx.ranks("worker")
-    return dict(zip(workers, contiguous_blocks(cfg.training_config.micro_batches, len(workers)), strict=True))
-
-
 def _hub(cfg: Config, ctx: RankContext, model: Model) -> GradientHub:
-    megabytes = cfg.multihost_config.bucket_megabytes
+    """Where the first rank of each worker brings the sums of a contiguous block of micro-batches."""
     return GradientHub(
         model.parameters(),
         ctx=ctx,
-        workers=_blocks(cfg, ctx),
-        bucket_megabytes=megabytes,
+        workers={group.first: group.block for group in worker_groups(cfg, ctx)},
+        bucket_megabytes=cfg.multihost_config.bucket_megabytes,
         followers=ctx.ranks("optimizer"),
     )
-
-
-def _validate(cfg: Config, ctx: RankContext, model: Model, server: int) -> None:
-    """Send the losses of this worker's share, and hear whether training goes on."""
-    ctx.send(validation_losses(cfg, ctx, model, among=ctx.ranks("worker")), dest=server, operation="validation")
-    agree(ctx, ctx.early_stop, source=server)
-
-
-def _receive_validation(cfg: Config, ctx: RankContext, step: int) -> None:
-    workers, data = ctx.ranks("worker"), ctx.data(cfg)
-    losses_V = torch.empty(data.validation_micro_batches, dtype=torch.float64)
-    for rank, block in zip(workers, contiguous_blocks(len(losses_V), len(workers)), strict=True):
-        ctx.recv(losses_V[block.start : block.stop], source=rank)
-    ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens)
-    agree(ctx, ctx.early_stop, dests=(*workers, *ctx.ranks("optimizer")))

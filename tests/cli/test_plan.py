@@ -62,6 +62,20 @@ def test_warnings_do_not_keep_a_plan_from_being_made(ttlaunch):
     assert len(answer.stdout.splitlines()) == 4
 
 
+def test_a_worker_has_a_rank_for_each_of_its_devices(ttlaunch):
+    """A6."""
+    line = "plan hierarchical_parallel --set device_config.enable_ddp=true --set device_config.mesh_shape=[1,2]"
+    answer = ttlaunch(line + " --format concise")
+    assert (answer.status, answer.stderr) == (0, "")
+    roles = [row.split()[1] for row in answer.stdout.splitlines()]
+    assert ["worker"] * 4 + ["aggregator", "optimizer"] == roles
+    answer = ttlaunch(line + " --ranks 8")
+    assert answer.status == 3
+    assert "hint: `--set multihost_config.num_workers=3` makes layout `three_tier` fit" in answer.stderr.splitlines()
+    answer = ttlaunch(line + " --ranks 9")
+    assert "layout `three_tier` fit" not in answer.stderr  # three ranks and a half
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("folder", ["launch", NASTY], ids=["plain", "nasty"])
 def test_the_written_command_starts_the_plan_from_another_folder(ttlaunch, here, folder):

@@ -63,12 +63,38 @@ def test_tiers_equal_one_process(run_ranks, reference, server, workers):
     assert reference().by_step("validation", "loss")[STEPS] < 0.8 * reference().by_step("validation", "loss")[0]
 
 
+def test_a_worker_of_two_ranks_equals_two_workers(run_ranks, reference):
+    """A6: 4 ranks of 2 workers, with blocks of 3 micro-batches, and buckets smaller than most parameters."""
+    config = small() | {"device_config": {"enable_ddp": True, "mesh_shape": [1, 2]}}
+    config["multihost_config"] = {"num_workers": 2, "bucket_megabytes": 0.004}
+    found = run_ranks("hierarchical_parallel", ["worker"] * 4 + ["aggregator", "optimizer"], config)
+    check_equal(reference(), found)
+
+
+@pytest.mark.parametrize("clips", [True, False])
+def test_small_buckets_equal_one_process(run_ranks, reference, clips):
+    """A13: with and without a norm that all updates wait for, many messages a step."""
+    config = small(use_clip_grad_norm=clips) | {"multihost_config": {"num_workers": 3, "bucket_megabytes": 0.001}}
+    found = run_ranks("hierarchical_parallel", ["worker"] * 3 + ["aggregator", "optimizer"], config)
+    check_equal(reference(use_clip_grad_norm=clips), found)
+
+
 @pytest.mark.parametrize("blocks", [[2, 2], [1, 2, 1], [1, 1, 1, 1]])
 def test_a_pipeline_equals_one_process(run_ranks, reference, blocks):
     """B10, D10: the requirement is 1e-6; the order of sums is the same, so the bits are."""
     found = run_ranks("pipeline_parallel", ["stage"] * len(blocks), small(blocks_per_rank=blocks))
     check_equal(reference("pipeline_parallel"), found)
     check_equal(reference(), found)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pipeline"),
+    [(2, {"schedule": "auto", "chunks_per_rank": 2}), (4, {"schedule": "gpipe", "replicas": 2})],
+)
+def test_other_schedules_and_replicas_equal_one_process(run_ranks, reference, ranks, pipeline):
+    """B10: `auto` runs three schedules and moves blocks; replicas average their gradients."""
+    found = run_ranks("pipeline_parallel", ["stage"] * ranks, small(blocks_per_rank=[2, 2], pipeline=pipeline))
+    check_equal(reference("pipeline_parallel"), found)
 
 
 def test_the_feed_forward_model_runs_under_both(run_ranks, reference):
@@ -81,22 +107,21 @@ def test_the_feed_forward_model_runs_under_both(run_ranks, reference):
 @pytest.mark.parametrize(
     ("recipe", "roles", "config"),
     [
-        ("hierarchical_parallel", ["worker", "worker", "aggregator", "optimizer"], small(6)),
+        (
+            "hierarchical_parallel",
+            ["worker", "worker", "aggregator", "optimizer"],
+            small(6) | {"multihost_config": {"bucket_megabytes": 0.01}},
+        ),
         ("pipeline_parallel", ["stage"] * 3, small(6, blocks_per_rank=[1, 2, 1])),
+        (
+            "pipeline_parallel",
+            ["stage"] * 4,
+            small(6, blocks_per_rank=[2, 2], pipeline={"schedule": "interleaved", "chunks_per_rank": 2, "replicas": 2}),
+        ),
         ("fabric_minimal", ["peer"] * 3, {"all_reduce_config": {"megabytes": 0.1, "repeats": 2}}),
     ],
 )
 def test_no_recipe_relies_on_buffered_sends(run_ranks, recipe, roles, config):
-@pytest.mark.parametrize(
-    ("ranks", "pipeline"),
-    [(2, {"schedule": "auto", "chunks_per_rank": 2}), (4, {"schedule": "gpipe", "replicas": 2})],
-)
-def test_other_schedules_and_replicas_equal_one_process(run_ranks, reference, ranks, pipeline):
-    """B10: `auto` runs three schedules and moves blocks; replicas average their gradients."""
-    found = run_ranks("pipeline_parallel", ["stage"] * ranks, small(blocks_per_rank=[2, 2], pipeline=pipeline))
-    check_equal(reference("pipeline_parallel"), found)
-
-
     """With synchronous sends a hidden deadlock is a visible one."""
     run = run_ranks(recipe, roles, config, environment={"TTLAUNCH_SYNCHRONOUS_SENDS": "1"}, timeout_s=60)
     assert run.process.returncode == 0, run.output
@@ -113,11 +138,6 @@ def test_the_sum_over_all_ranks_is_right(run_ranks, peers):
     assert f"over {peers} ranks" in run.process.stdout
 
 
-        (
-            "pipeline_parallel",
-            ["stage"] * 4,
-            small(6, blocks_per_rank=[2, 2], pipeline={"schedule": "interleaved", "chunks_per_rank": 2, "replicas": 2}),
-        ),
 def test_a_vector_shorter_than_the_ring_is_summed_too(run_ranks):
     run = run_ranks("fabric_minimal", ["peer"] * 3, {"all_reduce_config": {"megabytes": 8e-6, "repeats": 1}})
     assert run.process.returncode == 0, run.output
@@ -201,7 +221,8 @@ def test_a_rank_never_imports_the_compiler(run_ranks, tmp_path):
     folder = tmp_path / "lean"
     folder.mkdir()
     source = Path(__file__).parents[2] / "recipes" / "hierarchical_parallel"
-    (folder / "recipe.py").write_text((source / "recipe.py").read_text())
+    for name in ("recipe.py", "traffic.py"):
+        (folder / name).write_text((source / name).read_text())
     check = "\n\n_trainer = trainer\ndef trainer(cfg, ctx):\n    import sys\n    _trainer(cfg, ctx)\n"
     check += "    assert 'torch._dynamo' not in sys.modules\n"
     (folder / "trainer.py").write_text((source / "trainer.py").read_text() + check)

@@ -5,12 +5,35 @@ from collections.abc import Iterator
 from ttlaunch.diagnostics import Diagnostic, Label, Severity
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.recipe.config import LoadedConfig
+from ttlaunch.recipe.declare import Layout, Per
 from ttlaunch.topology.model import Topology
 
+_LOCAL_RANKS = "device_config.local_ranks"
 
-def check_devices(loaded: LoadedConfig, topology: Topology) -> list[Diagnostic]:
+
+def check_devices(loaded: LoadedConfig, topology: Topology, layout: Layout) -> list[Diagnostic]:
     """Every rule of this file that the configuration breaks on this topology."""
-    return [*_tensor_parallel(loaded), *_mesh_shape(loaded, topology), *_ddp(loaded)]
+    found = [*_tensor_parallel(loaded)]
+    if loaded.checked.device_config.enable_ddp and _gives_workers_several_ranks(layout):
+        return [*found, *_one_local_rank(loaded)]
+    return [*found, *_mesh_shape(loaded, topology), *_ddp(loaded)]
+
+
+def _gives_workers_several_ranks(layout: Layout) -> bool:
+    """Whether `enable_ddp` makes ranks of a worker's devices."""
+    return any(isinstance(count, Per) and _LOCAL_RANKS in {count.key, count.times} for count in layout.roles.values())
+
+
+def _one_local_rank(loaded: LoadedConfig) -> Iterator[Diagnostic]:
+    device = loaded.checked.device_config
+    if device.local_ranks == 1:
+        yield Diagnostic(
+            "C020",
+            f"`enable_ddp` is true but has no effect: `mesh_shape` is {device.mesh_shape or 'null'}, one device a worker",
+            _label(loaded, "device_config.enable_ddp", "gives each device of a worker a rank, and there is one"),
+            severity=Severity.WARNING,
+            hints=("`--set 'device_config.mesh_shape=[1, 2]'` gives each worker two ranks",),
+        )
 
 
 def _tensor_parallel(loaded: LoadedConfig) -> Iterator[Diagnostic]:

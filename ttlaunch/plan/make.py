@@ -87,7 +87,7 @@ def check_recipe(
         last = choice.recipe.layouts[-1]
         return None, [*check_config(choice.recipe, choice.loaded, last), layout]
     found = check_config(choice.recipe, choice.loaded, layout.layout)
-    found += [*check_fabric(choice.loaded, topology, layout), *check_devices(choice.loaded, topology)]
+    found += [*check_fabric(choice.loaded, topology, layout), *check_devices(choice.loaded, topology, layout.layout)]
     return (None if has_errors(found) else layout), found
 
 

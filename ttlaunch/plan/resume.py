@@ -17,6 +17,7 @@ _FREE = (
     "multihost_config",
     "checkpoint_config",
     "device_config.mesh_shape",
+    "device_config.enable_ddp",
     "training_config.data_path",  # its content counts instead
     "training_config.validation_interval",
     "training_config.validation_sequences",

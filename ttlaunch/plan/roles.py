@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 from ttlaunch.diagnostics import Diagnostic, Label, Span, listed
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.recipe.config import LoadedConfig
-from ttlaunch.recipe.declare import Flow, Layout, Pattern, Per, Recipe
+from ttlaunch.recipe.declare import Flow, Layout, Pattern, Per, Recipe, per
 from ttlaunch.topology.model import Rank, Topology
 
 
@@ -142,9 +142,10 @@ def _resizing_hints(
         counts = layout.counts(config)
         if len(scaled) == 1 and scaled[0][1].key.endswith("num_workers"):
             role, key = scaled[0]
-            needed = (world_size or 0) - (sum(counts.values()) - counts[role])
+            each = key(config) // per(key.key)(config)
+            needed, rest = divmod((world_size or 0) - (sum(counts.values()) - counts[role]), each)
             possible = getattr(getattr(config, "training_config", None), "micro_batches", needed)
-            if 1 <= needed <= possible:
+            if not rest and 1 <= needed <= possible // each:
                 hints.append(f"`--set {key.key}={needed}` makes layout `{layout.name}` fit")
                 break
     if not fixed and right:

@@ -148,10 +148,17 @@ class DeviceConfig(Section):
         1, description="torch threads; 1 gives the same bits on every host"
     )
     mesh_shape: Annotated[list[Positive], Field(min_length=2, max_length=2)] | None = Field(
-        None, description="rows and columns of devices a rank drives; null: one device"
+        None, description="rows and columns of devices a rank drives, or with `enable_ddp` a worker; null: one device"
     )
-    enable_ddp: bool = Field(default=False, description="average gradients over the devices of a rank first")
+    enable_ddp: bool = Field(
+        default=False, description="a rank for each device of a worker; their gradients are added up first"
+    )
     enable_tp: bool = Field(default=False, description="split matrices over the devices of a rank")
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks of a worker, where a recipe has several: one for each device of `mesh_shape`."""
+        return self.mesh_shape[0] * self.mesh_shape[1] if self.enable_ddp and self.mesh_shape else 1
 
 
 class SchedulerConfig(Section):

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.gradient_exchange import GradientExchange
     from ttlaunch.runtime.gradient_hub import GradientHub
     from ttlaunch.runtime.gradient_sums import all_reduce_mean, reduce_scatter_mean
+    from ttlaunch.runtime.local_ranks import (
+        WorkerGroup,
+        own_group,
+        receive_validation,
+        send_validation,
+        worker_groups,
+    )
     from ttlaunch.runtime.losses import count_tokens, mean_per_token, summed_loss
     from ttlaunch.runtime.model import Model, build_model
     from ttlaunch.runtime.one_process import train_in_one_process
@@ -54,6 +61,7 @@ __all__ = [
     "RankContext",
     "RemoteOptimizer",
     "ScheduleChoice",
+    "WorkerGroup",
     "agree",
     "all_gather",
     "all_reduce",
@@ -72,17 +80,21 @@ __all__ = [
     "mean_per_token",
     "micro_batches",
     "order_of_passes",
+    "own_group",
     "place_in_pipeline",
     "process_group",
+    "receive_validation",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_mean",
+    "send_validation",
     "summed_loss",
     "train_in_one_process",
     "update_order",
     "validation_is_due",
     "validation_losses",
     "validation_micro_batches",
+    "worker_groups",
 ]
 
 _MODULES = {
@@ -116,6 +128,7 @@ _MODULES = {
     "remote_optimizer": ("RemoteOptimizer",),
     "schedules": ("Action", "order_of_passes"),
     "torch_group": ("process_group",),
+    "local_ranks": ("WorkerGroup", "own_group", "receive_validation", "send_validation", "worker_groups"),
     "validation": ("validation_is_due", "validation_losses"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

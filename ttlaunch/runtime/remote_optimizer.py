@@ -54,8 +54,8 @@ class RemoteOptimizer:
             aggregator_rank: Who takes gradients and gives weights.
             ctx: How to reach it.
             block: Micro-batches of a step that this rank differentiates, as the aggregating rank counts them.
-            model: Whose forward passes wait for the weights that they read, module by module; each must read its
-                parameters in its own `forward`. None: `step()` waits for all weights.
+            model: Whose forward passes wait for the weights that they read, part by part: its children, and those of
+                containers. It must read their parameters only by calling them. None: `step()` waits for all weights.
             members: Ranks that have this one as their `aggregator_rank`, with their blocks, which follow this rank's.
 
         Raises:

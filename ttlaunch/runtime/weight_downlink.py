@@ -4,7 +4,7 @@ Shapes: N = values of the flat weights.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from torch import nn
@@ -60,13 +60,25 @@ class WeightDownlink:
             self._to_members.wait()
 
     def hold_back(self, model: nn.Module) -> None:
-        """Let each module of a model that has parameters of its own wait for them before its forward pass."""
+        """Let each part of a model wait for its parameters, all of them, before its forward pass.
+
+        Parts are the model's children, and the children of those that are mere containers.
+        """
         places = {id(parameter): at for at, parameter in enumerate(self._flat.parameters)}
-        for module in model.modules():
-            own = [places[id(parameter)] for parameter in module.parameters(recurse=False) if id(parameter) in places]
+        held = [(model, model.parameters(recurse=False)), *((part, part.parameters()) for part in _parts(model))]
+        for module, parameters in held:
+            own = [places[id(parameter)] for parameter in parameters if id(parameter) in places]
             if own:
                 module.register_forward_pre_hook(partial(self._before, max(own)))
 
     def _before(self, parameter: int, *_: object) -> None:
         if self._arriving:
             self.wait_for(parameter)
+
+
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    for child in model.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            yield from _parts(child)
+        else:
+            yield child
