@@ -72,14 +72,23 @@ def _norms(config: TrainingFile, ranks: Ranks, replica: list[int]) -> list[Traff
 
     And from the last stage up, whether training goes on.
     """
-    found, so_far = [], 0
-    total = sum(2 * ranks.tensors(rank) for rank in replica)
+    found, so_far = _shared_matrix(config, ranks, replica), 0
+    total = sum(2 * ranks.tensors(rank) for rank in replica) - (2 if found else 0)  # the norm counts the matrix once
     for before, after in pairwise(replica):
         so_far += 2 * ranks.tensors(before)
         found.append(Traffic("squared_norms", before, after, per_step=NUMBER_BYTES * (1 + so_far)))
         found.append(Traffic("squared_norms", after, before, per_step=NUMBER_BYTES * (1 + total)))
         found += agreed_stop(config, after, before)
     return found
+
+
+def _shared_matrix(config: TrainingFile, ranks: Ranks, replica: list[int]) -> list[Traffic]:
+    """The gradients of both uses of the matrix that embedding and head share, between the stages that have them."""
+    first, last = replica[0], replica[-1]
+    if first == last or not config.transformer_config.tie_embeddings:
+        return []
+    size = VALUE_BYTES * ranks.facts[first]["tied_values"]
+    return [Traffic("tied_gradient", a, b, per_step=size) for a, b in ((first, last), (last, first))]
 
 
 def _means(config: TrainingFile, ranks: Ranks, column: tuple[int, ...]) -> list[Traffic]:

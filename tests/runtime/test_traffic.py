@@ -154,6 +154,19 @@ def test_a_pipeline_moves_what_it_says(books, blocks, pipeline, micro_batches):
     check_exact(books("pipeline_parallel", ["stage"] * len(blocks) * pipeline.get("replicas", 1), config=config))
 
 
+@pytest.mark.parametrize("pipeline", [{}, {"replicas": 2}, {"schedule": "interleaved", "chunks_per_rank": 2}], ids=str)
+@pytest.mark.parametrize("blocks", [[4], [2, 2], [2, 2, 2]], ids=str)
+def test_stages_that_share_a_matrix_exchange_its_gradient_once_a_step(books, blocks, pipeline):
+    config = small(4, 3, **stages(blocks, **pipeline))
+    config["transformer_config"] = config.pop("sizes") | {"tie_embeddings": True}
+    recorded = books("pipeline_parallel", ["stage"] * len(blocks) * pipeline.get("replicas", 1), config=config)
+    if len(blocks) > 1 or "replicas" in pipeline:  # else nobody sends anything
+        check_exact(recorded)
+    sent = [edge.size for edge in recorded.traffic.edges if edge.operation == "tied_gradient"]
+    ends = 2 * pipeline.get("replicas", 1) if len(blocks) > 1 else 0
+    assert [3 * 4 * 256 * 16] * ends == sent
+
+
 def test_a_micro_batch_that_is_smaller_moves_less(books):
     config = small(7, 3, **stages([1, 1], replicas=2))
     config["transformer_config"] = config.pop("sizes")

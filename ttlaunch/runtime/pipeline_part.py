@@ -68,6 +68,8 @@ class PipelinePart:
         count = num_chunks(cfg, schedule)
         self.model = build_model(cfg, ctx, stage=grid.stage, blocks_per_stage=pipeline.blocks, chunks_per_stage=count)
         self.optimizer = build_optimizer(cfg, self.model, total_steps=ctx.data(cfg).total_steps)
+        if self.model.tied_gradient_VD is not None:
+            ctx.ledger.note(tied_values=self.model.tied_gradient_VD.numel())
         self.chunks = _chunks(ctx, self.model, cut_into_parts(pipeline.blocks, num_chunks=count), grid)
 
     def order(self, micro_batches: int) -> list[Action]:
