@@ -129,3 +129,32 @@ def test_memory_is_reused_from_step_to_step():
         tree.mean(out_N, micro_batches=8)
         assert torch.equal(torch.full((VALUES,), float(step)), out_N)
     assert len(used) == 1
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 6, 8, 11])
+def test_siblings_may_come_as_their_sum(micro_batches):
+    """As a backward pass leaves it that adds to the gradients of the one before."""
+    grads = torch.rand(micro_batches, 5)
+    single, paired = (GradientTree(5) for _ in range(2))
+    for index in range(micro_batches):
+        single.add(index, grads[index], tokens=index, loss=float(index))
+    for index in range(0, micro_batches, 2):
+        leaves = min(2, micro_batches - index)
+        both = grads[index] + grads[index + 1] if leaves == 2 else grads[index]
+        count = sum(range(index, index + leaves))
+        paired.add(index, both, tokens=count, loss=float(count), leaves=leaves)
+    found = [torch.empty(5), torch.empty(5)]
+    answers = [
+        tree.mean(out_N, micro_batches=micro_batches) for tree, out_N in zip((single, paired), found, strict=True)
+    ]
+    assert answers[0][1] == answers[1][1]
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(("index", "leaves"), [(1, 2), (0, 3), (0, 0)])
+def test_only_siblings_come_together(index, leaves):
+    tree = GradientTree(2)
+    for before in range(index):
+        tree.add(before, torch.ones(2), tokens=1, loss=0.0)
+    with pytest.raises(ValueError, match="not a node of the tree"):
+        tree.add(index, torch.ones(2), tokens=1, loss=0.0, leaves=leaves)

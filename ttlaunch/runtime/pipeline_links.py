@@ -61,8 +61,8 @@ class PipelineLinks:
         self._handed: dict[
             tuple[str, _Pass], Tensor
         ] = {}  # between chunks of this rank, where it has neighbouring parts
-        self._unread: dict[_Pass, Pending] = {}  # activations whose gradient has not come back
-        self._sends: deque[Pending] = deque()
+        self._unread: dict[_Pass, tuple[Pending, Tensor]] = {}  # activations whose gradient has not come back
+        self._sends: deque[tuple[Pending, Tensor]] = deque()
         self._inputs = _Arrivals(self, order, "F")
         self._gradients = _Arrivals(self, order, "B")
 
@@ -77,18 +77,18 @@ class PipelineLinks:
             self._handed["F", (action.micro_batch, chunk)] = out_BTD.detach()
             return
         with operation(self._socket, "activations"):
-            sending = self._socket.isend(out_BTD.detach(), dest=dest, tag=ACTIVATIONS)
+            sent = self._socket.isend(out_BTD.detach(), dest=dest, tag=ACTIVATIONS), out_BTD
         if self._trains:
-            self._unread[action.micro_batch, action.chunk] = sending
+            self._unread[action.micro_batch, action.chunk] = sent
         else:
-            self._keep(sending)
+            self._keep(sent)
 
     def receive_gradients(self, action: Action) -> Tensor:
         """The gradient of a forward pass's output, shape (B, T, D), from the part after; in the order of the passes."""
         grad_BTD = self._gradients.take(action)
         sent = self._unread.pop((action.micro_batch, action.chunk), None)
         if sent is not None:
-            sent.wait()  # long since received: this is its answer
+            sent[0].wait()  # long since received: this is its answer
         return grad_BTD
 
     def send_gradients(self, action: Action, grad_BTD: Tensor) -> None:
@@ -98,12 +98,12 @@ class PipelineLinks:
             self._handed["B", (action.micro_batch, chunk)] = grad_BTD
             return
         with operation(self._socket, "activation_gradients"):
-            self._keep(self._socket.isend(grad_BTD, dest=dest, tag=GRADIENTS))
+            self._keep((self._socket.isend(grad_BTD, dest=dest, tag=GRADIENTS), grad_BTD))
 
     def finish(self) -> None:
         """Wait until all that was sent has been received."""
         while self._sends:
-            self._sends.popleft().wait()
+            self._sends.popleft()[0].wait()
 
     def before(self, chunk: int) -> tuple[Rank, int]:
         """The rank that has the part before a chunk of this stage, and which of its chunks that is."""
@@ -133,11 +133,11 @@ class PipelineLinks:
         """What a neighbouring part on this very rank has left for a pass."""
         return self._handed.pop((action.kind, (action.micro_batch, action.chunk)))
 
-    def _keep(self, sending: Pending) -> None:
+    def _keep(self, sent: tuple[Pending, Tensor]) -> None:
         """Wait for a send only when many came after it, so that few buffers are alive."""
-        self._sends.append(sending)
+        self._sends.append(sent)
         if len(self._sends) > 2 * len(self._stages):
-            self._sends.popleft().wait()
+            self._sends.popleft()[0].wait()
 
 
 class _Arrivals:

@@ -19,7 +19,7 @@ from ttlaunch.runtime.model import Model, build_model
 from ttlaunch.runtime.optimizers import build_optimizer
 from ttlaunch.runtime.pipeline_grid import PipelineGrid, cut_into_parts
 from ttlaunch.runtime.pipeline_links import PipelineLinks
-from ttlaunch.runtime.reduction import GradientTree
+from ttlaunch.runtime.reduction import GradientTree, contiguous_blocks
 from ttlaunch.runtime.schedules import Action, ScheduleName, order_of_passes
 
 _TIED = 30_007
@@ -37,6 +37,7 @@ class Chunk:
         parameters: Places of its parameters among those of the rank.
         grads_C: Its part of the flat gradients.
         sums: Of its gradients over micro-batches.
+        unsummed: Tokens and loss of the micro-batch whose gradients wait in `grads_C` for those of its sibling.
     """
 
     part: int
@@ -46,6 +47,7 @@ class Chunk:
     parameters: range
     grads_C: Tensor
     sums: GradientTree
+    unsummed: list[tuple[int, float]]
 
 
 class PipelinePart:
@@ -70,6 +72,7 @@ class PipelinePart:
         self.optimizer = build_optimizer(cfg, self.model, total_steps=ctx.data(cfg).total_steps)
         if self.model.tied_gradient_VD is not None:
             ctx.ledger.note(tied_values=self.model.tied_gradient_VD.numel())
+        self._block = contiguous_blocks(cfg.training_config.micro_batches, len(grid.replicas))[grid.replica]
         self.chunks = _chunks(ctx, self.model, cut_into_parts(pipeline.blocks, num_chunks=count), grid)
 
     def order(self, micro_batches: int) -> list[Action]:
@@ -93,7 +96,10 @@ class PipelinePart:
         )
 
     def add_gradients(self, chunk: Chunk, index: int, *, tokens: int, loss: float) -> None:
-        """Enter the gradients that the backward pass of one micro-batch has left, and zero them.
+        """Enter the gradients that the backward pass of one micro-batch has left.
+
+        Those of two siblings in the tree are added by the backward pass of the second, which adds to what is there: the
+        same addition, without passing over the memory four more times.
 
         Args:
             chunk: Whose backward pass it was.
@@ -102,7 +108,14 @@ class PipelinePart:
             loss: Summed over them; 0 where another rank knows it.
         """
         self.model.take_gradients()
-        chunk.sums.add(index, chunk.grads_C, tokens=tokens, loss=loss)
+        if index % 2 == 0 and index + 1 in self._block:
+            chunk.unsummed.append((tokens, loss))
+            return
+        leaves = 1
+        for tokens_before, loss_before in chunk.unsummed:
+            index, tokens, loss, leaves = index - 1, tokens_before + tokens, loss_before + loss, 2
+        chunk.unsummed.clear()
+        chunk.sums.add(index, chunk.grads_C, tokens=tokens, loss=loss, leaves=leaves)
         chunk.grads_C.zero_()
 
     def mean_gradients(self) -> tuple[float, int]:
@@ -167,5 +180,5 @@ def _chunks(ctx: RankContext, model: Model, parts: Sequence[range], grid: Pipeli
         is_first, is_last = part == 0, part == len(parts) - 1
         parameters, values = model.places_of(parts[part])
         grads_C = model.grads_N[values.start : values.stop]
-        chunks.append(Chunk(part, parts[part], is_first, is_last, parameters, grads_C, ctx.gradient_tree(grads_C)))
+        chunks.append(Chunk(part, parts[part], is_first, is_last, parameters, grads_C, ctx.gradient_tree(grads_C), []))
     return chunks

@@ -68,7 +68,7 @@ class GradientTree:
         self._lefts: list[Tensor] = []  # sums that wait for the open leaf, from its sibling upwards
         self._open_N: Tensor | None = None
 
-    def add(self, index: int, grads_N: Tensor, *, tokens: int, loss: float) -> None:
+    def add(self, index: int, grads_N: Tensor, *, tokens: int, loss: float, leaves: int = 1) -> None:
         """Enter one micro-batch; `grads_N` is only read.
 
         Args:
@@ -76,11 +76,14 @@ class GradientTree:
             grads_N: Gradient of its *summed* loss, shape `(N,)`, float32, or bfloat16 or float16: the sums are float32.
             tokens: That it predicted.
             loss: Summed over them.
+            leaves: 2: `grads_N`, tokens and loss are the sums of this micro-batch and the next, and the index is even.
 
         Raises:
-            ValueError: The index does not follow the one before.
+            ValueError: The index does not follow the one before, or two leaves do not have one parent.
         """
         self._check_follows(index)
+        if leaves not in {1, 2} or index % leaves:
+            raise ValueError(f"micro-batch {index} and {leaves - 1} more are not a node of the tree")
         if index % 2 and self._stack and self._stack[-1].size == 1:
             left = self._stack[-1]
             left.gradient_N.add_(grads_N)
@@ -89,7 +92,8 @@ class GradientTree:
             return
         gradient_N = self._buffer()
         gradient_N.copy_(grads_N)
-        self._stack.append(Subtree(index, 1, tokens, loss, gradient_N))
+        self._stack.append(Subtree(index, leaves, tokens, loss, gradient_N))
+        self._merge_siblings()
 
     def subtrees(self) -> Sequence[Subtree]:
         """The sums so far, as the largest whole nodes, in the order of the indices."""
