@@ -60,12 +60,19 @@ def digest(answer):
         ("pipeline_parallel", f"{STEPS} --set multihost_config.pipeline_parallel_config.blocks_per_rank=[1,1,1,1]"),
     ],
 )
-def test_every_recipe_runs_across_four_hosts(cluster4, ttlaunch_on, lab, recipe, settings):
+def test_every_recipe_runs_across_four_hosts(cluster4, ttlaunch_on, lab, tmp_path, recipe, settings):
+    """Their books and traces come home: bytes are those of the formula, and every host's clock was compared."""
     lab(cluster4.hostfile())
-    answer = ttlaunch_on(cluster4)(f"run {recipe} --on lab {settings} --format json", timeout_s=120)
+    answer = ttlaunch_on(cluster4)(f"run {recipe} --on lab {settings} --trace --format json", timeout_s=120)
     assert answer.status == 0, answer.stderr
     report = json.loads(answer.stdout)
     assert [row["host"] for row in report["ranks"]] == cluster4.hosts
+    edges = report["traffic"]["edges"]
+    assert edges
+    assert [edge for edge in edges if edge["bytes"] != edge["formula_bytes"]] == []
+    [timeline] = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/trace.json")]
+    assert [clock["host"] for clock in timeline["otherData"]["clocks"]] == cluster4.hosts
+    assert all(clock["error_us"] > 0 for clock in timeline["otherData"]["clocks"][1:])
     wait_until(lambda: not leftovers(cluster4), what="hosts as before the run")
 
 

@@ -120,7 +120,7 @@ def make_plan(recipe, roles, config, data):
         "layout": "test",
         "world_size": len(roles),
         "ranks": [
-            {"rank": rank, "host": "localhost", "local_rank": rank, "role": role, "mesh_id": None}
+            {"rank": rank, "host": "localhost", "slot": rank, "local_rank": rank, "role": role, "mesh_id": None}
             for rank, role in enumerate(roles)
         ],
         "flows": [],
