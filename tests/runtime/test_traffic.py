@@ -85,6 +85,38 @@ def test_the_verdict_on_going_on_is_in_the_formula(books, recipe):
     check_exact(books(recipe, ["stage"] * 2 if "multihost_config" in config else ["worker"] * 2 + THREE, config=config))
 
 
+@pytest.mark.parametrize("server", [TWO, THREE], ids=["two tiers", "three tiers"])
+@pytest.mark.parametrize(("workers", "local", "micro_batches"), [(2, 2, 4), (2, 2, 7), (1, 3, 4), (2, 3, 8)])
+def test_workers_of_several_ranks_move_what_they_say(books, server, workers, local, micro_batches):
+    """Sums of a worker's ranks meet at its first one, which alone talks to the aggregator."""
+    device, multihost = {"enable_ddp": True, "mesh_shape": [1, local]}, {"num_workers": workers}
+    config = small(micro_batches, 3, device_config=device, multihost_config=multihost)
+    recorded = books("hierarchical_parallel", ["worker"] * workers * local + server, config=config)
+    check_exact(recorded)
+    aggregator = workers * local
+    talking = {edge.source for edge in recorded.traffic.edges if edge.dest == aggregator and edge.source < aggregator}
+    assert set(range(0, aggregator, local)) == talking
+
+
+@pytest.mark.parametrize(
+    ("recipe", "roles", "multihost"),
+    [
+        ("hierarchical_parallel", ["worker"] * 2 + THREE, {}),
+        ("data_parallel", ["worker"] * 3, {}),
+        ("pipeline_parallel", ["stage"] * 4, {"pipeline_parallel_config": {"blocks_per_rank": [1, 1], "replicas": 2}}),
+    ],
+    ids=["three tiers", "data parallel", "pipeline"],
+)
+def test_a_run_that_ends_early_moves_what_it_says(books, recipe, roles, multihost):
+    """Only the steps and validations that there were count."""
+    config = small(4, 40, multihost_config=multihost)
+    config["training_config"] |= {"early_stop_patience": 1, "learning_rate": 1e-9, "early_stop_min_delta": 1.0}
+    traffic = books(recipe, roles, config=config).traffic
+    assert (None, (), 2) == (traffic.reason, traffic.differing, traffic.validations)
+    assert traffic.steps < 40
+    assert traffic.edges
+
+
 def test_the_six_edges_of_a_step(books):
     """A12: a worker moves 2S and one S for each further subtree, the aggregator 2(W + 1)S, the optimizer 2S."""
     recorded = books("hierarchical_parallel", ["worker"] * 3 + THREE, micro_batches=8, steps=3)
