@@ -41,6 +41,7 @@ from ttlaunch.runtime import (
     mean_per_token,
     micro_batches,
     process_group,
+    replicate,
     train_in_one_process,
     validation_is_due,
     validation_losses,
@@ -73,7 +74,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         replica = None
         if cfg.data_parallel_config.reduction == "fast":
             stack.enter_context(process_group(ctx, among=workers, device=ctx.device))
-            replica = DistributedDataParallel(model)
+            replica = replicate(ctx, model)
         for step in ctx.steps(cfg):
             if replica is None:
                 loss, tokens = _canonical_mean_gradient(cfg, ctx, model, exchange, step)

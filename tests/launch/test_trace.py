@@ -141,6 +141,19 @@ def test_a_traced_pipeline_shows_every_micro_batch_on_every_stage(tmp_path):
         assert sorted(expected * 3) == sorted(passes)
 
 
+@pytest.mark.mpi
+def test_what_torch_reduces_is_named_beside_the_ranks_own_work(tmp_path):
+    """E8: the trace names the collectives."""
+    settings = {"data_parallel_config.reduction": "fast", "multihost_config.num_workers": 2}
+    found = traced(tmp_path, "data_parallel", **settings)
+    check_timeline(found, ranks=2)
+    begun = [one for one in events(found, "b") if one["name"] == "all_reduce (torch)"]
+    assert {0, 1} == {one["pid"] for one in begun}
+    assert 3 <= len([one for one in begun if one["pid"] == 0])  # one a step, or one for each of torch's buckets
+    ended = {one["id"]: one["ts"] for one in events(found, "e")}
+    assert all(one["args"]["bytes"] > 0 and ended[one["id"]] >= one["ts"] for one in begun)
+
+
 def test_a_program_has_no_timeline(ttlaunch, here):
     (here / "train.py").write_text("print('hello')\n")
     answer = ttlaunch("run train.py --trace")

@@ -14,6 +14,9 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.plan.launch_plan import RankRow
 
+COLLECTIVE = "collective"
+"""The kind of a span that another library's thread works on."""
+
 _FORMAT = "times in µs on rank 0's monotonic clock, from the first event; error_us: by how much a rank's may be wrong"
 
 
@@ -75,6 +78,9 @@ def _slices(trace: RankTrace, origin: int) -> Iterator[dict[str, Any]]:
     yield {"ph": "M", "name": "process_sort_index", **place, "args": {"sort_index": row.rank}}
     for name, kind, began, ended, facts in sorted(trace.spans, key=lambda span: (span[2], -span[3])):
         start = trace.on_rank_0(began) - origin
+        if kind == COLLECTIVE:
+            yield from _overlapping(trace, name, start, trace.on_rank_0(ended) - origin, facts)
+            continue
         duration = trace.on_rank_0(ended) - origin - start
         yield {
             "ph": "X",
@@ -85,6 +91,15 @@ def _slices(trace: RankTrace, origin: int) -> Iterator[dict[str, Any]]:
             "dur": duration / 1e3,
             "args": dict(facts),
         }
+
+
+def _overlapping(
+    trace: RankTrace, name: str, began: int, ended: int, facts: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """What goes on beside the rank's own work, and so need not nest in it."""
+    one = {"name": name, "cat": COLLECTIVE, "id": f"{trace.row.rank}-{began}", "pid": trace.row.rank, "tid": 0}
+    yield {"ph": "b", **one, "ts": began / 1e3, "args": dict(facts)}
+    yield {"ph": "e", **one, "ts": ended / 1e3}
 
 
 def _arrows(traces: Sequence[RankTrace], origin: int) -> Iterator[dict[str, Any]]:

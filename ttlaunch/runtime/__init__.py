@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.pipeline_tuning import ScheduleChoice
     from ttlaunch.runtime.reduction import GradientTree, contiguous_blocks
     from ttlaunch.runtime.remote_optimizer import RemoteOptimizer
+    from ttlaunch.runtime.replicas import replicate
     from ttlaunch.runtime.schedules import Action, order_of_passes
     from ttlaunch.runtime.torch_group import process_group
     from ttlaunch.runtime.validation import validation_is_due, validation_losses
@@ -87,6 +88,7 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "reduce_scatter_mean",
+    "replicate",
     "send_validation",
     "summed_loss",
     "train_in_one_process",
@@ -126,6 +128,7 @@ _MODULES = {
     "pipeline_tuning": ("ScheduleChoice",),
     "reduction": ("GradientTree", "contiguous_blocks"),
     "remote_optimizer": ("RemoteOptimizer",),
+    "replicas": ("replicate",),
     "schedules": ("Action", "order_of_passes"),
     "torch_group": ("process_group",),
     "local_ranks": ("WorkerGroup", "own_group", "receive_validation", "send_validation", "worker_groups"),
