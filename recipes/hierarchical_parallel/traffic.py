@@ -6,6 +6,7 @@ from ttlaunch.recipe import (
     Traffic,
     TrainingFile,
     agreed_buckets,
+    agreed_scale,
     agreed_stop,
     aligned_subtrees,
     contiguous_blocks,
@@ -33,6 +34,7 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
             Traffic("weights", server, worker, per_step=size, once=size),
             agreed_buckets(server, worker),
             *agreed_stop(config, server, worker),
+            *agreed_scale(config, server, worker),
         ]
     for optimizer in ranks.of("optimizer"):
         server, size = ranks.sole("aggregator"), ranks.weight_bytes(optimizer)
@@ -41,5 +43,6 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
             Traffic("weights", optimizer, server, per_step=size, once=size),
             agreed_buckets(server, optimizer),
             *agreed_stop(config, server, optimizer),
+            *agreed_scale(config, optimizer, server),
         ]
     return found

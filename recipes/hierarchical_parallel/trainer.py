@@ -59,7 +59,9 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     group, model = own_group(cfg, ctx), build_model(cfg, ctx)
     server = aggregator if ctx.rank == group.first else group.first  # with `enable_ddp` a worker has several ranks
     block, members = group.blocks[ctx.rank], group.members_of(ctx.rank)
-    optimizer = RemoteOptimizer(model.parameters(), server, ctx=ctx, block=block, model=model, members=members)
+    optimizer = RemoteOptimizer(
+        model.parameters(), server, ctx=ctx, block=block, model=model, members=members, shared=model.loss_scaler
+    )
     optimizer.receive_weights()  # all workers begin with the optimizer's
     send_validation(cfg, ctx, model, dest=server)
     for step in ctx.steps(cfg):
@@ -102,7 +104,7 @@ def aggregator(cfg: Config, ctx: RankContext) -> None:
     """Three tiers: average the workers' gradients; pass weights on from the optimizer."""
     relay, total_steps = build_model(cfg, ctx), ctx.data(cfg).total_steps
     hub = _hub(cfg, ctx, relay)
-    link = OptimizerLink(relay.parameters(), ctx=ctx, optimizer=ctx.sole("optimizer"))
+    link = OptimizerLink(relay.parameters(), ctx=ctx, optimizer=ctx.sole("optimizer"), shared=relay.loss_scaler)
     link.receive_first_weights()
     hub.send_first_weights()
     receive_validation(cfg, ctx, step=ctx.steps_done)
@@ -125,7 +127,7 @@ def optimizer(cfg: Config, ctx: RankContext) -> None:
     optimizer = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
     ctx.restore(model, optimizer)
     update = BucketedUpdate(optimizer, cfg=cfg, model=model)
-    link = AggregatorLink(model.parameters(), ctx=ctx, aggregator=ctx.sole("aggregator"))
+    link = AggregatorLink(model.parameters(), ctx=ctx, aggregator=ctx.sole("aggregator"), shared=model.loss_scaler)
     link.send_first_weights()
     agree(ctx, ctx.early_stop, source=ctx.sole("aggregator"))
     for step in ctx.steps(cfg):
@@ -147,4 +149,5 @@ def _hub(cfg: Config, ctx: RankContext, model: Model) -> GradientHub:
         workers={group.first: group.block for group in worker_groups(cfg, ctx)},
         bucket_megabytes=cfg.multihost_config.bucket_megabytes,
         followers=ctx.ranks("optimizer"),
+        shared=model.loss_scaler,
     )

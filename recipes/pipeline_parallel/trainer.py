@@ -92,7 +92,8 @@ def _run_passes(cfg: Config, ctx: RankContext, part: PipelinePart, step: int) ->
                 links.send_activations(action, out)
         else:
             x, out = inputs.pop(here), outputs.pop(here)
-            out.backward(None if chunk.is_last else links.receive_gradients(action))
+            seed = part.model.loss_scaler.seed(out) if chunk.is_last else links.receive_gradients(action)
+            out.backward(seed)
             if not chunk.is_first:
                 links.send_gradients(action, x.grad)
             loss = out.item() if chunk.is_last else 0.0  # elsewhere it is not known

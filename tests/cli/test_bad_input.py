@@ -134,6 +134,11 @@ def test_a_micro_batch_larger_than_the_step_is_refused(refused):
     refused(RUN, files={"train.yaml": text}, status=3)
 
 
+def test_a_loss_scale_above_its_bound_is_refused(refused):
+    text = "training_config: {precision: fp16}\nloss_scale_config:\n  initial_power: 8\n  max_power: 4\n"
+    refused(RUN, files={"train.yaml": text}, status=3)
+
+
 def test_one_template_without_the_other_is_refused(refused):
     text = 'training_config:\n  response_template: "### Response:"\nmultihost_config:\n  num_workers: 1\n'
     refused(RUN, files={"train.yaml": text}, status=3)

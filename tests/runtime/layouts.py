@@ -47,9 +47,9 @@ class Trained:
         return {step: record[key] for step, record in sorted(chosen.items())}
 
     def result(self, name):
-        """A value that a rank gave for the summary; None if none did."""
+        """The last value that a rank gave for the summary; None if none did."""
         values = [record["values"][name] for record in self.records(contract.KIND_RESULT) if name in record["values"]]
-        return values[0] if values else None
+        return values[-1] if values else None
 
     @property
     def sha256(self):

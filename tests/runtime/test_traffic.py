@@ -76,6 +76,13 @@ def test_tiers_move_what_they_say(books, server, workers, micro_batches):
     check_exact(books("hierarchical_parallel", ["worker"] * workers + server, micro_batches=micro_batches))
 
 
+@pytest.mark.parametrize("server", [TWO, THREE], ids=["two tiers", "three tiers"])
+def test_the_loss_scale_is_in_the_formula(books, server):
+    config = small(4, 3)
+    config["training_config"] |= {"precision": "fp16"}
+    check_exact(books("hierarchical_parallel", ["worker"] * 2 + server, config=config))
+
+
 @pytest.mark.parametrize("recipe", ["hierarchical_parallel", "pipeline_parallel"])
 def test_the_verdict_on_going_on_is_in_the_formula(books, recipe):
     config = small(4, 3)

@@ -76,6 +76,22 @@ def the_rate_has_steps_to_fall(config: TrainingFile, _layout: Layout) -> Iterato
         )
 
 
+def the_scale_is_within_its_bounds(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """The first loss scale lies between the least and the greatest."""
+    scale = config.loss_scale_config
+    if scale.min_power <= scale.initial_power <= scale.max_power:
+        return
+    is_low = scale.initial_power < scale.min_power
+    bound, key = (scale.min_power, "min_power") if is_low else (scale.max_power, "max_power")
+    yield Problem(
+        "C033",
+        f"`initial_power` is {scale.initial_power}, which is {'below' if is_low else 'above'} `{key}` {bound}",
+        "loss_scale_config.initial_power",
+        f"expected {scale.min_power} to {scale.max_power}" if scale.min_power <= scale.max_power else "",
+        others=((f"loss_scale_config.{key}", "the bound"),),
+    )
+
+
 def templates_come_in_pairs(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
     """Where only responses count in the loss, it is known where they begin and where they end."""
     training = config.training_config
@@ -97,6 +113,7 @@ GENERAL = (
     a_micro_batch_fits_the_step,
     rates_can_train,
     the_rate_has_steps_to_fall,
+    the_scale_is_within_its_bounds,
     templates_come_in_pairs,
 )
 """Rules that hold for every recipe that trains a model; no recipe has to list them."""

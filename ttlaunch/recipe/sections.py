@@ -15,6 +15,8 @@ Positive = Annotated[int, Field(ge=1, le=10**9)]
 Size = Annotated[int, Field(ge=1, le=10**6)]
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+Power = Annotated[int, Field(ge=-24, le=100)]
+"""Of two. Float32 has room for a gradient that is so many times as large."""
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -77,6 +79,11 @@ class TrainingConfig(Section):
     @property
     def sequences_per_micro_batch(self) -> int:
         return self.micro_batch_size or max(1, self.batch_size // 8)
+
+    @property
+    def updates_need_the_norm(self) -> bool:
+        """Whether no weight may change before the gradient's norm is known: to clip it, or to skip an overflow."""
+        return self.use_clip_grad_norm or self.precision == "fp16"
 
     @property
     def micro_batches(self) -> int:
@@ -174,6 +181,20 @@ class SchedulerConfig(Section):
     )
 
 
+class LossScaleConfig(Section):
+    """How losses are scaled with `precision: fp16`, so that small gradients don't vanish; powers of two.
+
+    What is scaled is the loss summed over a micro-batch, so scales are smaller than those for means by its tokens.
+    """
+
+    noun: ClassVar[str] = "loss_scale_config"
+
+    initial_power: Power = Field(8, description="the first scale is 2 to this power")
+    growth_interval: Positive = Field(1000, description="steps without overflow after which the scale is doubled")
+    min_power: Power = Field(-24, description="an overflow halves the scale, but not below 2 to this power")
+    max_power: Power = Field(24, description="the scale is not doubled beyond 2 to this power")
+
+
 class CheckpointConfig(Section):
     """What training can go on from after an interruption, and what it begins with."""
 
@@ -209,4 +230,5 @@ class TrainingFile(ConfigFile):
     training_config: TrainingConfig = TrainingConfig()
     transformer_config: TransformerConfig = TransformerConfig()
     scheduler_config: SchedulerConfig = SchedulerConfig()
+    loss_scale_config: LossScaleConfig = LossScaleConfig()
     checkpoint_config: CheckpointConfig = CheckpointConfig()

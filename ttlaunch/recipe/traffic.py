@@ -132,6 +132,13 @@ def agreed_stop(config: TrainingFile, source: int, dest: int) -> list[Traffic]:
     return [Traffic("early_stop", source, dest, per_validation=3 * NUMBER_BYTES)]
 
 
+def agreed_scale(config: TrainingFile, source: int, dest: int) -> list[Traffic]:
+    """By what losses are multiplied, with the weights, where that may change: three numbers."""
+    if config.training_config.precision != "fp16":
+        return []
+    return [Traffic("loss_scale", source, dest, per_step=3 * NUMBER_BYTES, once=3 * NUMBER_BYTES)]
+
+
 def sums_of_blocks(micro_batches: int, parts: int) -> list[int]:
     """How many sums each rank's block of micro-batches makes: 1 where the block is a node of the tree, else more.
 

@@ -29,18 +29,18 @@ class SharedState(Protocol):
     def take(self, values: Sequence[float]) -> None: ...
 
 
-def agree(ctx: Socket, state: SharedState, *, source: Rank | None = None, dests: Sequence[Rank] = ()) -> None:
+def agree(ctx: Socket, state: SharedState | None, *, source: Rank | None = None, dests: Sequence[Rank] = ()) -> None:
     """Take the state of `source`, if one is given, and pass it on to `dests`.
 
     Args:
         ctx: How to reach them.
-        state: Nothing is sent if it is not on, which the configuration decides and so is equal on all ranks.
+        state: Nothing is sent if it is None or not on, which the configuration decides and so is equal on all ranks.
         source: Who knows the new state; None: this rank does.
         dests: Who calls this with this rank as `source`, in the same step.
 
     Cost: one message of 8 bytes for each of the state's values to each of `dests`.
     """
-    if not state.is_on:
+    if state is None or not state.is_on:
         return
     with operation(ctx, state.name):
         values = torch.tensor(state.values(), dtype=torch.float64)

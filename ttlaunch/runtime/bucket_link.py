@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import nn
 
+from ttlaunch.runtime.agreement import SharedState, agree
 from ttlaunch.runtime.bucket_messages import GRADIENTS, WEIGHTS, AgreedBuckets, Outbox, irecv_bucket
 from ttlaunch.runtime.buckets import Bucket
 from ttlaunch.runtime.flat import FlatParameters
@@ -18,8 +19,11 @@ from ttlaunch.runtime.world import Rank
 class OptimizerLink:
     """The aggregator's end. Cost of a step: S bytes each way, S = 4N, in a message for each bucket."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, ctx: Socket, optimizer: Rank) -> None:
-        """Look at the parameters; nothing is sent."""
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], *, ctx: Socket, optimizer: Rank, shared: SharedState | None = None
+    ) -> None:
+        """Look at the parameters; nothing is sent. A `shared` state comes with the weights."""
+        self._shared = shared
         self._flat = FlatParameters(parameters)
         self._ctx = ctx
         self._optimizer = optimizer
@@ -29,6 +33,7 @@ class OptimizerLink:
         """Wait for the weights that training begins with."""
         with operation(self._ctx, "weights"):
             self._ctx.recv(self._flat.weights_N, source=self._optimizer, tag=WEIGHTS)
+        agree(self._ctx, self._shared, source=self._optimizer)
 
     def send_gradient(self, bucket: Bucket) -> None:
         """Begin to send a bucket of the mean gradient; buckets in their order."""
@@ -48,13 +53,17 @@ class OptimizerLink:
             message.wait()
             yield bucket
         self._gradients.wait()
+        agree(self._ctx, self._shared, source=self._optimizer)
 
 
 class AggregatorLink:
     """The optimizer's end."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, ctx: Socket, aggregator: Rank) -> None:
-        """Look at the parameters; nothing is sent."""
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], *, ctx: Socket, aggregator: Rank, shared: SharedState | None = None
+    ) -> None:
+        """Look at the parameters; nothing is sent. A `shared` state goes out with the weights."""
+        self._shared = shared
         self._flat = FlatParameters(parameters)
         self._ctx = ctx
         self._aggregator = aggregator
@@ -65,6 +74,7 @@ class AggregatorLink:
         """Let everybody begin with the weights that are here."""
         with operation(self._ctx, "weights"):
             self._ctx.send(self._flat.weights_N, dest=self._aggregator, tag=WEIGHTS)
+        agree(self._ctx, self._shared, dests=[self._aggregator])
 
     def gradients(self) -> Iterator[Bucket]:
         """Each bucket when its part of the mean gradient is in `parameter.grad`."""
@@ -83,4 +93,5 @@ class AggregatorLink:
 
     def end_step(self) -> None:
         """Return when all weights have been taken."""
+        agree(self._ctx, self._shared, dests=[self._aggregator])
         self._weights.wait()

@@ -11,7 +11,7 @@ from ttlaunch.runtime.optimizers import Optimizer, global_norm
 class BucketedUpdate:
     """The steps of an `Optimizer`, with the same bits as `Optimizer.step`.
 
-    With `use_clip_grad_norm` the update of every bucket needs the norm of all: squared norms are taken as buckets come,
+    With `use_clip_grad_norm`, and with fp16, the update of every bucket needs the norm of all: squared norms are taken as buckets come,
     but the first weights change only after the last gradient is there. What that costs is the time of all updates and
     of the weights' way back up to the first layer, which otherwise pass while gradients still arrive.
 
@@ -23,7 +23,7 @@ class BucketedUpdate:
     def __init__(self, optimizer: Optimizer, *, cfg: TrainingFile, model: Model) -> None:
         self._optimizer = optimizer
         self._model = model
-        self._waits_for_norm = cfg.training_config.use_clip_grad_norm
+        self._waits_for_norm = cfg.training_config.updates_need_the_norm
         self.norm = self.rate = 0.0
 
     def step(self, step: int, arriving: Iterable[Bucket]) -> Iterator[Bucket]:
@@ -50,8 +50,9 @@ class BucketedUpdate:
                 self._optimizer.clip(bucket.of(self._model.grads_N), norm=self.norm)
                 self.rate = self._optimizer.update(step, bucket.parameters)
                 yield bucket
+        self._optimizer.end_step()
 
 
 def update_order(cfg: TrainingFile, buckets: Sequence[Bucket]) -> list[Bucket]:
     """Which weights are final first: those of the first layers if all wait for the norm, else those of the last."""
-    return list(reversed(buckets)) if cfg.training_config.use_clip_grad_norm else list(buckets)
+    return list(reversed(buckets)) if cfg.training_config.updates_need_the_norm else list(buckets)

@@ -193,7 +193,8 @@ class RankContext:
         last_step = step if self.early_stop.is_over else self._required_data().total_steps
         if self._checkpoints is not None and self._checkpoints.is_due(step, last_step=last_step):
             owners = owners or self.ranks(self.role)
-            self._checkpoints.save(step, model, optimizer, owners=owners, state=self._state(step))
+            state = self._state(step) | {"loss_scaler": optimizer.scaler_state()}
+            self._checkpoints.save(step, model, optimizer, owners=owners, state=state)
 
     def finish(self) -> None:
         """Wait for what is still being written; the runtime calls it when the role's function has returned."""
@@ -204,7 +205,7 @@ class RankContext:
     def _state(self, step: int) -> dict[str, Any]:
         """What training goes on from besides tensors; learning rate and dropout masks follow from the step alone."""
         position = self._required_data().position(step)
-        return {"data": position, "loss_scaler": None, "early_stop": self.early_stop.state()}
+        return {"data": position, "early_stop": self.early_stop.state()}
 
     def _required_data(self) -> TextData:
         assert self._data is not None  # noqa: S101 - whoever has a model has asked the data for its vocabulary

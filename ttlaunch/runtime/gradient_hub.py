@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from ttlaunch.runtime.agreement import SharedState, agree
 from ttlaunch.runtime.bucket_messages import COUNTS, GRADIENTS, WEIGHTS, Outbox, irecv_part, tell_cut
 from ttlaunch.runtime.bucket_tuning import BucketTuner
 from ttlaunch.runtime.buckets import Bucket, cut_buckets
@@ -52,6 +53,7 @@ class GradientHub:
         workers: Mapping[Rank, range],
         bucket_megabytes: float | None = None,
         followers: Iterable[Rank] = (),
+        shared: SharedState | None = None,
     ) -> None:
         """Look at the parameters; nothing is sent.
 
@@ -61,11 +63,13 @@ class GradientHub:
             workers: Who sends, with its block of micro-batches, in the order of the blocks, which leave no gaps.
             bucket_megabytes: Size of a bucket; None: chosen by timing the first steps.
             followers: Further ranks that need to know the buckets.
+            shared: A state that goes out with the weights, such as the model's loss scale.
         """
         self._flat = FlatParameters(parameters)
         self._ctx = ctx
         self._nodes = [(rank, leaves) for rank, block in workers.items() for leaves in aligned_subtrees(block)]
         self._workers = tuple(workers)
+        self._shared = shared
         self._followers = (*workers, *followers)
         self._tuner = BucketTuner(self._flat.grads_N.nbytes, bucket_megabytes=bucket_megabytes)
         self._is_settled = False
@@ -81,6 +85,7 @@ class GradientHub:
         (whole,) = cut_buckets(self._flat.starts, bucket_bytes=self._flat.weights_N.nbytes)
         self._weights.send(whole)
         self._weights.wait()
+        agree(self._ctx, self._shared, dests=self._workers)
 
     def begin_step(self) -> tuple[float, int]:
         """Agree on the buckets of the step, and wait until every worker knows its loss.
@@ -134,6 +139,7 @@ class GradientHub:
 
     def end_step(self) -> None:
         """Return when all workers have taken the weights."""
+        agree(self._ctx, self._shared, dests=self._workers)
         self._weights.wait()
         self._tuner.end_step()
 

@@ -19,6 +19,7 @@ from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.flat import FlatParameters
 from ttlaunch.runtime.gpt import Block, Embedding, Head, Masks, seeded_generator
 from ttlaunch.runtime.ledger import Ledger
+from ttlaunch.runtime.loss_scaling import LossScaler
 from ttlaunch.runtime.mlp import ContextEmbedding, FeedForwardBlock
 from ttlaunch.runtime.pipeline_grid import cut_into_parts
 from ttlaunch.runtime.precision import computing
@@ -35,6 +36,7 @@ class Model(nn.Module):
         weights_N: All parameters in one flat view, float32; writing here changes them.
         grads_N: All gradients likewise; backward passes add to it.
         ledger: The books of the rank that has it; None: nobody keeps any.
+        loss_scaler: By what losses are multiplied before a backward pass, in this step.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Model(nn.Module):
         self.vocabulary = vocabulary
         self.ledger: Ledger | None = None
         self._cfg = cfg
+        self.loss_scaler = LossScaler(cfg)
         self.seed = cfg.training_config.seed
         initialise(self.named_parameters(), seed=self.seed, num_blocks=sizes.num_blocks, is_tied=self.is_tied)
         if self._both_uses is not None:
@@ -215,6 +218,8 @@ def build_model(
         has_head=stage == len(counts) - 1,
     )
     model.flatten(ctx.device)
+    if model.loss_scaler.is_on:
+        model.loss_scaler.tell(ctx.result)
     model.ledger = ctx.watch(model, values=model.weights_N.numel())
     return model
 

@@ -6,6 +6,7 @@ on first use, which costs each rank two seconds.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,6 +60,7 @@ class Optimizer:
         self._model = model
         self._ready: Callable[[], object] | None = None
         self._parts: dict[range, list[_Group]] = {}
+        self._skips = False
         named, has_squares = list(model.named_parameters()), cfg.training_config.optimizer == "adamw"
         self._parameters = [parameter for _, parameter in named]
         matrices = {name: parameter for name, parameter in named if _is_matrix(parameter)}
@@ -82,7 +84,7 @@ class Optimizer:
         self._ready = ready
 
     def squared_norms(self, parameters: range | None = None) -> list[float]:
-        """The squared norm of each parameter's gradient, in the order in which the model names them.
+        """The squared norm of each parameter's gradient, the loss scale divided out, in the order of the model's names.
 
         Args:
             parameters: Places of those that count; None: all.
@@ -94,10 +96,13 @@ class Optimizer:
         if not gradients:
             return []
         norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
-        return [float(norm) ** 2 for norm in torch.stack(norms).tolist()]
+        scale = self._model.loss_scaler.scale
+        return [(float(norm) / scale) ** 2 for norm in torch.stack(norms).tolist()]
 
     def step(self, step: int, *, norm: float) -> float:
         """Clip the gradients in `grads_N`, update the parameters, and zero the gradients.
+
+        With fp16 the update is skipped if a gradient has overflowed; see `loss_scaling`.
 
         Args:
             step: From 1.
@@ -108,15 +113,25 @@ class Optimizer:
         """
         self.clip(self._model.grads_N, norm=norm)
         rate = self.update(step)
+        self.end_step()
         self._model.grads_N.zero_()
         return rate
 
     @torch.no_grad()
     def clip(self, grads_N: Tensor, *, norm: float) -> None:
-        """Scale gradients, or a part of them, if the norm of the whole gradient is over the configured one."""
-        training = self._cfg.training_config
+        """Divide gradients, or a part of them, by the loss scale, and clip them to the configured norm.
+
+        Args:
+            grads_N: Of the step; each of them once.
+            norm: Of the whole gradient, without the loss scale. If it is not finite with fp16, the step is skipped.
+        """
+        training, scaler = self._cfg.training_config, self._model.loss_scaler
+        self._skips = scaler.is_on and not math.isfinite(norm)
+        factor = 1 / scaler.scale
         if training.use_clip_grad_norm and norm > training.clip_grad_norm_max_norm:
-            grads_N.mul_(training.clip_grad_norm_max_norm / norm)
+            factor *= training.clip_grad_norm_max_norm / norm
+        if factor != 1 and not self._skips:
+            grads_N.mul_(factor)
 
     @torch.no_grad()
     def update(self, step: int, parameters: range | None = None) -> float:
@@ -130,6 +145,8 @@ class Optimizer:
             The learning rate used.
         """
         rate = learning_rate(self._cfg, step, total_steps=self._total_steps)
+        if self._skips:
+            return rate
         if self._ready is not None:
             self._ready()
             self._ready = None
@@ -139,6 +156,18 @@ class Optimizer:
                 if group.parameters:
                     update(group, self._cfg, rate)
         return rate
+
+    def end_step(self) -> None:
+        """Choose the next step's loss scale; call once in a step, after all its updates."""
+        self._model.loss_scaler.update(overflowed=self._skips)
+
+    def scaler_state(self) -> dict[str, Any] | None:
+        """What the loss scale goes on from; None without fp16."""
+        return self._model.loss_scaler.state()
+
+    def restore_scaler(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from a `scaler_state()`."""
+        self._model.loss_scaler.restore(state)
 
     def _part(self, parameters: range) -> "list[_Group]":
         """The groups, cut down to some parameters; the tensors are the same."""

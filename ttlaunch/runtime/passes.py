@@ -3,7 +3,7 @@
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -20,7 +20,7 @@ class BeforeBackward(Protocol):
 def differentiate(
     model: nn.Module, x_BT: Tensor, y_BT: Tensor, *, masks: Masks, before_backward: BeforeBackward | None = None
 ) -> tuple[float, int]:
-    """Add the gradient of one micro-batch's *summed* loss to the gradients of the model.
+    """Add the gradient of one micro-batch's *summed* loss, times the loss scale with fp16, to the model's gradients.
 
     Args:
         model: All of it, or what stands in for it, such as DistributedDataParallel around it.
@@ -36,5 +36,6 @@ def differentiate(
     summed, tokens = loss.item(), count_tokens(y_BT)
     if before_backward is not None:
         before_backward(tokens=tokens, loss=summed)
-    loss.backward()
+    whole: Any = getattr(model, "module", model)  # DistributedDataParallel keeps it there
+    loss.backward(whole.loss_scaler.seed(loss))
     return summed, tokens

@@ -31,6 +31,7 @@ def move_blocks(cfg: TrainingFile, ctx: Socket, old: PipelinePart, new: Pipeline
 
     Cost: one message for each tensor of a block that changes ranks, of its bytes: weights, and two such of AdamW's state.
     """
+    new.model.loss_scaler.take(old.model.loss_scaler.values())
     was, becomes = _ranks_by_block(cfg, old), _ranks_by_block(cfg, new)
     found, wanted = dict(_tensors(old)), dict(_tensors(new))
     for name in found.keys() & wanted.keys():

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import nn
 
+from ttlaunch.runtime.agreement import SharedState
 from ttlaunch.runtime.bucket_messages import AgreedBuckets
 from ttlaunch.runtime.flat import FlatParameters
 from ttlaunch.runtime.gradient_uplink import GradientUplink
@@ -46,6 +47,7 @@ class RemoteOptimizer:
         block: range = range(1),
         model: nn.Module | None = None,
         members: Mapping[Rank, range] | None = None,
+        shared: SharedState | None = None,
     ) -> None:
         """Look at the parameters; nothing is sent.
 
@@ -57,6 +59,7 @@ class RemoteOptimizer:
             model: Whose forward passes wait for the weights that they read, part by part: its children, and those of
                 containers. It must read their parameters only by calling them. None: `step()` waits for all weights.
             members: Ranks that have this one as their `aggregator_rank`, with their blocks, which follow this rank's.
+            shared: A state that comes with the weights, such as the model's loss scale.
 
         Raises:
             ValueError: No parameters, ones that are not float32, or an empty block.
@@ -68,7 +71,7 @@ class RemoteOptimizer:
         self._block = block
         self._agreed = AgreedBuckets(ctx, self._flat.starts, source=aggregator_rank, followers=members)
         self._uplink = GradientUplink(ctx, self._flat, dest=aggregator_rank, block=block, members=members)
-        self._downlink = WeightDownlink(ctx, self._flat, source=aggregator_rank, members=members)
+        self._downlink = WeightDownlink(ctx, self._flat, source=aggregator_rank, members=members, shared=shared)
         self._has_weights = self._is_open = False
         self._accumulated = 0
         self._waits_at_once = model is None

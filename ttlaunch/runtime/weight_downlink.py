@@ -9,6 +9,7 @@ from functools import partial
 
 from torch import nn
 
+from ttlaunch.runtime.agreement import SharedState, agree
 from ttlaunch.runtime.bucket_messages import WEIGHTS, Outbox, irecv_bucket
 from ttlaunch.runtime.buckets import Bucket
 from ttlaunch.runtime.flat import FlatParameters
@@ -23,11 +24,20 @@ class WeightDownlink:
     A rank with members hands each bucket on as soon as it has it.
     """
 
-    def __init__(self, ctx: Socket, flat: FlatParameters, *, source: Rank, members: Iterable[Rank] = ()) -> None:
+    def __init__(
+        self,
+        ctx: Socket,
+        flat: FlatParameters,
+        *,
+        source: Rank,
+        members: Iterable[Rank] = (),
+        shared: SharedState | None = None,
+    ) -> None:
         self._ctx = ctx
         self._flat = flat
         self._source = source
         self._members = tuple(members)
+        self._shared = shared
         self._arriving: deque[tuple[Bucket, Pending]] = deque()
         self._to_members = Outbox(ctx, flat.weights_N, dests=self._members, tag=WEIGHTS)
 
@@ -37,6 +47,7 @@ class WeightDownlink:
             self._ctx.recv(self._flat.weights_N, source=self._source, tag=WEIGHTS)
             for sending in [self._ctx.isend(self._flat.weights_N, dest=rank, tag=WEIGHTS) for rank in self._members]:
                 sending.wait()
+        agree(self._ctx, self._shared, source=self._source, dests=self._members)
 
     def begin(self, buckets: Sequence[Bucket]) -> None:
         """Begin to receive; from now on weights that were not waited for may change."""
@@ -45,6 +56,7 @@ class WeightDownlink:
             self._arriving.append((bucket, message))
         if self._members:
             self.wait()  # they compute too, and must not wait for this rank to reach a layer
+        agree(self._ctx, self._shared, source=self._source, dests=self._members)
 
     def wait(self) -> None:
         """Return when all weights are there."""

@@ -33,6 +33,10 @@ class HasState(Protocol):
 
     def wait_before_update(self, ready: Callable[[], object]) -> None: ...
 
+    def scaler_state(self) -> Mapping[str, Any] | None: ...
+
+    def restore_scaler(self, state: Mapping[str, Any] | None) -> None: ...
+
 
 class Checkpoints:
     """A rank's checkpoints.
@@ -94,6 +98,8 @@ class Checkpoints:
             )
         known = None if self.steps_done else model.names_of_whole()
         read_tensors(self._start["files"], into=wanted, known=known)
+        if stored is not None:
+            optimizer.restore_scaler(stored.get("loss_scaler"))
 
     def save(
         self, step: int, model: HasParameters, optimizer: HasState, *, owners: Sequence[Rank], state: Mapping[str, Any]

@@ -1,0 +1,83 @@
+"""Loss scaling for fp16, whose gradients would vanish below 2^-24: differentiate a multiple of the loss, divide it out.
+
+Every micro-batch's summed loss is multiplied by the scale before its backward pass. The sums of the tree are of scaled
+gradients, in float32; the optimizer divides by the scale after the sum and the division by the tokens. Scales are powers
+of two, so neither changes a bit of a float32 number. If the norm of the whole reduced gradient is not finite, some
+gradient has overflowed: then everybody skips the update. The norm is the same on every rank that updates, so those
+agree without a message; workers whose optimizer is elsewhere are told the next scale with the weights.
+
+A skipped step is a step: it is counted and reported, its samples are used up, and the learning rate of the next one is the
+next one's. Weights and the optimizer's state, AdamW's own count of updates included, stay as they were.
+
+Source: P. Micikevicius et al., "Mixed Precision Training", ICLR 2018; halving and doubling as in torch.amp.GradScaler.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ttlaunch.recipe import TrainingFile
+
+
+class LossScaler:
+    """The scale: halved by an overflow, doubled after so many steps without one, within bounds; 1 except for fp16.
+
+    Attributes:
+        name: Of its messages, in reports.
+        scale: Of the step that is being computed, a power of two.
+        skipped: Steps whose update was skipped.
+    """
+
+    name = "loss_scale"
+
+    def __init__(self, cfg: TrainingFile) -> None:
+        """Begin with the configured scale."""
+        self._cfg = cfg.loss_scale_config
+        self.is_on = cfg.training_config.precision == "fp16"
+        self.scale = 2.0**self._cfg.initial_power if self.is_on else 1.0
+        self.skipped = self._good_steps = 0
+        self._say: Callable[[str, float], None] | None = None
+
+    def tell(self, say: Callable[[str, float], None]) -> None:
+        """Call `say("skipped steps", number)` from now on whenever this rank skips an update."""
+        self._say = say
+
+    def seed(self, loss: Tensor) -> Tensor | None:
+        """What the backward pass of a loss begins with: the scale; None for 1."""
+        return torch.full_like(loss, self.scale) if self.is_on else None
+
+    def update(self, *, overflowed: bool) -> None:
+        """Choose the scale of the next step; every rank that updates calls it once in a step, with equal arguments."""
+        if not self.is_on:
+            return
+        self._good_steps = 0 if overflowed else self._good_steps + 1
+        if overflowed:
+            self.skipped += 1
+            self.scale = max(self.scale / 2, 2.0**self._cfg.min_power)
+            if self._say is not None:
+                self._say("skipped steps", self.skipped)
+        elif self._good_steps == self._cfg.growth_interval:
+            self._good_steps = 0
+            self.scale = min(self.scale * 2, 2.0**self._cfg.max_power)
+
+    def state(self) -> dict[str, Any] | None:
+        """For a checkpoint; None if nothing is scaled."""
+        if not self.is_on:
+            return None
+        return {"scale": self.scale, "good_steps": self._good_steps, "skipped": self.skipped}
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from a checkpoint's state."""
+        if state is not None and self.is_on:
+            self.take([state["scale"], state["good_steps"], state["skipped"]])
+
+    def values(self) -> list[float]:
+        """What other ranks need to agree."""
+        return [self.scale, float(self._good_steps), float(self.skipped)]
+
+    def take(self, values: Sequence[float]) -> None:
+        """Agree with another rank's `values`."""
+        scale, good_steps, skipped = values
+        self.scale, self._good_steps, self.skipped = float(scale), int(good_steps), int(skipped)
