@@ -139,3 +139,20 @@ def test_an_empty_name_is_refused_as_empty(ttlaunch):
     assert "error[P001]: the name of the recipe is empty" == recipe.stderr.splitlines()[0]
     assert "error[P005]: the name of the configuration is empty" == configuration.stderr.splitlines()[0]
     assert (2, 2) == (recipe.status, configuration.status)
+
+
+def test_the_plan_says_who_talks_to_whom_in_a_grid_of_stages(ttlaunch):
+    """Only flows that the configuration makes: replicas average, chunks and shared matrices close the chain."""
+    key = "multihost_config.pipeline_parallel_config"
+    plain = ttlaunch("plan pipeline_parallel").stdout
+    assert ["flow  stage → next stage"] == [line for line in plain.splitlines() if line.startswith("flow")]
+    options = f"--set {key}.replicas=2 --set {key}.schedule=auto --set {key}.chunks_per_rank=2"
+    answer = ttlaunch(f"plan pipeline_parallel --ranks 4 {options}")
+    assert [
+        "flow  stage → next stage",
+        "flow  first stage ↔ last stage of a row",
+        "flow  stage ↔ every other stage of its row",
+        "flow  stage ↔ stage at its place in other rows",
+    ] == [line for line in answer.stdout.splitlines() if line.startswith("flow")]
+    tied = ttlaunch("plan pipeline_parallel --set transformer_config.tie_embeddings=true").stdout
+    assert "first stage ↔ last stage" in tied

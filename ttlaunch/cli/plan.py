@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
     from ttlaunch.plan.launch_plan import LaunchPlan
 
-_ARROWS = {
-    "chain": "→ next",
-    "ends": "→ last: first",
-    "row": "↔ same row:",
-    "column": "↔ same place in other rows:",
+_FLOWS = {
+    "chain": "{} → next {}",
+    "ends": "first {} ↔ last {} of a row",
+    "row": "{} ↔ every other {} of its row",
+    "column": "{} ↔ {} at its place in other rows",
 }
 EXAMPLES = """\
 [bold]ttlaunch plan hierarchical_parallel[/bold]   who does what, where
@@ -106,7 +106,7 @@ def show_plan(plan: "LaunchPlan", *, form: Format) -> None:
     )
     console.print(_table(plan))
     for source, target, pattern in plan.flows:
-        console.print(f"flow  {source} {_ARROWS.get(pattern, '↔')} {target}", markup=False)
+        console.print(f"flow  {_FLOWS.get(pattern, '{} ↔ {}').format(source, target)}", markup=False)
     for a, b, channels in plan.links:
         console.print(f"link  mesh {a} — mesh {b}, {counted(channels, 'channel')}", markup=False)
     console.print(f"plan  {plan.hash[:16]}", markup=False)

@@ -45,7 +45,7 @@ def list_(*, form: _OutputFormat = Format.FULL) -> None:
 @app.command()
 def show(name: _Name, *, form: _OutputFormat = Format.FULL) -> None:
     """Show a recipe's layouts, flows and training file."""
-    from ttlaunch.recipe.declare import Per
+    from ttlaunch.recipe.declare import Pattern, Per
     from ttlaunch.recipe.discovery import find_recipe, load_recipe
 
     found = find_recipe(name, working_folder=Path.cwd())
@@ -59,7 +59,7 @@ def show(name: _Name, *, form: _OutputFormat = Format.FULL) -> None:
         for layout in recipe.layouts
     }
     flows = [
-        str(flow.source) + " - " + str(flow.target)
+        f"{flow.source} - {flow.target}" + (f" ({flow.pattern})" if flow.pattern is not Pattern.ALL else "")
         for flow in recipe.flows_in([r for x in layouts.values() for r in x])
     ]
     if form is Format.JSON:
