@@ -108,9 +108,9 @@ def settle(folder: Path, plan: Mapping[str, Any], ranks: Sequence[RankState], *,
     steps = max(0, until - first + 1) if first else 0
     checked = {int(record.get("step", 0)) for state in ranks for record in state.validations}
     validations = sum(step <= until for step in checked)
-    formula, reason, is_mistaken = _formula(plan, [state.row.role for state in ranks], books)
-    if until < 0:
-        formula, reason = None, "the run ended within its first step"
+    roles = [state.row.role for state in ranks]
+    ended_early = None, "the run ended within its first step", False
+    formula, reason, is_mistaken = _formula(plan, roles, books) if until >= 0 else ended_early
     edges = _edges(measured(books, until=until), formula, steps=steps, validations=validations)
     return Settlement(steps, validations, edges, reason, is_mistaken)
 

@@ -31,7 +31,7 @@ _PASSES = frozenset({FORWARD, BACKWARD, UPDATE})
 _RUNTIME = str(Path(__file__).parent) + os.sep
 _VERBS = (f"{_RUNTIME}context.py", f"{_RUNTIME}ledger.py", f"{_RUNTIME}ledger_socket.py")
 _NOTHING = contextlib.nullcontext()
-_FLUSH_S = 5.0
+_FLUSH_S = 2.0
 _MOST_STEPS = 2000
 
 Key = tuple[str, int | None, str, int]
@@ -130,8 +130,9 @@ class Ledger:
         for counted in (self._messages, self._bytes, self._waits, self._spent):
             counted.clear()
         self._last = self.step
-        is_due = time.monotonic_ns() - self._flushed > _FLUSH_S * 1e9 or self.step - self._first >= _MOST_STEPS
-        if is_due or is_last:
+        is_late = time.monotonic_ns() - self._flushed > _FLUSH_S * 1e9
+        is_first = self._first == 0 < self.step  # so that books are there even if the run is soon killed
+        if is_late or is_first or is_last or self.step - self._first >= _MOST_STEPS:
             self._flush()
 
     def _begin_stretch(self) -> None:
