@@ -2,13 +2,17 @@
 
 Every message begins with a header (dtype, shape), so that a receiver can name a mismatch instead of misreading the bytes.
 A small tensor travels behind its header in one message, at the price of a copy on both sides; a large one follows in
-messages of its own, straight from buffer to buffer. Open MPI busy-waits in its blocking calls, hence none is used here
-once the world is up.
+messages of its own, straight from buffer to buffer. Buffers come back in every step, so the requests for each buffer, peer
+and tag are set up once and only started again. Open MPI busy-waits in its blocking calls, hence none is used here once the
+world is up.
 """
 
 import os
 import struct
 import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from mpi4py import MPI
@@ -36,6 +40,13 @@ _FIRST_SLEEP_S = 5e-5
 _LONGEST_SLEEP_S = 1e-3
 
 
+_Route = tuple[int, int]
+"""A peer and a tag."""
+
+_Requests = list[MPI.Prequest]
+_NO_CHUNKS: _Requests = []
+
+
 class MpiSocket:
     """Tensors between the ranks of a world, over a communicator of its own.
 
@@ -50,20 +61,21 @@ class MpiSocket:
         self._comm = comm.Dup()
         self._peers = [f"rank {peer} ({role})" for peer, role in enumerate(world.roles)]
         self._crowded = world.is_crowded(rank)
-        self._start = self._comm.Issend if os.environ.get(ENV_SYNCHRONOUS_SENDS) == "1" else self._comm.Isend
+        synchronous = os.environ.get(ENV_SYNCHRONOUS_SENDS) == "1"
+        prepare: Any = self._comm.Ssend_init if synchronous else self._comm.Send_init
+        self._prepare: Callable[..., MPI.Prequest] = prepare
         self._layouts: dict[tuple[int, torch.dtype, torch.Size], _Layout] = {}
-        self._boxes: list[_Box] = []
+        self._headers: defaultdict[_Route, list[_Box]] = defaultdict(list)
 
     def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
         """Send and wait."""
-        layout = self._layout(tensor) if tensor.is_cpu else None
-        if layout is None or layout.chunks:
+        if not tensor.is_cpu:
             self.isend(tensor, dest=dest, tag=tag).wait()
             return
-        box = layout.boxes.pop() if layout.boxes else layout.box()
-        box.payload[:] = layout.view
-        _wait(self._start(box.spec, dest, tag), crowded=self._crowded)
-        layout.boxes.append(box)
+        idle, sending = self._begin_send(self._layout(tensor), dest, tag)
+        for request in sending.requests:
+            _wait(request, self._crowded)
+        idle.append(sending)
 
     def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
         """Receive and wait.
@@ -71,71 +83,85 @@ class MpiSocket:
         Raises:
             SocketError: The message has another dtype or shape.
         """
-        layout = self._layout(tensor) if tensor.is_cpu else None
-        if layout is None or layout.chunks:
+        if not tensor.is_cpu:
             self.irecv(tensor, source=source, tag=tag).wait()
             return
-        box = self._boxes.pop() if self._boxes else _Box(b"", INLINE_BYTES)
-        _wait(self._comm.Irecv(box.spec, source, tag), crowded=self._crowded)
-        if not box.data.startswith(layout.header):
-            raise self._mismatch(box, source=source, tensor=tensor)
-        layout.view[:] = box.payload[: layout.size]
-        self._boxes.append(box)
+        layout = self._layout(tensor)
+        box, chunks = self._begin_receive(layout, source, tag)
+        self._finish_receive(layout, box, chunks, source, tag, tensor)
 
     def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
         host = tensor if tensor.is_cpu else tensor.detach().cpu()
-        layout = self._layout(host)
-        if layout.chunks:
-            requests = [self._start(spec, dest, tag) for spec in (layout.header_spec, *layout.chunks)]
-            return _Send(requests, self._crowded, host)
-        box = layout.boxes.pop() if layout.boxes else layout.box()
-        box.payload[:] = layout.view
-        return _InlineSend(self._start(box.spec, dest, tag), self._crowded, layout.boxes, box)
+        idle, sending = self._begin_send(self._layout(host), dest, tag)
+        return _Send(sending, idle, self._crowded, host)
 
     def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
         host = tensor if tensor.is_cpu else tensor.detach().cpu()
         layout = self._layout(host)
-        box = self._boxes.pop() if self._boxes else _Box(b"", INLINE_BYTES)
-        requests = [self._comm.Irecv(spec, source, tag) for spec in (box.spec, *layout.chunks)]
-        return _Receive(self, requests, layout, box, tensor, host, source)
+        box, chunks = self._begin_receive(layout, source, tag)
+        return _Receive(self, layout, box, chunks, tensor, host, source, tag)
 
     def barrier(self) -> None:
         """Wait for every rank, asleep where ranks outnumber cores. Collective."""
-        wait_all([self._comm.Ibarrier()], crowded=self._crowded)
+        _wait(self._comm.Ibarrier(), self._crowded)
 
     def close(self) -> None:
-        """Nothing is left to do: MPI frees what it has when the world ends."""
+        """MPI frees what it has when the world ends."""
 
     def _layout(self, host: Tensor) -> "_Layout":
-        """What is known of buffers like this one; they come back in every step."""
+        """What is known of buffers like this one."""
         key = (host.data_ptr(), host.dtype, host.shape)
         layout = self._layouts.get(key)
         if layout is None or not host.is_contiguous():
-            if len(self._layouts) >= _MOST_LAYOUTS:
-                self._layouts.clear()
+            while len(self._layouts) >= _MOST_LAYOUTS:
+                self._layouts.pop(next(iter(self._layouts))).free()  # the oldest
             layout = self._layouts[key] = _Layout(host)
         return layout
 
-    def _mismatch(self, box: "_Box", *, source: Rank, tensor: Tensor) -> SocketError:
-        sent = _described(bytes(box.data[: _HEADER.size]))
-        return SocketError(f"{self._peers[source]} sent {sent}, expected {described(tensor)}")
+    def _begin_send(self, layout: "_Layout", dest: Rank, tag: int) -> "tuple[list[_Sending], _Sending]":
+        """Start a send that nobody uses; it goes back to the idle ones when it is complete."""
+        idle = layout.sends[dest, tag]
+        if idle:
+            sending = idle.pop()
+        else:
+            box = None if layout.chunks else _Box(layout.header, layout.size)
+            specs = [box.spec] if box else [layout.header_spec, *layout.chunks]
+            sending = _Sending([self._prepare(spec, dest, tag) for spec in specs], box, layout.view)
+        sending.start()
+        return idle, sending
 
-    def accept(self, receive: "_Receive") -> None:
-        """Complete a receive whose requests have been posted."""
-        layout, box, tensor = receive.layout, receive.box, receive.tensor
-        first, *rest = receive.requests
-        _wait(first, crowded=self._crowded)
+    def _begin_receive(self, layout: "_Layout", source: Rank, tag: int) -> "tuple[_Box, _Requests]":
+        """Start to receive a header, in a box that has room for any small tensor behind it, and what follows it."""
+        boxes = self._headers[source, tag]
+        box = boxes.pop() if boxes else _Box(b"", INLINE_BYTES)
+        if box.request is None:
+            box.request = self._comm.Recv_init(box.spec, source, tag)
+        box.request.Start()
+        if not layout.chunks:
+            return box, _NO_CHUNKS
+        idle = layout.receives[source, tag]
+        chunks = idle.pop() if idle else [self._comm.Recv_init(spec, source, tag) for spec in layout.chunks]
+        for request in chunks:
+            request.Start()
+        return box, chunks
+
+    def _finish_receive(
+        self, layout: "_Layout", box: "_Box", chunks: _Requests, source: Rank, tag: int, tensor: Tensor
+    ) -> None:
+        """Wait for the header, then for what has to follow it if it is the right one."""
+        _wait(box.request or MPI.REQUEST_NULL, self._crowded)
         if not box.data.startswith(layout.header):
-            for request in rest:
+            for request in chunks:
                 request.Cancel()
-            raise self._mismatch(box, source=receive.source, tensor=tensor)
-        if rest:
-            wait_all(rest, crowded=self._crowded)
+            sent = _described(bytes(box.data[: _HEADER.size]))
+            raise SocketError(f"{self._peers[source]} sent {sent}, expected {described(tensor)}")
+        if chunks:
+            for request in chunks:
+                _wait(request, self._crowded)
+            layout.receives[source, tag].append(chunks)
         else:
             layout.view[:] = box.payload[: layout.size]
-        self._boxes.append(box)
-        if not tensor.is_cpu:
-            tensor.detach().copy_(receive.host)
+        self._headers[source, tag].append(box)
 
 
 class _Box:
@@ -146,6 +172,7 @@ class _Box:
         self.data[: len(header)] = header
         self.payload = memoryview(self.data)[_HEADER.size :]
         self.spec = [MPI.memory.frombuffer(self.data), MPI.BYTE]
+        self.request: MPI.Prequest | None = None  # of the receive that fills it
 
 
 class _Layout:
@@ -165,90 +192,102 @@ class _Layout:
         inline = bool(whole) and not self.chunks
         self.view = memoryview(MPI.memory.fromaddress(address, whole) if inline else bytearray())  # type: ignore[arg-type]
         self.size = len(self.view)
-        self.boxes: list[_Box] = []
+        self.sends: defaultdict[_Route, list[_Sending]] = defaultdict(list)  # those that are idle
+        self.receives: defaultdict[_Route, list[_Requests]] = defaultdict(list)  # likewise, without the header's
 
-    def box(self) -> _Box:
-        return _Box(self.header, self.size)
+    def free(self) -> None:
+        """Give back what MPI keeps for this buffer; transfers under way keep theirs."""
+        sends = [sending.requests for idle in self.sends.values() for sending in idle]
+        receives = [chunks for idle in self.receives.values() for chunks in idle]
+        for request in (request for requests in [*sends, *receives] for request in requests):
+            request.Free()
+        self.sends.clear()
+        self.receives.clear()
+
+
+class _Sending:
+    """The requests that send one buffer to one peer under one tag, and the box of a small one; one transfer at a time."""
+
+    __slots__ = ("_box", "_view", "requests")
+
+    def __init__(self, requests: _Requests, box: _Box | None, view: memoryview) -> None:
+        self.requests = requests
+        self._box = box
+        self._view = view
+
+    def start(self) -> None:
+        if self._box is not None:
+            self._box.payload[:] = self._view
+        for request in self.requests:
+            request.Start()
 
 
 class _Send:
-    __slots__ = ("_crowded", "_kept", "_requests")
+    __slots__ = ("_crowded", "_idle", "_kept", "_sending")
 
-    def __init__(self, requests: list[MPI.Request], crowded: bool, kept: object) -> None:  # noqa: FBT001  hot path
-        self._requests = requests
+    def __init__(self, sending: _Sending, idle: list[_Sending], crowded: bool, kept: object) -> None:  # noqa: FBT001  hot path
+        self._sending: _Sending | None = sending
+        self._idle = idle
         self._crowded = crowded
-        self._kept = kept  # MPI reads these buffers until the requests are complete
+        self._kept = kept  # MPI reads this buffer until the requests are complete
 
     def wait(self) -> None:
-        wait_all(self._requests, crowded=self._crowded)
-
-
-class _InlineSend:
-    __slots__ = ("_box", "_boxes", "_crowded", "_request")
-
-    def __init__(self, request: MPI.Request, crowded: bool, boxes: list[_Box], box: _Box) -> None:  # noqa: FBT001
-        self._request = request
-        self._crowded = crowded
-        self._boxes = boxes
-        self._box: _Box | None = box
-
-    def wait(self) -> None:
-        if self._box is not None:
-            _wait(self._request, crowded=self._crowded)
-            self._boxes.append(self._box)
-            self._box = None
+        if self._sending is not None:
+            sending, self._sending = self._sending, None
+            for request in sending.requests:
+                _wait(request, self._crowded)
+            self._idle.append(sending)
+            self._kept = None
 
 
 class _Receive:
-    __slots__ = ("_socket", "box", "host", "layout", "requests", "source", "tensor")
+    __slots__ = ("_box", "_chunks", "_host", "_layout", "_socket", "_source", "_tag", "_tensor")
 
     def __init__(
         self,
         socket: MpiSocket,
-        requests: list[MPI.Request],
         layout: _Layout,
         box: _Box,
+        chunks: _Requests,
         tensor: Tensor,
         host: Tensor,
         source: Rank,
+        tag: int,
     ) -> None:
         self._socket: MpiSocket | None = socket
-        self.requests = requests  # the header's, then those of the chunks
-        self.layout = layout
-        self.box = box
-        self.tensor = tensor
-        self.host = host
-        self.source = source
+        self._layout = layout
+        self._box = box
+        self._chunks = chunks
+        self._tensor = tensor
+        self._host = host
+        self._source = source
+        self._tag = tag
 
     def wait(self) -> None:
         if self._socket is not None:
             socket, self._socket = self._socket, None
-            socket.accept(self)
+            socket._finish_receive(self._layout, self._box, self._chunks, self._source, self._tag, self._tensor)  # noqa: SLF001  one thing
+            if self._host is not self._tensor:
+                self._tensor.detach().copy_(self._host)
 
 
-def _wait(request: MPI.Request, *, crowded: bool) -> None:
+def _wait(request: MPI.Request, crowded: bool) -> None:  # noqa: FBT001  hot path
+    """Test until the request is complete.
+
+    The first tests follow each other at once, for at most some fifty microseconds: an answer that is on its way comes
+    sooner than the scheduler would give the core back. With a core for each rank the wait yields and stays quick. With
+    fewer cores it soon sleeps, an eighth of the time waited so far, between 50 µs and 1 ms: a rank that spins would take
+    its core from one that computes.
+    """
     for _ in range(_TESTS_IF_CROWDED if crowded else _TESTS):
         if request.Test():
             return
-    wait_all([request], crowded=crowded)
-
-
-def wait_all(requests: list[MPI.Request], *, crowded: bool) -> None:
-    """Test until all requests are complete.
-
-    The first tests follow each other at once, for at most some fifty microseconds: an answer that is on its way comes
-    sooner than the scheduler would give the core back. With a core for each rank the wait yields and stays quick. With fewer cores it soon sleeps, an eighth of the time
-    waited so far, between 50 µs and 1 ms: a rank that spins would take its core from one that computes.
-    """
-    for _ in range(_TESTS_IF_CROWDED if crowded else _TESTS):
-        if MPI.Request.Testall(requests):
-            return
     for _ in range(_YIELDS):
-        if MPI.Request.Testall(requests):
+        if request.Test():
             return
         os.sched_yield()
     began = time.monotonic()
-    while not MPI.Request.Testall(requests):
+    while not request.Test():
         if crowded:
             time.sleep(min(_LONGEST_SLEEP_S, max(_FIRST_SLEEP_S, (time.monotonic() - began) / 8)))
         else:
