@@ -1,0 +1,149 @@
+"""What the books of a rank cost, and whether they agree with the formulas: `PYTHONPATH=. python benchmarks/ledger.py`.
+
+The first table is the time that counting adds to a message: a socket that does nothing, bare and with books, take turns for
+some thousand messages at a time; the processor's time for this thread, medians over the rounds. To be met: 2 µs. Beside
+it stands what one message costs between two ranks of one host at least, measured by `benchmarks/sockets.py`.
+
+The second runs every recipe in every kind of layout with `ttlaunch simulate`, three steps of a small model, and divides
+what the ledger has by what the formula says, for each operation and edge. To be met: 1.00 ± 0.005 for all of them.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.ledger import Ledger, operation
+from ttlaunch.runtime.ledger_socket import LedgerSocket
+from ttlaunch.runtime.sockets import Pending
+from ttlaunch.runtime.world import Rank
+
+ROUNDS, MESSAGES = 41, 2000
+LIMIT_US = 2.0
+TOLERANCE = 0.005
+
+SMALL = {
+    "training_config.steps": "3",
+    "training_config.batch_size": "12",
+    "training_config.micro_batch_size": "1",
+    "training_config.validation_interval": "2",
+    "scheduler_config.warmup_steps": "1",
+    "transformer_config.embedding_dim": "32",
+    "transformer_config.max_sequence_length": "16",
+}
+_PIPELINE = "multihost_config.pipeline_parallel_config"
+LAYOUTS = {
+    "hierarchical, two tiers, 2 workers": ("hierarchical_parallel", 3, {"multihost_config.num_workers": "2"}),
+    "hierarchical, two tiers, 3 workers": ("hierarchical_parallel", 4, {"multihost_config.num_workers": "3"}),
+    "hierarchical, three tiers, 2 workers": ("hierarchical_parallel", 4, {"multihost_config.num_workers": "2"}),
+    "hierarchical, three tiers, 3 workers": ("hierarchical_parallel", 5, {"multihost_config.num_workers": "3"}),
+    "data parallel, 2 workers": ("data_parallel", 2, {"multihost_config.num_workers": "2"}),
+    "data parallel, 3 workers": ("data_parallel", 3, {"multihost_config.num_workers": "3"}),
+    "pipeline, 2 stages, 1f1b": ("pipeline_parallel", 2, {f"{_PIPELINE}.blocks_per_rank": "[2,2]"}),
+    "pipeline, 4 stages, gpipe": (
+        "pipeline_parallel",
+        4,
+        {f"{_PIPELINE}.blocks_per_rank": "[1,1,1,1]", f"{_PIPELINE}.schedule": "gpipe"},
+    ),
+    "pipeline, 2 stages × 2 replicas": (
+        "pipeline_parallel",
+        4,
+        {f"{_PIPELINE}.blocks_per_rank": "[2,2]", f"{_PIPELINE}.replicas": "2"},
+    ),
+}
+
+
+class NullSocket:
+    """Takes every message and does nothing with it."""
+
+    rank = Rank(0)
+
+    def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
+        """Do nothing."""
+
+    def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
+        """Do nothing."""
+
+    def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:  # noqa: ARG002  nothing is done with it
+        return self
+
+    def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:  # noqa: ARG002  likewise
+        return self
+
+    def wait(self) -> None:
+        """Do nothing."""
+
+
+def main() -> int:
+    """Print both tables; status 1 if a limit is missed."""
+    missed = print_costs() + print_ratios()
+    return 1 if missed else 0
+
+
+def print_costs() -> int:
+    """The time that books add to a message; how many of the rows miss the limit."""
+    plain, books = NullSocket(), LedgerSocket(NullSocket(), Ledger())
+    ways = {
+        "send, operation named": (lambda one: one.send(tensor, dest=Rank(1)), True),
+        "send, named after its function": (lambda one: one.send(tensor, dest=Rank(1)), False),
+        "recv, operation named": (lambda one: one.recv(tensor, source=Rank(1)), True),
+        "isend and wait, operation named": (lambda one: one.isend(tensor, dest=Rank(1)).wait(), True),
+        "irecv and wait, operation named": (lambda one: one.irecv(tensor, source=Rank(1)).wait(), True),
+    }
+    tensor, missed = torch.zeros(4), 0
+    print(f"{'a message with books':36} {'bare µs':>8} {'with µs':>8} {'adds µs':>8} {'limit':>6}")
+    for name, (act, is_named) in ways.items():
+        bare, kept = [], []
+        for _ in range(ROUNDS):
+            bare.append(_time_us(plain, act))
+            if is_named:
+                with operation(books, "gradients", bucket=1):
+                    kept.append(_time_us(books, act))
+            else:
+                kept.append(_time_us(books, act))
+        before, after = statistics.median(bare), statistics.median(kept)
+        missed += after - before > LIMIT_US
+        verdict = "met" if after - before <= LIMIT_US else "MISSED"
+        print(f"{name:36} {before:8.2f} {after:8.2f} {after - before:8.2f} {LIMIT_US:6.1f} {verdict}")
+    return missed
+
+
+def _time_us(socket, act) -> float:  # noqa: ANN001  either kind of socket
+    began = time.thread_time()
+    for _ in range(MESSAGES):
+        act(socket)
+    return (time.thread_time() - began) / MESSAGES * 1e6
+
+
+def print_ratios() -> int:
+    """Ledger ÷ formula, the least and the most over all operations and edges; how many layouts miss the limit."""
+    missed = 0
+    print(f"\n{'ledger ÷ formula':36} {'edges':>6} {'bytes':>12} {'least':>8} {'most':>8}")
+    for name, (recipe, ranks, settings) in LAYOUTS.items():
+        edges = _edges(recipe, ranks, settings)
+        ratios = [edge["ratio"] or 0.0 for edge in edges]
+        is_met = bool(ratios) and max(abs(ratio - 1) for ratio in ratios) <= TOLERANCE
+        missed += not is_met
+        total = sum(edge["bytes"] for edge in edges)
+        verdict = "met" if is_met else "MISSED"
+        print(f"{name:36} {len(edges):6} {total:12,} {min(ratios):8.4f} {max(ratios):8.4f} {verdict}")
+    return missed
+
+
+def _edges(recipe: str, ranks: int, settings: dict[str, str]) -> list[dict]:
+    words = [word for key, value in (SMALL | settings).items() for word in ("--set", f"{key}={value}")]
+    command = [str(Path(sys.executable).with_name("ttlaunch")), "simulate", recipe, "--ranks", str(ranks), *words]
+    process = subprocess.run([*command, "--format", "json"], capture_output=True, text=True, check=False)
+    answer = json.loads(process.stdout)
+    if process.returncode or answer.get("traffic") is None:
+        raise RuntimeError(f"{recipe} on {ranks} ranks: {process.stdout[-2000:]}{process.stderr[-2000:]}")
+    return answer["traffic"]["edges"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
