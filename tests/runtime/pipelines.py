@@ -38,7 +38,7 @@ class PipelineRuns:
         self, pipeline=None, *, ranks=1, recipe=RECIPES / "pipeline_parallel", saves=False, start=None, **sections
     ):
         """One process without a pipeline, else so many ranks; fails if one does or if messages are wrong."""
-        config = {name: dict(values) | sections.get(name, {}) for name, values in SMALL.items()}
+        config = sections | {name: dict(values) | sections.get(name, {}) for name, values in SMALL.items()}
         if pipeline:
             config["multihost_config"] = {"pipeline_parallel_config": pipeline}
         self._count += 1

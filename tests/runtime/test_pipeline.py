@@ -65,7 +65,7 @@ def test_auto_measures_each_schedule_in_steps_that_count(train, chunks):
     assert alone.by_step("step", "loss") == found.by_step("step", "loss")
     assert alone.by_step("validation", "loss") == found.by_step("validation", "loss")
     names = ["gpipe", "1f1b", "interleaved"][: chunks + 1]
-    times = {name: found.result(f"{name}_step_s") for name in names}
+    times = {name: found.result(f"{name}_s") for name in names}
     assert min(times, key=times.get) == found.result("schedule")
     (note,) = [record["text"] for record in found.records(contract.KIND_NOTE)]
     assert note.startswith(f"schedule {found.result('schedule')} is the quickest: gpipe ")

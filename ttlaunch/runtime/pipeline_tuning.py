@@ -95,7 +95,7 @@ class ScheduleChoice:
             self._ctx.note(f"schedule {self.now} is the quickest: {told} a step")
             self._ctx.result("schedule", self.now)
             for name, time_s in zip(self._candidates, times_s, strict=True):
-                self._ctx.result(f"{name}_step_s", time_s)
+                self._ctx.result(f"{name}_s", time_s)
 
 
 def possible_schedules(cfg: TrainingFile) -> list[ScheduleName]:
