@@ -150,6 +150,7 @@ KIND_STARTED = "started"  # the shim started the rank's process: pid
 KIND_READY = "ready"  # the runtime has the world and calls the role: total_steps
 KIND_STEP = "step"  # an optimizer step is done: step, and any of loss, tokens, grad_norm, learning_rate, …
 KIND_VALIDATION = "validation"  # step, loss, perplexity, tokens
+KIND_LAYER_NORMS = "layer_grad_norms"  # step, norms: {layer: norm of its gradient}, of the layers that the rank updates
 KIND_NOTE = "note"  # text: a line worth showing to the user
 KIND_PARAMETERS = "parameters"  # digests: {parameter name: SHA-256 of name, shape, dtype and bytes}
 KIND_RESULT = "result"  # values: what the recipe wants in the summary, by name

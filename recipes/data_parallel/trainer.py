@@ -42,6 +42,7 @@ from ttlaunch.runtime import (
     micro_batches,
     process_group,
     replicate,
+    report_layer_norms,
     train_in_one_process,
     validation_is_due,
     validation_losses,
@@ -89,6 +90,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
             if validation_is_due(cfg, ctx, step):
                 _validate(cfg, ctx, model, step)
             if is_first:
+                report_layer_norms(cfg, ctx, optimizer, step)
                 ctx.checkpoint(step, model, optimizer, owners=workers[:1])  # all workers hold the same
     ctx.report_parameters(model.named_parameters())
 

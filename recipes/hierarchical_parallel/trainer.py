@@ -38,6 +38,7 @@ from ttlaunch.runtime import (
     micro_batches,
     own_group,
     receive_validation,
+    report_layer_norms,
     send_validation,
     train_in_one_process,
     update_order,
@@ -96,6 +97,7 @@ def aggregator_optimizer(cfg: Config, ctx: RankContext) -> None:
         ctx.report(step, loss=loss, tokens=tokens, grad_norm=update.norm, learning_rate=update.rate)
         if validation_is_due(cfg, ctx, step):
             receive_validation(cfg, ctx, step=step)
+        report_layer_norms(cfg, ctx, optimizer, step)
         ctx.checkpoint(step, model, optimizer)
     ctx.report_parameters(model.named_parameters())
 
@@ -137,6 +139,7 @@ def optimizer(cfg: Config, ctx: RankContext) -> None:
         ctx.report(step, grad_norm=update.norm, learning_rate=update.rate)
         if validation_is_due(cfg, ctx, step):
             agree(ctx, ctx.early_stop, source=ctx.sole("aggregator"))
+        report_layer_norms(cfg, ctx, optimizer, step)
         ctx.checkpoint(step, model, optimizer)
     ctx.report_parameters(model.named_parameters())
 

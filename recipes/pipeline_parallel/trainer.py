@@ -35,6 +35,7 @@ from ttlaunch.runtime import (
     global_norm,
     micro_batches,
     place_in_pipeline,
+    report_layer_norms,
     summed_loss,
     train_in_one_process,
     validation_is_due,
@@ -70,6 +71,7 @@ def stage(cfg: Config, ctx: RankContext) -> None:
         if validation_is_due(cfg, ctx, step):
             _validate(cfg, ctx, part, step)
         if grid.replica == 0:  # all replicas hold the same
+            report_layer_norms(cfg, ctx, part.optimizer, step)
             ctx.checkpoint(step, part.model, part.optimizer, owners=grid.stages)
     ctx.report_parameters(part.model.named_parameters())
 

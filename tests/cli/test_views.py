@@ -39,15 +39,19 @@ def test_plain_lines_tell_of_validations_and_the_last_step(capsys):
     records = [(optimizer, {"kind": "validation", "time": 0.5, "step": 0, "loss": 5.5})]
     records += [(state, record) for state in (worker, optimizer) for record in steps(state, upto=4)]
     records += [(optimizer, {"kind": "validation", "time": 5, "step": 4, "loss": 1.25, "perplexity": 3.4903})]
+    norms = {"embedding": 0.25, "blocks.0": 1.5}
+    records.append((optimizer, {"kind": "layer_grad_norms", "time": 5, "step": 4, "norms": norms}))
     for state, record in records:
         fold(state, record)
         view.record(state, record)
+    assert {4: norms} == optimizer.layer_norms
     said = capsys.readouterr()
     assert said.out == (
         "rank 1 optimizer | step 0: validation loss 5.5000\n"
         "rank 1 optimizer | step 1/4 loss 4.0000\n"
         "rank 1 optimizer | step 4/4 loss 1.0000 100 tokens/s\n"
         "rank 1 optimizer | step 4: validation loss 1.2500, perplexity 3.49\n"
+        "rank 1 optimizer | step 4: gradient norms embedding 0.25, blocks.0 1.5\n"
     )
     assert said.err == ""
 

@@ -89,6 +89,9 @@ class PlainView:
         if kind == contract.KIND_VALIDATION:
             self._lead = state.row.rank
             return f"step {record.get('step')}: {_validation(record)}"
+        if kind == contract.KIND_LAYER_NORMS and isinstance(record.get("norms"), dict):
+            norms = ", ".join(f"{layer} {norm:.3g}" for layer, norm in record["norms"].items())
+            return f"step {record.get('step')}: gradient norms {norms}"
         lead = self._lead is None or self._lead == state.row.rank
         due = time.monotonic() - self._last_line >= _LINE_EVERY_S
         step = record.get("step")

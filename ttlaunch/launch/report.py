@@ -23,6 +23,7 @@ class Report:
         status: "done", "failed", "interrupted" or "terminated".
         first_validation, last_validation: Mean loss per token in nats, None if none was measured.
         last_perplexity: Of the last validation: the exponential of its loss.
+        layer_grad_norms: Of the last step for which they were reported, by layer; empty if none was.
         parameters_sha256: Over all parameters in name order; None if no rank reported them.
         parameters_agree: Whether all ranks that hold a parameter hold the same bits.
         began_from: The checkpoint or the weights that training began from: `origin`, `step` and, of a checkpoint, which
@@ -44,6 +45,7 @@ class Report:
     last_validation: float | None
     last_perplexity: float | None
     tokens_per_s: float | None
+    layer_grad_norms: Mapping[str, Any]
     parameters_sha256: str | None
     parameters_agree: bool
     began_from: Mapping[str, Any] | None
@@ -93,6 +95,7 @@ def make_report(
         last_validation=validations[-1]["loss"] if validations else None,
         last_perplexity=validations[-1].get("perplexity") if validations else None,
         tokens_per_s=max(speeds) if speeds else None,
+        layer_grad_norms=_layer_norms(ranks),
         parameters_sha256=digest,
         parameters_agree=agree,
         began_from=_began_from(recipe),
@@ -102,6 +105,12 @@ def make_report(
         ranks=tuple(_rank_summary(state) for state in ranks),
         traffic=settle(folder.path, plan.as_json(), ranks, is_done=status == "done"),
     )
+
+
+def _layer_norms(ranks: list[RankState]) -> dict[str, Any]:
+    """Those of the last step, from all ranks that update something."""
+    last = max((step for state in ranks for step in state.layer_norms), default=0)
+    return {layer: norm for state in ranks for layer, norm in state.layer_norms.get(last, {}).items()}
 
 
 def write_report(report: Report, folder: RunFolder) -> None:

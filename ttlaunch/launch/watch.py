@@ -30,6 +30,7 @@ class RankState:
     Attributes:
         step: The last optimizer step it reported.
         tokens: Tokens of all steps it reported.
+        layer_norms: By step, the norm of the gradient of each layer that it updates.
         first_step: The first one it reported; not 1 where it goes on from a checkpoint.
         first_step_time, last_step_time: When it reported its first and last step, seconds since the epoch.
         error: What the rank wrote about its own exception.
@@ -47,6 +48,7 @@ class RankState:
     first_step_time: float | None = None
     last_step_time: float | None = None
     validations: list[dict[str, Any]] = field(default_factory=list)
+    layer_norms: dict[int, dict[str, Any]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
     started: dict[str, Any] = field(default_factory=dict)
@@ -148,9 +150,8 @@ def fold(state: RankState, record: dict[str, Any]) -> None:
             state.phase, state.total_steps = Phase.RUNNING, record.get("total_steps")
         case contract.KIND_STEP:
             _fold_step(state, record)
-        case contract.KIND_VALIDATION:
-            if _is_number(record.get("loss")):
-                state.validations.append(record)
+        case contract.KIND_VALIDATION | contract.KIND_LAYER_NORMS:
+            _fold_measured(state, record)
         case contract.KIND_PARAMETERS:
             state.digests.update(_mapping(record.get("digests")))
         case contract.KIND_RESULT:
@@ -159,6 +160,15 @@ def fold(state: RankState, record: dict[str, Any]) -> None:
             state.phase = Phase.DONE
         case _:
             return
+
+
+def _fold_measured(state: RankState, record: dict[str, Any]) -> None:
+    """A validation, or norms of layers."""
+    if record["kind"] == contract.KIND_VALIDATION and _is_number(record.get("loss")):
+        state.validations.append(record)
+    step, norms = record.get("step"), record.get("norms")
+    if record["kind"] == contract.KIND_LAYER_NORMS and _is_number(step):
+        state.layer_norms[int(step)] = _mapping(norms)
 
 
 def _fold_step(state: RankState, record: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ _FREE = (
     "training_config.validation_interval",
     "training_config.validation_sequences",
     "training_config.activation_checkpointing",
+    "training_config.log_layer_grad_norms",
     "training_config.early_stop_patience",
     "training_config.early_stop_min_delta",
 )

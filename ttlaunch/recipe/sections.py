@@ -55,6 +55,9 @@ class TrainingConfig(Section):
     early_stop_min_delta: Annotated[float, Field(ge=0)] = Field(
         0.0, description="nats by which the validation loss must fall below its best to count as an improvement"
     )
+    log_layer_grad_norms: bool = Field(
+        default=False, description="report the norm of each layer's gradient before every validation but the first"
+    )
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32", description="of matrix products and attention; weights, gradients and their sums are always fp32"
     )

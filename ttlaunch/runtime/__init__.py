@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.replicas import replicate
     from ttlaunch.runtime.schedules import Action, order_of_passes
     from ttlaunch.runtime.torch_group import process_group
-    from ttlaunch.runtime.validation import validation_is_due, validation_losses
+    from ttlaunch.runtime.validation import report_layer_norms, validation_is_due, validation_losses
 
 __all__ = [
     "Action",
@@ -89,6 +89,7 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_mean",
     "replicate",
+    "report_layer_norms",
     "send_validation",
     "summed_loss",
     "train_in_one_process",
@@ -132,7 +133,7 @@ _MODULES = {
     "schedules": ("Action", "order_of_passes"),
     "torch_group": ("process_group",),
     "local_ranks": ("WorkerGroup", "own_group", "receive_validation", "send_validation", "worker_groups"),
-    "validation": ("validation_is_due", "validation_losses"),
+    "validation": ("report_layer_norms", "validation_is_due", "validation_losses"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -1,6 +1,6 @@
 """What the function of a role is given besides its configuration: who it is, its peers, its data, and how to report."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -249,6 +249,10 @@ class RankContext:
             self._records.write(contract.KIND_VALIDATION, step=step, **values)
             if self.early_stop.is_over:
                 self.result("stopped early", self.early_stop.reason())
+
+    def report_layer_norms(self, step: int, norms: Mapping[str, float]) -> None:
+        """Report the norms of the gradients of layers, by name; together all callers have each layer once."""
+        self._records.write(contract.KIND_LAYER_NORMS, step=step, norms=dict(norms))
 
     def report_parameters(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Leave a digest of each parameter this rank holds; every holder does so at the end, and they are compared."""

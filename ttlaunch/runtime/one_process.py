@@ -10,7 +10,7 @@ from ttlaunch.runtime.data import micro_batches
 from ttlaunch.runtime.model import build_model
 from ttlaunch.runtime.optimizers import build_optimizer, global_norm
 from ttlaunch.runtime.passes import differentiate
-from ttlaunch.runtime.validation import validation_is_due, validation_losses
+from ttlaunch.runtime.validation import report_layer_norms, validation_is_due, validation_losses
 
 
 def train_in_one_process(cfg: TrainingFile, ctx: RankContext) -> None:
@@ -31,5 +31,6 @@ def train_in_one_process(cfg: TrainingFile, ctx: RankContext) -> None:
         ctx.report(step, loss=mean_loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
         if validation_is_due(cfg, ctx, step):
             ctx.report_validation(step, validation_losses(cfg, ctx, model).tolist(), tokens=data.validation_tokens)
+        report_layer_norms(cfg, ctx, optimizer, step)
         ctx.checkpoint(step, model, optimizer)
     ctx.report_parameters(model.named_parameters())

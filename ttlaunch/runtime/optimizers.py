@@ -61,7 +61,9 @@ class Optimizer:
         self._ready: Callable[[], object] | None = None
         self._parts: dict[range, list[_Group]] = {}
         self._skips = False
+        self._squares: dict[str, float] = {}
         named, has_squares = list(model.named_parameters()), cfg.training_config.optimizer == "adamw"
+        self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
         matrices = {name: parameter for name, parameter in named if _is_matrix(parameter)}
         others = {name: parameter for name, parameter in named if not _is_matrix(parameter)}
@@ -89,15 +91,30 @@ class Optimizer:
         Args:
             parameters: Places of those that count; None: all.
         """
-        chosen = self._parameters if parameters is None else self._parameters[parameters.start : parameters.stop]
+        part = slice(None) if parameters is None else slice(parameters.start, parameters.stop)
+        chosen, names = self._parameters[part], self._names[part]
         if parameters is None or 0 in parameters:  # the embedding's, which gradients reach last
             self._model.add_second_use()
-        gradients = [parameter.grad for parameter in chosen if parameter.grad is not None]
+        named = [(name, parameter.grad) for name, parameter in zip(names, chosen, strict=True)]
+        gradients = {name: gradient for name, gradient in named if gradient is not None}
         if not gradients:
             return []
-        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients.values()]
         scale = self._model.loss_scaler.scale
-        return [(float(norm) / scale) ** 2 for norm in torch.stack(norms).tolist()]
+        squares = [(float(norm) / scale) ** 2 for norm in torch.stack(norms).tolist()]
+        self._squares.update(zip(gradients, squares, strict=True))
+        return squares
+
+    def layer_norms(self) -> dict[str, float]:
+        """The norm of the gradient of each layer that this rank updates, from the `squared_norms` of the step.
+
+        The squares of all layers' norms add up to that of the whole gradient, up to rounding.
+        """
+        squares: dict[str, list[float]] = {}
+        for name in self._names:
+            if name not in self._model.copies:
+                squares.setdefault(_layer(name), []).append(self._squares[name])
+        return {layer: global_norm(found) for layer, found in squares.items()}
 
     def step(self, step: int, *, norm: float) -> float:
         """Clip the gradients in `grads_N`, update the parameters, and zero the gradients.
@@ -180,6 +197,12 @@ class Optimizer:
 def build_optimizer(cfg: TrainingFile, model: Model, *, total_steps: int) -> Optimizer:
     """The optimizer of `cfg` over the model's parameters; its state lives on this rank and nowhere else."""
     return Optimizer(model, cfg, total_steps=total_steps)
+
+
+def _layer(name: str) -> str:
+    """The layer of a parameter: `embedding`, `blocks.3` or `head`."""
+    kind, *rest = name.split(".")
+    return f"{kind}.{rest[0]}" if kind == "blocks" else kind
 
 
 def _is_matrix(parameter: Tensor) -> bool:

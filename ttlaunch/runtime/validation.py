@@ -1,4 +1,4 @@
-"""When a validation is due, and the losses it adds up: the same bits for any number of ranks that share it."""
+"""When a validation is due, what else is reported then, and the losses it adds up: the same bits for any number of ranks that share it."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,22 @@ from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data import validation_micro_batches
 from ttlaunch.runtime.losses import summed_loss
 from ttlaunch.runtime.model import Model
+from ttlaunch.runtime.optimizers import Optimizer
 from ttlaunch.runtime.world import Rank
 
 
 def validation_is_due(cfg: TrainingFile, ctx: RankContext, step: int) -> bool:
     """Whether a validation follows `step`: before the first (step 0), at every interval, and after the last."""
     return step % cfg.training_config.validation_interval == 0 or step == ctx.data(cfg).total_steps
+
+
+def report_layer_norms(cfg: TrainingFile, ctx: RankContext, optimizer: Optimizer, step: int) -> None:
+    """Report the gradient norms of this rank's layers, if the configuration asks for them and a validation is due.
+
+    For whoever has updated with the optimizer; replicas that have made the same update leave it to one of them.
+    """
+    if cfg.training_config.log_layer_grad_norms and validation_is_due(cfg, ctx, step):
+        ctx.report_layer_norms(step, optimizer.layer_norms())
 
 
 @torch.no_grad()
