@@ -30,8 +30,19 @@ EXAMPLES = """\
 [bold]ttlaunch parity --steps 200 --results bits.jsonl[/bold]   interrupted, the same line goes on where it ended
 """
 
-_WIDTHS = (9, 13, 7, 12, 5, 10, 9, 7)
-_HEADINGS = ("precision", "layout", "ranks", "accumulation", "class", "difference", "memory", "time")
+_WIDTHS = (9, 13, 5, 12, 5, 10, 9, 9, 8, 7)
+_HEADINGS = (
+    "precision",
+    "layout",
+    "ranks",
+    "accumulation",
+    "class",
+    "difference",
+    "sent",
+    "÷formula",
+    "memory",
+    "time",
+)
 
 
 def parity(
@@ -63,7 +74,8 @@ def parity(
     """Train the same small model in every layout and compare the bits; status 1 if a cell ends with other bits.
 
     A class is a letter for one SHA-256 over all parameters: within a precision there is to be one class. The first row of a
-    precision is one process, and "difference" is the largest one of any parameter to it.
+    precision is one process, and "difference" is the largest one of any parameter to it. "sent" is by all ranks together,
+    with its share of what the recipe's formula says.
     """
     mistakes = [
         *_strangers("--recipe", recipes, RECIPES),
@@ -125,11 +137,18 @@ def _show(result: "Result", found: "Sequence[Result]", *, total: int, form: Form
         memory = "–" if result.memory_bytes is None else f"{result.memory_bytes / 1e6:.0f} MB"
         difference = "–" if result.difference is None else f"{result.difference:.1e}" if result.difference else "0"
         time = "kept" if result.was_kept else f"{result.seconds:.1f} s"
-        values = (cell.precision, cell.layout, cell.ranks, cell.accumulation, letter, difference, memory, time)
-        sys.stdout.write(_row(values))
+        first = (cell.precision, cell.layout, cell.ranks, cell.accumulation, letter, difference)
+        sys.stdout.write(_row((*first, *_traffic(result), memory, time)))
         sys.stdout.flush()
     if len(found) < total:
         _say_progress(f"{len(found)} of {counted(total, 'cell')}")
+
+
+def _traffic(result: "Result") -> tuple[str, str]:
+    """Bytes that all ranks have sent, and their share of what the recipe's formula says."""
+    sent, formula = result.sent_bytes, result.formula_bytes
+    ratio = "–" if sent is None or formula is None else f"{sent / formula:.3f}" if formula else "1" if not sent else "∞"
+    return "–" if sent is None else f"{sent / 1e6:.2f} MB", ratio
 
 
 def _say_progress(text: str) -> None:

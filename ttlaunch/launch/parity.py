@@ -38,6 +38,8 @@ class Result:
     Attributes:
         sha256: Of all parameters; None if the cell failed.
         difference: The largest one to the parameters of the reference; None if it is not known.
+        sent_bytes: By all ranks together; None if they kept no books.
+        formula_bytes: What the recipe's formula says of it; None if it was not compared.
         memory_bytes: The peak of its largest process.
         seconds: From its start to its end.
         error: Why it failed, None if it did not.
@@ -49,6 +51,8 @@ class Result:
     difference: float | None
     memory_bytes: int | None
     seconds: float
+    sent_bytes: int | None = None
+    formula_bytes: int | None = None
     error: str | None = None
     was_kept: bool = False
 
@@ -133,7 +137,7 @@ class Parity:
         argv = [sys.executable, "-m", "ttlaunch", verb, *words, "--format", "json", *keeping]
         command = cell.command(steps=self._steps, simulated=self._simulated)
         if self._is_over.is_set():
-            return Result(cell, command, None, None, None, 0.0, "it was not started")
+            return Result(cell, command, None, None, None, 0.0, error="it was not started")
         began = time.monotonic()
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self._running.add(process)
@@ -148,8 +152,10 @@ class Parity:
         seconds = time.monotonic() - began
         report = _parsed(out)
         if process.returncode != 0 or report.get("parameters_sha256") is None:
-            return Result(cell, command, None, None, None, seconds, _why(report, err, process.returncode))
-        return Result(cell, command, report["parameters_sha256"], None, _peak(report), seconds)
+            why = _why(report, err, process.returncode)
+            return Result(cell, command, None, None, None, seconds, error=why)
+        sent, formula = _traffic(report)
+        return Result(cell, command, report["parameters_sha256"], None, _peak(report), seconds, sent, formula)
 
     def _read_kept(self) -> dict[Cell, Result]:
         if self._kept is None or not self._kept.exists():
@@ -200,6 +206,16 @@ def _peak(report: dict[str, Any]) -> int | None:
     peaks = [rank.get("peak_memory_bytes") for rank in report.get("ranks", ())]
     found = [peak for peak in (*peaks, report.get("peak_memory_bytes")) if peak]
     return max(found) if found else None
+
+
+def _traffic(report: dict[str, Any]) -> tuple[int | None, int | None]:
+    """Bytes that all ranks have sent, and those of the recipe's formula."""
+    traffic = report.get("traffic")
+    if traffic is None:
+        return None, None
+    sent = sum(edge["bytes"] for edge in traffic["edges"])
+    compared = traffic["not_compared"] is None
+    return sent, sum(edge["formula_bytes"] for edge in traffic["edges"]) if compared else None
 
 
 def _parsed(text: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 SEQUENCES = 12
 """Of a step: 2, 3 and 4 workers share them evenly, and 3 of them are no whole subtree of the reduction."""
 
-PRECISIONS = ("fp32",)
+PRECISIONS = ("fp32", "bf16", "fp16")
 ACCUMULATIONS = (1, 3)
 WORKERS = (1, 2, 3, 4)
 RECIPES = ("hierarchical_parallel", "data_parallel", "pipeline_parallel")
