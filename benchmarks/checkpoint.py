@@ -1,6 +1,6 @@
 """What a checkpoint costs: against the disk, against torch's distributed checkpoint, and against a step.
 
-    python benchmarks/checkpoint.py [--blocks 6] [--rounds 15] [--folder DIR]
+    PYTHONPATH=. python benchmarks/checkpoint.py [--blocks 6] [--rounds 15] [--folder DIR]
 
 All write the same tensors. "raw" is one `write` of their bytes and one `fsync`; ours is everything from the call until
 `step-N/` stands: copy, SHA-256, shard, record, manifest, flushes and renames. DCP is `torch.distributed.checkpoint.save`
@@ -69,8 +69,13 @@ def _compare_writers(options: argparse.Namespace, scratch: Path) -> None:
         spread = f"{min(found) * 1e3:.0f} to {max(found) * 1e3:.0f} ms"
         print(f"  {name:18} {medians[name] * 1e3:7.1f} ms  {size / medians[name] / 1e9:5.2f} GB/s  ({spread})")
     ours = medians["ours"]
-    print(f"  ours ÷ raw         {medians['raw write + fsync'] / ours:.2f} of its speed (at least 0.7)")
-    print(f"  ours ÷ torch DCP   {medians['torch DCP'] / ours:.1f} × its speed (at least 4)")
+    to_raw, to_dcp = medians["raw write + fsync"] / ours, medians["torch DCP"] / ours
+    print(f"  ours ÷ raw         {to_raw:.2f} of its speed (at least 0.7: {_verdict(to_raw >= 0.7)})")
+    print(f"  ours ÷ torch DCP   {to_dcp:.1f} × its speed (at least 4: {_verdict(to_dcp >= 4)})")
+
+
+def _verdict(is_met: bool) -> str:  # noqa: FBT001
+    return "met" if is_met else "NOT MET"
 
 
 def _raw(data: bytes) -> Callable[[Path, int], None]:
@@ -145,7 +150,8 @@ def _measure_stall(folder: Path) -> None:
     without_s = statistics.median(seconds[False])
     costs = [one / other - 1 for one, other in zip(seconds[True], seconds[False], strict=True)]
     print(f"a checkpoint of {size / 1e6:.0f} MB every {INTERVAL} steps of {without_s * 1e3:.1f} ms")
-    print(f"  the call itself    {statistics.median(calls) / without_s * 100:.2f} % of its step (less than 1)")
+    stall = statistics.median(calls) / without_s
+    print(f"  the call itself    {stall * 100:.2f} % of its step (less than 1: {_verdict(stall < 0.01)})")
     print(f"  all that it costs  {statistics.median(costs) * 100:+.2f} % per step (median of {BLOCKS} pairs of blocks)")
 
 
