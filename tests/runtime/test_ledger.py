@@ -192,6 +192,21 @@ def test_long_runs_are_written_as_they_go(books):
     assert 5000 == sum((row[1] - row[0]) // row[2] + 1 for line in lines for row in line["sent"][0][4])
 
 
+def test_the_longer_a_run_the_rarer_its_lines(books, monkeypatch):
+    """A day of steps of 10 s, of which every line could have a row for each of thousands of buckets."""
+    clock = iter(range(0, 10**18, 10**9))
+    monkeypatch.setattr(time, "monotonic_ns", lambda: next(clock))
+    books.ledger._began = books.ledger._flushed = 0
+    steps = 0
+    while next(clock) < 86_400 * 10**9:
+        steps += 1
+        books.ledger.begin_step(steps)
+    monkeypatch.undo()
+    lines = books.lines()
+    assert steps == lines[-1]["last"] > 10_000
+    assert len(lines) < 200
+
+
 def test_books_that_cannot_be_written_do_not_end_the_run(tmp_path):
     ledger = Ledger(tmp_path / "missing" / "ledger.jsonl")
     ledger.begin_step(1)

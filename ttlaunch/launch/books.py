@@ -95,21 +95,24 @@ def _fold(book: Book, line: str) -> bool:
         stretch = json.loads(line)
         if stretch["format"] != contract.LEDGER_FORMAT:
             return False
-        sent = [
-            Sent(operation, bucket, phase, dest, *numbers)
-            for operation, bucket, phase, dest, rows in stretch["sent"]
-            for numbers in rows
-        ]
-    except (ValueError, KeyError, TypeError):
+        _take(book, stretch)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return False
-    book.last = int(stretch["last"])
+    return True
+
+
+def _take(book: Book, stretch: Mapping[str, Any]) -> None:
+    book.sent += [
+        Sent(operation, bucket, phase, dest, *numbers)
+        for operation, bucket, phase, dest, rows in stretch["sent"]
+        for numbers in rows
+    ]
     book.facts |= stretch["facts"]
-    book.sent += sent
     _add_times(book.waits, ((name, times) for name, phase, times in stretch["waited"] if phase not in _OUTSIDE))
     _add_times(book.phases, ((name, times) for name, times in stretch["spent"] if name not in {*_OUTSIDE, _STEP}))
     for name, times in stretch["spent"]:
         book.steps |= _by_step(times) if name == _STEP else {}
-    return True
+    book.last = int(stretch["last"])
 
 
 def _add_times(into: dict[str, dict[int, int]], found: Iterable[tuple[str, Mapping[str, Any]]]) -> None:

@@ -51,12 +51,15 @@ class RankTrace:
 
 
 def write_trace(folder: Path, rows: Sequence[RankRow]) -> Path | None:
-    """Put what all ranks have traced into `trace.json`; None if none has traced anything."""
+    """Put what all ranks have traced into `trace.json`; None if none has traced anything, or the disk is full."""
     traces = [_read(folder / contract.trace_file(row.rank), row) for row in rows]
     if not any(trace.spans for trace in traces):
         return None
     path = folder / contract.TRACE_FILE
-    path.write_text(json.dumps(render_trace(traces)) + "\n", encoding="utf-8")
+    try:
+        path.write_text(json.dumps(render_trace(traces)) + "\n", encoding="utf-8")
+    except OSError:
+        return None
     return path
 
 

@@ -1,7 +1,8 @@
 """What a rank sent, to whom, for which operation and in which phase of which step; and how long it waited for others.
 
 Every message is counted where it leaves, in memory; steps that sent the same are kept as one row. A line goes to the
-rank's ledger file every few seconds and at the end, so what a run did is known also when it is killed.
+rank's ledger file every few seconds, in long runs every few minutes, and at the end, so what a run did is known also
+when it is killed.
 
 A message belongs to the operation that `operation()` names, else to the function of the recipe that sent it, without a
 leading underscore and `send_` or `receive_`: `_send_weights` and `_receive_weights` are the two ends of `weights`.
@@ -31,7 +32,7 @@ _PASSES = frozenset({FORWARD, BACKWARD, UPDATE})
 _RUNTIME = str(Path(__file__).parent) + os.sep
 _VERBS = (f"{_RUNTIME}context.py", f"{_RUNTIME}ledger.py", f"{_RUNTIME}ledger_socket.py")
 _NOTHING = contextlib.nullcontext()
-_FLUSH_S = 2.0
+_FLUSH_S, _FLUSH_SHARE = 2.0, 0.05  # the longer a run, the rarer lines are, so that days of it make no large file
 _MOST_STEPS = 2000
 
 Key = tuple[str, int | None, str, int]
@@ -62,7 +63,7 @@ class Ledger:
         self._waits: dict[tuple[str, str], int] = defaultdict(int)
         self._spent: dict[str, int] = defaultdict(int)
         self._begin_stretch()
-        self._step_began = self._since = self._flushed = time.monotonic_ns()
+        self._began = self._step_began = self._since = self._flushed = time.monotonic_ns()
 
     def sent(self, label: tuple[str, int | None], dest: int, size: int) -> None:
         """Count a message of `size` bytes."""
@@ -130,7 +131,8 @@ class Ledger:
         for counted in (self._messages, self._bytes, self._waits, self._spent):
             counted.clear()
         self._last = self.step
-        is_late = time.monotonic_ns() - self._flushed > _FLUSH_S * 1e9
+        now = time.monotonic_ns()
+        is_late = now - self._flushed > max(_FLUSH_S * 1e9, (now - self._began) * _FLUSH_SHARE)
         is_first = self._first == 0 < self.step  # so that books are there even if the run is soon killed
         if is_late or is_first or is_last or self.step - self._first >= _MOST_STEPS:
             self._flush()
