@@ -1,4 +1,4 @@
-"""E11: training goes on from the checkpoint of any layout in any other, to the bits of the run that nobody interrupted.
+"""E11, and the checkpoints of A13: training goes on from the checkpoint of any layout in any other, to the bits of the run that nobody interrupted.
 
 All pairs, in one process; `tests/mpi/test_resume.py` has the same with real ranks, and kills them.
 """
