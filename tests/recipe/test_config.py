@@ -156,3 +156,27 @@ def test_a_rate_that_never_falls_is_a_warning(load, schedule, message):
     found = check_config(recipe, loaded, recipe.layouts[0])
     expected = [("C032", "warning", f"the learning rate never falls: {message}")][: message is not None]
     assert expected == [(d.code, d.severity, d.message) for d in found]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("training_config.response_template", "''"),
+        ("training_config.instruction_template", "5"),
+        ("training_config.early_stop_patience", "0"),
+        ("training_config.early_stop_min_delta", "-0.1"),
+        ("training_config.log_layer_grad_norms", "often"),
+        ("training_config.precision", "fp8"),
+        ("training_config.activation_checkpointing", "3"),
+        ("scheduler_config.hold_steps", "-1"),
+        ("loss_scale_config.initial_power", "101"),
+        ("loss_scale_config.growth_interval", "0"),
+        ("loss_scale_config.min_power", "-25"),
+        ("loss_scale_config.max_power", "0.5"),
+    ],
+)
+def test_a_value_out_of_bounds_is_one_mistake_at_its_place(load, key, value):
+    loaded = load(None, f"{key}={value}")
+    (diagnostic,) = loaded.diagnostics
+    assert "C005" == diagnostic.code
+    assert key.split(".")[1] in diagnostic.message

@@ -56,7 +56,7 @@ class TrainingConfig(Section):
         0.0, description="nats by which the validation loss must fall below its best to count as an improvement"
     )
     log_layer_grad_norms: bool = Field(
-        default=False, description="report the norm of each layer's gradient before every validation but the first"
+        default=False, description="report the norm of each layer's gradient at every validation after a step"
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32", description="of matrix products and attention; weights, gradients and their sums are always fp32"

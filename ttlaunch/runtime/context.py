@@ -243,11 +243,12 @@ class RankContext:
         All ranks that know the losses call this; with a `reporter` only that one writes them down.
         """
         loss = mean_per_token(sum(losses), tokens)
-        self.early_stop.observe(step, loss, is_last=step == self._required_data().total_steps)
+        is_last = step == self._required_data().total_steps
+        self.early_stop.observe(step, loss, is_last=is_last)
         if reporter in {None, self.rank}:
             values = {"loss": loss, "perplexity": perplexity(loss), "tokens": tokens}
             self._records.write(contract.KIND_VALIDATION, step=step, **values)
-            if self.early_stop.is_over:
+            if self.early_stop.is_over and not is_last:
                 self.result("stopped early", self.early_stop.reason())
 
     def report_layer_norms(self, step: int, norms: Mapping[str, float]) -> None:
