@@ -361,3 +361,18 @@ def test_an_incomplete_block_is_refused():
     exchange.accumulate(0, tokens=1, loss=0.0)
     with pytest.raises(ValueError, match="the block of rank 0 ends with micro-batch 1, which is missing"):
         exchange.finish()
+
+
+def test_no_bucket_is_updated_before_the_checkpoint_has_its_copy(make_cfg, make_context):
+    """Whoever still reads the weights of the last step is waited for once, after the gradients have come."""
+    cfg = make_cfg(training={"use_clip_grad_norm": False})
+    model = build_model(cfg, make_context(cfg))
+    optimizer = build_optimizer(cfg, model, total_steps=9)
+    update = BucketedUpdate(optimizer, cfg=cfg, model=model)
+    before_N, seen = model.weights_N.clone(), []
+    optimizer.wait_before_update(lambda: seen.append(torch.equal(before_N, model.weights_N)))
+    model.grads_N.fill_(1)
+    buckets = cut_buckets(FlatParameters(model.parameters()).starts, bucket_bytes=0)
+    for _ in update.step(1, iter(buckets)):
+        assert [True] == seen
+    assert [True] == seen
