@@ -2,8 +2,8 @@
 
 Of each kind of message a receive is posted before the pass that comes before the one that needs it, and no send is waited
 for right away, so neighbours with consistent orders of passes never wait for each other, even if sends are synchronous.
-Nor is a buffer kept longer than it is needed: a stage has room for one message more than there are micro-batches in
-flight, whatever the number of micro-batches.
+Nor is a buffer kept longer than it is needed: besides the micro-batches in flight, a stage has room for one message of each
+kind that is on its way to it, and for at most two gradients a stage that are on their way from it.
 
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = embedding_dim.
 """
