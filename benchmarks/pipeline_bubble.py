@@ -164,8 +164,8 @@ def rank_main() -> None:
     import torch
     from mpi4py import MPI
 
-    from ttlaunch.runtime import process_group
     from ttlaunch.recipe.importing import import_recipe_module
+    from ttlaunch.runtime import process_group
     from ttlaunch.runtime.mpi import MpiSocket
     from ttlaunch.runtime.world import Rank, World
 
