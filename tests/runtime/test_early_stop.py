@@ -42,6 +42,12 @@ def test_training_ends_after_so_many_validations_in_a_row_without_improvement():
     assert [False] * 4 == observed(stop(early_stop_patience=None), [1.0, 2.0, 3.0, 4.0])
 
 
+def test_the_reason_says_how_often_and_by_how_much():
+    early_stop = stop(early_stop_patience=1)
+    observed(early_stop, [5.0, 5.1])
+    assert "after step 2: the validation loss has not fallen in 1 validation" == early_stop.reason()
+
+
 def test_a_validation_counts_once_and_only_where_every_run_has_one():
     """A run that goes on from step 3 validates there, which an uninterrupted one does not."""
     early_stop = stop()

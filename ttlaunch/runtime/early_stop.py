@@ -60,7 +60,7 @@ class EarlyStop:
         """Why training is over, for the summary."""
         delta = self._training.early_stop_min_delta if self._training else 0.0
         amount = f" by {delta:g} or more" if delta else ""
-        times = "validation" if self.misses == 1 else f"{self.misses} validations"
+        times = f"{self.misses} validation{'s' if self.misses > 1 else ''}"
         return f"after step {self._step}: the validation loss has not fallen{amount} in {times}"
 
     def state(self) -> dict[str, Any] | None:
