@@ -26,7 +26,7 @@ class LedgerSocket:
 
     def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
         """Send and wait; see `Socket`."""
-        if self._is_traced():
+        if self._open_trace() is not None:
             self.isend(tensor, dest=dest, tag=tag).wait()
             return
         label = self.ledger.label or caller_label()
@@ -37,7 +37,7 @@ class LedgerSocket:
 
     def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
         """Receive and wait; see `Socket`."""
-        if self._is_traced():
+        if self._open_trace() is not None:
             self.irecv(tensor, source=source, tag=tag).wait()
             return
         label = self.ledger.label or caller_label()
@@ -52,7 +52,7 @@ class LedgerSocket:
         ended = _now()
         self.ledger.waited(label[0], ended - began)
         self.ledger.sent(label, dest, tensor.nbytes)
-        trace = self.ledger.trace
+        trace = self._open_trace()
         if trace is None:
             return _Timed(pending, self.ledger, label[0])
         number = trace.number(is_send=True, peer=dest, tag=tag)
@@ -63,15 +63,17 @@ class LedgerSocket:
     def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
         label = self.ledger.label or caller_label()
         pending = self._socket.irecv(tensor, source=source, tag=tag)
-        trace = self.ledger.trace
+        trace = self._open_trace()
         if trace is None:
             return _Timed(pending, self.ledger, label[0])
         number = trace.number(is_send=False, peer=source, tag=tag)
         message = _Message(trace, label, source, tag, number, tensor.nbytes, self.ledger.step, is_send=False)
         return _Traced(pending, self.ledger, message)
 
-    def _is_traced(self) -> bool:
-        return self.ledger.trace is not None
+    def _open_trace(self) -> Trace | None:
+        """None also when the steps that were to be traced are over."""
+        trace = self.ledger.trace
+        return trace if trace is not None and trace.is_open else None
 
 
 class _Timed:
