@@ -17,7 +17,17 @@ LAYOUTS = {
     "three tiers": ("hierarchical_parallel", ["worker"] * 2 + ["aggregator", "optimizer"]),
     "data parallel": ("data_parallel", ["worker"] * 3),
     "pipeline": ("pipeline_parallel", ["stage"] * 2),
+    "workers of two ranks": ("hierarchical_parallel", ["worker"] * 4 + ["aggregator", "optimizer"]),
+    "two pipelines": ("pipeline_parallel", ["stage"] * 4),
 }
+PIPELINE = {"blocks_per_rank": [1, 1]}
+SECTIONS = {
+    "pipeline": {"multihost_config": {"pipeline_parallel_config": PIPELINE}},
+    "workers of two ranks": {"device_config": {"mesh_shape": [1, 2], "enable_ddp": True}},
+    "two pipelines": {"multihost_config": {"pipeline_parallel_config": PIPELINE | {"replicas": 2}}},
+}
+"""What a layout needs in the configuration."""
+
 OTHERS = [name for name in LAYOUTS if name != "single"]
 
 
@@ -65,11 +75,8 @@ class Trained:
 def train(layout, run_dir, config, *, data, saves=False, **world):
     """Train in one process and say what came out; fails if a rank does or if messages are wrong."""
     recipe, roles = LAYOUTS[layout]
-    config = {section: dict(values) for section, values in config.items()}
-    if layout == "pipeline":
-        config["multihost_config"] = {"pipeline_parallel_config": {"blocks_per_rank": [1, 1]}}
     folder = RECIPES / recipe
-    resolved = import_recipe_module(folder, "recipe").RECIPE.config.model_validate(config)
+    resolved = import_recipe_module(folder, "recipe").RECIPE.config.model_validate(config | SECTIONS.get(layout, {}))
     run_dir.mkdir(parents=True)
     planned = World(
         recipe_name=recipe,
