@@ -8,11 +8,11 @@ import pytest
 from ttlaunch.plan.parity import ACCUMULATIONS, PRECISIONS, RECIPES, SEQUENCES, WORKERS, class_names, matrix
 
 LAYOUTS = {
-    "single": "one process",
-    "two_tier": "two tiers",
-    "three_tier": "three tiers",
-    "data_parallel": "data parallel",
-    "pipeline": "pipeline",
+    "single": {"one process"},
+    "two_tier": {"two tiers", "tiers of pairs"},
+    "three_tier": {"three tiers"},
+    "data_parallel": {"data parallel"},
+    "pipeline": {"pipeline", "two pipelines"},
 }
 
 
@@ -20,6 +20,7 @@ def test_every_layout_is_tried_with_one_to_four_workers():
     found = {(cell.layout, cell.workers) for cell in matrix()}
     expected = {(layout, workers) for layout in ("two tiers", "three tiers", "data parallel") for workers in WORKERS}
     expected |= {("pipeline", stages) for stages in (2, 3, 4)} | {("one process", 1)}
+    expected |= {("tiers of pairs", 4), ("two pipelines", 4)}
     assert expected == found
     assert len(found) * len(ACCUMULATIONS) * len(PRECISIONS) == len(matrix()) == len(set(matrix()))
 
@@ -33,7 +34,7 @@ def test_the_command_of_a_cell_plans_what_the_cell_says(ttlaunch, cell):
     plan = json.loads(answer.stdout)
     roles = [row["role"] for row in plan["ranks"]]
     assert (cell.recipe, cell.ranks) == (plan["recipe"]["name"], plan["world_size"])
-    assert cell.layout == LAYOUTS[plan["layout"]]
+    assert cell.layout in LAYOUTS[plan["layout"]]
     assert cell.workers == sum(role in {"worker", "stage", "trainer"} for role in roles)
     training = plan["config"]["training_config"]
     assert (7, 3) == (training["steps"], training["gradient_accumulation_steps"])
@@ -45,7 +46,9 @@ def test_the_first_cell_of_a_precision_is_one_process_whatever_is_asked_for():
     for cells in (matrix(recipes=["pipeline_parallel"]), matrix(ranks=[4]), matrix(accumulations=[6, 2])):
         assert ("one process", 1) == (cells[0].layout, cells[0].ranks)
         assert len(cells) == len(set(cells))
-    assert {"one process", "pipeline"} == {cell.layout for cell in matrix(recipes=["pipeline_parallel"])}
+    assert {"one process", "pipeline", "two pipelines"} == {
+        cell.layout for cell in matrix(recipes=["pipeline_parallel"])
+    }
     assert {1, 4} == {cell.ranks for cell in matrix(ranks=[4])}
     assert set(RECIPES) == {cell.recipe for cell in matrix(ranks=[4])}
 

@@ -30,7 +30,7 @@ EXAMPLES = """\
 [bold]ttlaunch parity --steps 200 --results bits.jsonl[/bold]   interrupted, the same line goes on where it ended
 """
 
-_WIDTHS = (9, 13, 5, 12, 5, 10, 9, 9, 8, 7)
+_WIDTHS = (9, 14, 5, 12, 5, 10, 9, 9, 8, 7)
 _HEADINGS = (
     "precision",
     "layout",

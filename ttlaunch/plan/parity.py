@@ -16,6 +16,7 @@ ACCUMULATIONS = (1, 3)
 WORKERS = (1, 2, 3, 4)
 RECIPES = ("hierarchical_parallel", "data_parallel", "pipeline_parallel")
 _BLOCKS = {2: [2, 2], 3: [1, 2, 1], 4: [1, 1, 1, 1]}
+_PAIRS, _REPLICAS = "tiers of pairs", "two pipelines"
 _MODEL = "num_blocks: 4, num_heads: 2, embedding_dim: 16, max_sequence_length: 16, dropout_prob: 0.1"
 
 
@@ -25,7 +26,7 @@ class Cell:
 
     Attributes:
         layout: In words.
-        workers: Ranks that differentiate; stages in a pipeline.
+        workers: Ranks that differentiate.
         ranks: All of them.
         accumulation: Into how many accumulations the step's sequences are cut.
     """
@@ -54,6 +55,7 @@ class Cell:
             "scheduler_config": "type: cosine, warmup_steps: 5",
             "checkpoint_config": "interval: 1000000",  # the last step has one
             "multihost_config": self._multihost(),
+            **({"device_config": "enable_ddp: true, mesh_shape: [1, 2]"} if self.layout == _PAIRS else {}),
         }
         words = [word for key, value in sections.items() for word in ("--set", f"{key}={{{value}}}")]
         sized = self.recipe == RECIPES[0]  # its layouts differ in the number of ranks; the others' last one is meant
@@ -64,6 +66,10 @@ class Cell:
         return shlex.join(["ttlaunch", "simulate" if simulated else "run", *self.words(steps=steps)])
 
     def _multihost(self) -> str:
+        if self.layout == _PAIRS:
+            return f"num_workers: {self.workers // 2}"
+        if self.layout == _REPLICAS:
+            return f"pipeline_parallel_config: {{blocks_per_rank: {_BLOCKS[self.workers // 2]}, replicas: 2}}"
         if self.recipe == "pipeline_parallel":
             return f"pipeline_parallel_config: {{blocks_per_rank: {_BLOCKS[self.workers]}}}"
         return f"num_workers: {self.workers}"
@@ -108,6 +114,8 @@ def _layouts() -> Iterator[tuple[str, str, int, int]]:
         yield RECIPES[1], "data parallel", workers, workers
     for stages in _BLOCKS:
         yield RECIPES[2], "pipeline", stages, stages
+    yield RECIPES[0], _PAIRS, 4, 5
+    yield RECIPES[2], _REPLICAS, 4, 4
 
 
 def class_names(hashes: Collection[str]) -> dict[str, str]:
