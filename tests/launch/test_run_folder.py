@@ -1,11 +1,13 @@
 """The run folder: names that sort by time, what a run was started from, and no value of the environment."""
 
+import errno
 import json
 import os
 import re
 import socket
 import subprocess
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +36,16 @@ def test_a_place_that_cannot_be_written_says_why(here):
     (here / "runs").touch()
     with pytest.raises(RunFolderError, match=r"the run folder cannot be made: .*runs: file exists"):
         create_run_folder(here / "runs")
+
+
+def test_a_full_disk_is_named_by_the_folder_and_nothing_is_left(here, monkeypatch):
+    def refuse(*_words, **_more):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", refuse)  # a disk that is full for files and not for folders
+    with pytest.raises(RunFolderError, match=r"the run folder cannot be made: .*runs: no space left on device"):
+        create_run_folder(here / "runs")
+    assert not (here / "runs").exists()
 
 
 def test_a_tree_hash_sees_names_and_contents_but_no_byte_code(here):

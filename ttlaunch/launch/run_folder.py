@@ -44,6 +44,7 @@ def create_run_folder(runs_folder: Path, *, now: datetime | None = None) -> RunF
         RunFolderError: If it cannot be made.
     """
     stamp = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H-%M-%S")
+    is_new, made = not runs_folder.exists(), None
     try:
         runs_folder.mkdir(parents=True, exist_ok=True)
         ignore = runs_folder / ".gitignore"
@@ -53,6 +54,7 @@ def create_run_folder(runs_folder: Path, *, now: datetime | None = None) -> RunF
             run_id = f"{stamp}-{secrets.token_hex(2)}"
             try:
                 (runs_folder / run_id).mkdir()
+                made = runs_folder / run_id
                 break
             except FileExistsError:
                 continue
@@ -60,9 +62,16 @@ def create_run_folder(runs_folder: Path, *, now: datetime | None = None) -> RunF
         for name in (contract.LOGS_DIR, contract.RECORDS_DIR):
             folder.file(name).mkdir()
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise RunFolderError(f"the run folder cannot be made: {error.filename}: {reason}") from error
+        raise abandon(runs_folder if is_new else made, error, place=runs_folder) from error
     return folder
+
+
+def abandon(begun: Path | None, error: OSError, *, place: Path | None = None) -> RunFolderError:
+    """Remove what there is of a folder that could not be finished, and say why; `place` if the system does not say where."""
+    if begun is not None:
+        shutil.rmtree(begun, ignore_errors=True)
+    reason = (error.strerror or str(error)).lower()
+    return RunFolderError(f"the run folder cannot be made: {error.filename or place or begun}: {reason}")
 
 
 def write_plan(plan: LaunchPlan, folder: Path, *, run_id: str | None = None) -> list[Path]:
