@@ -12,7 +12,9 @@ class AllReduceConfig(Section):
 
     noun: ClassVar[str] = "all_reduce_config"
 
-    megabytes: Annotated[float, Field(gt=0)] = Field(16.0, description="size of the vector; 1 MB = 1,000,000 bytes")
+    megabytes: Annotated[float, Field(gt=0, le=10**4)] = Field(
+        16.0, description="size of the vector; 1 MB = 1,000,000 bytes"
+    )
     repeats: Annotated[int, Field(ge=1)] = Field(20, description="measured all-reduces, after one that is not")
 
 

@@ -47,6 +47,10 @@ def test_an_unknown_key_like_no_other_lists_the_known_ones(refused):
     refused(RUN, files={"train.yaml": "device_config:\n  qqq: 1\n"}, status=3)
 
 
+def test_a_vector_that_no_memory_holds_is_refused(refused):
+    refused("run fabric_minimal --dry-run --set all_reduce_config.megabytes=1e9", status=3)
+
+
 def test_a_word_where_a_number_belongs_is_refused(refused):
     refused(RUN, files={"train.yaml": "training_config:\n  steps: many\n"}, status=3)
 
