@@ -78,6 +78,28 @@ def test_all_ranks_of_all_replicas_choose_the_same_schedule(train):
     assert train(**steps).sha256 == train(pipeline, ranks=4, **steps).sha256
 
 
+@pytest.mark.parametrize(
+    ("steps", "chunks", "said"),
+    [
+        (1, 1, "none was chosen: 1 step is fewer than the 8 that measuring takes; gpipe ran"),
+        (4, 1, "none was chosen: 4 steps are fewer than the 8 that measuring takes; gpipe ran"),
+        (7, 1, "none was chosen: 7 steps are fewer than the 8 that measuring takes; gpipe, then 1f1b ran"),
+        (8, 2, "none was chosen: 8 steps are fewer than the 12 that measuring takes; gpipe, then 1f1b ran"),
+    ],
+)
+def test_auto_says_so_where_training_is_too_short_to_measure(train, steps, chunks, said):
+    pipeline = {"blocks_per_rank": [4, 4], "schedule": "auto", "chunks_per_rank": chunks}
+    found = train(pipeline, ranks=2, training_config={"steps": steps})
+    assert (said, None) == (found.result("schedule"), found.result("gpipe_s"))
+
+
+def test_auto_that_training_left_before_it_had_measured_says_so(train):
+    """Here by early stopping, which nobody can know at the start."""
+    stops = {"steps": 20, "validation_interval": 1, "early_stop_patience": 1, "early_stop_min_delta": 1000.0}
+    found = train({"blocks_per_rank": [4, 4], "schedule": "auto"}, ranks=2, training_config=stops)
+    assert "none was chosen: training ended within the 8 steps that measuring takes" == found.result("schedule")
+
+
 def test_a_chosen_schedule_is_not_measured(train):
     assert train({"blocks_per_rank": [4, 4]}, ranks=2).result("schedule") is None
 

@@ -42,6 +42,9 @@ class ScheduleChoice:
         self._steps_s: dict[ScheduleName, list[float]] = defaultdict(list)
         self._began = 0.0
         self.now = self._candidates[0]
+        steps = ctx.data(cfg).total_steps - ctx.steps_done
+        if self._is_open and self._is_telling and steps > 0:
+            ctx.result("schedule", self._undecided(steps))
 
     def begin_step(self, part: PipelinePart) -> PipelinePart:
         """Give the part of the model that the step's schedule needs: this one, or one to which the blocks have moved.
@@ -78,6 +81,20 @@ class ScheduleChoice:
         self._is_open = False
         self._choose()
 
+    @property
+    def _is_telling(self) -> bool:
+        return self._grid.is_last_stage and self._grid.replica == 0
+
+    def _undecided(self, steps: int) -> str:
+        """What to say of a run that ends before the last measured step; a choice takes its place."""
+        each = UNTIMED_STEPS + TIMED_STEPS
+        needed = len(self._candidates) * each
+        if steps >= needed:
+            return f"none was chosen: training ended within the {needed} steps that measuring takes"
+        count = f"{steps} step is" if steps == 1 else f"{steps} steps are"
+        used = ", then ".join(self._candidates[: -(-steps // each)])
+        return f"none was chosen: {count} fewer than the {needed} that measuring takes; {used} ran"
+
     def _choose(self) -> None:
         """Add up what all ranks have measured: the same numbers everywhere, hence the same choice."""
         mine = [statistics.median(self._steps_s[name][UNTIMED_STEPS:]) for name in self._candidates]
@@ -88,7 +105,7 @@ class ScheduleChoice:
             all_reduce(self._ctx, total, among=replicas)
         times_s = (total / (len(stages) * len(replicas))).tolist()
         self.now = self._candidates[times_s.index(min(times_s))]
-        if self._grid.is_last_stage and self._grid.replica == 0:
+        if self._is_telling:
             told = ", ".join(
                 f"{name} {time_s * 1e3:.1f} ms" for name, time_s in zip(self._candidates, times_s, strict=True)
             )
