@@ -4,7 +4,16 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from ttlaunch.recipe import Layout, Recipe, Section, TrainingFile, all_pairs, every_worker_has_a_micro_batch, per
+from ttlaunch.recipe import (
+    Layout,
+    NeedsProcesses,
+    Recipe,
+    Section,
+    TrainingFile,
+    all_pairs,
+    every_worker_has_a_micro_batch,
+    per,
+)
 
 from .traffic import traffic
 
@@ -35,5 +44,8 @@ RECIPE = Recipe(
     flows=[all_pairs("worker")],
     checks=[every_worker_has_a_micro_batch],
     traffic=traffic,
+    needs_processes=[
+        NeedsProcesses("data_parallel_config.reduction", "fast", "canonical", "is torch's, over a process group")
+    ],
     unread=["multihost_config.pipeline_parallel_config"],
 )

@@ -395,6 +395,35 @@ def test_fabric_sockets_without_links_are_refused(refused):
     refused("run fabric_minimal --set multihost_config.socket_type=fabric", status=3)
 
 
+def test_a_simulation_of_torchs_own_reduction_is_refused(refused):
+    refused("simulate data_parallel --set data_parallel_config.reduction=fast", status=3)
+
+
+def test_a_simulation_of_fabric_sockets_is_refused(refused):
+    refused("simulate data_parallel --on 2loudboxes --set multihost_config.socket_type=fabric", status=3)
+
+
+def test_a_simulation_of_what_a_recipe_says_needs_processes_is_refused(refused):
+    recipe = """\
+from ttlaunch.recipe import ConfigFile, Layout, NeedsProcesses, Recipe, Section
+class Pool(Section):
+    kind: str = "forked"
+class Config(ConfigFile):
+    pool: Pool = Pool()
+needs = [NeedsProcesses("pool.kind", "forked", "shared", "forks each rank")]
+RECIPE = Recipe("A test.", Config, [Layout("all", peer=None)], uses_data=False, needs_processes=needs)
+"""
+    files = {"mine/recipe.py": recipe, "mine/trainer.py": "def peer(cfg, ctx):\n    pass\n"}
+    refused("simulate ./mine --ranks 2", files=files, status=3)
+
+
+def test_one_rank_needs_no_further_process(ttlaunch):
+    sizes = ("num_blocks=1", "num_heads=1", "embedding_dim=8", "max_sequence_length=8")
+    small = "".join(f" --set transformer_config.{size}" for size in sizes)
+    fast = "--set data_parallel_config.reduction=fast --set training_config.steps=1"
+    assert 0 == ttlaunch(f"simulate data_parallel --ranks 1 {fast}{small}").status
+
+
 def test_a_mesh_shape_with_other_devices_than_the_mesh_is_refused(refused):
     line = "run fabric_minimal --on 2loudboxes --set device_config.mesh_shape=[2,8]"
     refused(line, status=3)

@@ -85,6 +85,7 @@ def _plan(request: Request, *, form: Format, verbose: bool) -> tuple["LaunchPlan
     from ttlaunch.plan.launch_plan import RecipeProgram
     from ttlaunch.plan.make import Surroundings, plan_recipe
     from ttlaunch.plan.openmpi import OpenMpi
+    from ttlaunch.recipe.config import check_one_process
 
     working_folder = Path.cwd()
     if is_script(str(request.target), working_folder):
@@ -92,6 +93,8 @@ def _plan(request: Request, *, form: Format, verbose: bool) -> tuple["LaunchPlan
         refuse([Diagnostic("P009", message, hints=(f"`ttlaunch run {request.target}`",))], form=form)
     description = describe(request, working_folder=working_folder, shell=os.environ)
     choice, layout, topology = description.choice, description.layout, description.topology
+    if choice is not None and layout is not None:
+        description.diagnostics += check_one_process(choice.recipe, choice.loaded, world_size=layout.world_size)
     if not description.ok or choice is None or layout is None or topology is None:
         refuse(description.diagnostics, form=form, verbose=verbose)
     unused = OpenMpi("mpirun", (5, 0, 0))

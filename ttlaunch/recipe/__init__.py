@@ -22,6 +22,7 @@ from ttlaunch.recipe.collective_traffic import (
 from ttlaunch.recipe.declare import (
     Flow,
     Layout,
+    NeedsProcesses,
     Pattern,
     Per,
     Problem,
@@ -68,6 +69,7 @@ __all__ = [
     "Layout",
     "LossScaleConfig",
     "MultihostConfig",
+    "NeedsProcesses",
     "Pattern",
     "Per",
     "PipelineParallelConfig",

@@ -11,7 +11,7 @@ from ttlaunch.located.schema import check_schema
 from ttlaunch.located.source import read_source, source_from_bytes
 from ttlaunch.located.yaml import ListNode, MapNode, Node, node_at, parse_yaml, span_of
 from ttlaunch.recipe.checks import GENERAL
-from ttlaunch.recipe.declare import Layout, Problem, Recipe
+from ttlaunch.recipe.declare import FABRIC_NEEDS_PROCESSES, Layout, NeedsProcesses, Problem, Recipe
 from ttlaunch.recipe.sections import ConfigFile, TrainingFile
 
 _WHAT = "a training file"
@@ -102,6 +102,25 @@ def check_config(recipe: Recipe, loaded: LoadedConfig, layout: Layout) -> list[D
     general = GENERAL if isinstance(loaded.config, TrainingFile) else ()
     problems = [problem for check in (*general, *recipe.checks) for problem in check(loaded.config, layout)]
     return [_diagnose(problem, loaded) for problem in problems]
+
+
+def check_one_process(recipe: Recipe, loaded: LoadedConfig, *, world_size: int) -> list[Diagnostic]:
+    """What cannot be simulated, because ranks would need a process each; nothing where there is one rank."""
+    if world_size == 1:
+        return []
+    return [
+        _diagnose(_unplayable(need), loaded)
+        for need in (FABRIC_NEEDS_PROCESSES, *recipe.needs_processes)
+        if _value(loaded, need.key) == need.value
+    ]
+
+
+def _unplayable(need: NeedsProcesses) -> Problem:
+    message = (
+        f"`{need.key.rpartition('.')[2]}` is `{need.value}`, which needs a process for each rank; they share one here"
+    )
+    hints = (f"`--set {need.key}={need.instead}` can be simulated", "`ttlaunch run` starts a process for each rank")
+    return Problem("C043", message, need.key, need.because, hints=hints)
 
 
 def render_resolved(recipe: Recipe, loaded: LoadedConfig) -> str:
@@ -246,7 +265,12 @@ def _diagnose(problem: Problem, loaded: LoadedConfig) -> Diagnostic:
 
 
 def _default(loaded: LoadedConfig, key: str) -> object:
+    value = _value(loaded, key)
+    return value if isinstance(value, str | int | float | bool) else None
+
+
+def _value(loaded: LoadedConfig, key: str) -> Any:
     value: Any = loaded.config
     for part in key.split("."):
         value = getattr(value, part, None)
-    return value if isinstance(value, str | int | float | bool) else None
+    return value

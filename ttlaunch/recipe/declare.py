@@ -172,6 +172,29 @@ Check = Callable[[Any, Layout], Iterator[Problem]]
 
 
 @dataclass(frozen=True)
+class NeedsProcesses:
+    """A value of a key with which ranks cannot share one process, so that `ttlaunch simulate` refuses it.
+
+    Attributes:
+        key: Dotted, such as `multihost_config.socket_type`.
+        value: As it stands in the configuration.
+        instead: A value of the same key with which they can.
+        because: What needs them, as what stands under the mark.
+    """
+
+    key: str
+    value: Any
+    instead: Any
+    because: str
+
+
+FABRIC_NEEDS_PROCESSES = NeedsProcesses(
+    "multihost_config.socket_type", "fabric", "mpi", "joins the devices of processes, and a simulation has one process"
+)
+"""Holds for every recipe."""
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A recipe's declaration.
 
@@ -185,6 +208,7 @@ class Recipe:
         unread: Dotted keys of the shared sections that this recipe never reads; setting one is an error.
         uses_data: Whether ranks read the training text, so that it is checked before anything starts.
         traffic: The bytes that each pair of ranks moves, as a formula; None: nothing is compared with it.
+        needs_processes: Values of its own keys with which ranks cannot share a process.
     """
 
     summary: str
@@ -195,6 +219,7 @@ class Recipe:
     unread: Sequence[str] = ()
     uses_data: bool = True
     traffic: Formula | None = None
+    needs_processes: Sequence[NeedsProcesses] = ()
     _flows: tuple[Flow, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
