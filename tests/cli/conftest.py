@@ -1,8 +1,15 @@
-"""How tests ask for a refusal: the whole transcript is compared, and nothing may have been made."""
+"""How tests ask for a refusal, whose whole transcript is compared; and the folder of a run with checkpoints."""
 
+import hashlib
+import json
 import shlex
 
 import pytest
+
+from ttlaunch import contract
+from ttlaunch.launch.checkpoints import complete_checkpoints
+
+from .tensor_files import tensor_file
 
 
 def write_files(folder, files):
@@ -31,3 +38,27 @@ def refused(here, ttlaunch, golden, portable, request):
         assert made == []
 
     return check
+
+
+@pytest.fixture
+def trained(here, ttlaunch):
+    """`trained(name, *steps, …)`: the folder of a run with checkpoints of these steps, two shards each."""
+
+    def make(name, *steps, options=""):
+        run = here / "runs" / name
+        run.mkdir(parents=True)
+        plan = json.loads(ttlaunch(f"plan hierarchical_parallel --format json {options}").stdout)
+        (run / contract.PLAN_FILE).write_text(json.dumps(plan))
+        for step in steps:
+            folder = run / f"{contract.checkpoint_dir(step)}.tmp"
+            folder.mkdir(parents=True)
+            for rank, tensors in enumerate([{"b": [1, 2], "optimizer.mean.b": [3]}, {"a": [4, 5, 6]}]):
+                data = tensor_file(tensors)
+                (folder / contract.shard_file(rank)).write_bytes(data)
+                record = {"owners": [0, 1], "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+                record |= {"tensors": list(tensors), "state": {"data": {"epoch": 0, "sample": 16 * step}}}
+                (folder / contract.shard_record(rank)).write_text(json.dumps(record))
+        assert list(steps) == complete_checkpoints(run, plan, run_id=name)
+        return run
+
+    return make

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from ttlaunch.topology.model import Topology
 
 EXAMPLES = """\
-[bold]ttlaunch place pipeline_parallel --on 5loudboxes[/bold]   who would go where, and what it saves
+[bold]ttlaunch place hierarchical_parallel --on 5loudboxes --set multihost_config.num_workers=3[/bold]   who would go where, and what it saves
 
-[bold]ttlaunch place pipeline_parallel --on 5loudboxes --write configurations/placed[/bold]   and write it
+[bold]ttlaunch place fabric_minimal --on 5loudboxes --write configurations/placed[/bold]   and write it
 """
 
 

@@ -39,7 +39,7 @@ _FLOWS = {
 EXAMPLES = """\
 [bold]ttlaunch plan hierarchical_parallel[/bold]   who does what, where
 
-[bold]ttlaunch plan pipeline_parallel --on 5loudboxes --write launch/[/bold]   files and a command.sh to start by hand
+[bold]ttlaunch plan fabric_minimal --on 5loudboxes --write launch/[/bold]   files and a command.sh to start by hand
 """
 
 

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from ttlaunch.plan.launch_plan import LaunchPlan
 
 EXAMPLES = """\
-[bold]ttlaunch simulate hierarchical_parallel --ranks 5[/bold]   three workers, an aggregator, an optimizer
+[bold]ttlaunch simulate pipeline_parallel[/bold]   the roles, sizes and number of ranks that its training file says
 
-[bold]ttlaunch simulate my_recipe/ --ranks 8 --set training_config.steps=3[/bold]   your own recipe, before it has a cluster
+[bold]ttlaunch simulate hierarchical_parallel --ranks 5 --set multihost_config.num_workers=3[/bold]   three tiers
+
+[bold]ttlaunch simulate my_recipe/ --set training_config.steps=3[/bold]   your own recipe, before it has a cluster
 """
 
 _HINTS = {

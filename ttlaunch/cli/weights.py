@@ -25,7 +25,7 @@ EXAMPLES = """\
 [bold]ttlaunch run hierarchical_parallel --set checkpoint_config.initial_weights=weights.safetensors[/bold]   begin with them
 """
 
-_SHOW_EXAMPLES = """\
+SHOW_EXAMPLES = """\
 [bold]ttlaunch weights show latest[/bold]   of the newest checkpoint
 
 [bold]ttlaunch weights show weights.safetensors[/bold]   of a file, to compare names and shapes
@@ -53,7 +53,7 @@ def export(
         sys.stdout.write(f"wrote {counted(len(weights), 'tensor')} of step {step} to {file}\n")
 
 
-@app.command(epilog=_SHOW_EXAMPLES)
+@app.command(epilog=SHOW_EXAMPLES)
 def show(
     what: Annotated[str, typer.Argument(metavar="latest|RUN|PATH|FILE", help="A checkpoint, or a safetensors file.")],
     *,

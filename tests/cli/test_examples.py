@@ -1,0 +1,91 @@
+"""Every example of a help text does what it says: simulations run with a tiny model, runs are planned."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ttlaunch.cli import parity, place, plan, report, run, simulate, weights
+from ttlaunch.launch.parity import Parity
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+TINY = {
+    "training_config.steps": 1,
+    "training_config.validation_sequences": 2,
+    "transformer_config.embedding_dim": 8,
+    "transformer_config.num_heads": 1,
+    "transformer_config.max_sequence_length": 8,
+}
+
+
+def examples(text):
+    """The command lines of a help text, as they would be typed."""
+    found = re.findall(r"\[bold\]ttlaunch (.*?)\[/bold\]", text)
+    assert len(found) == text.count("ttlaunch ")
+    return found
+
+
+@pytest.fixture
+def ready(here, trained, write_cluster):
+    """What the examples name: a recipe, a text, programs, bindings, a cluster, and a run with a checkpoint."""
+    shutil.copytree(RECIPES / "hierarchical_parallel", here / "my_recipe")
+    shutil.copyfile(here / "my_recipe" / "train.yaml", here / "train.yaml")
+    (here / "book.txt").write_text("It was a dark night, and it rained on every street. " * 2000)
+    for name in ("any_program", "program"):
+        (here / name).write_text("#!/bin/sh\n")
+        (here / name).chmod(0o755)
+    write_cluster(here / "configurations" / "my_cluster", [(0, 1), (1, 2), (2, 3)])
+    write_cluster(here, [(0, 1)])
+    (here / "rank_bindings.yaml").rename(here / "FILE")
+    return trained("2026-08-23T10-14-07-3fa1", 10)
+
+
+@pytest.mark.parametrize("line", examples(simulate.EXAMPLES))
+@pytest.mark.usefixtures("ready")
+def test_the_examples_of_simulate_end_well(ttlaunch, line):
+    given = [word.partition("=")[0] for word in line.split()]
+    tiny = "".join(f" --set {key}={value}" for key, value in TINY.items() if key not in given)
+    answer = ttlaunch(line + tiny)
+    assert (0, True) == (answer.status, "\ndone: " in answer.stdout)
+
+
+@pytest.mark.parametrize("line", [*examples(run.EXAMPLES), *examples(plan.EXAMPLES), *examples(place.EXAMPLES)])
+@pytest.mark.usefixtures("ready")
+def test_the_examples_of_run_plan_and_place_can_be_planned(ttlaunch, line):
+    answer = ttlaunch(as_plan(line))
+    assert (0, True) == (answer.status, len(answer.stdout.splitlines()) > 1), answer.stderr
+
+
+def as_plan(line):
+    """The same line, with nothing started."""
+    verb, *words = shlex.split(line)
+    return [verb, *(["--dry-run"] if verb == "run" else []), *words]
+
+
+@pytest.mark.usefixtures("ready")
+def test_the_examples_of_weights_export_show_and_begin_with_them(ttlaunch, here):
+    lines = [line for text in (weights.EXAMPLES, weights.SHOW_EXAMPLES) for line in examples(text)]
+    assert 4 == len(lines)
+    for line in lines:
+        answer = ttlaunch(as_plan(line) if line.startswith("run ") else line)
+        assert 0 == answer.status, (line, answer.stderr)
+    assert (here / "weights.safetensors").is_file()
+
+
+@pytest.mark.parametrize("line", examples(report.EXAMPLES))
+@pytest.mark.usefixtures("ready")
+def test_the_examples_of_report_find_the_run(ttlaunch, line):
+    answer = ttlaunch(line)
+    assert (0, True) == (answer.status, "2026-08-23T10-14-07-3fa1" in answer.stdout)
+
+
+@pytest.mark.parametrize("line", examples(parity.EXAMPLES))
+def test_the_examples_of_parity_compare_cells(ttlaunch, line, monkeypatch):
+    """Only the matrix: that each of its commands can be planned has a test of its own."""
+    asked = []
+    monkeypatch.setattr(Parity, "results", lambda _self, cells: iter(asked.append(cells) or ()))
+    assert 0 == ttlaunch(line).status
+    (cells,) = asked
+    assert len(cells) > len({cell.precision for cell in cells})
