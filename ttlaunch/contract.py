@@ -7,6 +7,7 @@ changes a name here changes it for all three, which is why it stands in one plac
 from __future__ import annotations
 
 import json
+import math
 import struct
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
@@ -155,6 +156,39 @@ KIND_NOTE = "note"  # text: a line worth showing to the user
 KIND_PARAMETERS = "parameters"  # digests: {parameter name: SHA-256 of name, shape, dtype and bytes}
 KIND_RESULT = "result"  # values: what the recipe wants in the summary, by name
 KIND_DONE = "done"  # the role's function returned
+
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def record_line(record: Mapping[str, Any]) -> str:
+    """A record as a line of JSON, which has no NaN and no infinity: they are written as strings, `"nan"` and the like."""
+    return json.dumps(_finite(record), allow_nan=False) + "\n"
+
+
+def read_record(line: bytes | str) -> dict[str, Any] | None:
+    """The record that a line holds, its numbers as they were written; None if it holds none."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return _as_written(record) if isinstance(record, dict) else None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return {name: _finite(part) for name, part in value.items()} if isinstance(value, dict) else value
+
+
+def _as_written(value: Any) -> Any:
+    if isinstance(value, str):
+        return _NOT_FINITE.get(value, value)
+    if isinstance(value, list):
+        return [_as_written(part) for part in value]
+    return {name: _as_written(part) for name, part in value.items()} if isinstance(value, dict) else value
+
 
 STATUS_DONE = 0
 STATUS_RANK_FAILED = 1

@@ -1,6 +1,5 @@
 """Find what a run came to when it is over: whose failure it was, if anybody's, and with which status it ends."""
 
-import math
 import signal
 import time
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 from ttlaunch import contract
 from ttlaunch.launch.attribution import Failure, first_failure
 from ttlaunch.launch.crew import LostHost
+from ttlaunch.launch.divergence import divergence
 from ttlaunch.launch.output import FROM_A_RANK
 from ttlaunch.launch.report import Report, combine_digests, make_report
 from ttlaunch.launch.run_folder import RunFolder
@@ -41,6 +41,8 @@ def conclude(
 ) -> Report:
     """The report of a run whose processes have all ended."""
     failure = find_failure(folder, watch, ending, returncode)
+    if failure is None and ending.signal_number is None:
+        failure = divergence(watch.ranks, plan.as_json()["config"])
     status, exit_status = "done", contract.STATUS_DONE
     if ending.signal_number == signal.SIGINT:
         status, exit_status = "interrupted", contract.STATUS_INTERRUPTED
@@ -64,7 +66,7 @@ def conclude(
 
 
 def find_failure(folder: RunFolder, watch: Watch, ending: Ending, returncode: int) -> Failure | None:
-    """The failure to name: of a rank, of the run folder, of mpirun, or of a result that cannot be trusted."""
+    """The failure to name: of a rank, of the run folder, of mpirun, or of ranks that ended with different parameters."""
     ordered = ending.signal_number is not None
     lost_shims = {} if _mpirun_went_first(watch, ending, returncode) else ending.lost_shims
     stopped = ordered or ending.failure is not None
@@ -77,7 +79,7 @@ def find_failure(folder: RunFolder, watch: Watch, ending: Ending, returncode: in
         return _mpirun_failure(folder, returncode, unfinished)
     if not combine_digests([rank.digests for rank in watch.ranks])[1]:
         return different_parameters(watch.ranks)
-    return _divergence(watch.ranks)
+    return None
 
 
 def _mpirun_went_first(watch: Watch, ending: Ending, returncode: int) -> bool:
@@ -96,17 +98,6 @@ def folder_failure(error: OSError) -> Failure:
     evidence = (f"{error.filename}: {reason}",) if error.filename else ()
     cause = f"the run folder can no longer be used: {reason}"
     return Failure("R010", None, None, None, None, cause, time.time(), None, evidence)
-
-
-def _divergence(ranks: list[RankState]) -> Failure | None:
-    """A run that ends with a loss that is no number has trained nothing, whatever its ranks say."""
-    for state in ranks:
-        bad = [record for record in state.validations if not math.isfinite(record["loss"])]
-        if bad and state.validations[-1] in bad:
-            step, row = int(bad[0].get("step", 0)), state.row
-            cause = f"reported a validation loss of {bad[0]['loss']} after step {step}: training has diverged"
-            return Failure("R011", row.rank, row.role, row.host, None, cause, time.time())
-    return None
 
 
 def _mark_stopped(ranks: list[RankState], failure: Failure | None) -> None:

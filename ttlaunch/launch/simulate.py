@@ -12,6 +12,7 @@ from ttlaunch import contract
 from ttlaunch.launch.attribution import Failure, first_failure
 from ttlaunch.launch.checkpoints import complete_checkpoints
 from ttlaunch.launch.conclude import different_parameters
+from ttlaunch.launch.divergence import divergence
 from ttlaunch.launch.output import EVERY_LINE, MpirunOutput, View
 from ttlaunch.launch.process import end_mpirun, start_mpirun
 from ttlaunch.launch.report import Report, combine_digests, make_report
@@ -91,6 +92,8 @@ def _conclude(plan: LaunchPlan, folder: RunFolder, watch: Watch, returncode: int
     said = _read(folder.file(contract.SIMULATION_FILE))
     findings = tuple(said.get("findings", ()))
     failure = _failure(watch, returncode, findings)
+    if failure is None and not findings:
+        failure = divergence(watch.ranks, plan.as_json()["config"])
     report = make_report(
         plan,
         folder,

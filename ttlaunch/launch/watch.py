@@ -1,7 +1,7 @@
 """What is known of each rank while it runs: its records are read as they grow and folded into a `RankState`."""
 
-import contextlib
 import json
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -32,6 +32,8 @@ class RankState:
         tokens: Tokens of all steps it reported.
         layer_norms: By step, the norm of the gradient of each layer that it updates.
         first_step: The first one it reported; not 1 where it goes on from a checkpoint.
+        diverged: The first of the steps up to the last one whose losses are no numbers, and its loss; None if the last
+            one's is a number.
         first_step_time, last_step_time: When it reported its first and last step, seconds since the epoch.
         error: What the rank wrote about its own exception.
         exit: What the shim wrote about the rank's end.
@@ -42,6 +44,7 @@ class RankState:
     step: int = 0
     total_steps: int | None = None
     loss: float | None = None
+    diverged: tuple[int, float] | None = None
     tokens: int = 0
     first_step: int = 0
     first_step_tokens: int = 0
@@ -108,13 +111,8 @@ class Watch:
             return []
         complete = data[: data.rfind(b"\n") + 1]
         self._offsets[rank] += len(complete)
-        records = []
-        for line in complete.splitlines():
-            with contextlib.suppress(ValueError):
-                record = json.loads(line)
-                if isinstance(record, dict):
-                    records.append(record)
-        return records
+        records = [contract.read_record(line) for line in complete.splitlines()]
+        return [record for record in records if record is not None]
 
     def _read_endings(self, state: RankState) -> None:
         rank = state.row.rank
@@ -177,7 +175,9 @@ def _fold_step(state: RankState, record: dict[str, Any]) -> None:
     if not _is_number(time) or not _is_number(step):
         return
     state.step = int(step)
-    state.loss = float(loss) if _is_number(loss) else state.loss
+    if _is_number(loss):
+        state.loss = float(loss)
+        state.diverged = None if math.isfinite(state.loss) else state.diverged or (state.step, state.loss)
     state.tokens += int(tokens) if _is_number(tokens) else 0
     if state.first_step_time is None:
         state.first_step, state.first_step_time, state.first_step_tokens = state.step, time, state.tokens

@@ -20,7 +20,7 @@ class ProgressWriter:
 
     def write(self, kind: str, **values: object) -> None:
         """Append a record of `kind` (a `KIND_` of the contract) with the present time."""
-        line = json.dumps({"kind": kind, "time": time.time(), **values}) + "\n"
+        line = contract.record_line({"kind": kind, "time": time.time(), **values})
         os.write(self._descriptor, line.encode())
 
     def close(self) -> None:
