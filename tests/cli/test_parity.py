@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ttlaunch.launch.parity import Parity
+
 RECIPE = Path(__file__).parents[2] / "recipes" / "data_parallel"
 PART = "--recipe data_parallel --ranks 3 --accumulation 3 --precision fp32 --steps 3"
 HEADINGS = "precision layout ranks accumulation class difference sent ÷formula memory time"
@@ -98,6 +100,27 @@ def test_what_is_no_part_of_the_matrix_is_refused(ttlaunch):
     assert 3 == len(lines)
     assert "`--accumulation 5` is not among" in lines[2]
     assert "" == answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("--recipe data_parallel --ranks 50", "no layout has 50 ranks; those of `data_parallel` have 1 to 4"),
+        ("--recipe pipeline_parallel --ranks 1", "no layout has 1 rank; those of `pipeline_parallel` have 2 to 4"),
+        ("--ranks 4 --ranks 7", "no layout has 7 ranks; those of `hierarchical_parallel`, `data_parallel` and "),
+        (
+            "--recipe hierarchical_parallel --ranks 1 --accumulation 3 --precision bf16",
+            "nothing would be compared: all that is left is one process, 1 rank, accumulation 3, bf16",
+        ),
+    ],
+)
+def test_a_part_with_nothing_to_compare_is_refused_before_anything_is_trained(ttlaunch, part, message, monkeypatch):
+    monkeypatch.setattr(Parity, "results", lambda _self, _cells: pytest.fail("it was started"))
+    answer = ttlaunch(f"parity --simulate --format concise {part}")
+    assert (2, "", 1) == (answer.status, answer.stdout, answer.stderr.count("\n"))
+    assert answer.stderr.startswith(f"error[P009]: {message}")
+    diagnostics = json.loads(ttlaunch(f"parity --simulate --format json {part}").stdout)["diagnostics"]
+    assert ["P009"] == [diagnostic["code"] for diagnostic in diagnostics]
 
 
 def test_sigterm_ends_what_runs(tmp_path):

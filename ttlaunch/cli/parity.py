@@ -15,7 +15,7 @@ from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics
 from ttlaunch.cli.interrupt import terminated_as_interrupted
 from ttlaunch.diagnostics import Diagnostic, Format, listed
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.plan.parity import ACCUMULATIONS, PRECISIONS, RECIPES, SEQUENCES, Cell, class_names, matrix
+from ttlaunch.plan.parity import ACCUMULATIONS, PRECISIONS, RECIPES, SEQUENCES, Cell, class_names, matrix, world_sizes
 
 if TYPE_CHECKING:
     from ttlaunch.launch.parity import Result
@@ -82,6 +82,8 @@ def parity(
         *_strangers("--precision", precision, PRECISIONS),
         *_strangers("--accumulation", accumulation, [k for k in range(1, SEQUENCES + 1) if SEQUENCES % k == 0]),
     ]
+    if not mistakes:
+        mistakes = [*_unknown_sizes(recipes or RECIPES, ranks or ())]
     if mistakes:
         refuse(mistakes, form=form)
     cells = matrix(
@@ -90,6 +92,9 @@ def parity(
         accumulations=accumulation or ACCUMULATIONS,
         precisions=precision or PRECISIONS,
     )
+    if len(cells) == len({cell.precision for cell in cells}):  # no more than the references
+        message = f"nothing would be compared: all that is left is {cells[0]}"
+        refuse([Diagnostic("P009", message, hints=("try more world sizes or accumulations",))], form=form)
     found = _carry_out(cells, steps=steps, simulated=simulated, jobs=jobs, kept=results, form=form)
     diagnostics = _diagnostics(found)
     if form is Format.JSON:
@@ -105,6 +110,17 @@ def _strangers(option: str, given: Sequence[object] | None, known: Sequence[obje
     for value in given or ():
         if value not in known:
             yield Diagnostic("P009", f"`{option} {value}` is not among {listed(list(map(str, known)))}")
+
+
+def _unknown_sizes(recipes: Sequence[str], ranks: Sequence[int]) -> Iterator[Diagnostic]:
+    """A world size that no layout has would leave nothing to compare."""
+    known = world_sizes(recipes)
+    for size in ranks:
+        if size not in known:
+            yield Diagnostic(
+                "P009",
+                f"no layout has {counted(size, 'rank')}; those of {listed(recipes, last='and')} have {known[0]} to {known[-1]}",
+            )
 
 
 def _carry_out(

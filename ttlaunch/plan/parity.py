@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from ttlaunch.diagnostics.count import counted
+
 SEQUENCES = 12
 """Of a step: 2, 3 and 4 workers share them evenly, and 3 of them are no whole subtree of the reduction."""
 
@@ -39,7 +41,7 @@ class Cell:
     precision: str
 
     def __str__(self) -> str:
-        return f"{self.layout}, {self.ranks} ranks, accumulation {self.accumulation}, {self.precision}"
+        return f"{self.layout}, {counted(self.ranks, 'rank')}, accumulation {self.accumulation}, {self.precision}"
 
     def words(self, *, steps: int) -> list[str]:
         """What follows `ttlaunch run` or `ttlaunch simulate`: nothing of the recipe's own training file is left."""
@@ -116,6 +118,11 @@ def _layouts() -> Iterator[tuple[str, str, int, int]]:
         yield RECIPES[2], "pipeline", stages, stages
     yield RECIPES[0], _PAIRS, 4, 5
     yield RECIPES[2], _REPLICAS, 4, 4
+
+
+def world_sizes(recipes: Collection[str]) -> list[int]:
+    """Of all layouts of some recipes, ascending."""
+    return sorted({size for recipe, _, _, size in _layouts() if recipe in recipes})
 
 
 def class_names(hashes: Collection[str]) -> dict[str, str]:
