@@ -126,6 +126,7 @@ def test_a_finished_run_has_all_its_files(here, start_run):
         "plan.json",
         "rankfile.txt",
         "records/rank-0.exit.json",
+        "records/rank-0.ledger.jsonl",
         "records/rank-0.progress.jsonl",
         "report.json",
         "train.yaml",
