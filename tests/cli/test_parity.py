@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ttlaunch.launch.parity import Parity
+from ttlaunch.launch.parity import Parity, Result
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "data_parallel"
 PART = "--recipe data_parallel --ranks 3 --accumulation 3 --precision fp32 --steps 3"
@@ -121,6 +121,29 @@ def test_a_part_with_nothing_to_compare_is_refused_before_anything_is_trained(tt
     assert answer.stderr.startswith(f"error[P009]: {message}")
     diagnostics = json.loads(ttlaunch(f"parity --simulate --format json {part}").stdout)["diagnostics"]
     assert ["P009"] == [diagnostic["code"] for diagnostic in diagnostics]
+
+
+@pytest.mark.parametrize("name", ["no/such/folder/f", "."])
+def test_results_that_cannot_be_kept_are_refused_before_anything_is_trained(ttlaunch, name):
+    answer = ttlaunch(f"{SIMULATED} --results {name}")
+    assert (2, "") == (answer.status, answer.stdout)
+    assert answer.stderr.startswith(f"error[P032]: {name} cannot be used for results: ")
+    (diagnostic,) = json.loads(ttlaunch(f"{SIMULATED} --results {name} --format json").stdout)["diagnostics"]
+    assert "P032" == diagnostic["code"]
+
+
+def test_a_disk_that_gets_full_ends_the_matrix(ttlaunch, here, monkeypatch):
+    """A file that becomes `/dev/full` takes no further line."""
+
+    def carry_out(self, cell, _folder):
+        (here / "kept").unlink()
+        (here / "kept").symlink_to("/dev/full")
+        return Result(cell, "", None, None, None, 0.0, error="it was not started")
+
+    monkeypatch.setattr(Parity, "_carry_out", carry_out)
+    answer = ttlaunch(f"{SIMULATED} --results kept")
+    assert 2 == answer.status
+    assert answer.stderr.startswith("error[P032]: kept cannot be used for results: no space left on device")
 
 
 def test_sigterm_ends_what_runs(tmp_path):

@@ -1,7 +1,9 @@
 """What `--resume`, `weights export` and `initial_weights` refuse, word for word, and what they take; nothing is started."""
 
+import errno
 import hashlib
 import json
+import os
 
 import pytest
 
@@ -177,6 +179,35 @@ def test_a_file_without_weights_is_not_shown(refused):
 def test_weights_are_never_written_over_a_file(refused, trained):
     trained("a", 10)
     refused("weights export latest w.safetensors", status=2, files={"w.safetensors": "mine"})
+
+
+def test_weights_for_a_folder_that_is_not_there_are_refused(refused, trained):
+    trained("a", 10)
+    refused("weights export latest no/such/folder/w.safetensors", status=2)
+
+
+def test_weights_for_a_full_disk_are_refused_and_leave_nothing(refused, trained, monkeypatch):
+    trained("a", 10)
+    monkeypatch.setattr(os, "fsync", full_disk)
+    refused("weights export latest w.safetensors", status=2)
+
+
+def full_disk(_file):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_weights_that_cannot_be_written_are_json_too(trained, ttlaunch):
+    trained("a", 10)
+    answer = ttlaunch("weights export latest no/w.safetensors --format json")
+    (diagnostic,) = json.loads(answer.stdout)["diagnostics"]
+    assert (2, "", "P032") == (answer.status, answer.stderr, diagnostic["code"])
+    assert "no/w.safetensors cannot be written: no such file or directory" == diagnostic["message"]
+
+
+def test_a_path_that_no_system_takes_is_refused(ttlaunch, trained):
+    trained("a", 10)
+    answer = ttlaunch(f"weights export latest {'w' * 300}")
+    assert (2, True) == (answer.status, answer.stderr.endswith("cannot be written: file name too long\n\n"))
 
 
 def test_weights_of_no_run_are_refused(refused):

@@ -175,3 +175,13 @@ def test_a_simulation_never_writes_into_a_folder_that_is_there(ttlaunch, here):
     (here / "kept").mkdir()
     answer = ttlaunch("simulate hierarchical_parallel --keep kept")
     assert (2, "error[P009]: kept exists already\n\n") == (answer.status, answer.stderr)
+
+
+def test_a_folder_to_keep_that_cannot_be_made_is_refused(ttlaunch, here):
+    (here / "file").write_text("")
+    answer = ttlaunch("simulate fabric_minimal --keep file/below")
+    assert (2, "", "error[P032]: file/below cannot be written: not a directory") == (
+        answer.status,
+        answer.stdout,
+        answer.stderr.strip(),
+    )

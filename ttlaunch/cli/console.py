@@ -4,12 +4,14 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ttlaunch import contract
-from ttlaunch.diagnostics import Diagnostic, Format, Severity, has_errors, render
+from ttlaunch.diagnostics import Diagnostic, Format, Severity, has_errors, render, shown
 
-_COMMAND_LINE_CODES = {"C017", "P001", "P004", "P005", "P009", "P015", "P030"}
+_COMMAND_LINE_CODES = {"C017", "P001", "P004", "P005", "P009", "P015", "P030", "P032"}
+_LONGEST_PATH = 300
 
 
 def show_diagnostics(diagnostics: Iterable[Diagnostic], *, form: Format, verbose: bool = False) -> None:
@@ -34,6 +36,18 @@ def refuse(diagnostics: list[Diagnostic], *, form: Format, verbose: bool = False
     if form is Format.JSON:
         print_json({"diagnostics": [d.as_json() for d in diagnostics]})
     leave(exit_status(diagnostics))
+
+
+def refuse_file(path: Path | str, error: OSError, *, verb: str = "written", form: Format) -> NoReturn:
+    """Say why a file or folder that the user named cannot be written, or read, and leave.
+
+    Args:
+        path: As it was typed.
+        error: Its own path may be another, of which the user knows nothing.
+        verb: What was to be done with it.
+    """
+    reason = (error.strerror or str(error)).lower()
+    refuse([Diagnostic("P032", f"{shown(path, longest=_LONGEST_PATH)} cannot be {verb}: {reason}")], form=form)
 
 
 def exit_status(diagnostics: Iterable[Diagnostic]) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ttlaunch import contract
-from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics
+from ttlaunch.cli.console import leave, print_json, refuse, refuse_file, show_diagnostics
 from ttlaunch.cli.interrupt import terminated_as_interrupted
 from ttlaunch.diagnostics import Diagnostic, Format, listed
 from ttlaunch.diagnostics.count import counted
@@ -130,11 +130,11 @@ def _carry_out(
     from ttlaunch.launch.parity import Parity
 
     found: list[Result] = []
-    if form is not Format.JSON:
-        sys.stdout.write(_row(_HEADINGS))
     with tempfile.TemporaryDirectory(prefix="ttl-parity-") as scratch, terminated_as_interrupted():
-        run = Parity(steps=steps, simulated=simulated, jobs=jobs, scratch=Path(scratch), kept=kept)
         try:
+            run = Parity(steps=steps, simulated=simulated, jobs=jobs, scratch=Path(scratch), kept=kept)
+            if form is not Format.JSON:
+                sys.stdout.write(_row(_HEADINGS))
             for result in run.results(cells):
                 found.append(result)
                 _show(result, found, total=len(cells), form=form)
@@ -142,6 +142,11 @@ def _carry_out(
             _say_progress("")
             sys.stderr.write(f"interrupted after {len(found)} of {counted(len(cells), 'cell')}\n")
             leave(contract.STATUS_INTERRUPTED)
+        except OSError as error:
+            if kept is None or error.filename != str(kept):
+                raise
+            _say_progress("")
+            refuse_file(kept, error, verb="used for results", form=form)
     return found
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ttlaunch import contract
-from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics, stop_on_errors
+from ttlaunch.cli.console import leave, print_json, refuse, refuse_file, show_diagnostics, stop_on_errors
 from ttlaunch.cli.describe import Request, describe, is_script
 from ttlaunch.cli.interrupt import terminated_as_interrupted
 from ttlaunch.cli.options import ConfigFile, On, OutputFormat, Overrides, Ranks, Verbose, complete_recipes
@@ -63,7 +63,7 @@ def simulate(
 ) -> None:
     """Run all ranks of a recipe in one process: same bits as a run, and messages that do not fit are named."""
     request = Request(target=target, on=on, config_file=config_file, overrides=overrides or (), ranks=ranks)
-    if keep is not None and keep.exists():
+    if keep is not None and os.path.lexists(keep):  # never raises
         refuse([Diagnostic("P009", f"{keep} exists already")], form=form)
     plan, python = _plan(request, form=form, verbose=verbose)
     try:
@@ -119,7 +119,10 @@ def _carry_out(plan: "LaunchPlan", python: str, *, keep: Path | None, form: Form
             path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ttl-simulation-")))
         else:
             path = keep.resolve()
-            path.mkdir(parents=True)
+            try:
+                path.mkdir(parents=True)
+            except OSError as error:
+                refuse_file(keep, error, form=form)
         view = stack.enter_context(make_view(plan, RunFolder(run_id, path), quiet=form is Format.JSON))
         stack.enter_context(terminated_as_interrupted())
         saves = keep is not None
@@ -132,7 +135,8 @@ def _diagnostics(simulation: "Simulation") -> list[Diagnostic]:
     from ttlaunch.launch.run_folder import RunFolder
 
     found = [_diagnostic(finding) for finding in simulation.findings]
-    found += traffic_diagnostics(simulation.report.traffic, [rank["role"] for rank in simulation.report.ranks])
+    if simulation.report.status == "done":  # else the first thing named is what broke
+        found += traffic_diagnostics(simulation.report.traffic, [rank["role"] for rank in simulation.report.ranks])
     failure = failure_diagnostic(simulation.report, RunFolder(simulation.report.run_id, Path()))
     return found + ([replace(failure, notes=_facts(failure), hints=())] if failure else [])
 

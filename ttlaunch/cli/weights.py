@@ -4,13 +4,14 @@ They come in again with `checkpoint_config.initial_weights`. `show` names the te
 """
 
 import math
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ttlaunch.cli.console import print_json, refuse, show_diagnostics
+from ttlaunch.cli.console import print_json, refuse, refuse_file, show_diagnostics
 from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.diagnostics.count import counted
 
@@ -45,10 +46,14 @@ def export(
     """Write the weights of the newest whole checkpoint under the names that the model gives its parameters."""
     from ttlaunch.launch.tensor_file import write_tensors
 
-    if file.exists():
+    if os.path.lexists(file):  # never raises, whatever was typed
         refuse([Diagnostic("P009", f"{file} exists already")], form=form)
     step, weights = _of_checkpoint(run, runs_dir=runs_dir, form=form)
-    write_tensors(file, weights)
+    try:
+        write_tensors(file, weights)
+    except OSError as error:
+        source = next((one.path for one in weights.values() if str(one.path) == error.filename), None)
+        refuse_file(source or file, error, verb="read" if source else "written", form=form)
     if form is not Format.JSON:
         sys.stdout.write(f"wrote {counted(len(weights), 'tensor')} of step {step} to {file}\n")
 
@@ -63,9 +68,11 @@ def show(
     """Name the weights in a checkpoint or a file, with their types and shapes."""
     from ttlaunch.launch.tensor_file import TensorFileError, read_header
 
-    if Path(what).is_file():
+    if os.path.isfile(what):  # noqa: PTH113 - never raises
         try:
             weights = dict(sorted(read_header(Path(what)).items()))
+        except OSError as error:
+            refuse_file(what, error, verb="read", form=form)
         except TensorFileError as error:
             refuse([Diagnostic("P009", f"{what} cannot be shown: {error}")], form=form)
     else:

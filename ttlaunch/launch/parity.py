@@ -70,6 +70,9 @@ class Parity:
         jobs: Cells at a time.
         scratch: An empty folder.
         kept: File of results; those of the same code in it count, and new ones are added.
+
+    Raises:
+        OSError: The file of results cannot be read or written.
     """
 
     def __init__(self, *, steps: int, simulated: bool, jobs: int, scratch: Path, kept: Path | None) -> None:
@@ -79,6 +82,7 @@ class Parity:
         self._scratch = scratch
         self._kept = kept
         self._code = code_hash() if kept else ""
+        self._known = self._read_kept()
         self._references: dict[str, tuple[str, dict[str, StoredTensor]]] = {}
         self._running: set[subprocess.Popen[str]] = set()
         self._is_over = threading.Event()
@@ -87,9 +91,9 @@ class Parity:
         """Run the cells and say what each came to, in their order; the first of each precision is run before the others.
 
         Raises:
-            OSError: The file of results cannot be read or written.
+            OSError: The file of results cannot be written any more.
         """
-        known = self._read_kept()
+        known = self._known
         firsts = list({cell.precision: cell for cell in reversed(cells)}.values())
         with ThreadPoolExecutor(self._jobs) as pool:
             try:
@@ -158,10 +162,13 @@ class Parity:
         return Result(cell, command, report["parameters_sha256"], None, _peak(report), seconds, sent, formula)
 
     def _read_kept(self) -> dict[Cell, Result]:
-        if self._kept is None or not self._kept.exists():
+        if self._kept is None:
             return {}
+        with self._kept.open("a+", encoding="utf-8", errors="replace") as file:  # it has to be writable, too
+            file.seek(0)
+            lines = file.read().splitlines()
         found = {}
-        for line in self._kept.read_text(encoding="utf-8").splitlines():
+        for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that was cut off counts as none
                 entry = json.loads(line)
                 if (entry.pop("code"), entry.pop("steps")) != (self._code, self._steps):
@@ -180,8 +187,11 @@ class Parity:
     def _keep(self, result: Result) -> None:
         if self._kept is not None and not result.was_kept:
             entry = {**result.as_json(), "code": self._code, "steps": self._steps}
-            with self._kept.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
+            try:
+                with self._kept.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(entry) + "\n")
+            except OSError as error:  # a full disk does not say which file it was
+                raise OSError(error.errno, error.strerror, str(self._kept)) from error
 
 
 def code_hash() -> str:
