@@ -181,6 +181,16 @@ def test_a_run_that_failed_is_compared_over_the_steps_that_all_ranks_finished(tt
     assert "sent in 6 steps and 1 validation " in answer.stdout
 
 
+def test_a_run_that_failed_in_its_second_step_is_not_accused_of_what_had_no_time_to_be_sent(ttlaunch, make_run):
+    formula = FORMULA.replace('Traffic("losses"', 'Traffic("size", 1, 0, in_first_step=16), Traffic("losses"')
+    make_run("a", status="failed", failure=None, steps=1, formula=formula)
+    assert "" == ttlaunch("report a").stderr
+    make_run("b", formula=formula)
+    assert "`size` moved 0 bytes from rank 1 (server) to rank 0 (worker), and the formula says 16" in (
+        ttlaunch("report b").stderr
+    )
+
+
 def test_a_run_that_ended_in_its_first_step_is_not_compared(ttlaunch, make_run):
     """Whatever the formula would have made of it."""
     make_run("a", status="failed", failure=None, steps=0, formula=FORMULA.replace('"server")', '"boss")'))

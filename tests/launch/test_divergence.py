@@ -2,6 +2,9 @@
 
 import json
 import math
+import re
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +77,18 @@ def test_a_run_and_a_simulation_that_diverge_fail_alike(ttlaunch, verb):
     report = json.loads(answer.stdout)
     assert (1, "failed", "R011") == (answer.status, report["status"], report["failure"]["code"])
     assert "step 2: training has diverged" in report["failure"]["cause"]
+
+
+@pytest.mark.parametrize("verb", [pytest.param("run", marks=pytest.mark.mpi), "simulate"])
+def test_only_what_broke_is_said_of_a_run_that_failed(ttlaunch, here, verb):
+    """A formula that says nothing is a warning for each operation, where there is nothing worse to say."""
+    shutil.copytree(Path(__file__).parents[2] / "recipes/hierarchical_parallel", here / "mine")
+    recipe = here / "mine/recipe.py"
+    recipe.write_text(recipe.read_text().replace("traffic=traffic", "traffic=lambda config, ranks: []"))
+    line = f"{verb} ./mine --ranks 3 {DIVERGES} {SMALL} --format concise"
+    assert {"R011"} == set(re.findall(r"R0[0-9]{2}", ttlaunch(line).stderr))
+    sound = ttlaunch(line.replace("1e30", "0.001"))
+    assert (0, {"R045"}) == (sound.status, set(re.findall(r"R0[0-9]{2}", sound.stderr)))
 
 
 def test_a_loss_that_is_no_number_is_strict_json_and_comes_back(tmp_path):

@@ -175,6 +175,16 @@ def test_killed_while_saving_the_run_goes_on_to_the_same_bits(tmp_path, undistur
     assert report["began_from"]["step"] in {8, 16, 24}
 
 
+def test_a_run_that_has_nothing_left_to_train_says_so_and_nothing_else(tmp_path):
+    training = Training(tmp_path)
+    whole, _ = training.run("two tiers", steps=3)
+    process = training.start("two tiers", "--resume", "latest", "--format", "full", steps=3)
+    shown, said = process.communicate(timeout=60)
+    assert (0, True) == (process.returncode, whole["parameters_sha256"] in shown)
+    assert "  steps            none: nothing is left to train after step 3\n" in shown
+    assert "R045" not in said
+
+
 @pytest.fixture
 def small_disk(tmp_path, skip_or_fail):
     """A file system with room for a run's records and the first checkpoint, not for the second."""

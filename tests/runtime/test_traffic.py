@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,8 @@ from ttlaunch.recipe.importing import import_recipe_module
 from ttlaunch.runtime.simulate import simulate
 from ttlaunch.runtime.world import read_world
 
+from .pipelines import start_from
+
 RECIPES = Path(__file__).parents[2] / "recipes"
 TWO, THREE = ["aggregator_optimizer"], ["aggregator", "optimizer"]
 
@@ -19,7 +22,9 @@ TWO, THREE = ["aggregator_optimizer"], ["aggregator", "optimizer"]
 def books(tmp_path, corpus):
     """`books(recipe, roles, …)` runs all ranks in this process and settles their books."""
 
-    def run(recipe, roles, *, micro_batches=4, steps=3, config=None):
+    def run(recipe, roles, *, micro_batches=4, steps=3, config=None, start=None):
+        folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
         declared = import_recipe_module(RECIPES / recipe, "recipe").RECIPE
         values = config or small(micro_batches, steps)
         plan = {
@@ -32,12 +37,13 @@ def books(tmp_path, corpus):
             ],
             "config": declared.config.model_validate(values).model_dump(mode="json"),
             "data": {"path": None, "sha256": corpus.sha256},
+            "start": start,
         }
-        (tmp_path / contract.PLAN_FILE).write_text(json.dumps(plan))
-        outcome = simulate(read_world(tmp_path / contract.PLAN_FILE), tmp_path, saves=False)
+        (folder / contract.PLAN_FILE).write_text(json.dumps(plan))
+        outcome = simulate(read_world(folder / contract.PLAN_FILE), folder, saves=True)
         assert ({}, []) == (outcome.errors, outcome.findings)
-        (tmp_path / contract.REPORT_FILE).write_text('{"status": "done"}')
-        recorded = read_run(tmp_path)
+        (folder / contract.REPORT_FILE).write_text('{"status": "done"}')
+        recorded = read_run(folder)
         assert sum(outcome.message_bytes.values()) == sum(edge.size for edge in recorded.traffic.edges)
         assert sum(outcome.messages.values()) == sum(edge.messages for edge in recorded.traffic.edges)
         return recorded
@@ -122,6 +128,31 @@ def test_a_run_that_ends_early_moves_what_it_says(books, recipe, roles, multihos
     assert (None, (), 2) == (traffic.reason, traffic.differing, traffic.validations)
     assert traffic.steps < 40
     assert traffic.edges
+
+
+@pytest.mark.parametrize(
+    ("began", "steps", "validations"),
+    [(6, 0, 1), (5, 1, 2), (4, 2, 2), (3, 3, 3)],
+    ids=["nothing is left", "one step", "after a validation", "between validations"],
+)
+@pytest.mark.parametrize("stops", [{}, {"early_stop_patience": 9}], ids=["", "may stop early"])
+@pytest.mark.parametrize(
+    ("recipe", "roles", "multihost"),
+    [
+        ("hierarchical_parallel", ["worker"] * 2 + TWO, {}),
+        ("hierarchical_parallel", ["worker"] * 2 + THREE, {}),
+        ("data_parallel", ["worker"] * 3, {}),
+        ("pipeline_parallel", ["stage"] * 2, {"pipeline_parallel_config": {"blocks_per_rank": [1, 1]}}),
+    ],
+    ids=["two tiers", "three tiers", "data parallel", "pipeline"],
+)
+def test_a_resumed_run_moves_what_it_says(books, recipe, roles, multihost, stops, began, steps, validations):
+    """Its opening validation counts, also where nothing is left to train; the sizes of buckets are told in a step."""
+    config = small(4, 6, multihost_config=multihost, checkpoint_config={"interval": 1, "keep": 9})
+    config["training_config"] |= stops
+    whole = books(recipe, roles, config=config)
+    start, _ = start_from(SimpleNamespace(run_dir=whole.path), step=began)
+    check_exact(books(recipe, roles, config=config, start=start), steps=steps, validations=validations)
 
 
 def test_the_six_edges_of_a_step(books):

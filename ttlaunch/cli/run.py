@@ -132,7 +132,8 @@ def _carry_out(prepared: "Prepared", *, runs_dir: Path, form: Format, verbose: b
     else:
         show_summary(report, plan, folder, timeline=timeline, stream=sys.stdout)
         failure = failure_diagnostic(report, folder)
-        differences = traffic_diagnostics(report.traffic, [row.role for row in plan.ranks])
+        is_done = report.status == "done"  # else the first thing named is what broke
+        differences = traffic_diagnostics(report.traffic, [row.role for row in plan.ranks]) if is_done else []
         show_diagnostics([*differences, *([failure] if failure else [])], form=form)
     leave(report.exit_status)
 

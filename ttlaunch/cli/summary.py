@@ -29,6 +29,8 @@ def show_summary(
         lines.append(f"  steps            {report.steps}")
     if report.began_from:
         lines.append(f"  began from       {short_name(Path(report.began_from['origin']), Path.cwd())}")
+        if report.status == "done" and not report.steps:
+            lines.append(f"  steps            none: nothing is left to train after step {report.began_from['step']}")
     if report.first_validation is not None and report.last_validation is not None:
         first, last = report.first_validation, report.last_validation
         change = f" ({(last / first - 1) * 100:+.0f} %)" if first and math.isfinite(last / first) else ""

@@ -65,7 +65,8 @@ class Settlement:
     """The bytes of a run.
 
     Attributes:
-        steps, validations: That all ranks have finished, and that the bytes are of.
+        steps, validations: That all ranks have finished, and that the bytes are of; with the validation before the first
+            step, also of a run that goes on from a checkpoint.
         edges: By operation and edge; empty without messages.
         reason: Why nothing was compared, as a clause; None if it was.
         is_mistaken: Whether the reason is a mistake in the recipe.
@@ -106,8 +107,9 @@ def settle(folder: Path, plan: Mapping[str, Any], ranks: Sequence[RankState], *,
         until = min([until - 1, *(state.step - 1 for state in ranks)])
     first = max((state.first_step for state in ranks), default=0)
     steps = max(0, until - first + 1) if first else 0
+    began = int((plan.get("start") or {}).get("step", 0))
     checked = {int(record.get("step", 0)) for state in ranks for record in state.validations}
-    validations = sum(step <= until for step in checked)
+    validations = sum(step <= max(until, began) for step in checked) if until >= 0 else 0
     roles = [state.row.role for state in ranks]
     ended_early = None, "the run ended within its first step", False
     formula, reason, is_mistaken = _formula(plan, roles, books) if until >= 0 else ended_early
@@ -124,6 +126,7 @@ def _edges(
     for one in formula or ():
         key = (one.operation, one.source, one.dest)
         expected[key] += one.once + steps * one.per_step + validations * one.per_validation
+        expected[key] += one.in_first_step if steps else 0
         slack[key] += one.slack
         hidden |= set() if one.is_measured else {key}
     edges = []

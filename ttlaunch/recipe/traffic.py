@@ -34,8 +34,9 @@ class Traffic:
         operation: As the ranks' books call it.
         source, dest: Ranks.
         per_step: Bytes of every step.
-        per_validation: Bytes of every validation, also that before the first step.
+        per_validation: Bytes of every validation, also that before the first step, which a resumed run has too.
         once: Bytes before the first step.
+        in_first_step: Bytes of the first step alone, on top of `per_step`.
         slack: Bytes more that are as right, of messages whose number is decided in the run.
         is_measured: False for what another library sends, such as torch's own collectives, which no book counts.
     """
@@ -46,6 +47,7 @@ class Traffic:
     per_step: int = 0
     per_validation: int = 0
     once: int = 0
+    in_first_step: int = 0
     slack: int = 0
     is_measured: bool = True
 
@@ -122,7 +124,8 @@ Raises `LookupError` where a rank has not said what is needed.
 
 def agreed_buckets(source: int, dest: int) -> Traffic:
     """How large buckets are: two numbers in one step, or in each of the first ones while sizes are tried."""
-    return Traffic("bucket_size", source, dest, once=2 * NUMBER_BYTES, slack=2 * NUMBER_BYTES * _MOST_TRIALS)
+    each = 2 * NUMBER_BYTES
+    return Traffic("bucket_size", source, dest, in_first_step=each, slack=each * _MOST_TRIALS)
 
 
 def agreed_stop(config: TrainingFile, source: int, dest: int) -> list[Traffic]:
