@@ -38,6 +38,16 @@ def test_a_right_recipe_has_one_class(ttlaunch):
     assert verdict.startswith("fp32: 2 cells in class A (")
 
 
+def test_concise_is_a_line_for_each_cell_and_nothing_else(ttlaunch):
+    answer = ttlaunch(f"{SIMULATED} --format concise")
+    rows = [line.split("\t") for line in answer.stdout.splitlines()]
+    assert [
+        ["fp32", "one process", "1", "3", "A", "0", "0.00 MB", "1"],
+        ["fp32", "data parallel", "3", "3", "A", "0"],
+    ] == [rows[0][:8], rows[1][:6]]
+    assert (2, {10}, "") == (len(rows), {len(row) for row in rows}, answer.stderr)
+
+
 @pytest.mark.mpi
 def test_real_ranks_have_the_class_of_simulated_ones(ttlaunch):
     real, simulated = (
@@ -78,6 +88,8 @@ def test_a_recipe_that_breaks_is_named_and_the_others_are_compared(ttlaunch, her
     answer = json.loads(ttlaunch(f"{SIMULATED} --format json").stdout)
     assert ["A", None] == [cell["class"] for cell in answer["cells"]]
     (diagnostic,) = answer["diagnostics"]
+    annotated = ttlaunch(f"{SIMULATED} --format github")
+    assert annotated.stderr.startswith("::error ")
     assert "R041" == diagnostic["code"]
     assert "data parallel, 3 ranks, accumulation 3, fp32 did not come to its end: rank 0" in diagnostic["message"]
     assert "raised ValueError" in diagnostic["message"]

@@ -124,6 +124,27 @@ def test_a_program_gets_numbers_by_rank(ttlaunch, make_run):
     assert [{"name": "weights", "median_s": 0.0015, "p90_s": 0.0015, "share": 0.25}] == worker["exposed"]
 
 
+def test_concise_is_a_line_for_each_edge_and_each_time(ttlaunch, make_run):
+    make_run("a")
+    rows = [line.split("\t") for line in ttlaunch("report --format concise").stdout.splitlines()]
+    edges, times = ([row[1:] for row in rows if row[0] == kind] for kind in ("edge", "time"))
+    assert len(rows) == len(edges) + len(times)
+    assert ["gradients", "0 worker", "1 server", "20", "1000", "1000"] in edges
+    assert ["weights", "1 server", "0 worker", "11", "1100", "1100"] in edges
+    assert ["worker", "whole step", "6.00", "6.00", "100.0%"] == times[0]
+    assert ["worker", "exposed: weights", "1.50", "1.50", "25.0%"] in times
+    assert {"worker", "server"} == {role for role, *_ in times}
+
+
+def test_github_has_tables_and_an_annotation_for_each_warning(ttlaunch, make_run):
+    twice = WORKER | {"sent": [["gradients", None, "backward", 1, [[1, 10, 1, 2, 200]]], *WORKER["sent"][1:]]}
+    make_run("a", [twice, SERVER])
+    answer = ttlaunch("report --format github")
+    assert ttlaunch("report").stdout == answer.stdout
+    assert (1, True) == (answer.stderr.count("\n"), answer.stderr.startswith("::warning "))
+    assert "R045" in answer.stderr
+
+
 def test_other_bytes_than_the_formulas_are_a_warning_that_names_operation_and_edge(ttlaunch, make_run):
     twice = WORKER | {"sent": [["gradients", None, "backward", 1, [[1, 10, 1, 2, 200]]], *WORKER["sent"][1:]]}
     make_run("a", [twice, SERVER])
@@ -203,6 +224,7 @@ def test_a_run_without_books_says_why(ttlaunch, make_run):
     assert (
         "not every rank kept books; it ended too early, or was made by an older ttlaunch" in ttlaunch("report").stdout
     )
+    assert 1 == ttlaunch("report --format concise").stdout.count("\n")
     make_run("b", [], program=True)
     assert "the run was of a program, and only ranks of recipes keep books" in ttlaunch("report b").stdout
 

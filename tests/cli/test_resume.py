@@ -168,6 +168,7 @@ def test_weights_are_named_with_types_and_shapes(trained, ttlaunch):
     assert (0, expected, "") == (answer.status, answer.stdout, answer.stderr)
     ttlaunch("weights export latest w.safetensors")
     assert expected == ttlaunch("weights show w.safetensors").stdout
+    assert "a\tU8\t(3,)\nb\tU8\t(2,)\n" == ttlaunch("weights show a --format concise").stdout
     named = json.loads(ttlaunch("weights show a --format json").stdout)
     assert {"a": {"dtype": "U8", "shape": [3]}, "b": {"dtype": "U8", "shape": [2]}} == named
 

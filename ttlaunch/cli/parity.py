@@ -69,7 +69,13 @@ def parity(
         Path | None,
         typer.Option(metavar="FILE", help="Keep results here, and do not repeat those that this code has there."),
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL,
+    form: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="full: a table; concise: a line for each cell, with tabs; json; github: a table, and CI annotations.",
+        ),
+    ] = Format.FULL,
 ) -> None:
     """Train the same small model in every layout and compare the bits; status 1 if a cell ends with other bits.
 
@@ -100,7 +106,7 @@ def parity(
     if form is Format.JSON:
         print_json({"cells": _as_json(found), "diagnostics": [diagnostic.as_json() for diagnostic in diagnostics]})
     else:
-        sys.stdout.write(_verdict(found))
+        sys.stdout.write("" if form is Format.CONCISE else _verdict(found))
         sys.stdout.flush()
         show_diagnostics(diagnostics, form=form)
     leave(contract.STATUS_RANK_FAILED if diagnostics else contract.STATUS_DONE)
@@ -133,7 +139,7 @@ def _carry_out(
     with tempfile.TemporaryDirectory(prefix="ttl-parity-") as scratch, terminated_as_interrupted():
         try:
             run = Parity(steps=steps, simulated=simulated, jobs=jobs, scratch=Path(scratch), kept=kept)
-            if form is not Format.JSON:
+            if form not in {Format.JSON, Format.CONCISE}:
                 sys.stdout.write(_row(_HEADINGS))
             for result in run.results(cells):
                 found.append(result)
@@ -159,7 +165,8 @@ def _show(result: "Result", found: "Sequence[Result]", *, total: int, form: Form
         difference = "–" if result.difference is None else f"{result.difference:.1e}" if result.difference else "0"
         time = "kept" if result.was_kept else f"{result.seconds:.1f} s"
         first = (cell.precision, cell.layout, cell.ranks, cell.accumulation, letter, difference)
-        sys.stdout.write(_row((*first, *_traffic(result), memory, time)))
+        values = (*first, *_traffic(result), memory, time)
+        sys.stdout.write("\t".join(map(str, values)) + "\n" if form is Format.CONCISE else _row(values))
         sys.stdout.flush()
     if len(found) < total:
         _say_progress(f"{len(found)} of {counted(total, 'cell')}")

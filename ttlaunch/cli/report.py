@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ttlaunch.cli.console import print_json, refuse, show_diagnostics
-from ttlaunch.cli.options import OutputFormat
 from ttlaunch.diagnostics import Diagnostic, Format, shown
 
 if TYPE_CHECKING:
@@ -29,7 +28,13 @@ def report(
     ] = "latest",
     *,
     runs_dir: Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where run folders are.")] = Path("runs"),
-    form: OutputFormat = Format.FULL,
+    form: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="full: tables; concise: a line for each edge and time, with tabs; json; github: tables, and CI annotations.",
+        ),
+    ] = Format.FULL,
 ) -> None:
     """Show what a run sent, against the recipe's formula, and what its steps spent their time on."""
     from ttlaunch.cli.traffic_view import traffic_diagnostics
@@ -39,7 +44,8 @@ def report(
     if form is Format.JSON:
         print_json({**_as_json(recorded), "diagnostics": [diagnostic.as_json() for diagnostic in found]})
         return
-    sys.stdout.write("\n".join(_lines(recorded)) + "\n")
+    lines = _concise_lines(recorded) if form is Format.CONCISE else _lines(recorded)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
     show_diagnostics(found, form=form)
 
@@ -78,6 +84,17 @@ def _lines(recorded: "Recorded") -> list[str]:
     lines += ["", *render_edges(recorded.traffic, [state.row.role for state in recorded.ranks])]
     times = _by_role(recorded)
     return [*lines, "", *render_times(times)] if times else lines
+
+
+def _concise_lines(recorded: "Recorded") -> list[str]:
+    from ttlaunch.cli.traffic_view import edge_lines, time_lines
+
+    if recorded.traffic is None or recorded.books is None:
+        return [_without_books(recorded)]
+    return [
+        *edge_lines(recorded.traffic, [state.row.role for state in recorded.ranks]),
+        *time_lines(_by_role(recorded)),
+    ]
 
 
 def _ended_by(recorded: "Recorded") -> str:

@@ -54,6 +54,35 @@ def render_edges(settlement: Settlement, roles: Sequence[str]) -> list[str]:
     return [*_table(rows, right={3, 4, 5}), *reason]
 
 
+def edge_lines(settlement: Settlement, roles: Sequence[str]) -> list[str]:
+    """A line for each operation and edge, its fields between tabs; what was not measured or compared is empty."""
+    return [
+        _fields(
+            "edge",
+            edge.operation,
+            *(f"{rank} {roles[rank]}" for rank in (edge.source, edge.dest)),
+            edge.messages,
+            edge.size,
+            edge.expected,
+        )
+        for edge in settlement.edges
+    ]
+
+
+def time_lines(by_role: Mapping[str, StepTimes]) -> list[str]:
+    """A line for each role's step, phases and exposed waits: median and 90th percentile in ms, share of the step."""
+    lines = []
+    for role, times in by_role.items():
+        named = [("whole step", times.step), *((phase.name, phase) for phase in times.phases)]
+        named += [(f"exposed: {wait.name}", wait) for wait in times.waits]
+        lines += [_fields("time", role, name, *_numbers(share)) for name, share in named]
+    return lines
+
+
+def _fields(*values: object) -> str:
+    return "\t".join("" if value is None else str(value) for value in values)
+
+
 def _ratio(edge: Edge) -> str:
     if edge.size is None or edge.expected is None:
         return "–"

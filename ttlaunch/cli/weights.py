@@ -41,7 +41,7 @@ def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write; must not exist.")],
     *,
     runs_dir: _RunsDir = Path("runs"),
-    form: Annotated[Format, typer.Option("--format", help="full, concise or json, for mistakes.")] = Format.FULL,
+    form: Annotated[Format, typer.Option("--format", help="Of mistakes: full, concise, json or github.")] = Format.FULL,
 ) -> None:
     """Write the weights of the newest whole checkpoint under the names that the model gives its parameters."""
     from ttlaunch.launch.tensor_file import write_tensors
@@ -63,7 +63,12 @@ def show(
     what: Annotated[str, typer.Argument(metavar="latest|RUN|PATH|FILE", help="A checkpoint, or a safetensors file.")],
     *,
     runs_dir: _RunsDir = Path("runs"),
-    form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL,
+    form: Annotated[
+        Format,
+        typer.Option(
+            "--format", help="full; concise: names, types and shapes with tabs; json; github: full, and CI annotations."
+        ),
+    ] = Format.FULL,
 ) -> None:
     """Name the weights in a checkpoint or a file, with their types and shapes."""
     from ttlaunch.launch.tensor_file import TensorFileError, read_header
@@ -79,6 +84,10 @@ def show(
         _, weights = _of_checkpoint(what, runs_dir=runs_dir, form=form)
     if form is Format.JSON:
         print_json({name: {"dtype": tensor.dtype, "shape": list(tensor.shape)} for name, tensor in weights.items()})
+        return
+    if form is Format.CONCISE:
+        for name, tensor in weights.items():
+            sys.stdout.write(f"{name}\t{tensor.dtype}\t{tensor.shape}\n")
         return
     width = max((len(name) for name in weights), default=0)
     for name, tensor in weights.items():
