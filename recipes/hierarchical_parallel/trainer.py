@@ -24,12 +24,11 @@ from functools import partial
 from ttlaunch.runtime import (
     AggregatorLink,
     BucketedUpdate,
-    GradientHub,
-    Model,
     OptimizerLink,
     RankContext,
     RemoteOptimizer,
     agree,
+    build_hub,
     build_model,
     build_optimizer,
     differentiate,
@@ -43,7 +42,6 @@ from ttlaunch.runtime import (
     train_in_one_process,
     update_order,
     validation_is_due,
-    worker_groups,
 )
 
 from .recipe import Config
@@ -86,7 +84,7 @@ def aggregator_optimizer(cfg: Config, ctx: RankContext) -> None:
     model = build_model(cfg, ctx)
     optimizer = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
     ctx.restore(model, optimizer)
-    update, hub = BucketedUpdate(optimizer, cfg=cfg, model=model), _hub(cfg, ctx, model)
+    update, hub = BucketedUpdate(optimizer, cfg=cfg, model=model), build_hub(cfg, ctx, model)
     hub.send_first_weights()
     receive_validation(cfg, ctx, step=ctx.steps_done)
     for step in ctx.steps(cfg):
@@ -105,7 +103,7 @@ def aggregator_optimizer(cfg: Config, ctx: RankContext) -> None:
 def aggregator(cfg: Config, ctx: RankContext) -> None:
     """Three tiers: average the workers' gradients; pass weights on from the optimizer."""
     relay, total_steps = build_model(cfg, ctx), ctx.data(cfg).total_steps
-    hub = _hub(cfg, ctx, relay)
+    hub = build_hub(cfg, ctx, relay)
     link = OptimizerLink(relay.parameters(), ctx=ctx, optimizer=ctx.sole("optimizer"), shared=relay.loss_scaler)
     link.receive_first_weights()
     hub.send_first_weights()
@@ -142,15 +140,3 @@ def optimizer(cfg: Config, ctx: RankContext) -> None:
         report_layer_norms(cfg, ctx, optimizer, step)
         ctx.checkpoint(step, model, optimizer)
     ctx.report_parameters(model.named_parameters())
-
-
-def _hub(cfg: Config, ctx: RankContext, model: Model) -> GradientHub:
-    """Where the first rank of each worker brings the sums of a contiguous block of micro-batches."""
-    return GradientHub(
-        model.parameters(),
-        ctx=ctx,
-        workers={group.first: group.block for group in worker_groups(cfg, ctx)},
-        bucket_megabytes=cfg.multihost_config.bucket_megabytes,
-        followers=ctx.ranks("optimizer"),
-        shared=model.loss_scaler,
-    )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.gradient_sums import all_reduce_mean, reduce_scatter_mean
     from ttlaunch.runtime.local_ranks import (
         WorkerGroup,
+        build_hub,
         own_group,
         receive_validation,
         send_validation,
@@ -69,6 +70,7 @@ __all__ = [
     "all_reduce_mean",
     "barrier",
     "broadcast",
+    "build_hub",
     "build_model",
     "build_optimizer",
     "chain_all_gather",
@@ -132,7 +134,14 @@ _MODULES = {
     "replicas": ("replicate",),
     "schedules": ("Action", "order_of_passes"),
     "torch_group": ("process_group",),
-    "local_ranks": ("WorkerGroup", "own_group", "receive_validation", "send_validation", "worker_groups"),
+    "local_ranks": (
+        "WorkerGroup",
+        "build_hub",
+        "own_group",
+        "receive_validation",
+        "send_validation",
+        "worker_groups",
+    ),
     "validation": ("report_layer_norms", "validation_is_due", "validation_losses"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

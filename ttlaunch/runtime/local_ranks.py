@@ -15,6 +15,7 @@ import torch
 from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.agreement import agree
 from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.gradient_hub import GradientHub
 from ttlaunch.runtime.ledger import operation
 from ttlaunch.runtime.model import Model
 from ttlaunch.runtime.reduction import contiguous_blocks
@@ -54,6 +55,18 @@ def worker_groups(cfg: TrainingFile, ctx: RankContext) -> list[WorkerGroup]:
     blocks = contiguous_blocks(cfg.training_config.micro_batches, len(workers))
     pairs = list(zip(workers, blocks, strict=True))
     return [WorkerGroup(dict(pairs[at : at + size])) for at in range(0, len(pairs), size)]
+
+
+def build_hub(cfg: TrainingFile, ctx: RankContext, model: Model) -> GradientHub:
+    """Where the first rank of each worker brings the sums of its block of micro-batches; for the rank that aggregates."""
+    return GradientHub(
+        model.parameters(),
+        ctx=ctx,
+        workers={group.first: group.block for group in worker_groups(cfg, ctx)},
+        bucket_megabytes=cfg.multihost_config.bucket_megabytes,
+        followers=ctx.ranks("optimizer"),
+        shared=model.loss_scaler,
+    )
 
 
 def own_group(cfg: TrainingFile, ctx: RankContext) -> WorkerGroup:
