@@ -5,6 +5,7 @@ The words of each refusal are in `tests/golden/refusals/`, one transcript for ea
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -146,6 +147,20 @@ def test_a_loss_scale_above_its_bound_is_refused(refused):
 def test_one_template_without_the_other_is_refused(refused):
     text = 'training_config:\n  response_template: "### Response:"\nmultihost_config:\n  num_workers: 1\n'
     refused(RUN, files={"train.yaml": text}, status=3)
+
+
+def test_a_text_with_a_colon_is_to_be_quoted(refused):
+    files = {"train.yaml": "training_config:\n  instruction_template:\n    USER: x\n"}
+    refused(f"{RUN} --set training_config.response_template=BOT:", files=files, status=3)
+
+
+def test_a_text_quoted_as_the_hint_says_is_taken(ttlaunch):
+    line = "plan hierarchical_parallel --format json --set training_config.response_template=BOT:"
+    (diagnostic,) = json.loads(ttlaunch(line).stdout)["diagnostics"]
+    hint = shlex.split(diagnostic["hints"][0].split("`")[1])
+    other = ["--set", 'training_config.instruction_template="USER:"']
+    (mistake,) = json.loads(ttlaunch([*line.split()[:-2], *hint, *other]).stdout)["diagnostics"]
+    assert "C031" == mistake["code"]  # both were read, and the text has none
 
 
 def test_a_text_without_a_response_is_refused(refused):

@@ -7,6 +7,8 @@ import os
 
 import pytest
 
+from ttlaunch import contract
+
 from .tensor_files import tensor_file
 
 RESUME = "run hierarchical_parallel --dry-run --format full --resume"
@@ -84,6 +86,28 @@ def test_resume_of_a_run_without_a_checkpoint_is_refused(refused, trained):
 def test_resume_of_a_run_that_is_not_there_is_refused(refused, trained):
     trained("a", 10)
     refused(f"{RESUME} b", status=3)
+
+
+@pytest.mark.parametrize("words", ["", " "], ids=["empty", "blank"])
+def test_resume_of_an_empty_name_is_refused(refused, trained, monkeypatch, words):
+    run = trained("a", 10)
+    monkeypatch.chdir(run)  # which must not be what an empty text means
+    refused([*RESUME.split(), words], status=3)
+
+
+def test_resume_of_a_file_of_a_checkpoint_names_its_folder(refused, trained):
+    run = trained("a", 10)
+    refused(f"{RESUME} runs/a/checkpoints/step-10/{contract.CHECKPOINT_MANIFEST}", status=3)
+    assert (run / contract.checkpoint_dir(10) / contract.CHECKPOINT_MANIFEST).is_file()
+
+
+def test_weights_of_a_folder_without_a_checkpoint_are_refused(refused):
+    refused("weights show .", status=3)
+
+
+def test_resume_with_other_switches_says_them_as_a_file_does(refused, trained):
+    trained("a", 10)
+    refused(f"{RESUME} latest --set transformer_config.tie_embeddings=true", status=3)
 
 
 def test_resume_of_torn_checkpoints_only_is_refused(refused, trained):

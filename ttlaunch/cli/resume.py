@@ -57,6 +57,9 @@ def search_checkpoint(
     """The newest whole checkpoint that the words name; says which were passed over and why, or that there is none."""
     from ttlaunch.launch.resume import find_checkpoint
 
+    if not where.strip():
+        hints = ("`latest` is the newest checkpoint of all runs",)
+        return None, [Diagnostic("P020", "an empty text names no run and no checkpoint", hints=hints)]
     search = find_checkpoint(where, runs_folder=runs_dir, working_folder=working_folder)
     reasons = tuple(f"{_short(one.path, working_folder)}: {one.reason}" for one in search.passed_over)
     if search.checkpoint is None:
@@ -80,11 +83,18 @@ def _no_checkpoint(
         message = f"`{shown(where)}` names no run in {looked} and no path to one"
         if where == "latest":
             message = f"`latest` finds no run in {looked}"
+        file = working_folder / where
+        if os.path.isfile(file):  # noqa: PTH113 - never raises
+            folder = shown(_short(file.parent, working_folder), longest=_LONGEST)
+            message = f"`{shown(where, longest=_LONGEST)}` is a file; a run or a checkpoint is a folder"
+            return Diagnostic(
+                "P020", message, hints=(f"give the folder of the checkpoint, if this is one: `{folder}`",)
+            )
         return Diagnostic("P020", message, hints=("`--runs-dir DIR` says where runs are",))
     what = counted(len(search.runs), "run")
     message = f"`{shown(where)}` finds {what}, none of which has a checkpoint"
     if len(search.runs) == 1:
-        message = f"{_short(search.runs[0], working_folder)} has no checkpoint to resume from"
+        message = f"{_short(search.runs[0], working_folder)} has no checkpoint"
     return Diagnostic("P020", message)
 
 

@@ -138,6 +138,8 @@ def _shape(node: Node | None) -> str:
 
 
 def _hints(complaint: Complaint, found: Node | None) -> tuple[str, ...]:
+    if isinstance(found, MapNode) and complaint.expected.startswith("text"):
+        return _quoted_hints(found)
     if not isinstance(found, ScalarNode) or found.value is None or complaint.at_key:
         return ()
     meant = closest(found.written, complaint.choices)
@@ -148,6 +150,21 @@ def _hints(complaint: Complaint, found: Node | None) -> tuple[str, ...]:
     if complaint.expected == "text" and not found.quoted:
         return (f'put it in quotes: "{shown(found.written)}"',)
     return ()
+
+
+def _quoted_hints(found: MapNode) -> tuple[str, ...]:
+    """Text with a colon in it, such as `BOT:`, which YAML takes for a key."""
+    if len(found.entries) != 1:
+        return ()
+    ((key, value),) = found.entries.items()
+    if not isinstance(value, ScalarNode):
+        return ()
+    text = shown(f"{key}:" if value.value is None else f"{key}: {value.written}")
+    source = found.span.source
+    if source.name.startswith("--"):  # an option, whose shell takes away one pair of quotes
+        given = source.text.partition("=")[0]
+        return (f"quote it for YAML and for the shell: `{source.name} '{given}=\"{text}\"'`",)
+    return (f'put it in quotes: "{text}"',)
 
 
 def _items(count: int) -> str:

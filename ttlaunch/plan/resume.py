@@ -4,6 +4,7 @@ How many ranks share the work, over which sockets, and when they validate may ch
 may not.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -114,4 +115,5 @@ def _diagnose(code: str, what: str, changes: list[Change], loaded: LoadedConfig,
 
 
 def _text(value: Any) -> str:
-    return "null" if value is None else shown(value, longest=80)
+    """A value as a training file has it."""
+    return shown(value if isinstance(value, str) else json.dumps(value), longest=80)
