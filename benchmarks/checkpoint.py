@@ -101,7 +101,7 @@ def _ours(model: Any, optimizer: Any) -> Callable[[Path, int], None]:
     def write(folder: Path, step: int) -> None:
         if not checkpoints:
             link = folder.parent / "run"
-            checkpoints["one"] = Checkpoints(CheckpointConfig(), run_dir=link, rank=Rank(0), note=print)
+            checkpoints["one"] = Checkpoints(CheckpointConfig(), run_dir=link, rank=Rank(0), lose=print)
         link = folder.parent / "run"
         link.unlink(missing_ok=True)
         link.symlink_to(folder)
@@ -131,7 +131,7 @@ def _measure_stall(folder: Path) -> None:
     from ttlaunch.runtime.world import Rank
 
     model, optimizer = _model_and_optimizer(num_blocks=4)
-    checkpoints = Checkpoints(CheckpointConfig(), run_dir=folder, rank=Rank(0), note=print)
+    checkpoints = Checkpoints(CheckpointConfig(), run_dir=folder, rank=Rank(0), lose=print)
     seconds: dict[bool, list[float]] = {True: [], False: []}
     calls = []
     for block in range(2 * BLOCKS + 1):

@@ -152,6 +152,7 @@ KIND_READY = "ready"  # the runtime has the world and calls the role: total_step
 KIND_STEP = "step"  # an optimizer step is done: step, and any of loss, tokens, grad_norm, learning_rate, …
 KIND_VALIDATION = "validation"  # step, loss, perplexity, tokens
 KIND_LAYER_NORMS = "layer_grad_norms"  # step, norms: {layer: norm of its gradient}, of the layers that the rank updates
+KIND_LOST_CHECKPOINT = "lost_checkpoint"  # step, reason: the rank could not write its shard, and training goes on
 KIND_NOTE = "note"  # text: a line worth showing to the user
 KIND_PARAMETERS = "parameters"  # digests: {parameter name: SHA-256 of name, shape, dtype and bytes}
 KIND_RESULT = "result"  # values: what the recipe wants in the summary, by name

@@ -3,20 +3,24 @@
 import hashlib
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from ttlaunch import contract
 from ttlaunch.launch.checkpoints import CheckpointKeeper, complete_checkpoints, manifest_digest, remove_old
+from ttlaunch.launch.lost_checkpoints import LostCheckpoints
 from ttlaunch.launch.resume import find_checkpoint
 from ttlaunch.launch.run_folder import create_run_folder
+from ttlaunch.launch.watch import RankState, fold
+from ttlaunch.plan.launch_plan import RankRow
 
 PLAN = {
     "hash": "h",
     "recipe": {"name": "r"},
     "layout": "l",
     "world_size": 2,
-    "config": {"checkpoint_config": {"keep": 2, "keep_every": 30}},
+    "config": {"checkpoint_config": {"keep": 2, "keep_every": 30, "on_error": "stop"}},
     "data": {"sha256": "t"},
 }
 
@@ -89,6 +93,39 @@ def test_the_manifest_says_what_a_later_run_needs(make_run):
             for rank in (0, 1)
         },
     } == manifest
+
+
+def test_a_checkpoint_that_cannot_be_completed_is_lost_and_removed_where_training_goes_on_without_it(make_run):
+    run, lost = make_run("a", [10]), {}
+    for step in (20, 30):
+        for rank in (0, 1):
+            write_shard(run, step, rank)
+    manifest = run / "checkpoints/step-20.tmp/manifest.json"
+    manifest.mkdir()
+    with pytest.raises(IsADirectoryError):
+        complete(run)
+    assert [30] == complete_checkpoints(run, PLAN, run_id="a", lose=lost.setdefault)
+    assert {20: f"{manifest}: is a directory"} == lost
+    assert {"step-10", "step-30"} == {path.name for path in (run / "checkpoints").iterdir()}
+
+
+def test_only_unfinished_folders_of_lost_checkpoints_are_removed(make_run):
+    """Others may still be completed by whoever resumes; several ranks' losses of one checkpoint are said once."""
+    run, said = make_run("a", [10]), []
+    write_shard(run, 20, 0)
+    write_shard(run, 30, 0)
+    view = SimpleNamespace(output=lambda stream, line: said.append((stream, line.decode())))
+    lost, ranks = LostCheckpoints(view), [RankState(RankRow(rank, "box", rank, "worker")) for rank in range(2)]
+    for state, reason in zip(ranks, ("a: full", "b: full"), strict=True):
+        fold(state, {"kind": "lost_checkpoint", "time": 1.0, "step": 20, "reason": reason})
+        lost.notice(ranks, {})
+    lost.notice(ranks, {10: "late", 20: "c: full"})
+    assert ["warning[R032]: step 20 has no checkpoint: a: full", "warning[R032]: step 10 has no checkpoint: late"] == [
+        line for _, line in said
+    ]
+    assert {"stderr"} == {stream for stream, _ in said}
+    assert [(10, "late"), (20, "a: full")] == list(lost.clean_up(run).items())
+    assert {"step-10", "step-30.tmp"} == {path.name for path in (run / "checkpoints").iterdir()}
 
 
 def test_the_newest_of_a_run_is_taken_by_number_not_by_name(make_run, find):

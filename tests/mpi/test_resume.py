@@ -219,9 +219,29 @@ def test_a_full_disk_is_only_said_if_so_configured(tmp_path, small_disk, undistu
     report, _ = training.run("single", *options)
     assert ("done", undisturbed) == (report["status"], report["parameters_sha256"])
     run = small_disk / report["run_id"]
-    notes = [record["text"] for record in training.records(run, contract.KIND_NOTE)]
-    assert [16, 24, 30] == [int(text.split("step ")[1].split(":")[0]) for text in notes]
-    assert all(text.endswith("no space left on device") for text in notes)
+    assert [16, 24, 30] == [loss["step"] for loss in report["lost_checkpoints"]]
+    assert all(loss["reason"].endswith("no space left on device") for loss in report["lost_checkpoints"])
+    (warning,) = report["diagnostics"]
+    assert ("R032", "warning") == (warning["code"], warning["severity"])
+    assert "steps 16, 24, 30 have no checkpoint" == warning["message"]
+    assert ["step-8"] == [path.name for path in (run / "checkpoints").iterdir()]
+
+
+def test_each_lost_checkpoint_of_several_ranks_is_said_once(tmp_path, small_disk):
+    """Parts of a shared checkpoint may have been written; nothing of it stays."""
+    training = Training(tmp_path / "work")
+    (small_disk / "filler").write_bytes(bytes(900_000))
+    words = ("--runs-dir", str(small_disk), "--set", "checkpoint_config.on_error=continue", "--format", "full")
+    shown, said = training.start("four stages", *words).communicate(timeout=60)
+    (run,) = (path for path in small_disk.iterdir() if path.is_dir())
+    lost = [loss["step"] for loss in json.loads((run / "report.json").read_text())["lost_checkpoints"]]
+    assert {30} <= set(lost) <= {8, 16, 24, 30}
+    live = [line for line in said.splitlines() if line.startswith("warning[R032]: step ") and ": /" in line]
+    assert lost == [int(line.split()[2]) for line in live]
+    have = f"steps {', '.join(map(str, lost))} have" if len(lost) > 1 else "step 30 has"
+    assert f"warning[R032]: {have} no checkpoint\n" in said
+    assert f"  no checkpoint of {', '.join(map(str, lost))}\n" in shown
+    assert [] == [path.name for path in (run / "checkpoints").iterdir() if path.name.endswith(".tmp")]
 
 
 def test_weights_of_another_size_are_named_by_the_rank_that_finds_out(interrupted, tmp_path):

@@ -65,13 +65,13 @@ def digests_of(parts):
 @pytest.fixture
 def make_checkpoints(tmp_path):
     """`make_checkpoints(rank, …)`: those of a rank whose run folder is the test's."""
-    notes = []
+    lost = []
 
     def make(rank, *, start=None, **config):
         cfg = CheckpointConfig.model_validate({"interval": 10} | config)
-        return Checkpoints(cfg, run_dir=tmp_path, rank=rank, start=start, note=notes.append)
+        return Checkpoints(cfg, run_dir=tmp_path, rank=rank, start=start, lose=lambda *loss: lost.append(loss))
 
-    make.notes = notes
+    make.lost = lost
     return make
 
 
@@ -196,7 +196,7 @@ def test_a_shard_that_cannot_be_written_is_only_noted_if_so_configured(make_part
     checkpoints.save(10, *make_part([4], 0, seed=1), owners=[0], state=STATE)
     checkpoints.finish()
     path = tmp_path / "checkpoints/step-10.tmp/rank-0.safetensors"
-    assert [f"this checkpoint is missing: step 10: {path}: not a directory"] == make_checkpoints.notes
+    assert [(10, f"{path}: not a directory")] == make_checkpoints.lost
 
 
 def test_a_half_written_shard_leaves_nothing_behind(make_part, make_checkpoints, tmp_path, monkeypatch):

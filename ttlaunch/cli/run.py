@@ -102,6 +102,7 @@ def run(
 
 
 def _carry_out(prepared: "Prepared", *, runs_dir: Path, form: Format, verbose: bool) -> None:
+    from ttlaunch.cli.checkpoint_view import checkpoint_diagnostics
     from ttlaunch.cli.live import make_view
     from ttlaunch.cli.summary import failure_diagnostic, show_summary
     from ttlaunch.cli.traffic_view import traffic_diagnostics
@@ -127,14 +128,15 @@ def _carry_out(prepared: "Prepared", *, runs_dir: Path, form: Format, verbose: b
     ):
         report = supervise(plan, folder, environment=os.environ, view=view, watch=watch, crew=crew, scratch=scratch)
     timeline = write_trace(folder.path, plan.ranks)
+    failure, lost = failure_diagnostic(report, folder), checkpoint_diagnostics(report)
+    is_done = report.status == "done"  # else the first thing named is what broke
+    differences = traffic_diagnostics(report.traffic, [row.role for row in plan.ranks]) if is_done else []
+    found = [*([failure] if failure else []), *lost, *differences]
     if form is Format.JSON:
-        print_json(report.as_json())
+        print_json({**report.as_json(), "diagnostics": [diagnostic.as_json() for diagnostic in found]})
     else:
         show_summary(report, plan, folder, timeline=timeline, stream=sys.stdout)
-        failure = failure_diagnostic(report, folder)
-        is_done = report.status == "done"  # else the first thing named is what broke
-        differences = traffic_diagnostics(report.traffic, [row.role for row in plan.ranks]) if is_done else []
-        show_diagnostics([*differences, *([failure] if failure else [])], form=form)
+        show_diagnostics(found, form=form)
     leave(report.exit_status)
 
 

@@ -130,6 +130,7 @@ def _carry_out(plan: "LaunchPlan", python: str, *, keep: Path | None, form: Form
 
 
 def _diagnostics(simulation: "Simulation") -> list[Diagnostic]:
+    from ttlaunch.cli.checkpoint_view import checkpoint_diagnostics
     from ttlaunch.cli.summary import failure_diagnostic
     from ttlaunch.cli.traffic_view import traffic_diagnostics
     from ttlaunch.launch.run_folder import RunFolder
@@ -137,6 +138,7 @@ def _diagnostics(simulation: "Simulation") -> list[Diagnostic]:
     found = [_diagnostic(finding) for finding in simulation.findings]
     if simulation.report.status == "done":  # else the first thing named is what broke
         found += traffic_diagnostics(simulation.report.traffic, [rank["role"] for rank in simulation.report.ranks])
+    found += checkpoint_diagnostics(simulation.report)
     failure = failure_diagnostic(simulation.report, RunFolder(simulation.report.run_id, Path()))
     return found + ([replace(failure, notes=_facts(failure), hints=())] if failure else [])
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ttlaunch import contract
+from ttlaunch.cli.checkpoint_view import lost_steps
 from ttlaunch.cli.describe import short_name
 from ttlaunch.diagnostics import Diagnostic, Label, Source
 from ttlaunch.diagnostics.count import counted
@@ -25,12 +26,7 @@ def show_summary(
     lines = [
         f"{report.status}: {report.name}{layout} on {plan.topology}, {counted(report.world_size, 'rank')}, {report.duration_s:.1f} s"
     ]
-    if report.steps:
-        lines.append(f"  steps            {report.steps}")
-    if report.began_from:
-        lines.append(f"  began from       {short_name(Path(report.began_from['origin']), Path.cwd())}")
-        if report.status == "done" and not report.steps:
-            lines.append(f"  steps            none: nothing is left to train after step {report.began_from['step']}")
+    lines += _steps(report)
     if report.first_validation is not None and report.last_validation is not None:
         first, last = report.first_validation, report.last_validation
         change = f" ({(last / first - 1) * 100:+.0f} %)" if first and math.isfinite(last / first) else ""
@@ -43,6 +39,8 @@ def show_summary(
     if report.parameters_sha256:
         agree = "" if report.parameters_agree else " (ranks DISAGREE)"
         lines.append(f"  parameters       sha256 {report.parameters_sha256}{agree}")
+    if report.lost_checkpoints:
+        lines.append(f"  no checkpoint of {lost_steps(report)}")
     if report.leftovers:
         lines.append(
             f"  left behind      {report.leftovers} {'process' if report.leftovers == 1 else 'processes'}, killed"
@@ -52,6 +50,16 @@ def show_summary(
     lines.append(f"  run folder       {short_name(folder.path, Path.cwd())}")
     stream.write("\n".join(lines) + "\n")
     stream.flush()
+
+
+def _steps(report: Report) -> list[str]:
+    """From where to where training went."""
+    lines = [f"  steps            {report.steps}"] if report.steps else []
+    if report.began_from:
+        lines.append(f"  began from       {short_name(Path(report.began_from['origin']), Path.cwd())}")
+        if report.status == "done" and not report.steps:
+            lines.append(f"  steps            none: nothing is left to train after step {report.began_from['step']}")
+    return lines
 
 
 def failure_diagnostic(report: Report, folder: RunFolder) -> Diagnostic | None:

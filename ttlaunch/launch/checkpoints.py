@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,7 +28,12 @@ _REMOVED_SUFFIX = ".removed"
 
 
 class CheckpointKeeper:
-    """Completes and removes checkpoints of one run, in a thread of its own, for as long as it is entered."""
+    """Completes and removes checkpoints of one run, in a thread of its own, for as long as it is entered.
+
+    Attributes:
+        lost: Why a checkpoint whose shards had all arrived could not be completed, by step; only where the configuration
+            says that training goes on without it.
+    """
 
     def __init__(self, plan: LaunchPlan, folder: RunFolder) -> None:
         self._folder = folder
@@ -37,6 +42,7 @@ class CheckpointKeeper:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="checkpoints", daemon=True)
         self._error: OSError | None = None
+        self.lost: dict[int, str] = {}
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -74,32 +80,52 @@ class CheckpointKeeper:
     def _sweep(self) -> None:
         if self._config is None:
             return
-        for step in complete_checkpoints(self._folder.path, self._plan, run_id=self._folder.run_id):
+        goes_on = self._config["on_error"] == "continue"
+        lose = self.lost.setdefault if goes_on else None
+        for step in complete_checkpoints(self._folder.path, self._plan, run_id=self._folder.run_id, lose=lose):
             append_event(self._folder, "checkpoint", step=step)
             remove_old(self._folder.path, keep=self._config["keep"], keep_every=self._config["keep_every"])
 
 
-def complete_checkpoints(run_folder: Path, plan: Mapping[str, Any], *, run_id: str) -> list[int]:
+def complete_checkpoints(
+    run_folder: Path, plan: Mapping[str, Any], *, run_id: str, lose: Callable[[int, str], object] | None = None
+) -> list[int]:
     """Make a checkpoint of every folder whose shards have all arrived.
 
     Args:
         run_folder: On this machine.
         plan: The content of the run's `plan.json`.
         run_id: The run's name.
+        lose: Told the step of a checkpoint that could not be completed, and why; its folder is removed.
 
     Returns:
         The steps of the new checkpoints, in order.
 
     Raises:
-        OSError: A file cannot be written.
+        OSError: A file cannot be written, and there is no `lose`.
     """
     done = []
     for step, folder in sorted(_folders(run_folder, contract.UNFINISHED_SUFFIX)):
         shards = _arrived(folder)
-        if shards is not None:
+        if shards is None:
+            continue
+        try:
             _complete(run_folder, folder, {"run": run_id, "step": step, **_about(plan), **_joined(shards)})
+        except OSError as error:
+            if lose is None or not folder.exists():
+                raise
+            lose(step, f"{error.filename or folder}: {(error.strerror or str(error)).lower()}")
+            remove_unfinished(run_folder, steps=[step])
+        else:
             done.append(step)
     return done
+
+
+def remove_unfinished(run_folder: Path, *, steps: Collection[int]) -> None:
+    """Remove what has been written of checkpoints that can't become whole; call when no rank adds to them any more."""
+    for step, folder in _folders(run_folder, contract.UNFINISHED_SUFFIX):
+        if step in steps:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_old(run_folder: Path, *, keep: int, keep_every: int | None) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ttlaunch import contract
@@ -29,6 +29,7 @@ class Report:
         began_from: The checkpoint or the weights that training began from: `origin`, `step` and, of a checkpoint, which
             newer ones were passed over and why; None if weights were drawn from the seed.
         leftovers: Processes that had to be killed after their rank, or mpirun, had ended.
+        lost_checkpoints: Why there is no checkpoint of a step that should have one, by step.
         traffic: What ranks sent, against the recipe's formula; None if they kept no books.
     """
 
@@ -54,6 +55,7 @@ class Report:
     leftovers: int
     ranks: tuple[Mapping[str, Any], ...]
     traffic: Settlement | None = None
+    lost_checkpoints: Mapping[int, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The content of `report.json`."""
@@ -61,6 +63,8 @@ class Report:
         values["failure"] = self.failure.as_json() if self.failure else None
         values["traffic"] = self.traffic.as_json() if self.traffic else None
         values["results"] = dict(self.results)
+        lost = self.lost_checkpoints.items()
+        values["lost_checkpoints"] = [{"step": step, "reason": reason} for step, reason in lost]
         values["ranks"] = [dict(rank) for rank in self.ranks]
         return {name: _finite(value) for name, value in values.items()}
 

@@ -4,7 +4,7 @@ import json
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from ttlaunch.launch.attribution import Failure, first_failure
 from ttlaunch.launch.checkpoints import complete_checkpoints
 from ttlaunch.launch.conclude import different_parameters
 from ttlaunch.launch.divergence import divergence
+from ttlaunch.launch.lost_checkpoints import LostCheckpoints
 from ttlaunch.launch.output import EVERY_LINE, MpirunOutput, View
 from ttlaunch.launch.process import end_mpirun, start_mpirun
 from ttlaunch.launch.report import Report, combine_digests, make_report
@@ -71,6 +72,7 @@ def simulate(
         folder.file(name).mkdir()
     write_plan(plan, folder.path)
     watch, started = Watch(plan, folder), time.monotonic()
+    lost, uncompleted = LostCheckpoints(view), dict[int, str]()
     process = start_mpirun(
         [python, "-m", _MODULE, *(["--checkpoints"] if saves else [])],
         folder=Path(plan.working_folder),
@@ -82,8 +84,13 @@ def simulate(
         end_mpirun(process, patience_s=_AFTER_TERM_S)
     _pass_on(watch, view)
     if saves:
-        complete_checkpoints(folder.path, plan.as_json(), run_id=run_id)
+        config = plan.as_json()["config"].get("checkpoint_config") or {}
+        lose = uncompleted.setdefault if config.get("on_error") == "continue" else None
+        complete_checkpoints(folder.path, plan.as_json(), run_id=run_id, lose=lose)
+    lost.notice(watch.ranks, uncompleted)
     simulation = _conclude(plan, folder, watch, process.returncode, time.monotonic() - started)
+    report = replace(simulation.report, lost_checkpoints=lost.clean_up(folder.path))
+    simulation = replace(simulation, report=report)
     view.tick(watch.ranks)
     return simulation
 

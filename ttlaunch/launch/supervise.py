@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from ttlaunch import contract
@@ -18,6 +19,7 @@ from ttlaunch.launch.checkpoints import CheckpointKeeper
 from ttlaunch.launch.conclude import Ending, conclude, folder_failure
 from ttlaunch.launch.crew import Crew
 from ttlaunch.launch.engine import with_home
+from ttlaunch.launch.lost_checkpoints import LostCheckpoints
 from ttlaunch.launch.output import MpirunOutput, View
 from ttlaunch.launch.process import end_mpirun, start_mpirun
 from ttlaunch.launch.report import Report, write_report
@@ -56,7 +58,7 @@ def supervise(
     settings = {**plan.engine.environment, **scratch_settings(name, str(scratch)), **crew.settings(name)}
     inherited = {name: value for name, value in with_home(environment).items() if name not in plan.managed}
     started = time.monotonic()
-    ending, leftovers = Ending(), 0
+    ending, leftovers, lost = Ending(), 0, LostCheckpoints(view)
     own = {contract.ENV_RUN_ID: folder.run_id, contract.ENV_START: ""}
     with _signals(ending), CheckpointKeeper(plan, folder) as checkpoints:
         append_event(folder, "start", engine=name, plan=plan.hash)
@@ -64,7 +66,7 @@ def supervise(
             plan.engine.argv, folder=folder.path, environment={**inherited, **plan.secrets, **settings, **own}
         )
         try:
-            _loop(process, watch, ending, folder, view, crew, checkpoints)
+            _loop(process, watch, ending, folder, view, crew, checkpoints, lost)
         except OSError as error:
             ending.failure = folder_failure(error)
         finally:
@@ -73,7 +75,9 @@ def supervise(
             _finish(checkpoints, ending)
             _notice_losses(watch, ending, crew)
             _pass_on(watch, view)
+            lost.notice(watch.ranks, checkpoints.lost)
     report = conclude(plan, folder, watch, ending, process.returncode, time.monotonic() - started, leftovers)
+    report = replace(report, lost_checkpoints=lost.clean_up(folder.path))
     view.tick(watch.ranks)
     with contextlib.suppress(OSError):  # a folder that cannot be written any more is the failure the report names
         write_report(report, folder)
@@ -89,12 +93,14 @@ def _loop(
     view: View,
     crew: Crew,
     checkpoints: CheckpointKeeper,
+    lost: LostCheckpoints,
 ) -> None:
     with MpirunOutput(process, folder.file(contract.LOGS_DIR), view) as output:
         while process.poll() is None:
             output.read(_TICK_S)
             _pass_on(watch, view)
             checkpoints.check()
+            lost.notice(watch.ranks, checkpoints.lost)
             view.tick(watch.ranks)
             _notice_losses(watch, ending, crew)
             _end_if_needed(process, watch, ending, folder)

@@ -35,6 +35,7 @@ class RankState:
         diverged: The first of the steps up to the last one whose losses are no numbers, and its loss; None if the last
             one's is a number.
         first_step_time, last_step_time: When it reported its first and last step, seconds since the epoch.
+        lost_checkpoints: Why the rank has no part of a checkpoint, by step.
         error: What the rank wrote about its own exception.
         exit: What the shim wrote about the rank's end.
     """
@@ -54,6 +55,7 @@ class RankState:
     layer_norms: dict[int, dict[str, Any]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
+    lost_checkpoints: dict[int, str] = field(default_factory=dict)
     started: dict[str, Any] = field(default_factory=dict)
     error: dict[str, Any] | None = None
     exit: dict[str, Any] | None = None
@@ -154,6 +156,8 @@ def fold(state: RankState, record: dict[str, Any]) -> None:
             state.digests.update(_mapping(record.get("digests")))
         case contract.KIND_RESULT:
             state.results.update(_mapping(record.get("values")))
+        case contract.KIND_LOST_CHECKPOINT if _is_number(record.get("step")):
+            state.lost_checkpoints.setdefault(int(record["step"]), str(record.get("reason")))
         case contract.KIND_DONE:
             state.phase = Phase.DONE
         case _:

@@ -108,7 +108,7 @@ class _RankRun:
             run_dir=self.run_dir,
             rank=self.rank,
             start=world.start,
-            note=lambda text: records.write(contract.KIND_NOTE, text=text),
+            lose=lambda step, reason: records.write(contract.KIND_LOST_CHECKPOINT, step=step, reason=reason),
         )
 
     def fail(self, error: BaseException) -> NoReturn:

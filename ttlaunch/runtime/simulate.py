@@ -125,7 +125,7 @@ def _checkpoints(
         run_dir=run_dir,
         rank=rank,
         start=world.start,
-        note=lambda text: records.write(contract.KIND_NOTE, text=text),
+        lose=lambda step, reason: records.write(contract.KIND_LOST_CHECKPOINT, step=step, reason=reason),
     )
 
 

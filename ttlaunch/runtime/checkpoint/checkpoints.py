@@ -52,7 +52,7 @@ class Checkpoints:
         run_dir: Path,
         rank: Rank,
         start: Mapping[str, Any] | None = None,
-        note: Callable[[str], None],
+        lose: Callable[[int, str], None],
     ) -> None:
         """Look at what the run begins from; nothing is read.
 
@@ -61,13 +61,13 @@ class Checkpoints:
             run_dir: Below which shards are written.
             rank: Whose shards they are.
             start: `World.start`.
-            note: Says something to the user.
+            lose: Told the step of a checkpoint that is missing, and why.
         """
         self.steps_done = int(start["step"]) if start else 0
         self._cfg = cfg
         self._rank = rank
         self._start = start
-        self._note = note
+        self._lose = lose
         self._writer = ShardWriter(run_dir)
         self._image: ShardImage | None = None
         self._imaged: HasParameters | None = None
@@ -126,7 +126,7 @@ class Checkpoints:
         if error is not None and self._cfg.on_error == "stop":
             raise error
         if error is not None:
-            self._note(f"this checkpoint is missing: {error}")
+            self._lose(error.step, error.reason)
 
     def finish(self) -> None:
         """Wait until nothing is being written any more; call when the role is done."""

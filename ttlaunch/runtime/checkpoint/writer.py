@@ -24,7 +24,16 @@ _PIECE = 16 * 1024 * 1024
 
 
 class CheckpointWriteError(TtlaunchError):
-    """A shard could not be written."""
+    """A shard could not be written.
+
+    Attributes:
+        step: Of the checkpoint.
+        reason: File and what is wrong with it.
+    """
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(f"step {step}: {reason}")
+        self.step, self.reason = step, reason
 
 
 @dataclass(frozen=True)
@@ -80,9 +89,9 @@ class ShardWriter:
             write_shard(path, image, shard=shard, copied=copied)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            self._error = CheckpointWriteError(f"step {shard.step}: {path}: {reason}")
+            self._error = CheckpointWriteError(shard.step, f"{path}: {reason}")
         except BaseException as error:  # noqa: BLE001 - a thread that dies in silence would lose the reason
-            self._error = CheckpointWriteError(f"step {shard.step}: {path}: {error!r}")
+            self._error = CheckpointWriteError(shard.step, f"{path}: {error!r}")
         finally:
             copied.set()
 
