@@ -76,7 +76,9 @@ def test_every_layout_begins_with_the_bits_of_the_file(exported, tmp_path, layou
     [
         (lambda weights: weights.pop("blocks.1.feed_forward_in.bias"), "no `blocks.1.feed_forward_in.bias` in {path}"),
         (
-            lambda weights: weights.update({"blocks.2.x": weights["head.norm.bias"].clone(), "zz": weights["head.norm.bias"].clone()}),
+            lambda weights: weights.update(
+                {"blocks.2.x": weights["head.norm.bias"].clone(), "zz": weights["head.norm.bias"].clone()}
+            ),
             "`blocks.2.x` of {path} is no parameter of this model, nor is another tensor of it",
         ),
         (
