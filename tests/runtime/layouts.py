@@ -1,6 +1,5 @@
 """Every layout of every synchronous recipe in one process, for tests that compare them bit for bit."""
 
-import json
 from collections import defaultdict
 from pathlib import Path
 
@@ -41,7 +40,9 @@ class Trained:
         """All records of a kind, rank by rank."""
         paths = [self.run_dir / contract.progress_file(rank) for rank in range(self.size)]
         found = [
-            json.loads(line) | {"rank": rank} for rank, p in enumerate(paths) for line in p.read_text().splitlines()
+            contract.read_record(line) | {"rank": rank}
+            for rank, p in enumerate(paths)
+            for line in p.read_text().splitlines()
         ]
         return [record for record in found if record["kind"] == kind]
 
