@@ -33,7 +33,7 @@ class FinishedRun:
 
     def records(self, rank, kind=None):
         path = self.run_dir / contract.progress_file(rank)
-        records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        records = [contract.read_record(line) for line in path.read_text().splitlines()] if path.exists() else []
         return [record for record in records if kind in {None, record["kind"]}]
 
     def all_records(self, kind):
