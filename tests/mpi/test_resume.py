@@ -172,7 +172,7 @@ def test_killed_while_saving_the_run_goes_on_to_the_same_bits(tmp_path, undistur
         time.sleep(0.05)
     report, _ = training.run(after, "--resume", "latest")
     assert ("done", undisturbed) == (report["status"], report["parameters_sha256"])
-    assert report["began_from"]["step"] in {8, 16, 24}
+    assert report["began_from"]["step"] in {8, 16, 24, 30}  # 30 where the machine let training end before it was killed
 
 
 def test_a_run_that_has_nothing_left_to_train_says_so_and_nothing_else(tmp_path):
