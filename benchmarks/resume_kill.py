@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+_STAGES = "multihost_config: {{pipeline_parallel_config: {{blocks_per_rank: {}}}}}\n"
 SECTIONS = """\
 training_config: {steps: 60, batch_size: 4, micro_batch_size: 1, validation_sequences: 4, validation_interval: 1000}
 transformer_config: {num_blocks: 4, num_heads: 2, embedding_dim: 128, max_sequence_length: 16, dropout_prob: 0.1}
@@ -40,12 +41,8 @@ LAYOUTS = {
     "two tiers": ("hierarchical_parallel", 3, "multihost_config: {num_workers: 2}\n"),
     "three tiers": ("hierarchical_parallel", 4, "multihost_config: {num_workers: 2}\n"),
     "data parallel": ("data_parallel", 3, "multihost_config: {num_workers: 3}\n"),
-    "two stages": ("pipeline_parallel", 2, "multihost_config: {pipeline_parallel_config: {blocks_per_rank: [2, 2]}}\n"),
-    "four stages": (
-        "pipeline_parallel",
-        4,
-        "multihost_config: {pipeline_parallel_config: {blocks_per_rank: [1, 1, 1, 1]}}\n",
-    ),
+    "two stages": ("pipeline_parallel", 2, _STAGES.format([2, 2])),
+    "four stages": ("pipeline_parallel", 4, _STAGES.format([1, 1, 1, 1])),
 }
 LONGEST_S = 300.0
 

@@ -124,7 +124,7 @@ class _Bench:
             pass
 
     def _left(self) -> list[str]:
-        folders = [self._cluster.path(host, "/root/.ttlaunch/releases") for host in self._cluster.hosts]
+        folders = [self._folder_on(host) / "releases" for host in self._cluster.hosts]
         names = [path.name for folder in folders for path in folder.iterdir()]
         return [name for name in names if len(name.removesuffix(".lock")) != 64]
 
@@ -154,13 +154,17 @@ class _Bench:
         if process.returncode:
             sys.exit(f"a sync that nobody killed ended with status {process.returncode}:\n{said}")
 
+    def _folder_on(self, host: str) -> Path:
+        """Where ttlaunch keeps code on a host, as this machine sees it."""
+        return self._cluster.path(host, self._cluster.environment(host)["HOME"]) / ".ttlaunch"
+
     def _current(self, host: str) -> Tree:
         """The current project; the link is read once, as by a run: it may change while we read the files."""
-        folder = self._cluster.path(host, "/root/.ttlaunch")
+        folder = self._folder_on(host)
         return _read_tree(folder / (folder / "current").readlink() / "project")
 
     def _judge(self, host: str, before: Tree) -> str:
-        releases = self._cluster.path(host, "/root/.ttlaunch/releases")
+        releases = self._folder_on(host) / "releases"
         for release in releases.iterdir():
             if len(release.name) == 64:
                 entries = read_manifest(bytes(release))
