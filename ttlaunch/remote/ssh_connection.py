@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import paramiko
-from paramiko.common import MSG_CHANNEL_REQUEST
+from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_REQUEST
 
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.remote.attempt import Attempt, Closable, close_all
@@ -174,7 +174,7 @@ def _start(settings: HostSettings, stream: socket.socket | paramiko.Channel, att
 
 
 class _Transport(paramiko.Transport):
-    """Keeps its failures to itself, and remembers by which signal a command ended."""
+    """Keeps its failures to itself, and remembers by which signal a command ended and that the host said so."""
 
     def run(self) -> None:
         with contextlib.suppress(Exception):
@@ -185,6 +185,7 @@ class _Transport(paramiko.Transport):
         self._channel_handler_table: dict[int, Any] = {
             **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]  # noqa: SLF001
             MSG_CHANNEL_REQUEST: _note_request,
+            MSG_CHANNEL_CLOSE: _note_close,
         }
 
 
@@ -250,3 +251,9 @@ def _too_slow(name: str, attempt: Attempt, settings: HostSettings | None) -> Hos
     trouble, reason = reasons[attempt.phase]
     reason = f"jump host {attempt.via}: {reason}" if attempt.via else reason
     return HostError(name, trouble, reason, hints=(settings.try_by_hand(),) if settings else ())
+
+
+def _note_close(channel: paramiko.Channel, message: paramiko.Message) -> None:
+    """In place of the channel's own method: a channel also closes, earlier than the connection, when that breaks."""
+    channel.closed_by_host = True  # type: ignore[attr-defined]
+    channel._handle_close(message)  # type: ignore[attr-defined]  # noqa: SLF001

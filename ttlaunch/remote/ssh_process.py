@@ -138,8 +138,13 @@ class SshProcess:
         )
 
     def _no_longer_reads(self, error: Exception) -> NoReturn:
-        alive = self._channel.get_transport().is_active()
-        reason = "the command no longer reads its input" if alive else self._why_lost()
+        closed_here = self._killed or not self._channel.closed
+        alive = closed_here or getattr(self._channel, "closed_by_host", False)
+        reason = (
+            "the command no longer reads its input"
+            if alive and self._channel.get_transport().is_active()
+            else self._why_lost()
+        )
         raise HostError(self._host, Trouble.LOST, reason) from error
 
     def _keep_stderr(self) -> None:
