@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -31,7 +32,9 @@ class Attended:
             "lock": str(folder / "lock"),
             "files": {"plan.json": "{}", "start": "exec true\n"},
         }
-        self.stream = start_script(self.transport, "attend", arguments=self.arguments, timeout_s=DEADLINE_S)
+        self.stream = start_script(
+            self.transport, "attend", beside=("run_processes",), arguments=self.arguments, timeout_s=DEADLINE_S
+        )
         self.first = self.stream.expect(timeout_s=DEADLINE_S)[0]
         self.processes = []
 
@@ -119,6 +122,16 @@ def test_an_end_kills_what_still_runs_and_counts_it(attended):
     assert sorted(path.name for path in run.folder.iterdir()) == ["plan.json", "start"]
 
 
+def test_a_signal_reaches_the_ranks_and_nothing_else_of_the_run(attended):
+    run = attended()
+    rank, other = run.start(), run.start()
+    run.write("records/rank-0.progress.jsonl", json.dumps({"pid": rank.pid, "shim_pid": os.getpid()}).encode() + b"\n")
+    run.until("file")
+    run.stream.send({"kind": "signal", "number": signal.SIGUSR1}, timeout_s=DEADLINE_S)
+    assert rank.wait(DEADLINE_S) == -signal.SIGUSR1
+    assert other.poll() is None
+
+
 def test_processes_of_other_runs_are_left_alone(attended):
     run, other = attended(), attended(run_id="run-12")
     process = other.start()
@@ -138,7 +151,9 @@ def test_a_lost_connection_ends_the_run_on_the_host(attended):
 def test_a_shim_that_vanishes_without_a_record_is_reported_once(attended):
     run = attended()
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    run.write("records/rank-3.progress.jsonl", json.dumps({"shim_pid": int(gone.stdout)}).encode() + b"\n")
+    run.write(
+        "records/rank-3.progress.jsonl", json.dumps({"pid": 4194304, "shim_pid": int(gone.stdout)}).encode() + b"\n"
+    )
     assert run.until("lost_shim")[-1][0]["rank"] == 3
     later = run.until("alive")
     assert [header["kind"] for header, _ in later if header["kind"] == "lost_shim"] == []
@@ -147,7 +162,7 @@ def test_a_shim_that_vanishes_without_a_record_is_reported_once(attended):
 def test_a_shim_that_wrote_its_record_is_not_lost(attended):
     run = attended()
     run.write("records/rank-3.exit.json", b"{}")
-    run.write("records/rank-3.progress.jsonl", b'{"shim_pid": 4194304}\n')
+    run.write("records/rank-3.progress.jsonl", b'{"pid": 4194304, "shim_pid": 4194304}\n')
     assert "lost_shim" not in {header["kind"] for header, _ in run.until("alive")}
 
 

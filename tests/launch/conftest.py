@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.launch.process import run_processes
+from ttlaunch.agent.run_processes import run_processes
 
 
 def wait_until(condition, *, within_s, what):

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.launch.process import run_processes
+from ttlaunch.agent.run_processes import run_processes
 
 pytestmark = pytest.mark.mpi
 

@@ -4,7 +4,7 @@ It makes the run's folder, keeps the code from being pruned, sends home what shi
 and in the end kills whatever still carries the run's id. When the connection ends, for whatever reason, so does the run
 on this host: nobody would be left to tell the user what it does.
 
-Frames to it: `end` (finish, sweep, leave). Frames from it: `ready`, `file` (a piece of a file), `lost_shim`, `alive`
+Frames to it: `signal` (send `number` to every rank), `end` (finish, sweep, leave). Frames from it: `ready`, `file` (a piece of a file), `lost_shim`, `alive`
 (once a second), `ended`. Python 3.9 and the standard library only.
 """
 
@@ -22,6 +22,7 @@ import sys
 import time
 
 from ttlaunch import contract
+from ttlaunch.agent.run_processes import is_gone, kill_run_processes, processes_of_runs, signal_process
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _prune(runs: str) -> None:
         return
     ids = sorted(name for name in os.listdir(runs) if os.path.isdir(os.path.join(runs, name)))
     old = ids[:-_KEPT_RUNS]
-    alive = {run_id for _, run_id in _runs_of_processes()} if old else set()
+    alive = {run_id for _, run_id in processes_of_runs()} if old else set()
     for run_id in old:
         if run_id not in alive:
             shutil.rmtree(os.path.join(runs, run_id), ignore_errors=True)
@@ -128,7 +129,10 @@ def _attend(run: _Run) -> bool:
                 frame = contract.read_frame(lambda size: os.read(stdin.fileno(), size))
             except (EOFError, ValueError):
                 return False
-            return frame is not None and frame[0].get("kind") == "end"
+            if frame is None or frame[0].get("kind") == "end":
+                return frame is not None
+            if frame[0].get("kind") == "signal":
+                run.signal_ranks(int(frame[0]["number"]))
         run.send_new()
         for rank in run.lost_shims():
             _send({"kind": "lost_shim", "rank": rank, "time": time.time()})
@@ -151,6 +155,7 @@ class _Run:
         self._folder = folder
         self._sent: dict[str, int] = {}
         self._shims: dict[int, int] = {}  # rank to the process id of its shim
+        self._ranks: dict[int, int] = {}  # rank to its own process id
 
     def send_new(self) -> None:
         """Send what has been added to logs and progress, and records and shards that have appeared."""
@@ -190,98 +195,40 @@ class _Run:
                     if not piece:
                         break
                     _send({"kind": "file", "name": name, "offset": offset, "whole": whole}, piece)
-                    self._note_shim(name, piece)
+                    self._note_pids(name, piece)
                     offset += len(piece)
         except FileNotFoundError:
             return
         self._sent[name] = offset
 
-    def _note_shim(self, name: str, piece: bytes) -> None:
-        """Learn a shim's process id from the first line of its rank's progress."""
+    def _note_pids(self, name: str, piece: bytes) -> None:
+        """Learn the process ids of a rank and its shim from the first line of the rank's progress."""
         if not name.endswith(".progress.jsonl") or self._sent.get(name):
             return
         try:
             rank = int(name.rpartition("rank-")[2].partition(".")[0])
-            self._shims[rank] = int(json.loads(piece.split(b"\n", 1)[0])["shim_pid"])
+            started = json.loads(piece.split(b"\n", 1)[0])
+            self._shims[rank], self._ranks[rank] = (int(started[name]) for name in ("shim_pid", "pid"))
         except (ValueError, KeyError, TypeError):
             return
 
     def lost_shims(self) -> list[int]:
         """Ranks whose shim is gone without having written how its rank ended, each reported once."""
-        lost = [rank for rank, pid in self._shims.items() if _is_gone(pid)]
+        lost = [rank for rank, pid in self._shims.items() if is_gone(pid)]
         for rank in lost:
             del self._shims[rank]
         return [rank for rank in lost if not os.path.exists(os.path.join(self._folder, contract.exit_file(rank)))]
 
     def sweep(self) -> list[int]:
-        """Kill what still carries the run's id, ranks before daemons of MPI, and say which ones.
+        """Kill what still carries the run's id, and say which processes."""
+        return kill_run_processes(self._id, moment_s=_MOMENT_S)
 
-        A process is pinned by a descriptor before its environment is read again, so a process id that was given to
-        somebody else in between is never signalled.
-        """
-        deadline = time.monotonic() + _MOMENT_S
-        while self._processes() and time.monotonic() < deadline:
-            time.sleep(_TICK_S / 2)
-        killed: list[int] = []
-        while True:
-            remaining = [pid for pid in self._processes() if pid not in killed]
-            if not remaining:
-                return killed
-            for pid in sorted(remaining, key=_is_daemon):
-                self._kill(pid)
-                killed.append(pid)
-
-    def _kill(self, pid: int) -> None:
-        try:
-            if hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal"):
-                descriptor = os.pidfd_open(pid)
-                try:
-                    if pid in self._processes():
-                        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                finally:
-                    os.close(descriptor)
-            else:
-                os.kill(pid, signal.SIGKILL)
-        except OSError:
-            return
-
-    def _processes(self) -> list[int]:
-        return [pid for pid, run_id in _runs_of_processes() if run_id == self._id]
+    def signal_ranks(self, number: int) -> None:
+        """Send a signal to every rank that has been started here, and to nothing else."""
+        for pid in self._ranks.values():
+            signal_process(pid, number, run_id=self._id)
 
     def remove_collected(self) -> None:
         """Remove logs and records: the launching machine has them."""
         for directory in (contract.LOGS_DIR, contract.RECORDS_DIR, contract.CHECKPOINTS_DIR):
             shutil.rmtree(os.path.join(self._folder, directory), ignore_errors=True)
-
-
-def _runs_of_processes() -> list[tuple[int, str]]:
-    """Every process that belongs to a run of ours, with the run's id, as far as we may see."""
-    needle = contract.ENV_RUN_ID.encode() + b"="
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                environment = file.read()
-        except OSError:
-            continue
-        ids = [entry[len(needle) :] for entry in environment.split(b"\0") if entry.startswith(needle)]
-        found += [(int(name), run_id.decode("utf-8", "replace")) for run_id in ids]
-    return found
-
-
-def _is_gone(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] in {"Z", "X"}
-    except OSError:
-        return True
-
-
-def _is_daemon(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read().strip() in {"prted", "orted", "mpirun", "prterun", "prte"}
-    except OSError:
-        return False

@@ -48,7 +48,7 @@ def main() -> int:
     """Run one rank; the exit status is the rank's, or 128 + signal."""
     _die_with_parent()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     try:
         plan_path = os.path.abspath(sys.argv[1])

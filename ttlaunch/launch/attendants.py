@@ -63,7 +63,12 @@ def start_attendants(
 
     def start(transport: Transport) -> Attendant:
         stream = start_script(
-            transport, "attend", arguments=arguments[transport.host], pythons=pythons, timeout_s=_START_S
+            transport,
+            "attend",
+            beside=("run_processes",),
+            arguments=arguments[transport.host],
+            pythons=pythons,
+            timeout_s=_START_S,
         )
         frame = stream.receive(timeout_s=_START_S)
         if frame is None:
@@ -93,6 +98,11 @@ class HostsCrew:
     def losses(self, ranks: Sequence[RankState]) -> Losses:  # noqa: ARG002 - attendants know by themselves
         shims = {rank: when for one in self._attendants for rank, when in one.lost_shims.items()}
         return Losses(shims, dict(self._lost))
+
+    def signal_ranks(self, ranks: Sequence[RankState], number: int) -> None:  # noqa: ARG002 - attendants know them
+        for one in self._attendants:
+            with contextlib.suppress(HostError):
+                one.stream.send({"kind": "signal", "number": number}, timeout_s=1.0)
 
     def end(self) -> int:
         """Tell every attendant to finish, at once, and wait until the last one has or is given up."""

@@ -3,11 +3,10 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
+from ttlaunch.agent.run_processes import is_gone, kill_run_processes, signal_process
 from ttlaunch.errors import HostError
-from ttlaunch.launch.process import kill_run_processes
 from ttlaunch.launch.watch import RankState
 
 
@@ -46,6 +45,9 @@ class Crew(Protocol):
     def losses(self, ranks: Sequence[RankState]) -> Losses:
         """What has been lost so far."""
 
+    def signal_ranks(self, ranks: Sequence[RankState], number: int) -> None:
+        """Send a signal to every rank that has been started, past mpirun; returns without waiting for what it does."""
+
     def end(self) -> int:
         """Kill whatever still belongs to the run, collect what it wrote, and say how many processes were killed."""
 
@@ -65,17 +67,14 @@ class LocalCrew:
         """A shim that is gone without having written how its rank ended was killed itself."""
         for state in ranks:
             pid = state.started.get("shim_pid")
-            if pid and state.exit is None and _is_gone(int(pid)):
+            if pid and state.exit is None and is_gone(int(pid)):
                 self._lost.setdefault(state.row.rank, time.time())
         return Losses(self._lost, {})
 
+    def signal_ranks(self, ranks: Sequence[RankState], number: int) -> None:
+        for state in ranks:
+            if state.started.get("pid") and state.exit is None:
+                signal_process(int(state.started["pid"]), number, run_id=self._run_id)
+
     def end(self) -> int:
         return len(kill_run_processes(self._run_id))
-
-
-def _is_gone(pid: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return True
-    return status.rpartition(")")[2].split()[0] in {"Z", "X"}

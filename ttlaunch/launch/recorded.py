@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.agent.run_processes import run_processes
 from ttlaunch.launch.books import Book, read_books
-from ttlaunch.launch.process import run_processes
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.traffic import Settlement, settle
 from ttlaunch.launch.watch import RankState, Watch

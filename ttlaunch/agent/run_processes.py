@@ -1,0 +1,101 @@
+"""Find, signal and end the processes of a run on the machine where this runs: those that carry its id, and no others.
+
+Nothing is ever found by its name. A process is pinned by a descriptor before its environment is read again, so a process
+id that was given to somebody else in between is never signalled. Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from ttlaunch import contract
+
+_LOOK_AGAIN_S = 0.02
+_DAEMONS = {"prted", "orted", "mpirun", "prterun", "prte"}
+
+
+def run_processes(run_id: str) -> list[int]:
+    """Process ids whose environment carries the run's id, as far as we may see; our own process never does."""
+    return sorted(pid for pid, found in processes_of_runs() if found == run_id)
+
+
+def processes_of_runs() -> list[tuple[int, str]]:
+    """Every process that belongs to a run of ours, with the run's id, as far as we may see."""
+    needle = contract.ENV_RUN_ID.encode() + b"="
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        environment = _environment(int(name))
+        ids = [entry[len(needle) :] for entry in environment.split(b"\0") if entry.startswith(needle)]
+        found += [(int(name), run_id.decode("utf-8", "replace")) for run_id in ids]
+    return found
+
+
+def signal_process(pid: int, number: int, *, run_id: str) -> bool:
+    """Send a signal to a process if it still belongs to the run; says whether it was sent."""
+    try:
+        if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
+            if _belongs(pid, run_id):
+                os.kill(pid, number)
+                return True
+            return False
+        descriptor = os.pidfd_open(pid)
+        try:
+            if not _belongs(pid, run_id):
+                return False
+            signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def kill_run_processes(run_id: str, *, moment_s: float = 0.5) -> list[int]:
+    """Kill every process that carries the run's id, ranks before daemons of MPI, and say which ones.
+
+    Those that have just been told to end get a moment first.
+    """
+    deadline = time.monotonic() + moment_s
+    while run_processes(run_id) and time.monotonic() < deadline:
+        time.sleep(_LOOK_AGAIN_S)
+    killed: list[int] = []
+    while True:
+        remaining = [pid for pid in run_processes(run_id) if pid not in killed]
+        if not remaining:
+            return killed
+        for pid in sorted(remaining, key=_is_daemon):
+            signal_process(pid, signal.SIGKILL, run_id=run_id)
+            killed.append(pid)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, even if nobody has waited for it yet."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in {"Z", "X"}
+    except OSError:
+        return True
+
+
+def _belongs(pid: int, run_id: str) -> bool:
+    return f"{contract.ENV_RUN_ID}={run_id}".encode() in _environment(pid).split(b"\0")
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _is_daemon(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip() in _DAEMONS
+    except OSError:
+        return False
