@@ -114,7 +114,7 @@ class Attempt:
 
     def result(self) -> tuple[dict[str, Any] | None, str]:
         """The report, if the run came to its end, and what it said."""
-        from ttlaunch.launch.process import run_processes
+        from ttlaunch.agent.run_processes import run_processes
 
         out, err = self.process.communicate(timeout=LONGEST_S)
         run = self.run_folder
