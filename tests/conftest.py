@@ -12,12 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from sysconfig import get_path
 
+import hypothesis
 import pytest
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
 pytest_plugins = ["tests.cluster.loopback"]
+hypothesis.settings.register_profile(
+    "shared", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)  # a machine that others use too says nothing about how fast a property is
+hypothesis.settings.load_profile("shared")
 MUST_RUN = "ALL_TESTS_MUST_RUN"
 """Set to 1, as in CI, a test that would be skipped for want of a program fails instead."""
 

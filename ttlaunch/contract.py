@@ -73,6 +73,7 @@ TRACE_FILE = "trace.json"  # the timelines of all ranks in one, in Chrome's form
 SIMULATION_FILE = "simulation.json"  # of `ttlaunch simulate`: what is wrong with messages, and how many went where
 LOGS_DIR = "logs"
 RECORDS_DIR = "records"
+STACKS_DIR = "stacks"
 
 
 def stdout_file(rank: int) -> str:
@@ -83,6 +84,11 @@ def stdout_file(rank: int) -> str:
 def stderr_file(rank: int) -> str:
     """The rank's standard error, byte for byte, relative to the run folder."""
     return f"{LOGS_DIR}/rank-{rank}.stderr"
+
+
+def stacks_file(rank: int) -> str:
+    """What every thread of the rank was doing, each time it was sent SIGUSR2; empty if it never was."""
+    return f"{STACKS_DIR}/rank-{rank}.txt"
 
 
 def progress_file(rank: int) -> str:
@@ -252,7 +258,10 @@ def read_frame(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes] | N
     text, body = _read_all(read, header_length), _read_all(read, body_length)
     if text is None or body is None:
         raise EOFError("the stream ended within a frame")
-    header = json.loads(text)
+    try:
+        header = json.loads(text)
+    except RecursionError:
+        header = None
     if not isinstance(header, dict):
         raise ValueError(f"not a frame: {lengths!r}")  # noqa: TRY004 - the stream is wrong, not the caller
     return header, body

@@ -132,7 +132,7 @@ def _attend(run: _Run) -> bool:
             if frame is None or frame[0].get("kind") == "end":
                 return frame is not None
             if frame[0].get("kind") == "signal":
-                run.signal_ranks(int(frame[0]["number"]))
+                run.signal_ranks(frame[0].get("number"))
         run.send_new()
         for rank in run.lost_shims():
             _send({"kind": "lost_shim", "rank": rank, "time": time.time()})
@@ -159,7 +159,7 @@ class _Run:
 
     def send_new(self) -> None:
         """Send what has been added to logs and progress, and records and shards that have appeared."""
-        for directory in (contract.LOGS_DIR, contract.RECORDS_DIR):
+        for directory in (contract.LOGS_DIR, contract.RECORDS_DIR, contract.STACKS_DIR):
             try:
                 names = sorted(os.listdir(os.path.join(self._folder, directory)))
             except OSError:
@@ -223,12 +223,14 @@ class _Run:
         """Kill what still carries the run's id, and say which processes."""
         return kill_run_processes(self._id, moment_s=_MOMENT_S)
 
-    def signal_ranks(self, number: int) -> None:
-        """Send a signal to every rank that has been started here, and to nothing else."""
+    def signal_ranks(self, number: Any) -> None:
+        """Send a signal to every rank that has been started here, and to nothing else; what is no signal is ignored."""
+        if not isinstance(number, int) or number not in set(signal.Signals):
+            return
         for pid in self._ranks.values():
             signal_process(pid, number, run_id=self._id)
 
     def remove_collected(self) -> None:
         """Remove logs and records: the launching machine has them."""
-        for directory in (contract.LOGS_DIR, contract.RECORDS_DIR, contract.CHECKPOINTS_DIR):
+        for directory in (contract.LOGS_DIR, contract.RECORDS_DIR, contract.STACKS_DIR, contract.CHECKPOINTS_DIR):
             shutil.rmtree(os.path.join(self._folder, directory), ignore_errors=True)

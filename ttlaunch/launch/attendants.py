@@ -6,7 +6,6 @@ not know where its ranks ran. An attendant that falls silent, or whose connectio
 
 import contextlib
 import os
-import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch.errors import HostError, Trouble
+from ttlaunch.launch.attendant_frames import AttendantEnded, FilePiece, ShimLost, parse_attendant_frame
 from ttlaunch.launch.crew import Losses, LostHost
 from ttlaunch.launch.relay import Relay
 from ttlaunch.launch.run_folder import RunFolder
@@ -28,7 +28,6 @@ _START_S = 10.0
 _SILENCE_S = 10.0  # an attendant says something every second
 _END_S = 8.0
 _TICK_S = 0.1
-_FILE = re.compile(r"(?:logs|records|checkpoints/step-[0-9]+\.tmp)/rank-[0-9]+\.[a-z.]+\Z")
 
 
 @dataclass
@@ -89,6 +88,7 @@ class HostsCrew:
         self._relay = relay
         self._folder = folder
         self._lost: dict[str, LostHost] = {}
+        self._unwritable: OSError | None = None
         for one in attendants:
             threading.Thread(target=self._listen, args=(one,), daemon=True).start()
 
@@ -96,6 +96,9 @@ class HostsCrew:
         return self._relay.settings(engine_name)
 
     def losses(self, ranks: Sequence[RankState]) -> Losses:  # noqa: ARG002 - attendants know by themselves
+        unwritable, self._unwritable = self._unwritable, None
+        if unwritable is not None:
+            raise unwritable
         shims = {rank: when for one in self._attendants for rank, when in one.lost_shims.items()}
         return Losses(shims, dict(self._lost))
 
@@ -127,6 +130,10 @@ class HostsCrew:
                 self._take(one, *one.stream.expect(timeout_s=_SILENCE_S))
         except HostError as error:
             self._note_lost(one, error)
+        except ValueError as error:
+            self._note_lost(one, HostError(one.host, Trouble.SCRIPT, f"what came from it is {error}"))
+        except OSError as error:
+            self._unwritable = error
         finally:
             one.ended.set()
 
@@ -135,27 +142,29 @@ class HostsCrew:
 
     def _take(self, one: Attendant, header: dict[str, Any], body: bytes) -> None:
         one.last_heard = time.time()
-        match header.get("kind"):
-            case "file" if _FILE.match(str(header["name"])):
-                write_piece(self._folder.file(header["name"]), header, body)
-            case "lost_shim":
-                one.lost_shims.setdefault(int(header["rank"]), float(header["time"]) - one.clock_offset_s)
-            case "ended":
-                one.killed = int(header["killed"])
-            case _:
-                return
+        match parse_attendant_frame(header):
+            case FilePiece() as piece:
+                write_piece(self._folder.file(piece.name), piece, body)
+            case ShimLost(rank, seen):
+                one.lost_shims.setdefault(rank, seen - one.clock_offset_s)
+            case AttendantEnded(killed):
+                one.killed = killed
 
 
-def write_piece(path: Path, header: Mapping[str, Any], body: bytes) -> None:
-    """Write a piece of a host's file to its place here; records that appear whole there appear whole here."""
+def write_piece(path: Path, piece: FilePiece, body: bytes) -> None:
+    """Write a piece of a host's file to its place here; records that appear whole there appear whole here.
+
+    Raises:
+        OSError: The disk here is full, or the like.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if header.get("whole"):
+    if piece.whole:
         unfinished = path.with_name(f"{path.name}.tmp")
         unfinished.write_bytes(body)
         unfinished.replace(path)
         return
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
-        os.pwrite(descriptor, body, int(header["offset"]))
+        os.pwrite(descriptor, body, piece.offset)
     finally:
         os.close(descriptor)

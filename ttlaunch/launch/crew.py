@@ -43,7 +43,11 @@ class Crew(Protocol):
         """Further environment for mpirun."""
 
     def losses(self, ranks: Sequence[RankState]) -> Losses:
-        """What has been lost so far."""
+        """What has been lost so far.
+
+        Raises:
+            OSError: What ranks on other hosts write can no longer be kept here; said once.
+        """
 
     def signal_ranks(self, ranks: Sequence[RankState], number: int) -> None:
         """Send a signal to every rank that has been started, past mpirun; returns without waiting for what it does."""

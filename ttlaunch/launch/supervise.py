@@ -72,8 +72,7 @@ def supervise(
         finally:
             end_mpirun(process, patience_s=_AFTER_TERM_S)
             leftovers = crew.end()
-            _finish(checkpoints, ending)
-            _notice_losses(watch, ending, crew)
+            _finish(checkpoints, watch, ending, crew)
             _pass_on(watch, view)
             lost.notice(watch.ranks, checkpoints.lost)
     report = conclude(plan, folder, watch, ending, process.returncode, time.monotonic() - started, leftovers)
@@ -108,9 +107,10 @@ def _loop(
     _pass_on(watch, view)
 
 
-def _finish(checkpoints: CheckpointKeeper, ending: Ending) -> None:
+def _finish(checkpoints: CheckpointKeeper, watch: Watch, ending: Ending, crew: Crew) -> None:
     try:
         checkpoints.finish()
+        _notice_losses(watch, ending, crew)
     except OSError as error:
         ending.failure = ending.failure or folder_failure(error)
 
