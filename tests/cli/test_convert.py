@@ -50,7 +50,7 @@ def test_a_file_is_not_overwritten_unless_forced(run, tmp_path):
     result = run("mgd.yaml", "new.textproto")
     assert (result.exit_code, result.stderr) == (
         2,
-        "error: new.textproto exists already; `--force` overwrites it\n",
+        "error[P009]: new.textproto exists already\n\nhint: `--force` overwrites it\n\n",
     )
     assert (tmp_path / "new.textproto").read_text() == "mine"
     assert run("mgd.yaml", "new.textproto", "--force").exit_code == 0
@@ -75,16 +75,16 @@ def test_a_missing_file_is_a_mistake(run):
     [
         (
             ("mgd.yaml", "new"),
-            "the name new does not say which version to write; end it with .yaml or .textproto, or give `--to`",
+            "P009]: the name new does not say which version to write\n\nhint: end it with .yaml or .textproto, or give `--to`",
         ),
-        (("mgd.yaml", "a.yaml", "--to", "textproto"), "`--to textproto` contradicts the name a.yaml"),
-        (("mgd.yaml", "-", "--to", "json"), "`--to json` is not a version; `yaml` or `textproto` was expected"),
-        (("mgd.yaml", "missing/a.yaml"), "missing/a.yaml cannot be written: no such file or directory"),
+        (("mgd.yaml", "a.yaml", "--to", "textproto"), "P009]: `--to textproto` contradicts the name a.yaml"),
+        (("mgd.yaml", "-", "--to", "json"), "P009]: `--to json` is not a version; `yaml` or `textproto` was expected"),
+        (("mgd.yaml", "missing/a.yaml"), "P032]: missing/a.yaml cannot be written: no such file or directory"),
     ],
 )
 def test_a_command_line_that_makes_no_sense_is_refused(run, arguments, message):
     result = run(*arguments)
-    assert (result.exit_code, result.stderr) == (2, f"error: {message}\n")
+    assert (result.exit_code, result.stderr) == (2, f"error[{message}\n\n")
 
 
 def test_what_is_lost_is_said(run):

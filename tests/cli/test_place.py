@@ -145,3 +145,10 @@ def test_a_descriptor_far_away_is_named_by_its_whole_path(ttlaunch, star, here, 
     ttlaunch(f"place {HIERARCHY} --on star --write {far}")
     assert f"mesh_graph_desc_path: {star / 'mgd.yaml'}\n" in (far / "rank_bindings.yaml").read_text()
     shutil.rmtree(Path(far))
+
+
+def test_a_folder_for_files_that_cannot_be_made_is_refused(ttlaunch, here, star):
+    (here / "taken").touch()
+    answer = ttlaunch(f"place {HIERARCHY} --on star --write taken/new")
+    message = "error[P032]: taken/new cannot be written: not a directory\n\n"
+    assert (2, message) == (answer.status, answer.stderr)

@@ -52,7 +52,7 @@ def test_json_is_the_plan_file(ttlaunch, here):
 def test_a_place_that_cannot_be_written_is_one_line(ttlaunch, here):
     (here / "taken").touch()
     answer = ttlaunch("plan fabric_minimal --write taken")
-    assert (answer.status, answer.stderr) == (2, "error: taken cannot be written: file exists\n")
+    assert (answer.status, answer.stderr) == (2, "error[P032]: taken cannot be written: file exists\n\n")
 
 
 def test_warnings_do_not_keep_a_plan_from_being_made(ttlaunch):

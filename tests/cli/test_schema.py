@@ -115,3 +115,13 @@ def test_an_unknown_recipe_has_no_schema(refused):
 
 def test_an_unknown_file_has_no_schema(ttlaunch):
     assert 2 == ttlaunch("schema hosts").status
+
+
+def test_a_folder_for_schemas_that_cannot_be_made_is_refused(ttlaunch, here):
+    (here / "taken").touch()
+    answer = ttlaunch("schema --write taken")
+    assert (2, "", "error[P032]: taken cannot be written: file exists\n\n") == (
+        answer.status,
+        answer.stdout,
+        answer.stderr,
+    )

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from ttlaunch.cli.console import leave, show_diagnostics
-from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.cli.console import refuse, refuse_file, show_diagnostics
+from ttlaunch.diagnostics import Diagnostic, Format, shown
 
 if TYPE_CHECKING:
     from ttlaunch.diagnostics.span import Source
@@ -33,29 +33,29 @@ def convert(
     form: Annotated[Format, typer.Option("--format", help="full, concise or json, for mistakes.")] = Format.FULL,
 ) -> None:
     """Convert a mesh graph descriptor between YAML (version 1) and textproto (version 2); older YAML becomes newer."""
-    from ttlaunch.cli.console import refuse
     from ttlaunch.diagnostics import has_errors
     from ttlaunch.topology.convert import convert as convert_descriptor
     from ttlaunch.topology.convert import version_of
 
     if to not in {None, "yaml", "textproto"}:
-        _stop(f"`--to {to}` is not a version; `yaml` or `textproto` was expected")
+        _refuse(f"`--to {shown(to)}` is not a version; `yaml` or `textproto` was expected", form)
     source, found = _source(read)
     if source is None or has_errors(found):
         refuse(found, form=form)
     own = version_of(source)
     wanted = _SUFFIXES.get(Path(write).suffix.lower()) if write != "-" else None
     if wanted and to and wanted != to:
-        _stop(f"`--to {to}` contradicts the name {write}")
+        _refuse(f"`--to {to}` contradicts the name {shown(write)}", form)
     if write != "-" and not wanted and not to:
-        _stop(f"the name {write} does not say which version to write; end it with .yaml or .textproto, or give `--to`")
+        message = f"the name {shown(write)} does not say which version to write"
+        _refuse(message, form, hint="end it with .yaml or .textproto, or give `--to`")
     target: Literal["yaml", "textproto"] = "yaml" if own == "textproto" else "textproto"
     target = wanted or ("yaml" if to == "yaml" else "textproto" if to == "textproto" else target)
     result = convert_descriptor(source, to=target)
     if result.text is None:
         refuse(found + result.diagnostics, form=form)
     show_diagnostics(found + result.diagnostics, form=Format.FULL if form is Format.JSON else form)
-    _write(write, result.text, force=force)
+    _write(write, result.text, force=force, form=form)
     sys.stderr.write("".join(f"note: {note}\n" for note in result.notes))
     if write != "-":
         sys.stdout.write(f"wrote {write}\n")
@@ -69,7 +69,7 @@ def _source(name: str) -> "tuple[Source | None, list[Diagnostic]]":
     return read_source(Path(name), codes=TOPOLOGY, what=_WHAT)
 
 
-def _write(name: str, text: str, *, force: bool) -> None:
+def _write(name: str, text: str, *, force: bool, form: Format) -> None:
     if name == "-":
         sys.stdout.write(text)
         return
@@ -78,11 +78,10 @@ def _write(name: str, text: str, *, force: bool) -> None:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        _stop(f"{name} exists already; `--force` overwrites it")
-    except (OSError, ValueError) as error:
-        _stop(f"{name} cannot be written: {(getattr(error, 'strerror', None) or str(error)).lower()}")
+        _refuse(f"{shown(name)} exists already", form, hint="`--force` overwrites it")
+    except OSError as error:
+        refuse_file(path, error, form=form)
 
 
-def _stop(message: str) -> NoReturn:
-    sys.stderr.write(f"error: {message}\n")
-    leave(2)
+def _refuse(message: str, form: Format, *, hint: str = "") -> NoReturn:
+    refuse([Diagnostic("P009", message, hints=(hint,) if hint else ())], form=form)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ttlaunch.cli.console import leave, show_diagnostics
+from ttlaunch import contract
+from ttlaunch.cli.console import leave, print_json, refuse_file, show_diagnostics
 from ttlaunch.diagnostics import Diagnostic, Format, did_you_mean, listed, shown
 
 EXAMPLES = """\
@@ -57,16 +58,17 @@ def init(
             Diagnostic("P009", f"{target} exists already; nothing was written", hints=("choose another name",))
         )
     if mistakes or isinstance(parsed, Diagnostic):
-        show_diagnostics(mistakes, form=Format.FULL if form is Format.JSON else form)
-        leave(2)
+        show_diagnostics(mistakes, form=form)
+        if form is Format.JSON:
+            print_json({"diagnostics": [mistake.as_json() for mistake in mistakes]})
+        leave(contract.STATUS_USAGE)
     files = scaffold(name, parsed, device_shape=(int(rows), int(columns)), arch=arch)
     try:
         target.mkdir(parents=True)
         for file_name, text in files.items():
             (target / file_name).write_text(text, encoding="utf-8")
     except OSError as error:
-        sys.stderr.write(f"error: {target} cannot be written: {(error.strerror or str(error)).lower()}\n")
-        leave(2)
+        refuse_file(target, error, form=form)
     sys.stdout.write("".join(f"wrote {target / file_name}\n" for file_name in files))
     where = name if folder == Path("configurations") else str(target)
     sys.stdout.write(f"check it with: ttlaunch validate {shlex.quote(where)}\n")

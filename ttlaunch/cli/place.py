@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics, use_colour
+from ttlaunch.cli.console import print_json, refuse, refuse_file, show_diagnostics, use_colour
 from ttlaunch.cli.describe import Request, describe
 from ttlaunch.cli.options import (
     ConfigFile,
@@ -182,8 +182,7 @@ def _write(found: "Description", proposal: "Proposal", folder: Path, form: Forma
             (folder / name).write_text(text, encoding="utf-8")
         _copy_cluster(found.topology, folder)
     except OSError as error:
-        sys.stderr.write(f"error: {folder} cannot be written: {(error.strerror or str(error)).lower()}\n")
-        leave(2)
+        refuse_file(folder, error, form=form)
 
 
 def _copy_cluster(topology: "Topology", folder: Path) -> None:

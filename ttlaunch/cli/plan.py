@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ttlaunch.cli.after_dashes import is_command
-from ttlaunch.cli.console import leave, print_json, use_colour
+from ttlaunch.cli.console import print_json, refuse_file, use_colour
 from ttlaunch.cli.describe import Request
 from ttlaunch.cli.options import (
     Arguments,
@@ -132,8 +132,7 @@ def _write(plan: "LaunchPlan", folder: Path, form: Format) -> None:
     try:
         paths = write_plan(plan, folder)
     except OSError as error:
-        sys.stderr.write(f"error: {folder} cannot be written: {(error.strerror or str(error)).lower()}\n")
-        leave(2)
+        refuse_file(folder, error, form=form)
     if form is not Format.JSON:
         where = "" if plan.engine.by_hand is None else ", on hosts that all see this folder under the same path"
         sys.stdout.write(f"wrote {len(paths)} files; start it with: sh {shlex.quote(str(paths[-1]))}{where}\n")

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from ttlaunch.cli.console import leave, print_json, show_diagnostics
+from ttlaunch.cli.console import leave, print_json, refuse_file, show_diagnostics
 from ttlaunch.cli.options import complete_recipes
 from ttlaunch.diagnostics import Diagnostic, Format
 
@@ -101,7 +101,7 @@ def copy(
     try:
         shutil.copytree(found.folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
     except OSError as error:
-        _refuse(Diagnostic("P009", f"{folder} cannot be written: {error.strerror or error}"), Format.FULL)
+        refuse_file(folder, error, form=Format.FULL)
     sys.stdout.write(f"copied {found.name} to {folder}\nrun it with: ttlaunch run {shlex.quote(str(folder))}\n")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ttlaunch.cli.console import leave, print_json, refuse
+from ttlaunch.cli.console import print_json, refuse, refuse_file
 from ttlaunch.cli.options import complete_recipes
 from ttlaunch.diagnostics import Diagnostic, Format
 
@@ -110,8 +110,7 @@ def _write(schemas: dict[str, dict[str, Any]], folder: Path) -> None:
         for path, content in zip(paths, schemas.values(), strict=True):
             path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
-        sys.stderr.write(f"error: {folder} cannot be written: {(error.strerror or str(error)).lower()}\n")
-        leave(2)
+        refuse_file(folder, error, form=Format.FULL)
     sys.stdout.write("".join(f"wrote {path}\n" for path in paths))
     sys.stdout.write("\nAn editor with a YAML language server uses one if the first line of a file names it:\n")
     sys.stdout.write(f"  # yaml-language-server: $schema={paths[0].resolve()}\n")

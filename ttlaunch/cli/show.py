@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics
+from ttlaunch.cli.console import print_json, refuse, refuse_file, show_diagnostics
 from ttlaunch.cli.describe import Request, describe
 from ttlaunch.cli.options import (
     ConfigFile,
@@ -99,8 +99,7 @@ def _write(scene: "Scene", path: Path, form: Format) -> None:
     try:
         path.write_text(render_svg(scene), encoding="utf-8")
     except OSError as error:
-        sys.stderr.write(f"error: {path} cannot be written: {(error.strerror or str(error)).lower()}\n")
-        leave(2)
+        refuse_file(path, error, form=form)
     if form is not Format.JSON:
         sys.stdout.write(f"wrote {path}\n")
 
