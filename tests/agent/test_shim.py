@@ -142,6 +142,12 @@ def test_a_signal_is_recorded_as_a_signal(shim):
     assert (ended.exit["status"], ended.exit["signal"]) == (None, signal.SIGSEGV)
 
 
+def test_a_kill_by_hand_is_none_of_the_kernels(shim):
+    record = shim("import os, signal; os.kill(os.getpid(), signal.SIGKILL)").exit
+    assert (record["signal"], record["oom_kills"]) == (signal.SIGKILL, 0)
+    assert record["memory_limit_bytes"] > record["peak_memory_bytes"] > 1_000_000
+
+
 def test_a_recipe_rank_that_leaves_with_status_0_too_early_is_a_failure(shim, here):
     command = [sys.executable, str(here / "program.py")]
     ended = shim("pass", plan=plan_for(here, command, recipe={"name": "mine"}))

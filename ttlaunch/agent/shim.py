@@ -3,8 +3,8 @@
     mpirun -n 4 … python -I -S shim.py plan.json
 
 It reads its row of the plan, sets the whole environment before the rank's interpreter starts (so that nothing shows
-on a command line and `LD_LIBRARY_PATH` works), copies the rank's output to files byte for byte and, line by line with
-the rank's name in front, to its own output, and writes down how the rank ended. A killed shim takes its rank with it,
+on a command line and `LD_LIBRARY_PATH` works), copies the rank's output to files byte for byte and, if it was started by
+hand, line by line with the rank's name in front to its own output, and writes down how the rank ended. A killed shim takes its rank with it,
 and a killed mpirun its shims. mpirun signals whole process groups, so the shim forwards nothing.
 
 Python 3.9 and the standard library only, about 15 ms.
@@ -19,29 +19,27 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, _PACKAGE_PARENT)
 from ttlaunch import contract  # noqa: E402 - the path above makes it importable without site-packages
+from ttlaunch.agent.rank_output import RankOutput  # noqa: E402
+from ttlaunch.agent.rank_records import RankRecords  # noqa: E402
 
 sys.path.remove(_PACKAGE_PARENT)
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import IO, Any
+    from typing import Any
 
     Record = dict[str, Any]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_CHUNK = 65536
-_LONGEST_LINE = 65536  # longer ones are passed on in pieces; the files have them whole
 _OUTPUT_GRACE_S = 1.0
 _LEFT_EARLY = 1
 _SHIM_FAILED = 70
-_RESERVED = 4096
 
 
 def main() -> int:
@@ -74,7 +72,7 @@ def rank_environment(
     environment.update(contract.fill_references({**plan["environment"], **row["environment"]}, inherited))
     environment.update(
         {
-            contract.ENV_RUN_ID: inherited.get(contract.ENV_RUN_ID, "by-hand"),
+            contract.ENV_RUN_ID: inherited.get(contract.ENV_RUN_ID, contract.BY_HAND),
             contract.ENV_RUN_DIR: run_folder,
             contract.ENV_PLAN: plan_path,
             contract.ENV_RANK: str(row["rank"]),
@@ -102,41 +100,27 @@ def _own_row(plan: Record) -> Record:
 
 def _run_rank(plan: Record, row: Record, plan_path: str, run_folder: str) -> int:
     rank = row["rank"]
-    started = time.time()
+    records = RankRecords(run_folder, plan, rank)
     try:
         process = _start(plan, rank_environment(plan, row, os.environ, run_folder, plan_path))
     except (OSError, LookupError) as error:
         wrong = getattr(error, "filename", None) or plan["rank_command"][0]
         text = f"{error.strerror or error}: {wrong}" if isinstance(error, OSError) else str(error)
         print(f"rank {rank} cannot be started: {text}", file=sys.stderr)
-        _write_json(run_folder, contract.exit_file(rank), {"rank": rank, "time": time.time(), "start_error": text})
+        records.not_started(text)
         return _SHIM_FAILED
-    _append_started(run_folder, rank, process.pid, started)
-    _reserve(run_folder, contract.exit_file(rank))
-    copies = [
-        _copy(process.stdout, os.path.join(run_folder, contract.stdout_file(rank)), 1, row),
-        _copy(process.stderr, os.path.join(run_folder, contract.stderr_file(rank)), 2, row),
-    ]
+    records.started(process.pid)
+    output = RankOutput(run_folder, row, pass_on=os.environ.get(contract.ENV_RUN_ID, contract.BY_HAND) == contract.BY_HAND)
+    copies = [output.copy(process.stdout, 1), output.copy(process.stderr, 2)]
     _, wait_status, usage = os.wait4(process.pid, 0)
-    ended = time.time()
-    code = os.WTERMSIG(wait_status) if os.WIFSIGNALED(wait_status) else 0
-    status = os.WEXITSTATUS(wait_status)
-    early = status == 0 and not code and plan["recipe"] is not None and not _is_done(run_folder, rank)
-    record = {
-        "rank": rank,
-        "pid": process.pid,
-        "started": started,
-        "time": ended,
-        "status": None if code else status,
-        "signal": code or None,
-        "left_early": early,
-        "left_behind": _kill_descendants(),
-        "peak_memory_bytes": usage.ru_maxrss * 1024,
-    }
-    _write_json(run_folder, contract.exit_file(rank), record)
+    ending = records.ending(process.pid, wait_status, usage)
+    ending["left_behind"] = _kill_descendants()
+    records.ended(ending)
     for thread in copies:
         thread.join(_OUTPUT_GRACE_S)
-    return 128 + code if code else _LEFT_EARLY if early else status
+    if ending["signal"]:
+        return 128 + int(ending["signal"])
+    return _LEFT_EARLY if ending["left_early"] else int(ending["status"])
 
 
 def _start(plan: Record, environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -148,8 +132,15 @@ def _start(plan: Record, environment: dict[str, str]) -> subprocess.Popen[bytes]
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         close_fds=False,  # the descriptors of mpirun's process-management interface must reach the rank
-        preexec_fn=_die_with_parent,
+        preexec_fn=_begin_rank,
     )
+
+
+def _begin_rank() -> None:
+    """What the rank must not inherit from the shim, which outlives every signal to stop: how INT and TERM are taken."""
+    _die_with_parent()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _die_with_parent() -> None:
@@ -188,107 +179,6 @@ def _children() -> list[int]:
             return [int(pid) for pid in file.read().split()]
     except OSError:
         return []
-
-
-def _copy(stream: IO[bytes] | None, path: str, descriptor: int, row: Record) -> threading.Thread:
-    """Start a thread that copies a stream to a file byte for byte and to `descriptor` line by line."""
-    prefix = f"rank {row['rank']} {row['role']} | ".encode()
-
-    assert stream is not None  # noqa: S101 - both streams are pipes
-
-    def pump() -> None:
-        rest = b""
-        log = _open_log(path)
-        while True:
-            data = os.read(stream.fileno(), _CHUNK)
-            if not data:
-                break
-            log = _append(log, data)
-            *lines, rest = (rest + data).split(b"\n")
-            if len(rest) > _LONGEST_LINE:
-                lines, rest = [*lines, rest], b""
-            _forward(descriptor, b"".join(prefix + line + b"\n" for line in lines))
-        if rest:
-            _forward(descriptor, prefix + rest + b"\n")
-        if log is not None:
-            os.close(log)
-
-    thread = threading.Thread(target=pump, daemon=True)
-    thread.start()
-    return thread
-
-
-def _open_log(path: str) -> int | None:
-    try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    except OSError as error:
-        print(f"ttlaunch shim: {path} cannot be written: {error.strerror}", file=sys.stderr)
-        return None
-
-
-def _append(log: int | None, data: bytes) -> int | None:
-    """Write to a log; once its disk is full the rank goes on without it instead of waiting for ever."""
-    try:
-        while log is not None and data:
-            data = data[os.write(log, data) :]
-    except OSError as error:
-        print(f"ttlaunch shim: a log can no longer be written: {error.strerror}", file=sys.stderr)
-        return None
-    return log
-
-
-def _forward(descriptor: int, data: bytes) -> None:
-    """Pass output on to mpirun; when mpirun no longer listens the files still have everything."""
-    try:
-        while data:
-            data = data[os.write(descriptor, data) :]
-    except OSError:
-        return
-
-
-def _append_started(run_folder: str, rank: int, pid: int, started: float) -> None:
-    record = {
-        "kind": contract.KIND_STARTED,
-        "time": started,
-        "pid": pid,
-        "shim_pid": os.getpid(),
-        "host": os.uname().nodename,
-    }
-    try:
-        with open(os.path.join(run_folder, contract.progress_file(rank)), "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-    except OSError as error:
-        print(f"ttlaunch shim: records cannot be written: {error.strerror}", file=sys.stderr)
-
-
-def _is_done(run_folder: str, rank: int) -> bool:
-    """Whether the rank's role returned: the last thing a healthy rank writes is its `done` record."""
-    try:
-        with open(os.path.join(run_folder, contract.progress_file(rank)), "rb") as file:
-            lines = file.read().splitlines()
-        return any(json.loads(line).get("kind") == contract.KIND_DONE for line in lines[-3:])
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def _reserve(run_folder: str, name: str) -> None:
-    """Take room on the disk for a record while there is some, so that the rank's end is known on a full disk too."""
-    try:
-        with open(os.path.join(run_folder, name) + ".tmp", "wb") as file:
-            file.write(b" " * _RESERVED)
-    except OSError as error:
-        print(f"ttlaunch shim: records cannot be written: {error.strerror}", file=sys.stderr)
-
-
-def _write_json(run_folder: str, name: str, record: Record) -> None:
-    path = os.path.join(run_folder, name)
-    text = json.dumps(record).encode().ljust(_RESERVED)  # spaces at its end are part of no JSON
-    try:
-        with open(os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
-            file.write(text)
-        os.replace(path + ".tmp", path)
-    except OSError as error:
-        print(f"ttlaunch shim: {path} cannot be written: {error.strerror}", file=sys.stderr)
 
 
 if __name__ == "__main__":

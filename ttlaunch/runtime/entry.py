@@ -7,9 +7,11 @@ status 0 after the role has returned everywhere, else an error record, the trace
 import faulthandler
 import json
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -34,9 +36,22 @@ def main() -> None:
     faulthandler.enable()
     rank_run = _RankRun(os.environ)
     try:
-        rank_run.run()
+        with _stacks_on_demand(rank_run.run_dir / contract.stacks_file(rank_run.rank)):
+            rank_run.run()
     except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt end a rank just as early
         rank_run.fail(error)
+
+
+@contextmanager
+def _stacks_on_demand(path: Path) -> Iterator[None]:
+    """Write what all threads are doing to a file at every SIGUSR2, also while the main thread waits in MPI or in C."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab", buffering=0) as file:
+        faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
+        try:
+            yield
+        finally:
+            faulthandler.unregister(signal.SIGUSR2)
 
 
 class WorldSizeError(RuntimeError):

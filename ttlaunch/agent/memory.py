@@ -1,0 +1,79 @@
+"""What the kernel itself says about memory where a rank runs: whom it has killed for it, and how much there was to have.
+
+A rank that the kernel killed for memory ends with the same signal as one that somebody killed by hand. The kernel counts
+its own kills, for each control group and for the machine, and a difference between a rank's start and its end tells the
+two apart. Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+
+_CONTROL_GROUPS = "/sys/fs/cgroup"
+_UNLIMITED = 1 << 60
+
+
+def oom_kills(*, root: str = "/") -> int | None:
+    """How often the kernel has killed for want of memory in our control group, or in the machine where no group counts.
+
+    None if the kernel does not say.
+    """
+    for folder in _folders(root):
+        for name in ("memory.events", "memory.oom_control"):  # of version 2, of version 1
+            count = _entry(os.path.join(folder, name), "oom_kill")
+            if count is not None:
+                return count
+    return _entry(os.path.join(root, "proc/vmstat"), "oom_kill")
+
+
+def memory_limit(*, root: str = "/") -> int | None:
+    """The bytes that our control group may have, or that the machine has; None if neither is known."""
+    total = _entry(os.path.join(root, "proc/meminfo"), "MemTotal:")
+    limits = [None if total is None else total * 1024]
+    top = os.path.join(root, _CONTROL_GROUPS[1:])
+    for lowest in _folders(root):
+        folder = lowest
+        while len(folder) >= len(top):
+            limits += [_number(os.path.join(folder, name)) for name in ("memory.max", "memory.limit_in_bytes")]
+            folder = os.path.dirname(folder)
+    return min((limit for limit in limits if limit is not None and limit < _UNLIMITED), default=None)
+
+
+def _folders(root: str) -> list[str]:
+    """Where the files of our control group may lie: under its own path, or at the top where a container hides the path."""
+    folders = []
+    top = os.path.join(root, _CONTROL_GROUPS[1:])
+    try:
+        with open(os.path.join(root, "proc/self/cgroup"), encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers or "memory" in controllers.split(","):
+            mounts = [os.path.join(top, "memory")] if controllers else [top, os.path.join(top, "unified")]
+            folders += [os.path.normpath(mount + path) for mount in mounts]
+            folders += mounts
+    return folders
+
+
+def _entry(path: str, name: str) -> int | None:
+    """The number behind a name in a file of names and numbers."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                words = line.split()
+                if len(words) > 1 and words[0] == name:
+                    return int(words[1])
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def _number(path: str) -> int | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return int(file.read())
+    except (OSError, ValueError):  # `max`, or no such file
+        return None

@@ -1,0 +1,106 @@
+"""What the shim writes down about its rank for the launcher: its start, a line of progress, and how it ended.
+
+A record of the end is written whole or not at all, on a disk that has filled up meanwhile too. Python 3.9 and the standard
+library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+from ttlaunch import contract
+from ttlaunch.agent.memory import memory_limit, oom_kills
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from resource import struct_rusage
+    from typing import Any
+
+    Record = dict[str, Any]
+
+_RESERVED = 4096
+
+
+class RankRecords:
+    """The records of one rank."""
+
+    def __init__(self, run_folder: str, plan: Record, rank: int) -> None:
+        self._folder = run_folder
+        self._rank = rank
+        self._is_recipe = plan["recipe"] is not None
+        self._started = time.time()
+        self._oom_kills = oom_kills()
+
+    def started(self, pid: int) -> None:
+        """The rank's process is there; also takes room on the disk for the record of its end while there is some."""
+        record = {
+            "kind": contract.KIND_STARTED,
+            "time": self._started,
+            "pid": pid,
+            "shim_pid": os.getpid(),
+            "host": os.uname().nodename,
+        }
+        try:
+            with open(self._path(contract.progress_file(self._rank)), "a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+            with open(self._path(contract.exit_file(self._rank)) + ".tmp", "wb") as reserved:
+                reserved.write(b" " * _RESERVED)
+        except OSError as error:
+            print(f"ttlaunch shim: records cannot be written: {error.strerror}", file=sys.stderr)
+
+    def not_started(self, reason: str) -> None:
+        """The rank's process could not be made."""
+        self._write({"rank": self._rank, "time": time.time(), "start_error": reason})
+
+    def ending(self, pid: int, wait_status: int, usage: struct_rusage) -> Record:
+        """How the rank ended, as of now.
+
+        `oom_kills` is how often the kernel has killed for want of memory meanwhile, wherever it counts for this rank;
+        `memory_limit_bytes` is told with it.
+        """
+        ended = time.time()
+        code = os.WTERMSIG(wait_status) if os.WIFSIGNALED(wait_status) else 0
+        status = os.WEXITSTATUS(wait_status)
+        kills = (oom_kills() or 0) - (self._oom_kills or 0) if status or code else 0
+        return {
+            "rank": self._rank,
+            "pid": pid,
+            "started": self._started,
+            "time": ended,
+            "status": None if code else status,
+            "signal": code or None,
+            "left_early": status == 0 and not code and self._is_recipe and not self._is_done(),
+            "peak_memory_bytes": usage.ru_maxrss * 1024,
+            "oom_kills": kills,
+            "memory_limit_bytes": memory_limit() if kills or code == signal.SIGKILL else None,
+        }
+
+    def ended(self, record: Record) -> None:
+        """Write the record of the end, for the launcher to find it whole."""
+        self._write(record)
+
+    def _is_done(self) -> bool:
+        """Whether the rank's role returned: the last thing a healthy rank writes is its `done` record."""
+        try:
+            with open(self._path(contract.progress_file(self._rank)), "rb") as file:
+                lines = file.read().splitlines()
+            return any(json.loads(line).get("kind") == contract.KIND_DONE for line in lines[-3:])
+        except (OSError, ValueError, AttributeError):
+            return False
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, name)
+
+    def _write(self, record: Record) -> None:
+        path = self._path(contract.exit_file(self._rank))
+        text = json.dumps(record).encode().ljust(_RESERVED)  # spaces at its end are part of no JSON
+        try:
+            with open(os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
+                file.write(text)
+            os.replace(path + ".tmp", path)
+        except OSError as error:
+            print(f"ttlaunch shim: {path} cannot be written: {error.strerror}", file=sys.stderr)
