@@ -1,6 +1,8 @@
 """`ttlaunch simulate`: the bits of a real run in one process, and the mistakes of a recipe with the lines they stand in."""
 
+import errno
 import json
+from pathlib import Path
 
 import pytest
 
@@ -175,6 +177,44 @@ def test_a_simulation_never_writes_into_a_folder_that_is_there(ttlaunch, here):
     (here / "kept").mkdir()
     answer = ttlaunch("simulate hierarchical_parallel --keep kept")
     assert (2, "error[P009]: kept exists already\n\n") == (answer.status, answer.stderr)
+
+
+@pytest.fixture
+def full_when(monkeypatch):
+    """`full_when(words)`: the disk is full for this process once such words are in the path that is written."""
+
+    def arrange(words):
+        write = Path.write_text
+
+        def write_text(path, *arguments, **options):
+            if words in str(path):
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+            return write(path, *arguments, **options)
+
+        monkeypatch.setattr(Path, "write_text", write_text)
+
+    return arrange
+
+
+def test_a_manifest_that_cannot_be_written_fails_the_simulation(ttlaunch, here, full_when):
+    full_when("manifest.json")
+    line = f"simulate hierarchical_parallel --ranks 4 {settings(SMALL)} --keep kept"
+    answer = ttlaunch(f"{line} --format json")
+    (found,) = json.loads(answer.stdout)["diagnostics"]
+    assert (1, "R010", "failed") == (answer.status, found["code"], json.loads(answer.stdout)["status"])
+    assert "the run folder can no longer be used: no space left on device" == found["message"]
+    assert [f"{here}/kept/checkpoints/step-8.tmp/manifest.json: no space left on device"] == found["notes"]
+    answer = ttlaunch(f"{line}-again --set checkpoint_config.on_error=continue")
+    assert (0, True) == (answer.status, "warning[R032]: step 8 has no checkpoint" in answer.stderr)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_folder_that_takes_no_files_is_refused(ttlaunch, full_when, keep):
+    full_when("plan.json")
+    name = "kept" if keep else "the folder for temporary files (`TMPDIR`)"
+    answer = ttlaunch("simulate fabric_minimal" + " --keep kept" * keep)
+    message = f"error[P032]: {name} cannot be written: no space left on device\n\n"
+    assert (2, message) == (answer.status, answer.stderr)
 
 
 def test_a_folder_to_keep_that_cannot_be_made_is_refused(ttlaunch, here):

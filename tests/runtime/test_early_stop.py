@@ -72,6 +72,21 @@ def test_its_state_survives_a_checkpoint_and_a_message():
     assert EarlyStop(None).state() is None
 
 
+def strict_json(text):
+    """What a reader of any language makes of it: JSON has no infinity."""
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_before_any_improvement_its_state_is_json_too_and_means_the_same():
+    before = stop()
+    observed(before, [math.nan])
+    stored = strict_json(json.dumps(before.state()))
+    assert {"best": None, "misses": 1, "step": 0} == stored
+    after = EarlyStop(TrainingConfig.model_validate({"validation_interval": 2, "early_stop_patience": 2}), state=stored)
+    assert [math.inf, 1.0, 0.0] == after.values()
+    assert [False, False, True] == observed(after, [5.0, 5.0, 5.0], first=2)
+
+
 def test_perplexity_is_the_exponential_of_the_loss():
     assert math.exp(2.5) == perplexity(2.5)
     assert math.inf == perplexity(1000.0)
@@ -126,13 +141,37 @@ def test_every_layout_ends_at_the_same_step_with_the_same_bits(alone, tmp_path, 
         assert [state] * len(states[step]) == states[step]
 
 
+@pytest.mark.parametrize("layout", ["single", "three tiers", "two pipelines"])
+def test_a_checkpoint_before_the_first_validation_that_counts_is_json_and_goes_on(tmp_path, layout):
+    """Early stopping is switched on with the resume at step 4, where the validation is one that no whole run has."""
+    training = (
+        SMALL["training_config"]
+        | {"validation_interval": 3, "steps": 20, "learning_rate": 1e-6}
+        | {"early_stop_patience": 2}
+    )
+    config = SMALL | {"training_config": training, "checkpoint_config": {"interval": 1}}
+    off = config | {"training_config": training | {"early_stop_patience": None, "steps": 4}}
+    first = train("single", tmp_path / "first", off, data=None, saves=True)
+    second = train(layout, tmp_path / "second", config, data=None, saves=True, start=start_at(first, 4))
+    assert None is start_at(second, 5)["state"]["early_stop"]["best"]
+    third = train("single", tmp_path / "third", config, data=None, start=start_at(second, 5))
+    assert second.sha256 == third.sha256
+    assert second.result("stopped early") == third.result("stopped early") is not None
+
+
+def start_at(run, step):
+    """What a plan says of a run's unfinished checkpoint."""
+    folder = run.run_dir / f"{contract.checkpoint_dir(step)}.tmp"
+    records = {int(p.stem.removeprefix("rank-")): strict_json(p.read_text()) for p in folder.glob("*.json")}
+    files = [
+        {"path": str(folder / contract.shard_file(r)), "sha256": record["sha256"]} for r, record in records.items()
+    ]
+    return {"origin": "here", "step": step, "state": records[min(records)]["state"], "files": files}
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_run_that_goes_on_ends_where_the_uninterrupted_one_did(alone, tmp_path, layout):
     """The checkpoint of step 5 is between two validations."""
-    folder = alone.run_dir / f"{contract.checkpoint_dir(5)}.tmp"
-    record = json.loads((folder / contract.shard_record(0)).read_text())
-    files = [{"path": str(folder / contract.shard_file(0)), "sha256": record["sha256"]}]
-    start = {"origin": "here", "step": 5, "state": record["state"], "files": files}
-    found = train(layout, tmp_path / "run", SMALL, data=None, start=start)
+    found = train(layout, tmp_path / "run", SMALL, data=None, start=start_at(alone, 5))
     assert alone.sha256 == found.sha256
     assert alone.result("stopped early") == found.result("stopped early")

@@ -115,18 +115,26 @@ def _carry_out(plan: "LaunchPlan", python: str, *, keep: Path | None, form: Form
 
     run_id = f"simulation-{secrets.token_hex(2)}"
     with contextlib.ExitStack() as stack:
-        if keep is None:
-            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ttl-simulation-")))
-        else:
-            path = keep.resolve()
-            try:
+        try:
+            if keep is None:
+                path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ttl-simulation-")))
+            else:
+                path = keep.resolve()
                 path.mkdir(parents=True)
-            except OSError as error:
-                refuse_file(keep, error, form=form)
+        except OSError as error:
+            refuse_file(_named(keep), error, form=form)
         view = stack.enter_context(make_view(plan, RunFolder(run_id, path), quiet=form is Format.JSON))
         stack.enter_context(terminated_as_interrupted())
         saves = keep is not None
-        return simulate(plan, path, python=python, environment=os.environ, view=view, run_id=run_id, saves=saves)
+        try:
+            return simulate(plan, path, python=python, environment=os.environ, view=view, run_id=run_id, saves=saves)
+        except OSError as error:
+            refuse_file(_named(keep), error, form=form)
+
+
+def _named(keep: Path | None) -> str:
+    """The folder of the records as the user knows it."""
+    return str(keep) if keep is not None else "the folder for temporary files (`TMPDIR`)"
 
 
 def _diagnostics(simulation: "Simulation") -> list[Diagnostic]:

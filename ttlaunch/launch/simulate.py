@@ -11,7 +11,7 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.launch.attribution import Failure, first_failure
 from ttlaunch.launch.checkpoints import complete_checkpoints
-from ttlaunch.launch.conclude import different_parameters
+from ttlaunch.launch.conclude import different_parameters, folder_failure
 from ttlaunch.launch.divergence import divergence
 from ttlaunch.launch.lost_checkpoints import LostCheckpoints
 from ttlaunch.launch.output import EVERY_LINE, MpirunOutput, View
@@ -66,39 +66,52 @@ def simulate(
         view: Told about everything as it happens.
         run_id: What the child's processes are known by.
         saves: Whether checkpoints are made, as in a run.
+
+    Raises:
+        OSError: The folder takes no files from the start; what it cannot take later is told as the run's failure.
     """
     folder = RunFolder(run_id, path)
     for name in (contract.LOGS_DIR, contract.RECORDS_DIR):
         folder.file(name).mkdir()
     write_plan(plan, folder.path)
     watch, started = Watch(plan, folder), time.monotonic()
-    lost, uncompleted = LostCheckpoints(view), dict[int, str]()
+    lost, uncompleted, broken = LostCheckpoints(view), dict[int, str](), None
     process = start_mpirun(
         [python, "-m", _MODULE, *(["--checkpoints"] if saves else [])],
         folder=Path(plan.working_folder),
         environment=_environment(plan, folder, environment),
     )
     try:
-        _follow(process, watch, folder, view)
-    finally:
-        end_mpirun(process, patience_s=_AFTER_TERM_S)
-    _pass_on(watch, view)
-    if saves:
-        config = plan.as_json()["config"].get("checkpoint_config") or {}
-        lose = uncompleted.setdefault if config.get("on_error") == "continue" else None
-        complete_checkpoints(folder.path, plan.as_json(), run_id=run_id, lose=lose)
+        try:
+            _follow(process, watch, folder, view)
+        finally:
+            end_mpirun(process, patience_s=_AFTER_TERM_S)
+        _pass_on(watch, view)
+        if saves:
+            _complete_checkpoints(plan, folder, uncompleted)
+    except OSError as error:
+        broken = folder_failure(error)
     lost.notice(watch.ranks, uncompleted)
-    simulation = _conclude(plan, folder, watch, process.returncode, time.monotonic() - started)
+    simulation = _conclude(plan, folder, watch, broken, process.returncode, time.monotonic() - started)
     report = replace(simulation.report, lost_checkpoints=lost.clean_up(folder.path))
     simulation = replace(simulation, report=report)
     view.tick(watch.ranks)
     return simulation
 
 
-def _conclude(plan: LaunchPlan, folder: RunFolder, watch: Watch, returncode: int, duration_s: float) -> Simulation:
+def _complete_checkpoints(plan: LaunchPlan, folder: RunFolder, uncompleted: dict[int, str]) -> None:
+    content = plan.as_json()
+    config = content["config"].get("checkpoint_config") or {}
+    lose = uncompleted.setdefault if config.get("on_error") == "continue" else None
+    complete_checkpoints(folder.path, content, run_id=folder.run_id, lose=lose)
+
+
+def _conclude(
+    plan: LaunchPlan, folder: RunFolder, watch: Watch, broken: Failure | None, returncode: int, duration_s: float
+) -> Simulation:
     said = _read(folder.file(contract.SIMULATION_FILE))
     findings = tuple(said.get("findings", ()))
-    failure = _failure(watch, returncode, findings)
+    failure = _failure(watch, broken, returncode, findings)
     if failure is None and not findings:
         failure = divergence(watch.ranks, plan.as_json()["config"])
     report = make_report(
@@ -142,9 +155,11 @@ def _pass_on(watch: Watch, view: View) -> None:
         view.record(state, record)
 
 
-def _failure(watch: Watch, returncode: int, findings: tuple[Mapping[str, Any], ...]) -> Failure | None:
+def _failure(
+    watch: Watch, broken: Failure | None, returncode: int, findings: tuple[Mapping[str, Any], ...]
+) -> Failure | None:
     """The first rank that failed by itself, or what is wrong with a simulation that nobody failed in."""
-    failure = first_failure(watch.ranks, lost_shims={}, ordered=False)
+    failure = first_failure(watch.ranks, lost_shims={}, ordered=False) or broken
     if failure is None and not findings and returncode != 0:
         how = f"was killed by signal {-returncode}" if returncode < 0 else f"ended with status {returncode}"
         failure = Failure("R003", None, None, None, None, f"the process of all ranks {how}", time.time())

@@ -27,7 +27,8 @@ class EarlyStop:
         self._training = training
         self.best, self.misses, self._step = math.inf, 0, -1
         if state:
-            self.take([state["best"], state["misses"], state["step"]])
+            best = math.inf if state["best"] is None else state["best"]
+            self.take([best, state["misses"], state["step"]])
 
     @property
     def is_on(self) -> bool:
@@ -64,8 +65,11 @@ class EarlyStop:
         return f"after step {self._step}: the validation loss has not fallen{amount} in {times}"
 
     def state(self) -> dict[str, Any] | None:
-        """For a checkpoint; None if training never ends early."""
-        return {"best": self.best, "misses": self.misses, "step": self._step} if self.is_on else None
+        """For a checkpoint, as JSON, where a `best` of None is infinite; None if training never ends early."""
+        if not self.is_on:
+            return None
+        best = self.best if math.isfinite(self.best) else None
+        return {"best": best, "misses": self.misses, "step": self._step}
 
     def values(self) -> list[float]:
         """What other ranks need to agree."""

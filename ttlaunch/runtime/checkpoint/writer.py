@@ -128,7 +128,7 @@ def write_shard(path: Path, image: ShardImage, *, shard: Shard, copied: threadin
     }
     own = path.with_name(contract.shard_record(shard.rank))
     unfinished = own.with_name(own.name + contract.UNFINISHED_SUFFIX)
-    unfinished.write_text(json.dumps(record), encoding="utf-8")
+    unfinished.write_text(json.dumps(record, allow_nan=False), encoding="utf-8")
     unfinished.replace(own)
 
 
