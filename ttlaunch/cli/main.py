@@ -21,6 +21,7 @@ from ttlaunch.cli import (
     prepare,
     recipes,
     report,
+    repro,
     run,
     schema,
     show,
@@ -41,6 +42,7 @@ app = typer.Typer(
     epilog="First run: [bold]ttlaunch run hierarchical_parallel[/bold]   What would happen: [bold]ttlaunch plan …[/bold]",
 )
 app.command("run", epilog=run.EXAMPLES, cls=CommandAfterDashes)(run.run)
+app.command("repro", epilog=repro.EXAMPLES)(repro.repro)
 app.command("plan", epilog=plan.EXAMPLES, cls=CommandAfterDashes)(plan.plan)
 app.command("simulate", epilog=simulate.EXAMPLES)(simulate.simulate)
 app.command("parity", epilog=parity.EXAMPLES)(parity.parity)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ttlaunch.cli.console import print_json, refuse, show_diagnostics
-from ttlaunch.diagnostics import Diagnostic, Format, shown
+from ttlaunch.cli.console import print_json, show_diagnostics
+from ttlaunch.cli.named_run import find_named_run, refuse_run
+from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
     from ttlaunch.launch.recorded import Recorded
@@ -51,19 +52,13 @@ def report(
 
 
 def _read(where: str, runs_dir: Path, *, form: Format) -> "Recorded":
-    from ttlaunch.launch.recorded import LATEST, find_run, read_run
+    from ttlaunch.launch.recorded import read_run
 
-    path = find_run(where, runs_folder=Path.cwd() / runs_dir, working_folder=Path.cwd())
-    if path is None:
-        message = f"there is no run in {shown(str(runs_dir))}"
-        if where != LATEST:
-            message = f"`{shown(where)}` names no run in {shown(str(runs_dir))} and no path to one"
-        refuse([Diagnostic("P030", message, hints=("`--runs-dir DIR` says where runs are",))], form=form)
+    path = find_named_run(where, runs_dir=runs_dir, form=form)
     try:
         return read_run(path)
     except (OSError, ValueError) as error:
-        reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
-        refuse([Diagnostic("P031", f"the run {path.name} cannot be read: {reason}")], form=form)
+        refuse_run(path, error, form=form)
 
 
 def _lines(recorded: "Recorded") -> list[str]:
@@ -99,7 +94,7 @@ def _concise_lines(recorded: "Recorded") -> list[str]:
 
 def _ended_by(recorded: "Recorded") -> str:
     """What ended the run, if it was not its last step."""
-    from ttlaunch.launch.attribution import Failure
+    from ttlaunch.launch.failure import Failure
 
     if recorded.report is None:
         if recorded.is_running:
@@ -107,7 +102,7 @@ def _ended_by(recorded: "Recorded") -> str:
         return "no report was written and none of its processes is here; its launcher was killed, or it runs elsewhere"
     failure = recorded.report.get("failure")
     if failure:
-        known = {name: failure.get(name) for name in ("code", "rank", "role", "host", "step", "cause")}
+        known = {name: failure.get(name) for name in ("code", "rank", "role", "host", "step", "cause", "when")}
         return f"{failure['code']}: {Failure(**known, time=None).message}"
     signals = {"interrupted": "Ctrl-C", "terminated": "SIGTERM"}
     return signals.get(recorded.status, "")

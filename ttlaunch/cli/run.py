@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,6 +30,7 @@ from ttlaunch.diagnostics import Diagnostic, Format
 if TYPE_CHECKING:
     from ttlaunch.cli.planning import Prepared
     from ttlaunch.cli.ready_here import Ready
+    from ttlaunch.launch.report import Report
 
 EXAMPLES = """\
 [bold]ttlaunch run hierarchical_parallel[/bold]   three tiers on this machine
@@ -98,10 +100,26 @@ def run(
 
         show_plan(prepared.plan, form=form)
         return
-    _carry_out(prepared, runs_dir=runs_dir, form=form, verbose=verbose)
+    leave(carry_out(prepared, runs_dir=runs_dir, form=form, verbose=verbose).exit_status)
 
 
-def _carry_out(prepared: "Prepared", *, runs_dir: Path, form: Format, verbose: bool) -> None:
+def carry_out(
+    prepared: "Prepared",
+    *,
+    runs_dir: Path,
+    form: Format,
+    verbose: bool,
+    judge: "Callable[[Report], Sequence[Diagnostic]]" = lambda _: (),
+) -> "Report":
+    """Start a plan, show it until it has ended, and say what came out; leaves if a host is not ready.
+
+    Args:
+        prepared: The checked plan.
+        runs_dir: Where run folders are made.
+        form: Of what is printed.
+        verbose: Whether notes are shown.
+        judge: What else is to be said of the result.
+    """
     from ttlaunch.cli.checkpoint_view import checkpoint_diagnostics
     from ttlaunch.cli.live import make_view
     from ttlaunch.cli.summary import failure_diagnostic, show_summary
@@ -131,13 +149,13 @@ def _carry_out(prepared: "Prepared", *, runs_dir: Path, form: Format, verbose: b
     failure, lost = failure_diagnostic(report, folder), checkpoint_diagnostics(report)
     is_done = report.status == "done"  # else the first thing named is what broke
     differences = traffic_diagnostics(report.traffic, [row.role for row in plan.ranks]) if is_done else []
-    found = [*([failure] if failure else []), *lost, *differences]
+    found = [*([failure] if failure else []), *lost, *differences, *judge(report)]
     if form is Format.JSON:
         print_json({**report.as_json(), "diagnostics": [diagnostic.as_json() for diagnostic in found]})
     else:
         show_summary(report, plan, folder, timeline=timeline, stream=sys.stdout)
         show_diagnostics(found, form=form)
-    leave(report.exit_status)
+    return report
 
 
 def _make_ready(prepared: "Prepared", *, form: Format, verbose: bool) -> "Ready":

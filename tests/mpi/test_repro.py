@@ -1,0 +1,128 @@
+"""`ttlaunch repro`: the same bits again, and never another program under an old run's name."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+TINY = """\
+training_config: {steps: 4, batch_size: 4, micro_batch_size: 2, validation_sequences: 4, data_path: book.txt}
+transformer_config: {num_blocks: 1, num_heads: 2, embedding_dim: 16, max_sequence_length: 16}
+multihost_config: {num_workers: 2}
+"""
+
+
+class Folder:
+    """A folder with a recipe and a text of its own, and a run of them."""
+
+    def __init__(self, path):
+        self.path = path
+        shutil.copytree(RECIPES / "data_parallel", path / "mine", ignore=shutil.ignore_patterns("__pycache__"))
+        (path / "book.txt").write_text("to be or not to be, that is the question\n" * 200)
+        (path / "train.yaml").write_text(TINY)
+
+    def ttlaunch(self, *words, at="."):
+        return subprocess.run(
+            [sys.executable, "-m", "ttlaunch", *words],
+            cwd=self.path / at,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "NO_COLOR": "1"},
+        )
+
+    def runs(self):
+        return sorted(path for path in (self.path / "runs").iterdir() if path.is_dir())
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A folder in which a run has come to its end."""
+    folder = Folder(tmp_path_factory.mktemp("repro"))
+    answer = folder.ttlaunch("run", "mine", "-n", "2", "-c", "train.yaml")
+    assert answer.returncode == 0, answer.stderr
+    return folder
+
+
+def test_a_repeated_run_gives_the_same_bits_from_any_folder(first):
+    (first.path / "elsewhere").mkdir()
+    (first.path / "train.yaml").write_text("training_config: {steps: 1}\n")  # the run's own copy counts
+    before = first.runs()
+    answer = first.ttlaunch("repro", str(before[0]), "--runs-dir", "../runs", at="elsewhere")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.splitlines()[-1] == f"  same bits as     {before[0].name}"
+    assert len(first.runs()) == len(before) + 1
+
+
+def test_other_bits_are_a_failure(first):
+    run = first.runs()[0]
+    report = json.loads((run / "report.json").read_text())
+    copy = first.path / "copies" / "run"
+    shutil.copytree(run, copy)
+    (copy / "report.json").write_text(json.dumps({**report, "parameters_sha256": "0" * 64}))
+    answer = first.ttlaunch("repro", "run", "--runs-dir", "copies")
+    assert answer.returncode == 1
+    assert answer.stderr.splitlines()[-2] == "error[R053]: other bits than run: its parameters had sha256 000000000000…"
+
+
+def test_another_recipe_is_refused_unless_asked_for(first, tmp_path):
+    folder = Folder(tmp_path)
+    shutil.copytree(first.runs()[0], tmp_path / "runs" / "run")
+    plan = json.loads((tmp_path / "runs/run/plan.json").read_text())
+    plan["recipe"]["folder"], plan["working_folder"] = str(tmp_path / "mine"), str(tmp_path)
+    (tmp_path / "runs/run/plan.json").write_text(json.dumps(plan))
+    trainer = tmp_path / "mine" / "trainer.py"
+    trainer.write_text(trainer.read_text() + "\n# a remark\n")
+    answer = folder.ttlaunch("repro")
+    assert answer.returncode == 3
+    first_line = answer.stderr.splitlines()[0]
+    assert first_line.startswith(
+        f"error[P033]: run cannot be repeated: the recipe in {tmp_path / 'mine'} has changed: its tree"
+    )
+    assert len(folder.runs()) == 1
+    answer = folder.ttlaunch("repro", "--with-changes")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stderr.splitlines()[0].startswith("warning[P033]: this is not run again: the recipe in ")
+    assert answer.stdout.splitlines()[-1] == "  same bits as     run"
+
+
+def test_another_text_is_refused(first, tmp_path):
+    shutil.copytree(first.path, tmp_path / "all")
+    run = next(path for path in sorted((tmp_path / "all/runs").iterdir()) if path.is_dir())
+    plan = json.loads((run / "plan.json").read_text())
+    plan["recipe"]["folder"], plan["working_folder"] = str(tmp_path / "all/mine"), str(tmp_path / "all")
+    (run / "plan.json").write_text(json.dumps(plan))
+    (tmp_path / "all/book.txt").write_text("something else entirely, and long enough\n" * 200)
+    folder = Folder.__new__(Folder)
+    folder.path = tmp_path / "all"
+    answer = folder.ttlaunch("repro", run.name)
+    assert answer.returncode == 3
+    assert answer.stderr.splitlines()[0].startswith(
+        f"error[P033]: {run.name} cannot be repeated: the text {first.path / 'book.txt'} has changed: its SHA-256"
+    )
+
+
+def test_a_program_is_repeated_with_its_arguments(first, tmp_path):
+    folder = Folder(tmp_path)
+    assert folder.ttlaunch("run", "-n", "2", "--", "sh", "-c", "echo $TTLAUNCH_RANK heard $0", "a b").returncode == 0
+    answer = folder.ttlaunch("repro")
+    assert answer.returncode == 0, answer.stderr
+    assert sorted(line for line in answer.stdout.splitlines() if "heard" in line) == [
+        f"rank {rank} rank | {rank} heard a b" for rank in range(2)
+    ]
+
+
+def test_a_folder_that_says_nothing_is_refused(first):
+    broken = first.path / "broken" / "run"
+    broken.mkdir(parents=True)
+    (broken / "plan.json").write_text("{}")
+    answer = first.ttlaunch("repro", "run", "--runs-dir", "broken")
+    assert answer.returncode == 3
+    assert answer.stderr.splitlines()[0] == "error[P031]: the run run cannot be read: no such file or directory"

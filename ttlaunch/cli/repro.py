@@ -1,0 +1,129 @@
+"""`ttlaunch repro`: start a run again on this machine, from what its folder says, and compare the bits."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ttlaunch.cli.console import leave, refuse, show_diagnostics
+from ttlaunch.cli.describe import Request
+from ttlaunch.cli.named_run import find_named_run, refuse_run
+from ttlaunch.cli.options import OutputFormat, Verbose
+from ttlaunch.cli.planning import prepare
+from ttlaunch.cli.run import carry_out
+from ttlaunch.diagnostics import Diagnostic, Format, Severity, has_errors
+
+if TYPE_CHECKING:
+    from ttlaunch.launch.repeat import Origin
+    from ttlaunch.launch.report import Report
+
+EXAMPLES = """\
+[bold]ttlaunch repro[/bold]   the newest run once more: same code, configuration, text, seeds and number of ranks
+
+[bold]ttlaunch repro 2026-08-23T10-14-07-3fa1[/bold]   a run by its id, or by the path of its folder; wherever its ranks ran, they run here
+
+[bold]ttlaunch repro latest --with-changes[/bold]   although the recipe has changed since then, to see what that did
+"""
+_SHORT = 12
+
+
+def repro(
+    run: Annotated[
+        str, typer.Argument(metavar="[RUN|latest]", help="A run's id, or the path of its folder.", show_default=False)
+    ] = "latest",
+    *,
+    with_changes: Annotated[
+        bool, typer.Option("--with-changes", help="Start although code or text are no longer the same.")
+    ] = False,
+    runs_dir: Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where run folders are.")] = Path("runs"),
+    form: OutputFormat = Format.FULL,
+    verbose: Verbose = False,
+) -> None:
+    """Start a run again on this machine and say whether the same bits came out."""
+    runs = Path.cwd() / runs_dir
+    origin = _read(find_named_run(run, runs_dir=runs_dir, form=form), form=form)
+    found = _differences(origin, with_changes=with_changes)
+    if has_errors(found):
+        refuse(found, form=form, verbose=verbose)
+    if origin.working_folder.is_dir():
+        os.chdir(origin.working_folder)
+    request = Request(
+        target=origin.target,
+        config_file=str(origin.config_file) if origin.config_file else None,
+        ranks=origin.world_size,
+        arguments=origin.arguments,
+        is_command=origin.is_command,
+        resume=origin.resume,
+        runs_dir=runs,
+    )
+    prepared = prepare(request, form=form, verbose=verbose)
+    choice = prepared.description.choice
+    found += _other_text(origin, (choice.data or {}).get("sha256") if choice else None, with_changes=with_changes)
+    if has_errors(found):
+        refuse(found, form=form, verbose=verbose)
+    show_diagnostics(found, form=form, verbose=verbose)
+    verdict: list[Diagnostic] = []
+
+    def judge(report: "Report") -> Sequence[Diagnostic]:
+        verdict.extend(_compare(origin, report))
+        return verdict
+
+    report = carry_out(prepared, runs_dir=runs, form=form, verbose=verbose, judge=judge)
+    if form is not Format.JSON and report.status == "done" and report.parameters_sha256 == origin.sha256:
+        sys.stdout.write(f"  same bits as     {origin.run_id}\n")
+    leave(report.exit_status or (1 if has_errors(verdict) else 0))
+
+
+def _read(path: Path, *, form: Format) -> "Origin":
+    from ttlaunch.launch.repeat import read_origin
+
+    try:
+        return read_origin(path.resolve())
+    except (OSError, ValueError) as error:
+        refuse_run(path, error, form=form)
+
+
+def _differences(origin: "Origin", *, with_changes: bool) -> list[Diagnostic]:
+    """What is not as it was: an error where another program would run, a warning where other libraries would."""
+    from ttlaunch.launch.repeat import changed_code, changed_versions
+
+    code, versions = changed_code(origin), changed_versions(origin)
+    found = [_changed(origin, code, with_changes=with_changes)] if code else []
+    if versions:
+        message = f"{origin.run_id} may end with other bits now: {versions[0]}"
+        found.append(Diagnostic("P034", message, notes=tuple(versions[1:]), severity=Severity.WARNING))
+    return found
+
+
+def _other_text(origin: "Origin", sha256: str | None, *, with_changes: bool) -> list[Diagnostic]:
+    before = (origin.data or {}).get("sha256")
+    if before == sha256:
+        return []
+    path = (origin.data or {}).get("path") or "the built-in text"
+    change = f"the text {path} has changed: its SHA-256 was {str(before)[:_SHORT]}…, now it is {str(sha256)[:_SHORT]}…"
+    return [_changed(origin, change, with_changes=with_changes)]
+
+
+def _changed(origin: "Origin", change: str, *, with_changes: bool) -> Diagnostic:
+    commit = (f"it ran at commit {origin.commit}",) if origin.commit else ()
+    if with_changes:
+        message = f"this is not {origin.run_id} again: {change}"
+        return Diagnostic("P033", message, notes=commit, severity=Severity.WARNING)
+    hints = ("`--with-changes` starts it as it is now",)
+    return Diagnostic("P033", f"{origin.run_id} cannot be repeated: {change}", notes=commit, hints=hints)
+
+
+def _compare(origin: "Origin", report: "Report") -> list[Diagnostic]:
+    """Whether the same bits came out, as far as both runs came to their end."""
+    if report.status != "done" or report.parameters_sha256 is None:
+        return []
+    if origin.sha256 is None:
+        message = f"{origin.run_id} did not come to its end, so there is nothing to compare with"
+        return [Diagnostic("R053", message, severity=Severity.WARNING)]
+    if origin.sha256 == report.parameters_sha256:
+        return []
+    message = f"other bits than {origin.run_id}: its parameters had sha256 {origin.sha256[:_SHORT]}…"
+    return [Diagnostic("R053", message)]
