@@ -1,6 +1,6 @@
 """What a checkpoint costs: against the disk, against torch's distributed checkpoint, and against a step.
 
-    PYTHONPATH=. python benchmarks/checkpoint.py [--blocks 6] [--rounds 15] [--folder DIR]
+    PYTHONPATH=. python benchmarks/checkpoint.py [--blocks 6 --blocks 40] [--rounds 15] [--folder DIR]
 
 All write the same tensors. "raw" is one `write` of their bytes and one `fsync`; ours is everything from the call until
 `step-N/` stands: copy, SHA-256, shard, record, manifest, flushes and renames. DCP is `torch.distributed.checkpoint.save`
@@ -33,27 +33,31 @@ def main() -> None:
 
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description="What a checkpoint costs.")
-    parser.add_argument("--blocks", type=int, default=6, help="of the model that is written; more are more bytes")
+    parser.add_argument(
+        "--blocks", type=int, action="append", help="of the model that is written: 6 and 40; repeatable"
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="on the disk to measure")
     options = parser.parse_args()
     scratch = Path(tempfile.mkdtemp(prefix="checkpoint-benchmark-", dir=options.folder))
     try:
-        _compare_writers(options, scratch)
+        for blocks in options.blocks or (6, 40):
+            _compare_writers(scratch / str(blocks), blocks=blocks, rounds=options.rounds)
         _measure_stall(scratch / "stall")
     finally:
         shutil.rmtree(scratch)
 
 
-def _compare_writers(options: argparse.Namespace, scratch: Path) -> None:
-    model, optimizer = _model_and_optimizer(num_blocks=options.blocks)
+def _compare_writers(scratch: Path, *, blocks: int, rounds: int) -> None:
+    scratch.mkdir()
+    model, optimizer = _model_and_optimizer(num_blocks=blocks)
     everything = {name: parameter.detach() for name, parameter in model.named_parameters()}
     everything |= {f"optimizer.{name}": tensor for name, tensor in optimizer.named_state()}
     size = sum(tensor.numel() * 4 for tensor in everything.values())
     data = b"".join(tensor.numpy().tobytes() for tensor in everything.values())
     writers = {"raw write + fsync": _raw(data), "ours": _ours(model, optimizer), "torch DCP": _dcp(everything)}
     seconds: dict[str, list[float]] = {name: [] for name in writers}
-    for repeat in range(options.rounds + 1):
+    for repeat in range(rounds + 1):
         for name, write in writers.items():
             folder = scratch / f"{name}-{repeat}"
             folder.mkdir()
@@ -64,7 +68,7 @@ def _compare_writers(options: argparse.Namespace, scratch: Path) -> None:
             shutil.rmtree(folder)
             os.sync()
     medians = {name: statistics.median(found) for name, found in seconds.items()}
-    print(f"{size / 1e6:.0f} MB in {len(everything)} tensors, {options.rounds} rounds, medians (fastest to slowest)")
+    print(f"{size / 1e6:.0f} MB in {len(everything)} tensors, {rounds} rounds, medians (fastest to slowest)")
     for name, found in seconds.items():
         spread = f"{min(found) * 1e3:.0f} to {max(found) * 1e3:.0f} ms"
         print(f"  {name:18} {medians[name] * 1e3:7.1f} ms  {size / medians[name] / 1e9:5.2f} GB/s  ({spread})")
