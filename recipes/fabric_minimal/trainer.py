@@ -87,5 +87,4 @@ def _report(ctx: RankContext, vector_N: Tensor, seconds: list[float]) -> None:
     ctx.result("gigabytes_per_second", moved / median / 1e9)
     text = f"the sum over {peers} ranks is {float(vector_N[0]):g} in all {len(vector_N)} places, on every rank"
     speed = f"; {moved / 1e6:.1f} MB each way in {median * 1e3:.2f} ms (median), {moved / median / 1e9:.2f} GB/s"
-    ctx.note(text + (speed if peers > 1 else "; one rank has nobody to talk to"))
-    print(text + (speed if peers > 1 else ""))
+    print(text + (speed if peers > 1 else "; one rank has nobody to talk to"))

@@ -56,6 +56,18 @@ def test_plain_lines_tell_of_validations_and_the_last_step(capsys):
     assert said.err == ""
 
 
+def test_a_note_of_a_rank_is_a_line_in_both_views(capsys):
+    (worker,) = ranks_of("worker")
+    note = {"kind": "note", "time": 1.0, "text": "schedule gpipe is the quickest\n: 2 ms"}
+    line = "rank 0 worker | schedule gpipe is the quickest\\n: 2 ms\n"
+    PlainView().record(worker, note)
+    assert line == capsys.readouterr().out
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    with Live(console=console, auto_refresh=False) as live:
+        TableView(SimpleNamespace(), live).record(worker, note)
+    assert line.strip() == console.file.getvalue().strip()
+
+
 def test_plain_lines_of_ranks_go_to_the_stream_they_came_from(capfd):
     view = PlainView()
     view.output("stdout", b"rank 0 worker | \xff bytes as they are")
@@ -208,7 +220,7 @@ def test_a_terminal_shows_the_table_and_the_summary_and_is_restored(terminal):
 
 @pytest.mark.mpi
 def test_ctrl_c_on_a_terminal_ends_the_run_and_restores_it(terminal, here):
-    (here / "work.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(120)\n")
+    (here / "work.py").write_text("import os, time\nprint('begun', os.getpid(), flush=True)\ntime.sleep(120)\n")
     shown = terminal("run", "work.py", "-n", "2")
     shown.read_until(lambda: shown.text.count("begun") >= 2, within_s=60)
     shown.type(b"\x03")

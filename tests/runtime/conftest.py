@@ -35,11 +35,22 @@ class QueueSocket:
 class LocalContext:
     """The part of `RankContext` that building and training one whole model needs."""
 
-    rank = 0
+    rank = step = 0
+    role = "trainer"
     device = torch.device("cpu")
 
     def __init__(self, cfg, corpus):
         self._data = TextData(corpus, cfg)
+        self.said = []
+
+    def position(self, role):
+        return 0
+
+    def result(self, name, value):
+        self.said.append((name, value))
+
+    def note(self, text):
+        self.said.append(("note", text))
 
     def data(self, cfg):
         return self._data

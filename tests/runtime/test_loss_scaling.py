@@ -85,7 +85,6 @@ def test_the_scale_changes_no_gradient_that_float16_can_hold(make_cfg, make_cont
     """A power of two is divided out exactly, so norm and update are those of any other scale."""
     cfg = make_cfg(training={"precision": "fp16"}, loss_scale_config={"initial_power": power})
     ctx = make_context(cfg)
-    ctx.result = None
     model = build_model(cfg, ctx)
     optimizer = build_optimizer(cfg, model, total_steps=1)
     generator = torch.Generator().manual_seed(0)
@@ -105,8 +104,7 @@ def test_the_scale_changes_no_gradient_that_float16_can_hold(make_cfg, make_cont
 @pytest.mark.parametrize("rule", ["adamw", "sgd"])
 def test_an_overflow_changes_neither_weights_nor_state(make_cfg, make_context, rule, bad):
     cfg = make_cfg(training={"precision": "fp16", "optimizer": rule})
-    ctx, said = make_context(cfg), []
-    ctx.result = lambda name, value: said.append((name, value))
+    ctx = make_context(cfg)
     model = build_model(cfg, ctx)
     optimizer = build_optimizer(cfg, model, total_steps=3)
     model.grads_N.fill_(1.0)
@@ -117,7 +115,7 @@ def test_an_overflow_changes_neither_weights_nor_state(make_cfg, make_context, r
     optimizer.step(2, norm=global_norm(optimizer.squared_norms()))
     assert before == (digests(model.named_parameters()), digests(optimizer.named_state()))
     assert not model.grads_N.any()
-    assert (2.0**7, [("skipped steps", 1)]) == (model.loss_scaler.scale, said)
+    assert (2.0**7, [("skipped steps", 1)]) == (model.loss_scaler.scale, ctx.said)
 
 
 def test_scaling_keeps_gradients_that_float16_alone_would_lose(make_cfg, make_context):
@@ -131,7 +129,6 @@ def test_scaling_keeps_gradients_that_float16_alone_would_lose(make_cfg, make_co
     ):
         cfg = make_cfg(training=training, loss_scale_config={"initial_power": power, "min_power": -24})
         ctx = make_context(cfg)
-        ctx.result = None
         model = build_model(cfg, ctx)
         differentiate(model, x_BT, x_BT, masks=model.masks(1, 0))
         gradients[name] = model.grads_N / 2.0**power if training else model.grads_N
@@ -174,6 +171,32 @@ def test_an_overflow_of_one_micro_batch_is_skipped_by_everybody(undisturbed, tmp
     } == scales(found)
     assert expected.sha256 == found.sha256 != undisturbed.sha256
     assert found.by_step(contract.KIND_VALIDATION, "loss")[8] < found.by_step(contract.KIND_VALIDATION, "loss")[0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_smallest_scale_that_is_too_large_is_said_once_at_once_and_in_the_end(tmp_path, layout):
+    """At 2^24, 2^23 and then 2^22, the smallest, no gradient of any step fits: nothing is learned, and the run says so."""
+    found = train(layout, tmp_path / "run", config(initial_power=24, min_power=22), data=None)
+    notes = [record["text"] for record in found.records(contract.KIND_NOTE)]
+    said = "step 3: gradients overflow at the smallest loss scale, 2^22; nothing is learned until they fit again"
+    assert [said] == notes
+    summary = "2^22, the smallest; the last updates, 6 in a row, were skipped all the same"
+    assert (8, summary) == (found.result("skipped steps"), found.result("loss scale"))
+
+
+def test_a_smallest_scale_that_suffices_again_is_said_too():
+    bounds = {"initial_power": 1, "min_power": 0}
+    cfg = TrainingFile.model_validate({"training_config": {"precision": "fp16"}, "loss_scale_config": bounds})
+    scaler, results, notes = LossScaler(cfg), {}, []
+    scaler.tell(results.__setitem__, note=notes.append)
+    for overflowed in (True, False):
+        scaler.update(overflowed=overflowed)
+    assert ({"skipped steps": 1}, []) == (results, notes)
+    for overflowed in (True, True, False):
+        scaler.update(overflowed=overflowed)
+    assert {"skipped steps": 3, "loss scale": "2^0, the smallest, was too large 2 times in a row"} == results
+    scaler.update(overflowed=True)
+    assert 2 == len(notes)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

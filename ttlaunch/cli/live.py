@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ttlaunch import contract
+from ttlaunch.diagnostics import shown
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.launch.output import View
 from ttlaunch.launch.run_folder import RunFolder
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _REDRAW_S = 0.25
 _LINE_EVERY_S = 2.0
 _MOST_ROWS = 24
+_LONGEST_NOTE = 1000
 _CONTROL = dict.fromkeys([*range(9), *range(10, 27), *range(28, 32), 127])  # all but tab and escape
 
 
@@ -89,6 +91,8 @@ class PlainView:
         if kind == contract.KIND_VALIDATION:
             self._lead = state.row.rank
             return f"step {record.get('step')}: {_validation(record)}"
+        if kind == contract.KIND_NOTE:
+            return _note(record)
         if kind == contract.KIND_LAYER_NORMS and isinstance(record.get("norms"), dict):
             norms = ", ".join(f"{layer} {norm:.3g}" for layer, norm in record["norms"].items())
             return f"step {record.get('step')}: gradient norms {norms}"
@@ -120,7 +124,9 @@ class TableView:
         self._live.console.print(Text.from_ansi(text))
 
     def record(self, state: RankState, record: Mapping[str, Any]) -> None:
-        """The next tick draws what it changed."""
+        """The next tick draws what it changed; a note scrolls by."""
+        if record.get("kind") == contract.KIND_NOTE:
+            self.output("stdout", f"rank {state.row.rank} {state.row.role} | {_note(record)}".encode())
 
     def tick(self, ranks: list[RankState]) -> None:
         over = all(state.phase in {Phase.DONE, Phase.FAILED, Phase.STOPPED} for state in ranks)
@@ -169,6 +175,10 @@ class TableView:
             cells.append(_validation(validations[-1]))
         line.add_row(*cells)
         return line
+
+
+def _note(record: Mapping[str, Any]) -> str:
+    return shown(record.get("text"), longest=_LONGEST_NOTE)
 
 
 def _validation(record: Mapping[str, Any]) -> str:

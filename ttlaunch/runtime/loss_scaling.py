@@ -38,11 +38,18 @@ class LossScaler:
         self.is_on = cfg.training_config.precision == "fp16"
         self.scale = 2.0**self._cfg.initial_power if self.is_on else 1.0
         self.skipped = self._good_steps = 0
-        self._say: Callable[[str, float], None] | None = None
+        self._useless = 0  # skipped in a row although the scale was the smallest
+        self._result: Callable[[str, float | str], None] | None = None
+        self._note: Callable[[str], None] | None = None
 
-    def tell(self, say: Callable[[str, float], None]) -> None:
-        """Call `say("skipped steps", number)` from now on whenever this rank skips an update."""
-        self._say = say
+    def tell(self, result: Callable[[str, float | str], None], *, note: Callable[[str], None] | None = None) -> None:
+        """Say from now on whenever this rank skips an update, and that the smallest scale is too large.
+
+        Args:
+            result: Is given names and values for the summary.
+            note: Is given a line for the user, once for each time that the smallest scale becomes too large.
+        """
+        self._result, self._note = result, note
 
     def seed(self, loss: Tensor) -> Tensor | None:
         """What the backward pass of a loss begins with: the scale; None for 1."""
@@ -53,14 +60,32 @@ class LossScaler:
         if not self.is_on:
             return
         self._good_steps = 0 if overflowed else self._good_steps + 1
+        smallest = 2.0**self._cfg.min_power
+        self._count_useless(overflowed=overflowed and self.scale <= smallest)
         if overflowed:
             self.skipped += 1
-            self.scale = max(self.scale / 2, 2.0**self._cfg.min_power)
-            if self._say is not None:
-                self._say("skipped steps", self.skipped)
+            self.scale = max(self.scale / 2, smallest)
+            if self._result is not None:
+                self._result("skipped steps", self.skipped)
         elif self._good_steps == self._cfg.growth_interval:
             self._good_steps = 0
             self.scale = min(self.scale * 2, 2.0**self._cfg.max_power)
+
+    def _count_useless(self, *, overflowed: bool) -> None:
+        """Say that nothing is learned any more, or that something is again."""
+        before, self._useless = self._useless, self._useless + 1 if overflowed else 0
+        if before == self._useless:
+            return
+        scale = f"2^{self._cfg.min_power}"
+        if self._useless == 1 and self._note is not None:
+            self._note(
+                f"gradients overflow at the smallest loss scale, {scale}; nothing is learned until they fit again"
+            )
+        if self._result is not None:
+            text = f"{scale}, the smallest; the last updates, {self._useless} in a row, were skipped all the same"
+            self._result(
+                "loss scale", text if overflowed else f"{scale}, the smallest, was too large {before} times in a row"
+            )
 
     def state(self) -> dict[str, Any] | None:
         """For a checkpoint; None if nothing is scaled."""

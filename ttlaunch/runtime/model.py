@@ -219,7 +219,10 @@ def build_model(
     )
     model.flatten(ctx.device)
     if model.loss_scaler.is_on:
-        model.loss_scaler.tell(ctx.result)
+        is_teller = ctx.position(ctx.role) == 0  # of ranks that update alike, one tells the user
+        model.loss_scaler.tell(
+            ctx.result, note=(lambda text: ctx.note(f"step {ctx.step}: {text}")) if is_teller else None
+        )
     model.ledger = ctx.watch(model, values=model.weights_N.numel())
     return model
 
