@@ -30,6 +30,7 @@ ENV_PLAN = "TTLAUNCH_PLAN"
 ENV_START = "TTLAUNCH_START"  # a script to start in place of the run's own on every host; for starting by hand
 ENV_TRACE_STEPS = "TTLAUNCH_TRACE_STEPS"  # how many steps a rank is to trace; set by the plan, and only with `--trace`
 PREFIX = "TTLAUNCH_"
+BY_HAND = "by-hand"  # the run id of ranks that no launcher watches
 
 # A value `env:NAME` stands for the variable NAME of the launching shell; its value is never written down.
 REFERENCE = "env:"
@@ -84,6 +85,15 @@ def stdout_file(rank: int) -> str:
 def stderr_file(rank: int) -> str:
     """The rank's standard error, byte for byte, relative to the run folder."""
     return f"{LOGS_DIR}/rank-{rank}.stderr"
+
+
+MERGED_FILE = f"{LOGS_DIR}/merged.jsonl"
+"""Which stretch of which rank's output came when, in this order, as the launcher saw it; see `launch/merge.py`."""
+
+
+def times_file(rank: int) -> str:
+    """When each piece of the rank's output was printed; see `agent/rank_output.py`."""
+    return f"{LOGS_DIR}/rank-{rank}.times"
 
 
 def stacks_file(rank: int) -> str:

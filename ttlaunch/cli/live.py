@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -11,6 +11,7 @@ from ttlaunch.diagnostics import shown
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.launch.output import View
 from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.shown_output import ShownOutput
 from ttlaunch.launch.watch import Phase, RankState
 from ttlaunch.plan.launch_plan import LaunchPlan
 
@@ -26,8 +27,19 @@ _CONTROL = dict.fromkeys([*range(9), *range(10, 27), *range(28, 32), 127])  # al
 
 
 @contextmanager
-def make_view(plan: LaunchPlan, folder: RunFolder, *, quiet: bool = False) -> Iterator[View]:
-    """The view that fits where the output goes; `quiet` shows nothing (for JSON)."""
+def make_view(
+    plan: LaunchPlan, folder: RunFolder, *, quiet: bool = False, only: Collection[int] | None = None
+) -> Iterator[View]:
+    """The view that fits where the output goes.
+
+    Args:
+        plan: Of the run.
+        folder: Of the run.
+        quiet: Show nothing (for JSON).
+        only: Ranks whose output is shown; None: of all.
+    """
+    chosen = range(plan.world_size) if only is None else only
+    output = ShownOutput(folder.path, plan.ranks, only=chosen, streams=("stdout", "stderr"))
     if quiet:
         yield QuietView()
     elif sys.stdout.isatty():
@@ -35,14 +47,51 @@ def make_view(plan: LaunchPlan, folder: RunFolder, *, quiet: bool = False) -> It
         from rich.live import Live
 
         console = Console(file=sys.stdout, highlight=False)
-        with Live(console=console, auto_refresh=False, transient=False) as live:
-            yield TableView(plan, live)
+        with (
+            Live(console=console, auto_refresh=False, transient=False) as live,
+            _following(TableView(plan, live), output) as view,
+        ):
+            yield view
     else:
         sys.stdout.write(
             f"run {folder.run_id}: {plan.program.name} on {plan.topology}, {counted(plan.world_size, 'rank')}\n"
         )
         sys.stdout.flush()
-        yield PlainView()
+        with _following(PlainView(), output) as view:
+            yield view
+
+
+@contextmanager
+def _following(view: View, output: ShownOutput) -> Iterator[View]:
+    following = FollowingView(view, output)
+    try:
+        yield following
+    finally:
+        following.finish()
+
+
+class FollowingView:
+    """Shows on a view what ranks print, as the run's folder tells of it."""
+
+    def __init__(self, view: View, output: ShownOutput) -> None:
+        self._view = view
+        self._output = output
+
+    def output(self, stream: str, line: bytes) -> None:
+        self._view.output(stream, line)
+
+    def record(self, state: RankState, record: Mapping[str, Any]) -> None:
+        self._view.record(state, record)
+
+    def tick(self, ranks: list[RankState]) -> None:
+        for stream, line in self._output.poll():
+            self._view.output(stream, line)
+        self._view.tick(ranks)
+
+    def finish(self) -> None:
+        """Show what is left."""
+        for stream, line in self._output.finish():
+            self._view.output(stream, line)
 
 
 class QuietView:

@@ -20,6 +20,7 @@ from ttlaunch.launch.conclude import Ending, conclude, folder_failure
 from ttlaunch.launch.crew import Crew
 from ttlaunch.launch.engine import with_home
 from ttlaunch.launch.lost_checkpoints import LostCheckpoints
+from ttlaunch.launch.merge import MergedWriter
 from ttlaunch.launch.output import MpirunOutput, View
 from ttlaunch.launch.process import end_mpirun, start_mpirun
 from ttlaunch.launch.report import Report, write_report
@@ -60,19 +61,19 @@ def supervise(
     started = time.monotonic()
     ending, leftovers, lost = Ending(), 0, LostCheckpoints(view)
     own = {contract.ENV_RUN_ID: folder.run_id, contract.ENV_START: ""}
-    with _signals(ending), CheckpointKeeper(plan, folder) as checkpoints:
+    with _signals(ending), CheckpointKeeper(plan, folder) as checkpoints, MergedWriter(folder.path, watch) as merged:
         append_event(folder, "start", engine=name, plan=plan.hash)
         process = start_mpirun(
             plan.engine.argv, folder=folder.path, environment={**inherited, **plan.secrets, **settings, **own}
         )
         try:
-            _loop(process, watch, ending, folder, view, crew, checkpoints, lost)
+            _loop(process, watch, ending, folder, view, crew, checkpoints, lost, merged)
         except OSError as error:
             ending.failure = folder_failure(error)
         finally:
             end_mpirun(process, patience_s=_AFTER_TERM_S)
             leftovers = crew.end()
-            _finish(checkpoints, watch, ending, crew)
+            _finish(checkpoints, watch, ending, crew, merged)
             _pass_on(watch, view)
             lost.notice(watch.ranks, checkpoints.lost)
     report = conclude(plan, folder, watch, ending, process.returncode, time.monotonic() - started, leftovers)
@@ -93,10 +94,12 @@ def _loop(
     crew: Crew,
     checkpoints: CheckpointKeeper,
     lost: LostCheckpoints,
+    merged: MergedWriter,
 ) -> None:
     with MpirunOutput(process, folder.file(contract.LOGS_DIR), view) as output:
         while process.poll() is None:
             output.read(_TICK_S)
+            merged.poll()
             _pass_on(watch, view)
             checkpoints.check()
             lost.notice(watch.ranks, checkpoints.lost)
@@ -107,8 +110,9 @@ def _loop(
     _pass_on(watch, view)
 
 
-def _finish(checkpoints: CheckpointKeeper, watch: Watch, ending: Ending, crew: Crew) -> None:
+def _finish(checkpoints: CheckpointKeeper, watch: Watch, ending: Ending, crew: Crew, merged: MergedWriter) -> None:
     try:
+        merged.finish()
         checkpoints.finish()
         _notice_losses(watch, ending, crew)
     except OSError as error:

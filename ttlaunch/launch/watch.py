@@ -91,6 +91,10 @@ class Watch:
         """Say how much later it is on a host than here, so that times of different hosts can be compared."""
         self._clocks[host] = offset_s
 
+    def clock_offsets(self) -> dict[int, float]:
+        """By rank, how much later it is where it runs than here, in seconds."""
+        return {state.row.rank: self._clocks.get(state.row.host, 0.0) for state in self.ranks}
+
     def poll(self) -> list[tuple[RankState, dict[str, Any]]]:
         """The new records in the order in which they were written, already folded into the states."""
         fresh: list[tuple[RankState, dict[str, Any]]] = []

@@ -1,0 +1,110 @@
+"""What one rank prints: kept byte for byte, with a note of when each piece of it came.
+
+`logs/rank-N.stdout` and `logs/rank-N.stderr` have the bytes; `logs/rank-N.times` has a line for each piece that was read:
+the time, the stream (1 or 2) and the length of that stream's file after it, with `end` where the stream has ended. From
+these the launching machine puts the lines of all ranks in the order in which they were printed, so nothing has to pass
+through mpirun, which glues what ranks print at the same moment.
+
+Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+
+from ttlaunch import contract
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from typing import IO, Any
+
+_CHUNK = 65536
+_LONGEST_LINE = 65536  # longer ones are passed on in pieces; the files have them whole
+
+
+class RankOutput:
+    """The two streams of one rank on their way into files."""
+
+    def __init__(self, run_folder: str, row: dict[str, Any], *, pass_on: bool) -> None:
+        """Open the files.
+
+        Args:
+            run_folder: Absolute.
+            row: The rank's row of the plan.
+            pass_on: Whether to print every line also here, with the rank's name in front: where nobody reads the files.
+        """
+        self._prefix = f"rank {row['rank']} {row['role']} | ".encode()
+        self._pass_on = pass_on
+        self._times = _open_log(os.path.join(run_folder, contract.times_file(row["rank"])))
+        self._paths = {
+            1: os.path.join(run_folder, contract.stdout_file(row["rank"])),
+            2: os.path.join(run_folder, contract.stderr_file(row["rank"])),
+        }
+
+    def copy(self, stream: IO[bytes] | None, descriptor: int) -> threading.Thread:
+        """Start a thread that copies a stream of the rank until its end; `descriptor` is 1 or 2, which it is."""
+        assert stream is not None  # noqa: S101 - both streams are pipes
+        thread = threading.Thread(target=self._pump, args=(stream, descriptor), daemon=True)
+        thread.start()
+        return thread
+
+    def _pump(self, stream: IO[bytes], descriptor: int) -> None:
+        log, length, rest = _open_log(self._paths[descriptor]), 0, b""
+        while True:
+            data = os.read(stream.fileno(), _CHUNK)
+            if not data:
+                break
+            log = _append(log, data)
+            length += len(data)
+            if log is not None:
+                self._note(descriptor, length)
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > _LONGEST_LINE:
+                lines, rest = [*lines, rest], b""
+            if self._pass_on or log is None:
+                _forward(descriptor, b"".join(self._prefix + line + b"\n" for line in lines))
+        if rest and (self._pass_on or log is None):
+            _forward(descriptor, self._prefix + rest + b"\n")
+        if log is not None:
+            self._note(descriptor, length, end=True)
+            os.close(log)
+
+    def _note(self, descriptor: int, length: int, *, end: bool = False) -> None:
+        """Write down that a stream's file has grown; one write, so that notes of both streams never mix."""
+        if self._times is not None:
+            line = f"{time.time():.6f} {descriptor} {length}{' end' if end else ''}\n"
+            try:
+                os.write(self._times, line.encode())
+            except OSError:  # the log itself says that the disk is full
+                self._times = None
+
+
+def _open_log(path: str) -> int | None:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+    except OSError as error:
+        print(f"ttlaunch shim: {path} cannot be written: {error.strerror}", file=sys.stderr)
+        return None
+
+
+def _append(log: int | None, data: bytes) -> int | None:
+    """Write to a log; once its disk is full the rank goes on without it instead of waiting for ever."""
+    try:
+        while log is not None and data:
+            data = data[os.write(log, data) :]
+    except OSError as error:
+        print(f"ttlaunch shim: a log can no longer be written: {error.strerror}", file=sys.stderr)
+        return None
+    return log
+
+
+def _forward(descriptor: int, data: bytes) -> None:
+    """Pass output on to mpirun; when mpirun no longer listens the files still have everything."""
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+    except OSError:
+        return
