@@ -414,10 +414,6 @@ def test_a_simulation_of_torchs_own_reduction_is_refused(refused):
     refused("simulate data_parallel --set data_parallel_config.reduction=fast", status=3)
 
 
-def test_a_simulation_of_fabric_sockets_is_refused(refused):
-    refused("simulate data_parallel --on 2loudboxes --set multihost_config.socket_type=fabric", status=3)
-
-
 def test_a_simulation_of_what_a_recipe_says_needs_processes_is_refused(refused):
     recipe = """\
 from ttlaunch.recipe import ConfigFile, Layout, NeedsProcesses, Recipe, Section

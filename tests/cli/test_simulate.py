@@ -55,6 +55,16 @@ def test_a_simulated_recipe_has_the_bits_of_a_run(ttlaunch, recipe, values):
     assert 0 < sum(edge["bytes"] for edge in simulated["edges"])
 
 
+def test_fabric_sockets_are_simulated_with_the_same_bits_and_messages(ttlaunch):
+    """The meshes need links, as in a run; what crosses them is the same over sockets of any kind."""
+    line = f"simulate data_parallel --on 2loudboxes {settings(SMALL)} --format json --set multihost_config.socket_type"
+    mpi, fabric = (json.loads(ttlaunch(f"{line}={kind}").stdout) for kind in ("mpi", "fabric"))
+    assert ("done", mpi["parameters_sha256"]) == (fabric["status"], fabric["parameters_sha256"])
+    assert ([], mpi["edges"]) == (fabric["diagnostics"], fabric["edges"])
+    refused = ttlaunch("simulate data_parallel --set multihost_config.socket_type=fabric")
+    assert (3, True) == (refused.status, refused.stderr.startswith("error[P007]: "))
+
+
 @pytest.mark.mpi
 def test_the_smallest_recipe_gives_the_same_sum(ttlaunch):
     line = "fabric_minimal --ranks 3 --set all_reduce_config.megabytes=0.1 --set all_reduce_config.repeats=2"

@@ -11,7 +11,7 @@ from ttlaunch.located.schema import check_schema
 from ttlaunch.located.source import read_source, source_from_bytes
 from ttlaunch.located.yaml import ListNode, MapNode, Node, node_at, parse_yaml, span_of
 from ttlaunch.recipe.checks import GENERAL
-from ttlaunch.recipe.declare import FABRIC_NEEDS_PROCESSES, Layout, NeedsProcesses, Problem, Recipe
+from ttlaunch.recipe.declare import Layout, NeedsProcesses, Problem, Recipe
 from ttlaunch.recipe.sections import ConfigFile, TrainingFile
 
 _WHAT = "a training file"
@@ -110,7 +110,7 @@ def check_one_process(recipe: Recipe, loaded: LoadedConfig, *, world_size: int) 
         return []
     return [
         _diagnose(_unplayable(need), loaded)
-        for need in (FABRIC_NEEDS_PROCESSES, *recipe.needs_processes)
+        for need in recipe.needs_processes
         if _value(loaded, need.key) == need.value
     ]
 

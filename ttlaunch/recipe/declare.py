@@ -176,7 +176,7 @@ class NeedsProcesses:
     """A value of a key with which ranks cannot share one process, so that `ttlaunch simulate` refuses it.
 
     Attributes:
-        key: Dotted, such as `multihost_config.socket_type`.
+        key: Dotted, such as `data_parallel_config.reduction`.
         value: As it stands in the configuration.
         instead: A value of the same key with which they can.
         because: What needs them, as what stands under the mark.
@@ -186,12 +186,6 @@ class NeedsProcesses:
     value: Any
     instead: Any
     because: str
-
-
-FABRIC_NEEDS_PROCESSES = NeedsProcesses(
-    "multihost_config.socket_type", "fabric", "mpi", "joins the devices of processes, and a simulation has one process"
-)
-"""Holds for every recipe."""
 
 
 @dataclass(frozen=True)
