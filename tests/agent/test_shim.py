@@ -234,6 +234,14 @@ def test_the_environment_is_whole_before_the_rank_starts(shim, here):
     assert [seen[name] for name in ("SHARED", "BOTH", "TT_MESH_ID", "OWN")] == ["plan", "row", "3", "host"]
 
 
+def test_a_crash_in_compiled_code_tells_its_line_unless_the_user_wants_otherwise(shim):
+    crash = "import ctypes\n\nctypes.string_at(0)\n"
+    log = shim(crash).written(contract.stderr_file).decode()
+    assert log.startswith("Fatal Python error: Segmentation fault\n")
+    assert 'program.py", line 3 in <module>' in log
+    assert shim(crash, environment={"PYTHONFAULTHANDLER": ""}).written(contract.stderr_file) == b""
+
+
 def test_nothing_of_one_rank_reaches_another(here):
     plan = plan_for(here, ["true"], managed=["TT_VISIBLE_DEVICES"])
     plan["ranks"][0]["environment"] = {"TT_VISIBLE_DEVICES": "0"}

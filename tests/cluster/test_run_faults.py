@@ -78,7 +78,7 @@ def test_a_rank_that_raises_is_named_with_its_host(cluster, ttlaunch_on, lab, tm
     lab(cluster.hostfile())
     answer = ttlaunch_on(cluster)("run raise.py --on lab --ranks 3", timeout_s=60)
     assert answer.status == 1
-    assert "\nerror[R003]: rank 1 (rank, node1) exited with status 1\n" in answer.stderr
+    assert "\nerror[R002]: rank 1 (rank, node1) raised ValueError\n" in answer.stderr
     assert "ValueError: bucket 7" in answer.stderr
     wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
 

@@ -66,7 +66,7 @@ def test_an_own_exception_outranks_the_exits_that_follow():
 def test_a_rank_that_lost_its_peer_is_not_blamed_for_it(kind, message, cause):
     ranks = states(r0=raised(1.0, kind, message), r3=cause)
     assert first_failure(ranks, lost_shims={}, ordered=False).rank == 3
-    assert blamed(states(r0=raised(1.0, kind, message))) == ("R002", f"rank 0 (worker, box) raised {kind}")
+    assert blamed(states(r0=raised(1.0, kind, message))) == ("R026", f"rank 0 (worker, box) lost its peer: {kind}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -50,7 +50,7 @@ FAULTS = {
     "exit-3": ("os._exit(3)", "R003", "exited with status 3"),
     "exit-0": ("os._exit(0)", "R005", "left with status 0 before its role was finished"),
     "kill": ("os.kill(os.getpid(), signal.SIGKILL)", "R004", "was killed by SIGKILL"),
-    "segv": ("os.kill(os.getpid(), signal.SIGSEGV)", "R004", "was killed by SIGSEGV"),
+    "segv": ("os.kill(os.getpid(), signal.SIGSEGV)", "R004", "crashed with SIGSEGV"),
 }
 # A rank that computes outside MPI: what mpirun is known to leave behind.
 BUSY = """\
@@ -105,7 +105,8 @@ def test_a_script_that_raises_does_not_hang_its_peers(here, start_run):
     )
     run = start_run("work.py", "-n", "2")
     assert run.ends(within_s=20) == 1
-    assert_failed(run, code="R003", rank=1, role="rank", cause="exited with status 1")
+    assert_failed(run, code="R002", rank=1, role="rank", cause="raised ZeroDivisionError")
+    assert run.report["failure"]["place"] == f"{here}/work.py:3"
     assert "ZeroDivisionError: division by zero" in run.stderr
     assert_nothing_is_left(run)
 

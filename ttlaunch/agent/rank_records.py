@@ -59,13 +59,13 @@ class RankRecords:
     def ending(self, pid: int, wait_status: int, usage: struct_rusage) -> Record:
         """How the rank ended, as of now.
 
-        `oom_kills` is how often the kernel has killed for want of memory meanwhile, wherever it counts for this rank;
-        `memory_limit_bytes` is told with it.
+        `oom_kills` is how often the kernel has killed for want of memory meanwhile, wherever it counts for this rank, None
+        if it does not say; `memory_limit_bytes` is told with it.
         """
         ended = time.time()
         code = os.WTERMSIG(wait_status) if os.WIFSIGNALED(wait_status) else 0
         status = os.WEXITSTATUS(wait_status)
-        kills = (oom_kills() or 0) - (self._oom_kills or 0) if status or code else 0
+        kills = self._kills_since() if status or code else None
         return {
             "rank": self._rank,
             "pid": pid,
@@ -82,6 +82,11 @@ class RankRecords:
     def ended(self, record: Record) -> None:
         """Write the record of the end, for the launcher to find it whole."""
         self._write(record)
+
+    def _kills_since(self) -> int | None:
+        """How often the kernel has killed for want of memory since the rank was started; None if it does not say."""
+        now = oom_kills()
+        return None if now is None or self._oom_kills is None else now - self._oom_kills
 
     def _is_done(self) -> bool:
         """Whether the rank's role returned: the last thing a healthy rank writes is its `done` record."""

@@ -83,6 +83,7 @@ def rank_environment(
             contract.ENV_HOST: row["host"],
         }
     )
+    environment.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in compiled code then tells the line that led to it
     return environment
 
 

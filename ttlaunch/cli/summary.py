@@ -10,12 +10,10 @@ from ttlaunch.cli.checkpoint_view import lost_steps
 from ttlaunch.cli.describe import short_name
 from ttlaunch.diagnostics import Diagnostic, Label, Source
 from ttlaunch.diagnostics.count import counted
+from ttlaunch.launch.failure import render_cascade
 from ttlaunch.launch.report import Report
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.plan.launch_plan import LaunchPlan
-
-_TAIL_BYTES = 65536
-_LONGEST_WORDS = 400
 
 
 def show_summary(
@@ -63,22 +61,18 @@ def _steps(report: Report) -> list[str]:
 
 
 def failure_diagnostic(report: Report, folder: RunFolder) -> Diagnostic | None:
-    """Who broke first, how, at which line, its last words and where the whole log is; None if nobody did."""
+    """Who broke first, how, at which line, its last words, what followed and what to do next; None if nobody did."""
     failure = report.failure
     if failure is None:
         return None
     label = _source_label(failure.place, failure.evidence)
     notes = [] if label else [*filter(None, [failure.place]), *failure.evidence]
-    hints = []
+    hints = [failure.next_step] if failure.next_step else []
     if failure.rank is not None:
-        log = contract.stderr_file(failure.rank)
-        words = _last_words(folder.file(log))
-        notes += [f"its last words: `{words}`"] if words and not failure.place else []
-        stopped = sum(rank["state"] == "stopped" for rank in report.ranks)
-        if stopped:
-            others = "the other one" if stopped == 1 else f"the other {stopped}"
-            notes.append(f"the first rank to fail; mpirun then stopped {others}")
-        hints.append(f"full log: {short_name(folder.path, Path.cwd())}/{log}")
+        notes += [] if failure.place else _last_words(failure.last_lines)
+        cascade = render_cascade(failure.followers)
+        notes += [f"the first rank to fail; {cascade}"] if cascade else []
+        hints.append(f"full log: {short_name(folder.path, Path.cwd())}/{contract.stderr_file(failure.rank)}")
     return Diagnostic(failure.code, failure.message, label, notes=tuple(notes), hints=tuple(hints))
 
 
@@ -97,13 +91,11 @@ def _source_label(place: str | None, evidence: Sequence[str]) -> Label | None:
     return Label(span, " ".join(evidence).replace("`", ""))
 
 
-def _last_words(log: Path) -> str:
-    try:
-        data = log.read_bytes()[-_TAIL_BYTES:]
-    except OSError:
-        return ""
-    lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
-    return lines[-1][:_LONGEST_WORDS] if lines else ""
+def _last_words(lines: Sequence[str]) -> list[str]:
+    """The last lines of a log; one alone stands in its sentence."""
+    if len(lines) < 2:  # noqa: PLR2004 - one line
+        return [f"its last words: `{line.strip()}`" for line in lines]
+    return ["its last words:", *(f"  {line}" for line in lines)]
 
 
 def _plain(value: object) -> str:

@@ -4,63 +4,39 @@ Sorting by time alone blames the wrong rank, because the ranks that lose their p
 that was killed. So an own exception, a signal from outside or a crash outranks an ending that follows from another.
 """
 
-import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from ttlaunch.launch.causes import Cause, classify_ending, classify_exception, gave_up
 from ttlaunch.launch.crew import LostHost
+from ttlaunch.launch.failure import Failure, Follower
+from ttlaunch.launch.last_words import LastWords, chained
+from ttlaunch.launch.name_cause import name_ending, name_exception, name_lost_shim
+from ttlaunch.launch.next_step import next_step
 from ttlaunch.launch.watch import RankState, failed_exit
 
-_LOST_PEER = {"BrokenPipeError", "ConnectionAbortedError", "ConnectionResetError", "EOFError", "PeerLostError"}
-_CHECKPOINTS = {
-    "CheckpointWriteError": ("R030", "could not keep a checkpoint"),
-    "CheckpointReadError": ("R031", "could not begin"),
-}
-_ENDED_BY_US = {signal.SIGTERM, signal.SIGINT}
+_FIRST_HAND, _WITHOUT_WORDS, _FOLLOWS = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class Failure:
-    """The first failure of a run.
+class Witnesses:
+    """What is known besides the records of the ranks.
 
     Attributes:
-        code: An `R` code.
-        cause: One clause that follows "rank 3 (aggregator, host)".
-        time: Seconds since the epoch, None if unknown.
-        evidence: Facts for notes.
+        last_words: The end of a rank's log.
+        mpi_words: What mpirun wrote to its standard error.
+        killing_since: When we began to kill what was left of the run, seconds since the epoch; None: we did not.
     """
 
-    code: str
-    rank: int | None
-    role: str | None
-    host: str | None
-    step: int | None
-    cause: str
-    time: float | None
-    place: str | None = None
-    evidence: tuple[str, ...] = ()
+    last_words: Callable[[int], LastWords] = lambda _: LastWords()
+    mpi_words: str = ""
+    killing_since: float | None = None
 
-    @property
-    def message(self) -> str:
-        """The first line of the diagnostic."""
-        if self.rank is None:
-            return self.cause
-        when = f" in step {self.step}" if self.step else ""
-        return f"rank {self.rank} ({self.role}, {self.host}) {self.cause}{when}"
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "code": self.code,
-            "rank": self.rank,
-            "role": self.role,
-            "host": self.host,
-            "step": self.step,
-            "cause": self.cause,
-            "place": self.place,
-            "time": self.time,
-            "evidence": list(self.evidence),
-        }
+class _Candidate(NamedTuple):
+    order: int
+    failure: Failure
 
 
 def first_failure(
@@ -69,6 +45,7 @@ def first_failure(
     lost_shims: Mapping[int, float],
     lost_hosts: Mapping[str, LostHost] | None = None,
     ordered: bool,
+    witnesses: Witnesses | None = None,
 ) -> Failure | None:
     """The failure that the others follow from, or None if every rank did its work.
 
@@ -77,17 +54,54 @@ def first_failure(
         lost_shims: Ranks whose shim vanished without a record, with the time at which that was seen.
         lost_hosts: Hosts that can no longer be reached. What follows from a lost host happens after its last sign of life.
         ordered: Whether we ended the run ourselves; then signals that we send do not count.
+        witnesses: Logs and the like; None: there are none.
     """
-    candidates = [
-        found
-        for state in ranks
-        if (found := _classify(state, lost_shims.get(state.row.rank), ordered=ordered)) is not None
-    ]
-    candidates += [(0, _lost_host(lost, ranks)) for lost in (lost_hosts or {}).values()]
-    return min(candidates, key=lambda pair: (pair[0], pair[1].time or 0.0))[1] if candidates else None
+    seen = witnesses or Witnesses()
+    left = gave_up(seen.mpi_words, {state.row.rank: (state.exit or {}).get("status") for state in ranks})
+    candidates = [_lost_host(lost, ranks) for lost in (lost_hosts or {}).values()]
+    for state in ranks:
+        rank = state.row.rank
+        lost = lost_shims.get(rank)
+        candidates += _of_rank(state, lost, seen, ordered=ordered, lost_peer=rank in left)
+    if not candidates:
+        return None
+    first = min(candidates, key=lambda one: (one.order, one.failure.time or 0.0)).failure
+
+    followers = _followers(first, candidates, ranks, lost_hosts or {})
+    words = seen.last_words(first.rank).lines if first.rank is not None else ()
+    hint = next_step(first)
+    return replace(first, followers=followers, last_lines=words, next_step=hint)
 
 
-def _lost_host(lost: LostHost, ranks: list[RankState]) -> Failure:
+def _of_rank(
+    state: RankState, lost: float | None, seen: Witnesses, *, ordered: bool, lost_peer: bool
+) -> list[_Candidate]:
+    """The failure of one rank, if it has one."""
+    if state.error is not None:
+        kind = _of_exception(state.error, state.exit)
+        return [_Candidate(_FOLLOWS if kind.follows else _FIRST_HAND, name_exception(state, state.error, kind))]
+    if state.exit is not None and failed_exit(state.exit):
+        time = float(state.exit.get("time", 0.0))
+        by_us = seen.killing_since is not None and time > seen.killing_since
+        words = seen.last_words(state.row.rank)
+        kind = classify_ending(state.exit, words, by_us=by_us or ordered, lost_peer=lost_peer)
+        if ordered and kind is Cause.ENDED:
+            return []
+        without_words = kind is Cause.EXITED and words.raised is None
+        order = _FOLLOWS if kind.follows else _WITHOUT_WORDS if without_words else _FIRST_HAND
+        return [_Candidate(order, name_ending(state, state.exit, words, kind))]
+    if lost is not None and state.exit is None and not ordered:
+        return [_Candidate(_FIRST_HAND, name_lost_shim(state, lost))]
+    return []
+
+
+def _of_exception(error: dict[str, Any], ending: dict[str, Any] | None) -> Cause:
+    message, kind = str(error.get("message", "")), str(error.get("type"))
+    chain = chained(str(error.get("traceback", "")).splitlines())
+    return classify_exception(kind, message, chain=chain, oom_kills=int((ending or {}).get("oom_kills") or 0))
+
+
+def _lost_host(lost: LostHost, ranks: list[RankState]) -> _Candidate:
     """A host that is gone takes its ranks along; it is named, since nothing is known of them."""
     host = lost.error.host
     its_ranks = [state for state in ranks if state.row.host == host]
@@ -95,55 +109,25 @@ def _lost_host(lost: LostHost, ranks: list[RankState]) -> Failure:
     step = max((state.step for state in its_ranks), default=0)
     notes = (f"it ran {who}", *lost.error.notes) if who else lost.error.notes
     cause = f"host {host} was lost: {lost.error.evidence}"
-    return Failure("R012", None, None, host, step or None, cause, lost.last_heard, None, notes)
+    failure = Failure("R012", None, None, host, step or None, cause, lost.last_heard, None, notes, kind=Cause.HOST_LOST)
+    return _Candidate(_FIRST_HAND, failure)
 
 
-def _classify(state: RankState, lost: float | None, *, ordered: bool) -> tuple[int, Failure] | None:
-    """The failure of one rank with its class: 0 broke by itself or from outside, 1 left early, 2 followed."""
-    if state.error is not None:
-        return (2 if _lost_its_peer(state.error) else 0), _from_exception(state, state.error)
-    if state.exit is not None and failed_exit(state.exit):
-        return _from_exit(state, state.exit, ordered=ordered)
-    if lost is not None and state.exit is None and not ordered:
-        return 0, _failure(state, "R006", "was lost: its shim was killed from outside", lost)
-    return None
-
-
-def _lost_its_peer(error: dict[str, Any]) -> bool:
-    """Whether an exception only says that another rank is gone; it may be recorded before that rank's own end is."""
-    return error.get("type") in _LOST_PEER or str(error.get("message", "")).startswith("MPI_ERR_")
-
-
-def _from_exception(state: RankState, error: dict[str, Any]) -> Failure:
-    first_line = str(error.get("message", "")).partition("\n")[0]
-    step, when = error.get("step"), float(error.get("time", 0.0))
-    if error.get("type") in _CHECKPOINTS:  # says everything itself; a line of code would not help
-        code, cause = _CHECKPOINTS[error["type"]]
-        return replace(_failure(state, code, f"{cause}: {first_line}", when), step=None)
-    place = f"{error['file']}:{error['line']}" if error.get("file") else None
-    evidence = f"`{error.get('type')}: {first_line}`"
-    code = "R001" if error.get("type") == "WorldSizeError" else "R002"
-    failure = _failure(state, code, f"raised {error.get('type')}", when)
-    return Failure(**{**vars(failure), "step": step or state.step or None, "place": place, "evidence": (evidence,)})
-
-
-def _from_exit(state: RankState, record: dict[str, Any], *, ordered: bool) -> tuple[int, Failure] | None:
-    time = float(record.get("time", 0.0))
-    if record.get("start_error"):
-        return 0, _failure(state, "R007", f"could not be started: {record['start_error']}", time)
-    number = record.get("signal")
-    if number:
-        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        if number in _ENDED_BY_US:
-            return None if ordered else (2, _failure(state, "R004", f"was ended by {name}", time))
-        if ordered and number == signal.SIGKILL:
-            return None
-        return 0, _failure(state, "R004", f"was killed by {name}", time)
-    if record.get("left_early"):
-        return 1, _failure(state, "R005", "left with status 0 before its role was finished", time)
-    return 1, _failure(state, "R003", f"exited with status {record.get('status')}", time)
-
-
-def _failure(state: RankState, code: str, cause: str, time: float) -> Failure:
-    row = state.row
-    return Failure(code, row.rank, row.role, row.host, state.step + 1 if state.step else None, cause, time)
+def _followers(
+    first: Failure, candidates: list[_Candidate], ranks: list[RankState], lost_hosts: Mapping[str, LostHost]
+) -> tuple[Follower, ...]:
+    """The other ranks that did not do their work, in the order of their ends."""
+    known = {one.failure.rank: one.failure for one in candidates if one.failure.rank is not None}
+    found = []
+    for state in ranks:
+        rank, role = state.row.rank, state.row.role
+        failure = known.get(rank)
+        if rank == first.rank or (state.exit is not None and not failed_exit(state.exit)):
+            continue
+        if failure is not None:
+            found.append(Follower(rank, role, failure.kind, failure.cause, failure.time))
+        elif state.row.host in lost_hosts:
+            found.append(Follower(rank, role, Cause.FENCED, "was on a host that was lost", None))
+        else:
+            found.append(Follower(rank, role, Cause.ENDED, "was ended with the run", None))
+    return tuple(sorted(found, key=lambda one: (one.time is None, one.time or 0.0, one.rank)))

@@ -5,9 +5,11 @@ import time
 from dataclasses import dataclass, field
 
 from ttlaunch import contract
-from ttlaunch.launch.attribution import Failure, first_failure
+from ttlaunch.launch.attribution import Witnesses, first_failure
 from ttlaunch.launch.crew import LostHost
 from ttlaunch.launch.divergence import divergence
+from ttlaunch.launch.failure import Failure
+from ttlaunch.launch.last_words import read_last_words
 from ttlaunch.launch.output import FROM_A_RANK
 from ttlaunch.launch.report import Report, combine_digests, make_report
 from ttlaunch.launch.run_folder import RunFolder
@@ -19,12 +21,17 @@ _TAIL_LINES = 12
 
 @dataclass
 class Ending:
-    """Why and since when the run is being ended."""
+    """Why and since when the run is being ended.
+
+    Attributes:
+        killing_since: When we began to kill what was left of it, seconds since the epoch.
+    """
 
     signal_number: int | None = None
     since: float | None = None
     terminated: float | None = None
     killed: bool = False
+    killing_since: float | None = None
     failure: Failure | None = None
     lost_shims: dict[int, float] = field(default_factory=dict)
     lost_hosts: dict[str, LostHost] = field(default_factory=dict)
@@ -70,7 +77,13 @@ def find_failure(folder: RunFolder, watch: Watch, ending: Ending, returncode: in
     ordered = ending.signal_number is not None
     lost_shims = {} if _mpirun_went_first(watch, ending, returncode) else ending.lost_shims
     stopped = ordered or ending.failure is not None
-    failure = first_failure(watch.ranks, lost_shims=lost_shims, lost_hosts=ending.lost_hosts, ordered=stopped)
+    failure = first_failure(
+        watch.ranks,
+        lost_shims=lost_shims,
+        lost_hosts=ending.lost_hosts,
+        ordered=stopped,
+        witnesses=_witnesses(folder, ending),
+    )
     failure = failure or ending.failure
     if failure is not None or ordered:
         return failure
@@ -80,6 +93,21 @@ def find_failure(folder: RunFolder, watch: Watch, ending: Ending, returncode: in
     if not combine_digests([rank.digests for rank in watch.ranks])[1]:
         return different_parameters(watch.ranks)
     return None
+
+
+def _witnesses(folder: RunFolder, ending: Ending) -> Witnesses:
+    return Witnesses(
+        last_words=lambda rank: read_last_words(folder.file(contract.stderr_file(rank))),
+        mpi_words=_mpirun_said(folder),
+        killing_since=ending.killing_since,
+    )
+
+
+def _mpirun_said(folder: RunFolder) -> str:
+    try:
+        return folder.file(f"{contract.LOGS_DIR}/mpirun.stderr").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _mpirun_went_first(watch: Watch, ending: Ending, returncode: int) -> bool:
@@ -126,7 +154,7 @@ def _mpirun_failure(folder: RunFolder, returncode: int, unfinished: list[RankSta
     how = f"was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"exited with status {returncode}"
     left = unfinished[:1] if returncode == 0 else []
     first = "".join(f" before rank {s.row.rank} ({s.row.role}, {s.row.host}) had ended" for s in left)
-    words = folder.file(f"{contract.LOGS_DIR}/mpirun.stderr").read_text(encoding="utf-8", errors="replace").splitlines()
+    words = _mpirun_said(folder).splitlines()
     said = tuple(line.strip() for line in words if line.strip(" -\t") and not line.startswith(FROM_A_RANK.decode()))
     return Failure(
         "R008",

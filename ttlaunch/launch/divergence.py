@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from ttlaunch.launch.attribution import Failure
+from ttlaunch.launch.failure import Failure
 from ttlaunch.launch.watch import RankState
 
 

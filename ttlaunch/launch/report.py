@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.launch.attribution import Failure
+from ttlaunch.launch.failure import Failure
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.traffic import Settlement, settle
 from ttlaunch.launch.watch import RankState

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.launch.attribution import Failure, first_failure
+from ttlaunch.launch.attribution import first_failure
 from ttlaunch.launch.checkpoints import complete_checkpoints
 from ttlaunch.launch.conclude import different_parameters, folder_failure
 from ttlaunch.launch.divergence import divergence
+from ttlaunch.launch.failure import Failure
 from ttlaunch.launch.lost_checkpoints import LostCheckpoints
 from ttlaunch.launch.output import EVERY_LINE, MpirunOutput, View
 from ttlaunch.launch.process import end_mpirun, start_mpirun

@@ -71,6 +71,7 @@ def supervise(
         except OSError as error:
             ending.failure = folder_failure(error)
         finally:
+            ending.killing_since = time.time()
             end_mpirun(process, patience_s=_AFTER_TERM_S)
             leftovers = crew.end()
             _finish(checkpoints, watch, ending, crew, merged)

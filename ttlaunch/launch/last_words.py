@@ -1,0 +1,129 @@
+"""What a rank said last, as its log tells: its last lines, the exception that ended it, or where it crashed.
+
+A rank of a recipe writes its exception down by itself; of any other program, and of one that crashed in compiled code,
+the standard error is the only witness.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_TAIL_BYTES = 65536
+_MOST_LINES = 10
+_LONGEST_LINE = 200
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'\s+File "(?P<file>[^"\n]+)", line (?P<line>\d+)')
+_EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
+_FATAL = re.compile(r"Fatal Python error: (.+)")
+_THREAD = re.compile(
+    r"(?P<thread>(?:Current thread|Thread) 0x[0-9a-f]+)(?: \[(?P<name>[^\]]*)\])?.* \(most recent call first\):"
+)
+_NATIVE_FRAME = re.compile(r"\[[^\]]+:\d+\] (?:\[ ?\d+\]|\*\*\* End of error)|Extension modules: ")
+_NOT_OWN = ("/site-packages/", "/dist-packages/", "/lib/python3", "/ttlaunch/runtime/", "<frozen ")
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception as a traceback tells of it.
+
+    Attributes:
+        chain: What it was raised from, or while that was handled, each `type: message`.
+    """
+
+    type: str
+    message: str
+    file: str | None
+    line: int | None
+    chain: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Crash:
+    """Where a process crashed, in faulthandler's words.
+
+    Attributes:
+        thread: Such as `current thread`.
+        file, line: Of the innermost Python frame outside of installed packages, or of the innermost at all.
+    """
+
+    words: str
+    thread: str
+    file: str | None
+    line: int | None
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """The end of a rank's standard error."""
+
+    lines: tuple[str, ...] = ()
+    raised: Raised | None = None
+    crash: Crash | None = None
+    text: str = ""
+
+
+def read_last_words(log: Path) -> LastWords:
+    """The end of a log; nothing if it cannot be read."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return LastWords()
+    return parse_last_words(text)
+
+
+def parse_last_words(text: str) -> LastWords:
+    """Find what matters in the end of a log."""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    telling = [line[:_LONGEST_LINE] for line in lines if not _NATIVE_FRAME.match(line)]
+    return LastWords(tuple(telling[-_MOST_LINES:]), parse_raised(lines), parse_crash(lines), text)
+
+
+def parse_raised(lines: list[str]) -> Raised | None:
+    """The exception whose traceback is the last thing in the log."""
+    if _TRACEBACK not in lines:
+        return None
+    start = len(lines) - 1 - lines[::-1].index(_TRACEBACK)
+    below = [line for line in lines[start + 1 :] if not line.startswith(" ")]
+    found = _EXCEPTION.match(below[0]) if below else None
+    if found is None:
+        return None
+    frames = _frames(lines[start + 1 : lines.index(below[0], start)])
+    file, line = _own_frame(frames[::-1])
+    return Raised(found["type"].rpartition(".")[2], found["message"] or "", file, line, chained(lines[:start]))
+
+
+def chained(lines: list[str]) -> tuple[str, ...]:
+    """The exceptions of tracebacks above the last one, if that one followed from them."""
+    notices = ("The above exception was the direct cause", "During handling of the above exception")
+    return tuple(lines[index - 1] for index, line in enumerate(lines) if index and line.startswith(notices))
+
+
+def parse_crash(lines: list[str]) -> Crash | None:
+    """Where faulthandler saw the process crash."""
+    fatal, words = next(
+        ((index, found[1]) for index, line in enumerate(lines) if (found := _FATAL.match(line))), (0, "")
+    )
+    if not words:
+        return None
+    threads = [(index, found) for index in range(fatal, len(lines)) if (found := _THREAD.match(lines[index]))]
+    current = next((pair for pair in threads if pair[1]["thread"].startswith("Current")), None)
+    if current is None:
+        return Crash(words, "a thread without Python", None, None)
+    index, thread = current
+    end = next((other for other, _ in threads if other > index), len(lines))
+    file, line = _own_frame(_frames(lines[index + 1 : end]))
+    return Crash(words, thread["name"] or "current thread", file, line)
+
+
+def _frames(lines: list[str]) -> list[tuple[str, int]]:
+    found = [_FRAME.match(line) for line in lines]
+    return [(one["file"], int(one["line"])) for one in found if one]
+
+
+def _own_frame(innermost_first: list[tuple[str, int]]) -> tuple[str | None, int | None]:
+    """The innermost frame of the user's own code, or the innermost at all."""
+    own = [frame for frame in innermost_first if not any(part in frame[0] for part in _NOT_OWN)]
+    return next(iter(own or innermost_first), (None, None))
