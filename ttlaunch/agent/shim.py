@@ -3,9 +3,9 @@
     mpirun -n 4 … python -I -S shim.py plan.json
 
 It reads its row of the plan, sets the whole environment before the rank's interpreter starts (so that nothing shows
-on a command line and `LD_LIBRARY_PATH` works), copies the rank's output to files byte for byte and, line by line with
-the rank's name in front, to its own output, and writes down how the rank ended. A killed shim takes its rank with it,
-and a killed mpirun its shims. mpirun signals whole process groups, so the shim forwards nothing.
+on a command line and `LD_LIBRARY_PATH` works), copies the rank's output to files byte for byte and, if it was started
+by hand, line by line with the rank's name in front to its own output, and writes down how the rank ended. A killed shim
+takes its rank with it, and a killed mpirun its shims. mpirun signals whole process groups, so the shim forwards nothing.
 
 Python 3.9 and the standard library only, about 15 ms.
 """
@@ -23,6 +23,7 @@ import threading
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, _PACKAGE_PARENT)
 from ttlaunch import contract  # noqa: E402 - the path above makes it importable without site-packages
+from ttlaunch.agent.rank_output import RankOutput  # noqa: E402
 from ttlaunch.agent.rank_records import RankRecords  # noqa: E402
 
 sys.path.remove(_PACKAGE_PARENT)
@@ -30,14 +31,12 @@ sys.path.remove(_PACKAGE_PARENT)
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import IO, Any
+    from typing import Any
 
     Record = dict[str, Any]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_CHUNK = 65536
-_LONGEST_LINE = 65536  # longer ones are passed on in pieces; the files have them whole
 _OUTPUT_GRACE_S = 1.0
 _LEFT_EARLY = 1
 _SHIM_FAILED = 70
@@ -73,7 +72,7 @@ def rank_environment(
     environment.update(contract.fill_references({**plan["environment"], **row["environment"]}, inherited))
     environment.update(
         {
-            contract.ENV_RUN_ID: inherited.get(contract.ENV_RUN_ID, "by-hand"),
+            contract.ENV_RUN_ID: inherited.get(contract.ENV_RUN_ID, contract.BY_HAND),
             contract.ENV_RUN_DIR: run_folder,
             contract.ENV_PLAN: plan_path,
             contract.ENV_RANK: str(row["rank"]),
@@ -112,10 +111,10 @@ def _run_rank(plan: Record, row: Record, plan_path: str, run_folder: str) -> int
         records.not_started(text)
         return _SHIM_FAILED
     records.started(process.pid)
-    copies = [
-        _copy(process.stdout, os.path.join(run_folder, contract.stdout_file(rank)), 1, row),
-        _copy(process.stderr, os.path.join(run_folder, contract.stderr_file(rank)), 2, row),
-    ]
+    output = RankOutput(
+        run_folder, row, pass_on=os.environ.get(contract.ENV_RUN_ID, contract.BY_HAND) == contract.BY_HAND
+    )
+    copies = [output.copy(process.stdout, 1), output.copy(process.stderr, 2)]
     _, wait_status, usage = os.wait4(process.pid, 0)
     ending = records.ending(process.pid, wait_status, usage)
     ending["left_behind"] = _kill_descendants()
@@ -176,62 +175,6 @@ def _children() -> list[int]:
             return [int(pid) for pid in file.read().split()]
     except OSError:
         return []
-
-
-def _copy(stream: IO[bytes] | None, path: str, descriptor: int, row: Record) -> threading.Thread:
-    """Start a thread that copies a stream to a file byte for byte and to `descriptor` line by line."""
-    prefix = f"rank {row['rank']} {row['role']} | ".encode()
-
-    assert stream is not None  # noqa: S101 - both streams are pipes
-
-    def pump() -> None:
-        rest = b""
-        log = _open_log(path)
-        while True:
-            data = os.read(stream.fileno(), _CHUNK)
-            if not data:
-                break
-            log = _append(log, data)
-            *lines, rest = (rest + data).split(b"\n")
-            if len(rest) > _LONGEST_LINE:
-                lines, rest = [*lines, rest], b""
-            _forward(descriptor, b"".join(prefix + line + b"\n" for line in lines))
-        if rest:
-            _forward(descriptor, prefix + rest + b"\n")
-        if log is not None:
-            os.close(log)
-
-    thread = threading.Thread(target=pump, daemon=True)
-    thread.start()
-    return thread
-
-
-def _open_log(path: str) -> int | None:
-    try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    except OSError as error:
-        print(f"ttlaunch shim: {path} cannot be written: {error.strerror}", file=sys.stderr)
-        return None
-
-
-def _append(log: int | None, data: bytes) -> int | None:
-    """Write to a log; once its disk is full the rank goes on without it instead of waiting for ever."""
-    try:
-        while log is not None and data:
-            data = data[os.write(log, data) :]
-    except OSError as error:
-        print(f"ttlaunch shim: a log can no longer be written: {error.strerror}", file=sys.stderr)
-        return None
-    return log
-
-
-def _forward(descriptor: int, data: bytes) -> None:
-    """Pass output on to mpirun; when mpirun no longer listens the files still have everything."""
-    try:
-        while data:
-            data = data[os.write(descriptor, data) :]
-    except OSError:
-        return
 
 
 if __name__ == "__main__":
