@@ -12,6 +12,8 @@ from ttlaunch.runtime.data import TextData
 from ttlaunch.runtime.reduction import GradientTree
 from ttlaunch.runtime.sockets import SocketError
 
+from .pipelines import PipelineRuns
+
 
 class QueueSocket:
     """Messages between ranks that are threads, or one after the other, of this process."""
@@ -71,6 +73,20 @@ def one_thread():
 def sockets():
     mailboxes = defaultdict(queue.Queue)
     return lambda count: [QueueSocket(rank, mailboxes) for rank in range(count)]
+
+
+@pytest.fixture
+def fox(tmp_path):
+    """A short text."""
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog, and then it rests for a while. " * 40)
+    return path
+
+
+@pytest.fixture
+def train(tmp_path, fox):
+    """`train(pipeline, ranks=…, SECTION={…})`: one process or a pipeline; see `PipelineRuns`."""
+    return PipelineRuns(tmp_path, fox)
 
 
 @pytest.fixture(scope="session")

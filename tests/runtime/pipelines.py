@@ -65,6 +65,15 @@ class PipelineRuns:
         return trained
 
 
+def check_equal(expected, found):
+    """The same parameters, losses, norms and validations, bit for bit."""
+    assert expected.sha256 == found.sha256
+    for kind, keys in (("step", ("loss", "tokens", "grad_norm", "learning_rate")), ("validation", ("loss", "tokens"))):
+        for key in keys:
+            assert expected.by_step(kind, key) == found.by_step(kind, key)
+    assert [0, 2, STEPS] == list(found.by_step("validation", "loss"))
+
+
 def start_from(trained, *, step):
     """What a plan says of a run's checkpoint, and the names of all tensors in it, file by file."""
     plan = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 1, "config": {}, "data": None}

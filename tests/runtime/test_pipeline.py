@@ -7,24 +7,7 @@ import pytest
 
 from ttlaunch import contract
 
-from .pipelines import STEPS, PipelineRuns, start_from
-
-
-@pytest.fixture
-def train(tmp_path):
-    """`train(pipeline, ranks=…, SECTION={…})`; see `PipelineRuns`."""
-    text = tmp_path / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog, and then it rests for a while. " * 40)
-    return PipelineRuns(tmp_path, text)
-
-
-def check_equal(expected, found):
-    """The same parameters, losses, norms and validations, bit for bit."""
-    assert expected.sha256 == found.sha256
-    for kind, keys in (("step", ("loss", "tokens", "grad_norm", "learning_rate")), ("validation", ("loss", "tokens"))):
-        for key in keys:
-            assert expected.by_step(kind, key) == found.by_step(kind, key)
-    assert [0, 2, STEPS] == list(found.by_step("validation", "loss"))
+from .pipelines import check_equal, start_from
 
 
 @pytest.mark.parametrize(

@@ -8,22 +8,9 @@ from ttlaunch.runtime.tied import EMBEDDING, HEAD
 
 from .layouts import LAYOUTS
 from .layouts import train as train_layout
-from .pipelines import SMALL, PipelineRuns, start_from
+from .pipelines import SMALL, check_equal, start_from
 
 TIED = {"transformer_config": {"tie_embeddings": True}}
-
-
-@pytest.fixture
-def train(tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog, and then it rests for a while. " * 40)
-    return PipelineRuns(tmp_path, text)
-
-
-def check_equal(expected, found):
-    assert expected.sha256 == found.sha256
-    for kind, key in (("step", "loss"), ("step", "grad_norm"), ("validation", "loss")):
-        assert expected.by_step(kind, key) == found.by_step(kind, key)
 
 
 @pytest.mark.parametrize("kind", ["gpt", "mlp"])
@@ -58,15 +45,13 @@ def test_blocks_move_around_a_shared_matrix(train, precision):
 
 @pytest.mark.parametrize("clips", [True, False])
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in {"single", "pipeline"}])
-def test_tiers_and_data_parallelism_equal_one_process(tmp_path, layout, clips):
+def test_tiers_and_data_parallelism_equal_one_process(tmp_path, fox, layout, clips):
     """Without clipping, buckets are updated before the last gradient has arrived."""
-    text = tmp_path / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog, and then it rests for a while. " * 40)
     config = {name: dict(values) for name, values in SMALL.items()}
     config["transformer_config"] |= {"tie_embeddings": True, "num_blocks": 2}
     config["training_config"] |= {"use_clip_grad_norm": clips}
-    alone = train_layout("single", tmp_path / "alone", config, data=text)
-    check_equal(alone, train_layout(layout, tmp_path / "found", config, data=text))
+    alone = train_layout("single", tmp_path / "alone", config, data=fox)
+    check_equal(alone, train_layout(layout, tmp_path / "found", config, data=fox))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Ledger ÷ formula: every recipe moves exactly the bytes that it says, for workers × micro-batches × tiers (A12, D6)."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 from ttlaunch import contract
 from ttlaunch.launch.recorded import read_run
 from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.runtime import build_model
 from ttlaunch.runtime.simulate import simulate
 from ttlaunch.runtime.world import read_world
 
@@ -87,6 +89,23 @@ def test_the_loss_scale_is_in_the_formula(books, server):
     config = small(4, 3)
     config["training_config"] |= {"precision": "fp16"}
     check_exact(books("hierarchical_parallel", ["worker"] * 2 + server, config=config))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("recipe", "roles", "multihost"),
+    [
+        ("hierarchical_parallel", ["worker"] * 3 + TWO, {}),
+        ("data_parallel", ["worker"] * 3, {}),
+        ("pipeline_parallel", ["stage"] * 4, {"pipeline_parallel_config": {"blocks_per_rank": [1, 1], "replicas": 2}}),
+    ],
+    ids=["two tiers", "data parallel", "pipeline"],
+)
+def test_every_precision_moves_what_it_says(books, recipe, roles, multihost, precision):
+    """Whatever is computed in, gradients, weights and the residual stream travel as float32."""
+    config = small(4, 3, multihost_config=multihost)
+    config["training_config"] |= {"precision": precision}
+    check_exact(books(recipe, roles, config=config))
 
 
 @pytest.mark.parametrize("recipe", ["hierarchical_parallel", "pipeline_parallel"])
@@ -268,6 +287,43 @@ def test_bytes_that_depend_on_what_is_quickest_are_not_compared(books):
     expected = "with this configuration pipeline_parallel moves what it measures to be quickest"
     assert (expected, False, ()) == (traffic.reason, traffic.is_mistaken, traffic.differing)
     assert traffic.edges
+
+
+def by_step(recorded):
+    """Bytes of each step, operation, source and destination; 0 is what comes before the first step."""
+    found = Counter()
+    for book in recorded.books:
+        for row in book.sent:
+            for step in range(row.first, row.last + 1, row.stride):
+                found[step, row.operation, book.rank, row.dest] += row.size
+    return found
+
+
+def test_every_step_of_auto_with_chunks_moves_what_the_formula_of_its_schedule_says(books, make_cfg, make_context):
+    """All in all `auto` is not compared, but each of its steps is that of a schedule whose run is; and blocks move."""
+    ran = ["gpipe"] * 5 + ["1f1b"] * 4 + ["interleaved"] * 4  # the first of them before the first step
+
+    def train(schedule, chunks):
+        config = small(4, 16, **stages([2, 2], schedule=schedule, chunks_per_rank=chunks, replicas=2))
+        config["transformer_config"] = config.pop("sizes")
+        return books("pipeline_parallel", ["stage"] * 4, config=config)
+
+    auto = train("auto", 2)
+    ran += [next(rank.results["schedule"] for rank in auto.ranks if "schedule" in rank.results)] * 4
+    fixed = {name: train(name, 2 if name == "interleaved" else 1) for name in ("gpipe", "1f1b", "interleaved")}
+    for recorded in fixed.values():
+        check_exact(recorded, steps=16, validations=9)
+    of_auto, of_fixed = by_step(auto), {name: by_step(recorded) for name, recorded in fixed.items()}
+    expected = {key: size for name in fixed for key, size in of_fixed[name].items() if ran[key[0]] == name}
+    assert expected == {key: size for key, size in of_auto.items() if key[1] not in {"move_blocks", "end_step"}}
+
+    sizes = {"num_blocks": 4, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 8}
+    model = build_model(cfg := make_cfg(transformer=sizes), make_context(cfg))
+    block = [parameter.numel() for name, parameter in model.named_parameters() if name.startswith("blocks.1.")]
+    size = 4 * (3 * sum(block) + len(block))  # weights and both moments; of each tensor how many updates there were
+    times = [9] if ran[-1] == "interleaved" else [9, 13]
+    moved = {(step, "move_blocks", a, b): size for step in times for a, b in ((0, 1), (1, 0), (2, 3), (3, 2))}
+    assert moved == {key: size for key, size in of_auto.items() if key[1] == "move_blocks"}
 
 
 @pytest.mark.parametrize("peers", [1, 2, 3, 5])
