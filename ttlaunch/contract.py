@@ -29,6 +29,7 @@ ENV_HOST = "TTLAUNCH_HOST"
 ENV_PLAN = "TTLAUNCH_PLAN"
 ENV_START = "TTLAUNCH_START"  # a script to start in place of the run's own on every host; for starting by hand
 ENV_TRACE_STEPS = "TTLAUNCH_TRACE_STEPS"  # how many steps a rank is to trace; set by the plan, and only with `--trace`
+ENV_SCRATCH = "TTLAUNCH_SCRATCH"  # the run's private folder in shared memory, on the rank's host
 PREFIX = "TTLAUNCH_"
 BY_HAND = "by-hand"  # the run id of ranks that no launcher watches
 
@@ -75,6 +76,7 @@ SIMULATION_FILE = "simulation.json"  # of `ttlaunch simulate`: what is wrong wit
 LOGS_DIR = "logs"
 RECORDS_DIR = "records"
 STACKS_DIR = "stacks"
+BLACKBOX_DIR = "blackbox"  # of a run that did not end well
 
 
 def stdout_file(rank: int) -> str:

@@ -96,6 +96,8 @@ def test_a_broken_rank_ends_the_run_and_is_named(here, start_run, role, fault):
     assert status == 1
     assert_failed(run, code=code, rank=ROLES[role], role=role, cause=f"{cause} in step 3")
     assert run.report["failure"]["step"] == 3
+    last = [rank["last_operation"] for rank in run.report["ranks"]]
+    assert [True] * 4 == [bool(one and one["operation"] and one["bytes"]) for one in last], "boxes outlive their ranks"
     assert_nothing_is_left(run)
 
 

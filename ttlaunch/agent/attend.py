@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.05
 _ALIVE_S = 1.0
+_BOXES_S = 5.0
 _MOMENT_S = 0.5  # ranks that mpirun has just told to end get so long before they are killed
 _PIECE = 1024 * 1024
 _KEPT_RUNS = 20
@@ -51,12 +52,13 @@ def main(arguments: dict[str, Any]) -> int:
     except OSError as error:
         _send({"kind": "refused", "reason": f"{error.filename or arguments['folder']}: {error.strerror or error}"})
         return 1
-    run = _Run(arguments["run_id"], arguments["folder"])
+    run = _Run(arguments["run_id"], arguments["folder"], arguments["scratch"])
     _send({"kind": "ready", "time": time.time(), "pid": os.getpid()})
     try:
         ordered = _attend(run)
         killed = run.sweep()
         run.send_new()
+        run.send_boxes()
         if ordered:
             _send({"kind": "ended", "killed": len(killed)})
             run.remove_collected()
@@ -121,7 +123,7 @@ def _prune(runs: str) -> None:
 def _attend(run: _Run) -> bool:
     """Send what is new until told to end (True) or until nobody listens any more (False)."""
     stdin = sys.stdin.buffer
-    last_alive = time.monotonic()
+    last_alive = last_boxes = time.monotonic()
     while True:
         ready, _, _ = select.select([stdin], [], [], _TICK_S)
         if ready:
@@ -139,6 +141,9 @@ def _attend(run: _Run) -> bool:
         if time.monotonic() - last_alive >= _ALIVE_S:
             last_alive = time.monotonic()
             _send({"kind": "alive", "time": time.time()})
+        if time.monotonic() - last_boxes >= _BOXES_S:
+            last_boxes = time.monotonic()
+            run.send_boxes()
 
 
 def _send(header: dict[str, Any], body: bytes = b"") -> None:
@@ -150,9 +155,11 @@ def _send(header: dict[str, Any], body: bytes = b"") -> None:
 class _Run:
     """The run on this host: its files and its processes."""
 
-    def __init__(self, run_id: str, folder: str) -> None:
+    def __init__(self, run_id: str, folder: str, scratch: str) -> None:
         self._id = run_id
         self._folder = folder
+        self._scratch = scratch
+        self._boxes: dict[str, bytes] = {}  # as they were sent
         self._sent: dict[str, int] = {}
         self._shims: dict[int, int] = {}  # rank to the process id of its shim
         self._ranks: dict[int, int] = {}  # rank to its own process id
@@ -168,6 +175,16 @@ class _Run:
                 if not name.endswith((".tmp", ".unfinished")):
                     self._send_file(f"{directory}/{name}")
         self._send_shards()
+
+    def send_boxes(self) -> None:
+        """Send the ranks' black boxes that have changed since."""
+        for path in sorted(glob.glob(os.path.join(self._scratch, contract.BLACKBOX_DIR, "rank-*.box"))):
+            name = os.path.relpath(path, self._scratch)
+            with open(path, "rb") as file:
+                box = file.read()
+            if self._boxes.get(name) != box:
+                self._boxes[name] = box
+                _send({"kind": "file", "name": name, "offset": 0, "whole": True}, box)
 
     def _send_shards(self) -> None:
         """Send each shard of a checkpoint that is whole, then its record, and remove both: they are safe at home.

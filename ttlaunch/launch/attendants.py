@@ -84,6 +84,7 @@ class HostsCrew:
     """Attendants on all hosts of a run, and the relay that lets mpirun reach them."""
 
     def __init__(self, attendants: Sequence[Attendant], relay: Relay, folder: RunFolder) -> None:
+        self.boxes = folder.path
         self._attendants = attendants
         self._relay = relay
         self._folder = folder

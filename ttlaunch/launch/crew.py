@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from ttlaunch.agent.run_processes import is_gone, kill_run_processes, signal_process
@@ -37,7 +38,14 @@ class Losses:
 
 
 class Crew(Protocol):
-    """The supervisor's eyes and hands where the ranks run."""
+    """The supervisor's eyes and hands where the ranks run.
+
+    Attributes:
+        boxes: The folder below which the ranks' black boxes can be read.
+    """
+
+    @property
+    def boxes(self) -> Path: ...
 
     def settings(self, engine_name: str) -> Mapping[str, str]:
         """Further environment for mpirun."""
@@ -59,7 +67,8 @@ class Crew(Protocol):
 class LocalCrew:
     """For ranks that all run on this machine."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, *, scratch: Path) -> None:
+        self.boxes = scratch
         self._run_id = run_id
         self._lost: dict[int, float] = {}
 

@@ -104,5 +104,6 @@ def _attendant_arguments(run: RunOnHosts, host: ReadyHost) -> dict[str, Any]:
 
 
 def _daemon_start(run: RunOnHosts, host: ReadyHost) -> DaemonStart:
-    environment = {contract.ENV_RUN_ID: run.folder.run_id, "TMPDIR": str(run.scratch)}
+    scratch = str(run.scratch)
+    environment = {contract.ENV_RUN_ID: run.folder.run_id, contract.ENV_SCRATCH: scratch, "TMPDIR": scratch}
     return DaemonStart(host.mpi_prefix, host.python.rpartition("/")[0], environment, run.secrets)

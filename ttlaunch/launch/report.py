@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.launch.boxes import LastOperation, last_operations
 from ttlaunch.launch.failure import Failure
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.traffic import Settlement, settle
@@ -85,6 +86,8 @@ def make_report(
     digest, agree = combine_digests([state.digests for state in ranks if state.digests])
     speeds = [state.tokens_per_s for state in ranks if state.tokens_per_s]
     recipe = plan.program if isinstance(plan.program, RecipeProgram) else None
+    end = failure.time if failure else None
+    last = {} if status == "done" else last_operations(folder.path, ranks, end=end)
     return Report(
         run_id=folder.run_id,
         plan_hash=plan.hash,
@@ -106,7 +109,7 @@ def make_report(
         results={name: value for state in ranks for name, value in state.results.items()},
         failure=failure,
         leftovers=leftovers + sum((state.exit or {}).get("left_behind", 0) for state in ranks),
-        ranks=tuple(_rank_summary(state) for state in ranks),
+        ranks=tuple(_rank_summary(state, last.get(state.row.rank)) for state in ranks),
         traffic=settle(folder.path, plan.as_json(), ranks, is_done=status == "done"),
     )
 
@@ -151,7 +154,7 @@ def _began_from(recipe: RecipeProgram | None) -> dict[str, Any] | None:
     return {name: start[name] for name in ("origin", "step", "passed_over") if name in start} if start else None
 
 
-def _rank_summary(state: RankState) -> dict[str, Any]:
+def _rank_summary(state: RankState, last: LastOperation | None) -> dict[str, Any]:
     ending = state.exit or {}
     return {
         "rank": state.row.rank,
@@ -162,4 +165,5 @@ def _rank_summary(state: RankState) -> dict[str, Any]:
         "status": ending.get("status"),
         "signal": ending.get("signal"),
         "peak_memory_bytes": ending.get("peak_memory_bytes"),
+        "last_operation": last.as_json() if last else None,
     }

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ttlaunch import contract
+from ttlaunch.launch.boxes import drop_evidence, keep_boxes
 from ttlaunch.launch.checkpoints import CheckpointKeeper
 from ttlaunch.launch.conclude import Ending, conclude, folder_failure
 from ttlaunch.launch.crew import Crew
@@ -60,7 +61,7 @@ def supervise(
     inherited = {name: value for name, value in with_home(environment).items() if name not in plan.managed}
     started = time.monotonic()
     ending, leftovers, lost = Ending(), 0, LostCheckpoints(view)
-    own = {contract.ENV_RUN_ID: folder.run_id, contract.ENV_START: ""}
+    own = {contract.ENV_RUN_ID: folder.run_id, contract.ENV_START: "", contract.ENV_SCRATCH: str(scratch)}
     with _signals(ending), CheckpointKeeper(plan, folder) as checkpoints, MergedWriter(folder.path, watch) as merged:
         append_event(folder, "start", engine=name, plan=plan.hash)
         process = start_mpirun(
@@ -73,17 +74,22 @@ def supervise(
         finally:
             ending.killing_since = time.time()
             end_mpirun(process, patience_s=_AFTER_TERM_S)
-            leftovers = crew.end()
+            leftovers = _collect(crew, folder, plan)
             _finish(checkpoints, watch, ending, crew, merged)
             _pass_on(watch, view)
             lost.notice(watch.ranks, checkpoints.lost)
     report = conclude(plan, folder, watch, ending, process.returncode, time.monotonic() - started, leftovers)
     report = replace(report, lost_checkpoints=lost.clean_up(folder.path))
     view.tick(watch.ranks)
+    _write_down(report, folder)
+    return report
+
+
+def _write_down(report: Report, folder: RunFolder) -> None:
+    drop_evidence(folder.path, is_done=report.status == "done")
     with contextlib.suppress(OSError):  # a folder that cannot be written any more is the failure the report names
         write_report(report, folder)
         append_event(folder, "end", status=report.status, exit_status=report.exit_status)
-    return report
 
 
 def _loop(
@@ -109,6 +115,13 @@ def _loop(
             _end_if_needed(process, watch, ending, folder)
         output.drain()
     _pass_on(watch, view)
+
+
+def _collect(crew: Crew, folder: RunFolder, plan: LaunchPlan) -> int:
+    """End what is left, keep the ranks' black boxes, and say how many processes were left."""
+    leftovers = crew.end()
+    keep_boxes(crew.boxes, folder.path, world_size=plan.world_size)
+    return leftovers
 
 
 def _finish(checkpoints: CheckpointKeeper, watch: Watch, ending: Ending, crew: Crew, merged: MergedWriter) -> None:

@@ -38,6 +38,7 @@ class RankState:
         lost_checkpoints: Why the rank has no part of a checkpoint, by step.
         error: What the rank wrote about its own exception.
         exit: What the shim wrote about the rank's end.
+        clock_offset_s: How much later it is where the rank runs than here.
     """
 
     row: RankRow
@@ -59,6 +60,7 @@ class RankState:
     started: dict[str, Any] = field(default_factory=dict)
     error: dict[str, Any] | None = None
     exit: dict[str, Any] | None = None
+    clock_offset_s: float = 0.0
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -90,6 +92,9 @@ class Watch:
     def set_clock(self, host: str, offset_s: float) -> None:
         """Say how much later it is on a host than here, so that times of different hosts can be compared."""
         self._clocks[host] = offset_s
+        for state in self.ranks:
+            if state.row.host == host:
+                state.clock_offset_s = offset_s
 
     def clock_offsets(self) -> dict[int, float]:
         """By rank, how much later it is where it runs than here, in seconds."""

@@ -23,7 +23,7 @@ from ttlaunch.runtime.reduction import GradientTree
 from ttlaunch.runtime.sockets import Pending, Socket
 from ttlaunch.runtime.world import Rank, World
 
-_NAMED_BY_CALLER = nullcontext()
+_NAMED_BY_CALLER = _NOTHING = nullcontext()
 
 
 class RankContext:
@@ -175,7 +175,8 @@ class RankContext:
             CheckpointReadError: The files are not what the launching machine found, or lack a tensor of this rank.
         """
         if self._checkpoints is not None:
-            self._checkpoints.restore(model, optimizer, state=self._state(self.steps_done))
+            with self.announced("checkpoint"):
+                self._checkpoints.restore(model, optimizer, state=self._state(self.steps_done))
 
     def checkpoint(self, step: int, model: HasParameters, optimizer: HasState, *, owners: Sequence[Rank] = ()) -> None:
         """Keep weights and optimizer state of this step, if a checkpoint is due; they are written in the background.
@@ -194,12 +195,21 @@ class RankContext:
         if self._checkpoints is not None and self._checkpoints.is_due(step, last_step=last_step):
             owners = owners or self.ranks(self.role)
             state = self._state(step) | {"loss_scaler": optimizer.scaler_state()}
-            self._checkpoints.save(step, model, optimizer, owners=owners, state=state)
+            with self.announced("checkpoint"):
+                self._checkpoints.save(step, model, optimizer, owners=owners, state=state)
+
+    def announced(self, phase: str) -> AbstractContextManager[None]:
+        """Say for a block that it may take its time, such as an evaluation: then nothing counts as a hang for long.
+
+        The verbs of this context announce checkpoints, `validation_losses` evaluations.
+        """
+        return _NOTHING if self.ledger.box is None else self.ledger.box.announced(phase)
 
     def finish(self) -> None:
         """Wait for what is still being written; the runtime calls it when the role's function has returned."""
         if self._checkpoints is not None:
-            self._checkpoints.finish()
+            with self.announced("checkpoint"):
+                self._checkpoints.finish()
         self.ledger.close()
 
     def _state(self, step: int) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ttlaunch import contract
+from ttlaunch import black_box, contract
 from ttlaunch.recipe import ConfigFile, DeviceConfig, Recipe, TrainingFile
 from ttlaunch.recipe.corpus import Corpus, CorpusError, CorpusReason, read_corpus
 from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.runtime.black_box import open_black_box
 from ttlaunch.runtime.records import ProgressWriter, write_error
 from ttlaunch.runtime.world import Rank, World, read_world
 
@@ -91,6 +92,7 @@ class _RankRun:
             raise AttributeError(f"{trainer.__file__} has no function `{self.role}` for the role of that name")
         socket = _open_socket(cfg, comm, world, self.rank, device)
         records, trace = ProgressWriter(self.run_dir, self.rank), open_trace(self.run_dir, self.rank)
+        box = open_black_box(os.environ, rank=self.rank)
         checkpoints = self._checkpoints(world, cfg, records)
         self.context = RankContext(
             world=world,
@@ -101,13 +103,14 @@ class _RankRun:
             corpus=corpus,
             checkpoints=checkpoints,
             early_stop=make_early_stop(cfg, world.start),
-            ledger=Ledger(self.run_dir / contract.ledger_file(self.rank), trace=trace),
+            ledger=Ledger(self.run_dir / contract.ledger_file(self.rank), trace=trace, box=box),
         )
         ready = {"total_steps": self.context.data(cfg).total_steps} if corpus else {}
         records.write(contract.KIND_READY, **ready)
         with clocks_compared(trace, socket, world_size=world.size):
             function(cfg, self.context)
             self.context.finish()
+            box.announce(black_box.DONE)
         records.write(contract.KIND_DONE)
         socket.barrier()  # MPI's own wait for the last rank, in Finalize, would burn a core
         socket.close()

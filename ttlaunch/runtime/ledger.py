@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.runtime.black_box import BlackBox, Place
 from ttlaunch.runtime.trace import Trace
 
 START, EXCHANGE, AFTER = "start", "exchange", "after"
@@ -47,14 +48,16 @@ class Ledger:
         phase: What the rank does.
         label: Operation and bucket in force; None: that of the function that sends.
         trace: A timeline of the same; None: nobody asked for one.
+        box: The rank's black box; None: it has none, as in `ttlaunch simulate`.
     """
 
-    def __init__(self, path: Path | None = None, *, trace: Trace | None = None) -> None:
+    def __init__(self, path: Path | None = None, *, trace: Trace | None = None, box: BlackBox | None = None) -> None:
         """Keep books, and write them to a file if one is named; what happens when goes to the trace if there is one."""
         self.step = 0
         self.phase = self._rest = START
         self.label: tuple[str, int | None] | None = None
         self.trace = trace
+        self.box = box
         self._path = path
         self._micro_batch: int | None = None
         self._facts: dict[str, int] = {}
@@ -84,6 +87,8 @@ class Ledger:
         """What follows belongs to this step."""
         self._close_step()
         self.step = step
+        if self.box is not None:
+            self.box.begin_step(step)
         self.phase = self._rest = EXCHANGE
         self._step_began = self._since = time.monotonic_ns()
 
@@ -92,6 +97,8 @@ class Ledger:
         self._rest = AFTER
         self.enter(AFTER)
         self._spent["step"] += self._since - self._step_began
+        if self.box is not None:
+            self.box.end_step(self._since - self._step_began)
         if self.trace is not None and self.trace.is_open:
             self.trace.span(f"step {self.step}", "step", self._step_began, self._since)
             self.trace.end_step()
@@ -100,6 +107,8 @@ class Ledger:
         """Say what the rank does from here on, and with which micro-batch."""
         now = time.monotonic_ns()
         self._spent[self.phase] += now - self._since
+        if self.box is not None:
+            self.box.passed()
         if self.trace is not None and self.phase in _PASSES:
             self._trace_pass(self.trace, now)
         self.phase, self._since, self._micro_batch = phase, now, micro_batch
@@ -194,8 +203,11 @@ def operation(socket: object, name: str, *, bucket: int | None = None) -> Abstra
     return _NOTHING if ledger is None else _Label(ledger, (name, bucket))
 
 
-def caller_label() -> tuple[str, int | None]:
-    """The operation of a message that nobody named: the function that the recipe called, or else the recipe's own."""
+def caller() -> tuple[tuple[str, int | None], Place]:
+    """The operation of a message that nobody named, and where it was asked for.
+
+    It is named after the function that the recipe called, or else the recipe's own; the place is the recipe's line.
+    """
     frame = sys._getframe(1)  # noqa: SLF001  the documented way to find a caller without building a traceback
     while frame.f_back is not None and (frame.f_code.co_filename in _VERBS or frame.f_code.co_name[0] == "<"):
         frame = frame.f_back  # a comprehension is part of the function around it
@@ -203,7 +215,7 @@ def caller_label() -> tuple[str, int | None]:
     while frame.f_back is not None and _is_runtime(frame.f_code.co_filename):
         name = frame.f_code.co_name
         frame = frame.f_back
-    return _operation_of(name), None
+    return (_operation_of(name), None), (frame.f_code.co_filename, frame.f_lineno)
 
 
 @cache

@@ -42,5 +42,6 @@ def validation_losses(cfg: TrainingFile, ctx: RankContext, model: Model, *, amon
         Summed loss of each micro-batch of the share in order, float64, on the CPU; empty if the share is.
     """
     batches = validation_micro_batches(cfg, ctx, among=among)
-    losses = [summed_loss(model(x_BT), y_BT).item() for _, x_BT, y_BT in batches]
+    with ctx.announced("evaluation"):
+        losses = [summed_loss(model(x_BT), y_BT).item() for _, x_BT, y_BT in batches]
     return torch.tensor(losses, dtype=torch.float64)

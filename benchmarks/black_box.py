@@ -1,0 +1,93 @@
+"""What a rank's black box costs: `PYTHONPATH=. python benchmarks/black_box.py`.
+
+Sockets that do nothing, with books alone and with books and a black box in shared memory, take turns for some thousand
+messages at a time; the processor's time of this thread, medians over the rounds. To be met: 1 µs for an operation. A
+transfer that is begun and waited for is two operations.
+"""
+
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.black_box import BlackBox
+from ttlaunch.runtime.ledger import Ledger, operation
+from ttlaunch.runtime.ledger_socket import LedgerSocket
+from ttlaunch.runtime.sockets import Pending
+from ttlaunch.runtime.world import Rank
+
+ROUNDS, MESSAGES = 61, 2000
+LIMIT_US = 1.0
+
+
+class NullSocket:
+    """Takes every message and does nothing with it."""
+
+    rank = Rank(0)
+
+    def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
+        """Do nothing."""
+
+    def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
+        """Do nothing."""
+
+    def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:  # noqa: ARG002  nothing is done with it
+        return self
+
+    def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:  # noqa: ARG002  likewise
+        return self
+
+    def wait(self) -> None:
+        """Do nothing."""
+
+
+WAYS = {
+    "send, operation named": (lambda one, tensor: one.send(tensor, dest=Rank(1)), True, 1),
+    "send, named after its function": (lambda one, tensor: one.send(tensor, dest=Rank(1)), False, 1),
+    "recv, operation named": (lambda one, tensor: one.recv(tensor, source=Rank(1)), True, 1),
+    "isend and wait, operation named": (lambda one, tensor: one.isend(tensor, dest=Rank(1)).wait(), True, 2),
+    "irecv and wait, operation named": (lambda one, tensor: one.irecv(tensor, source=Rank(1)).wait(), True, 2),
+}
+
+
+def main() -> int:
+    """Print the table; status 1 if a limit is missed."""
+    with tempfile.TemporaryDirectory(prefix="ttl-box-", dir="/dev/shm") as scratch:
+        box = BlackBox(Path(scratch, "blackbox", "rank-0.box"), rank=0)
+        missed = [name for name in WAYS if not _is_met(name, box)]
+    return 1 if missed else 0
+
+
+def _is_met(name: str, box: BlackBox) -> bool:
+    """Measure one way to send or receive, and print its line."""
+    act, is_named, operations = WAYS[name]
+    plain = LedgerSocket(NullSocket(), Ledger())
+    boxed = LedgerSocket(NullSocket(), Ledger(box=box))
+    without, adds = [], []
+    for _ in range(ROUNDS):
+        before = _time_us(plain, act, is_named=is_named)
+        without.append(before)
+        adds.append((_time_us(boxed, act, is_named=is_named) - before) / operations)
+    added = statistics.median(adds)
+    if name == next(iter(WAYS)):
+        print(f"{'a message':36} {'books µs':>8} {'operations':>10} {'box adds to each µs':>20} {'limit':>6}")
+    verdict = "met" if added <= LIMIT_US else "MISSED"
+    print(f"{name:36} {statistics.median(without):8.2f} {operations:10} {added:20.2f} {LIMIT_US:6.1f} {verdict}")
+    return added <= LIMIT_US
+
+
+def _time_us(socket: LedgerSocket, act, *, is_named: bool) -> float:  # noqa: ANN001  a way to use it
+    tensor = torch.zeros(4)
+    with operation(socket if is_named else None, "gradients", bucket=1):
+        began = time.thread_time()
+        for _ in range(MESSAGES):
+            act(socket, tensor)
+        return (time.thread_time() - began) / MESSAGES * 1e6
+
+
+if __name__ == "__main__":
+    sys.exit(main())

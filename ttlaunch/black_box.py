@@ -1,0 +1,182 @@
+"""A rank's black box, as it lies in memory that outlives the rank: the last operations, and counters that move while it works.
+
+The rank writes it (`runtime/black_box.py`), whoever wants to know reads it here, also while the rank hangs or after it was
+killed. A part of what launcher, agent and rank agree on, as `contract.py` is: Python 3.9 and the standard library only.
+
+A box is a header of 64-bit integers, a table of channels (how many messages were begun with each peer under each tag), a
+ring of the last operations, and the texts that operations refer to by number. All of it is in the host's own byte order.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from ttlaunch import contract
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAGIC = int.from_bytes(b"TTLBOX1\0", "little")
+HEADER_WORDS = 16
+WORD_MAGIC, WORD_RANK, WORD_CLOCK, WORD_EPOCH, WORD_BEGUN, WORD_STEPS, WORD_TIMED = range(7)
+WORD_SLOWEST, WORD_PASSES, WORD_PHASE, WORD_PHASE_SINCE, WORD_TEXTS, WORD_CHANNELS = range(7, 13)
+"""Of the header: `CLOCK` and `EPOCH` are the same moment by the monotonic and by the wall clock, in nanoseconds; `BEGUN`:
+operations; `STEPS`: the last step that was finished; `TIMED`: how many were; `SLOWEST`: of them, in nanoseconds; `PASSES`:
+through the model; `PHASE`: text of what the rank has announced, 0 for nothing; `TEXTS`: bytes in use; `CHANNELS`: likewise."""
+
+CHANNEL = struct.Struct("=iiqq")
+"""Peer, tag, whether it sends, messages begun."""
+
+OPERATION = struct.Struct("=qqqqqiiiiHHHH")
+"""Number, begin and end by the monotonic clock (end 0: not yet), bytes, which message of its channel, step,
+peer, tag, bucket, verb, text of its name, text of its place, nothing."""
+
+CHANNELS, OPERATIONS, TEXT_BYTES = 512, 128, 16384
+CHANNELS_AT = 8 * HEADER_WORDS
+RING_AT = CHANNELS_AT + (CHANNELS + 1) * CHANNEL.size  # one more for messages of channels that have no room
+TEXTS_AT = RING_AT + OPERATIONS * OPERATION.size
+SIZE = TEXTS_AT + TEXT_BYTES
+
+SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV = range(1, 7)
+VERBS = ("?", "send", "recv", "isend", "irecv", "wait for send", "wait for recv")
+SENDS = frozenset({SEND, ISEND, WAIT_SEND})
+NO_BUCKET = -1
+DONE = "done"
+"""Announced by a rank whose role has returned."""
+
+
+def box_file(rank: int) -> str:
+    """Of a rank: below the run's folder in shared memory while it lives, below the run folder when that has ended badly."""
+    return f"{contract.BLACKBOX_DIR}/rank-{rank}.box"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call of a socket's verb.
+
+    Attributes:
+        begun, ended: By the monotonic clock of the rank's host, nanoseconds; `ended` is 0 while it lasts.
+        message: Which message of its channel, from 1; means nothing if the box has no such channel.
+        bucket: -1: none.
+        place: `file:line` of the recipe; empty: unknown.
+    """
+
+    number: int
+    begun: int
+    ended: int
+    nbytes: int
+    message: int
+    step: int
+    peer: int
+    tag: int
+    bucket: int
+    verb: int
+    name: str
+    place: str
+
+    @property
+    def is_send(self) -> bool:
+        return self.verb in SENDS
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the rank is in it."""
+        return self.ended == 0
+
+
+@dataclass(frozen=True)
+class Box:
+    """What a box held at one moment.
+
+    Attributes:
+        begun: Operations.
+        steps: The last step that was finished.
+        timed: How many steps were.
+        slowest: Of them, nanoseconds.
+        passes: Through the model.
+        phase: What the rank has announced that it does; empty: nothing.
+        phase_since: By the monotonic clock of the rank's host, nanoseconds.
+        channels: Messages begun, by peer, tag and whether it sends.
+        operations: The last ones, oldest first.
+    """
+
+    rank: int
+    clock: int
+    epoch: int
+    begun: int
+    steps: int
+    timed: int
+    slowest: int
+    passes: int
+    phase: str
+    phase_since: int
+    channels: Mapping[tuple[int, int, bool], int]
+    operations: tuple[Operation, ...]
+
+    @property
+    def counters(self) -> tuple[int, ...]:
+        """What moves while the rank gets on with its work, and only then."""
+        last = self.operations[-1] if self.operations else None
+        return (self.begun, last.ended if last else 0, self.steps, self.passes, self.phase_since)
+
+    @property
+    def waiting(self) -> Operation | None:
+        """The operation that the rank is in; None: it computes, reads or sleeps."""
+        last = self.operations[-1] if self.operations else None
+        return last if last and last.is_open else None
+
+    def seconds(self, moment: int) -> float:
+        """A time of the monotonic clock as seconds since the epoch, by the clock of the rank's host."""
+        return (self.epoch + moment - self.clock) / 1e9
+
+
+def read_box(data: bytes) -> Box | None:
+    """The content of a box; None for anything else."""
+    if len(data) != SIZE:
+        return None
+    words = struct.unpack_from(f"={HEADER_WORDS}q", data)
+    if words[WORD_MAGIC] != MAGIC:
+        return None
+    texts = _texts(data, words[WORD_TEXTS])
+    channels = {}
+    for index in range(min(words[WORD_CHANNELS], CHANNELS)):
+        peer, tag, is_send, count = CHANNEL.unpack_from(data, CHANNELS_AT + index * CHANNEL.size)
+        channels[peer, tag, bool(is_send)] = count
+    return Box(
+        rank=words[WORD_RANK],
+        clock=words[WORD_CLOCK],
+        epoch=words[WORD_EPOCH],
+        begun=words[WORD_BEGUN],
+        steps=words[WORD_STEPS],
+        timed=words[WORD_TIMED],
+        slowest=words[WORD_SLOWEST],
+        passes=words[WORD_PASSES],
+        phase=_text(texts, words[WORD_PHASE]),
+        phase_since=words[WORD_PHASE_SINCE],
+        channels=channels,
+        operations=_operations(data, texts),
+    )
+
+
+def _operations(data: bytes, texts: list[str]) -> tuple[Operation, ...]:
+    found = []
+    for index in range(OPERATIONS):
+        number, begun, ended, nbytes, message, step, peer, tag, bucket, verb, name, place, _ = OPERATION.unpack_from(
+            data, RING_AT + index * OPERATION.size
+        )
+        if number:
+            texted = _text(texts, name), _text(texts, place)
+            found.append(Operation(number, begun, ended, nbytes, message, step, peer, tag, bucket, verb, *texted))
+    return tuple(sorted(found, key=lambda operation: operation.number))
+
+
+def _texts(data: bytes, used: int) -> list[str]:
+    """The texts, of which 0 is the empty one."""
+    area, texts = data[TEXTS_AT : TEXTS_AT + min(used, TEXT_BYTES)], [""]
+    return texts + [text.decode("utf-8", "replace") for text in area.split(b"\0")[:-1]]
+
+
+def _text(texts: list[str], number: int) -> str:
+    return texts[number] if 0 <= number < len(texts) else ""
