@@ -5,12 +5,16 @@ The words of each refusal are in `tests/golden/refusals/`, one transcript for ea
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
+
+from tests.conftest import GOLDEN
+from ttlaunch.diagnostics.explain import known_codes
 
 RUN = "run hierarchical_parallel -c train.yaml"
 PIPELINE = "run pipeline_parallel -c train.yaml"
@@ -497,6 +501,38 @@ def test_a_configuration_that_cannot_be_written_is_json_too(ttlaunch, here):
             answer.stderr,
             [diagnostic["code"] for diagnostic in json.loads(answer.stdout)["diagnostics"]],
         )
+
+
+# Every check of a configuration.
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("C009", b"\xef\xbb\xbftraining_config:\n  steps: 10\n"),
+        ("C010", b"training_config:\r\n  steps: 10\r\n"),
+        ("C020", b"device_config: {enable_ddp: true}\n"),
+        ("C028", b"training_config: {learning_rate: 5.0e3}\n"),
+        ("C032", b"training_config: {steps: 50}\nscheduler_config: {type: cosine, warmup_steps: 10, hold_steps: 40}\n"),
+    ],
+)
+def test_what_may_be_meant_is_a_note_or_a_warning(ttlaunch, here, golden, code, text):
+    (here / "train.yaml").write_bytes(text)
+    answer = ttlaunch("plan hierarchical_parallel -c train.yaml --verbose")
+    assert 0 == answer.status
+    golden(f"warnings/{code}.txt", answer.stderr)
+
+
+def test_a_secret_that_the_shell_lacks_is_refused(refused):
+    text = 'training_config: {data_path: "env:DATA_THAT_NOBODY_SET"}\n'
+    refused(RUN, files={"train.yaml": text}, status=3)
+
+
+def test_every_check_of_a_configuration_has_a_snapshot_of_its_message():
+    """E10: no C code without a transcript that shows its words and its place, compared letter by letter above."""
+    texts = [path.read_text() for folder in ("refusals", "warnings") for path in (GOLDEN / folder).glob("*.txt")]
+    shown = {code for text in texts for code in re.findall(r"^(?:error|warning|note)\[(C\d{3})\]", text, re.MULTILINE)}
+    assert {code for code in known_codes() if code.startswith("C")} == shown
 
 
 # This machine.

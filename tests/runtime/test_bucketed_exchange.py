@@ -243,7 +243,7 @@ def test_the_edges_of_three_tiers_move_what_they_should(megabytes):
 
 
 def test_gradients_leave_while_the_last_backward_pass_runs():
-    """The buckets of the last layers are under way before the first layer has its gradient; others only at the end."""
+    """A13: the buckets of the last layers are under way before the first layer has its gradient; others only at the end."""
     model = Layers(0)
     before_first, world = [], InProcessWorld(["worker", "server"])
 

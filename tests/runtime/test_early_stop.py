@@ -88,6 +88,7 @@ def test_before_any_improvement_its_state_is_json_too_and_means_the_same():
 
 
 def test_perplexity_is_the_exponential_of_the_loss():
+    """D24."""
     assert math.exp(2.5) == perplexity(2.5)
     assert math.inf == perplexity(1000.0)
     assert math.isnan(perplexity(math.nan))

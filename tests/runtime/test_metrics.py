@@ -1,4 +1,4 @@
-"""A13: every layout reports the same metrics of every step, so that runs can be compared number by number."""
+"""A13, D24: every layout reports the same metrics of every step, so that runs can be compared number by number."""
 
 import math
 

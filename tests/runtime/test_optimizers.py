@@ -75,7 +75,7 @@ def step_once(cfg, ctx, gradient):
 
 
 def test_clipping_comes_before_the_update(make_cfg, make_context):
-    """Bugs 10 and 11 of the originals: clipping after the step, or only in the log."""
+    """A13, D24; bugs 10 and 11 of the originals: clipping after the step, or only in the log."""
     cfg = make_cfg(training={"optimizer": "sgd", "learning_rate": 1.0, "weight_decay": 0.0})
     model, before, norm = step_once(cfg, make_context(cfg), gradient=3.0)
     count = sum(parameter.numel() for parameter in model.parameters())
