@@ -1,0 +1,87 @@
+"""The order to stop, at a rank: all ranks leave after the same step, although the order finds them in different ones.
+
+SIGUSR1 says that the run is to stop. A thread takes it at once, whatever the main thread waits for, writes down the last
+step that this rank can no longer avoid, and from then on no further step begins here. When all ranks have said theirs, the
+launcher leaves word of the largest in the run folder and signals again; every rank goes on to that step and stops.
+Nobody's answer depends on how far training gets meanwhile, so nobody waits in a circle. As long as no order comes, it costs
+a comparison a step and no message; until one is answered, at most a step begins.
+"""
+
+import json
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from ttlaunch import contract
+
+
+class StopOrder:
+    """What a rank knows of the order, shared by its main thread and the one that takes the signal."""
+
+    def __init__(self, *, steps_done: int = 0) -> None:
+        """No order yet; `steps_done` steps lie behind."""
+        self._begun = steps_done
+        self._last: int | None = None
+        self._is_ordered = False
+        self._decided = threading.Condition()
+
+    def ends_after(self, step: int) -> bool:
+        """Whether the rank stops after a step, which it has begun; the same on all ranks, however often it is asked.
+
+        Waits while an order has come and not all ranks have said where they are. If not, the next step counts as begun.
+        """
+        with self._decided:
+            if step < self._begun:
+                return False
+            self._decided.wait_for(lambda: not self._is_ordered or self._last is not None)
+            if self._last is not None and step >= self._last:
+                return True
+            self._begun = step + 1
+            return False
+
+    def freeze(self) -> int:
+        """Begin no further step until `decide`; returns the last one that has begun or must begin."""
+        with self._decided:
+            self._is_ordered = True
+            return self._begun
+
+    def decide(self, last_step: int) -> None:
+        """Say after which step all ranks stop: the largest that any of them has returned from `freeze`."""
+        with self._decided:
+            self._last = last_step
+            self._decided.notify_all()
+
+
+def hold_stop_signals() -> None:
+    """Keep SIGUSR1 for the thread that takes it; call before any other thread starts, since they inherit this."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # an ignored one would not wait
+
+
+def take_stop_signals(order: StopOrder, *, run_dir: Path, answer: Callable[[int], object]) -> None:
+    """Take every SIGUSR1 in a thread, which ends with the process.
+
+    Args:
+        order: Told what they mean.
+        run_dir: Where the launcher leaves word of the last step.
+        answer: Called once with the step that `order` was frozen in.
+    """
+    threading.Thread(target=_take_signals, args=(order, run_dir, answer), daemon=True).start()
+
+
+def _take_signals(order: StopOrder, run_dir: Path, answer: Callable[[int], object]) -> None:
+    signal.sigwait({signal.SIGUSR1})
+    answer(order.freeze())
+    while (last_step := read_last_step(run_dir)) is None:
+        signal.sigwait({signal.SIGUSR1})
+    order.decide(last_step)
+
+
+def read_last_step(run_dir: Path) -> int | None:
+    """The step after which the launcher says that all ranks stop; None if it has not said so."""
+    try:
+        word = json.loads((run_dir / contract.ENDING_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return None if word["after_step"] is None else int(word["after_step"])
