@@ -149,6 +149,35 @@ def test_one_checkpoint_is_named_by_its_path(make_run, find, tmp_path):
     assert ("a/checkpoints/step-10", []) == find("a/checkpoints/step-10")
 
 
+def test_the_folder_of_checkpoints_stands_for_its_run(make_run, find):
+    make_run("a", [10, 20])
+    assert ("a/checkpoints/step-20", []) == find("runs/a/checkpoints")
+
+
+def test_a_checkpoint_may_have_been_copied_anywhere_under_any_name(make_run, tmp_path):
+    run = make_run("a", [10, 20])
+    shutil.copytree(run / "checkpoints/step-10", tmp_path / "backup/best")
+    for where in ("backup/best", tmp_path / "backup/best"):
+        search = find_checkpoint(str(where), runs_folder=tmp_path / "runs", working_folder=tmp_path)
+        assert (tmp_path / "backup/best", 10, []) == (
+            search.checkpoint.path,
+            search.checkpoint.step,
+            search.passed_over,
+        )
+    flip(tmp_path / "backup/best/rank-0.safetensors")
+    search = find_checkpoint("backup/best", runs_folder=tmp_path / "runs", working_folder=tmp_path)
+    assert (None, ["rank-0.safetensors was changed: its SHA-256 differs"]) == (
+        search.checkpoint,
+        [one.reason for one in search.passed_over],
+    )
+
+
+def test_a_checkpoint_whose_name_is_of_another_step_is_never_the_newest(make_run, find):
+    run = make_run("a", [10, 20])
+    shutil.copytree(run / "checkpoints/step-10", run / "checkpoints/step-99")
+    assert ("a/checkpoints/step-20", ["step-99: its manifest.json is that of step 10"]) == find()
+
+
 def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
 

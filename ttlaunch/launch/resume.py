@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +53,8 @@ def find_checkpoint(where: str, *, runs_folder: Path, working_folder: Path) -> S
     """Look for what `--resume` names, newest first, until one is whole.
 
     Args:
-        where: `latest`: of all runs; a run's id; or the path of a run's folder or of one checkpoint.
+        where: `latest`: of all runs; a run's id; or the path of a run's folder, of its folder of checkpoints, or of one
+            checkpoint, which may have been copied there under any name.
         runs_folder: That has the runs.
         working_folder: That paths begin at.
     """
@@ -61,13 +63,16 @@ def find_checkpoint(where: str, *, runs_folder: Path, working_folder: Path) -> S
         search.runs = sorted(_subfolders(runs_folder), reverse=True)
     else:
         places = [path for path in (working_folder / where, runs_folder / where) if path.is_dir()]
-        if places and places[0].parent.name == contract.CHECKPOINTS_DIR:
+        place = places[0].resolve() if places else None
+        if place is not None and (
+            place.parent.name == contract.CHECKPOINTS_DIR or os.path.lexists(place / contract.CHECKPOINT_MANIFEST)
+        ):
             _try(search, places[0])
             return search
-        search.runs = places[:1]
+        search.runs = [place.parent] if place and place.name == contract.CHECKPOINTS_DIR else places[:1]
     for run in search.runs:
         for path in _newest_first(run):
-            _try(search, path)
+            _try(search, path, step=_step(path))
             if search.checkpoint is not None:
                 return search
     return search
@@ -106,8 +111,11 @@ def _compare(path: Path, expected: Mapping[str, Any]) -> str | None:
     return None if digest == expected["sha256"] else f"{path.name} was changed: its SHA-256 differs"
 
 
-def _try(search: Search, path: Path) -> None:
+def _try(search: Search, path: Path, *, step: int | None = None) -> None:
+    """Take a checkpoint if it is whole, and of the step that its name says if that is what it was chosen by."""
     answer = verify(path)
+    if isinstance(answer, Checkpoint) and step not in {None, answer.step}:
+        answer = f"its {contract.CHECKPOINT_MANIFEST} is that of step {answer.step}"
     if isinstance(answer, Checkpoint):
         search.checkpoint = answer
     else:
