@@ -66,9 +66,11 @@ def failure_diagnostic(report: Report, folder: RunFolder) -> Diagnostic | None:
     if failure is None:
         return None
     label = _source_label(failure.place, failure.evidence)
-    notes = [] if label else [*filter(None, [failure.place]), *failure.evidence]
+    notes = [*failure.evidence[1:]] if label else [*filter(None, [failure.place]), *failure.evidence]
     hints = [failure.next_step] if failure.next_step else []
     if failure.rank is not None:
+        last = report.ranks[failure.rank].get("last_operation")
+        notes += [f"its last operation: {last['text']}"] if last else []
         notes += [] if failure.place else _last_words(failure.last_lines)
         cascade = render_cascade(failure.followers)
         notes += [f"the first rank to fail; {cascade}"] if cascade else []
@@ -88,7 +90,7 @@ def _source_label(place: str | None, evidence: Sequence[str]) -> Label | None:
     source = Source(short_name(Path(name), Path.cwd()), text)
     line = source.line(int(number))
     span = source.span(int(number), len(line) - len(line.lstrip()) + 1, max(1, len(line.strip())))
-    return Label(span, " ".join(evidence).replace("`", ""))
+    return Label(span, " ".join(evidence[:1]).replace("`", ""))
 
 
 def _last_words(lines: Sequence[str]) -> list[str]:

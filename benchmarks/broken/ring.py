@@ -1,0 +1,80 @@
+"""A program without torch for `benchmarks/attribution.py`: its ranks wait for each other in every step, over MPI or sockets.
+
+    mpirun -n 4 python ring.py        over MPI
+    mpirun -n 4 python ring.py sockets
+
+Sockets are named by files in the working folder, so that the same program runs where there is no MPI.
+"""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from faults import break_if_due
+
+_STEPS = 200
+_STEP_S = 0.005
+_MEET_S = 30.0
+
+
+def main() -> None:
+    """Take steps, and break where it was ordered."""
+    variables = (
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+        if "OMPI_COMM_WORLD_RANK" in os.environ
+        else ("RANK", "WORLD_SIZE")
+    )
+    rank, size = (int(os.environ[name]) for name in variables)
+    is_over_mpi = variables[0] != "RANK" and "sockets" not in sys.argv
+    meet = over_mpi() if is_over_mpi else over_sockets(rank, size)
+    for step in range(1, _STEPS + 1):
+        break_if_due(rank=rank, role="rank", step=step)
+        time.sleep(_STEP_S)
+        meet()
+
+
+def over_mpi() -> Callable[[], None]:
+    """Wait for all ranks in an all-reduce."""
+    from mpi4py import MPI
+
+    def meet() -> None:
+        MPI.COMM_WORLD.allreduce(1)
+
+    return meet
+
+
+def over_sockets(rank: int, size: int) -> Callable[[], None]:
+    """Wait for all ranks by a byte from each; one that has gone is an error in all others at once."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"socket-{rank}.part")
+    listener.listen(size)
+    Path(f"socket-{rank}.part").rename(f"socket-{rank}")
+    peers = [_connected(other) for other in range(rank)]
+    peers += [listener.accept()[0] for _ in range(rank + 1, size)]
+
+    def meet() -> None:
+        for peer in peers:
+            peer.sendall(b".")
+        for peer in peers:
+            if not peer.recv(1):
+                raise ConnectionResetError("a peer has closed its connection")
+
+    return meet
+
+
+def _connected(other: int) -> socket.socket:
+    deadline = time.monotonic() + _MEET_S
+    while not Path(f"socket-{other}").exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"rank {other} does not come")
+        time.sleep(0.01)
+    peer = socket.socket(socket.AF_UNIX)
+    peer.connect(f"socket-{other}")
+    return peer
+
+
+if __name__ == "__main__":
+    main()
