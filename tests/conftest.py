@@ -53,9 +53,14 @@ def mpirun_scratch():
     folder = tempfile.mkdtemp(prefix="ttl-tests-")
     places = dict.fromkeys(("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base"), folder)
     os.environ.update(places)
+    state = os.environ.get("XDG_STATE_HOME")
+    os.environ["XDG_STATE_HOME"] = folder  # runs of tests stay out of the registry of whoever starts them
     yield
     for name in places:
         del os.environ[name]
+    os.environ.pop("XDG_STATE_HOME")
+    if state is not None:
+        os.environ["XDG_STATE_HOME"] = state
     shutil.rmtree(folder, ignore_errors=True)
 
 

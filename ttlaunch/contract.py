@@ -69,6 +69,7 @@ TRAIN_FILE = "train.yaml"
 COMMAND_FILE = "command.sh"
 ENVIRONMENT_FILE = "environment.json"
 CODE_FILE = "code.json"
+LAUNCHER_FILE = "launcher.json"  # which process watches the run, see `launch/launcher.py`
 EVENTS_FILE = "events.jsonl"
 REPORT_FILE = "report.json"
 TRACE_FILE = "trace.json"  # the timelines of all ranks in one, in Chrome's format

@@ -119,6 +119,7 @@ def test_a_finished_run_has_all_its_files(here, start_run):
         "environment.json",
         "events.jsonl",
         "hosts.txt",
+        "launcher.json",
         "logs/merged.jsonl",
         "logs/mpirun.stderr",
         "logs/mpirun.stdout",

@@ -15,10 +15,12 @@ from ttlaunch.cli import (
     doctor,
     explain,
     init,
+    logs,
     parity,
     place,
     plan,
     prepare,
+    ps,
     recipes,
     report,
     repro,
@@ -26,6 +28,7 @@ from ttlaunch.cli import (
     schema,
     show,
     simulate,
+    stop,
     sync,
     validate,
     weights,
@@ -46,6 +49,9 @@ app.command("repro", epilog=repro.EXAMPLES)(repro.repro)
 app.command("plan", epilog=plan.EXAMPLES, cls=CommandAfterDashes)(plan.plan)
 app.command("simulate", epilog=simulate.EXAMPLES)(simulate.simulate)
 app.command("parity", epilog=parity.EXAMPLES)(parity.parity)
+app.command("ps", epilog=ps.EXAMPLES)(ps.ps)
+app.command("logs", epilog=logs.EXAMPLES)(logs.logs)
+app.command("stop", epilog=stop.EXAMPLES)(stop.stop)
 app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("show", epilog=show.EXAMPLES)(show.show)
 app.command("place", epilog=place.EXAMPLES)(place.place)

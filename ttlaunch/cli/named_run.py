@@ -1,29 +1,60 @@
 """The run that a command's words name, one way for all commands."""
 
+import os
 from pathlib import Path
 from typing import NoReturn
 
 from ttlaunch.cli.console import refuse
-from ttlaunch.diagnostics import Diagnostic, Format, shown
+from ttlaunch.diagnostics import Diagnostic, Format, listed, shown
+from ttlaunch.diagnostics.suggest import did_you_mean
 
 
 def find_named_run(where: str, *, runs_dir: Path, form: Format) -> Path:
-    """The folder of the run, by `latest`, its id or a path; leaves if there is none."""
-    from ttlaunch.launch.recorded import find_run
+    """The folder of the run; leaves if there is none or if several are meant.
+
+    Args:
+        where: `latest`; a run's id, its beginning or what follows its last dash, if only one run has it; or a path. An id
+            may also be that of a run with its folder elsewhere.
+        runs_dir: Where run folders are.
+        form: Of what is said if there is none.
+    """
+    from ttlaunch.launch.recorded import find_run, matching_runs, run_folders
 
     path = find_run(where, runs_folder=Path.cwd() / runs_dir, working_folder=Path.cwd())
-    if path is None:
-        refuse([_no_run(where, runs_dir)], form=form)
-    return path
+    if path is not None:
+        return path.resolve()
+    here, elsewhere = run_folders(Path.cwd() / runs_dir), _registered()
+    matching = matching_runs(where, here) or matching_runs(where, elsewhere)
+    if len(matching) != 1:
+        known = [path.name for path in (*here, *elsewhere)]
+        refuse([_several(where, matching) if matching else _no_run(where, runs_dir, known)], form=form)
+    return matching[0].resolve()
 
 
-def _no_run(where: str, runs_dir: Path) -> Diagnostic:
+def _registered() -> list[Path]:
+    from ttlaunch import contract
+    from ttlaunch.launch.registry import RegistryError, find_registry
+
+    try:
+        folders = [entry.folder for entry in find_registry(os.environ).entries()]
+    except RegistryError:
+        return []
+    return [folder for folder in folders if (folder / contract.PLAN_FILE).is_file()]
+
+
+def _several(where: str, matching: list[Path]) -> Diagnostic:
+    names = listed([path.name for path in matching], last="and")
+    return Diagnostic("P030", f"`{shown(where)}` may mean {len(matching)} runs", notes=(f"these are {names}",))
+
+
+def _no_run(where: str, runs_dir: Path, known: list[str]) -> Diagnostic:
     from ttlaunch.launch.recorded import LATEST
 
     message = f"there is no run in {shown(str(runs_dir))}"
     if where != LATEST:
         message = f"`{shown(where)}` names no run in {shown(str(runs_dir))} and no path to one"
-    return Diagnostic("P030", message, hints=("`--runs-dir DIR` says where runs are",))
+    hints = (*did_you_mean(where, dict.fromkeys([LATEST, *known])), "`--runs-dir DIR` says where runs are")
+    return Diagnostic("P030", message, hints=hints)
 
 
 def refuse_run(path: Path, error: OSError | ValueError, *, form: Format) -> NoReturn:

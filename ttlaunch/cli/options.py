@@ -67,6 +67,15 @@ Resume = Annotated[
         help="Go on from the newest whole checkpoint: of all runs, of one, or the one at a path.",
     ),
 ]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where run folders are.")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only",
+        metavar="role=R|rank=N|host=H",
+        help="Show what these ranks print, e.g. role=worker or rank=0-3,7. Repeatable. Files keep everything.",
+    ),
+]
 OutputFormat = Annotated[
     Format,
     typer.Option(

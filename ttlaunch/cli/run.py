@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,7 @@ from ttlaunch.cli.options import (
     Hostfile,
     MpiArgs,
     On,
+    Only,
     OutputFormat,
     Overrides,
     RankBindings,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from ttlaunch.cli.planning import Prepared
     from ttlaunch.cli.ready_here import Ready
     from ttlaunch.launch.report import Report
+    from ttlaunch.launch.run_folder import RunFolder
+    from ttlaunch.plan.launch_plan import LaunchPlan
 
 EXAMPLES = """\
 [bold]ttlaunch run hierarchical_parallel[/bold]   three tiers on this machine
@@ -42,6 +45,8 @@ EXAMPLES = """\
 [bold]ttlaunch run pipeline_parallel --set training_config.data_path=book.txt[/bold]   your own text
 
 [bold]ttlaunch run hierarchical_parallel --trace --trace-steps 5[/bold]   and a timeline of all ranks' first five steps
+
+[bold]ttlaunch run hierarchical_parallel --only role=worker[/bold]   show what the workers print; files keep everything
 
 [bold]ttlaunch run --ranks 2 -- ./any_program --its-options[/bold]   any program under the same plan
 
@@ -72,11 +77,13 @@ def run(
     resume: Resume = None,
     trace: Annotated[bool, typer.Option("--trace", help="Write a timeline of all ranks, for ui.perfetto.dev.")] = False,
     trace_steps: Annotated[int, typer.Option("--trace-steps", min=1, metavar="N", help="First steps to trace.")] = 20,
+    only: Only = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and start nothing.")] = False,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
     """Start a recipe or a script on a cluster and watch it to its end."""
+    from ttlaunch.cli.logs import choose_ranks
     from ttlaunch.cli.planning import prepare
 
     request = Request(
@@ -95,12 +102,13 @@ def run(
         trace_steps=trace_steps if trace else None,
     )
     prepared = prepare(request, form=form, verbose=verbose)
+    chosen = choose_ranks(only or (), prepared.plan.ranks, form=form)
     if dry_run:
         from ttlaunch.cli.plan import show_plan
 
         show_plan(prepared.plan, form=form)
         return
-    leave(carry_out(prepared, runs_dir=runs_dir, form=form, verbose=verbose).exit_status)
+    leave(carry_out(prepared, runs_dir=runs_dir, form=form, verbose=verbose, only=chosen).exit_status)
 
 
 def carry_out(
@@ -109,6 +117,7 @@ def carry_out(
     runs_dir: Path,
     form: Format,
     verbose: bool,
+    only: Collection[int] | None = None,
     judge: "Callable[[Report], Sequence[Diagnostic]]" = lambda _: (),
 ) -> "Report":
     """Start a plan, show it until it has ended, and say what came out; leaves if a host is not ready.
@@ -118,17 +127,15 @@ def carry_out(
         runs_dir: Where run folders are made.
         form: Of what is printed.
         verbose: Whether notes are shown.
+        only: Ranks whose output is shown; None: of all.
         judge: What else is to be said of the result.
     """
-    from ttlaunch.cli.checkpoint_view import checkpoint_diagnostics
     from ttlaunch.cli.live import make_view
-    from ttlaunch.cli.summary import failure_diagnostic, show_summary
-    from ttlaunch.cli.traffic_view import traffic_diagnostics
+    from ttlaunch.cli.registering import registered
     from ttlaunch.errors import RunFolderError
     from ttlaunch.launch.record_inputs import write_inputs
     from ttlaunch.launch.run_folder import create_run_folder, scratch_folder
     from ttlaunch.launch.supervise import supervise
-    from ttlaunch.launch.trace import write_trace
     from ttlaunch.launch.watch import Watch
 
     ready = _make_ready(prepared, form=form, verbose=verbose)
@@ -142,9 +149,26 @@ def carry_out(
     with (
         scratch_folder() as scratch,
         ready.crew(folder, watch, scratch) as crew,
-        make_view(plan, folder, quiet=form is Format.JSON) as view,
+        registered(plan, folder, form=form),
+        make_view(plan, folder, quiet=form is Format.JSON, only=only) as view,
     ):
         report = supervise(plan, folder, environment=os.environ, view=view, watch=watch, crew=crew, scratch=scratch)
+    return _say_what_came_out(report, plan, folder, form=form, judge=judge)
+
+
+def _say_what_came_out(
+    report: "Report",
+    plan: "LaunchPlan",
+    folder: "RunFolder",
+    *,
+    form: Format,
+    judge: "Callable[[Report], Sequence[Diagnostic]]",
+) -> "Report":
+    from ttlaunch.cli.checkpoint_view import checkpoint_diagnostics
+    from ttlaunch.cli.summary import failure_diagnostic, show_summary
+    from ttlaunch.cli.traffic_view import traffic_diagnostics
+    from ttlaunch.launch.trace import write_trace
+
     timeline = write_trace(folder.path, plan.ranks)
     failure, lost = failure_diagnostic(report, folder), checkpoint_diagnostics(report)
     is_done = report.status == "done"  # else the first thing named is what broke

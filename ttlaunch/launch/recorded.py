@@ -1,14 +1,14 @@
 """A run as its folder tells of it afterwards, or while it runs: the plan, the ranks' records, the books, the report."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.agent.run_processes import run_processes
 from ttlaunch.launch.books import Book, read_books
+from ttlaunch.launch.launcher import is_running
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.traffic import Settlement, settle
 from ttlaunch.launch.watch import RankState, Watch
@@ -24,7 +24,7 @@ class Recorded:
     Attributes:
         plan: The content of `plan.json`.
         report: The content of `report.json`; None before the run has ended.
-        is_running: Whether processes of it are alive on this machine.
+        is_running: Whether its launcher or processes of it are alive on this machine.
         books: None if its ranks have left none.
         traffic: Likewise.
     """
@@ -57,13 +57,33 @@ class _Rows:
 def find_run(where: str, *, runs_folder: Path, working_folder: Path) -> Path | None:
     """The folder of the run that the words name: `latest`, a run's id, or the path of its folder."""
     if where == LATEST:
-        try:
-            runs = sorted(path for path in runs_folder.iterdir() if (path / contract.PLAN_FILE).is_file())
-        except OSError:
-            return None
+        runs = run_folders(runs_folder)
         return runs[-1] if runs else None
     places = (runs_folder / where, working_folder / where)
     return next((path for path in places if (path / contract.PLAN_FILE).is_file()), None)
+
+
+def run_folders(runs_folder: Path) -> list[Path]:
+    """The folders of all runs in a folder, oldest first."""
+    try:
+        return sorted(path for path in runs_folder.iterdir() if (path / contract.PLAN_FILE).is_file())
+    except OSError:
+        return []
+
+
+def matching_runs(where: str, folders: Iterable[Path]) -> list[Path]:
+    """The runs whose id begins with the words, or ends with them after a dash."""
+    return [path for path in folders if path.name.startswith(where) or path.name.endswith(f"-{where}")]
+
+
+def read_rows(path: Path) -> list[RankRow]:
+    """The ranks of a run.
+
+    Raises:
+        OSError: Its plan cannot be read.
+        ValueError: Its plan is none.
+    """
+    return _rows(_read_object(path / contract.PLAN_FILE))
 
 
 def read_run(path: Path) -> Recorded:
@@ -74,10 +94,7 @@ def read_run(path: Path) -> Recorded:
         ValueError: Its plan or its report is none.
     """
     plan = _read_object(path / contract.PLAN_FILE)
-    try:
-        rows = tuple(RankRow(row["rank"], row["host"], row["slot"], row["role"]) for row in plan["ranks"])
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{contract.PLAN_FILE} is not a plan") from error
+    rows = tuple(_rows(plan))
     has_ended = (path / contract.REPORT_FILE).is_file()
     report = _read_object(path / contract.REPORT_FILE) if has_ended else None
     watch = Watch(_Rows(rows), RunFolder(path.name, path))
@@ -87,11 +104,18 @@ def read_run(path: Path) -> Recorded:
         path=path,
         plan=plan,
         report=report,
-        is_running=not has_ended and bool(run_processes(path.name)),
+        is_running=not has_ended and is_running(path),
         ranks=watch.ranks,
         books=read_books(path, world_size=len(rows)),
         traffic=settle(path, plan, watch.ranks, is_done=is_done),
     )
+
+
+def _rows(plan: Mapping[str, Any]) -> list[RankRow]:
+    try:
+        return [RankRow(row["rank"], row["host"], row["slot"], row["role"]) for row in plan["ranks"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{contract.PLAN_FILE} is not a plan") from error
 
 
 def _read_object(path: Path) -> dict[str, Any]:

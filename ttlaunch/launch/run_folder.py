@@ -20,6 +20,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.errors import RunFolderError
+from ttlaunch.launch.launcher import write_launcher
 from ttlaunch.plan.launch_plan import LaunchPlan, render_plan_json
 from ttlaunch.plan.openmpi import scratch_settings
 
@@ -61,6 +62,7 @@ def create_run_folder(runs_folder: Path, *, now: datetime | None = None) -> RunF
         folder = RunFolder(run_id, (runs_folder / run_id).resolve())
         for name in (contract.LOGS_DIR, contract.RECORDS_DIR):
             folder.file(name).mkdir()
+        write_launcher(folder.path)
     except OSError as error:
         raise abandon(runs_folder if is_new else made, error, place=runs_folder) from error
     return folder

@@ -1,0 +1,139 @@
+"""`ttlaunch logs`: what the ranks of a run have printed, in the order in which it came; also while it runs."""
+
+import json
+import sys
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ttlaunch.cli.console import refuse
+from ttlaunch.cli.named_run import find_named_run, refuse_run
+from ttlaunch.cli.options import Only, OutputFormat, RunsDir
+from ttlaunch.diagnostics import Diagnostic, Format, listed, shown
+from ttlaunch.diagnostics.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from ttlaunch.launch.merged import Line
+    from ttlaunch.plan.launch_plan import RankRow
+
+EXAMPLES = """\
+[bold]ttlaunch logs[/bold]   what the newest run has printed
+
+[bold]ttlaunch logs latest -f[/bold]   and what it prints until it ends
+
+[bold]ttlaunch logs 3fa1 --only rank=3 --stream stderr[/bold]   one rank, one stream, of the run whose id ends with 3fa1
+
+[bold]ttlaunch logs latest --only role=worker --format json[/bold]   a JSON object a line, for a program
+"""
+_TICK_S = 0.1
+_CONTROL = dict.fromkeys([*range(9), *range(10, 32), 127])  # all but tab: a log must not steer the terminal
+
+
+def logs(
+    run: Annotated[
+        str, typer.Argument(metavar="[RUN|latest]", help="A run's id or a part of it, or a path.", show_default=False)
+    ] = "latest",
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    only: Only = None,
+    stream: Annotated[str | None, typer.Option("--stream", metavar="stdout|stderr", help="One of the two.")] = None,
+    runs_dir: RunsDir = Path("runs"),
+    form: OutputFormat = Format.FULL,
+) -> None:
+    """Show the lines of all ranks in the order in which they came; equal ones of several ranks as one."""
+    from ttlaunch.launch.recorded import read_rows
+
+    if stream not in {None, "stdout", "stderr"}:
+        refuse([_wrong_stream(str(stream))], form=form)
+    path = find_named_run(run, runs_dir=runs_dir, form=form)
+    try:
+        rows = read_rows(path)
+    except (OSError, ValueError) as error:
+        refuse_run(path, error, form=form)
+    chosen = choose_ranks(only or (), rows, form=form)
+    streams = ("stdout", "stderr") if stream is None else (stream,)
+    try:
+        if form is Format.JSON:
+            _show_json(path, rows, chosen, streams, follow=follow)
+        else:
+            _show(path, rows, chosen, streams, follow=follow)
+    except KeyboardInterrupt:  # how one stops to follow
+        return
+
+
+def choose_ranks(only: Collection[str], rows: "Collection[RankRow]", *, form: Format) -> frozenset[int]:
+    """The ranks that `--only` names; leaves if it names none."""
+    from ttlaunch.launch.fold import only_choices, parse_only
+
+    chosen = parse_only(list(only), list(rows))
+    if isinstance(chosen, str):
+        known = only_choices(list(rows))
+        message = f"`--only {shown(chosen)}` names no rank of this run"
+        notes = (f"it has {listed(known, last='and')}",)
+        refuse([Diagnostic("P040", message, notes=notes, hints=did_you_mean(chosen, known))], form=form)
+    return chosen
+
+
+def _show(
+    path: Path, rows: "list[RankRow]", chosen: Collection[int], streams: Collection[str], *, follow: bool
+) -> None:
+    from ttlaunch.launch.launcher import is_running
+    from ttlaunch.launch.shown_output import ShownOutput
+
+    output = ShownOutput(path, rows, only=chosen, streams=streams)
+    while follow and is_running(path):
+        _write([line for _, line in output.poll()])
+        time.sleep(_TICK_S)
+    _write([line for _, line in output.finish(rest=not is_running(path))])
+
+
+def _show_json(
+    path: Path, rows: "list[RankRow]", chosen: Collection[int], streams: Collection[str], *, follow: bool
+) -> None:
+    from ttlaunch.launch.launcher import is_running
+    from ttlaunch.launch.merged import MergedLog
+
+    log = MergedLog(path, [row.rank for row in rows])
+
+    def wanted(line: "Line") -> bool:
+        return line.rank in chosen and line.stream in streams
+
+    while True:
+        goes_on = is_running(path)
+        _write([_json_line(line, rows) for line in filter(wanted, log.poll())])
+        if not goes_on:
+            _write([_json_line(line, rows) for line in filter(wanted, log.rest())])
+        if not goes_on or not follow:
+            return
+        time.sleep(_TICK_S)
+
+
+def _json_line(line: "Line", rows: "list[RankRow]") -> bytes:
+    row = rows[line.rank]
+    record = {
+        "rank": line.rank,
+        "role": row.role,
+        "host": row.host,
+        "stream": line.stream,
+        "time": line.time,
+        "text": line.text.decode("utf-8", "replace"),
+        "offset": line.offset,
+        "length": line.length,
+    }
+    return json.dumps(record).encode()
+
+
+def _write(lines: list[bytes]) -> None:
+    """Bytes as they are, but for what would steer a terminal."""
+    if sys.stdout.isatty():
+        lines = [line.decode("utf-8", "replace").translate(_CONTROL).encode() for line in lines]
+    sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))
+    sys.stdout.flush()
+
+
+def _wrong_stream(stream: str) -> Diagnostic:
+    hints = did_you_mean(stream, ("stdout", "stderr"))
+    return Diagnostic("P041", f"`--stream {shown(stream)}` is neither `stdout` nor `stderr`", hints=hints)

@@ -1,0 +1,111 @@
+"""`ttlaunch ps`: the runs of this user on this machine, and how far each has come."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ttlaunch.cli.console import print_json, show_diagnostics
+from ttlaunch.cli.options import OutputFormat, RunsDir
+from ttlaunch.diagnostics import Diagnostic, Format
+
+if TYPE_CHECKING:
+    from ttlaunch.launch.overview import RunSummary
+
+EXAMPLES = """\
+[bold]ttlaunch ps[/bold]   what runs now, wherever it was started from
+
+[bold]ttlaunch ps --all[/bold]   and every run that has ended
+
+[bold]ttlaunch ps --all --format json[/bold]   the same for a program
+"""
+_HEADINGS = ("run", "state", "step", "loss", "age", "ranks", "name", "folder")
+_RIGHT = {"step", "loss", "age", "ranks"}
+_ENDS = ((60.0, 1, "s"), (3600.0, 60, "min"), (48 * 3600.0, 3600, "h"))
+
+
+def ps(
+    *,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Also runs that have ended.")] = False,
+    runs_dir: RunsDir = Path("runs"),
+    form: OutputFormat = Format.FULL,
+) -> None:
+    """List runs: those of this user's registry, and those in the folder of runs."""
+    from ttlaunch.cli.registering import registry_diagnostic
+    from ttlaunch.diagnostics.count import counted
+    from ttlaunch.launch.overview import list_runs
+    from ttlaunch.launch.registry import RegistryError, find_registry
+
+    try:
+        registry, problem = find_registry(os.environ), None
+    except RegistryError as error:
+        registry, problem = None, error
+    runs, unread = list_runs(Path.cwd() / runs_dir, registry)
+    problem = problem or unread
+    note = f"only runs in {runs_dir} are shown"
+    found: list[Diagnostic] = [registry_diagnostic(problem, note=note)] if problem else []
+    listed = [run for run in runs if every or not run.is_over]
+    if form is Format.JSON:
+        lines = [_as_json(run) for run in listed]
+        print_json({"runs": lines, "diagnostics": [diagnostic.as_json() for diagnostic in found]})
+        return
+    if listed:
+        rows = [_row(run) for run in listed]
+        lines_of = ["\t".join(row) for row in rows] if form is Format.CONCISE else _table(rows)
+        sys.stdout.write("".join(f"{line}\n" for line in lines_of))
+    elif form is not Format.CONCISE:
+        rest = f"; `ttlaunch ps --all` shows {counted(len(runs), 'run')} that ended" if runs else ""
+        sys.stdout.write(f"no run goes on{rest}\n")
+    sys.stdout.flush()
+    show_diagnostics(found, form=form)
+
+
+def render_age(seconds: float) -> str:
+    """A time in its largest whole unit: `12 s`, `5 min`, `7 h`, `3 d`."""
+    for end, unit, name in _ENDS:
+        if seconds < end:
+            return f"{seconds // unit:.0f} {name}"
+    return f"{seconds // 86400:.0f} d"
+
+
+def _row(run: "RunSummary") -> list[str]:
+    from ttlaunch.cli.describe import short_name
+
+    step = f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step or "")
+    loss = "" if run.loss is None else f"{run.loss:.4f}"
+    age = "" if run.started is None else render_age(max(0.0, time.time() - run.started))
+    folder = short_name(run.folder, Path.cwd())
+    return [run.folder.name, run.state, step, loss, age, str(run.ranks), run.name, folder]
+
+
+def _table(rows: list[list[str]]) -> list[str]:
+    """Columns as wide as they must be; the last one, of folders, is not padded."""
+    table = [list(_HEADINGS), *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(_HEADINGS))]
+    lines = []
+    for row in table:
+        cells = [
+            cell.rjust(width) if heading in _RIGHT else cell.ljust(width)
+            for cell, width, heading in zip(row, widths, _HEADINGS, strict=True)
+        ]
+        lines.append("   ".join(cells).rstrip())
+    return lines
+
+
+def _as_json(run: "RunSummary") -> dict[str, Any]:
+    age = None if run.started is None else round(time.time() - run.started, 1)
+    return {
+        "run_id": run.folder.name,
+        "folder": str(run.folder),
+        "name": run.name,
+        "state": run.state,
+        "step": run.step,
+        "total_steps": run.total_steps,
+        "loss": run.loss,
+        "ranks": run.ranks,
+        "age_s": age,
+        "machine": run.machine,
+    }

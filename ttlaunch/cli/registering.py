@@ -1,0 +1,35 @@
+"""Enter a run into the user's registry for as long as it goes on; one warning, and no more, if that cannot be done."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ttlaunch.cli.console import show_diagnostics
+from ttlaunch.diagnostics import Diagnostic, Format, Severity
+from ttlaunch.launch.registry import RegistryError, find_registry
+from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.plan.launch_plan import LaunchPlan
+
+_STILL = "the run goes on; in the folder where it was started, `ttlaunch ps` finds it all the same"
+
+
+@contextmanager
+def registered(plan: LaunchPlan, folder: RunFolder, *, form: Format) -> Iterator[None]:
+    """Enter a run, and how it ended when its report has been written."""
+    try:
+        registry = find_registry(os.environ)
+        registry.enter(folder.path, name=plan.program.name, plan_hash=plan.hash, ranks=plan.world_size)
+    except RegistryError as error:
+        show_diagnostics([registry_diagnostic(error, note=_STILL)], form=form)
+        yield
+        return
+    yield
+    try:
+        registry.leave(folder.path)
+    except RegistryError as error:
+        show_diagnostics([registry_diagnostic(error, note="how it ended stands in its own folder")], form=form)
+
+
+def registry_diagnostic(error: RegistryError, *, note: str) -> Diagnostic:
+    """What is wrong with the registry."""
+    return Diagnostic("R047", f"the registry of runs cannot be used: {error}", severity=Severity.WARNING, notes=(note,))

@@ -1,0 +1,110 @@
+"""`ttlaunch stop`: end a run from another terminal, the way Ctrl-C in its own would."""
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ttlaunch import contract
+from ttlaunch.cli.console import leave, print_json, refuse
+from ttlaunch.cli.named_run import find_named_run
+from ttlaunch.cli.options import OutputFormat, RunsDir
+from ttlaunch.diagnostics import Diagnostic, Format
+
+if TYPE_CHECKING:
+    from ttlaunch.launch.launcher import Launcher
+
+EXAMPLES = """\
+[bold]ttlaunch stop latest[/bold]   the newest run: its ranks finish a step and save, then leave
+
+[bold]ttlaunch stop 3fa1 --grace 5[/bold]   and press on if they have not left after 5 seconds
+
+[bold]ttlaunch stop latest --now[/bold]   end it without waiting for a step
+"""
+_TICK_S = 0.05
+_PRESS_S = 8.0
+"""What a run may take after it was pressed: ranks have at most 5 s then."""
+_LAST_S = 15.0
+
+
+def stop(
+    run: Annotated[str, typer.Argument(metavar="RUN|latest", help="A run's id or a part of it, or a path.")],
+    *,
+    grace: Annotated[
+        float | None,
+        typer.Option("--grace", min=0.0, metavar="S", help="Seconds to wait before pressing on; else the run's own."),
+    ] = None,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for a step, as three Ctrl-C would.")] = False,
+    runs_dir: RunsDir = Path("runs"),
+    form: OutputFormat = Format.FULL,
+) -> None:
+    """Tell a run's launcher to end it, and wait until it has."""
+    from ttlaunch.launch.launcher import is_running, read_launcher
+
+    path = find_named_run(run, runs_dir=runs_dir, form=form)
+    launcher = read_launcher(path)
+    if launcher is not None and not launcher.is_here and not (path / contract.REPORT_FILE).is_file():
+        hint = f"`ssh {launcher.machine} ttlaunch stop {path}`"
+        refuse([Diagnostic("R049", f"the run {path.name} was started on {launcher.machine}", hints=(hint,))], form=form)
+    if not is_running(path):
+        _say(path, "is not running", form=form, was_running=False)
+        return
+    began = time.monotonic()
+    if launcher is None or not launcher.is_alive:
+        _end_processes(path, form=form)
+        return
+    if not _press(path, launcher, grace_s=grace, now=now, form=form):
+        message = f"the run {path.name} has not ended {time.monotonic() - began:.0f} s after it was told to"
+        hint = f"`kill -9 {launcher.pid}` ends its launcher, and its ranks with it"
+        refuse([Diagnostic("R048", message, hints=(hint,))], form=form)
+    _say(path, f"has ended after {time.monotonic() - began:.1f} s", form=form, was_running=True)
+
+
+def _press(path: Path, launcher: "Launcher", *, grace_s: float | None, now: bool, form: Format) -> bool:
+    """Send up to three interrupts, each with its own patience, and say so; whether the run has ended."""
+    patience = [0.0, 0.0, _LAST_S] if now else [grace_s, _PRESS_S, _LAST_S]
+    said = ["told to end", "told to hurry", "told to end at once"]
+    for seconds, word in zip(patience, said, strict=True):
+        if not launcher.signal(signal.SIGINT):
+            break
+        if form is not Format.JSON:
+            sys.stdout.write(f"{path.name}: {word}\n")
+            sys.stdout.flush()
+        if _wait(launcher, seconds, at_least=3 * _TICK_S):
+            return True
+    return not launcher.is_alive
+
+
+def _wait(launcher: "Launcher", seconds: float | None, *, at_least: float) -> bool:
+    """Wait for a launcher to end, for ever if need be: it ends its own grace; two signals must not become one."""
+    deadline = None if seconds is None else time.monotonic() + max(seconds, at_least)
+    while launcher.is_alive:
+        if deadline is not None and time.monotonic() >= deadline:
+            return False
+        time.sleep(_TICK_S)
+    return True
+
+
+def _end_processes(path: Path, *, form: Format) -> None:
+    """What is left of a run whose launcher is gone."""
+    from ttlaunch.agent.run_processes import kill_run_processes
+    from ttlaunch.diagnostics.count import counted
+
+    killed = len(kill_run_processes(path.name))
+    words = counted(killed, "process").replace("processs", "processes")
+    _say(path, f"had lost its launcher; {words} of it killed", form=form, was_running=True)
+
+
+def _say(path: Path, text: str, *, form: Format, was_running: bool) -> None:
+    from ttlaunch.launch.overview import summarise
+
+    (run,) = summarise([path])
+    if form is Format.JSON:
+        print_json({"run_id": path.name, "was_running": was_running, "state": run.state, "step": run.step})
+    else:
+        steps = f" at step {run.step}" if run.step else ""
+        sys.stdout.write(f"{path.name} {text}: {run.state}{steps}\n")
+    leave(contract.STATUS_DONE)

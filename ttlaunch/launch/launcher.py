@@ -1,0 +1,116 @@
+"""Which process launched a run, and whether it still lives: `launcher.json` in the run's folder.
+
+A process id alone says little: it is given to others later. With the moment at which its process was started, and the
+machine and boot that this moment belongs to, it names one process for ever.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ttlaunch import contract
+from ttlaunch.agent.run_processes import processes_of_runs
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_STARTED = 19  # of the fields in /proc/PID/stat after the command's name
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A process.
+
+    Attributes:
+        boot: Of the machine; "" if it does not say.
+        started: In clock ticks since then; 0 if the process does not say.
+    """
+
+    machine: str
+    boot: str
+    pid: int
+    started: int
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it belongs to this machine, so that we can see if it lives."""
+        return self.machine == socket.gethostname()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it lives; never if it belongs to another machine or another boot of this one."""
+        return self.is_here and self.boot == _boot() and self.started == _started(self.pid) and self.started > 0
+
+    def signal(self, number: int) -> bool:
+        """Send it a signal, and let it run on if it was stopped so that it sees it; says whether it was there."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except OSError:
+            return False
+        try:
+            if not self.is_alive:  # asked after the descriptor was taken, which pins the process
+                return False
+            signal.pidfd_send_signal(descriptor, number)
+            signal.pidfd_send_signal(descriptor, signal.SIGCONT)
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+
+def this_process() -> Launcher:
+    """Ourselves."""
+    return Launcher(socket.gethostname(), _boot(), os.getpid(), _started(os.getpid()))
+
+
+def write_launcher(folder: Path) -> None:
+    """Write down that this process launches the run of a folder.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    (folder / contract.LAUNCHER_FILE).write_text(json.dumps(asdict(this_process())) + "\n", encoding="utf-8")
+
+
+def read_launcher(folder: Path) -> Launcher | None:
+    """Who launched the run; None if it does not say."""
+    try:
+        record = json.loads((folder / contract.LAUNCHER_FILE).read_text(encoding="utf-8"))
+        return Launcher(str(record["machine"]), str(record["boot"]), int(record["pid"]), int(record["started"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def runs_with_processes() -> frozenset[str]:
+    """Ids of the runs that have processes on this machine."""
+    return frozenset(run_id for _, run_id in processes_of_runs())
+
+
+def is_running(folder: Path, *, with_processes: frozenset[str] | None = None) -> bool:
+    """Whether a run goes on: its launcher lives and has not written its report, or processes carry its id.
+
+    Args:
+        folder: The run's.
+        with_processes: What `runs_with_processes` said; None: ask now.
+    """
+    launcher = read_launcher(folder)
+    if launcher is not None and launcher.is_alive and not (folder / contract.REPORT_FILE).is_file():
+        return True
+    return folder.name in (runs_with_processes() if with_processes is None else with_processes)
+
+
+def _boot() -> str:
+    with contextlib.suppress(OSError):
+        return _BOOT.read_text(encoding="ascii").strip()
+    return ""
+
+
+def _started(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return 0 if fields[0] in {"Z", "X"} else int(fields[_STARTED])
+    except (OSError, IndexError, ValueError):
+        return 0
