@@ -183,6 +183,14 @@ def test_what_is_kept_is_a_checkpoint_like_any_other(ttlaunch, here):
     assert simulated["last_validation"] == begun["first_validation"]
 
 
+def test_as_many_checkpoints_are_kept_as_by_a_run(ttlaunch, here):
+    keys = {"interval": 1, "keep": 2, "keep_every": 3}
+    kept = " ".join(f"--set checkpoint_config.{key}={value}" for key, value in keys.items())
+    answer = ttlaunch(f"simulate hierarchical_parallel --ranks 1 {settings(SMALL)} --keep kept {kept}")
+    assert 0 == answer.status
+    assert {"step-3", "step-6", "step-7", "step-8"} == {path.name for path in (here / "kept/checkpoints").iterdir()}
+
+
 def test_a_simulation_never_writes_into_a_folder_that_is_there(ttlaunch, here):
     (here / "kept").mkdir()
     answer = ttlaunch("simulate hierarchical_parallel --keep kept")

@@ -253,6 +253,8 @@ def test_weights_of_another_size_are_named_by_the_rank_that_finds_out(interrupte
     report, _ = training.run("two tiers", *(word for option in options for word in ("--set", option)))
     expected = f"`blocks.0.attention_in.bias` of {weights} is float32 (96,), this model's is float32 (48,)"
     assert ("R031", f"could not begin: {expected}") == (report["failure"]["code"], report["failure"]["cause"])
+    log = training.runs()[-1] / contract.stderr_file(report["failure"]["rank"])
+    assert f"error: {expected}\n" == log.read_text()  # no line of a program is at fault
 
 
 def test_initial_weights_begin_a_new_training(interrupted, tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.launch.attribution import first_failure
-from ttlaunch.launch.checkpoints import complete_checkpoints
+from ttlaunch.launch.checkpoints import complete_checkpoints, remove_old
 from ttlaunch.launch.conclude import different_parameters, folder_failure
 from ttlaunch.launch.divergence import divergence
 from ttlaunch.launch.failure import Failure
@@ -94,10 +94,8 @@ def simulate(
         broken = folder_failure(error)
     lost.notice(watch.ranks, uncompleted)
     simulation = _conclude(plan, folder, watch, broken, process.returncode, time.monotonic() - started)
-    report = replace(simulation.report, lost_checkpoints=lost.clean_up(folder.path))
-    simulation = replace(simulation, report=report)
     view.tick(watch.ranks)
-    return simulation
+    return replace(simulation, report=replace(simulation.report, lost_checkpoints=lost.clean_up(folder.path)))
 
 
 def _complete_checkpoints(plan: LaunchPlan, folder: RunFolder, uncompleted: dict[int, str]) -> None:
@@ -105,6 +103,8 @@ def _complete_checkpoints(plan: LaunchPlan, folder: RunFolder, uncompleted: dict
     config = content["config"].get("checkpoint_config") or {}
     lose = uncompleted.setdefault if config.get("on_error") == "continue" else None
     complete_checkpoints(folder.path, content, run_id=folder.run_id, lose=lose)
+    if config:
+        remove_old(folder.path, keep=config["keep"], keep_every=config["keep_every"])
 
 
 def _conclude(

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from ttlaunch.recipe import ConfigFile, DeviceConfig, Recipe, TrainingFile
 from ttlaunch.recipe.corpus import Corpus, CorpusError, CorpusReason, read_corpus
 from ttlaunch.recipe.importing import import_recipe_module
 from ttlaunch.runtime.black_box import open_black_box
-from ttlaunch.runtime.records import ProgressWriter, write_error
+from ttlaunch.runtime.records import ProgressWriter, print_error, write_error
 from ttlaunch.runtime.world import Rank, World, read_world
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ class _RankRun:
     def fail(self, error: BaseException) -> NoReturn:
         """Record the error where launcher and user look for it, and leave at once, without waiting for any peer."""
         try:
-            traceback.print_exception(error)
+            print_error(error)
             step = self.context.step if self.context is not None else 0
             if self.context is not None:
                 self.context.ledger.close()

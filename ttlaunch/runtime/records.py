@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 import traceback
 from pathlib import Path
@@ -25,6 +26,17 @@ class ProgressWriter:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+def print_error(error: BaseException) -> None:
+    """Show on standard error why this rank ends: with the lines of code that led to it, where those help.
+
+    An error whose `says_all` is true is about a file; its message names it, and no line of a program is at fault.
+    """
+    if getattr(error, "says_all", False):
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
 
 
 def write_error(  # the role, the step and the recipe's folder are what an exception does not know

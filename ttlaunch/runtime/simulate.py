@@ -9,7 +9,6 @@ import json
 import os
 import resource
 import sys
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from ttlaunch.runtime.early_stop import make_early_stop
 from ttlaunch.runtime.entry import choose_device, read_checked_corpus, read_config
 from ttlaunch.runtime.in_process import InProcessWorld, Outcome
 from ttlaunch.runtime.ledger import Ledger
-from ttlaunch.runtime.records import ProgressWriter, write_error
+from ttlaunch.runtime.records import ProgressWriter, print_error, write_error
 from ttlaunch.runtime.sockets import SocketError
 from ttlaunch.runtime.world import Rank, World, read_world
 
@@ -38,7 +37,7 @@ def main() -> None:
     try:
         outcome = simulate(world, run_dir, saves="--checkpoints" in sys.argv[1:])
     except Exception as error:  # noqa: BLE001  whatever keeps ranks from starting is told as their failure
-        traceback.print_exception(error)
+        print_error(error)
         write_error(run_dir, 0, error, role=world.roles[0], step=0, recipe_folder=world.recipe_folder)
         sys.exit(contract.STATUS_RANK_FAILED)
     if outcome.errors or outcome.findings:
@@ -61,7 +60,7 @@ def simulate(world: World, run_dir: Path, *, saves: bool) -> Outcome:
     outcome = in_process.run(lives)
     for rank, error in outcome.errors.items():
         if not (isinstance(error, SocketError) and outcome.findings):  # then the finding says it, with both sides
-            traceback.print_exception(error)
+            print_error(error)
         step = contexts[rank].step if rank in contexts else 0
         write_error(run_dir, rank, error, role=world.roles[rank], step=step, recipe_folder=world.recipe_folder)
     (run_dir / contract.SIMULATION_FILE).write_text(json.dumps(_as_json(outcome), indent=1) + "\n", encoding="utf-8")

@@ -17,6 +17,8 @@ from ttlaunch.errors import TtlaunchError
 class CheckpointReadError(TtlaunchError):
     """What a run is to begin from is not there any more, or does not fit the model."""
 
+    says_all = True
+
 
 @torch.no_grad()
 def read_tensors(

@@ -31,6 +31,8 @@ class CheckpointWriteError(TtlaunchError):
         reason: File and what is wrong with it.
     """
 
+    says_all = True
+
     def __init__(self, step: int, reason: str) -> None:
         super().__init__(f"step {step}: {reason}")
         self.step, self.reason = step, reason
