@@ -170,6 +170,14 @@ def test_a_peer_in_which_mpi_gave_up_is_not_blamed_for_an_exit_recorded_after_it
     assert failure_of(ranks, mpi_words=MPI_SAID).rank == 0
 
 
+def test_shims_that_mpirun_killed_after_a_rank_had_left_are_not_blamed():
+    ranks = states({"status": 3, "time": 1.0}, None, None)
+    failure = first_failure(ranks, lost_shims={1: 1.6, 2: 1.6}, ordered=False)
+    assert (failure.rank, failure.kind) == (0, Cause.EXITED)
+    assert render_cascade(failure.followers) == "then rank 1 and 2 were ended with the run"
+    assert first_failure(ranks, lost_shims={1: 0.9}, ordered=False).kind is Cause.SHIM_LOST
+
+
 def test_ranks_that_we_killed_are_not_blamed():
     ranks = states({"signal": signal.SIGKILL, "time": 5.0}, {"status": 3, "time": 1.0})
     assert failure_of(ranks, killing_since=4.0).rank == 1

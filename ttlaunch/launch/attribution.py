@@ -4,6 +4,7 @@ Sorting by time alone blames the wrong rank, because the ranks that lose their p
 that was killed. So an own exception, a signal from outside or a crash outranks an ending that follows from another.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -65,6 +66,7 @@ def first_failure(
         candidates += _of_rank(state, lost, seen, ordered=ordered, lost_peer=rank in left)
     if not candidates:
         return None
+    candidates = _without_shims_of_the_end(candidates)
     first = min(candidates, key=lambda one: (one.order, one.failure.time or 0.0)).failure
 
     followers = _followers(first, candidates, ranks, lost_hosts or {})
@@ -93,6 +95,18 @@ def _of_rank(
     if lost is not None and state.exit is None and not ordered:
         return [_Candidate(_FIRST_HAND, name_lost_shim(state, lost))]
     return []
+
+
+def _without_shims_of_the_end(candidates: list[_Candidate]) -> list[_Candidate]:
+    """Leave out shims that were missed after a rank had broken: mpirun kills those that do not end in time."""
+    broke = [one.failure.time or 0.0 for one in candidates if one.order != _FOLLOWS and not _is_lost_shim(one)]
+    return [
+        one for one in candidates if not _is_lost_shim(one) or (one.failure.time or 0.0) <= min(broke, default=math.inf)
+    ]
+
+
+def _is_lost_shim(candidate: _Candidate) -> bool:
+    return candidate.failure.kind is Cause.SHIM_LOST
 
 
 def _of_exception(error: dict[str, Any], ending: dict[str, Any] | None) -> Cause:

@@ -1,0 +1,84 @@
+"""Whatever a rank of a program dies of, it is named, with what it died of and the line where that can be known."""
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+RING = """\
+import ctypes, os, resource, signal, sys, time
+from mpi4py import MPI
+for step in range(300):
+    time.sleep(0.002)
+    MPI.COMM_WORLD.allreduce(1)
+    if step == 20 and MPI.COMM_WORLD.rank == {guilty}:
+        {fault}
+"""
+TAKE_ALL = """\
+        held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (held + 2**28,) * 2)
+        pieces = [bytearray(2**24) for _ in range(100)]"""
+FAULTS = {
+    "sys.exit": ("sys.exit(3)", "R003", "exited", "exited with status 3", None),
+    "abort in C": ("ctypes.CDLL(None).abort()", "R004", "crashed", "crashed with SIGABRT", 7),
+    "memory": (TAKE_ALL.strip(), "R024", "out_of_memory", "ran out of memory", 9),
+    "import": ("import no_such", "R025", "import_error", "could not import: No module named 'no_such'", 7),
+    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", "R004", "killed", "was killed by SIGKILL", None),
+}
+# Every rank is connected to every other one, so all see at once that one has gone.
+STORM = """\
+import os, signal, socket, sys
+from pathlib import Path
+rank, size = int(os.environ["TTLAUNCH_RANK"]), int(os.environ["TTLAUNCH_WORLD_SIZE"])
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(f"part-{rank}")
+listener.listen(size)
+os.replace(f"part-{rank}", f"socket-{rank}")
+peers = []
+for other in range(rank):
+    while not Path(f"socket-{other}").exists():
+        pass
+    peers.append(socket.socket(socket.AF_UNIX))
+    peers[-1].connect(f"socket-{other}")
+peers += [listener.accept()[0] for _ in range(rank + 1, size)]
+for step in range(10000):
+    if step == 50 and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for peer in peers:
+        peer.sendall(b".")
+    for peer in peers:
+        if not peer.recv(1):
+            raise ConnectionResetError("a peer has closed its connection")
+"""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_broken_rank_is_named_with_its_cause(here, start_run, fault):
+    statement, code, kind, cause, line = FAULTS[fault]
+    guilty = len(fault) % 3
+    (here / "ring.py").write_text(RING.format(guilty=guilty, fault=statement))
+    run = start_run("ring.py", "-n", "3")
+    assert run.ends(within_s=30) == 1
+    failure = run.report["failure"]
+    assert (failure["rank"], failure["class"], failure["code"]) == (guilty, kind, code), failure
+    assert f"error[{code}]: rank {guilty} (rank, localhost) {cause}\n" in run.stderr
+    assert failure["place"] == (line and f"{here}/ring.py:{line}")
+    others = " and ".join(str(rank) for rank in range(3) if rank != guilty)
+    assert f"note: the first rank to fail; then rank {others} were ended with the run\n" in run.stderr
+
+
+def test_peers_that_all_lose_their_connection_at_once_are_not_blamed(here, start_run):
+    (here / "storm.py").write_text(STORM)
+    run = start_run("storm.py", "-n", "4")
+    assert run.ends(within_s=30) == 1
+    failure = run.report["failure"]
+    assert (failure["rank"], failure["class"]) == (1, "killed"), failure
+    assert {one["class"] for one in failure["cascade"]} <= {"lost_peer", "ended"}
+
+
+def test_a_peer_in_which_mpi_gave_up_over_tcp_is_not_blamed(here, start_run):
+    (here / "ring.py").write_text(RING.format(guilty=1, fault="os._exit(3)"))
+    run = start_run("ring.py", "-n", "3", "--mpi-args=--mca btl self,tcp --mca pml ob1")
+    assert run.ends(within_s=30) == 1
+    failure = run.report["failure"]
+    assert (failure["rank"], failure["cause"]) == (1, "exited with status 3"), failure
+    assert {one["class"] for one in failure["cascade"]} <= {"lost_peer", "ended"}
