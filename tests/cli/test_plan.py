@@ -156,3 +156,13 @@ def test_the_plan_says_who_talks_to_whom_in_a_grid_of_stages(ttlaunch):
     ] == [line for line in answer.stdout.splitlines() if line.startswith("flow")]
     tied = ttlaunch("plan pipeline_parallel --set transformer_config.tie_embeddings=true").stdout
     assert "first stage ↔ last stage" in tied
+
+
+@pytest.mark.parametrize(
+    ("words", "steps"), [("--trace", "20"), ("--trace --trace-steps 3", "3"), ("--trace-steps 3", "3")]
+)
+def test_steps_to_trace_are_traced_with_or_without_saying_so_twice(ttlaunch, words, steps):
+    plan = json.loads(ttlaunch(f"run hierarchical_parallel --dry-run --format json {words}").stdout)
+    assert steps == plan["environment"]["TTLAUNCH_TRACE_STEPS"]
+    plain = json.loads(ttlaunch("run hierarchical_parallel --dry-run --format json").stdout)
+    assert "TTLAUNCH_TRACE_STEPS" not in plain["environment"]

@@ -44,7 +44,7 @@ EXAMPLES = """\
 
 [bold]ttlaunch run pipeline_parallel --set training_config.data_path=book.txt[/bold]   your own text
 
-[bold]ttlaunch run hierarchical_parallel --trace --trace-steps 5[/bold]   and a timeline of all ranks' first five steps
+[bold]ttlaunch run hierarchical_parallel --trace-steps 5[/bold]   and a timeline of all ranks' first five steps
 
 [bold]ttlaunch run hierarchical_parallel --only role=worker[/bold]   show what the workers print; files keep everything
 
@@ -56,6 +56,7 @@ EXAMPLES = """\
 """
 
 
+_TRACED_STEPS = 20
 _ELSEWHERE = "`--runs-dir DIR` makes run folders somewhere else"
 
 
@@ -76,7 +77,10 @@ def run(
     ),
     resume: Resume = None,
     trace: Annotated[bool, typer.Option("--trace", help="Write a timeline of all ranks, for ui.perfetto.dev.")] = False,
-    trace_steps: Annotated[int, typer.Option("--trace-steps", min=1, metavar="N", help="First steps to trace.")] = 20,
+    trace_steps: Annotated[
+        int | None,
+        typer.Option("--trace-steps", min=1, metavar="N", help="First steps to trace; 20 with `--trace` alone."),
+    ] = None,
     only: Only = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and start nothing.")] = False,
     form: OutputFormat = Format.FULL,
@@ -99,7 +103,7 @@ def run(
         resume=resume,
         runs_dir=runs_dir,
         is_command=is_command(ctx, target, arguments),
-        trace_steps=trace_steps if trace else None,
+        trace_steps=trace_steps or (_TRACED_STEPS if trace else None),
     )
     prepared = prepare(request, form=form, verbose=verbose)
     chosen = choose_ranks(only or (), prepared.plan.ranks, form=form)
