@@ -78,6 +78,7 @@ LOGS_DIR = "logs"
 RECORDS_DIR = "records"
 STACKS_DIR = "stacks"
 BLACKBOX_DIR = "blackbox"  # of a run that did not end well
+ENDING_FILE = "ending.json"  # where ranks run, once an end was ordered: `after_step`, None for a program
 
 
 def stdout_file(rank: int) -> str:
@@ -172,6 +173,7 @@ KIND_STEP = "step"  # an optimizer step is done: step, and any of loss, tokens, 
 KIND_VALIDATION = "validation"  # step, loss, perplexity, tokens
 KIND_LAYER_NORMS = "layer_grad_norms"  # step, norms: {layer: norm of its gradient}, of the layers that the rank updates
 KIND_LOST_CHECKPOINT = "lost_checkpoint"  # step, reason: the rank could not write its shard, and training goes on
+KIND_STOPPING = "stopping"  # step: the rank has heard that the run is to end, and begins no later step by itself
 KIND_NOTE = "note"  # text: a line worth showing to the user
 KIND_PARAMETERS = "parameters"  # digests: {parameter name: SHA-256 of name, shape, dtype and bytes}
 KIND_RESULT = "result"  # values: what the recipe wants in the summary, by name

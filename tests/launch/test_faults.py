@@ -160,7 +160,7 @@ def test_a_killed_mpirun_is_named_and_no_rank_is_blamed(here, start_run):
 )
 def test_a_signal_to_the_launcher_ends_every_rank(here, start_run, number, status, word, manner):
     (here / "work.py").write_text(BUSY)
-    run = start_run("work.py", "-n", "2", "--", manner)
+    run = start_run("work.py", "-n", "2", "--grace", "1", "--", manner)
     run.wait_for_file("ready-0")
     run.wait_for_file("ready-1")
     run.process.send_signal(number)

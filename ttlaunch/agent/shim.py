@@ -23,6 +23,7 @@ import threading
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, _PACKAGE_PARENT)
 from ttlaunch import contract  # noqa: E402 - the path above makes it importable without site-packages
+from ttlaunch.agent.last_word import word_was_left  # noqa: E402
 from ttlaunch.agent.rank_output import RankOutput  # noqa: E402
 from ttlaunch.agent.rank_records import RankRecords  # noqa: E402
 
@@ -121,6 +122,8 @@ def _run_rank(plan: Record, row: Record, plan_path: str, run_folder: str) -> int
     records.ended(ending)
     for thread in copies:
         thread.join(_OUTPUT_GRACE_S)
+    if plan["recipe"] is None and word_was_left(run_folder, since=ending["started"]):
+        _stay_until_ended()
     if ending["signal"]:
         return 128 + int(ending["signal"])
     return _LEFT_EARLY if ending["left_early"] else int(ending["status"])
@@ -135,8 +138,22 @@ def _start(plan: Record, environment: dict[str, str]) -> subprocess.Popen[bytes]
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         close_fds=False,  # the descriptors of mpirun's process-management interface must reach the rank
-        preexec_fn=_die_with_parent,
+        preexec_fn=_begin_rank,
     )
+
+
+def _stay_until_ended() -> None:
+    """Wait for mpirun to end us: it would not leave the other ranks the time to end in their own way."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    while True:
+        signal.pause()
+
+
+def _begin_rank() -> None:
+    """What the rank must not inherit from the shim, which outlives every signal to stop: how INT and TERM are taken."""
+    _die_with_parent()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _die_with_parent() -> None:

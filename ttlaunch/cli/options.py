@@ -67,6 +67,15 @@ Resume = Annotated[
         help="Go on from the newest whole checkpoint: of all runs, of one, or the one at a path.",
     ),
 ]
+GraceSeconds = Annotated[
+    float,
+    typer.Option(
+        "--grace",
+        min=0,
+        metavar="SECONDS",
+        help="What ranks have after Ctrl-C or SIGTERM to finish their step and save it; 0 ends them at once.",
+    ),
+]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where run folders are.")]
 Only = Annotated[
     list[str] | None,

@@ -14,6 +14,7 @@ from ttlaunch.cli.describe import Request
 from ttlaunch.cli.options import (
     Arguments,
     ConfigFile,
+    GraceSeconds,
     Hostfile,
     MpiArgs,
     On,
@@ -81,6 +82,7 @@ def run(
         int | None,
         typer.Option("--trace-steps", min=1, metavar="N", help="First steps to trace; 20 with `--trace` alone."),
     ] = None,
+    grace: GraceSeconds = 30.0,
     only: Only = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and start nothing.")] = False,
     form: OutputFormat = Format.FULL,
@@ -112,7 +114,9 @@ def run(
 
         show_plan(prepared.plan, form=form)
         return
-    leave(carry_out(prepared, runs_dir=runs_dir, form=form, verbose=verbose, only=chosen).exit_status)
+    typed = ("ttlaunch", *sys.argv[1:])
+    report = carry_out(prepared, runs_dir=runs_dir, form=form, verbose=verbose, only=chosen, grace_s=grace, typed=typed)
+    leave(report.exit_status)
 
 
 def carry_out(
@@ -121,6 +125,8 @@ def carry_out(
     runs_dir: Path,
     form: Format,
     verbose: bool,
+    grace_s: float = 30.0,
+    typed: Sequence[str] = (),
     only: Collection[int] | None = None,
     judge: "Callable[[Report], Sequence[Diagnostic]]" = lambda _: (),
 ) -> "Report":
@@ -131,12 +137,15 @@ def carry_out(
         runs_dir: Where run folders are made.
         form: Of what is printed.
         verbose: Whether notes are shown.
+        grace_s: What ranks have to leave when the end is ordered.
+        typed: The command line, if it can be typed again with `--resume`.
         only: Ranks whose output is shown; None: of all.
         judge: What else is to be said of the result.
     """
     from ttlaunch.cli.live import make_view
     from ttlaunch.cli.registering import registered
     from ttlaunch.errors import RunFolderError
+    from ttlaunch.launch.ending import Grace
     from ttlaunch.launch.record_inputs import write_inputs
     from ttlaunch.launch.run_folder import create_run_folder, scratch_folder
     from ttlaunch.launch.supervise import supervise
@@ -156,7 +165,10 @@ def carry_out(
         registered(plan, folder, form=form),
         make_view(plan, folder, quiet=form is Format.JSON, only=only) as view,
     ):
-        report = supervise(plan, folder, environment=os.environ, view=view, watch=watch, crew=crew, scratch=scratch)
+        grace = Grace(grace_s, tuple(typed))
+        report = supervise(
+            plan, folder, environment=os.environ, view=view, watch=watch, crew=crew, scratch=scratch, grace=grace
+        )
     return _say_what_came_out(report, plan, folder, form=form, judge=judge)
 
 
@@ -169,6 +181,7 @@ def _say_what_came_out(
     judge: "Callable[[Report], Sequence[Diagnostic]]",
 ) -> "Report":
     from ttlaunch.cli.checkpoint_view import checkpoint_diagnostics
+    from ttlaunch.cli.ending_view import outstayed_diagnostics
     from ttlaunch.cli.summary import failure_diagnostic, show_summary
     from ttlaunch.cli.traffic_view import traffic_diagnostics
     from ttlaunch.launch.trace import write_trace
@@ -177,7 +190,13 @@ def _say_what_came_out(
     failure, lost = failure_diagnostic(report, folder), checkpoint_diagnostics(report)
     is_done = report.status == "done"  # else the first thing named is what broke
     differences = traffic_diagnostics(report.traffic, [row.role for row in plan.ranks]) if is_done else []
-    found = [*([failure] if failure else []), *lost, *differences, *judge(report)]
+    found = [
+        *([failure] if failure else []),
+        *outstayed_diagnostics(report, folder),
+        *lost,
+        *differences,
+        *judge(report),
+    ]
     if form is Format.JSON:
         print_json({**report.as_json(), "diagnostics": [diagnostic.as_json() for diagnostic in found]})
     else:

@@ -8,6 +8,7 @@ from typing import TextIO
 from ttlaunch import contract
 from ttlaunch.cli.checkpoint_view import lost_steps
 from ttlaunch.cli.describe import short_name
+from ttlaunch.cli.ending_view import render_stop
 from ttlaunch.diagnostics import Diagnostic, Label, Source
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.launch.failure import render_cascade
@@ -24,7 +25,7 @@ def show_summary(
     lines = [
         f"{report.status}: {report.name}{layout} on {plan.topology}, {counted(report.world_size, 'rank')}, {report.duration_s:.1f} s"
     ]
-    lines += _steps(report)
+    lines += [*_steps(report), *render_stop(report)]
     if report.first_validation is not None and report.last_validation is not None:
         first, last = report.first_validation, report.last_validation
         change = f" ({(last / first - 1) * 100:+.0f} %)" if first and math.isfinite(last / first) else ""

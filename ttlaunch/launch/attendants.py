@@ -64,7 +64,7 @@ def start_attendants(
         stream = start_script(
             transport,
             "attend",
-            beside=("run_processes",),
+            beside=("run_processes", "last_word"),
             arguments=arguments[transport.host],
             pythons=pythons,
             timeout_s=_START_S,
@@ -103,10 +103,16 @@ class HostsCrew:
         shims = {rank: when for one in self._attendants for rank, when in one.lost_shims.items()}
         return Losses(shims, dict(self._lost))
 
-    def signal_ranks(self, ranks: Sequence[RankState], number: int) -> None:  # noqa: ARG002 - attendants know them
+    def signal_ranks(
+        self,
+        ranks: Sequence[RankState],  # noqa: ARG002 - attendants know them
+        number: int,
+        *,
+        word: Mapping[str, Any] | None = None,
+    ) -> None:
         for one in self._attendants:
             with contextlib.suppress(HostError):
-                one.stream.send({"kind": "signal", "number": number}, timeout_s=1.0)
+                one.stream.send({"kind": "signal", "number": number, "word": word}, timeout_s=1.0)
 
     def end(self) -> int:
         """Tell every attendant to finish, at once, and wait until the last one has or is given up."""

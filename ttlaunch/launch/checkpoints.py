@@ -121,6 +121,11 @@ def complete_checkpoints(
     return done
 
 
+def newest_step(run_folder: Path) -> int | None:
+    """The step of the newest checkpoint of a run; None if it has none."""
+    return max((step for step, _ in _folders(run_folder, "")), default=None)
+
+
 def remove_unfinished(run_folder: Path, *, steps: Collection[int]) -> None:
     """Remove what has been written of checkpoints that can't become whole; call when no rank adds to them any more."""
     for step, folder in _folders(run_folder, contract.UNFINISHED_SUFFIX):

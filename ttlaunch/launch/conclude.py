@@ -14,7 +14,7 @@ from ttlaunch.launch.output import FROM_A_RANK
 from ttlaunch.launch.report import Report, combine_digests, make_report
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.watch import Phase, RankState, Watch
-from ttlaunch.plan.launch_plan import LaunchPlan
+from ttlaunch.plan.launch_plan import LaunchPlan, RecipeProgram
 
 _TAIL_LINES = 12
 
@@ -24,10 +24,16 @@ class Ending:
     """Why and since when the run is being ended.
 
     Attributes:
+        is_failing: Whether something broke, before an order to end or after it.
+        after_step: The step after which all ranks of a recipe stop, once they have agreed on it.
+        outstayed: Ranks that had not left when their grace was over, with its seconds.
         killing_since: When we began to kill what was left of it, seconds since the epoch.
     """
 
     signal_number: int | None = None
+    is_failing: bool = False
+    after_step: int | None = None
+    outstayed: dict[int, float] = field(default_factory=dict)
     since: float | None = None
     terminated: float | None = None
     killed: bool = False
@@ -47,7 +53,9 @@ def conclude(
     leftovers: int,
 ) -> Report:
     """The report of a run whose processes have all ended."""
-    failure = find_failure(folder, watch, ending, returncode)
+    obeyed = ending.signal_number and not ending.is_failing and not isinstance(plan.program, RecipeProgram)
+    # How a program ends that was sent SIGTERM is its own affair.
+    failure = None if obeyed else find_failure(folder, watch, ending, returncode)
     if failure is None and ending.signal_number is None:
         failure = divergence(watch.ranks, plan.as_json()["config"])
     status, exit_status = "done", contract.STATUS_DONE

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ttlaunch.agent.run_processes import is_gone, kill_run_processes, signal_process
 from ttlaunch.errors import HostError
@@ -57,8 +57,11 @@ class Crew(Protocol):
             OSError: What ranks on other hosts write can no longer be kept here; said once.
         """
 
-    def signal_ranks(self, ranks: Sequence[RankState], number: int) -> None:
-        """Send a signal to every rank that has been started, past mpirun; returns without waiting for what it does."""
+    def signal_ranks(self, ranks: Sequence[RankState], number: int, *, word: Mapping[str, Any] | None = None) -> None:
+        """Send a signal to every rank that has been started, past mpirun; returns without waiting for what it does.
+
+        Other hosts are given `word` for `contract.ENDING_FILE` first; here the launcher itself has left it.
+        """
 
     def end(self) -> int:
         """Kill whatever still belongs to the run, collect what it wrote, and say how many processes were killed."""
@@ -84,7 +87,13 @@ class LocalCrew:
                 self._lost.setdefault(state.row.rank, time.time())
         return Losses(self._lost, {})
 
-    def signal_ranks(self, ranks: Sequence[RankState], number: int) -> None:
+    def signal_ranks(
+        self,
+        ranks: Sequence[RankState],
+        number: int,
+        *,
+        word: Mapping[str, Any] | None = None,  # noqa: ARG002 - it is here already
+    ) -> None:
         for state in ranks:
             if state.started.get("pid") and state.exit is None:
                 signal_process(int(state.started["pid"]), number, run_id=self._run_id)

@@ -30,6 +30,7 @@ class Report:
         began_from: The checkpoint or the weights that training began from: `origin`, `step` and, of a checkpoint, which
             newer ones were passed over and why; None if weights were drawn from the seed.
         leftovers: Processes that had to be killed after their rank, or mpirun, had ended.
+        stopped: How an ordered end went, see `ending.stopped`; None if there was none.
         lost_checkpoints: Why there is no checkpoint of a step that should have one, by step.
         traffic: What ranks sent, against the recipe's formula; None if they kept no books.
     """
@@ -57,6 +58,7 @@ class Report:
     ranks: tuple[Mapping[str, Any], ...]
     traffic: Settlement | None = None
     lost_checkpoints: Mapping[int, str] = field(default_factory=dict)
+    stopped: Mapping[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The content of `report.json`."""

@@ -1,8 +1,7 @@
 """Watch a run from start to end: pass output on, notice the first failure, end what does not end by itself.
 
-One loop: it reads mpirun's output, polls the ranks' records, and after a failure, a Ctrl-C or a SIGTERM
-gives mpirun a moment before it terminates, then kills it. Whatever still carries the run's id is then killed too, by the
-crew that stands beside the ranks.
+One loop: it reads mpirun's output, polls the ranks' records, and after a failure, a Ctrl-C or a SIGTERM does what
+`ending.py` decides. Whatever still carries the run's id is then killed too, by the crew that stands beside the ranks.
 """
 
 import contextlib
@@ -15,10 +14,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from ttlaunch import contract
+from ttlaunch.agent.last_word import leave_word
 from ttlaunch.launch.boxes import drop_evidence, keep_boxes
 from ttlaunch.launch.checkpoints import CheckpointKeeper
 from ttlaunch.launch.conclude import Ending, conclude, folder_failure
 from ttlaunch.launch.crew import Crew
+from ttlaunch.launch.ending import (
+    AFTER_TERM_S,
+    USUAL_GRACE,
+    Act,
+    Grace,
+    RunEnd,
+    Say,
+    SignalMpirun,
+    SignalRanks,
+    stopped,
+)
 from ttlaunch.launch.engine import with_home
 from ttlaunch.launch.lost_checkpoints import LostCheckpoints
 from ttlaunch.launch.merge import MergedWriter
@@ -26,13 +37,11 @@ from ttlaunch.launch.output import MpirunOutput, View
 from ttlaunch.launch.process import end_mpirun, start_mpirun
 from ttlaunch.launch.report import Report, write_report
 from ttlaunch.launch.run_folder import RunFolder, append_event
-from ttlaunch.launch.watch import Phase, Watch
+from ttlaunch.launch.watch import Watch
 from ttlaunch.plan.launch_plan import LaunchPlan
 from ttlaunch.plan.openmpi import scratch_settings
 
 _TICK_S = 0.1
-_AFTER_FAILURE_S = 1.5  # mpirun usually ends within 0.5 s of the first rank that fails
-_AFTER_TERM_S = 1.5
 
 
 def supervise(
@@ -44,6 +53,7 @@ def supervise(
     watch: Watch,
     crew: Crew,
     scratch: Path,
+    grace: Grace = USUAL_GRACE,
 ) -> Report:
     """Run the plan to its end, whatever that is, and write `report.json`.
 
@@ -55,6 +65,7 @@ def supervise(
         watch: What is known of the ranks; nothing yet.
         crew: Who stands beside the ranks where they run.
         scratch: A short, private folder for sockets and shared memory, of this path on every host.
+        grace: What ranks may take to leave once an end was ordered.
     """
     name = plan.engine.name
     settings = {**plan.engine.environment, **scratch_settings(name, str(scratch)), **crew.settings(name)}
@@ -62,24 +73,25 @@ def supervise(
     started = time.monotonic()
     ending, leftovers, lost = Ending(), 0, LostCheckpoints(view)
     own = {contract.ENV_RUN_ID: folder.run_id, contract.ENV_START: "", contract.ENV_SCRATCH: str(scratch)}
-    with _signals(ending), CheckpointKeeper(plan, folder) as checkpoints, MergedWriter(folder.path, watch) as merged:
+    end = RunEnd(ending, plan, grace_s=grace.seconds)
+    with _signals(end), CheckpointKeeper(plan, folder) as checkpoints, MergedWriter(folder.path, watch) as merged:
         append_event(folder, "start", engine=name, plan=plan.hash)
         process = start_mpirun(
             plan.engine.argv, folder=folder.path, environment={**inherited, **plan.secrets, **settings, **own}
         )
         try:
-            _loop(process, watch, ending, folder, view, crew, checkpoints, lost, merged)
+            _loop(process, watch, ending, folder, view, crew, checkpoints, lost, merged, end)
         except OSError as error:
             ending.failure = folder_failure(error)
         finally:
             ending.killing_since = time.time()
-            end_mpirun(process, patience_s=_AFTER_TERM_S)
+            end_mpirun(process, patience_s=AFTER_TERM_S)
             leftovers = _collect(crew, folder, plan)
             _finish(checkpoints, watch, ending, crew, merged)
             _pass_on(watch, view)
             lost.notice(watch.ranks, checkpoints.lost)
     report = conclude(plan, folder, watch, ending, process.returncode, time.monotonic() - started, leftovers)
-    report = replace(report, lost_checkpoints=lost.clean_up(folder.path))
+    report = replace(report, lost_checkpoints=lost.clean_up(folder.path), stopped=stopped(ending, folder, grace))
     view.tick(watch.ranks)
     _write_down(report, folder)
     return report
@@ -102,6 +114,7 @@ def _loop(
     checkpoints: CheckpointKeeper,
     lost: LostCheckpoints,
     merged: MergedWriter,
+    end: RunEnd,
 ) -> None:
     with MpirunOutput(process, folder.file(contract.LOGS_DIR), view) as output:
         while process.poll() is None:
@@ -112,7 +125,8 @@ def _loop(
             lost.notice(watch.ranks, checkpoints.lost)
             view.tick(watch.ranks)
             _notice_losses(watch, ending, crew)
-            _end_if_needed(process, watch, ending, folder)
+            for act in end.decide(time.monotonic(), watch.ranks):
+                _carry_out(act, process, folder, view, crew, watch)
         output.drain()
     _pass_on(watch, view)
 
@@ -146,33 +160,29 @@ def _notice_losses(watch: Watch, ending: Ending, crew: Crew) -> None:
     ending.lost_hosts.update(losses.hosts)
 
 
-def _end_if_needed(process: subprocess.Popen[bytes], watch: Watch, ending: Ending, folder: RunFolder) -> None:
-    now = time.monotonic()
-    if ending.since is None and (
-        any(state.phase is Phase.FAILED for state in watch.ranks)
-        or ending.lost_shims
-        or ending.lost_hosts
-        or ending.signal_number
-    ):
-        ending.since = now
-        append_event(folder, "ending", signal=ending.signal_number)
-    if ending.since is None:
-        return
-    patience = 0.0 if ending.signal_number else _AFTER_FAILURE_S
-    if ending.terminated is None and now - ending.since >= patience:
-        process.terminate()
-        ending.terminated = now
-    elif ending.terminated is not None and not ending.killed and now - ending.terminated >= _AFTER_TERM_S:
-        process.kill()
-        ending.killed = True
+def _carry_out(
+    act: Act, process: subprocess.Popen[bytes], folder: RunFolder, view: View, crew: Crew, watch: Watch
+) -> None:
+    """Do what was decided about the run's end."""
+    match act:
+        case Say(text):
+            view.output("stderr", text.encode())
+        case SignalRanks(number, word):
+            append_event(folder, "signal", number=number, **(word or {}))
+            if word is not None:
+                leave_word(str(folder.path), word)
+            crew.signal_ranks(watch.ranks, number, word=word)
+        case SignalMpirun(number):
+            append_event(folder, "ending" if number == signal.SIGTERM else "killing", signal=number)
+            process.send_signal(number)
 
 
 @contextmanager
-def _signals(ending: Ending) -> Iterator[None]:
+def _signals(end: RunEnd) -> Iterator[None]:
     """Turn Ctrl-C, SIGTERM and a closed terminal into the run's end instead of ours."""
 
     def note(number: int, _frame: object) -> None:
-        ending.signal_number = ending.signal_number or number
+        end.order(number)
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     previous = {number: signal.signal(number, note) for number in numbers}

@@ -36,6 +36,7 @@ class RankState:
             one's is a number.
         first_step_time, last_step_time: When it reported its first and last step, seconds since the epoch.
         lost_checkpoints: Why the rank has no part of a checkpoint, by step.
+        stops_after: The step that it cannot stop before; known once it has heard that the run is to end.
         error: What the rank wrote about its own exception.
         exit: What the shim wrote about the rank's end.
         clock_offset_s: How much later it is where the rank runs than here.
@@ -57,6 +58,7 @@ class RankState:
     digests: dict[str, str] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
     lost_checkpoints: dict[int, str] = field(default_factory=dict)
+    stops_after: int | None = None
     started: dict[str, Any] = field(default_factory=dict)
     error: dict[str, Any] | None = None
     exit: dict[str, Any] | None = None
@@ -167,6 +169,8 @@ def fold(state: RankState, record: dict[str, Any]) -> None:
             state.results.update(_mapping(record.get("values")))
         case contract.KIND_LOST_CHECKPOINT if _is_number(record.get("step")):
             state.lost_checkpoints.setdefault(int(record["step"]), str(record.get("reason")))
+        case contract.KIND_STOPPING if _is_number(record.get("step")):
+            state.stops_after = int(record["step"])
         case contract.KIND_DONE:
             state.phase = Phase.DONE
         case _:

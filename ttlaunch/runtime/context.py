@@ -21,6 +21,7 @@ from ttlaunch.runtime.phases import watch_passes
 from ttlaunch.runtime.records import ProgressWriter
 from ttlaunch.runtime.reduction import GradientTree
 from ttlaunch.runtime.sockets import Pending, Socket
+from ttlaunch.runtime.stop_order import StopOrder
 from ttlaunch.runtime.world import Rank, World
 
 _NAMED_BY_CALLER = _NOTHING = nullcontext()
@@ -52,6 +53,7 @@ class RankContext:
         corpus: Corpus | None,
         checkpoints: Checkpoints | None = None,
         early_stop: EarlyStop | None = None,
+        stop_order: StopOrder | None = None,
         ledger: Ledger | None = None,
     ) -> None:
         self.rank = rank
@@ -68,6 +70,8 @@ class RankContext:
         self._data: TextData | None = None
         self._checkpoints = checkpoints
         self.early_stop = early_stop or EarlyStop(None)
+        self._stop_order = stop_order or StopOrder(steps_done=self.steps_done)
+        self._counts_steps = False
 
     def ranks(self, role: str) -> tuple[Rank, ...]:
         """The ranks that have a role, in order."""
@@ -154,16 +158,30 @@ class RankContext:
     def steps(self, cfg: TrainingFile) -> Iterator[int]:
         """Count the steps of the run, from 1 or from the one after the checkpoint that it goes on from.
 
-        They end early where validations no longer improve and the configuration says so.
+        They end early where validations no longer improve and the configuration says so, and when the run is ordered to
+        end; on all ranks after the same step.
         """
+        self._counts_steps = True
         for step in range(self.steps_done + 1, self.data(cfg).total_steps + 1):
-            if self.early_stop.is_over:
+            if self.early_stop.is_over or self.should_stop():
                 return
             self.step = step
             self.ledger.begin_step(step)
             yield step
             if self._checkpoints is not None:
                 self._checkpoints.check()
+
+    def should_stop(self) -> bool:
+        """Whether the run was ordered to end, by Ctrl-C or SIGTERM, and this is the step after which all ranks do.
+
+        `steps` asks by itself. A recipe that counts its steps itself asks once after each, on every rank: then all get the
+        same answers, and leave together.
+
+        Cost: no message; where an order has come, a wait until all ranks have heard it.
+        """
+        if not self._counts_steps:
+            self.step += 1
+        return self._stop_order.ends_after(self.step)
 
     def restore(self, model: HasParameters, optimizer: HasState) -> None:
         """Begin where the run's checkpoint left off, or with the weights it was given; without either, do nothing.
@@ -191,7 +209,8 @@ class RankContext:
 
         Cost: no message; a copy of weights and state, which stays in host memory, and as much written to the disk.
         """
-        last_step = step if self.early_stop.is_over else self._required_data().total_steps
+        is_last = self.early_stop.is_over or self.should_stop()
+        last_step = step if is_last else self._required_data().total_steps
         if self._checkpoints is not None and self._checkpoints.is_due(step, last_step=last_step):
             owners = owners or self.ranks(self.role)
             state = self._state(step) | {"loss_scaler": optimizer.scaler_state()}

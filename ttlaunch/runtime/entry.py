@@ -20,6 +20,7 @@ from ttlaunch.recipe.corpus import Corpus, CorpusError, CorpusReason, read_corpu
 from ttlaunch.recipe.importing import import_recipe_module
 from ttlaunch.runtime.black_box import open_black_box
 from ttlaunch.runtime.records import ProgressWriter, print_error, write_error
+from ttlaunch.runtime.stop_order import StopOrder, hold_stop_signals, take_stop_signals
 from ttlaunch.runtime.world import Rank, World, read_world
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 def main() -> None:
     """Run the rank that the environment describes; ends the process with status 1 if anything goes wrong."""
     faulthandler.enable()
+    if os.environ[contract.ENV_RUN_ID] != contract.BY_HAND:  # else nobody would tell after which step to stop
+        hold_stop_signals()
     rank_run = _RankRun(os.environ)
     try:
         with _stacks_on_demand(rank_run.run_dir / contract.stacks_file(rank_run.rank)):
@@ -93,6 +96,7 @@ class _RankRun:
         records, trace = ProgressWriter(self.run_dir, self.rank), open_trace(self.run_dir, self.rank)
         box = open_black_box(os.environ, rank=self.rank)
         checkpoints = self._checkpoints(world, cfg, records)
+        order = self._stop_order(world, records)
         self.context = RankContext(
             world=world,
             rank=self.rank,
@@ -102,6 +106,7 @@ class _RankRun:
             corpus=corpus,
             checkpoints=checkpoints,
             early_stop=make_early_stop(cfg, world.start),
+            stop_order=order,
             ledger=Ledger(self.run_dir / contract.ledger_file(self.rank), trace=trace, box=box),
         )
         ready = {"total_steps": self.context.data(cfg).total_steps} if corpus else {}
@@ -114,6 +119,16 @@ class _RankRun:
         socket.barrier()  # MPI's own wait for the last rank, in Finalize, would burn a core
         socket.close()
         _leave_world()
+
+    def _stop_order(self, world: World, records: ProgressWriter) -> StopOrder:
+        order = StopOrder(steps_done=int(world.start["step"]) if world.start else 0)
+        if os.environ[contract.ENV_RUN_ID] != contract.BY_HAND:
+
+            def answer(step: int) -> None:
+                records.write(contract.KIND_STOPPING, step=step)
+
+            take_stop_signals(order, run_dir=self.run_dir, answer=answer)
+        return order
 
     def _checkpoints(self, world: World, cfg: ConfigFile, records: ProgressWriter) -> "Checkpoints | None":
         from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints  # noqa: PLC0415
