@@ -53,6 +53,28 @@ def test_what_the_bits_do_not_depend_on_may_change(trained, ttlaunch, options):
     assert (0, "") == (answer.status, answer.stderr)
 
 
+@pytest.mark.parametrize(
+    ("same", "other"),
+    [
+        ("precision=bf16", "loss_scale_config.initial_power=4"),
+        ("optimizer=sgd", "training_config.beta2=0.5"),
+        ("optimizer=sgd", "training_config.epsilon=0.5"),
+        ("use_clip_grad_norm=false", "training_config.clip_grad_norm_max_norm=9"),
+    ],
+)
+def test_a_key_that_only_another_way_of_training_reads_may_change(trained, ttlaunch, same, other):
+    options = f"--set training_config.{same}"
+    trained("a", 10, options=options)
+    line = "run hierarchical_parallel --dry-run --format concise --resume latest"
+    answer = ttlaunch(f"{line} {options} --set {other}")
+    assert (0, "") == (answer.status, answer.stderr)
+    read = {"precision": "fp16", "optimizer": "adamw", "use_clip_grad_norm": "true"}
+    key = same.partition("=")[0]
+    trained("b", 10, options=f"--set training_config.{key}={read[key]}")
+    answer = ttlaunch(f"{line} --set training_config.{key}={read[key]} --set {other}")
+    assert (3, True) == (answer.status, f"`{other.partition('=')[0]}` was " in answer.stderr)
+
+
 def test_a_constant_schedule_may_go_on_for_longer(trained, ttlaunch):
     constant = "--set scheduler_config.type=constant"
     trained("a", 10, options=constant)

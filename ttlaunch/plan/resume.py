@@ -28,6 +28,13 @@ _FREE = (
     "training_config.early_stop_min_delta",
 )
 _LENGTH = ("training_config.steps", "training_config.num_epochs")
+_READ_ONLY_WITH = (
+    ("loss_scale_config", "training_config.precision", "fp16"),
+    ("training_config.beta2", "training_config.optimizer", "adamw"),
+    ("training_config.epsilon", "training_config.optimizer", "adamw"),
+    ("training_config.clip_grad_norm_max_norm", "training_config.use_clip_grad_norm", True),
+)
+"""A key or section, and the value of another key without which nothing depends on it."""
 _SHAPE = ("transformer_config", "training_config.model_type", "training_config.tokenizer_type")
 _NO_SHAPE = ("transformer_config.dropout_prob",)
 _NEW_TRAINING = "`--set checkpoint_config.initial_weights=FILE` begins a new training with exported weights"
@@ -82,6 +89,7 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Chan
     old, new = dict(_flat(before)), dict(_flat(now))
     is_constant = old.get("scheduler_config.type") == new.get("scheduler_config.type") == "constant"
     free = (*_FREE, *_LENGTH) if is_constant else _FREE  # only then no step depends on how many there are
+    free += tuple(key for key, decider, value in _READ_ONLY_WITH if new.get(decider) != value)
     for key in sorted(old.keys() | new.keys()):
         if key in old and key in new and old[key] != new[key] and not _is_in(key, free):
             yield Change(key, old[key], new[key])
