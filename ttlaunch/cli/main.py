@@ -12,6 +12,7 @@ from ttlaunch import __version__, contract
 from ttlaunch.cli import (
     configs,
     convert,
+    diff,
     doctor,
     explain,
     init,
@@ -25,6 +26,7 @@ from ttlaunch.cli import (
     report,
     repro,
     run,
+    runs,
     schema,
     show,
     simulate,
@@ -52,6 +54,7 @@ app.command("parity", epilog=parity.EXAMPLES)(parity.parity)
 app.command("ps", epilog=ps.EXAMPLES)(ps.ps)
 app.command("logs", epilog=logs.EXAMPLES)(logs.logs)
 app.command("stop", epilog=stop.EXAMPLES)(stop.stop)
+app.command("diff", epilog=diff.EXAMPLES)(diff.diff)
 app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("show", epilog=show.EXAMPLES)(show.show)
 app.command("place", epilog=place.EXAMPLES)(place.place)
@@ -65,6 +68,7 @@ app.command("convert", epilog=convert.EXAMPLES)(convert.convert)
 app.command("init", epilog=init.EXAMPLES)(init.init)
 app.add_typer(weights.app, name="weights")
 app.add_typer(recipes.app, name="recipes")
+app.add_typer(runs.app, name="runs")
 app.add_typer(configs.app, name="configs")
 
 

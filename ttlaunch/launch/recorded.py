@@ -64,9 +64,10 @@ def find_run(where: str, *, runs_folder: Path, working_folder: Path) -> Path | N
 
 
 def run_folders(runs_folder: Path) -> list[Path]:
-    """The folders of all runs in a folder, oldest first."""
+    """The folders of all runs in a folder, oldest first; not those that are just being removed."""
     try:
-        return sorted(path for path in runs_folder.iterdir() if (path / contract.PLAN_FILE).is_file())
+        folders = [path for path in runs_folder.iterdir() if not path.name.startswith(".")]
+        return sorted(path for path in folders if (path / contract.PLAN_FILE).is_file())
     except OSError:
         return []
 

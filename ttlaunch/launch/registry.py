@@ -18,7 +18,7 @@ from ttlaunch import contract
 from ttlaunch.errors import TtlaunchError
 from ttlaunch.launch.launcher import this_process
 
-_BUSY_S = 2.0
+_PATIENCE_S = 5.0
 _VERSION = 1
 _SCHEMA = """\
 CREATE TABLE IF NOT EXISTS runs (
@@ -53,8 +53,10 @@ class Entry:
 class Registry:
     """The file; opened for each use, so that nothing is held while a run goes on."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, patience_s: float = _PATIENCE_S) -> None:
+        """Name the file, and how long to wait while others write to it."""
         self.path = path
+        self._patience_s = patience_s
 
     def enter(self, folder: Path, *, name: str, plan_hash: str, ranks: int) -> None:
         """Add a run that this process is about to start.
@@ -118,7 +120,7 @@ class Registry:
                 "rwc" if write else "rw"
             )  # what a killed writer left half done is taken back by whoever opens it next
             connection = sqlite3.connect(
-                f"{self.path.as_uri()}?mode={mode}", uri=True, timeout=_BUSY_S, isolation_level=None
+                f"{self.path.as_uri()}?mode={mode}", uri=True, timeout=self._patience_s, isolation_level=None
             )
         except (OSError, sqlite3.Error) as error:
             raise self._error(error) from error

@@ -1,0 +1,83 @@
+"""`ttlaunch diff`: what two runs do not have in common, and from which step on their losses differ."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ttlaunch.cli.console import print_json
+from ttlaunch.cli.named_run import find_named_run, refuse_run
+from ttlaunch.cli.options import OutputFormat, RunsDir
+from ttlaunch.diagnostics import Format, shown
+from ttlaunch.diagnostics.count import counted
+
+if TYPE_CHECKING:
+    from ttlaunch.launch.compare import Difference, LossComparison
+
+EXAMPLES = """\
+[bold]ttlaunch diff 3fa1 77b2[/bold]   plan, configuration, code, environment, results; and where losses part
+
+[bold]ttlaunch diff 3fa1 latest --format json[/bold]   the same for a program
+"""
+_LONGEST = 80
+
+
+def diff(
+    left: Annotated[str, typer.Argument(metavar="RUN", help="A run's id or a part of it, a path, or `latest`.")],
+    right: Annotated[str, typer.Argument(metavar="RUN", help="The run to compare it with.")],
+    *,
+    runs_dir: RunsDir = Path("runs"),
+    form: OutputFormat = Format.FULL,
+) -> None:
+    """Compare two runs. The exit status is 0 whether or not they differ."""
+    from ttlaunch.launch.compare import compare_runs
+
+    paths = [find_named_run(name, runs_dir=runs_dir, form=form) for name in (left, right)]
+    try:
+        differences, losses = compare_runs(*paths)
+    except (OSError, ValueError) as error:
+        refuse_run(paths[0] if str(paths[0]) in str(error) else paths[1], error, form=form)
+    if form is Format.JSON:
+        print_json(
+            {
+                "runs": [path.name for path in paths],
+                "same": not differences and all(loss.first_step is None for loss in losses),
+                "differences": [asdict(difference) for difference in differences],
+                "losses": [asdict(loss) for loss in losses],
+            }
+        )
+        return
+    lines = _lines(paths, differences, losses) if form is not Format.CONCISE else _concise(differences, losses)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def _lines(paths: Sequence[Path], differences: "list[Difference]", losses: "list[LossComparison]") -> Iterator[str]:
+    from ttlaunch.launch.compare import SECTIONS
+
+    yield f"{paths[0].name} → {paths[1].name}"
+    for section in SECTIONS:
+        found = [difference for difference in differences if difference.section == section]
+        yield f"{section}: {counted(len(found), 'difference') if found else 'the same'}"
+        for one in found:
+            yield f"  {one.name}: {_value(one.left, one.left_origin)} → {_value(one.right, one.right_origin)}"
+    for loss in losses:
+        if loss.first_step is not None:
+            yield f"{loss.kind}: differs from step {loss.first_step} on, {loss.left!r} → {loss.right!r}"
+        elif loss.common_steps:
+            yield f"{loss.kind}: equal in {counted(loss.common_steps, 'common step')}, to the last bit"
+
+
+def _concise(differences: "list[Difference]", losses: "list[LossComparison]") -> Iterator[str]:
+    for one in differences:
+        yield f"{one.section}\t{one.name}\t{_value(one.left, None)}\t{_value(one.right, None)}"
+    for loss in losses:
+        if loss.first_step is not None:
+            yield f"{loss.kind}\tstep {loss.first_step}\t{loss.left!r}\t{loss.right!r}"
+
+
+def _value(value: str | None, origin: str | None) -> str:
+    text = "–" if value is None else shown(value, longest=_LONGEST)
+    return f"{text} ({origin})" if origin else text

@@ -1,0 +1,117 @@
+"""`ttlaunch runs clean`: remove the folders of runs that are over, after saying which and how much they take."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics
+from ttlaunch.cli.options import OutputFormat, RunsDir
+from ttlaunch.diagnostics import Diagnostic, Format, shown
+from ttlaunch.diagnostics.count import counted
+
+if TYPE_CHECKING:
+    from ttlaunch.launch.clean import Removable
+
+app = typer.Typer(no_args_is_help=True, help="Look after the folders of runs.")
+EXAMPLES = """\
+[bold]ttlaunch runs clean --older-than 7d --dry-run[/bold]   what would go
+
+[bold]ttlaunch runs clean --keep 10[/bold]   all that are over but the ten newest, after asking
+
+[bold]ttlaunch runs clean --older-than 4w --yes[/bold]   without asking, for a script
+"""
+
+
+@app.command("clean", epilog=EXAMPLES)
+def clean(
+    *,
+    older_than: Annotated[
+        str | None,
+        typer.Option("--older-than", metavar="TIME", help="Only what ended longer ago: 90s, 30min, 12h, 7d, 2w."),
+    ] = None,
+    keep: Annotated[int, typer.Option("--keep", min=0, metavar="N", help="Keep the N newest.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    runs_dir: RunsDir = Path("runs"),
+    form: OutputFormat = Format.FULL,
+) -> None:
+    """Remove the folders of runs that are over, with their logs and checkpoints."""
+    from ttlaunch.launch.clean import measure, parse_age, plan_clean
+    from ttlaunch.launch.overview import list_runs
+
+    age = None if older_than is None else parse_age(older_than)
+    if older_than is not None and age is None:
+        hint = "`--older-than 7d`; the units are s, min, h, d and w"
+        refuse([Diagnostic("P042", f"`--older-than {shown(older_than)}` is no time", hints=(hint,))], form=form)
+    place = (Path.cwd() / runs_dir).resolve()
+    runs = [run for run in list_runs(place, None)[0] if run.folder.parent == place]  # not what links lead to
+    going = [measure(run) for run in plan_clean(runs, older_than_s=age, keep=keep)]
+    stay = sum(not run.is_over for run in runs)
+    _announce(going, num_running=stay, form=form)
+    if going and not dry_run and not yes:
+        _ask(len(going), form=form)
+    removed, found = ([], []) if dry_run else _remove(going)
+    if form is Format.JSON:
+        entries = [{"run_id": one.run.folder.name, "size_bytes": one.size_bytes} for one in going]
+        names = [one.run.folder.name for one in removed]
+        print_json({"runs": entries, "removed": names, "diagnostics": [diagnostic.as_json() for diagnostic in found]})
+    elif removed:
+        sys.stdout.write(f"removed {counted(len(removed), 'run')}, {render_bytes(_total(removed))}\n")
+    show_diagnostics(found, form=form)
+    leave(1 if found else 0)
+
+
+def render_bytes(size: int) -> str:
+    """A size in its largest unit, exact below a kilobyte."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return counted(size, "byte")
+
+
+def _announce(going: "list[Removable]", *, num_running: int, form: Format) -> None:
+    if form is Format.JSON:
+        return
+    for one in going:
+        sys.stdout.write(
+            f"{one.run.folder.name}   {one.run.state:12} {render_bytes(one.size_bytes):>12}   {one.run.name}\n"
+        )
+    running = f"; {counted(num_running, 'run')} that may go on stay" if num_running else ""
+    sys.stdout.write(f"{counted(len(going), 'run')}, {render_bytes(_total(going))}{running}\n")
+    sys.stdout.flush()
+
+
+def _ask(count: int, *, form: Format) -> None:
+    """Leave unless the user agrees; nobody can agree where there is no terminal."""
+    if not sys.stdin.isatty() or form is Format.JSON:
+        hints = ("`--yes` removes without asking, `--dry-run` only says what would go",)
+        refuse([Diagnostic("P043", "nothing was removed: there is no terminal to ask on", hints=hints)], form=form)
+    if not typer.confirm(f"Remove {counted(count, 'run')} with logs and checkpoints?"):
+        sys.stdout.write("nothing was removed\n")
+        leave(0)
+
+
+def _remove(going: "list[Removable]") -> "tuple[list[Removable], list[Diagnostic]]":
+    from ttlaunch.launch.clean import remove
+    from ttlaunch.launch.registry import RegistryError, find_registry
+
+    removed, found = [], []
+    for one in going:
+        try:
+            if not remove(one.run):
+                continue
+            removed.append(one)
+            find_registry(os.environ).forget(one.run.folder)
+        except RegistryError:
+            continue  # it only points at a folder that is no more, which nothing takes for a run
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            found.append(Diagnostic("P032", f"{shown(one.run.folder)} cannot be removed: {reason}"))
+    return removed, found
+
+
+def _total(going: "list[Removable]") -> int:
+    return sum(one.size_bytes for one in going)
