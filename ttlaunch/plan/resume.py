@@ -88,8 +88,9 @@ def check_same_training(
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
     old, new = dict(_flat(before)), dict(_flat(now))
     is_constant = old.get("scheduler_config.type") == new.get("scheduler_config.type") == "constant"
-    free = (*_FREE, *_LENGTH) if is_constant else _FREE  # only then no step depends on how many there are
-    free += tuple(key for key, decider, value in _READ_ONLY_WITH if new.get(decider) != value)
+    unread = [key for key, decider, value in _READ_ONLY_WITH if new.get(decider) != value]
+    length = _LENGTH if is_constant else ()  # only then no step depends on how many there are
+    free = (*_FREE, *length, *unread)
     for key in sorted(old.keys() | new.keys()):
         if key in old and key in new and old[key] != new[key] and not _is_in(key, free):
             yield Change(key, old[key], new[key])
