@@ -178,7 +178,7 @@ def _exit_statuses() -> str:
         contract.STATUS_DESCRIPTION: "the description is wrong: topology files, training file, recipe, or all together",
         contract.STATUS_HOST: "a host is not ready; nothing was started",
         contract.STATUS_SYNC: "the code could not be copied to a host; nothing was started",
-        contract.STATUS_HUNG: "reserved: the run hung",
+        contract.STATUS_HUNG: "the run hung: nothing moved for the hang timeout",
         contract.STATUS_HOST_LOST: "reserved: a host was lost",
         contract.STATUS_NO_PROGRESS: "reserved: restarts made no progress",
         contract.STATUS_INTERRUPTED: "interrupted by Ctrl-C",

@@ -74,11 +74,21 @@ def kill_run_processes(run_id: str, *, moment_s: float = 0.5) -> list[int]:
 
 def is_gone(pid: int) -> bool:
     """Whether a process has ended, even if nobody has waited for it yet."""
+    return _state(pid) in {"", "Z", "X"}
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal, or by a debugger, and would go on if it were let."""
+    return _state(pid) in {"T", "t"}
+
+
+def _state(pid: int) -> str:
+    """The kernel's letter for what a process does; empty if there is none."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] in {"Z", "X"}
-    except OSError:
-        return True
+            return file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
 
 
 def _belongs(pid: int, run_id: str) -> bool:

@@ -45,6 +45,15 @@ Ranks = Annotated[
     int | None,
     typer.Option("--ranks", "-n", min=1, metavar="N", help="World size, where the cluster leaves it open."),
 ]
+HangTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--hang-timeout",
+        min=1.0,
+        metavar="SECONDS",
+        help="End a run in which nothing has moved for so long; without it 120 s, later ten of the slowest steps.",
+    ),
+]
 Hostfile = Annotated[Path | None, typer.Option("--hostfile", metavar="FILE", help="A hostfile instead of --on.")]
 RankBindings = Annotated[
     Path | None,

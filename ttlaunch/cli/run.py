@@ -14,7 +14,11 @@ from ttlaunch.cli.describe import Request
 from ttlaunch.cli.options import (
     Arguments,
     ConfigFile,
+<<<<<<< HEAD
     GraceSeconds,
+=======
+    HangTimeout,
+>>>>>>> c8ad257 (wip)
     Hostfile,
     MpiArgs,
     On,
@@ -48,6 +52,8 @@ EXAMPLES = """\
 [bold]ttlaunch run hierarchical_parallel --trace-steps 5[/bold]   and a timeline of all ranks' first five steps
 
 [bold]ttlaunch run hierarchical_parallel --only role=worker[/bold]   show what the workers print; files keep everything
+
+[bold]ttlaunch run --hang-timeout 600 -- ./simulation[/bold]   end it when it has printed nothing for ten minutes
 
 [bold]ttlaunch run --ranks 2 -- ./any_program --its-options[/bold]   any program under the same plan
 
@@ -84,6 +90,7 @@ def run(
     ] = None,
     grace: GraceSeconds = 30.0,
     only: Only = None,
+    hang_timeout: HangTimeout = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and start nothing.")] = False,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
@@ -114,9 +121,17 @@ def run(
 
         show_plan(prepared.plan, form=form)
         return
+<<<<<<< HEAD
     typed = ("ttlaunch", *sys.argv[1:])
     report = carry_out(prepared, runs_dir=runs_dir, form=form, verbose=verbose, only=chosen, grace_s=grace, typed=typed)
     leave(report.exit_status)
+=======
+    leave(
+        carry_out(
+            prepared, runs_dir=runs_dir, form=form, verbose=verbose, only=chosen, hang_timeout_s=hang_timeout
+        ).exit_status
+    )
+>>>>>>> c8ad257 (wip)
 
 
 def carry_out(
@@ -128,6 +143,7 @@ def carry_out(
     grace_s: float = 30.0,
     typed: Sequence[str] = (),
     only: Collection[int] | None = None,
+    hang_timeout_s: float | None = None,
     judge: "Callable[[Report], Sequence[Diagnostic]]" = lambda _: (),
 ) -> "Report":
     """Start a plan, show it until it has ended, and say what came out; leaves if a host is not ready.
@@ -140,6 +156,7 @@ def carry_out(
         grace_s: What ranks have to leave when the end is ordered.
         typed: The command line, if it can be typed again with `--resume`.
         only: Ranks whose output is shown; None: of all.
+        hang_timeout_s: How long no rank may move; None: it follows from the steps.
         judge: What else is to be said of the result.
     """
     from ttlaunch.cli.live import make_view
@@ -165,9 +182,21 @@ def carry_out(
         registered(plan, folder, form=form),
         make_view(plan, folder, quiet=form is Format.JSON, only=only) as view,
     ):
+<<<<<<< HEAD
         grace = Grace(grace_s, tuple(typed))
         report = supervise(
             plan, folder, environment=os.environ, view=view, watch=watch, crew=crew, scratch=scratch, grace=grace
+=======
+        report = supervise(
+            plan,
+            folder,
+            environment=os.environ,
+            view=view,
+            watch=watch,
+            crew=crew,
+            scratch=scratch,
+            hang_timeout_s=hang_timeout_s,
+>>>>>>> c8ad257 (wip)
         )
     return _say_what_came_out(report, plan, folder, form=form, judge=judge)
 

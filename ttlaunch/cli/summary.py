@@ -11,6 +11,7 @@ from ttlaunch.cli.describe import short_name
 from ttlaunch.cli.ending_view import render_stop
 from ttlaunch.diagnostics import Diagnostic, Label, Source
 from ttlaunch.diagnostics.count import counted
+from ttlaunch.launch.causes import Cause
 from ttlaunch.launch.failure import render_cascade
 from ttlaunch.launch.report import Report
 from ttlaunch.launch.run_folder import RunFolder
@@ -66,17 +67,24 @@ def failure_diagnostic(report: Report, folder: RunFolder) -> Diagnostic | None:
     failure = report.failure
     if failure is None:
         return None
-    label = _source_label(failure.place, failure.evidence)
-    notes = [*failure.evidence[1:]] if label else [*filter(None, [failure.place]), *failure.evidence]
+    is_hung = failure.kind is Cause.HUNG
+    label = _source_label(failure.place, ("it is here",) if is_hung else failure.evidence)
+    notes = [] if label else [*filter(None, [failure.place])]
+    notes += failure.evidence[1:] if label and not is_hung else failure.evidence
     hints = [failure.next_step] if failure.next_step else []
     if failure.rank is not None:
         last = report.ranks[failure.rank].get("last_operation")
-        notes += [f"its last operation: {last['text']}"] if last else []
+        notes += [f"its last operation: {last['text']}"] if last and not is_hung else []
         notes += [] if failure.place else _last_words(failure.last_lines)
         cascade = render_cascade(failure.followers)
         notes += [f"the first rank to fail; {cascade}"] if cascade else []
+        hints += [_stacks_hint(folder)] if is_hung else []
         hints.append(f"full log: {short_name(folder.path, Path.cwd())}/{contract.stderr_file(failure.rank)}")
     return Diagnostic(failure.code, failure.message, label, notes=tuple(notes), hints=tuple(hints))
+
+
+def _stacks_hint(folder: RunFolder) -> str:
+    return f"what every rank was doing: {short_name(folder.path, Path.cwd())}/{contract.STACKS_DIR}/"
 
 
 def _source_label(place: str | None, evidence: Sequence[str]) -> Label | None:

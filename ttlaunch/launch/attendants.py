@@ -83,6 +83,8 @@ def start_attendants(
 class HostsCrew:
     """Attendants on all hosts of a run, and the relay that lets mpirun reach them."""
 
+    boxes_late_s = 6.0  # attendants send them every 5 s
+
     def __init__(self, attendants: Sequence[Attendant], relay: Relay, folder: RunFolder) -> None:
         self.boxes = folder.path
         self._attendants = attendants
@@ -113,6 +115,10 @@ class HostsCrew:
         for one in self._attendants:
             with contextlib.suppress(HostError):
                 one.stream.send({"kind": "signal", "number": number, "word": word}, timeout_s=1.0)
+
+    def stopped(self, ranks: Sequence[RankState]) -> frozenset[int]:  # noqa: ARG002 - attendants do not look
+        """None is known of; a stopped rank writes no stacks, by which it is found."""
+        return frozenset()
 
     def end(self) -> int:
         """Tell every attendant to finish, at once, and wait until the last one has or is given up."""

@@ -27,6 +27,7 @@ class Cause(StrEnum):
     CRASHED = "crashed"  # in compiled code
     SHIM_LOST = "shim_lost"  # its parent was killed, which took it along
     HOST_LOST = "host_lost"
+    HUNG = "hung"  # nothing moved any more
     OTHER = "other"  # of the run and no rank: its folder, mpirun, its numbers
     LOST_PEER = "lost_peer"  # ended because another rank had gone
     FENCED = "fenced"  # on a host that was cut off, where its attendant ends it

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ttlaunch import contract
 from ttlaunch.launch.attribution import Witnesses, first_failure
+from ttlaunch.launch.causes import Cause
 from ttlaunch.launch.crew import LostHost
 from ttlaunch.launch.divergence import divergence
 from ttlaunch.launch.failure import Failure
@@ -64,8 +65,7 @@ def conclude(
     elif ending.signal_number:
         status, exit_status = "terminated", contract.STATUS_TERMINATED
     elif failure is not None:
-        lost = failure.code == "R012"
-        status, exit_status = "failed", contract.STATUS_HOST_LOST if lost else contract.STATUS_RANK_FAILED
+        status, exit_status = _failed_status(failure)
     if status != "done":
         _mark_stopped(watch.ranks, failure)
     return make_report(
@@ -80,8 +80,19 @@ def conclude(
     )
 
 
+def _failed_status(failure: Failure) -> tuple[str, int]:
+    if failure.kind is Cause.HUNG:
+        return "hung", contract.STATUS_HUNG
+    return "failed", contract.STATUS_HOST_LOST if failure.code == "R012" else contract.STATUS_RANK_FAILED
+
+
 def find_failure(folder: RunFolder, watch: Watch, ending: Ending, returncode: int) -> Failure | None:
-    """The failure to name: of a rank, of the run folder, of mpirun, or of ranks that ended with different parameters."""
+    """The failure to name: of a rank, of the run folder, of mpirun, or of ranks that ended with different parameters.
+
+    What a hang left behind is how we ended it.
+    """
+    if ending.failure is not None and ending.failure.kind is Cause.HUNG:
+        return ending.failure
     ordered = ending.signal_number is not None
     lost_shims = {} if _mpirun_went_first(watch, ending, returncode) else ending.lost_shims
     stopped = ordered or ending.failure is not None

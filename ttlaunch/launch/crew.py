@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ttlaunch.agent.run_processes import is_gone, kill_run_processes, signal_process
+from ttlaunch.agent.run_processes import is_gone, is_stopped, kill_run_processes, signal_process
 from ttlaunch.errors import HostError
 from ttlaunch.launch.watch import RankState
 
@@ -42,10 +42,16 @@ class Crew(Protocol):
 
     Attributes:
         boxes: The folder below which the ranks' black boxes can be read.
+        boxes_late_s: How old what is read there may be.
     """
+
+    boxes_late_s: float
 
     @property
     def boxes(self) -> Path: ...
+
+    def stopped(self, ranks: Sequence[RankState]) -> frozenset[int]:
+        """The ranks whose process was stopped by a signal, as far as it is known."""
 
     def settings(self, engine_name: str) -> Mapping[str, str]:
         """Further environment for mpirun."""
@@ -69,6 +75,8 @@ class Crew(Protocol):
 
 class LocalCrew:
     """For ranks that all run on this machine."""
+
+    boxes_late_s = 0.0
 
     def __init__(self, run_id: str, *, scratch: Path) -> None:
         self.boxes = scratch
@@ -97,6 +105,10 @@ class LocalCrew:
         for state in ranks:
             if state.started.get("pid") and state.exit is None:
                 signal_process(int(state.started["pid"]), number, run_id=self._run_id)
+
+    def stopped(self, ranks: Sequence[RankState]) -> frozenset[int]:
+        pids = {state.row.rank: state.started.get("pid") for state in ranks if state.exit is None}
+        return frozenset(rank for rank, pid in pids.items() if pid and is_stopped(int(pid)))
 
     def end(self) -> int:
         return len(kill_run_processes(self._run_id))

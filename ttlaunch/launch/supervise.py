@@ -31,6 +31,7 @@ from ttlaunch.launch.ending import (
     stopped,
 )
 from ttlaunch.launch.engine import with_home
+from ttlaunch.launch.hangs import HangWatch
 from ttlaunch.launch.lost_checkpoints import LostCheckpoints
 from ttlaunch.launch.merge import MergedWriter
 from ttlaunch.launch.output import MpirunOutput, View
@@ -53,7 +54,11 @@ def supervise(
     watch: Watch,
     crew: Crew,
     scratch: Path,
+<<<<<<< HEAD
     grace: Grace = USUAL_GRACE,
+=======
+    hang_timeout_s: float | None = None,
+>>>>>>> c8ad257 (wip)
 ) -> Report:
     """Run the plan to its end, whatever that is, and write `report.json`.
 
@@ -65,13 +70,18 @@ def supervise(
         watch: What is known of the ranks; nothing yet.
         crew: Who stands beside the ranks where they run.
         scratch: A short, private folder for sockets and shared memory, of this path on every host.
+<<<<<<< HEAD
         grace: What ranks may take to leave once an end was ordered.
+=======
+        hang_timeout_s: How long no rank may move; None: see `HangWatch`.
+>>>>>>> c8ad257 (wip)
     """
     name = plan.engine.name
     settings = {**plan.engine.environment, **scratch_settings(name, str(scratch)), **crew.settings(name)}
     inherited = {name: value for name, value in with_home(environment).items() if name not in plan.managed}
     started = time.monotonic()
     ending, leftovers, lost = Ending(), 0, LostCheckpoints(view)
+    hangs = HangWatch(plan, folder, crew, timeout_s=hang_timeout_s)
     own = {contract.ENV_RUN_ID: folder.run_id, contract.ENV_START: "", contract.ENV_SCRATCH: str(scratch)}
     end = RunEnd(ending, plan, grace_s=grace.seconds)
     with _signals(end), CheckpointKeeper(plan, folder) as checkpoints, MergedWriter(folder.path, watch) as merged:
@@ -80,7 +90,11 @@ def supervise(
             plan.engine.argv, folder=folder.path, environment={**inherited, **plan.secrets, **settings, **own}
         )
         try:
+<<<<<<< HEAD
             _loop(process, watch, ending, folder, view, crew, checkpoints, lost, merged, end)
+=======
+            _loop(process, watch, ending, folder, view, crew, checkpoints, lost, hangs, merged)
+>>>>>>> c8ad257 (wip)
         except OSError as error:
             ending.failure = folder_failure(error)
         finally:
@@ -113,6 +127,7 @@ def _loop(
     crew: Crew,
     checkpoints: CheckpointKeeper,
     lost: LostCheckpoints,
+    hangs: HangWatch,
     merged: MergedWriter,
     end: RunEnd,
 ) -> None:
@@ -125,8 +140,13 @@ def _loop(
             lost.notice(watch.ranks, checkpoints.lost)
             view.tick(watch.ranks)
             _notice_losses(watch, ending, crew)
+<<<<<<< HEAD
             for act in end.decide(time.monotonic(), watch.ranks):
                 _carry_out(act, process, folder, view, crew, watch)
+=======
+            _notice_hang(hangs, watch, ending)
+            _end_if_needed(process, watch, ending, folder)
+>>>>>>> c8ad257 (wip)
         output.drain()
     _pass_on(watch, view)
 
@@ -152,6 +172,11 @@ def _pass_on(watch: Watch, view: View) -> None:
         view.record(state, record)
 
 
+def _notice_hang(hangs: HangWatch, watch: Watch, ending: Ending) -> None:
+    if ending.since is None and ending.failure is None:
+        ending.failure = hangs.check(watch.ranks)
+
+
 def _notice_losses(watch: Watch, ending: Ending, crew: Crew) -> None:
     """Shims count until the run is being ended, which takes them along; hosts count to the last."""
     losses = crew.losses(watch.ranks)
@@ -160,6 +185,7 @@ def _notice_losses(watch: Watch, ending: Ending, crew: Crew) -> None:
     ending.lost_hosts.update(losses.hosts)
 
 
+<<<<<<< HEAD
 def _carry_out(
     act: Act, process: subprocess.Popen[bytes], folder: RunFolder, view: View, crew: Crew, watch: Watch
 ) -> None:
@@ -175,6 +201,28 @@ def _carry_out(
         case SignalMpirun(number):
             append_event(folder, "ending" if number == signal.SIGTERM else "killing", signal=number)
             process.send_signal(number)
+=======
+def _end_if_needed(process: subprocess.Popen[bytes], watch: Watch, ending: Ending, folder: RunFolder) -> None:
+    now = time.monotonic()
+    if ending.since is None and (
+        any(state.phase is Phase.FAILED for state in watch.ranks)
+        or ending.lost_shims
+        or ending.lost_hosts
+        or ending.signal_number
+        or ending.failure
+    ):
+        ending.since = now
+        append_event(folder, "ending", signal=ending.signal_number)
+    if ending.since is None:
+        return
+    patience = 0.0 if ending.signal_number else _AFTER_FAILURE_S
+    if ending.terminated is None and now - ending.since >= patience:
+        process.terminate()
+        ending.terminated = now
+    elif ending.terminated is not None and not ending.killed and now - ending.terminated >= _AFTER_TERM_S:
+        process.kill()
+        ending.killed = True
+>>>>>>> c8ad257 (wip)
 
 
 @contextmanager

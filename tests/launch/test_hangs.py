@@ -1,0 +1,162 @@
+"""Runs that hang: each ends in time with status 6, and names the rank that the others wait for, or what does not fit.
+
+Real ranks that break a small recipe; what only differs in words is judged from scripted boxes in `test_verdict.py`.
+"""
+
+import re
+import time
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+TIMEOUT_S = 2
+WITHIN_S = TIMEOUT_S + 5.0
+
+RECIPE = """\
+from ttlaunch.recipe import ConfigFile, Layout, Recipe, all_pairs
+
+RECIPE = Recipe(
+    summary="Ranks that send each other nothing much.",
+    config=ConfigFile,
+    layouts=[Layout("all", peer=None)],
+    flows=[all_pairs("peer")],
+    uses_data=False,
+)
+"""
+TRAINER = """\
+import os, pathlib, signal, time
+import torch
+
+
+def wait_for_nothing():
+    pathlib.Path("fault.part").write_text(f"{os.getpid()}")
+    os.replace("fault.part", "fault")
+
+
+def peer(cfg, ctx):
+    one = torch.zeros(2)
+    for step in range(1, 4):
+        ctx.step = step
+        ctx.ledger.begin_step(step)
+        exchange(ctx, one, step)
+        ctx.report(step)
+
+
+def around(ctx, one):
+    pending = ctx.isend(one, dest=(ctx.rank + 1) % ctx.world_size)
+    ctx.recv(torch.zeros(2), source=(ctx.rank - 1) % ctx.world_size)
+    pending.wait()
+
+
+def exchange(ctx, one, step):
+    around(ctx, one)
+    if step == 2:
+        hang(ctx, one)
+"""
+HANGS = {
+    "sleeps": (
+        "    if ctx.rank == 1:\n        wait_for_nothing()\n        time.sleep(600)\n    around(ctx, one)",
+        3,
+        (
+            "R014",
+            1,
+            "has not moved for SECONDS s: 2 ranks wait for it, and it waits for none, in `hang` at trainer.py:34",
+        ),
+    ),
+    "recv-recv": (
+        "    wait_for_nothing()\n    ctx.recv(one, source=1 - ctx.rank)\n    ctx.send(one, dest=1 - ctx.rank)",
+        2,
+        ("R015", None, "waits in a circle, {}: all of them receive and none sends"),
+    ),
+    "wrong-tag": (
+        (
+            "    wait_for_nothing()\n    if ctx.rank == 0:\n        ctx.recv(one, source=1, tag=5)\n"
+            "    else:\n        ctx.send(one, dest=0, tag=6)\n        ctx.recv(one, source=0)"
+        ),
+        2,
+        ("R016", 0, "waits for tag 5 of rank 1 (peer), which has sent it tag 6 instead"),
+    ),
+    "stopped": (
+        (
+            "    if ctx.rank == 0:\n        wait_for_nothing()\n        os.kill(os.getpid(), signal.SIGSTOP)\n"
+            "    around(ctx, one)"
+        ),
+        2,
+        ("R013", 0, "was stopped by a signal, and nobody let it go on within SECONDS s"),
+    ),
+    "data-loader": (
+        (
+            "    if ctx.rank == 1:\n        os.mkfifo('data')\n        wait_for_nothing()\n        open('data').read()\n"
+            "    around(ctx, one)"
+        ),
+        2,
+        (
+            "R014",
+            1,
+            "has not moved for SECONDS s: 1 rank waits for it, and it waits for none, in `hang` at trainer.py:35",
+        ),
+    ),
+}
+
+
+def rounded(text):
+    """The message, whatever time a busy machine took to look."""
+    return re.sub(r"(for|within) [2-4] s", r"\1 SECONDS s", text)
+
+
+@pytest.fixture
+def start_recipe(here, start_run):
+    """`start_recipe(body, ranks, *options)` runs a small recipe whose second step does something else."""
+    (here / "mine").mkdir()
+    (here / "mine/recipe.py").write_text(RECIPE)
+    (here / "mine/train.yaml").write_text("{}\n")
+
+    def start(body, ranks, *options):
+        (here / "mine/trainer.py").write_text(f"{TRAINER}\n\ndef hang(ctx, one):\n{body}\n")
+        return start_run("mine", "-n", str(ranks), *options)
+
+    return start
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_a_hang_is_noticed_in_time_and_the_right_rank_is_named(start_recipe, name):
+    body, ranks, (code, rank, cause) = HANGS[name]
+    run = start_recipe(body, ranks, "--hang-timeout", str(TIMEOUT_S))
+    run.wait_for_file("fault")
+    began = time.monotonic()
+    status = run.ends(within_s=WITHIN_S)
+    print(f"\n{name}: {time.monotonic() - began:.1f} s\n{run.stderr}")
+    assert status == 6, run.stderr
+    failure = run.report["failure"]
+    assert (run.report["status"], failure["class"], failure["code"]) == ("hung", "hung", code)
+    named = failure["rank"]
+    assert rank in {None, named}
+    circle = f"{named} → {1 - named} → {named}"
+    said = f"error[{code}]: rank {named} (peer, localhost) {cause.format(circle)} in step 2\n"
+    assert said in rounded(run.stderr)
+    assert len(failure["evidence"]) == ranks, "a line for each rank says whom it waits for"
+    stacks = {path.name for path in (run.run_folder / "stacks").iterdir()}
+    assert stacks >= {f"rank-{other}.txt" for other in range(ranks) if other != rank}, "a stopped one cannot answer"
+    assert run.processes() == []
+    assert run.scratch_folders() == []
+
+
+def test_a_slow_run_that_gets_on_is_left_alone(start_recipe):
+    """Each of its waits is shorter than the timeout but the one that is announced; all of them together are longer."""
+    body = (
+        "    for _ in range(4):\n        time.sleep(0.7 * ctx.rank)\n        around(ctx, one)\n"
+        "    if ctx.rank:\n        with ctx.announced('evaluation'):\n            time.sleep(3)\n    around(ctx, one)"
+    )
+    run = start_recipe(body, 2, "--hang-timeout", str(TIMEOUT_S))
+    assert run.ends(within_s=40) == 0, run.stderr
+    assert run.report["status"] == "done"
+
+
+def test_a_program_is_judged_by_its_output_if_a_timeout_is_named(here, start_run):
+    (here / "work.py").write_text("import time\nprint('begins', flush=True)\ntime.sleep(600)\n")
+    run = start_run("work.py", "-n", "2", "--hang-timeout", str(TIMEOUT_S))
+    assert run.ends(within_s=20) == 6
+    assert "error[R017]: no rank has printed anything for SECONDS s\n" in rounded(run.stderr)
+    assert run.report["failure"]["code"] == "R017"
+    assert run.processes() == []
