@@ -14,11 +14,8 @@ from ttlaunch.cli.describe import Request
 from ttlaunch.cli.options import (
     Arguments,
     ConfigFile,
-<<<<<<< HEAD
     GraceSeconds,
-=======
     HangTimeout,
->>>>>>> c8ad257 (wip)
     Hostfile,
     MpiArgs,
     On,
@@ -121,17 +118,17 @@ def run(
 
         show_plan(prepared.plan, form=form)
         return
-<<<<<<< HEAD
-    typed = ("ttlaunch", *sys.argv[1:])
-    report = carry_out(prepared, runs_dir=runs_dir, form=form, verbose=verbose, only=chosen, grace_s=grace, typed=typed)
-    leave(report.exit_status)
-=======
-    leave(
-        carry_out(
-            prepared, runs_dir=runs_dir, form=form, verbose=verbose, only=chosen, hang_timeout_s=hang_timeout
-        ).exit_status
+    report = carry_out(
+        prepared,
+        runs_dir=runs_dir,
+        form=form,
+        verbose=verbose,
+        grace_s=grace,
+        typed=("ttlaunch", *sys.argv[1:]),
+        only=chosen,
+        hang_timeout_s=hang_timeout,
     )
->>>>>>> c8ad257 (wip)
+    leave(report.exit_status)
 
 
 def carry_out(
@@ -161,20 +158,13 @@ def carry_out(
     """
     from ttlaunch.cli.live import make_view
     from ttlaunch.cli.registering import registered
-    from ttlaunch.errors import RunFolderError
     from ttlaunch.launch.ending import Grace
-    from ttlaunch.launch.record_inputs import write_inputs
-    from ttlaunch.launch.run_folder import create_run_folder, scratch_folder
+    from ttlaunch.launch.run_folder import scratch_folder
     from ttlaunch.launch.supervise import supervise
     from ttlaunch.launch.watch import Watch
 
     ready = _make_ready(prepared, form=form, verbose=verbose)
-    plan = ready.plan
-    try:
-        folder = create_run_folder(runs_dir)
-        write_inputs(plan, folder, resolved_config=prepared.resolved_config, shell=os.environ, release=ready.release)
-    except RunFolderError as error:
-        refuse([Diagnostic("H008", str(error), hints=(_ELSEWHERE,))], form=form)
+    plan, folder = ready.plan, _make_folder(ready, prepared, runs_dir=runs_dir, form=form)
     watch = Watch(plan, folder)
     with (
         scratch_folder() as scratch,
@@ -182,11 +172,6 @@ def carry_out(
         registered(plan, folder, form=form),
         make_view(plan, folder, quiet=form is Format.JSON, only=only) as view,
     ):
-<<<<<<< HEAD
-        grace = Grace(grace_s, tuple(typed))
-        report = supervise(
-            plan, folder, environment=os.environ, view=view, watch=watch, crew=crew, scratch=scratch, grace=grace
-=======
         report = supervise(
             plan,
             folder,
@@ -195,10 +180,25 @@ def carry_out(
             watch=watch,
             crew=crew,
             scratch=scratch,
+            grace=Grace(grace_s, tuple(typed)),
             hang_timeout_s=hang_timeout_s,
->>>>>>> c8ad257 (wip)
         )
     return _say_what_came_out(report, plan, folder, form=form, judge=judge)
+
+
+def _make_folder(ready: "Ready", prepared: "Prepared", *, runs_dir: Path, form: Format) -> "RunFolder":
+    """The run's folder with all that is decided; leaves if it cannot be made."""
+    from ttlaunch.errors import RunFolderError
+    from ttlaunch.launch.record_inputs import write_inputs
+    from ttlaunch.launch.run_folder import create_run_folder
+
+    try:
+        folder = create_run_folder(runs_dir)
+        resolved = prepared.resolved_config
+        write_inputs(ready.plan, folder, resolved_config=resolved, shell=os.environ, release=ready.release)
+    except RunFolderError as error:
+        refuse([Diagnostic("H008", str(error), hints=(_ELSEWHERE,))], form=form)
+    return folder
 
 
 def _say_what_came_out(

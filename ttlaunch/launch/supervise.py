@@ -54,11 +54,8 @@ def supervise(
     watch: Watch,
     crew: Crew,
     scratch: Path,
-<<<<<<< HEAD
     grace: Grace = USUAL_GRACE,
-=======
     hang_timeout_s: float | None = None,
->>>>>>> c8ad257 (wip)
 ) -> Report:
     """Run the plan to its end, whatever that is, and write `report.json`.
 
@@ -70,11 +67,8 @@ def supervise(
         watch: What is known of the ranks; nothing yet.
         crew: Who stands beside the ranks where they run.
         scratch: A short, private folder for sockets and shared memory, of this path on every host.
-<<<<<<< HEAD
         grace: What ranks may take to leave once an end was ordered.
-=======
         hang_timeout_s: How long no rank may move; None: see `HangWatch`.
->>>>>>> c8ad257 (wip)
     """
     name = plan.engine.name
     settings = {**plan.engine.environment, **scratch_settings(name, str(scratch)), **crew.settings(name)}
@@ -90,11 +84,7 @@ def supervise(
             plan.engine.argv, folder=folder.path, environment={**inherited, **plan.secrets, **settings, **own}
         )
         try:
-<<<<<<< HEAD
-            _loop(process, watch, ending, folder, view, crew, checkpoints, lost, merged, end)
-=======
-            _loop(process, watch, ending, folder, view, crew, checkpoints, lost, hangs, merged)
->>>>>>> c8ad257 (wip)
+            _loop(process, watch, ending, folder, view, crew, checkpoints, lost, hangs, merged, end)
         except OSError as error:
             ending.failure = folder_failure(error)
         finally:
@@ -140,13 +130,9 @@ def _loop(
             lost.notice(watch.ranks, checkpoints.lost)
             view.tick(watch.ranks)
             _notice_losses(watch, ending, crew)
-<<<<<<< HEAD
+            _notice_hang(hangs, watch, ending)
             for act in end.decide(time.monotonic(), watch.ranks):
                 _carry_out(act, process, folder, view, crew, watch)
-=======
-            _notice_hang(hangs, watch, ending)
-            _end_if_needed(process, watch, ending, folder)
->>>>>>> c8ad257 (wip)
         output.drain()
     _pass_on(watch, view)
 
@@ -185,7 +171,6 @@ def _notice_losses(watch: Watch, ending: Ending, crew: Crew) -> None:
     ending.lost_hosts.update(losses.hosts)
 
 
-<<<<<<< HEAD
 def _carry_out(
     act: Act, process: subprocess.Popen[bytes], folder: RunFolder, view: View, crew: Crew, watch: Watch
 ) -> None:
@@ -201,28 +186,6 @@ def _carry_out(
         case SignalMpirun(number):
             append_event(folder, "ending" if number == signal.SIGTERM else "killing", signal=number)
             process.send_signal(number)
-=======
-def _end_if_needed(process: subprocess.Popen[bytes], watch: Watch, ending: Ending, folder: RunFolder) -> None:
-    now = time.monotonic()
-    if ending.since is None and (
-        any(state.phase is Phase.FAILED for state in watch.ranks)
-        or ending.lost_shims
-        or ending.lost_hosts
-        or ending.signal_number
-        or ending.failure
-    ):
-        ending.since = now
-        append_event(folder, "ending", signal=ending.signal_number)
-    if ending.since is None:
-        return
-    patience = 0.0 if ending.signal_number else _AFTER_FAILURE_S
-    if ending.terminated is None and now - ending.since >= patience:
-        process.terminate()
-        ending.terminated = now
-    elif ending.terminated is not None and not ending.killed and now - ending.terminated >= _AFTER_TERM_S:
-        process.kill()
-        ending.killed = True
->>>>>>> c8ad257 (wip)
 
 
 @contextmanager
