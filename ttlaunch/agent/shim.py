@@ -112,9 +112,7 @@ def _run_rank(plan: Record, row: Record, plan_path: str, run_folder: str) -> int
         records.not_started(text)
         return _SHIM_FAILED
     records.started(process.pid)
-    output = RankOutput(
-        run_folder, row, pass_on=os.environ.get(contract.ENV_RUN_ID, contract.BY_HAND) == contract.BY_HAND
-    )
+    output = RankOutput(run_folder, row, pass_on=contract.ENV_SCRATCH not in os.environ)
     copies = [output.copy(process.stdout, 1), output.copy(process.stderr, 2)]
     _, wait_status, usage = os.wait4(process.pid, 0)
     ending = records.ending(process.pid, wait_status, usage)
