@@ -148,8 +148,7 @@ def carry_out(
     Args:
         prepared: The checked plan.
         runs_dir: Where run folders are made.
-        form: Of what is printed.
-        verbose: Whether notes are shown.
+        form: Of what is printed; with notes if `verbose`.
         grace_s: What ranks have to leave when the end is ordered.
         typed: The command line, if it can be typed again with `--resume`.
         only: Ranks whose output is shown; None: of all.

@@ -70,19 +70,14 @@ def supervise(
         grace: What ranks may take to leave once an end was ordered.
         hang_timeout_s: How long no rank may move; None: see `HangWatch`.
     """
-    name = plan.engine.name
-    settings = {**plan.engine.environment, **scratch_settings(name, str(scratch)), **crew.settings(name)}
-    inherited = {name: value for name, value in with_home(environment).items() if name not in plan.managed}
     started = time.monotonic()
     ending, leftovers, lost = Ending(), 0, LostCheckpoints(view)
     hangs = HangWatch(plan, folder, crew, timeout_s=hang_timeout_s)
-    own = {contract.ENV_RUN_ID: folder.run_id, contract.ENV_START: "", contract.ENV_SCRATCH: str(scratch)}
     end = RunEnd(ending, plan, grace_s=grace.seconds)
     with _signals(end), CheckpointKeeper(plan, folder) as checkpoints, MergedWriter(folder.path, watch) as merged:
-        append_event(folder, "start", engine=name, plan=plan.hash)
-        process = start_mpirun(
-            plan.engine.argv, folder=folder.path, environment={**inherited, **plan.secrets, **settings, **own}
-        )
+        append_event(folder, "start", engine=plan.engine.name, plan=plan.hash)
+        variables = _variables(plan, folder, environment, crew=crew, scratch=scratch)
+        process = start_mpirun(plan.engine.argv, folder=folder.path, environment=variables)
         try:
             _loop(process, watch, ending, folder, view, crew, checkpoints, lost, hangs, merged, end)
         except OSError as error:
@@ -99,6 +94,17 @@ def supervise(
     view.tick(watch.ranks)
     _write_down(report, folder)
     return report
+
+
+def _variables(
+    plan: LaunchPlan, folder: RunFolder, environment: Mapping[str, str], *, crew: Crew, scratch: Path
+) -> dict[str, str]:
+    """What mpirun sees: what it inherits, secrets, its own settings, and what tells ranks which run they are of."""
+    name = plan.engine.name
+    settings = {**plan.engine.environment, **scratch_settings(name, str(scratch)), **crew.settings(name)}
+    inherited = {name: value for name, value in with_home(environment).items() if name not in plan.managed}
+    own = {contract.ENV_RUN_ID: folder.run_id, contract.ENV_START: "", contract.ENV_SCRATCH: str(scratch)}
+    return {**inherited, **plan.secrets, **settings, **own}
 
 
 def _write_down(report: Report, folder: RunFolder) -> None:
