@@ -11,7 +11,7 @@ from tests.cluster.test_run import lab, leftovers  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi]
 
-WAIT = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+WAIT = "import os, time\nprint('up', os.environ['TTLAUNCH_RANK'], flush=True)\ntime.sleep(600)\n"
 FILL = """\
 import os, sys
 try:
@@ -37,7 +37,7 @@ class Started:
     def __init__(self, command_line, line, *, ranks):
         self.process = command_line.start(line)
         self.lines = []
-        while sum(text.endswith("| up\n") for text in self.lines) < ranks:
+        while sum("| up " in text for text in self.lines) < ranks:
             self.lines.append(self.process.stdout.readline())
             assert self.lines[-1], (self.lines, self.process.stderr.read())
 
@@ -150,3 +150,21 @@ def test_ctrl_c_while_hosts_are_being_reached_leaves_at_once(cluster, ttlaunch_o
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=3)
     assert (process.returncode, stdout, stderr) == (130, "", "\ninterrupted\n")
+
+
+def test_ctrl_c_lets_ranks_on_all_hosts_save_the_same_step_and_leave(cluster, ttlaunch_on, lab, tmp_path):  # noqa: F811
+    lab(cluster.hostfile(slots=2))
+    settings = "--set training_config.steps=5000 --set checkpoint_config.interval=5000"
+    process = ttlaunch_on(cluster).start(f"run hierarchical_parallel --on lab {settings}")
+    lines = []
+    while not any("| step 1/5000 " in line for line in lines):
+        lines.append(process.stdout.readline())
+        assert lines[-1], (lines, process.stderr.read())
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=40)
+    assert process.returncode == 130, stderr
+    assert stderr == "Ctrl-C: ranks finish their step and save it, within 30 s; Ctrl-C again leaves them 5 s\n"
+    [report] = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/report.json")]
+    assert {rank["step"] for rank in report["ranks"]} == {report["stopped"]["after_step"]}
+    assert report["stopped"]["saved_step"] == report["stopped"]["after_step"]
+    wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
