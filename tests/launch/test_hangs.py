@@ -30,8 +30,9 @@ import torch
 
 
 def wait_for_nothing():
-    pathlib.Path("fault.part").write_text(f"{os.getpid()}")
-    os.replace("fault.part", "fault")
+    part = f"fault-{os.getpid()}"
+    pathlib.Path(part).write_text("now")
+    os.replace(part, "fault")
 
 
 def peer(cfg, ctx):
@@ -61,7 +62,7 @@ HANGS = {
         (
             "R014",
             1,
-            "has not moved for SECONDS s: 2 ranks wait for it, and it waits for none, in `hang` at trainer.py:34",
+            "has not moved for SECONDS s: 2 ranks wait for it, and it waits for none, in `hang` at trainer.py:35",
         ),
     ),
     "recv-recv": (
