@@ -33,7 +33,11 @@ class Attended:
             "files": {"plan.json": "{}", "start": "exec true\n"},
         }
         self.stream = start_script(
-            self.transport, "attend", beside=("run_processes", "last_word"), arguments=self.arguments, timeout_s=DEADLINE_S
+            self.transport,
+            "attend",
+            beside=("run_processes", "last_word"),
+            arguments=self.arguments,
+            timeout_s=DEADLINE_S,
         )
         self.first = self.stream.expect(timeout_s=DEADLINE_S)[0]
         self.processes = []

@@ -50,10 +50,11 @@ def _several(where: str, matching: list[Path]) -> Diagnostic:
 def _no_run(where: str, runs_dir: Path, known: list[str]) -> Diagnostic:
     from ttlaunch.launch.recorded import LATEST
 
-    message = f"there is no run in {shown(str(runs_dir))}"
-    if where != LATEST:
-        message = f"`{shown(where)}` names no run in {shown(str(runs_dir))} and no path to one"
-    hints = (*did_you_mean(where, dict.fromkeys([LATEST, *known])), "`--runs-dir DIR` says where runs are")
+    where_runs_are = "`--runs-dir DIR` says where runs are"
+    if where == LATEST:
+        return Diagnostic("P030", f"there is no run in {shown(str(runs_dir))}", hints=(where_runs_are,))
+    message = f"`{shown(where)}` names no run in {shown(str(runs_dir))} and no path to one"
+    hints = (*did_you_mean(where, dict.fromkeys([LATEST, *known])), where_runs_are)
     return Diagnostic("P030", message, hints=hints)
 
 
