@@ -117,6 +117,7 @@ def test_a_program_is_repeated_with_its_arguments(first, tmp_path):
     assert sorted(line for line in answer.stdout.splitlines() if "heard" in line) == [
         f"rank {rank} rank | {rank} heard a b" for rank in range(2)
     ]
+    assert "same bits" not in answer.stdout
 
 
 def test_a_folder_that_says_nothing_is_refused(first):

@@ -11,12 +11,13 @@ import typer
 from ttlaunch.cli.console import leave, refuse, show_diagnostics
 from ttlaunch.cli.describe import Request
 from ttlaunch.cli.named_run import find_named_run, refuse_run
-from ttlaunch.cli.options import OutputFormat, Verbose
+from ttlaunch.cli.options import GraceSeconds, OutputFormat, RunsDir, Verbose
 from ttlaunch.cli.planning import prepare
 from ttlaunch.cli.run import carry_out
 from ttlaunch.diagnostics import Diagnostic, Format, Severity, has_errors
 
 if TYPE_CHECKING:
+    from ttlaunch.cli.planning import Prepared
     from ttlaunch.launch.repeat import Origin
     from ttlaunch.launch.report import Report
 
@@ -38,13 +39,30 @@ def repro(
     with_changes: Annotated[
         bool, typer.Option("--with-changes", help="Start although code or text are no longer the same.")
     ] = False,
-    runs_dir: Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where run folders are.")] = Path("runs"),
+    grace: GraceSeconds = 30.0,
+    runs_dir: RunsDir = Path("runs"),
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
     """Start a run again on this machine and say whether the same bits came out."""
     runs = Path.cwd() / runs_dir
     origin = _read(find_named_run(run, runs_dir=runs_dir, form=form), form=form)
+    prepared = _prepare_again(origin, runs_dir=runs, with_changes=with_changes, form=form, verbose=verbose)
+    verdict: list[Diagnostic] = []
+
+    def judge(report: "Report") -> Sequence[Diagnostic]:
+        verdict.extend(_compare(origin, report))
+        return verdict
+
+    report = carry_out(prepared, runs_dir=runs, form=form, verbose=verbose, grace_s=grace, judge=judge)
+    is_same = report.status == "done" and report.parameters_sha256 is not None and not verdict
+    if is_same and form is not Format.JSON:
+        sys.stdout.write(f"  same bits as     {origin.run_id}\n")
+    leave(report.exit_status or (1 if has_errors(verdict) else 0))
+
+
+def _prepare_again(origin: "Origin", *, runs_dir: Path, with_changes: bool, form: Format, verbose: bool) -> "Prepared":
+    """Check and plan the same once more, in the folder where it was started; leaves if it is not the same."""
     found = _differences(origin, with_changes=with_changes)
     if has_errors(found):
         refuse(found, form=form, verbose=verbose)
@@ -57,7 +75,7 @@ def repro(
         arguments=origin.arguments,
         is_command=origin.is_command,
         resume=origin.resume,
-        runs_dir=runs,
+        runs_dir=runs_dir,
     )
     prepared = prepare(request, form=form, verbose=verbose)
     choice = prepared.description.choice
@@ -65,16 +83,7 @@ def repro(
     if has_errors(found):
         refuse(found, form=form, verbose=verbose)
     show_diagnostics(found, form=form, verbose=verbose)
-    verdict: list[Diagnostic] = []
-
-    def judge(report: "Report") -> Sequence[Diagnostic]:
-        verdict.extend(_compare(origin, report))
-        return verdict
-
-    report = carry_out(prepared, runs_dir=runs, form=form, verbose=verbose, judge=judge)
-    if form is not Format.JSON and report.status == "done" and report.parameters_sha256 == origin.sha256:
-        sys.stdout.write(f"  same bits as     {origin.run_id}\n")
-    leave(report.exit_status or (1 if has_errors(verdict) else 0))
+    return prepared
 
 
 def _read(path: Path, *, form: Format) -> "Origin":
