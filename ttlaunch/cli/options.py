@@ -85,6 +85,19 @@ GraceSeconds = Annotated[
         help="What ranks have after Ctrl-C or SIGTERM to finish their step and save it; 0 ends them at once.",
     ),
 ]
+TraceSteps = Annotated[
+    int | None,
+    typer.Option("--trace-steps", min=1, metavar="N", help="First steps to trace; 20 with `--trace` alone."),
+]
+MaxRestarts = Annotated[
+    int,
+    typer.Option(
+        "--max-restarts",
+        min=0,
+        metavar="N",
+        help="Start again from the newest checkpoint when a rank fails or the run hangs, so often at the most.",
+    ),
+]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where run folders are.")]
 Only = Annotated[
     list[str] | None,

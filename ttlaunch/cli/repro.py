@@ -2,18 +2,17 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ttlaunch.cli.carry_out import carry_out, tell
 from ttlaunch.cli.console import leave, refuse, show_diagnostics
 from ttlaunch.cli.describe import Request
 from ttlaunch.cli.named_run import find_named_run, refuse_run
 from ttlaunch.cli.options import GraceSeconds, OutputFormat, RunsDir, Verbose
 from ttlaunch.cli.planning import prepare
-from ttlaunch.cli.run import carry_out
 from ttlaunch.diagnostics import Diagnostic, Format, Severity, has_errors
 
 if TYPE_CHECKING:
@@ -48,13 +47,9 @@ def repro(
     runs = Path.cwd() / runs_dir
     origin = _read(find_named_run(run, runs_dir=runs_dir, form=form), form=form)
     prepared = _prepare_again(origin, runs_dir=runs, with_changes=with_changes, form=form, verbose=verbose)
-    verdict: list[Diagnostic] = []
-
-    def judge(report: "Report") -> Sequence[Diagnostic]:
-        verdict.extend(_compare(origin, report))
-        return verdict
-
-    report = carry_out(prepared, runs_dir=runs, form=form, verbose=verbose, grace_s=grace, judge=judge)
+    outcome = carry_out(prepared, runs_dir=runs, form=form, verbose=verbose, grace_s=grace)
+    report, verdict = outcome.report, _compare(origin, outcome.report)
+    tell(outcome, form=form, more=verdict)
     is_same = report.status == "done" and report.parameters_sha256 is not None and not verdict
     if is_same and form is not Format.JSON:
         sys.stdout.write(f"  same bits as     {origin.run_id}\n")
