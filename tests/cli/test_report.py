@@ -246,7 +246,7 @@ def test_a_run_that_goes_on_is_shown_so_far(ttlaunch, make_run):
     ("words", "message"),
     [
         ("", "error[P030]: there is no run in runs\n"),
-        ("2026", "error[P030]: `2026` names no run in runs and no path to one\n"),
+        ("1999", "error[P030]: `1999` names no run in runs and no path to one\n"),
         ("--runs-dir other", "error[P030]: there is no run in other\n"),
     ],
 )

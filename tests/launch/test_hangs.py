@@ -95,7 +95,7 @@ HANGS = {
         (
             "R014",
             1,
-            "has not moved for SECONDS s: 1 rank waits for it, and it waits for none, in `hang` at trainer.py:35",
+            "has not moved for SECONDS s: 1 rank waits for it, and it waits for none, in `hang` at trainer.py:36",
         ),
     ),
 }

@@ -48,7 +48,7 @@ EXAMPLES = """\
 
 [bold]ttlaunch run hierarchical_parallel --only role=worker[/bold]   show what the workers print; files keep everything
 
-[bold]ttlaunch run --hang-timeout 600 -- ./simulation[/bold]   end it when it has printed nothing for ten minutes
+[bold]ttlaunch run --hang-timeout 600 -- ./any_program[/bold]   end it when it has printed nothing for ten minutes
 
 [bold]ttlaunch run --ranks 2 -- ./any_program --its-options[/bold]   any program under the same plan
 
