@@ -75,6 +75,12 @@ def test_runs_that_start_at_once_are_all_entered(registry):
     assert expected == {entry.folder.name for entry in registry.entries()}
 
 
+def test_a_file_whose_first_writer_has_only_begun_has_no_runs(registry):
+    registry.path.parent.mkdir()
+    registry.path.touch()
+    assert registry.entries() == []
+
+
 def test_a_killed_writer_does_no_harm(registry):
     writer = enter(registry, "cut", 100_000)
     deadline = time.monotonic() + 60

@@ -106,6 +106,8 @@ class Registry:
         if not self.path.exists():
             return []
         with self._open(write=False) as connection:
+            if connection.execute("PRAGMA user_version").fetchone() == (0,):
+                return []  # its first writer has made the file and is still about to make the table
             rows = connection.execute(
                 "SELECT folder, run_id, name, plan_hash, started, ended, status, exit_status FROM runs ORDER BY started"
             ).fetchall()
