@@ -1,6 +1,5 @@
 """What differs between two runs: plan, configuration, code, environment, and from which step on their losses."""
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.launch.json_files import read_object_if_any
 from ttlaunch.launch.recorded import read_rows
 
 SECTIONS = ("plan", "configuration", "code", "environment", "results")
@@ -59,13 +59,13 @@ def compare_runs(left: Path, right: Path) -> tuple[list[Difference], list[LossCo
         ValueError: It is none.
     """
     rows = read_rows(left), read_rows(right)
-    plans = _object(left / contract.PLAN_FILE), _object(right / contract.PLAN_FILE)
+    plans = read_object_if_any(left / contract.PLAN_FILE), read_object_if_any(right / contract.PLAN_FILE)
     differences = _differ("plan", *({name: plan.get(name) for name in _PLAN} for plan in plans))
     differences += _differ("plan", *({f"rank {row.rank}": f"{row.role} on {row.host}" for row in run} for run in rows))
     differences += _configuration(left, right)
     differences += _differ("code", _code(left), _code(right))
     differences += _differ("environment", _environment(left, plans[0]), _environment(right, plans[1]))
-    reports = _object(left / contract.REPORT_FILE), _object(right / contract.REPORT_FILE)
+    reports = read_object_if_any(left / contract.REPORT_FILE), read_object_if_any(right / contract.REPORT_FILE)
     differences += _differ("results", *({name: report.get(name) for name in _RESULTS} for report in reports))
     losses = [_losses(left, len(rows[0])), _losses(right, len(rows[1]))]
     return differences, [_compare_losses(name, losses[0][kind], losses[1][kind]) for kind, name in _LOSSES.items()]
@@ -104,7 +104,7 @@ def _configuration(left: Path, right: Path) -> list[Difference]:
 
 
 def _code(run: Path) -> dict[str, Any]:
-    code = _object(run / contract.CODE_FILE)
+    code = read_object_if_any(run / contract.CODE_FILE)
     recipe = code.get("recipe")
     tree = recipe.get("tree") if isinstance(recipe, dict) else None
     changes = {None: None, "": "none"}.get(code.get("diff"), "some")
@@ -117,7 +117,7 @@ def _code(run: Path) -> dict[str, Any]:
 
 
 def _environment(run: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
-    known = _object(run / contract.ENVIRONMENT_FILE)
+    known = read_object_if_any(run / contract.ENVIRONMENT_FILE)
     versions, variables = known.get("versions"), plan.get("environment")
     return {
         "python": known.get("python"),
@@ -167,11 +167,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -1,6 +1,5 @@
 """What there is to say of many runs at once: read from the ends of their files, so that hundreds take a moment."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.launch.json_files import read_object_if_any
 from ttlaunch.launch.launcher import is_running, read_launcher, runs_with_processes
 from ttlaunch.launch.recorded import run_folders
 from ttlaunch.launch.registry import Registry, RegistryError
@@ -64,7 +64,7 @@ def summarise(folders: Iterable[Path]) -> list[RunSummary]:
 
 
 def _summary(folder: Path, with_processes: frozenset[str]) -> RunSummary:
-    plan, report = _object(folder / contract.PLAN_FILE), _object(folder / contract.REPORT_FILE)
+    plan, report = read_object_if_any(folder / contract.PLAN_FILE), read_object_if_any(folder / contract.REPORT_FILE)
     launcher = read_launcher(folder)
     state = str(report.get("status", "cut off"))
     if is_running(folder, with_processes=with_processes):
@@ -146,11 +146,3 @@ def _ended(folder: Path) -> float | None:
 
 def _has_plan(folder: Path) -> bool:
     return (folder / contract.PLAN_FILE).is_file()
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -1,6 +1,5 @@
 """A run as its folder tells of it afterwards, or while it runs: the plan, the ranks' records, the books, the report."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.launch.books import Book, read_books
+from ttlaunch.launch.json_files import read_object
 from ttlaunch.launch.launcher import is_running
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.traffic import Settlement, settle
@@ -84,7 +84,7 @@ def read_rows(path: Path) -> list[RankRow]:
         OSError: Its plan cannot be read.
         ValueError: Its plan is none.
     """
-    return _rows(_read_object(path / contract.PLAN_FILE))
+    return _rows(read_object(path / contract.PLAN_FILE))
 
 
 def read_run(path: Path) -> Recorded:
@@ -94,10 +94,10 @@ def read_run(path: Path) -> Recorded:
         OSError: It cannot be read.
         ValueError: Its plan or its report is none.
     """
-    plan = _read_object(path / contract.PLAN_FILE)
+    plan = read_object(path / contract.PLAN_FILE)
     rows = tuple(_rows(plan))
     has_ended = (path / contract.REPORT_FILE).is_file()
-    report = _read_object(path / contract.REPORT_FILE) if has_ended else None
+    report = read_object(path / contract.REPORT_FILE) if has_ended else None
     watch = Watch(_Rows(rows), RunFolder(path.name, path))
     watch.poll()
     is_done = report is not None and report.get("status") == "done"
@@ -117,10 +117,3 @@ def _rows(plan: Mapping[str, Any]) -> list[RankRow]:
         return [RankRow(row["rank"], row["host"], row["slot"], row["role"]) for row in plan["ranks"]]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{contract.PLAN_FILE} is not a plan") from error
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError(f"{path.name} is not an object")  # noqa: TRY004 - the file is wrong, not the caller
-    return content

@@ -5,13 +5,13 @@ from where it lay, if it is still the same.
 """
 
 import importlib.metadata
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ttlaunch import __version__, contract
+from ttlaunch.launch.json_files import read_object
 from ttlaunch.launch.record_inputs import tree_hash
 
 _SHORT = 12
@@ -56,9 +56,9 @@ def read_origin(path: Path) -> Origin:
         OSError: A file of it cannot be read.
         ValueError: A file of it is not as it was written.
     """
-    plan, code = _read(path / contract.PLAN_FILE), _read(path / contract.CODE_FILE)
-    versions = _read(path / contract.ENVIRONMENT_FILE)["versions"]
-    report = _read(path / contract.REPORT_FILE) if (path / contract.REPORT_FILE).is_file() else {}
+    plan, code = read_object(path / contract.PLAN_FILE), read_object(path / contract.CODE_FILE)
+    versions = read_object(path / contract.ENVIRONMENT_FILE)["versions"]
+    report = read_object(path / contract.REPORT_FILE) if (path / contract.REPORT_FILE).is_file() else {}
     recipe, start = plan.get("recipe"), plan.get("start")
     try:
         words = () if recipe else tuple(plan["command"]["command"])
@@ -113,10 +113,3 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError(f"{path.name} is not an object")  # noqa: TRY004 - the file is wrong, not the caller
-    return content
