@@ -213,9 +213,10 @@ def test_stop_of_a_run_that_is_over_says_so(ttlaunch, make_run):
 
 def test_stop_of_a_run_without_a_launcher_ends_its_processes(ttlaunch, make_run):
     run = make_run("2026-08-23T10-14-07-beef", status=None)
-    process = subprocess.Popen(["sleep", "60"], env={**os.environ, contract.ENV_RUN_ID: run.name})
-    assert f"{run.name} had lost its launcher; 1 process of it killed: cut off\n" == ttlaunch("stop latest").stdout
-    assert -signal.SIGKILL == process.wait(10)
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, contract.ENV_RUN_ID: run.name}) as process:
+        said = ttlaunch("stop latest").stdout
+    assert f"{run.name} had lost its launcher; 1 process of it killed: cut off\n" == said
+    assert -signal.SIGKILL == process.returncode
 
 
 def test_stop_of_another_machines_run_names_the_machine(ttlaunch, make_run):

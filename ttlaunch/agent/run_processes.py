@@ -13,6 +13,7 @@ import time
 from ttlaunch import contract
 
 _LOOK_AGAIN_S = 0.02
+_LAST_BREATH_S = 2.0
 _DAEMONS = {"prted", "orted", "mpirun", "prterun", "prte"}
 
 
@@ -55,21 +56,26 @@ def signal_process(pid: int, number: int, *, run_id: str) -> bool:
 
 
 def kill_run_processes(run_id: str, *, moment_s: float = 0.5) -> list[int]:
-    """Kill every process that carries the run's id, ranks before daemons of MPI, and say which ones.
+    """Kill every process that carries the run's id, ranks before daemons of MPI, wait for their ends, and say which ones.
 
-    Those that have just been told to end get a moment first.
+    Those that have just been told to end get a moment first. A process that is stuck in the kernel outlives its kill: it is
+    waited for 2 s at most.
     """
     deadline = time.monotonic() + moment_s
     while run_processes(run_id) and time.monotonic() < deadline:
         time.sleep(_LOOK_AGAIN_S)
     killed: list[int] = []
-    while True:
-        remaining = [pid for pid in run_processes(run_id) if pid not in killed]
-        if not remaining:
-            return killed
-        for pid in sorted(remaining, key=_is_daemon):
+    while running := run_processes(run_id):
+        alive = [pid for pid in running if pid not in killed]
+        for pid in sorted(alive, key=_is_daemon):
             signal_process(pid, signal.SIGKILL, run_id=run_id)
             killed.append(pid)
+        if alive:
+            deadline = time.monotonic() + _LAST_BREATH_S
+        elif time.monotonic() > deadline:
+            break
+        time.sleep(_LOOK_AGAIN_S / 4)
+    return killed
 
 
 def is_gone(pid: int) -> bool:
