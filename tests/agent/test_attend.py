@@ -126,14 +126,17 @@ def test_an_end_kills_what_still_runs_and_counts_it(attended):
     assert sorted(path.name for path in run.folder.iterdir()) == ["plan.json", "start"]
 
 
-def test_a_signal_reaches_the_ranks_and_nothing_else_of_the_run(attended):
+def test_a_signal_reaches_the_ranks_that_are_named_and_nothing_else_of_the_run(attended):
     run = attended()
-    rank, other = run.start(), run.start()
-    run.write("records/rank-0.progress.jsonl", json.dumps({"pid": rank.pid, "shim_pid": os.getpid()}).encode() + b"\n")
-    run.until("file")
-    run.stream.send({"kind": "signal", "number": signal.SIGUSR1}, timeout_s=DEADLINE_S)
-    assert rank.wait(DEADLINE_S) == -signal.SIGUSR1
-    assert other.poll() is None
+    named, unnamed, no_rank = run.start(), run.start(), run.start()
+    for number, rank in enumerate((named, unnamed)):
+        started = json.dumps({"pid": rank.pid, "shim_pid": os.getpid()})
+        run.write(f"records/rank-{number}.progress.jsonl", started.encode() + b"\n")
+        run.until("file")
+    run.stream.send({"kind": "signal", "ranks": [0, 7], "number": signal.SIGUSR1}, timeout_s=DEADLINE_S)
+    assert named.wait(DEADLINE_S) == -signal.SIGUSR1
+    run.until("alive")
+    assert [unnamed.poll(), no_rank.poll()] == [None, None]
 
 
 def test_processes_of_other_runs_are_left_alone(attended):

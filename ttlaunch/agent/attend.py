@@ -4,7 +4,7 @@ It makes the run's folder, keeps the code from being pruned, sends home what shi
 and in the end kills whatever still carries the run's id. When the connection ends, for whatever reason, so does the run
 on this host: nobody would be left to tell the user what it does.
 
-Frames to it: `signal` (send `number` to every rank, after leaving `word` if there is one), `end` (finish, sweep, leave). Frames from it: `ready`, `file` (a piece of a file), `lost_shim`, `alive`
+Frames to it: `signal` (send `number` to `ranks`, after leaving `word` if there is one), `end` (finish, sweep, leave). Frames from it: `ready`, `file` (a piece of a file), `lost_shim`, `alive`
 (once a second), `ended`. Python 3.9 and the standard library only.
 """
 
@@ -135,7 +135,7 @@ def _attend(run: _Run) -> bool:
             if frame is None or frame[0].get("kind") == "end":
                 return frame is not None
             if frame[0].get("kind") == "signal":
-                run.signal_ranks(frame[0].get("number"), word=frame[0].get("word"))
+                run.signal_ranks(frame[0].get("ranks"), frame[0].get("number"), word=frame[0].get("word"))
         run.send_new()
         for rank in run.lost_shims():
             _send({"kind": "lost_shim", "rank": rank, "time": time.time()})
@@ -241,17 +241,18 @@ class _Run:
         """Kill what still carries the run's id, and say which processes."""
         return kill_run_processes(self._id, moment_s=_MOMENT_S)
 
-    def signal_ranks(self, number: Any, *, word: Any = None) -> None:
-        """Send a signal to every rank that has been started here, and to nothing else; what is no signal is ignored.
+    def signal_ranks(self, ranks: Any, number: Any, *, word: Any = None) -> None:
+        """Send a signal to those of the ranks that have been started here, and to nothing else.
 
-        A `word` for the ranks, an object, is first left in the run's folder.
+        A `word` for the ranks, an object, is first left in the run's folder. What is no signal is ignored.
         """
-        if not isinstance(number, int) or number not in set(signal.Signals):
+        if not isinstance(ranks, list) or not isinstance(number, int) or number not in set(signal.Signals):
             return
         if isinstance(word, dict):
             leave_word(self._folder, word)
-        for pid in self._ranks.values():
-            signal_process(pid, number, run_id=self._id)
+        for rank, pid in self._ranks.items():
+            if rank in ranks:
+                signal_process(pid, number, run_id=self._id)
 
     def remove_collected(self) -> None:
         """Remove logs and records: the launching machine has them."""

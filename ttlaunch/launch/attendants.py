@@ -38,6 +38,7 @@ class Attendant:
         clock_offset_s: How much later it is on the host than here, to within the time a message takes.
         last_heard: When something came from it, seconds since the epoch.
         killed: How many processes it had to kill; None until it has ended.
+        is_cut: Whether we are to do as if its cable were cut.
     """
 
     host: str
@@ -45,6 +46,7 @@ class Attendant:
     clock_offset_s: float
     last_heard: float = field(default_factory=time.time)
     killed: int | None = None
+    is_cut: bool = False
     lost_shims: dict[int, float] = field(default_factory=dict)
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -107,14 +109,23 @@ class HostsCrew:
 
     def signal_ranks(
         self,
-        ranks: Sequence[RankState],  # noqa: ARG002 - attendants know them
+        ranks: Sequence[RankState],
         number: int,
         *,
         word: Mapping[str, Any] | None = None,
     ) -> None:
         for one in self._attendants:
-            with contextlib.suppress(HostError):
-                one.stream.send({"kind": "signal", "number": number, "word": word}, timeout_s=1.0)
+            here = [state.row.rank for state in ranks if state.row.host == one.host and state.exit is None]
+            if here and not one.is_cut:
+                with contextlib.suppress(HostError):
+                    one.stream.send({"kind": "signal", "ranks": here, "number": number, "word": word}, timeout_s=1.0)
+
+    def cut(self, host: str) -> None:
+        for one in self._attendants:
+            if one.host == host:
+                one.is_cut = True
+                return
+        raise ValueError(f"no rank of this run is on a host {host}")
 
     def stopped(self, ranks: Sequence[RankState]) -> frozenset[int]:  # noqa: ARG002 - attendants do not look
         """None is known of; a stopped rank writes no stacks, by which it is found."""
@@ -122,7 +133,7 @@ class HostsCrew:
 
     def end(self) -> int:
         """Tell every attendant to finish, at once, and wait until the last one has or is given up."""
-        for one in self._attendants:
+        for one in [one for one in self._attendants if not one.is_cut]:
             with contextlib.suppress(HostError):
                 one.stream.send({"kind": "end"}, timeout_s=1.0)
         ordered = time.time()
@@ -154,6 +165,10 @@ class HostsCrew:
         self._lost.setdefault(one.host, LostHost(error, one.last_heard))
 
     def _take(self, one: Attendant, header: dict[str, Any], body: bytes) -> None:
+        if one.is_cut:
+            if time.time() - one.last_heard > _SILENCE_S:
+                raise HostError(one.host, Trouble.TIMED_OUT, f"no answer from it within {_SILENCE_S:g} s")
+            return
         one.last_heard = time.time()
         match parse_attendant_frame(header):
             case FilePiece() as piece:

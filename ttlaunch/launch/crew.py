@@ -64,9 +64,17 @@ class Crew(Protocol):
         """
 
     def signal_ranks(self, ranks: Sequence[RankState], number: int, *, word: Mapping[str, Any] | None = None) -> None:
-        """Send a signal to every rank that has been started, past mpirun; returns without waiting for what it does.
+        """Send a signal to those of the given ranks that have been started and have not ended, past mpirun.
 
-        Other hosts are given `word` for `contract.ENDING_FILE` first; here the launcher itself has left it.
+        Returns without waiting for what it does. Other hosts are given `word` for `contract.ENDING_FILE` first; here the
+        launcher itself has left it.
+        """
+
+    def cut(self, host: str) -> None:
+        """Be as if the cable to a host were cut: from now on nothing is sent to it or taken from it.
+
+        Raises:
+            ValueError: No rank runs on another machine of that name.
         """
 
     def end(self) -> int:
@@ -109,6 +117,9 @@ class LocalCrew:
     def stopped(self, ranks: Sequence[RankState]) -> frozenset[int]:
         pids = {state.row.rank: state.started.get("pid") for state in ranks if state.exit is None}
         return frozenset(rank for rank, pid in pids.items() if pid and is_stopped(int(pid)))
+
+    def cut(self, host: str) -> None:
+        raise ValueError(f"every rank runs on this machine, and no cable leads to {host}")
 
     def end(self) -> int:
         return len(kill_run_processes(self._run_id))
