@@ -10,7 +10,25 @@ from typing import Any, NoReturn
 from ttlaunch import contract
 from ttlaunch.diagnostics import Diagnostic, Format, Severity, has_errors, render, shown
 
-_COMMAND_LINE_CODES = {"C017", "P001", "P004", "P005", "P009", "P015", "P030", "P032", "P040", "P041", "P042", "P043"}
+_COMMAND_LINE_CODES = {
+    "C017",
+    "P001",
+    "P004",
+    "P005",
+    "P009",
+    "P015",
+    "P030",
+    "P032",
+    "P035",
+    "P036",
+    "P037",
+    "P038",
+    "P039",
+    "P040",
+    "P041",
+    "P042",
+    "P043",
+}
 _LONGEST_PATH = 300
 
 

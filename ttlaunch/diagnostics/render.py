@@ -13,7 +13,7 @@ _COLOURS = {Severity.ERROR: "1;31", Severity.WARNING: "1;33", Severity.NOTE: "1;
 _WIDEST_LINE = 160
 _LEFT_OF_MARK = 60
 _TAB = "    "
-_NO_FILES = {"--set", "--hosts", "--mpi-args", "--mpi-args --host", "standard input", "this machine"}
+_NO_FILES = {"--set", "--plan", "--hosts", "--mpi-args", "--mpi-args --host", "standard input", "this machine"}
 
 
 class Format(StrEnum):

@@ -1,0 +1,109 @@
+"""Faults that are ordered for a run, `kill rank=2 at step=5`: what they are, and how they are written."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ttlaunch.diagnostics import Span
+
+
+class Verb(StrEnum):
+    """What is done."""
+
+    KILL = "kill"  # SIGKILL
+    STOP = "stop"  # SIGSTOP
+    CONTINUE = "continue"  # SIGCONT
+    TERM = "term"  # SIGTERM
+    SEGV = "segv"  # SIGSEGV
+    INTERRUPT = "interrupt"  # Ctrl-C to the run
+    CUT = "cut"  # the cable of a host
+
+
+class Kind(StrEnum):
+    """To what it is done."""
+
+    RANK = "rank"
+    ROLE = "role"  # all ranks of it
+    HOST = "host"  # all ranks on it, or itself
+    SHIM = "shim"  # the parent of a rank
+    AGENT = "agent"  # what looks after a run on a host
+    MPIRUN = "mpirun"
+    LAUNCHER = "launcher"  # ttlaunch itself
+    RUN = ""  # what an interrupt goes to; nobody writes it
+
+
+NUMBERED = (Kind.RANK, Kind.SHIM)
+NAMED = (Kind.ROLE, Kind.HOST, Kind.AGENT)
+ALONE = (Kind.MPIRUN, Kind.LAUNCHER)
+_SIGNALS = frozenset({Verb.KILL, Verb.STOP, Verb.CONTINUE, Verb.TERM, Verb.SEGV})
+VERBS_FOR = {
+    Kind.RANK: _SIGNALS,
+    Kind.ROLE: _SIGNALS,
+    Kind.HOST: _SIGNALS | {Verb.CUT},
+    Kind.SHIM: frozenset({Verb.KILL}),
+    Kind.AGENT: frozenset({Verb.KILL}),
+    Kind.MPIRUN: frozenset({Verb.KILL}),
+    Kind.LAUNCHER: frozenset({Verb.TERM}),
+    Kind.RUN: frozenset({Verb.INTERRUPT}),
+}
+"""Which verbs a target understands."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """To what or whom.
+
+    Attributes:
+        value: A rank's number, or a name; empty where the kind says it all.
+    """
+
+    kind: Kind
+    value: int | str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}={self.value}" if self.kind in (*NUMBERED, *NAMED) else str(self.kind)
+
+
+@dataclass(frozen=True)
+class AtStep:
+    """When the target, or the furthest rank of a target that takes no steps, has reported a step."""
+
+    step: int
+
+    def __str__(self) -> str:
+        return f"step={self.step}"
+
+
+@dataclass(frozen=True)
+class AtSecond:
+    """So many milliseconds after the start of the run."""
+
+    milliseconds: int
+
+    def __str__(self) -> str:
+        return f"{self.milliseconds / 1000:.15g}s"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One order.
+
+    Attributes:
+        target_span: Where the target stands, or the verb of a fault without one.
+        moment_span: Where its moment stands.
+    """
+
+    verb: Verb
+    target: Target
+    moment: AtStep | AtSecond
+    target_span: Span | None = field(default=None, compare=False, repr=False)
+    moment_span: Span | None = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        words = (str(self.verb), str(self.target), "at", str(self.moment))
+        return " ".join(word for word in words if word)
+
+
+def render_faults(faults: Iterable[Fault]) -> str:
+    """The plan as it can be typed."""
+    return "; ".join(str(fault) for fault in faults)
