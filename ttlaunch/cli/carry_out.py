@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,8 @@ from ttlaunch.diagnostics import Diagnostic, Format
 if TYPE_CHECKING:
     from ttlaunch.cli.planning import Prepared
     from ttlaunch.cli.ready_here import Ready
+    from ttlaunch.launch.crew import Crew
+    from ttlaunch.launch.output import View
     from ttlaunch.launch.report import Report
     from ttlaunch.launch.run_folder import RunFolder
     from ttlaunch.plan.launch_plan import LaunchPlan
@@ -22,11 +24,16 @@ _ELSEWHERE = "`--runs-dir DIR` makes run folders somewhere else"
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that has come to its end."""
+    """A run that has come to its end.
+
+    Attributes:
+        scratch: Its folder in shared memory on every host, which is gone by now.
+    """
 
     report: "Report"
     plan: "LaunchPlan"
     folder: "RunFolder"
+    scratch: Path
 
 
 def carry_out(
@@ -39,6 +46,7 @@ def carry_out(
     typed: Sequence[str] = (),
     only: Collection[int] | None = None,
     hang_timeout_s: float | None = None,
+    watched_by: "Callable[[View, Crew, RunFolder], View] | None" = None,
 ) -> Outcome:
     """Start a plan and show it until it has ended; leaves if a host is not ready.
 
@@ -50,6 +58,7 @@ def carry_out(
         typed: The command line, if it can be typed again with `--resume`.
         only: Ranks whose output is shown; None: of all.
         hang_timeout_s: How long no rank may move; None: it follows from the steps.
+        watched_by: Puts something between the run and what shows it.
     """
     from ttlaunch.cli.live import make_view
     from ttlaunch.cli.registering import registered
@@ -71,14 +80,14 @@ def carry_out(
             plan,
             folder,
             environment=os.environ,
-            view=view,
+            view=watched_by(view, crew, folder) if watched_by else view,
             watch=watch,
             crew=crew,
             scratch=scratch,
             grace=Grace(grace_s, tuple(typed)),
             hang_timeout_s=hang_timeout_s,
         )
-    return Outcome(report, plan, folder)
+    return Outcome(report, plan, folder, scratch)
 
 
 def _make_folder(ready: "Ready", prepared: "Prepared", *, runs_dir: Path, form: Format) -> "RunFolder":

@@ -75,10 +75,10 @@ def supervise(
     hangs = HangWatch(plan, folder, crew, timeout_s=hang_timeout_s)
     end = RunEnd(ending, plan, grace_s=grace.seconds)
     with _signals(end), CheckpointKeeper(plan, folder) as checkpoints, MergedWriter(folder.path, watch) as merged:
-        append_event(folder, "start", engine=plan.engine.name, plan=plan.hash)
         variables = _variables(plan, folder, environment, crew=crew, scratch=scratch)
         process = start_mpirun(plan.engine.argv, folder=folder.path, environment=variables)
         try:
+            append_event(folder, "start", engine=plan.engine.name, plan=plan.hash, mpirun=process.pid)
             _loop(process, watch, ending, folder, view, crew, checkpoints, lost, hangs, merged, end)
         except OSError as error:
             ending.failure = folder_failure(error)
