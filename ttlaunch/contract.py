@@ -242,10 +242,8 @@ def release_lock(tree_hash: str) -> str:
     return f"{RELEASES_DIR}/{tree_hash}.lock"
 
 
-LEASE_S = 15.0
-"""How long ranks of a host run on after the launcher was last heard there; then the host kills them by itself."""
-AFTER_LEASE_S = 5.0
-"""How long after the lease of a lost host its ranks count as ended for sure, so that others may take their places."""
+LEASE_S = 15.0  # for which ranks of a host run on after the launcher was last heard there; then the host kills them
+AFTER_LEASE_S = 5.0  # after which ranks of a lost host count as ended for sure, so that others may take their places
 
 # Frames: how launcher and agents talk over a host's standard streams. A header (JSON, an object) and a body (bytes).
 _FRAME = struct.Struct(">II")

@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ class Request:
         runs_dir: Where run folders are.
         is_command: Whether target and arguments are any program's command line, given after `--`.
         trace_steps: How many steps ranks are to trace; None: none.
+        without: Hosts of the hostfile that are not to be used, since they were lost.
     """
 
     target: str | None
@@ -59,6 +60,7 @@ class Request:
     runs_dir: Path = Path("runs")
     is_command: bool = False
     trace_steps: int | None = None
+    without: Collection[str] = ()
 
 
 @dataclass
@@ -130,6 +132,10 @@ def load_topology_into(
             return
         loaded = load_topology(found.folder, name=found.name, environment=shell, working_folder=working_folder)
     result.topology = loaded.topology
+    if loaded.topology and request.without:
+        from ttlaunch.topology.smaller import leave_out
+
+        result.topology = leave_out(loaded.topology, request.without, most=request.ranks)
     result.diagnostics += loaded.diagnostics
     result.files = [short_name(path, working_folder) for path in loaded.files]
     result.descriptor_found = loaded.descriptor_found

@@ -95,7 +95,7 @@ MaxRestarts = Annotated[
         "--max-restarts",
         min=0,
         metavar="N",
-        help="Start again from the newest checkpoint when a rank fails or the run hangs, so often at the most.",
+        help="Start again from the newest checkpoint when a rank fails, a host is lost or the run hangs, so often at the most.",
     ),
 ]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where run folders are.")]

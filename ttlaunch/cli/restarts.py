@@ -2,17 +2,18 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ttlaunch import contract
 from ttlaunch.cli.carry_out import Outcome, tell
+from ttlaunch.cli.console import show_diagnostics
 from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.diagnostics.count import counted
 
 if TYPE_CHECKING:
     from ttlaunch.cli.describe import Request
     from ttlaunch.cli.planning import Prepared
+    from ttlaunch.cli.replan import Replanned
     from ttlaunch.launch.restarts import GiveUp, Restart
 
 
@@ -46,9 +47,35 @@ def run_with_restarts(
             return _tell_last(outcomes, decision, form=form)
         if form is not Format.JSON:
             tell(outcomes[-1], form=form)
-        _announce(len(outcomes), most, decision)
-        resume = str(decision.resume) if decision.resume else request.resume
-        outcomes.append(start(prepare(replace(request, resume=resume), form=form, verbose=verbose)))
+        following = _following(request, prepared, decision, outcomes, form=form)
+        if isinstance(following, int):
+            return following
+        _announce(len(outcomes), most, decision, following.change)
+        outcomes.append(start(prepare(following.request, form=form, verbose=verbose)))
+
+
+def _following(
+    request: "Request", first: "Prepared", decision: "Restart", outcomes: list[Outcome], *, form: Format
+) -> "Replanned | int":
+    """What the next attempt is asked for; or the exit status, after saying why there is none."""
+    from ttlaunch.cli.replan import replan, wait_for_lease
+
+    last, earlier = outcomes[-1], outcomes[:-1]
+    try:
+        wait_for_lease(decision)
+        following = replan(request, first, decision)
+    except KeyboardInterrupt:
+        if form is not Format.JSON:
+            raise
+        tell(last, form=form, restarts=earlier, exit_status=contract.STATUS_INTERRUPTED)
+        return contract.STATUS_INTERRUPTED
+    if not isinstance(following, Diagnostic):
+        return following
+    if form is Format.JSON:
+        tell(last, form=form, restarts=earlier, more=[following])
+    else:
+        show_diagnostics([following], form=form)
+    return last.report.exit_status
 
 
 def _tell_last(outcomes: list[Outcome], decision: "GiveUp", *, form: Format) -> int:
@@ -64,7 +91,7 @@ def _tell_last(outcomes: list[Outcome], decision: "GiveUp", *, form: Format) -> 
     return status
 
 
-def _announce(number: int, most: int, decision: "Restart") -> None:
+def _announce(number: int, most: int, decision: "Restart", change: str) -> None:
     where = f"from the newest checkpoint of {decision.resume.name}" if decision.resume else "from the beginning"
-    sys.stderr.write(f"restart {number} of {most}, {where}\n")
+    sys.stderr.write(f"restart {number} of {most}, {where}{change}\n")
     sys.stderr.flush()

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ttlaunch import contract
 from ttlaunch.launch.attribution import Witnesses, first_failure
@@ -68,7 +68,7 @@ def conclude(
         status, exit_status = _failed_status(failure)
     if status != "done":
         _mark_stopped(watch.ranks, failure)
-    return make_report(
+    report = make_report(
         plan,
         folder,
         watch.ranks,
@@ -78,6 +78,7 @@ def conclude(
         failure=failure,
         leftovers=leftovers,
     )
+    return replace(report, lost_hosts={host: lost.last_heard for host, lost in ending.lost_hosts.items()})
 
 
 def _failed_status(failure: Failure) -> tuple[str, int]:

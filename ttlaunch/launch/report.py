@@ -32,6 +32,7 @@ class Report:
         leftovers: Processes that had to be killed after their rank, or mpirun, had ended.
         stopped: How an ordered end went, see `ending.stopped`; None if there was none.
         lost_checkpoints: Why there is no checkpoint of a step that should have one, by step.
+        lost_hosts: Hosts that could no longer be reached, with their last sign of life, seconds since the epoch.
         traffic: What ranks sent, against the recipe's formula; None if they kept no books.
     """
 
@@ -59,13 +60,14 @@ class Report:
     traffic: Settlement | None = None
     lost_checkpoints: Mapping[int, str] = field(default_factory=dict)
     stopped: Mapping[str, Any] | None = None
+    lost_hosts: Mapping[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The content of `report.json`."""
         values = dict(vars(self))
         values["failure"] = self.failure.as_json() if self.failure else None
         values["traffic"] = self.traffic.as_json() if self.traffic else None
-        values["results"] = dict(self.results)
+        values["results"], values["lost_hosts"] = dict(self.results), dict(self.lost_hosts)
         lost = self.lost_checkpoints.items()
         values["lost_checkpoints"] = [{"step": step, "reason": reason} for step, reason in lost]
         values["ranks"] = [dict(rank) for rank in self.ranks]

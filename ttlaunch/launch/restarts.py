@@ -1,7 +1,11 @@
-"""Whether a run that broke is started again: only if it may end otherwise this time, and only while it gets further."""
+"""Whether a run that broke is started again: only if it may end otherwise this time, and only while it gets further.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+A host that was lost may still run its ranks, cut off from us, until its lease has run out; nobody takes their places
+before that, and the next attempt does without it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ttlaunch import contract
@@ -11,7 +15,7 @@ from ttlaunch.launch.report import Report
 FRUITLESS = 2
 """So many restarts in a row that make no step end the attempts."""
 
-_STATUSES = {contract.STATUS_RANK_FAILED, contract.STATUS_HUNG}
+_STATUSES = {contract.STATUS_RANK_FAILED, contract.STATUS_HUNG, contract.STATUS_HOST_LOST}
 _COMES_AGAIN = {"R001", "R007", "R009", "R010", "R011", "R025", "R031"}
 """What a new start meets again: another MPI, a program or module that is not there, numbers that diverge, a full disk."""
 
@@ -22,12 +26,14 @@ class Attempt:
 
     Attributes:
         steps: The last step that was done, counted from the beginning of training; None for a program that counts none.
+        lost: Hosts that were lost, with their last sign of life, seconds since the epoch.
     """
 
     folder: Path
     exit_status: int
     code: str | None
     steps: int | None
+    lost: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def has_checkpoint(self) -> bool:
@@ -36,9 +42,17 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Restart:
-    """Start again, from the newest checkpoint of `resume`; None: from where the first attempt began."""
+    """Start again.
+
+    Attributes:
+        resume: The run from whose newest checkpoint it goes on; None: from where the first attempt began.
+        without: Hosts that were lost just now and are not to be used this time.
+        not_before: When these have surely ended their ranks, seconds since the epoch; 0 if there are none.
+    """
 
     resume: Path | None
+    without: tuple[str, ...] = ()
+    not_before: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -55,7 +69,8 @@ class GiveUp:
 def attempt_of(report: Report, folder: Path) -> Attempt:
     """What counts of a start that has come to its end."""
     code = report.failure.code if report.failure else None
-    return Attempt(folder, report.exit_status, code, None if report.layout is None else report.steps)
+    steps = None if report.layout is None else report.steps
+    return Attempt(folder, report.exit_status, code, steps, report.lost_hosts)
 
 
 def plan_restart(attempts: Sequence[Attempt], *, most: int) -> Restart | GiveUp:
@@ -73,7 +88,13 @@ def plan_restart(attempts: Sequence[Attempt], *, most: int) -> Restart | GiveUp:
         return GiveUp(no_progress=fruitless)
     if len(attempts) > most:
         return GiveUp()
-    return Restart(next((one.folder for one in reversed(attempts) if one.has_checkpoint), None))
+    resume = next((one.folder for one in reversed(attempts) if one.has_checkpoint), None)
+    return Restart(resume, tuple(sorted(last.lost)), _fenced_at(last.lost))
+
+
+def _fenced_at(lost: Mapping[str, float]) -> float:
+    """When the leases of all these hosts have run out for sure."""
+    return max(lost.values()) + contract.LEASE_S + contract.AFTER_LEASE_S if lost else 0.0
 
 
 def _fruitless(attempts: Sequence[Attempt]) -> int:

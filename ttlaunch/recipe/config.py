@@ -82,17 +82,32 @@ def load_config(
     """
     root, found = _read_root(path, name=name, standard_input=standard_input)
     is_readable = not has_errors(found)
+    root, mistakes = _merge_overrides(recipe, root, overrides)
+    found += mistakes
+    return _checked(recipe, root, found) if is_readable else LoadedConfig(None, root, tuple(found))
+
+
+def override_config(recipe: Recipe, loaded: LoadedConfig, overrides: Sequence[str]) -> LoadedConfig:
+    """The same configuration with more `KEY=VALUE` merged in, checked anew."""
+    root, found = _merge_overrides(recipe, loaded.root, overrides)
+    return _checked(recipe, root, found)
+
+
+def _checked(recipe: Recipe, root: MapNode, found: list[Diagnostic]) -> LoadedConfig:
+    config, mistakes = check_schema(recipe.config, root, codes=CONFIGURATION)
+    found += [*mistakes, *_unread_keys(recipe, root)]
+    return LoadedConfig(None if has_errors(found) else config, root, tuple(found))
+
+
+def _merge_overrides(recipe: Recipe, root: MapNode, overrides: Sequence[str]) -> tuple[MapNode, list[Diagnostic]]:
+    found = []
     for text in overrides:
         merged = _merge_override(root, text)
         mistakes = [merged] if isinstance(merged, Diagnostic) else _unknown_keys(recipe, text)
         found += mistakes
         if isinstance(merged, MapNode) and not mistakes:
             root = merged
-    if not is_readable:
-        return LoadedConfig(None, root, tuple(found))
-    config, mistakes = check_schema(recipe.config, root, codes=CONFIGURATION)
-    found += [*mistakes, *_unread_keys(recipe, root)]
-    return LoadedConfig(None if has_errors(found) else config, root, tuple(found))
+    return root, found
 
 
 def check_config(recipe: Recipe, loaded: LoadedConfig, layout: Layout) -> list[Diagnostic]:

@@ -1,0 +1,49 @@
+"""`--max-restarts` over hosts: when a host is lost the others go on from the newest checkpoint, with the same bits."""
+
+import json
+import re
+
+import pytest
+
+from tests.cluster.keeper import wait_until
+from tests.cluster.test_run import digest, lab, leftovers  # noqa: F401 - a fixture
+
+pytestmark = [pytest.mark.cluster, pytest.mark.mpi]
+
+TINY = """\
+training_config: {steps: 400, batch_size: 6, micro_batch_size: 2, validation_sequences: 4}
+transformer_config: {num_blocks: 1, num_heads: 2, embedding_dim: 16, max_sequence_length: 16}
+multihost_config: {num_workers: 3}
+checkpoint_config: {interval: 2}
+"""
+
+
+def test_after_a_power_cut_the_remaining_hosts_end_with_the_bits_of_an_unbroken_run(
+    make_cluster,
+    ttlaunch_on,
+    lab,  # noqa: F811 - the fixture
+    tmp_path,
+):
+    cluster = make_cluster(hosts=3)
+    lab(cluster.hostfile())
+    (tmp_path / "train.yaml").write_text(TINY)
+    options = "data_parallel -c train.yaml --format json"
+    process = ttlaunch_on(cluster).start(f"run {options} --on lab --max-restarts 1")
+    wait_until(lambda: list(tmp_path.glob("runs/*/checkpoints/step-2")), what="a checkpoint", timeout_s=60)
+    cluster.kill("node1")
+    unbroken = digest(ttlaunch_on(cluster)(f"run {options} --ranks 1 --runs-dir unbroken"))  # while the lease runs out
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    report = json.loads(stdout)
+    assert report["parameters_sha256"] == unbroken
+    assert [row["host"] for row in report["ranks"]] == ["node0", "node2"]
+    assert report["began_from"]["step"] > 0
+    [earlier] = report["earlier"]
+    assert (earlier["failure"]["code"], earlier["failure"]["host"]) == ("R012", "node1")
+    waiting, again = stderr.splitlines()
+    assert re.fullmatch(r"waiting \d+ s until node1 has surely ended its ranks; Ctrl-C starts nothing more", waiting)
+    assert again == (
+        f"restart 1 of 1, from the newest checkpoint of {earlier['run_id']}, without node1, 2 ranks instead of 3"
+        " (`--set multihost_config.num_workers=2`)"
+    )
+    wait_until(lambda: not leftovers(cluster, hosts=["node0", "node2"]), what="hosts as before the run")

@@ -1,0 +1,166 @@
+"""After a host was lost: wait until its ranks have surely ended, then find hosts and a number of ranks to go on with."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ttlaunch import contract
+from ttlaunch.cli.describe import Description, Request, describe
+from ttlaunch.diagnostics import Diagnostic, listed
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.errors import HostError
+from ttlaunch.topology.model import Topology
+from ttlaunch.topology.smaller import leave_out, why_not_without
+
+if TYPE_CHECKING:
+    from ttlaunch.cli.planning import Prepared
+    from ttlaunch.launch.restarts import Restart
+    from ttlaunch.plan.launch_plan import LaunchPlan
+
+
+@dataclass(frozen=True)
+class Replanned:
+    """What the next attempt is asked for.
+
+    Attributes:
+        change: How it differs from the first one, as clauses that follow "from the newest checkpoint"; "" if in nothing.
+    """
+
+    request: Request
+    change: str = ""
+
+
+def wait_for_lease(decision: "Restart") -> None:
+    """Wait until hosts that were lost have ended their ranks by themselves; Ctrl-C ends the wait and the attempts."""
+    left_s = min(decision.not_before - time.time(), contract.LEASE_S + contract.AFTER_LEASE_S)
+    if left_s <= 0:
+        return
+    hosts = listed(decision.without, last="and", quote="")
+    has, its = ("has", "its") if len(decision.without) == 1 else ("have", "their")
+    line = f"waiting {left_s:.0f} s until {hosts} {has} surely ended {its} ranks; Ctrl-C starts nothing more"
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+    threading.Event().wait(left_s)
+
+
+def silent_hosts(topology: Topology) -> Mapping[str, HostError]:
+    """The hosts that do not answer now; they are asked all at once."""
+    from ttlaunch.cli.reach import connect_all, open_transports
+
+    transports, keys = open_transports(topology)
+    try:
+        return connect_all(transports, keys).errors
+    finally:
+        for transport in transports:
+            transport.close()
+
+
+def replan(
+    request: Request,
+    first: "Prepared",
+    decision: "Restart",
+    *,
+    ask: Callable[[Topology], Mapping[str, HostError]] = silent_hosts,
+) -> Replanned | Diagnostic:
+    """Hosts and a number of ranks for the next attempt, or why there are none.
+
+    What was asked for is kept where it can be: spare hosts of the hostfile take the place of those that are gone. Else
+    the recipe goes on with as many ranks as its layouts allow.
+
+    Args:
+        request: What was typed.
+        first: The same as it was planned for the first attempt.
+        decision: Where to begin, and without which hosts.
+        ask: Finds out which hosts of a cluster do not answer.
+    """
+    resume = str(decision.resume) if decision.resume else request.resume
+    request = replace(request, resume=resume)
+    if first.is_here:
+        return Replanned(request)
+    silent = ask(leave_out(first.topology, decision.without))
+    without = {*decision.without, *silent}
+    used = without.intersection(first.plan.hosts)
+    if not used:
+        return Replanned(replace(request, without=tuple(sorted(without))))
+    reason = why_not_without(first.topology, without)
+    if reason is not None:
+        message = f"given up: the bindings allow no run without {_names(used)}: {reason}"
+        return Diagnostic("R055", message, notes=_said_by(silent), hints=_back(used, first.plan))
+    smaller = _smaller(replace(request, without=tuple(sorted(without))), first)
+    if smaller is None:
+        message = _no_world(first, leave_out(first.topology, without), used)
+        return Diagnostic("R054", message, notes=_said_by(silent), hints=_back(used, first.plan))
+    request, ranks = smaller
+    return Replanned(request, _change(request, first, used, ranks))
+
+
+def _smaller(request: Request, first: "Prepared") -> tuple[Request, int] | None:
+    """The request for the hosts that are left, and how many ranks it has; None if it fits no world."""
+    from ttlaunch.plan.fewer_ranks import largest_world
+    from ttlaunch.plan.launch_plan import RecipeProgram
+
+    before, program = first.plan.world_size, first.plan.program
+    left = leave_out(first.topology, request.without)
+    slots = len(left.bindings) if left.bindings else len(left.slots)
+    if not slots or not isinstance(program, RecipeProgram):
+        return (request, before) if slots >= before else None
+    asked = _describe(request)
+    if asked.ok and asked.layout is not None:
+        return request, asked.layout.world_size
+    if asked.choice is None or asked.choice.loaded.config is None:
+        return request, before  # something else is wrong by now, which preparing the attempt says
+    world = largest_world(asked.choice, left, most=before, before=program.layout)
+    if world is None:
+        return None
+    return replace(request, ranks=world.ranks, overrides=(*request.overrides, *world.overrides)), world.ranks
+
+
+def _describe(request: Request) -> Description:
+    """Without reading the checkpoint, which is done when the attempt is prepared."""
+    return describe(replace(request, resume=None), working_folder=Path.cwd(), shell=os.environ)
+
+
+def _change(request: Request, first: "Prepared", used: Collection[str], ranks: int) -> str:
+    """What is not as in the first attempt."""
+    words = f", without {_names(used)}"
+    left = leave_out(first.topology, request.without)
+    taken = {str(slot.host.name) for slot in left.slots[:ranks]}
+    spare = [str(host.name) for host in left.hosts if host.name in taken and host.name not in first.plan.hosts]
+    words += f", with the spare host{'s' if len(spare) > 1 else ''} {_names(spare)}" if spare else ""
+    before = first.plan.world_size
+    words += f", {counted(ranks, 'rank')} instead of {before}" if ranks != before else ""
+    overrides = " ".join(f"--set {text}" for text in request.overrides[len(first.request.overrides) :])
+    return f"{words} (`{overrides}`)" if overrides else words
+
+
+def _no_world(first: "Prepared", left: Topology, used: Collection[str]) -> str:
+    from ttlaunch.plan.launch_plan import RecipeProgram
+
+    if not left.hosts:
+        return f"given up: no host is left without {_names(used)}"
+    slots = counted(len(left.bindings) if left.bindings else len(left.slots), "slot")
+    if isinstance(first.plan.program, RecipeProgram):
+        return f"given up: {first.plan.program.name} has no layout for the {slots} left without {_names(used)}"
+    ranks = counted(first.plan.world_size, "rank")
+    return f"given up: {first.plan.program.name} runs with {ranks}, and {slots} are left without {_names(used)}"
+
+
+def _said_by(silent: Mapping[str, HostError]) -> tuple[str, ...]:
+    return tuple(f"{host} does not answer: {error.evidence}" for host, error in silent.items())
+
+
+def _back(used: Collection[str], plan: "LaunchPlan") -> tuple[str, ...]:
+    from ttlaunch.launch.ending import keeps_checkpoints
+
+    if not keeps_checkpoints(plan):
+        return ()
+    return (f"once {_names(used)} {'is' if len(used) == 1 else 'are'} back, `--resume latest` goes on",)
+
+
+def _names(hosts: Collection[str]) -> str:
+    return listed(sorted(hosts), last="and", quote="")
