@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttlaunch.diagnostics import Format, Source, render
-from ttlaunch.plan.draw_faults import draw_faults
 from ttlaunch.plan.fault_checks import Field, check_faults, targets_of
 from ttlaunch.plan.fault_parser import parse_faults
 from ttlaunch.plan.faults import (
@@ -155,15 +154,3 @@ def test_a_target_stands_for_its_ranks():
         "kill rank=2 at 1s; kill role=worker at 1s; kill host=b at 1s; cut host=b at 1s; kill mpirun at 1s"
     )
     assert [(2,), (0, 1, 2), (2, 3), (), ()] == [targets_of(fault, ROWS) for fault in faults]
-
-
-@pytest.mark.parametrize("ground", [HERE, THERE, Field(ROWS, is_here=False, takes_steps=False)])
-def test_drawn_faults_fit_the_run_and_are_the_same_for_a_seed(ground):
-    drawn = draw_faults(ground, count=200, seed=7)
-    assert 200 == len(drawn)
-    assert [] == list(check_faults(drawn, ground))
-    assert (drawn, []) == read(render_faults(drawn))
-    assert drawn == draw_faults(ground, count=200, seed=7)
-    assert drawn != draw_faults(ground, count=200, seed=8)
-    kinds = {(fault.verb, fault.target.kind) for fault in drawn}
-    assert ground.is_here == ((Verb.CUT, Kind.HOST) not in kinds)

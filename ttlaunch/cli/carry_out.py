@@ -46,7 +46,7 @@ def carry_out(
     typed: Sequence[str] = (),
     only: Collection[int] | None = None,
     hang_timeout_s: float | None = None,
-    watched_by: "Callable[[View, Crew, RunFolder], View] | None" = None,
+    watched_by: "Callable[[View, Crew, RunFolder, Path], View] | None" = None,
 ) -> Outcome:
     """Start a plan and show it until it has ended; leaves if a host is not ready.
 
@@ -57,7 +57,7 @@ def carry_out(
         grace_s: What ranks have to leave when the end is ordered.
         typed: The command line, if it can be typed again with `--resume`.
         only: Ranks whose output is shown; None: of all.
-        hang_timeout_s: How long no rank may move; None: it follows from the steps.
+        hang_timeout_s: See `HangWatch`.
         watched_by: Puts something between the run and what shows it.
     """
     from ttlaunch.cli.live import make_view
@@ -80,7 +80,7 @@ def carry_out(
             plan,
             folder,
             environment=os.environ,
-            view=watched_by(view, crew, folder) if watched_by else view,
+            view=watched_by(view, crew, folder, scratch) if watched_by else view,
             watch=watch,
             crew=crew,
             scratch=scratch,

@@ -10,6 +10,7 @@ import typer
 
 from ttlaunch import __version__, contract
 from ttlaunch.cli import (
+    chaos,
     configs,
     convert,
     diff,
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 app.command("run", epilog=run.EXAMPLES, cls=CommandAfterDashes)(run.run)
 app.command("repro", epilog=repro.EXAMPLES)(repro.repro)
+app.command("chaos", epilog=chaos.EXAMPLES, cls=CommandAfterDashes)(chaos.chaos)
 app.command("plan", epilog=plan.EXAMPLES, cls=CommandAfterDashes)(plan.plan)
 app.command("simulate", epilog=simulate.EXAMPLES)(simulate.simulate)
 app.command("parity", epilog=parity.EXAMPLES)(parity.parity)

@@ -151,6 +151,17 @@ def append_event(folder: RunFolder, kind: str, **values: Any) -> None:
         file.write(json.dumps(record) + "\n")
 
 
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """The lines of `events.jsonl` that are whole, `time` as seconds since the epoch."""
+    events = []
+    with contextlib.suppress(OSError):
+        for line in (folder / contract.EVENTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                event = json.loads(line)
+                events.append({**event, "time": datetime.fromisoformat(event["time"]).timestamp()})
+    return events
+
+
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
     """A scratch folder for as long as the run lasts."""

@@ -1,0 +1,51 @@
+"""Sends a signal to a process that stands beside a run on this host: a shim, or what attends the run.
+
+Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+
+from ttlaunch import contract
+from ttlaunch.agent.run_processes import signal_process
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from typing import Any
+
+_CLAIM = "attended"
+
+
+def main(arguments: dict[str, Any]) -> int:
+    """Send a signal, and answer with one frame to how many processes it went.
+
+    Args:
+        arguments: `number`: of the signal; `pid`: a process that carries `run_id`; None: whoever attends the run, which is
+            known by the file in `scratch` that it holds.
+    """
+    number, pid = arguments["number"], arguments["pid"]
+    if pid is not None:
+        sent = int(signal_process(pid, number, run_id=arguments["run_id"]))
+    else:
+        attendants = holders(os.path.join(arguments["scratch"], _CLAIM))
+        for attendant in attendants:
+            os.kill(attendant, number)
+        sent = len(attendants)
+    sys.stdout.buffer.write(contract.pack_frame({"kind": "sent", "sent": sent}))
+    sys.stdout.buffer.flush()
+    return 0
+
+
+def holders(path: str) -> list[int]:
+    """The processes that have a file open, as far as we may see."""
+    found = set()
+    for link in glob.glob("/proc/[0-9]*/fd/*"):
+        try:
+            if os.readlink(link) == path:
+                found.add(int(link.split("/")[2]))
+        except OSError:
+            continue
+    return sorted(found)

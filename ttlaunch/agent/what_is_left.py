@@ -1,0 +1,105 @@
+"""Says what a run has left on this host: processes that carry its id, its folder in shared memory, folders of MPI.
+
+Looked for again and again until nothing is there, or until patience is over: some of it is still on its way out. Python
+3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+import time
+
+from ttlaunch import contract
+from ttlaunch.agent.run_processes import is_gone, run_processes
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from typing import Any
+
+_LOOK_AGAIN_S = 0.1
+_SHARED = "/dev/shm"  # noqa: S108 - looked at, not used
+_SESSIONS = ("prte.*", "ompi.*", "openmpi-sessions-*", "pmix-*")
+_SEGMENTS = ("sm_segment.*", "vader_segment.*")
+_LONGEST_NAME = 80
+
+
+def main(arguments: dict[str, Any]) -> int:
+    """Answer with one frame; `arguments` are those of `what_is_left`."""
+    sys.stdout.buffer.write(contract.pack_frame({"kind": "left", **what_is_left(**arguments)}))
+    sys.stdout.buffer.flush()
+    return 0
+
+
+def what_is_left(*, run_id: str, scratch: str, age_s: float, patience_s: float) -> dict[str, Any]:
+    """What there is, and after how many seconds there was nothing, None if there still is.
+
+    Args:
+        run_id: That processes carry.
+        scratch: The run's folder in shared memory.
+        age_s: How long ago the run began; what is older belongs to others.
+        patience_s: How long to look again.
+    """
+    began = time.monotonic()
+    while True:
+        processes = [{"pid": pid, "name": _name(pid)} for pid in run_processes(run_id) if not is_gone(pid)]
+        folders = [scratch] if os.path.lexists(scratch) else []
+        folders += _of_mpi(age_s + time.monotonic() - began)
+        waited = time.monotonic() - began
+        if not processes and not folders:
+            return {"processes": [], "folders": [], "clean_after_s": round(waited, 2)}
+        if waited >= patience_s:
+            return {"processes": processes, "folders": folders, "clean_after_s": None}
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _of_mpi(age_s: float) -> list[str]:
+    """Folders of daemons that have ended and segments that nobody uses, ours and no older than the run."""
+    base = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - looked at, not used
+    sessions = [path for name in _SESSIONS for path in glob.glob(os.path.join(glob.escape(base), name))]
+    found = [path for path in sessions if _is_ours(path, age_s) and not _has_owner(path)]
+    segments = [path for name in _SEGMENTS for path in glob.glob(os.path.join(_SHARED, name))]
+    segments = [path for path in segments if _is_ours(path, age_s)]
+    used = _mapped() if segments else set()
+    return sorted(found + [path for path in segments if path not in used])
+
+
+def _is_ours(path: str, age_s: float) -> bool:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return status.st_uid == os.getuid() and time.time() - status.st_mtime <= age_s
+
+
+def _has_owner(path: str) -> bool:
+    """Whether a process lives whose number stands in the folder's name, or in that of a folder in it."""
+    try:
+        names = [os.path.basename(path), *os.listdir(path)]
+    except OSError:
+        names = [os.path.basename(path)]
+    numbers = [part for name in names for part in name.split(".") if part.isdigit()]
+    return any(int(number) > 1 and not is_gone(int(number)) for number in numbers)
+
+
+def _mapped() -> set[str]:
+    """The files in shared memory that some process uses."""
+    used = set()
+    for maps in glob.glob("/proc/[0-9]*/maps"):
+        try:
+            with open(maps, encoding="utf-8", errors="replace") as file:
+                used |= {line.split(None, 5)[5].strip() for line in file if _SHARED in line}
+        except OSError:
+            continue
+    return used
+
+
+def _name(pid: int) -> str:
+    """How a process was called; empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+    return words if len(words) <= _LONGEST_NAME else words[: _LONGEST_NAME - 1] + "…"

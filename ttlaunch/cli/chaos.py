@@ -1,0 +1,227 @@
+"""`ttlaunch chaos`: break the user's own run on purpose, and say whether that was noticed, at what cost, and what is left."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from ttlaunch import contract
+from ttlaunch.cli.after_dashes import is_command
+from ttlaunch.cli.carry_out import Outcome, carry_out
+from ttlaunch.cli.console import leave, refuse, refuse_file
+from ttlaunch.cli.describe import Request
+from ttlaunch.cli.options import (
+    Arguments,
+    ConfigFile,
+    GraceSeconds,
+    HangTimeout,
+    Hostfile,
+    MpiArgs,
+    On,
+    Only,
+    OutputFormat,
+    Overrides,
+    RankBindings,
+    Ranks,
+    Resume,
+    RunsDir,
+    Target,
+    Verbose,
+)
+from ttlaunch.diagnostics import Diagnostic, Format, Source, has_errors
+
+if TYPE_CHECKING:
+    from ttlaunch.cli.planning import Prepared
+    from ttlaunch.launch.audit import Left
+    from ttlaunch.plan.faults import Fault
+    from ttlaunch.remote.transport import Transport
+
+EXAMPLES = """\
+[bold]ttlaunch chaos hierarchical_parallel --plan "kill rank=2 at step=5"[/bold]   SIGKILL one rank and see who is named
+
+[bold]ttlaunch chaos my_recipe --hang-timeout 5 --plan "stop rank=1 at step=9"[/bold]   SIGSTOP it: a hang of the run
+
+[bold]ttlaunch chaos my_recipe --plan "stop rank=1 at 5s; continue rank=1 at 8s"[/bold]   a pause that the run must endure
+
+[bold]ttlaunch chaos my_recipe --plan "segv role=worker at step=5; kill shim=0 at step=9; term rank=3 at 20s"[/bold]   the first one counts
+
+[bold]ttlaunch chaos my_recipe --plan "interrupt at step=5"[/bold]   Ctrl-C; twice in a plan it is pressed twice
+
+[bold]ttlaunch chaos my_recipe --on my_cluster --plan "cut host=b at 10s"[/bold]   as if its cable were cut; or kill agent=b
+
+[bold]ttlaunch chaos my_recipe --plan @faults.txt --format json[/bold]   orders from a file, the verdict for a program
+
+[bold]ttlaunch chaos my_recipe --random 3 --seed 7[/bold]   three faults drawn, the same ones for the same seed
+
+[bold]ttlaunch chaos --ranks 2 --plan "kill mpirun at 5s" -- ./any_program[/bold]   any program; moments in seconds
+"""
+_FILE = "@"
+
+
+def chaos(
+    ctx: typer.Context,
+    target: Target,
+    arguments: Arguments = None,
+    *,
+    faults: Annotated[
+        str | None,
+        typer.Option("--plan", metavar="FAULTS|@FILE", help='What to break when, e.g. "kill rank=2 at step=5".'),
+    ] = None,
+    random: Annotated[
+        int | None, typer.Option("--random", min=1, max=1000, metavar="K", help="Draw K faults instead.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of what --random draws.")] = 0,
+    on: On = "local",
+    config_file: ConfigFile = None,
+    overrides: Overrides = None,
+    ranks: Ranks = None,
+    hostfile: Hostfile = None,
+    rank_bindings: RankBindings = None,
+    mpi_args: MpiArgs = None,
+    runs_dir: RunsDir = Path("runs"),
+    resume: Resume = None,
+    grace: GraceSeconds = 30.0,
+    only: Only = None,
+    hang_timeout: HangTimeout = None,
+    form: OutputFormat = Format.FULL,
+    verbose: Verbose = False,
+) -> None:
+    """Start a run, break it as ordered, and say what was detected, how fast, what was lost, what was left.
+
+    Ends with status 0 if the fault that broke the run was named rightly and nothing was left behind, else with 1.
+    """
+    from ttlaunch.cli.logs import choose_ranks
+    from ttlaunch.cli.planning import prepare
+
+    source = _source(faults, random, form=form)
+    request = Request(
+        target=target,
+        on=on,
+        config_file=config_file,
+        overrides=overrides or (),
+        ranks=ranks,
+        hostfile=hostfile,
+        rank_bindings=rank_bindings,
+        mpi_args=mpi_args,
+        arguments=arguments or (),
+        resume=resume,
+        runs_dir=runs_dir,
+        is_command=is_command(ctx, target, arguments),
+    )
+    prepared = prepare(request, form=form, verbose=verbose)
+    chosen = choose_ranks(only or (), prepared.plan.ranks, form=form)
+    orders = _orders(source, prepared, count=random, seed=seed, form=form)
+    _announce(orders, seed=None if random is None else seed, form=form)
+    start = partial(carry_out, prepared, runs_dir=runs_dir, form=form, verbose=verbose, only=chosen)
+    outcome = _break(partial(start, grace_s=grace, hang_timeout_s=hang_timeout), prepared, orders, form=form)
+    _tell(outcome, prepared, orders, form=form)
+
+
+def _source(faults: str | None, random: int | None, *, form: Format) -> Source | None:
+    """The text of the plan; None if it is to be drawn."""
+    hint = '`--plan "kill rank=2 at step=5"` orders a fault, `--random 1` draws one'
+    if faults is not None and random is not None:
+        refuse([Diagnostic("P039", "faults are ordered by `--plan` and drawn by `--random`", hints=(hint,))], form=form)
+    if faults is None:
+        if random is None:
+            refuse([Diagnostic("P039", "no fault is ordered", hints=(hint,))], form=form)
+        return None
+    if not faults.startswith(_FILE):
+        return Source("--plan", faults)
+    path = Path(faults.removeprefix(_FILE))
+    try:
+        return Source(str(path), path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError:
+        refuse([Diagnostic("P039", f"{path} is no plan of faults: it is not text in UTF-8", hints=(hint,))], form=form)
+    except OSError as error:
+        refuse_file(path, error, verb="read", form=form)
+
+
+def _orders(
+    source: Source | None, prepared: "Prepared", *, count: int | None, seed: int, form: Format
+) -> "list[Fault]":
+    """The faults, checked against the run; leaves if there is a mistake."""
+    from ttlaunch.launch.draw_faults import draw_faults
+    from ttlaunch.plan.fault_checks import check_faults, field_of
+    from ttlaunch.plan.fault_parser import parse_faults
+
+    ground = field_of(prepared.plan, is_here=prepared.is_here)
+    if source is None:
+        return draw_faults(ground, count=count or 0, seed=seed)
+    orders, found = parse_faults(source)
+    found += check_faults(orders, ground)
+    if has_errors(found):
+        refuse(found, form=form)
+    return orders
+
+
+def _announce(orders: "Sequence[Fault]", *, seed: int | None, form: Format) -> None:
+    from ttlaunch.plan.faults import render_faults
+
+    if form is not Format.JSON:
+        drawn = "" if seed is None else f" (drawn with --seed {seed})"
+        sys.stdout.write(f"faults{drawn}: {render_faults(orders)}\n")
+        sys.stdout.flush()
+
+
+def _break(start: "partial[Outcome]", prepared: "Prepared", orders: "Sequence[Fault]", *, form: Format) -> Outcome:
+    """Carry the plan out and make the faults in it."""
+    from ttlaunch.launch.inject import Injector
+    from ttlaunch.plan.faults import Kind
+
+    transports: Sequence[Transport] = []
+    if not prepared.is_here and any(fault.target.kind in {Kind.SHIM, Kind.AGENT} for fault in orders):
+        from ttlaunch.cli.reach import reach_hosts
+
+        hosts = [host for host in prepared.topology.hosts if host.name in prepared.plan.hosts]
+        transports = reach_hosts(replace(prepared.topology, hosts=tuple(hosts)), form=form)
+    elsewhere = {transport.host: transport for transport in transports}
+    try:
+        return start(
+            watched_by=lambda view, crew, folder, scratch: Injector(
+                orders, view=view, crew=crew, folder=folder, scratch=scratch, elsewhere=elsewhere
+            )
+        )
+    finally:
+        for transport in transports:
+            transport.close()
+
+
+def _tell(outcome: Outcome, prepared: "Prepared", orders: "Sequence[Fault]", *, form: Format) -> NoReturn:
+    """Judge, look what is left, say both, and leave."""
+    from ttlaunch.cli.chaos_view import chaos_diagnostics, chaos_json, show_chaos
+    from ttlaunch.cli.console import print_json, show_diagnostics
+    from ttlaunch.launch.chaos import judge_faults
+    from ttlaunch.launch.run_folder import read_events
+
+    events, report = read_events(outcome.folder.path), outcome.report.as_json()
+    verdicts = judge_faults(orders, events, report)
+    left = _look(outcome, prepared, began=events[0]["time"] if events else 0.0)
+    found = chaos_diagnostics(verdicts, left, outcome)
+    status = contract.STATUS_RANK_FAILED if has_errors(found) else contract.STATUS_DONE
+    if form is Format.JSON:
+        print_json(chaos_json(orders, verdicts, left, outcome, found, status))
+    else:
+        show_chaos(verdicts, left, outcome, stream=sys.stdout)
+        show_diagnostics(found, form=form)
+    leave(status)
+
+
+def _look(outcome: Outcome, prepared: "Prepared", *, began: float) -> "Sequence[Left]":
+    from ttlaunch.cli.reach import open_transports
+    from ttlaunch.launch.audit import audit
+
+    transports: Sequence[Transport] = []
+    if not prepared.is_here:
+        hosts = [host for host in prepared.topology.hosts if host.name in prepared.plan.hosts]
+        transports, _ = open_transports(replace(prepared.topology, hosts=tuple(hosts)))
+    patience_s = contract.LEASE_S + contract.AFTER_LEASE_S
+    try:
+        return audit(outcome.folder.run_id, outcome.scratch, transports, began=began, patience_s=patience_s)
+    finally:
+        for transport in transports:
+            transport.close()

@@ -1,0 +1,138 @@
+"""What a run under ordered faults came to, as a table, as JSON, and as what was wrong about it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from ttlaunch.cli.carry_out import Outcome
+from ttlaunch.cli.describe import short_name
+from ttlaunch.cli.summary import show_summary
+from ttlaunch.diagnostics import Diagnostic, listed
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.launch.audit import Left
+from ttlaunch.launch.chaos import Outcome as Fate
+from ttlaunch.launch.chaos import Verdict
+from ttlaunch.launch.checkpoints import newest_step
+from ttlaunch.launch.report import Report
+from ttlaunch.plan.faults import Fault, render_faults
+
+_HEADINGS = ("fault", "made at", "outcome", "detected", "run over")
+_MOST_NAMED = 4
+
+
+def show_chaos(verdicts: Sequence[Verdict], left: Sequence[Left], outcome: Outcome, *, stream: TextIO) -> None:
+    """The run's summary, a row for each fault, and what it cost."""
+    show_summary(outcome.report, outcome.plan, outcome.folder, stream=stream)
+    rows = [_HEADINGS, *(_row(verdict) for verdict in verdicts)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    failure = outcome.report.failure
+    lines.append("")
+    lines += [f"  named            {failure.code}: {failure.message}"] if failure else []
+    lines += [f"  lost             {_lost_text(outcome)}"] if outcome.report.status != "done" else []
+    lines.append(f"  left behind      {_left_text(left)}")
+    stream.write("\n" + "".join(f"{line}\n" for line in lines))
+    stream.flush()
+
+
+def chaos_json(
+    faults: Sequence[Fault],
+    verdicts: Sequence[Verdict],
+    left: Sequence[Left],
+    outcome: Outcome,
+    found: Sequence[Diagnostic],
+    status: int,
+) -> dict[str, Any]:
+    """All of it for a program; the keys are documented in `docs/how-to/inject-faults.md`."""
+    return {
+        "run_id": outcome.folder.run_id,
+        "run_folder": str(outcome.folder.path),
+        "plan": render_faults(faults),
+        "exit_status": status,
+        "faults": [verdict.as_json() for verdict in verdicts],
+        "lost": lost_work(outcome),
+        "left": [one.as_json() for one in left],
+        "report": outcome.report.as_json(),
+        "diagnostics": [diagnostic.as_json() for diagnostic in found],
+    }
+
+
+def lost_work(outcome: Outcome) -> dict[str, Any] | None:
+    """The steps since what can be gone on from; None if the run came to its end, or takes no steps."""
+    report = outcome.report
+    if report.status == "done" or not report.steps:
+        return None
+    began = int((report.began_from or {}).get("step") or 0)
+    saved = newest_step(outcome.folder.path)
+    return {
+        "steps": max(0, report.steps - (began if saved is None else saved)),
+        "last_step": report.steps,
+        "checkpoint_step": saved,
+        "resume": None if saved is None else outcome.folder.run_id,
+    }
+
+
+def chaos_diagnostics(verdicts: Sequence[Verdict], left: Sequence[Left], outcome: Outcome) -> list[Diagnostic]:
+    """What was wrong: a fault that was not told as it was, and what is left; nothing if all went as it should."""
+    history = f"when each fault was made: {short_name(outcome.folder.path, Path.cwd())}/events.jsonl"
+    found = [
+        Diagnostic("R058", _complaint(verdict, outcome.report), hints=(history,))
+        for verdict in verdicts
+        if verdict.outcome.is_wrong
+    ]
+    if all(verdict.outcome is Fate.NOT_MADE for verdict in verdicts):
+        reasons = "; ".join(dict.fromkeys(str(verdict.reason) for verdict in verdicts))
+        found.append(Diagnostic("R058", f"no fault was made: {reasons}", hints=(history,)))
+    return found + [_left_diagnostic(one) for one in left if not one.is_clean]
+
+
+def _row(verdict: Verdict) -> tuple[str, ...]:
+    if verdict.outcome is Fate.NOT_MADE:
+        return (verdict.fault, "", f"not made: {verdict.reason}", "", "")
+    moment = [f"step {verdict.step}"] if verdict.step else []
+    moment += [f"{verdict.at_s:.1f} s"] if verdict.at_s is not None else []
+    after = [f"after {time:.1f} s" if time is not None else "" for time in (verdict.detected_s, verdict.over_s)]
+    return (verdict.fault, ", ".join(moment), str(verdict.outcome), *after)
+
+
+def _lost_text(outcome: Outcome) -> str:
+    lost = lost_work(outcome)
+    if lost is None:
+        return "nothing is known of steps"
+    steps = counted(lost["steps"], "step")
+    if lost["checkpoint_step"] is None:
+        return f"{steps}; there is no checkpoint of this run"
+    return f"{steps}; `--resume {lost['resume']}` goes on after step {lost['checkpoint_step']}"
+
+
+def _left_text(left: Sequence[Left]) -> str:
+    unclean = [one for one in left if not one.is_clean]
+    if unclean:
+        return "; ".join(_left_on(one) for one in unclean)
+    slowest = max((one.clean_after_s or 0.0 for one in left), default=0.0)
+    hosts = listed([one.host for one in left], last="and", quote="")
+    late = f", clean {slowest:.1f} s after the end" if slowest >= 1 else ""
+    return f"nothing on {hosts}{late}"
+
+
+def _left_on(one: Left) -> str:
+    if one.error is not None:
+        return f"{one.host} could not be asked what is left there: {one.error}"
+    things = [counted(len(one.processes), "process").replace("processs", "processes")] if one.processes else []
+    things += [counted(len(one.folders), "folder")] if one.folders else []
+    return f"{one.host} still has {' and '.join(things)} of the run"
+
+
+def _left_diagnostic(one: Left) -> Diagnostic:
+    notes = [f"process {process['pid']}: {process['name']}" for process in one.processes[:_MOST_NAMED]]
+    notes += one.folders[:_MOST_NAMED]
+    return Diagnostic("R059", _left_on(one), notes=tuple(notes))
+
+
+def _complaint(verdict: Verdict, report: Report) -> str:
+    if verdict.outcome is Fate.UNNOTICED:
+        return f"`{verdict.fault}` was made, and the run ended as if nothing had been"
+    told = f"{report.failure.code}, {report.failure.message}" if report.failure else f"it was {report.status}"
+    if verdict.detected_s is None and verdict.ranks and not report.failure:
+        return f"`{verdict.fault}` was made, and the report says only that {told}"
+    return f"`{verdict.fault}` was made, and the report says: {told}"
