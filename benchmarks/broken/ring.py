@@ -3,9 +3,11 @@
     mpirun -n 4 python ring.py        over MPI
     mpirun -n 4 python ring.py sockets
 
-Sockets are named by files in the working folder, so that the same program runs where there is no MPI.
+Sockets are named by files in the working folder, or are ports where `fault.json` names several hosts; so the same program
+runs where there is no MPI.
 """
 
+import json
 import os
 import socket
 import sys
@@ -18,6 +20,7 @@ from faults import break_if_due
 _STEPS = 200
 _STEP_S = 0.005
 _MEET_S = 30.0
+_FIRST_PORT = 47000
 
 
 def main() -> None:
@@ -48,11 +51,11 @@ def over_mpi() -> Callable[[], None]:
 
 def over_sockets(rank: int, size: int) -> Callable[[], None]:
     """Wait for all ranks by a byte from each; one that has gone is an error in all others at once."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"socket-{rank}.part")
+    hosts = json.loads(Path("fault.json").read_text())["hosts"]
+    is_spread = len(set(hosts)) > 1
+    listener = socket.create_server(("", _FIRST_PORT + rank)) if is_spread else _listening(rank)
     listener.listen(size)
-    Path(f"socket-{rank}.part").rename(f"socket-{rank}")
-    peers = [_connected(other) for other in range(rank)]
+    peers = [_connected(other, hosts[other] if is_spread else None) for other in range(rank)]
     peers += [listener.accept()[0] for _ in range(rank + 1, size)]
 
     def meet() -> None:
@@ -65,15 +68,29 @@ def over_sockets(rank: int, size: int) -> Callable[[], None]:
     return meet
 
 
-def _connected(other: int) -> socket.socket:
+def _listening(rank: int) -> socket.socket:
+    """A socket that has its name once it can be connected to."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"socket-{rank}.part")
+    listener.listen()
+    Path(f"socket-{rank}.part").rename(f"socket-{rank}")
+    return listener
+
+
+def _connected(other: int, host: str | None) -> socket.socket:
     deadline = time.monotonic() + _MEET_S
-    while not Path(f"socket-{other}").exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"rank {other} does not come")
-        time.sleep(0.01)
-    peer = socket.socket(socket.AF_UNIX)
-    peer.connect(f"socket-{other}")
-    return peer
+    while True:
+        try:
+            if host is not None:
+                return socket.create_connection((host, _FIRST_PORT + other))
+            peer = socket.socket(socket.AF_UNIX)
+            peer.connect(f"socket-{other}")
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"rank {other} does not come") from error
+            time.sleep(0.01)
+        else:
+            return peer
 
 
 if __name__ == "__main__":

@@ -1,0 +1,89 @@
+"""Which faults `attribution.py` makes, in whom and where, and what is to be said of each."""
+
+import random
+from pathlib import Path
+from typing import Any, NamedTuple
+
+BROKEN = Path(__file__).parent / "broken"
+HERE, HOSTS = "here", "hosts"
+ROUNDS = 4
+RANKS = 4
+ROLES = {"worker": (0, 1), "server": (2,)}
+LATEST_STEP = 30
+BY_KERNEL = "out of memory, by the kernel"
+CLASSES = {
+    "raise": "raised",
+    "sys.exit": "exited",
+    "os._exit": "exited",
+    "SIGKILL": "killed",
+    "SIGSEGV": "crashed",
+    "abort in C": "crashed",
+    "out of memory": "out_of_memory",
+    BY_KERNEL: "out_of_memory",
+    "import error": "import_error",
+    "error in one role": "raised",
+    "closed peers": "killed",
+}
+"""The class that a report is to name, by fault."""
+
+LAYOUT = {HERE: ("localhost",) * RANKS, HOSTS: ("node0", "node0", "node1", "node2")}
+"""The host of each rank; a recipe of three ranks has the first three."""
+
+
+class Cell(NamedTuple):
+    """A fault, who has it, where and when."""
+
+    place: str
+    program: str
+    fault: str
+    role: str
+    rank: int | None
+    turn: int
+
+    @property
+    def key(self) -> str:
+        """What a result is kept under."""
+        return "/".join(map(str, self))
+
+    @property
+    def step(self) -> int:
+        """The step it breaks in, drawn at random, but the same for each call."""
+        return random.Random(self.key).randint(1, LATEST_STEP)  # noqa: S311 - nothing secret
+
+    @property
+    def guilty(self) -> set[int]:
+        """The ranks that may be named: the one, or any of the role."""
+        return {self.rank} if self.rank is not None else set(ROLES[self.role])
+
+    @property
+    def who(self) -> str:
+        """For people."""
+        return self.role if self.rank is None else f"{self.role} {self.rank}"
+
+
+def plan_cells(place: str, rounds: int) -> list[Cell]:
+    """Every cell of a place so many times, each time in an order of its own."""
+    planned = []
+    for turn in range(rounds):
+        cells = [cell for fault in CLASSES for cell in _with(place, fault, turn)]
+        random.Random(f"{place} {turn}").shuffle(cells)  # noqa: S311 - nothing secret
+        planned += cells
+    return planned
+
+
+def _with(place: str, fault: str, turn: int) -> list[Cell]:
+    """A fault in everybody who can have it."""
+    if fault == "error in one role":
+        return [Cell(place, "recipe", fault, role, None, turn) for role in ROLES]
+    cells = [Cell(place, "program", fault, "rank", rank, turn) for rank in range(RANKS)]
+    if fault != "closed peers":  # those of a recipe meet over MPI
+        cells += [Cell(place, "recipe", fault, role, rank, turn) for role, ranks in ROLES.items() for rank in ranks]
+    return cells
+
+
+def is_right(entry: dict[str, Any]) -> bool:
+    """Whether a result names who was broken, where and by what."""
+    cell = Cell(*(entry[name] for name in Cell._fields))
+    named = entry["named"]
+    is_there = named in cell.guilty and entry["host"] == LAYOUT[cell.place][named]
+    return is_there and entry["class"] == CLASSES[cell.fault]
