@@ -39,10 +39,17 @@ RING_AT = CHANNELS_AT + (CHANNELS + 1) * CHANNEL.size  # one more for messages o
 TEXTS_AT = RING_AT + OPERATIONS * OPERATION.size
 SIZE = TEXTS_AT + TEXT_BYTES
 
-SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV = range(1, 7)
-VERBS = ("?", "send", "recv", "isend", "irecv", "wait for send", "wait for recv")
+SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV, COLLECTIVE, WAIT_COLLECTIVE = range(1, 9)
+VERBS = ("?", "send", "recv", "isend", "irecv", "wait for send", "wait for recv", "", "wait for")
 SENDS = frozenset({SEND, ISEND, WAIT_SEND})
 NO_BUCKET = -1
+GROUP = -1
+"""In place of a peer: an operation of MPI's or torch's own in which all ranks of a group meet. Its tag names the group, whose
+ranks have a channel of that tag from the moment at which they join it; the channel counts the group's operations."""
+
+WORLD = 0
+"""The tag of the group of all ranks."""
+
 DONE = "done"
 """Announced by a rank whose role has returned."""
 
@@ -79,6 +86,10 @@ class Operation:
     @property
     def is_send(self) -> bool:
         return self.verb in SENDS
+
+    @property
+    def is_collective(self) -> bool:
+        return self.peer == GROUP
 
     @property
     def is_open(self) -> bool:
@@ -119,7 +130,7 @@ class Box:
     def counters(self) -> tuple[int, ...]:
         """What moves while the rank gets on with its work, and only then."""
         last = self.operations[-1] if self.operations else None
-        return (self.begun, last.ended if last else 0, self.steps, self.passes, self.phase_since)
+        return (self.begun, last.ended if last else 0, self.steps, self.timed, self.passes, self.phase_since)
 
     @property
     def waiting(self) -> Operation | None:

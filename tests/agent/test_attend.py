@@ -35,7 +35,7 @@ class Attended:
         self.stream = start_script(
             self.transport,
             "attend",
-            beside=("run_processes", "last_word"),
+            beside=("run_processes", "last_word", "spy"),
             arguments=self.arguments,
             timeout_s=DEADLINE_S,
         )
@@ -137,6 +137,24 @@ def test_a_signal_reaches_the_ranks_that_are_named_and_nothing_else_of_the_run(a
     assert named.wait(DEADLINE_S) == -signal.SIGUSR1
     run.until("alive")
     assert [unnamed.poll(), no_rank.poll()] == [None, None]
+
+
+def test_a_look_brings_what_is_new_and_says_which_ranks_are_stopped(attended):
+    run = attended()
+    ranks = [run.start(), run.start()]
+    for number, rank in enumerate(ranks):
+        started = json.dumps({"pid": rank.pid, "shim_pid": os.getpid()})
+        run.write(f"records/rank-{number}.progress.jsonl", started.encode() + b"\n")
+        run.until("file")
+    ranks[1].send_signal(signal.SIGSTOP)
+    os.waitpid(ranks[1].pid, os.WUNTRACED)
+    box = run.scratch / "blackbox/rank-1.box"
+    box.parent.mkdir()
+    box.write_bytes(b"box")
+    run.stream.send({"kind": "look", "number": 7}, timeout_s=DEADLINE_S)
+    *before, (looked, _) = run.until("looked")
+    assert "blackbox/rank-1.box" in [header.get("name") for header, _ in before]
+    assert (looked["number"], looked["stopped"], [rank for rank, _ in looked["faults"]]) == (7, [1], [0, 1])
 
 
 def test_processes_of_other_runs_are_left_alone(attended):

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttlaunch import contract
-from ttlaunch.launch.attendant_frames import AttendantEnded, FilePiece, ShimLost, parse_attendant_frame
+from ttlaunch.launch.attendant_frames import AttendantEnded, FilePiece, Looked, ShimLost, parse_attendant_frame
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=5,
 )
-NAMES = st.sampled_from(["kind", "name", "offset", "whole", "rank", "time", "killed"])
-KINDS = st.sampled_from(["file", "lost_shim", "ended", "alive", "refused"])
+NAMES = st.sampled_from(["kind", "name", "offset", "whole", "rank", "time", "killed", "number", "stopped", "faults"])
+KINDS = st.sampled_from(["file", "lost_shim", "ended", "looked", "alive", "refused"])
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,10 @@ KINDS = st.sampled_from(["file", "lost_shim", "ended", "alive", "refused"])
             FilePiece("logs/rank-3.stdout", 7, whole=False),
         ),
         ({"kind": "lost_shim", "rank": 2, "time": 1.5}, ShimLost(2, 1.5)),
+        (
+            {"kind": "looked", "number": 4, "stopped": [1], "faults": [[1, 7], [2, 0]]},
+            Looked(4, frozenset({1}), {1: 7, 2: 0}),
+        ),
         ({"kind": "ended", "killed": 0}, AttendantEnded(0)),
         ({"kind": "alive", "time": 1.0}, None),
     ],
@@ -59,7 +63,7 @@ def test_any_header_is_understood_or_refused(header):
         said = parse_attendant_frame(header)
     except ValueError:
         return
-    assert said is None or isinstance(said, FilePiece | ShimLost | AttendantEnded)
+    assert said is None or isinstance(said, FilePiece | ShimLost | Looked | AttendantEnded)
     assert not isinstance(said, FilePiece) or said.offset >= 0
     assert not isinstance(said, ShimLost) or math.isfinite(said.time)
 

@@ -1,8 +1,10 @@
 """Whom a hang is put down to, from scripted black boxes and stacks."""
 
+from dataclasses import replace
+
 import pytest
 
-from ttlaunch.black_box import DONE, box_file, read_box
+from ttlaunch.black_box import COLLECTIVE, DONE, GROUP, box_file, read_box
 from ttlaunch.launch.stacks import Frame, parse_main_stack, recipe_frame
 from ttlaunch.launch.verdict import judge
 from ttlaunch.launch.waits import Seen
@@ -65,12 +67,27 @@ def test_two_that_send_to_each_other(ranks):
     assert ("R015", said) == verdict(seen)
 
 
-def test_collectives_in_another_order_are_named_on_both_sides(ranks):
-    """Rank 0 gathers from rank 1, which waits for the broadcast of rank 2, which sends its part of the gather to rank 0."""
+def test_a_rank_that_left_out_what_the_others_sent_is_named(ranks):
+    """Rank 0 gathers from rank 1, which waits for the broadcast of rank 2, which has sent its part of the gather."""
     seen = ranks(
         [(RECV, 1, 0, "gather", ...)],
         [(RECV, 2, 1, "broadcast", ...)],
-        [(SEND, 0, 0, "gather", ...)],
+        [(SEND, 0, 0, "gather"), (RECV, 0, 2, "answer", ...)],
+        idle_s={0: 3.0, 1: 2.0, 2: 1.0},
+    )
+    said = (
+        "rank 1 (worker, box) has not sent rank 0 (worker) `gather` of tag 0 in step 3, as rank 2 has, "
+        "and waits for another message in step 3"
+    )
+    assert ("R016", said) == verdict(seen)
+
+
+def test_operations_in_another_order_are_named_on_all_sides(ranks):
+    seen = ranks(
+        [(RECV, 1, 0, "gather", ...)],
+        [(RECV, 2, 1, "broadcast", ...)],
+        [(SEND, 0, 2, "gather", ...)],
+        roles=("worker", "aggregator", "optimizer"),
         idle_s={0: 3.0, 1: 2.0, 2: 1.0},
     )
     said = (
@@ -78,6 +95,91 @@ def test_collectives_in_another_order_are_named_on_both_sides(ranks):
         "they are not in the same operation: rank 0 in `gather`, rank 1 in `broadcast`, rank 2 in `gather` in step 3"
     )
     assert ("R015", said) == verdict(seen)
+
+
+def test_the_one_in_another_operation_than_most_of_its_role_is_named(ranks):
+    seen = ranks(
+        [(RECV, 2, 0, "sum", ...)],
+        [(RECV, 0, 0, "sum", ...)],
+        [(RECV, 1, 7, "weights", ...)],
+        idle_s={0: 3.0, 1: 2.0, 2: 1.0},
+    )
+    assert "rank 2 (worker, box) waits in a circle, 2 → 1 → 0 → 2" in verdict(seen)[1]
+
+
+def test_a_message_of_another_sender_than_the_one_that_is_waited_for(ranks):
+    seen = ranks(
+        [(RECV, 2, 4, "a", ...)],
+        [(SEND, 0, 4, "a"), (RECV, 0, 0, "b", ...)],
+        [(RECV, 0, 0, "b", ...)],
+        roles=("optimizer", "worker", "aggregator"),
+        idle_s={0: 3.0},
+    )
+    said = "rank 0 (optimizer, box) waits for tag 4 of rank 2 (aggregator), and rank 1 (worker) has sent it instead in step 3"
+    assert ("R016", said) == verdict(seen)
+
+
+@pytest.fixture
+def meet(tmp_path):
+    """`meet(4, {rank: [name, …]}, lasting=…)`: ranks of a group that has met in operations, the last of which lasts."""
+
+    def make(*scripts, tag_of=(0, 1, 2), starting=()):
+        seen = []
+        for rank, script in enumerate(scripts):
+            box = BlackBox(tmp_path / box_file(rank), rank=rank)
+            tag = box.join_group(tag_of)
+            for name, size in script[:-1]:
+                box.end(box.begin(COLLECTIVE, (name, None), None, GROUP, tag, size, 10), 20)
+            for name, size in script[-1:]:
+                if name:
+                    box.begin(COLLECTIVE, (name, 2), None, GROUP, tag, size, 10)
+            content = read_box((tmp_path / box_file(rank)).read_bytes())
+            seen.append(Seen(rank, "worker", "box", content, is_starting=rank in starting))
+        return seen
+
+    return make
+
+
+def test_the_rank_that_does_not_come_to_an_operation_of_all_is_named(meet):
+    seen = meet([("all_reduce", 4000)], [("", 0)], [("all_reduce", 4000)])
+    said = "rank 1 (worker, box) has not moved for 12 s: 2 ranks wait for it, and it waits for none, and did not say where it is"
+    assert ("R014", said) == verdict(seen)
+    assert (
+        "rank 0 (worker)  waits for rank 1  all_reduce of 4.0 KB, bucket 2"
+        == judge(seen, quiet_s=12.0, now=0.0).evidence[0]
+    )
+
+
+def test_ranks_that_take_one_operation_of_all_for_different_ones_are_named(meet):
+    seen = meet([("all_reduce", 4000)], [("all_reduce", 8000)], [("all_reduce", 4000)])
+    said = (
+        "is in all_reduce of 4.0 KB, bucket 2, and rank 1 (worker) at the same place in all_reduce of 8.0 KB, bucket 2"
+    )
+    assert ("R037", f"rank 0 (worker, box) {said}") == verdict(seen)
+
+
+def test_an_operation_of_all_to_which_a_rank_that_is_done_will_not_come(meet, ranks):
+    seen = meet([("all_reduce", 4000)], [("", 0)], tag_of=(0, 1))
+    done = ranks([], [DONE])[1]
+    seen[1] = replace(seen[1], has_left=True)
+    said = "rank 0 (worker, box) waits in all_reduce of 4.0 KB, bucket 2 for rank 1 (worker), which is done"
+    assert done.is_done
+    assert ("R037", said) == verdict(seen)
+
+
+def test_a_rank_that_has_not_started_is_named_as_such(meet):
+    seen = meet([("MPI_Init", 0)], [("MPI_Init", 0)], tag_of=None, starting={0, 1})
+    seen[1] = replace(seen[1], box=None)
+    cause = "has not moved for 12 s: 1 rank waits for it, and it waits for none, and did not say where it is"
+    assert ("R014", f"rank 1 (worker, box) {cause} while it was starting") == verdict(seen)
+    assert "rank 1 (worker)  is starting       does not answer" == judge(seen, quiet_s=1.0, now=0.0).evidence[1]
+
+
+def test_a_process_that_does_not_end_after_its_role_is_named(ranks):
+    seen = ranks([DONE], [DONE])
+    seen[0] = replace(seen[0], has_left=True)
+    said = "rank 1 (worker, box) has returned from its role, and its process has not ended for 12 s in step 3"
+    assert ("R014", said.removesuffix(" in step 3")) == verdict(seen)
 
 
 def test_a_message_under_another_tag_is_found_though_its_sender_went_on(ranks):

@@ -23,7 +23,15 @@ import time
 
 from ttlaunch import contract
 from ttlaunch.agent.last_word import leave_word
-from ttlaunch.agent.run_processes import is_gone, kill_run_processes, processes_of_runs, signal_process
+from ttlaunch.agent.run_processes import (
+    is_gone,
+    is_stopped,
+    kill_run_processes,
+    page_faults,
+    processes_of_runs,
+    signal_process,
+)
+from ttlaunch.agent.spy import find_py_spy, spy_on
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -134,8 +142,7 @@ def _attend(run: _Run) -> bool:
                 return False
             if frame is None or frame[0].get("kind") == "end":
                 return frame is not None
-            if frame[0].get("kind") == "signal":
-                run.signal_ranks(frame[0].get("ranks"), frame[0].get("number"), word=frame[0].get("word"))
+            _obey(run, frame[0])
         run.send_new()
         for rank in run.lost_shims():
             _send({"kind": "lost_shim", "rank": rank, "time": time.time()})
@@ -145,6 +152,16 @@ def _attend(run: _Run) -> bool:
         if time.monotonic() - last_boxes >= _BOXES_S:
             last_boxes = time.monotonic()
             run.send_boxes()
+
+
+def _obey(run: _Run, header: dict[str, Any]) -> None:
+    kind = header.get("kind")
+    if kind == "signal":
+        run.signal_ranks(header.get("ranks"), header.get("number"), word=header.get("word"))
+    elif kind == "look":
+        run.look(header.get("number"))
+    elif kind == "spy":
+        run.spy_on(header.get("ranks"))
 
 
 def _send(header: dict[str, Any], body: bytes = b"") -> None:
@@ -253,6 +270,25 @@ class _Run:
         for rank, pid in self._ranks.items():
             if rank in ranks:
                 signal_process(pid, number, run_id=self._id)
+
+    def look(self, number: Any) -> None:
+        """Send what is new, black boxes included, and then how the ranks' processes are; the answer carries the number."""
+        self.send_new()
+        self.send_boxes()
+        stopped = [rank for rank, pid in self._ranks.items() if is_stopped(pid)]
+        faults = [[rank, page_faults(pid)] for rank, pid in self._ranks.items()]
+        _send({"kind": "looked", "number": number, "stopped": stopped, "faults": faults})
+
+    def spy_on(self, ranks: Any) -> None:
+        """Have the stacks of ranks read from outside, where that can be done; takes a few seconds at most."""
+        try:
+            with open(os.path.join(self._folder, contract.PLAN_FILE), encoding="utf-8") as file:
+                py_spy = find_py_spy(json.load(file)["rank_command"][0])
+        except (OSError, ValueError, LookupError):
+            return
+        asked = {rank: pid for rank, pid in self._ranks.items() if isinstance(ranks, list) and rank in ranks}
+        if py_spy is not None:
+            spy_on(asked, run_id=self._id, run_folder=self._folder, py_spy=py_spy)
 
     def remove_collected(self) -> None:
         """Remove logs and records: the launching machine has them."""

@@ -39,13 +39,13 @@ def signal_process(pid: int, number: int, *, run_id: str) -> bool:
     """Send a signal to a process if it still belongs to the run; says whether it was sent."""
     try:
         if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
-            if _belongs(pid, run_id):
+            if belongs_to(pid, run_id):
                 os.kill(pid, number)
                 return True
             return False
         descriptor = os.pidfd_open(pid)
         try:
-            if not _belongs(pid, run_id):
+            if not belongs_to(pid, run_id):
                 return False
             signal.pidfd_send_signal(descriptor, number)
         finally:
@@ -78,6 +78,21 @@ def kill_run_processes(run_id: str, *, moment_s: float = 0.5) -> list[int]:
     return killed
 
 
+def page_faults(pid: int) -> int:
+    """How often a process has touched memory that was not there yet: what moves while it loads libraries; 0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return int(fields[7]) + int(fields[9])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def belongs_to(pid: int, run_id: str) -> bool:
+    """Whether a process carries the run's id, as far as we may see."""
+    return f"{contract.ENV_RUN_ID}={run_id}".encode() in _environment(pid).split(b"\0")
+
+
 def is_gone(pid: int) -> bool:
     """Whether a process has ended, even if nobody has waited for it yet."""
     return _state(pid) in {"", "Z", "X"}
@@ -95,10 +110,6 @@ def _state(pid: int) -> str:
             return file.read().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
-
-
-def _belongs(pid: int, run_id: str) -> bool:
-    return f"{contract.ENV_RUN_ID}={run_id}".encode() in _environment(pid).split(b"\0")
 
 
 def _environment(pid: int) -> bytes:

@@ -45,4 +45,4 @@ class _ReadyHere:
 
     @contextmanager
     def crew(self, folder: RunFolder, watch: Watch, scratch: Path) -> Iterator[Crew]:  # noqa: ARG002 - all is here
-        yield LocalCrew(folder.run_id, scratch=scratch)
+        yield LocalCrew(folder.run_id, scratch=scratch, run_folder=folder.path)

@@ -34,13 +34,28 @@ class ShimLost:
 
 
 @dataclass(frozen=True)
+class Looked:
+    """How the processes of the host's ranks are; all that the attendant had by then has come before.
+
+    Attributes:
+        number: Of the question.
+        stopped: Ranks that were stopped by a signal.
+        faults: Ranks, and how often each has touched fresh memory.
+    """
+
+    number: int
+    stopped: frozenset[int]
+    faults: Mapping[int, int]
+
+
+@dataclass(frozen=True)
 class AttendantEnded:
     """The attendant has finished; it had to kill so many processes."""
 
     killed: int
 
 
-def parse_attendant_frame(header: Mapping[str, Any]) -> FilePiece | ShimLost | AttendantEnded | None:
+def parse_attendant_frame(header: Mapping[str, Any]) -> FilePiece | ShimLost | Looked | AttendantEnded | None:
     """What a frame says; None if it only says that the attendant is alive.
 
     Raises:
@@ -54,6 +69,17 @@ def parse_attendant_frame(header: Mapping[str, Any]) -> FilePiece | ShimLost | A
                 return FilePiece(name, offset, whole)
         case {"kind": "lost_shim", "rank": int(rank), "time": int() | float() as time} if math.isfinite(time):
             return ShimLost(rank, float(time))
+        case {"kind": "looked", "number": int(number), "stopped": list(stopped), "faults": list(faults)}:
+            if all(_is_rank(rank) for rank in stopped) and all(_is_pair(pair) for pair in faults):
+                return Looked(number, frozenset(stopped), dict(faults))
         case {"kind": "ended", "killed": int(killed)}:
             return AttendantEnded(killed)
     raise ValueError(f"no message of an attendant: {str(dict(header))[:100]}")
+
+
+def _is_rank(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < _LARGEST
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(_is_rank(part) for part in value)  # noqa: PLR2004 - a pair

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch.errors import HostError, Trouble
-from ttlaunch.launch.attendant_frames import AttendantEnded, FilePiece, ShimLost, parse_attendant_frame
-from ttlaunch.launch.crew import Losses, LostHost
+from ttlaunch.launch.attendant_frames import AttendantEnded, FilePiece, Looked, ShimLost, parse_attendant_frame
+from ttlaunch.launch.crew import Look, Losses, LostHost
 from ttlaunch.launch.relay import Relay
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.watch import RankState
@@ -39,6 +39,8 @@ class Attendant:
         last_heard: When something came from it, seconds since the epoch.
         killed: How many processes it had to kill; None until it has ended.
         is_cut: Whether we are to do as if its cable were cut.
+        asked: The number of the last question how its ranks' processes are.
+        looked: The last answer.
     """
 
     host: str
@@ -47,6 +49,8 @@ class Attendant:
     last_heard: float = field(default_factory=time.time)
     killed: int | None = None
     is_cut: bool = False
+    asked: int | None = None
+    looked: Looked | None = None
     lost_shims: dict[int, float] = field(default_factory=dict)
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -66,7 +70,7 @@ def start_attendants(
         stream = start_script(
             transport,
             "attend",
-            beside=("run_processes", "last_word"),
+            beside=("run_processes", "last_word", "spy"),
             arguments=arguments[transport.host],
             pythons=pythons,
             timeout_s=_START_S,
@@ -85,7 +89,7 @@ def start_attendants(
 class HostsCrew:
     """Attendants on all hosts of a run, and the relay that lets mpirun reach them."""
 
-    boxes_late_s = 6.0  # attendants send them every 5 s
+    looks_at_once = False
 
     def __init__(self, attendants: Sequence[Attendant], relay: Relay, folder: RunFolder) -> None:
         self.boxes = folder.path
@@ -127,9 +131,28 @@ class HostsCrew:
                 return
         raise ValueError(f"no rank of this run is on a host {host}")
 
-    def stopped(self, ranks: Sequence[RankState]) -> frozenset[int]:  # noqa: ARG002 - attendants do not look
-        """None is known of; a stopped rank writes no stacks, by which it is found."""
-        return frozenset()
+    def look(self, ranks: Sequence[RankState], *, since: float) -> Look | None:
+        hosts = {state.row.host for state in ranks if state.exit is None}
+        number = int(since * 1000)
+        answering = [one for one in self._attendants if one.host in hosts and one.host not in self._lost]
+        for one in answering:
+            if one.asked != number and not one.is_cut:
+                one.asked = number
+                with contextlib.suppress(HostError):
+                    one.stream.send({"kind": "look", "number": number}, timeout_s=1.0)
+        answers = [one.looked for one in answering if one.looked is not None and one.looked.number == number]
+        if len(answers) < len(answering):
+            return None
+        stopped = frozenset(rank for answer in answers for rank in answer.stopped)
+        return Look(stopped, {rank: count for answer in answers for rank, count in answer.faults.items()})
+
+    def spy_on(self, ranks: Sequence[RankState]) -> None:
+        """Returns at once."""
+        for one in self._attendants:
+            here = [state.row.rank for state in ranks if state.row.host == one.host and state.exit is None]
+            if here and not one.is_cut:
+                with contextlib.suppress(HostError):
+                    one.stream.send({"kind": "spy", "ranks": here}, timeout_s=1.0)
 
     def end(self) -> int:
         """Tell every attendant to finish, at once, and wait until the last one has or is given up."""
@@ -175,6 +198,8 @@ class HostsCrew:
                 write_piece(self._folder.file(piece.name), piece, body)
             case ShimLost(rank, seen):
                 one.lost_shims.setdefault(rank, seen - one.clock_offset_s)
+            case Looked() as looked:
+                one.looked = looked
             case AttendantEnded(killed):
                 one.killed = killed
 

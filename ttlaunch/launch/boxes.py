@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.black_box import DONE, NO_BUCKET, SIZE, VERBS, Box, Operation, box_file, read_box
+from ttlaunch.black_box import DONE, NO_BUCKET, SIZE, VERBS, WORLD, Box, Operation, box_file, read_box
 from ttlaunch.launch.watch import RankState
 
 
@@ -23,8 +23,8 @@ class LastOperation:
     Attributes:
         text: All of it in words, such as `recv of 13.2 MB from rank 2 (aggregator), tag 3, …`.
         operation: Its name, such as `gradients`.
-        verb: Of the socket.
-        peer: The other rank.
+        verb: Of the socket; empty or `wait for` of an operation in which a group meets.
+        peer: The other rank; -1: those of a group.
         bucket: None: none.
         step: 0: before the first.
         place: `file:line` of the recipe, None if it is not known.
@@ -111,6 +111,8 @@ def last_operation(box: Box, *, roles: Sequence[str], end: float) -> LastOperati
     if not box.operations or box.phase == DONE:
         return None
     last = box.operations[-1]
+    if last.is_collective and last.tag == WORLD and not last.is_open:
+        return None  # it has started, and done nothing since
     began = max(0.0, end - box.seconds(last.begun))
     ended = None if last.is_open else max(0.0, end - box.seconds(last.ended))
     done = "" if ended is None else f" and done {ended:.1f} s"
@@ -133,11 +135,23 @@ def last_operation(box: Box, *, roles: Sequence[str], end: float) -> LastOperati
 
 def described(operation: Operation, *, roles: Sequence[str]) -> str:
     """Such as `recv of 13.2 MB from rank 2 (aggregator), gradients, tag 3, bucket 1, step 7`."""
+    if operation.is_collective:
+        return called(operation)
     way = "to" if operation.is_send else "from"
     role = f" ({roles[operation.peer]})" if 0 <= operation.peer < len(roles) else ""
     verb = VERBS[operation.verb] if operation.verb < len(VERBS) else VERBS[0]
     parts = [f"{verb} of {sized(operation.nbytes)} {way} rank {operation.peer}{role}", operation.name]
     parts.append(f"tag {operation.tag}")
+    parts += [f"bucket {operation.bucket}"] if operation.bucket != NO_BUCKET else []
+    parts += [f"step {operation.step}"] if operation.step else []
+    return ", ".join(parts)
+
+
+def called(operation: Operation) -> str:
+    """An operation of a group, such as `torch's all_reduce of 13.2 MB, bucket 1, step 7`."""
+    verb = VERBS[operation.verb] if operation.verb < len(VERBS) else VERBS[0]
+    size = f" of {sized(operation.nbytes)}" if operation.nbytes else ""
+    parts = [f"{verb} {operation.name}{size}".strip()]
     parts += [f"bucket {operation.bucket}"] if operation.bucket != NO_BUCKET else []
     parts += [f"step {operation.step}"] if operation.step else []
     return ", ".join(parts)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ttlaunch.agent.run_processes import is_gone, is_stopped, kill_run_processes, signal_process
+from ttlaunch.agent.run_processes import is_gone, is_stopped, kill_run_processes, page_faults, signal_process
+from ttlaunch.agent.spy import find_py_spy, spy_on
 from ttlaunch.errors import HostError
 from ttlaunch.launch.watch import RankState
 
@@ -37,21 +38,40 @@ class Losses:
     hosts: Mapping[str, LostHost]
 
 
+@dataclass(frozen=True)
+class Look:
+    """What was seen of the ranks' processes at one moment.
+
+    Attributes:
+        stopped: The ranks whose process was stopped by a signal.
+        faults: By rank, how often the process has touched fresh memory, as it does while it loads libraries.
+    """
+
+    stopped: frozenset[int]
+    faults: Mapping[int, int]
+
+
 class Crew(Protocol):
     """The supervisor's eyes and hands where the ranks run.
 
     Attributes:
         boxes: The folder below which the ranks' black boxes can be read.
-        boxes_late_s: How old what is read there may be.
+        looks_at_once: Whether `look` costs nothing; else it asks other hosts.
     """
 
-    boxes_late_s: float
+    looks_at_once: bool
 
     @property
     def boxes(self) -> Path: ...
 
-    def stopped(self, ranks: Sequence[RankState]) -> frozenset[int]:
-        """The ranks whose process was stopped by a signal, as far as it is known."""
+    def look(self, ranks: Sequence[RankState], *, since: float) -> Look | None:
+        """How the ranks' processes are, and their boxes as they are by then; None until every host has said so.
+
+        Call it again with equal `since`, by the monotonic clock, until it answers; a later one looks again.
+        """
+
+    def spy_on(self, ranks: Sequence[RankState]) -> None:
+        """Have the stacks of these ranks read from outside, where that can be done; they then lie with those of the others."""
 
     def settings(self, engine_name: str) -> Mapping[str, str]:
         """Further environment for mpirun."""
@@ -84,11 +104,12 @@ class Crew(Protocol):
 class LocalCrew:
     """For ranks that all run on this machine."""
 
-    boxes_late_s = 0.0
+    looks_at_once = True
 
-    def __init__(self, run_id: str, *, scratch: Path) -> None:
+    def __init__(self, run_id: str, *, scratch: Path, run_folder: Path) -> None:
         self.boxes = scratch
         self._run_id = run_id
+        self._run_folder = run_folder
         self._lost: dict[int, float] = {}
 
     def settings(self, engine_name: str) -> Mapping[str, str]:  # noqa: ARG002 - the same for every engine
@@ -110,16 +131,28 @@ class LocalCrew:
         *,
         word: Mapping[str, Any] | None = None,  # noqa: ARG002 - it is here already
     ) -> None:
-        for state in ranks:
-            if state.started.get("pid") and state.exit is None:
-                signal_process(int(state.started["pid"]), number, run_id=self._run_id)
+        for pid in _living(ranks).values():
+            signal_process(pid, number, run_id=self._run_id)
 
-    def stopped(self, ranks: Sequence[RankState]) -> frozenset[int]:
-        pids = {state.row.rank: state.started.get("pid") for state in ranks if state.exit is None}
-        return frozenset(rank for rank, pid in pids.items() if pid and is_stopped(int(pid)))
+    def look(self, ranks: Sequence[RankState], *, since: float) -> Look:  # noqa: ARG002 - it is always fresh
+        pids = _living(ranks)
+        stopped = frozenset(rank for rank, pid in pids.items() if is_stopped(pid))
+        return Look(stopped, {rank: page_faults(pid) for rank, pid in pids.items()})
+
+    def spy_on(self, ranks: Sequence[RankState]) -> None:
+        """Returns when it is done, after a few seconds at most."""
+        py_spy = find_py_spy()
+        if py_spy is not None:
+            spy_on(_living(ranks), run_id=self._run_id, run_folder=str(self._run_folder), py_spy=py_spy)
 
     def cut(self, host: str) -> None:
         raise ValueError(f"every rank runs on this machine, and no cable leads to {host}")
 
     def end(self) -> int:
         return len(kill_run_processes(self._run_id))
+
+
+def _living(ranks: Sequence[RankState]) -> dict[int, int]:
+    """The process ids of the ranks that have been started and have not ended."""
+    started = {state.row.rank: state.started.get("pid") for state in ranks if state.exit is None}
+    return {rank: int(pid) for rank, pid in started.items() if pid}

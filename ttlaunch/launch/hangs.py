@@ -1,24 +1,26 @@
 """Notices that a run hangs: no counter of any rank has moved for long, and no rank does what it has announced to take long.
 
-Then every rank is asked for its stacks, and the verdict names one. Ranks of a recipe are judged by their black boxes; any
-other program only if a timeout was named, and by its output.
+Then every rank is asked for its stacks, and the verdict names one. Ranks of a recipe are judged by their black boxes, from
+the start of their processes; any other program only if a timeout was named, and by its output. Ranks that mpirun does not
+start are missed in both.
 """
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.black_box import DONE, Box
-from ttlaunch.launch.boxes import read_boxes
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.launch.boxes import read_boxes, short_place
 from ttlaunch.launch.causes import Cause
-from ttlaunch.launch.crew import Crew
+from ttlaunch.launch.crew import Crew, Look
 from ttlaunch.launch.failure import Failure
 from ttlaunch.launch.run_folder import RunFolder
-from ttlaunch.launch.stacks import parse_main_stack
+from ttlaunch.launch.stacks import parse_main_stack, told_frame
 from ttlaunch.launch.verdict import judge
 from ttlaunch.launch.waits import Seen
 from ttlaunch.launch.watch import Phase, RankState
@@ -26,10 +28,12 @@ from ttlaunch.plan.launch_plan import LaunchPlan, RecipeProgram
 
 FIRST_STEPS, FIRST_TIMEOUT_S = 10, 120.0
 LEAST_TIMEOUT_S, SLOWEST_STEPS = 30.0, 10.0
-_ANNOUNCED_S = 1800.0  # what a rank may take for an evaluation, a checkpoint and the like
+ANNOUNCED_S = 1800.0  # what a rank may take for an evaluation, a checkpoint and the like
 _LOOK_S = 0.25
 _LONGEST_LOOK_S = 2.0  # a launcher that slept itself, or its whole machine, takes no rest of ranks for a hang
+_ANSWER_S = 10.0  # a host that has said nothing for so long is lost, which is another's business
 _STACKS_S = 2.0
+_MOST_SPIED = 16
 
 
 @dataclass
@@ -37,14 +41,42 @@ class _Quiet:
     """How long nothing has moved, by what."""
 
     marks: Any = None
-    since: float = 0.0
     seconds: float = 0.0
+
+
+@dataclass
+class _Suspicion:
+    """What has been done about a run in which nothing has moved for the timeout.
+
+    Attributes:
+        since: When it began.
+        look: What was seen of the processes since then.
+        asked: When ranks were told to write their stacks.
+        before: How large the files of stacks were then.
+        sizes: How large they were last.
+        spied: When those that had not answered were looked into.
+    """
+
+    since: float
+    look: Look | None = None
+    asked: float | None = None
+    before: Mapping[int, int] | None = None
+    sizes: Mapping[int, int] | None = None
+    spied: float | None = None
 
 
 class HangWatch:
     """Watches one run for a hang; `check` is called a few times a second."""
 
-    def __init__(self, plan: LaunchPlan, folder: RunFolder, crew: Crew, *, timeout_s: float | None) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        folder: RunFolder,
+        crew: Crew,
+        *,
+        timeout_s: float | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Watch from now on.
 
         Args:
@@ -52,51 +84,84 @@ class HangWatch:
             folder: Of the run.
             crew: Who stands beside the ranks.
             timeout_s: How long nothing may move; None: 120 s, after ten steps as long as ten of the slowest, at least 30 s.
+            clock: Seconds that never go back.
         """
         self._is_recipe = isinstance(plan.program, RecipeProgram)
         self._world_size = plan.world_size
         self._folder = folder
         self._crew = crew
         self._timeout_s = timeout_s
+        self._clock = clock
         self._quiet = _Quiet()
-        self._looked = time.monotonic()
-        self._asked: float | None = None
-        self._sizes_asked: dict[int, int] = {}
-        self._sizes: dict[int, int] = {}
+        self._looked = clock()
+        self._suspicion: _Suspicion | None = None
 
     def check(self, ranks: list[RankState]) -> Failure | None:
         """The verdict once the run hangs; else None."""
-        now = time.monotonic()
-        if now - self._looked < _LOOK_S or (self._timeout_s is None and not self._is_recipe):
+        now = self._clock()
+        if now - self._looked < _LOOK_S:
             return None
         rested, self._looked = min(now - self._looked, _LONGEST_LOOK_S), now
-        return self._check_recipe(ranks, now, rested) if self._is_recipe else self._check_output(ranks, rested)
+        boxes = read_boxes(self._crew.boxes, world_size=self._world_size) if self._is_recipe else {}
+        if self._has_moved(self._marks(ranks, boxes), rested):
+            self._suspicion = None
+            return None
+        missing = [state for state in ranks if state.phase is Phase.WAITING]
+        if missing:
+            is_long = self._quiet.seconds >= max(FIRST_TIMEOUT_S, self._timeout_s or 0.0)
+            return _not_started(missing, len(ranks), self._quiet.seconds) if is_long else None
+        return self._suspect(ranks, boxes, now)
 
-    def _check_recipe(self, ranks: list[RankState], now: float, rested: float) -> Failure | None:
-        if any(state.phase in {Phase.WAITING, Phase.STARTING} for state in ranks):
+    def _marks(self, ranks: Sequence[RankState], boxes: Mapping[int, Box]) -> object:
+        """What moves while the run gets on, and only then."""
+        common = [(state.phase, state.exit is not None) for state in ranks]
+        if not self._is_recipe:
+            names = (contract.stdout_file, contract.stderr_file)
+            return common, [_size(self._folder.file(name(rank))) for name in names for rank in range(self._world_size)]
+        return common, {rank: box.counters for rank, box in boxes.items()}, self._faults(ranks, boxes)
+
+    def _faults(self, ranks: Sequence[RankState], boxes: Mapping[int, Box]) -> Mapping[int, int]:
+        """Of the ranks that still load their libraries: for these there are no counters yet."""
+        waiting = {rank for rank, box in boxes.items() if box.waiting}
+        loading = [state for state in ranks if state.phase is Phase.STARTING and state.row.rank not in waiting]
+        if not loading:
+            return {}
+        if self._crew.looks_at_once:
+            look = self._crew.look(loading, since=0.0)
+        else:
+            look = self._suspicion.look if self._suspicion else None
+        return look.faults if look else {}
+
+    def _suspect(self, ranks: list[RankState], boxes: Mapping[int, Box], now: float) -> Failure | None:
+        """Where nothing has moved for the timeout: look closer, ask for stacks, judge; one thing at each call."""
+        if not self._may_judge(ranks, boxes) or self._quiet.seconds < self._timeout(boxes):
             return None
-        boxes = read_boxes(self._crew.boxes, world_size=self._world_size)
-        counters = {rank: box.counters for rank, box in boxes.items()}
-        if not boxes or self._has_moved((counters, sum(state.exit is not None for state in ranks)), rested):
-            self._asked = None
+        case = self._suspicion = self._suspicion or _Suspicion(now)
+        if case.look is None:
+            case.look = self._crew.look(ranks, since=case.since)
+            if case.look is None and now - case.since > _ANSWER_S:
+                case.look = Look(frozenset(), {})
+            return None  # what came with the answer is read first
+        if self._is_granted(boxes) and not case.look.stopped:
+            if now - case.since > _ANSWER_S:
+                self._suspicion = None
             return None
-        if self._quiet.seconds < self._timeout(boxes) + self._crew.boxes_late_s:
+        if not self._has_stacks(ranks, case, now):
             return None
-        stopped = self._crew.stopped(ranks)
-        if self._is_granted(boxes) and not stopped:
-            return None
-        if self._asked is None:
-            self._asked = now
-            self._sizes_asked = self._sizes = self._stack_sizes()
-            self._crew.signal_ranks(ranks, signal.SIGUSR2)
-            return None
-        if now - self._asked < _STACKS_S and not self._have_answered(stopped):
-            return None
-        return judge(self._seen(ranks, boxes, stopped), quiet_s=self._quiet.seconds, now=time.time())
+        seen = [self._seen_one(state, boxes.get(state.row.rank), case.look.stopped) for state in ranks]
+        if self._is_recipe or case.look.stopped:
+            return judge(seen, quiet_s=self._quiet.seconds, now=time.time())
+        return _silent(seen, self._quiet.seconds)
+
+    def _may_judge(self, ranks: Sequence[RankState], boxes: Mapping[int, Box]) -> bool:
+        """A program has to be asked for; ranks that could make no boxes say nothing of how they get on."""
+        if not self._is_recipe:
+            return self._timeout_s is not None
+        return bool(boxes) or all(state.phase is Phase.STARTING for state in ranks)
 
     def _has_moved(self, marks: object, rested: float) -> bool:
         if marks != self._quiet.marks:
-            self._quiet = _Quiet(marks, time.time())
+            self._quiet = _Quiet(marks)
             return True
         self._quiet.seconds += rested
         return False
@@ -104,7 +169,7 @@ class HangWatch:
     def _timeout(self, boxes: Mapping[int, Box]) -> float:
         if self._timeout_s is not None:
             return self._timeout_s
-        if max(box.timed for box in boxes.values()) < FIRST_STEPS:
+        if max((box.timed for box in boxes.values()), default=0) < FIRST_STEPS:
             return FIRST_TIMEOUT_S
         slowest = max(box.slowest for box in boxes.values()) / 1e9
         return max(LEAST_TIMEOUT_S, SLOWEST_STEPS * slowest)
@@ -112,48 +177,77 @@ class HangWatch:
     def _is_granted(self, boxes: Mapping[int, Box]) -> bool:
         """Whether a rank that waits for none is at what it has announced."""
         busy = any(box.phase and not box.waiting for box in boxes.values() if box.phase != DONE)
-        return busy and self._quiet.seconds < max(_ANNOUNCED_S, self._timeout(boxes))
+        return busy and self._quiet.seconds < max(ANNOUNCED_S, self._timeout(boxes))
+
+    def _has_stacks(self, ranks: list[RankState], case: _Suspicion, now: float) -> bool:
+        """Whether all has been done that brings stacks: first each rank is asked, then who is silent is looked into."""
+        if case.asked is None or case.look is None:
+            case.asked, case.before = now, self._stack_sizes()
+            case.sizes = case.before
+            if self._is_recipe:
+                self._crew.signal_ranks(ranks, signal.SIGUSR2)
+            return False
+        silent = self._silent_ranks(ranks, case)
+        before, case.sizes = case.sizes, self._stack_sizes()
+        still_comes = before != case.sizes
+        if case.spied is not None:
+            return (not silent and not still_comes) or now - case.spied >= _STACKS_S
+        expected = [state for state in silent if state.row.rank not in case.look.stopped] if self._is_recipe else []
+        if (expected or still_comes) and now - case.asked < _STACKS_S:
+            return False
+        if not silent:
+            return True
+        case.spied = now
+        self._crew.spy_on(silent[:_MOST_SPIED])
+        return False
+
+    def _silent_ranks(self, ranks: Sequence[RankState], case: _Suspicion) -> list[RankState]:
+        """Those that have not left and have written no stacks since they were asked."""
+        sizes, before = self._stack_sizes(), case.before or {}
+        return [
+            state for state in ranks if state.exit is None and sizes[state.row.rank] <= before.get(state.row.rank, 0)
+        ]
 
     def _stack_sizes(self) -> dict[int, int]:
         return {rank: _size(self._folder.file(contract.stacks_file(rank))) for rank in range(self._world_size)}
 
-    def _have_answered(self, stopped: frozenset[int]) -> bool:
-        """Whether every rank that can has written its stacks, and none still writes."""
-        before, sizes = self._sizes, self._stack_sizes()
-        silent = [rank for rank, size in sizes.items() if size <= self._sizes_asked[rank] and rank not in stopped]
-        self._sizes = sizes
-        return not silent and before == sizes
-
-    def _seen(self, ranks: list[RankState], boxes: Mapping[int, Box], stopped: frozenset[int]) -> list[Seen]:
-        return [self._seen_one(state, boxes.get(state.row.rank), state.row.rank in stopped) for state in ranks]
-
-    def _seen_one(self, state: RankState, box: Box | None, is_stopped: bool) -> Seen:  # noqa: FBT001 - one of the above
+    def _seen_one(self, state: RankState, box: Box | None, stopped: frozenset[int]) -> Seen:
         row = state.row
         idle_s = None
         if box and box.operations:
             last = box.operations[-1]
             idle_s = time.time() + state.clock_offset_s - box.seconds(last.ended or last.begun)
-        stack = parse_main_stack(_text(self._folder.file(contract.stacks_file(row.rank))))
-        return Seen(row.rank, row.role, row.host, box, is_stopped, () if is_stopped else stack, idle_s)
+        return Seen(
+            rank=row.rank,
+            role=row.role,
+            host=row.host,
+            box=box,
+            is_stopped=row.rank in stopped,
+            stack=parse_main_stack(_text(self._folder.file(contract.stacks_file(row.rank)))),
+            idle_s=idle_s,
+            is_starting=self._is_recipe and state.phase is Phase.STARTING,
+            has_left=state.exit is not None,
+        )
 
-    def _check_output(self, ranks: list[RankState], rested: float) -> Failure | None:
-        """Of a program that is no recipe: whether any rank has printed anything."""
-        if any(state.phase is Phase.WAITING for state in ranks):
-            return None
-        files = [
-            name(rank) for rank in range(self._world_size) for name in (contract.stdout_file, contract.stderr_file)
-        ]
-        sizes = [_size(self._folder.file(name)) for name in files]
-        if self._has_moved((sizes, sum(state.exit is not None for state in ranks)), rested):
-            return None
-        if self._quiet.seconds < (self._timeout_s or FIRST_TIMEOUT_S):
-            return None
-        stopped = self._crew.stopped(ranks)
-        if stopped:
-            seen = [self._seen_one(state, None, state.row.rank in stopped) for state in ranks]
-            return judge(seen, quiet_s=self._quiet.seconds, now=time.time())
-        cause = f"no rank has printed anything for {self._quiet.seconds:.0f} s"
-        return Failure("R017", None, None, None, None, cause, time.time(), kind=Cause.HUNG)
+
+def _not_started(missing: Sequence[RankState], world_size: int, quiet_s: float) -> Failure:
+    """Mpirun itself hangs."""
+    hosts = list(dict.fromkeys(state.row.host for state in missing))
+    what = f"mpirun has not started {len(missing)} of {counted(world_size, 'rank')} within {quiet_s:.0f} s"
+    evidence = tuple(
+        f"on {host}: rank {', '.join(str(one.row.rank) for one in missing if one.row.host == host)}" for host in hosts
+    )
+    return Failure("R038", None, None, None, None, what, time.time(), None, evidence[:_MOST_SPIED], kind=Cause.HUNG)
+
+
+def _silent(ranks: Sequence[Seen], quiet_s: float) -> Failure:
+    """Of a program that is no recipe: where its ranks are, as far as that can be seen from outside."""
+    cause = f"no rank has printed anything for {quiet_s:.0f} s"
+    frames = [(one, told_frame(one.stack)) for one in ranks]
+    told = tuple(
+        f"rank {one.rank} is in `{frame.function}` at {short_place(frame.place)}" for one, frame in frames if frame
+    )
+    return Failure("R017", None, None, None, None, cause, time.time(), None, told[:_MOST_SPIED], kind=Cause.HUNG)
 
 
 def _size(path: Path) -> int:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ttlaunch.black_box import DONE, Box, Operation
-from ttlaunch.launch.stacks import Frame, recipe_frame
+from ttlaunch.black_box import DONE, GROUP, WORLD, Box, Operation
+from ttlaunch.launch.stacks import Frame, told_frame
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,8 @@ class Seen:
         is_stopped: Whether its process was stopped by a signal.
         stack: Of its main thread, innermost call first; empty if it did not answer.
         idle_s: Since its last operation was begun or ended, if that is known.
+        is_starting: Whether its role's function has not been called yet.
+        has_left: Whether its process has ended.
     """
 
     rank: int
@@ -25,6 +27,8 @@ class Seen:
     is_stopped: bool = False
     stack: tuple[Frame, ...] = ()
     idle_s: float | None = None
+    is_starting: bool = False
+    has_left: bool = False
 
     @property
     def name(self) -> str:
@@ -32,7 +36,7 @@ class Seen:
 
     @property
     def is_done(self) -> bool:
-        return self.box is not None and self.box.phase == DONE
+        return self.has_left or (self.box is not None and self.box.phase == DONE)
 
     @property
     def waiting(self) -> Operation | None:
@@ -40,8 +44,8 @@ class Seen:
 
     @property
     def place(self) -> str | None:
-        """The recipe's line that it is at."""
-        frame = recipe_frame(self.stack)
+        """The recipe's line that it is at; of a program the line of its own."""
+        frame = told_frame(self.stack)
         if frame is not None:
             return frame.place
         return (self.waiting.place or None) if self.waiting else None
@@ -51,8 +55,33 @@ def peers_of(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
     """The ranks that a rank waits for; one whose role has returned waits for all that are still at work."""
     if one.is_done:
         return tuple(other.rank for other in ranks if not other.is_done)
-    known = one.waiting is not None and 0 <= one.waiting.peer < len(ranks)
-    return (one.waiting.peer,) if one.waiting is not None and known else ()
+    wait = one.waiting
+    if wait is None:
+        return ()
+    if wait.is_collective:
+        return _missing(one, wait, ranks)
+    return (wait.peer,) if 0 <= wait.peer < len(ranks) else ()
+
+
+def _missing(one: Seen, wait: Operation, ranks: Sequence[Seen]) -> tuple[int, ...]:
+    """The ranks of a group that have not come to its operation; once all have, the others that are still in it."""
+    group = [other for other in ranks if other is not one and _is_member(other, wait.tag)]
+    missing = tuple(other.rank for other in group if _times_met(other, wait.tag) < wait.message)
+    return missing or tuple(other.rank for other in group if is_in(other, wait))
+
+
+def _is_member(one: Seen, tag: int) -> bool:
+    return tag == WORLD or (one.box is not None and (GROUP, tag, False) in one.box.channels)
+
+
+def _times_met(one: Seen, tag: int) -> int:
+    return 0 if one.box is None else one.box.channels.get((GROUP, tag, False), 0)
+
+
+def is_in(one: Seen, wait: Operation) -> bool:
+    """Whether a rank is in the same operation of a group that another one is in, whatever each takes it for."""
+    own = one.waiting
+    return own is not None and own.is_collective and (own.tag, own.message) == (wait.tag, wait.message)
 
 
 def waiters(ranks: Sequence[Seen]) -> Mapping[int, frozenset[int]]:
@@ -89,7 +118,7 @@ def other_tags(one: Seen, peer: Seen) -> tuple[int, ...]:
     Empty if the message that it waits for was begun, or if a box had no room to count.
     """
     wait = one.waiting
-    if wait is None or wait.is_send or one.box is None or peer.box is None or _was_begun(wait, one, peer):
+    if not _waits_in_vain(one, peer) or wait is None or one.box is None or peer.box is None:
         return ()
     counts = one.box.channels
     return tuple(
@@ -97,6 +126,35 @@ def other_tags(one: Seen, peer: Seen) -> tuple[int, ...]:
         for (dest, tag, is_send), count in sorted(peer.box.channels.items())
         if is_send and dest == one.rank and tag != wait.tag and count > counts.get((peer.rank, tag, False), 0)
     )
+
+
+def other_senders(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
+    """Ranks that have sent under the tag that a rank waits for, which has never asked them, while its peer has not sent."""
+    wait = one.waiting
+    if wait is None or wait.is_collective or one.box is None or not _waits_in_vain(one, ranks[wait.peer]):
+        return ()
+    asked = {peer for peer, tag, is_send in one.box.channels if tag == wait.tag and not is_send}
+    sent = [other for other in ranks if other.box and other.box.channels.get((one.rank, wait.tag, True), 0)]
+    return tuple(other.rank for other in sent if other.rank not in asked)
+
+
+def those_who_sent(one: Seen, peer: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
+    """The others of the peer's role, if every one of them has sent what a rank waits for and the peer has not."""
+    wait = one.waiting
+    if wait is None or not _waits_in_vain(one, peer):
+        return ()
+    others = [other for other in ranks if other.role == peer.role and other not in (one, peer)]
+    key = (one.rank, wait.tag, True)
+    sent = [other.rank for other in others if other.box and other.box.channels.get(key, 0) >= wait.message]
+    return tuple(sent) if len(sent) == len(others) else ()
+
+
+def _waits_in_vain(one: Seen, peer: Seen) -> bool:
+    """Whether a rank waits for a message that its peer has not begun to send."""
+    wait = one.waiting
+    if wait is None or wait.is_send or wait.is_collective or peer.box is None:
+        return False
+    return not _was_begun(wait, one, peer)
 
 
 def _was_begun(wait: Operation, one: Seen, peer: Seen) -> bool:
@@ -107,4 +165,6 @@ def _was_begun(wait: Operation, one: Seen, peer: Seen) -> bool:
 
 def is_under_way(one: Seen, peer: Seen) -> bool:
     """Whether both ends of the message have been begun that a rank waits for."""
+    if one.waiting is not None and one.waiting.is_collective:
+        return is_in(peer, one.waiting)
     return one.waiting is not None and peer.box is not None and _was_begun(one.waiting, one, peer)

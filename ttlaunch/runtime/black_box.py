@@ -7,7 +7,8 @@ import contextlib
 import mmap
 import os
 import time
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ttlaunch import contract
@@ -15,6 +16,8 @@ from ttlaunch.black_box import (
     CHANNEL,
     CHANNELS,
     CHANNELS_AT,
+    COLLECTIVE,
+    GROUP,
     IRECV,
     ISEND,
     MAGIC,
@@ -41,6 +44,7 @@ from ttlaunch.black_box import (
     WORD_STEPS,
     WORD_TEXTS,
     WORD_TIMED,
+    WORLD,
     box_file,
 )
 
@@ -130,6 +134,26 @@ class BlackBox:
     def end(self, at: int, now: int) -> None:
         """Enter that an operation has ended."""
         self._words[(at >> 3) + 2] = now
+
+    def join_group(self, among: Sequence[int] | None = None) -> int:
+        """Say that this rank meets others in operations of MPI's or torch's own; `begin` with peer `GROUP` then enters one.
+
+        Args:
+            among: The ranks of the group, in an order that is the same on all of them; None: all.
+
+        Returns:
+            The tag of the group's operations.
+        """
+        tag = WORLD if among is None else zlib.crc32(repr([int(rank) for rank in among]).encode()) >> 1 or 1
+        self._channels.get((GROUP, tag, COLLECTIVE)) or self._add_channel(GROUP, tag, COLLECTIVE)
+        return tag
+
+    @contextlib.contextmanager
+    def meeting(self, name: str, *, tag: int = WORLD) -> Iterator[None]:
+        """Enter for a block an operation in which the ranks of a group wait for each other."""
+        at = self.begin(COLLECTIVE, (name, None), None, GROUP, tag, 0, time.monotonic_ns())
+        yield
+        self.end(at, time.monotonic_ns())
 
     def begin_step(self, step: int) -> None:
         """What follows belongs to this step."""

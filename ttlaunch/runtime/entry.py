@@ -18,7 +18,7 @@ from ttlaunch import black_box, contract
 from ttlaunch.recipe import ConfigFile, DeviceConfig, Recipe, TrainingFile
 from ttlaunch.recipe.corpus import Corpus, CorpusError, CorpusReason, read_corpus
 from ttlaunch.recipe.importing import import_recipe_module
-from ttlaunch.runtime.black_box import open_black_box
+from ttlaunch.runtime.black_box import BlackBox, open_black_box
 from ttlaunch.runtime.records import ProgressWriter, print_error, write_error
 from ttlaunch.runtime.stop_order import StopOrder, hold_stop_signals, take_stop_signals
 from ttlaunch.runtime.world import Rank, World, read_world
@@ -75,13 +75,17 @@ class _RankRun:
     def run(self) -> None:
         world = read_world(self.plan_file)
         self.role, self.recipe_folder = world.roles[self.rank], world.recipe_folder
-        comm = _join_world(world, self.rank)
+        box = open_black_box(os.environ, rank=self.rank)
+        with box.meeting("MPI_Init"):
+            comm = _join_world(world, self.rank)
         recipe = import_recipe_module(world.recipe_folder, "recipe").RECIPE
         cfg = read_config(recipe, world.config)
         corpus = read_checked_corpus(recipe, world)
-        self._call_role(world, comm, cfg, corpus)
+        self._call_role(world, comm, cfg, corpus, box)
 
-    def _call_role(self, world: World, comm: "MPI.Intracomm", cfg: ConfigFile, corpus: Corpus | None) -> None:
+    def _call_role(
+        self, world: World, comm: "MPI.Intracomm", cfg: ConfigFile, corpus: Corpus | None, box: BlackBox
+    ) -> None:
         from ttlaunch.runtime.context import RankContext  # noqa: PLC0415  torch is imported after the world is checked
         from ttlaunch.runtime.early_stop import make_early_stop  # noqa: PLC0415
         from ttlaunch.runtime.ledger import Ledger  # noqa: PLC0415
@@ -92,9 +96,9 @@ class _RankRun:
         function = getattr(trainer, self.role, None)
         if function is None:
             raise AttributeError(f"{trainer.__file__} has no function `{self.role}` for the role of that name")
-        socket = _open_socket(cfg, comm, world, self.rank, device)
+        with box.meeting("opening of sockets"):
+            socket = _open_socket(cfg, comm, world, self.rank, device)
         records, trace = ProgressWriter(self.run_dir, self.rank), open_trace(self.run_dir, self.rank)
-        box = open_black_box(os.environ, rank=self.rank)
         checkpoints = self._checkpoints(world, cfg, records)
         order = self._stop_order(world, records)
         self.context = RankContext(

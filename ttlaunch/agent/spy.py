@@ -1,0 +1,83 @@
+"""Stacks of processes that cannot tell them themselves, because they are stopped or stuck below Python: read from outside.
+
+That takes py-spy, and the right to look into other processes (root, or a kernel that allows it to one's own). Where either is
+missing nothing is written. Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+from ttlaunch import contract
+from ttlaunch.agent.run_processes import belongs_to, is_stopped
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+_LONGEST_S = 3.0
+
+
+def find_py_spy(*pythons: str) -> str | None:
+    """The program, beside one of these interpreters, beside our own, or on the path."""
+    folders = [os.path.dirname(python) for python in (*pythons, sys.executable) if python]
+    return shutil.which("py-spy", path=os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)]))
+
+
+def spy_on(pids: Mapping[int, int], *, run_id: str, run_folder: str, py_spy: str) -> list[int]:
+    """Append to the stacks of each rank what its process is doing.
+
+    Args:
+        pids: By rank, processes that are asked for their stacks only if they still belong to the run.
+        run_id: Of the run.
+        run_folder: Where stacks lie.
+        py_spy: The program.
+
+    Returns:
+        The ranks of which something was found out.
+    """
+    running = {rank: _start(pid, py_spy) for rank, pid in pids.items() if belongs_to(pid, run_id)}
+    deadline = time.monotonic() + _LONGEST_S
+    texts = {rank: _finish(process, deadline) for rank, process in running.items()}
+    for rank, text in texts.items():
+        path = os.path.join(run_folder, contract.stacks_file(rank))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(text)
+    return [rank for rank, text in texts.items() if text]
+
+
+def _start(pid: int, py_spy: str) -> subprocess.Popen[bytes]:
+    """A stopped process is read as it lies; py-spy would wait for it to stop, any other it holds for a moment."""
+    words = [py_spy, "dump", "--json", "--pid", str(pid), *(["--nonblocking"] if is_stopped(pid) else [])]
+    return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+def _finish(process: subprocess.Popen[bytes], deadline: float) -> str:
+    try:
+        said, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+        return render_threads(json.loads(said))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return ""
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def render_threads(threads: list[dict[str, Any]]) -> str:
+    """What py-spy says of a process in the form that faulthandler has, the main thread last."""
+    ordered = sorted(threads, key=lambda thread: thread["os_thread_id"] == thread["pid"])
+    return "".join(_rendered(thread) for thread in ordered)
+
+
+def _rendered(thread: dict[str, Any]) -> str:
+    lines = [f"Thread 0x{int(thread['thread_id']):016x} (most recent call first):"]
+    lines += [f'  File "{frame["filename"]}", line {frame["line"]} in {frame["name"]}' for frame in thread["frames"]]
+    return "\n".join(lines) + "\n"
