@@ -139,14 +139,15 @@ def test_diff_names_what_differs_and_the_step_from_which_losses_part(ttlaunch, m
     assert answer.status == 0
     assert answer.stdout == (
         f"{OLD} → {NEW}\n"
-        "plan: 1 difference\n"
+        "program: the same, 1 value compared\n"
+        "placement: 1 difference, 2 values compared\n"
         "  layout: two → three\n"
-        "configuration: 1 difference\n"
+        "configuration: 1 difference, 3 values compared\n"
         "  training_config.learning_rate: 0.1 (recipes/mine/train.yaml:4) → 0.2 (--set)\n"
-        "code: 1 difference\n"
+        "code: 1 difference, 3 values compared\n"
         "  recipe's tree: aa → bb\n"
-        "environment: the same\n"
-        "results: 1 difference\n"
+        "environment: the same, 2 values compared\n"
+        "results: 1 difference, 3 values compared\n"
         "  steps: 3 → 4\n"
         "training loss: differs from step 2 on, 2.5 → 2.25\n"
     )
@@ -159,6 +160,33 @@ def test_diff_of_equal_runs_says_so(ttlaunch, make_run):
     said = json.loads(ttlaunch("diff 0001 0002 --format json").stdout)
     assert ([OLD, NEW], True, []) == (said["runs"], said["same"], said["differences"])
     assert "" == ttlaunch("diff 0001 0002 --format concise").stdout
+
+
+def test_diff_compares_the_words_of_a_program_and_what_it_began_from(ttlaunch, make_run):
+    for name, words, sha256, step, host, devices in (
+        (OLD, ["a", "-x"], "11", 2, "box", "0"),
+        (NEW, ["a"], "22", 4, "far", "1"),
+    ):
+        run = make_run(name)
+        row = {"rank": 0, "host": host, "slot": 0, "role": "rank", "mesh_id": 3, "environment": {"DEVICES": devices}}
+        plan = {"command": {"name": "a", "command": words}, "data": {"sha256": sha256}, "ranks": [row]}
+        plan |= {"start": {"origin": "checkpoints", "step": step}, "engine": {"name": f"Open MPI {step}"}}
+        (run / contract.PLAN_FILE).write_text(json.dumps(plan))
+        (run / contract.TRAIN_FILE).unlink()
+    said = ttlaunch("diff 0001 0002").stdout
+    assert (
+        "program: 3 differences, 4 values compared\n"
+        "  command: a -x → a\n"
+        "  training text: 11 → 22\n"
+        "  began after step: 2 → 4\n"
+        "placement: 1 difference, 1 value compared\n"
+        "  rank 0: rank on box, mesh 3 → rank on far, mesh 3\n"
+        "configuration: nothing to compare\n"
+        "code: the same, 3 values compared\n"
+        "environment: 2 differences, 4 values compared\n"
+        "  MPI: Open MPI 2 → Open MPI 4\n"
+        "  DEVICES of rank 0: 0 → 1\n"
+    ) in said
 
 
 def test_diff_of_a_run_that_cannot_be_read(ttlaunch, make_run):

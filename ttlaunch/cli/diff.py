@@ -15,10 +15,10 @@ from ttlaunch.diagnostics import Format, shown
 from ttlaunch.diagnostics.count import counted
 
 if TYPE_CHECKING:
-    from ttlaunch.launch.compare import Difference, LossComparison
+    from ttlaunch.launch.compare import Comparison
 
 EXAMPLES = """\
-[bold]ttlaunch diff 3fa1 77b2[/bold]   plan, configuration, code, environment, results; and where losses part
+[bold]ttlaunch diff 3fa1 77b2[/bold]   program, placement, configuration, code, environment, results; and where losses part
 
 [bold]ttlaunch diff 3fa1 latest --format json[/bold]   the same for a program
 """
@@ -37,43 +37,44 @@ def diff(
 
     paths = [find_named_run(name, runs_dir=runs_dir, form=form) for name in (left, right)]
     try:
-        differences, losses = compare_runs(*paths)
+        found = compare_runs(*paths)
     except (OSError, ValueError) as error:
         refuse_run(paths[0] if str(paths[0]) in str(error) else paths[1], error, form=form)
     if form is Format.JSON:
         print_json(
             {
                 "runs": [path.name for path in paths],
-                "same": not differences and all(loss.first_step is None for loss in losses),
-                "differences": [asdict(difference) for difference in differences],
-                "losses": [asdict(loss) for loss in losses],
+                "same": found.same,
+                "compared": found.compared,
+                "differences": [asdict(difference) for difference in found.differences],
+                "losses": [asdict(loss) for loss in found.losses],
             }
         )
         return
-    lines = _lines(paths, differences, losses) if form is not Format.CONCISE else _concise(differences, losses)
+    lines = _lines(paths, found) if form is not Format.CONCISE else _concise(found)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def _lines(paths: Sequence[Path], differences: "list[Difference]", losses: "list[LossComparison]") -> Iterator[str]:
-    from ttlaunch.launch.compare import SECTIONS
-
+def _lines(paths: Sequence[Path], found: "Comparison") -> Iterator[str]:
     yield f"{paths[0].name} → {paths[1].name}"
-    for section in SECTIONS:
-        found = [difference for difference in differences if difference.section == section]
-        yield f"{section}: {counted(len(found), 'difference') if found else 'the same'}"
-        for one in found:
+    for section, compared in found.compared.items():
+        differences = [difference for difference in found.differences if difference.section == section]
+        words = counted(len(differences), "difference") if differences else "the same"
+        values = counted(compared, "value")
+        yield f"{section}: {words}, {values} compared" if compared else f"{section}: nothing to compare"
+        for one in differences:
             yield f"  {one.name}: {_value(one.left, one.left_origin)} → {_value(one.right, one.right_origin)}"
-    for loss in losses:
+    for loss in found.losses:
         if loss.first_step is not None:
             yield f"{loss.kind}: differs from step {loss.first_step} on, {loss.left!r} → {loss.right!r}"
         elif loss.common_steps:
             yield f"{loss.kind}: equal in {counted(loss.common_steps, 'common step')}, to the last bit"
 
 
-def _concise(differences: "list[Difference]", losses: "list[LossComparison]") -> Iterator[str]:
-    for one in differences:
+def _concise(found: "Comparison") -> Iterator[str]:
+    for one in found.differences:
         yield f"{one.section}\t{one.name}\t{_value(one.left, None)}\t{_value(one.right, None)}"
-    for loss in losses:
+    for loss in found.losses:
         if loss.first_step is not None:
             yield f"{loss.kind}\tstep {loss.first_step}\t{loss.left!r}\t{loss.right!r}"
 

@@ -1,20 +1,24 @@
-"""What differs between two runs: plan, configuration, code, environment, and from which step on their losses."""
+"""What differs between two runs: the program and what it began from, placement, configuration, code, environment, results.
+
+And from which step on their losses part. Every section says how many values were compared, so that "the same" means something.
+"""
 
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ttlaunch import contract
 from ttlaunch.launch.json_files import read_object_if_any
 from ttlaunch.launch.recorded import read_rows
 
-SECTIONS = ("plan", "configuration", "code", "environment", "results")
+SECTIONS = ("program", "placement", "configuration", "code", "environment", "results")
 _LINE = re.compile(r"(?P<indent> *)(?P<key>[^\s:#][^:]*):(?: (?P<value>.*?))?(?:  # (?P<origin>.*))?\Z")
 _INDENT = 2
-_PLAN = ("topology", "recipe", "command", "layout", "world_size")
+_PLACEMENT = ("topology", "layout", "world_size")
 _RESULTS = ("status", "exit_status", "steps", "first_validation", "last_validation", "parameters_sha256")
 _LOSSES = {contract.KIND_STEP: "training loss", contract.KIND_VALIDATION: "validation loss"}
 
@@ -51,8 +55,25 @@ class LossComparison:
     right: float | None
 
 
-def compare_runs(left: Path, right: Path) -> tuple[list[Difference], list[LossComparison]]:
-    """Everything that differs, by section; and where losses part.
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs side by side.
+
+    Attributes:
+        compared: By section, how many values at least one of the runs has.
+    """
+
+    compared: Mapping[str, int]
+    differences: list[Difference]
+    losses: list[LossComparison]
+
+    @property
+    def same(self) -> bool:
+        return not self.differences and all(loss.first_step is None for loss in self.losses)
+
+
+def compare_runs(left: Path, right: Path) -> Comparison:
+    """Everything that is known of both, by section; and where losses part.
 
     Raises:
         OSError: A plan cannot be read.
@@ -60,15 +81,15 @@ def compare_runs(left: Path, right: Path) -> tuple[list[Difference], list[LossCo
     """
     rows = read_rows(left), read_rows(right)
     plans = read_object_if_any(left / contract.PLAN_FILE), read_object_if_any(right / contract.PLAN_FILE)
-    differences = _differ("plan", *({name: plan.get(name) for name in _PLAN} for plan in plans))
-    differences += _differ("plan", *({f"rank {row.rank}": f"{row.role} on {row.host}" for row in run} for run in rows))
-    differences += _configuration(left, right)
-    differences += _differ("code", _code(left), _code(right))
-    differences += _differ("environment", _environment(left, plans[0]), _environment(right, plans[1]))
-    reports = read_object_if_any(left / contract.REPORT_FILE), read_object_if_any(right / contract.REPORT_FILE)
-    differences += _differ("results", *({name: report.get(name) for name in _RESULTS} for report in reports))
+    sides = [_facts(run, plan) for run, plan in zip((left, right), plans, strict=True)]
+    compared, differences = {}, []
+    for section in SECTIONS:
+        a, b = ({name: value for name, value in side[section].items() if value.text is not None} for side in sides)
+        compared[section] = len(a.keys() | b.keys())
+        differences += _differ(section, a, b)
     losses = [_losses(left, len(rows[0])), _losses(right, len(rows[1]))]
-    return differences, [_compare_losses(name, losses[0][kind], losses[1][kind]) for kind, name in _LOSSES.items()]
+    parting = [_compare_losses(name, losses[0][kind], losses[1][kind]) for kind, name in _LOSSES.items()]
+    return Comparison(compared, differences, parting)
 
 
 def read_configuration(text: str) -> dict[str, tuple[str, str | None]]:
@@ -86,54 +107,78 @@ def read_configuration(text: str) -> dict[str, tuple[str, str | None]]:
     return found
 
 
-def _configuration(left: Path, right: Path) -> list[Difference]:
-    a, b = (read_configuration(_text(run / contract.TRAIN_FILE)) for run in (left, right))
-    none: tuple[None, None] = (None, None)
-    return [
-        Difference(
-            "configuration",
-            name,
-            a.get(name, none)[0],
-            b.get(name, none)[0],
-            a.get(name, none)[1],
-            b.get(name, none)[1],
-        )
-        for name in dict.fromkeys([*a, *b])
-        if a.get(name, none)[0] != b.get(name, none)[0]
-    ]
+class _Value(NamedTuple):
+    """A value as text, and where it came from; a text of None: the run does not have it."""
+
+    text: str | None
+    origin: str | None = None
 
 
-def _code(run: Path) -> dict[str, Any]:
+_Facts = dict[str, _Value]
+
+
+def _facts(run: Path, plan: Mapping[str, Any]) -> dict[str, _Facts]:
+    """What a run's folder says, by section."""
+    report = read_object_if_any(run / contract.REPORT_FILE)
+    settings = read_configuration(_text(run / contract.TRAIN_FILE))
+    return {
+        "program": _program(plan),
+        "placement": _placement(plan),
+        "configuration": {name: _Value(*value) for name, value in settings.items()},
+        "code": _code(run),
+        "environment": _environment(run, plan),
+        "results": {name: _plain(report.get(name)) for name in _RESULTS},
+    }
+
+
+def _program(plan: Mapping[str, Any]) -> _Facts:
+    """What ran, on which text, and what it began from."""
+    recipe, command, data, start = (_object(plan.get(name)) for name in ("recipe", "command", "data", "start"))
+    words = command.get("command")
+    return {
+        "recipe": _plain(recipe.get("name")),
+        "command": _plain(shlex.join(map(str, words)) if isinstance(words, list) else command.get("name")),
+        "training text": _plain(data.get("sha256")),
+        "began from": _plain(start.get("origin")),
+        "began after step": _plain(start.get("step")),
+    }
+
+
+def _placement(plan: Mapping[str, Any]) -> _Facts:
+    found = {name.replace("_", " "): _plain(plan.get(name)) for name in _PLACEMENT}
+    for row in plan["ranks"]:
+        mesh = f", mesh {row['mesh_id']}" if row.get("mesh_id") is not None else ""
+        found[f"rank {row['rank']}"] = _plain(f"{row['role']} on {row['host']}{mesh}")
+    return found
+
+
+def _code(run: Path) -> _Facts:
     code = read_object_if_any(run / contract.CODE_FILE)
-    recipe = code.get("recipe")
-    tree = recipe.get("tree") if isinstance(recipe, dict) else None
     changes = {None: None, "": "none"}.get(code.get("diff"), "some")
     return {
-        "recipe's tree": tree,
-        "commit": code.get("commit"),
-        "uncommitted changes": changes,
-        "release": code.get("release"),
+        "recipe's tree": _plain(_object(code.get("recipe")).get("tree")),
+        "commit": _plain(code.get("commit")),
+        "uncommitted changes": _plain(changes),
+        "release": _plain(code.get("release")),
     }
 
 
-def _environment(run: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
+def _environment(run: Path, plan: Mapping[str, Any]) -> _Facts:
+    """Versions, the MPI, and the variables of all ranks and of each."""
     known = read_object_if_any(run / contract.ENVIRONMENT_FILE)
-    versions, variables = known.get("versions"), plan.get("environment")
-    return {
-        "python": known.get("python"),
-        "platform": known.get("platform"),
-        **(versions if isinstance(versions, dict) else {}),
-        **(variables if isinstance(variables, dict) else {}),
-    }
+    found = {"python": known.get("python"), "platform": known.get("platform")}
+    found |= _object(known.get("versions"))
+    found["MPI"] = _object(plan.get("engine")).get("name")
+    found |= _object(plan.get("environment"))
+    for row in plan["ranks"]:
+        found |= {f"{name} of rank {row['rank']}": value for name, value in _object(row.get("environment")).items()}
+    return {name: _plain(value) for name, value in found.items()}
 
 
-def _differ(section: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> list[Difference]:
-    names = dict.fromkeys([*left, *right])
-    return [
-        Difference(section, name, _plain(left.get(name)), _plain(right.get(name)))
-        for name in names
-        if left.get(name) != right.get(name)
-    ]
+def _differ(section: str, left: _Facts, right: _Facts) -> list[Difference]:
+    none = _Value(None)
+    pairs = ((name, left.get(name, none), right.get(name, none)) for name in dict.fromkeys([*left, *right]))
+    return [Difference(section, name, a.text, b.text, a.origin, b.origin) for name, a, b in pairs if a.text != b.text]
 
 
 def _losses(run: Path, ranks: int) -> dict[str, dict[int, float]]:
@@ -156,10 +201,13 @@ def _compare_losses(kind: str, left: Mapping[int, float], right: Mapping[int, fl
     return LossComparison(kind, len(common), None, None, None)
 
 
-def _plain(value: Any) -> str | None:
-    if isinstance(value, dict) and "name" in value:
-        return str(value["name"])
-    return None if value is None else str(value)
+def _plain(value: Any) -> _Value:
+    return _Value(None if value is None else str(value))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """A part of a file that is as it should be, or nothing."""
+    return value if isinstance(value, dict) else {}
 
 
 def _text(path: Path) -> str:
