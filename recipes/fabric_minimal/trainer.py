@@ -41,7 +41,9 @@ def peer(cfg: Config, ctx: RankContext) -> None:
         wrong = int((vector_N != expected).sum())
         if wrong:
             raise ArithmeticError(f"{wrong} of {len(vector_N)} values of the sum are not {expected:g}")
-    if ctx.previous("peer") is None:
+        if ctx.should_stop():
+            break
+    if seconds and ctx.previous("peer") is None:
         _report(ctx, vector_N, seconds)
 
 

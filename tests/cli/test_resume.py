@@ -107,7 +107,32 @@ def test_resume_of_a_run_without_a_checkpoint_is_refused(refused, trained):
 
 def test_resume_of_a_run_that_is_not_there_is_refused(refused, trained):
     trained("a", 10)
-    refused(f"{RESUME} b", status=3)
+    refused(f"{RESUME} b", status=2)
+
+
+@pytest.mark.parametrize("words", ["2026-08-23", "3fa1", "runs/2026-08-23T10-14-07-3fa1"])
+def test_a_run_has_the_same_names_as_for_every_other_command(trained, ttlaunch, words):
+    run = trained("2026-08-23T10-14-07-3fa1", 10)
+    trained("2026-08-24T10-14-07-77b2", 20)
+    answer = ttlaunch(f"run hierarchical_parallel --dry-run --format json --resume {words}")
+    assert (0, "") == (answer.status, answer.stderr)
+    assert str(run / "checkpoints/step-10") == json.loads(answer.stdout)["start"]["origin"]
+
+
+def test_resume_of_a_name_that_two_runs_have_is_refused(trained, ttlaunch):
+    for name in ("2026-08-23T10-14-07-3fa1", "2026-08-24T10-14-07-77b2"):
+        trained(name, 10)
+    answer = ttlaunch(f"{RESUME} 2026")
+    assert (contract.STATUS_USAGE, True) == (answer.status, "error[P030]: `2026` may mean 2 runs\n" in answer.stderr)
+
+
+def test_weights_are_not_exported_to_a_file_without_a_name(trained, ttlaunch):
+    trained("a", 10)
+    answer = ttlaunch(["weights", "export", "a", ""])
+    assert (contract.STATUS_USAGE, "error[P009]: an empty text names no file to write\n\n") == (
+        answer.status,
+        answer.stderr,
+    )
 
 
 @pytest.mark.parametrize("words", ["", " "], ids=["empty", "blank"])

@@ -143,6 +143,22 @@ def test_the_command_in_the_summary_goes_on_to_the_bits_of_an_uninterrupted_run(
     assert report["parameters_sha256"] == uninterrupted
 
 
+def test_all_reduces_without_steps_end_after_the_same_one(here, start_run, until):
+    repeats = 10**7
+    run = start_run("fabric_minimal", "-n", "2", "--set", f"all_reduce_config.repeats={repeats}")
+
+    def begun():
+        texts = [path.read_text() for path in here.glob("runs/*/records/*.progress.jsonl")]
+        return sum(contract.KIND_READY in text for text in texts) == 2
+
+    until(begun, within_s=60, what="both ranks have begun")
+    run.process.send_signal(signal.SIGINT)
+    assert run.ends(within_s=20) == 130
+    assert run.report["stopped"]["outstayed"] == []
+    assert run.report["stopped"]["after_step"] < repeats
+    assert [rank["state"] for rank in run.report["ranks"]] == ["done", "done"]
+
+
 def start_hanging(here, start_run, *more):
     shutil.copytree(RECIPES / "fabric_minimal", here / "mine", ignore=shutil.ignore_patterns("__pycache__"))
     (here / "mine/trainer.py").write_text(HANGS)

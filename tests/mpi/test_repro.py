@@ -127,3 +127,11 @@ def test_a_folder_that_says_nothing_is_refused(first):
     answer = first.ttlaunch("repro", "run", "--runs-dir", "broken")
     assert answer.returncode == 3
     assert answer.stderr.splitlines()[0] == "error[P031]: the run run cannot be read: no such file or directory"
+
+
+def test_a_repeated_program_that_falls_silent_is_ended_after_the_hang_timeout(tmp_path):
+    folder = Folder(tmp_path)
+    (tmp_path / "once.sh").write_text("test -e again && exec sleep 600\ntouch again\n")
+    assert folder.ttlaunch("run", "--", "sh", "once.sh").returncode == 0
+    answer = folder.ttlaunch("repro", "--hang-timeout", "1")
+    assert (answer.returncode, "error[R0" in answer.stderr) == (6, True), answer.stderr

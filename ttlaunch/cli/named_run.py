@@ -18,16 +18,24 @@ def find_named_run(where: str, *, runs_dir: Path, form: Format) -> Path:
         runs_dir: Where run folders are.
         form: Of what is said if there is none.
     """
+    found = name_run(where, runs_dir=runs_dir, working_folder=Path.cwd())
+    if isinstance(found, Diagnostic):
+        refuse([found], form=form)
+    return found
+
+
+def name_run(where: str, *, runs_dir: Path, working_folder: Path) -> Path | Diagnostic:
+    """The folder of the run that the words name, or why there is none or which several are meant."""
     from ttlaunch.launch.recorded import find_run, matching_runs, run_folders
 
-    path = find_run(where, runs_folder=Path.cwd() / runs_dir, working_folder=Path.cwd())
+    path = find_run(where, runs_folder=working_folder / runs_dir, working_folder=working_folder)
     if path is not None:
         return path.resolve()
-    here, elsewhere = run_folders(Path.cwd() / runs_dir), _registered()
+    here, elsewhere = run_folders(working_folder / runs_dir), _registered()
     matching = matching_runs(where, here) or matching_runs(where, elsewhere)
     if len(matching) != 1:
         known = [path.name for path in (*here, *elsewhere)]
-        refuse([_several(where, matching) if matching else _no_run(where, runs_dir, known)], form=form)
+        return _several(where, matching) if matching else _no_run(where, runs_dir, known)
     return matching[0].resolve()
 
 

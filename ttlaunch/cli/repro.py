@@ -11,7 +11,7 @@ from ttlaunch.cli.carry_out import carry_out, tell
 from ttlaunch.cli.console import leave, refuse, show_diagnostics
 from ttlaunch.cli.describe import Request
 from ttlaunch.cli.named_run import find_named_run, refuse_run
-from ttlaunch.cli.options import GraceSeconds, OutputFormat, RunsDir, Verbose
+from ttlaunch.cli.options import GraceSeconds, HangTimeout, OutputFormat, RunsDir, Verbose
 from ttlaunch.cli.planning import prepare
 from ttlaunch.diagnostics import Diagnostic, Format, Severity, has_errors
 
@@ -39,6 +39,7 @@ def repro(
         bool, typer.Option("--with-changes", help="Start although code or text are no longer the same.")
     ] = False,
     grace: GraceSeconds = 30.0,
+    hang_timeout: HangTimeout = None,
     runs_dir: RunsDir = Path("runs"),
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
@@ -47,7 +48,7 @@ def repro(
     runs = Path.cwd() / runs_dir
     origin = _read(find_named_run(run, runs_dir=runs_dir, form=form), form=form)
     prepared = _prepare_again(origin, runs_dir=runs, with_changes=with_changes, form=form, verbose=verbose)
-    outcome = carry_out(prepared, runs_dir=runs, form=form, verbose=verbose, grace_s=grace)
+    outcome = carry_out(prepared, runs_dir=runs, form=form, verbose=verbose, grace_s=grace, hang_timeout_s=hang_timeout)
     report, verdict = outcome.report, _compare(origin, outcome.report)
     tell(outcome, form=form, more=verdict)
     is_same = report.status == "done" and report.parameters_sha256 is not None and not verdict

@@ -60,7 +60,10 @@ def search_checkpoint(
     if not where.strip():
         hints = ("`latest` is the newest checkpoint of all runs",)
         return None, [Diagnostic("P020", "an empty text names no run and no checkpoint", hints=hints)]
-    search = find_checkpoint(where, runs_folder=runs_dir, working_folder=working_folder)
+    named = _named(where, runs_dir=runs_dir, working_folder=working_folder)
+    if isinstance(named, Diagnostic):
+        return None, [named]
+    search = find_checkpoint(named, runs_folder=runs_dir, working_folder=working_folder)
     reasons = tuple(f"{_short(one.path, working_folder)}: {one.reason}" for one in search.passed_over)
     if search.checkpoint is None:
         return None, [_no_checkpoint(where, search, runs_dir, working_folder, reasons)]
@@ -69,6 +72,17 @@ def search_checkpoint(
     path = _short(search.checkpoint.path, working_folder)
     message = f"{counted(len(reasons), 'newer checkpoint')} passed over; {path} is the newest that is whole"
     return search.checkpoint, [Diagnostic("P022", message, notes=reasons, severity=Severity.WARNING)]
+
+
+def _named(where: str, *, runs_dir: Path, working_folder: Path) -> str | Diagnostic:
+    """A folder that is there, as it was typed; else the run that all other commands understand by these words."""
+    from ttlaunch.cli.named_run import name_run
+    from ttlaunch.launch.recorded import LATEST
+
+    if where == LATEST or any(os.path.lexists(folder / where) for folder in (runs_dir, working_folder)):
+        return where
+    found = name_run(where, runs_dir=Path(_short(runs_dir, working_folder)), working_folder=working_folder)
+    return found if isinstance(found, Diagnostic) else str(found)
 
 
 def _no_checkpoint(

@@ -38,7 +38,7 @@ _RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where
 @app.command(epilog=EXAMPLES)
 def export(
     run: Annotated[str, typer.Argument(metavar="latest|RUN|PATH", help="A run, or one of its checkpoints.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write; must not exist.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to write; must not exist.")],
     *,
     runs_dir: _RunsDir = Path("runs"),
     form: Annotated[Format, typer.Option("--format", help="Of mistakes: full, concise, json or github.")] = Format.FULL,
@@ -46,11 +46,13 @@ def export(
     """Write the weights of the newest whole checkpoint under the names that the model gives its parameters."""
     from ttlaunch.launch.tensor_file import write_tensors
 
+    if not file.strip():
+        refuse([Diagnostic("P009", "an empty text names no file to write")], form=form)
     if os.path.lexists(file):  # never raises, whatever was typed
         refuse([Diagnostic("P009", f"{file} exists already")], form=form)
     step, weights = _of_checkpoint(run, runs_dir=runs_dir, form=form)
     try:
-        write_tensors(file, weights)
+        write_tensors(Path(file), weights)
     except OSError as error:
         source = next((one.path for one in weights.values() if str(one.path) == error.filename), None)
         refuse_file(source or file, error, verb="read" if source else "written", form=form)

@@ -62,7 +62,7 @@ def find_checkpoint(where: str, *, runs_folder: Path, working_folder: Path) -> S
     if where == LATEST:
         search.runs = sorted(_subfolders(runs_folder), reverse=True)
     else:
-        places = [path for path in (working_folder / where, runs_folder / where) if path.is_dir()]
+        places = [path for path in (runs_folder / where, working_folder / where) if path.is_dir()]
         place = places[0].resolve() if places else None
         if place is not None and (
             place.parent.name == contract.CHECKPOINTS_DIR or os.path.lexists(place / contract.CHECKPOINT_MANIFEST)
