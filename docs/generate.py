@@ -182,7 +182,7 @@ def _exit_statuses() -> str:
         contract.STATUS_HOST_LOST: "reserved: a host was lost",
         contract.STATUS_NO_PROGRESS: "restarts made no progress (`--max-restarts`)",
         contract.STATUS_INTERRUPTED: "interrupted by Ctrl-C",
-        contract.STATUS_TERMINATED: "ended by SIGTERM, SIGHUP or SIGQUIT",
+        contract.STATUS_TERMINATED: "ended by SIGTERM",
     }
     rows = "".join(f"| {status} | {meaning} |\n" for status, meaning in meanings.items())
     return f"# Exit statuses\n\n| status | meaning |\n|---|---|\n{rows}\nNever 0 after a signal or a failed rank, whatever mpirun says.\n"

@@ -66,7 +66,6 @@ LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_
 # The run folder on the launching machine.
 PLAN_FILE = "plan.json"
 TRAIN_FILE = "train.yaml"
-COMMAND_FILE = "command.sh"
 ENVIRONMENT_FILE = "environment.json"
 CODE_FILE = "code.json"
 LAUNCHER_FILE = "launcher.json"  # which process watches the run, see `launch/launcher.py`
@@ -89,10 +88,6 @@ def stdout_file(rank: int) -> str:
 def stderr_file(rank: int) -> str:
     """The rank's standard error, byte for byte, relative to the run folder."""
     return f"{LOGS_DIR}/rank-{rank}.stderr"
-
-
-MERGED_FILE = f"{LOGS_DIR}/merged.jsonl"
-"""Which stretch of which rank's output came when, in this order, as the launcher saw it; see `launch/merge.py`."""
 
 
 def times_file(rank: int) -> str:

@@ -117,7 +117,15 @@ def test_a_program_gets_numbers_by_rank(ttlaunch, make_run):
     report = json.loads(ttlaunch("report --format json").stdout)
     assert (10, 50.0, "done", []) == tuple(report[key] for key in ("steps", "tokens_per_s", "status", "diagnostics"))
     weights = next(edge for edge in report["traffic"]["edges"] if edge["operation"] == "weights")
-    expected = {"source": 1, "dest": 0, "messages": 11, "bytes": 1100, "formula_bytes": 1100, "ratio": 1.0}
+    expected = {
+        "source": 1,
+        "dest": 0,
+        "messages": 11,
+        "bytes": 1100,
+        "formula_bytes": 1100,
+        "slack_bytes": 0,
+        "ratio": 1.0,
+    }
     assert expected | {"operation": "weights"} == weights
     worker = report["times"][0]
     assert ([0], 0.006) == (worker["ranks"], worker["step"]["median_s"])

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -64,7 +63,7 @@ def test_a_note_of_a_rank_is_a_line_in_both_views(capsys):
     assert line == capsys.readouterr().out
     console = Console(file=io.StringIO(), width=100, force_terminal=False)
     with Live(console=console, auto_refresh=False) as live:
-        TableView(SimpleNamespace(), live).record(worker, note)
+        TableView(live).record(worker, note)
     assert line.strip() == console.file.getvalue().strip()
 
 
@@ -82,7 +81,7 @@ def drawn(ranks):
     """The table for these states as text, without the time that has passed."""
     console = Console(file=io.StringIO(), width=100, color_system=None)
     with Live(console=console, auto_refresh=False) as live:
-        console.print(TableView(SimpleNamespace(), live)._draw(ranks))
+        console.print(TableView(live)._draw(ranks))
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     return re.sub(r"\b0 s\b", "N s", "\n".join(line for line in lines if line))
 

@@ -79,9 +79,14 @@ class StartedRun:
         except subprocess.TimeoutExpired:
             pytest.fail(f"the run had not ended after {within_s:.1f} s:\n{self.stdout}{self.stderr}")
 
+    def supervisor(self):
+        """Process id of the supervisor; what was started here only shows the run."""
+        return json.loads((self.run_folder / contract.LAUNCHER_FILE).read_text())["pid"]
+
     def mpirun(self):
-        """Process id of mpirun: the one child of the launcher."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        """Process id of mpirun: the one child of the supervisor."""
+        pid = self.supervisor()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         assert len(children) == 1
         return int(children[0])
 
@@ -90,7 +95,7 @@ class StartedRun:
         return run_processes(self.run_folder.name)
 
     def scratch_folders(self):
-        return list(Path("/dev/shm").glob(f"ttl-{self.process.pid}-*"))  # noqa: S108 - looked at, not used
+        return list(Path("/dev/shm").glob(f"ttl-{self.supervisor()}-*"))  # noqa: S108 - looked at, not used
 
     def close(self):
         """Leave nothing, whatever the test found."""

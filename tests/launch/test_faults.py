@@ -155,8 +155,8 @@ def test_a_killed_mpirun_is_named_and_no_rank_is_blamed(here, start_run):
 @pytest.mark.parametrize("manner", ["obedient", "stubborn"])
 @pytest.mark.parametrize(
     ("number", "status", "word"),
-    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated"), (signal.SIGHUP, 143, "terminated")],
-    ids=["ctrl-c", "term", "closed-terminal"],
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+    ids=["ctrl-c", "term"],
 )
 def test_a_signal_to_the_launcher_ends_every_rank(here, start_run, number, status, word, manner):
     (here / "work.py").write_text(BUSY)
@@ -174,16 +174,18 @@ def test_a_signal_to_the_launcher_ends_every_rank(here, start_run, number, statu
     assert_nothing_is_left(run)
 
 
-def test_a_killed_launcher_leaves_no_process(here, start_run, until):
+def test_a_killed_supervisor_leaves_no_process_and_is_named(here, start_run, until):
     (here / "work.py").write_text(BUSY)
-    run = start_run("work.py", "-n", "2")
+    run = start_run("work.py", "-n", "2", "--", "stubborn")
     run.wait_for_file("ready-0")
     run.wait_for_file("ready-1")
-    run.process.kill()
+    os.kill(run.supervisor(), signal.SIGKILL)
     sent = time.monotonic()
-    until(lambda: run.processes() == [], within_s=WITHIN_S, what="all processes of the run are gone")
-    print(f"\nSIGKILL of the launcher: {time.monotonic() - sent:.1f} s")
-    run.process.wait()
+    assert run.ends(within_s=WITHIN_S) == 1
+    print(f"\nSIGKILL of the supervisor: {time.monotonic() - sent:.1f} s")
+    assert run.processes() == []
+    name = run.run_folder.name
+    assert run.stderr.startswith(f"error[R050]: the supervisor of {name} was killed by SIGKILL\n"), run.stderr
     (here / "next").mkdir()
     (here / "next/work.py").write_text("")
     assert start_run("next/work.py").ends(within_s=30) == 0

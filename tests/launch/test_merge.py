@@ -12,7 +12,7 @@ from ttlaunch import contract
 from ttlaunch.agent.rank_output import RankOutput
 from ttlaunch.launch import merge
 from ttlaunch.launch.fold import WINDOW_S, Fold, parse_only, render_line, render_ranks
-from ttlaunch.launch.merge import MergedWriter, RankOutputs
+from ttlaunch.launch.merge import MERGED_FILE, MergedWriter, RankOutputs
 from ttlaunch.launch.merged import Line, MergedLog
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.watch import Watch
@@ -151,7 +151,7 @@ def test_what_a_killed_launcher_did_not_order_is_still_shown(ranks):
 def test_a_torn_line_of_the_merged_log_is_not_read_before_it_is_whole(ranks):
     ranks.prints(0, b"a\nb\n")
     text = json.dumps({"rank": 0, "stream": "stdout", "time": 1.0, "offset": 0, "length": 2}) + "\n"
-    path, log = ranks.folder / contract.MERGED_FILE, ranks.log()
+    path, log = ranks.folder / MERGED_FILE, ranks.log()
     path.write_text(text[:20])
     assert [] == list(log.poll())
     path.write_text(text + "null\n{}\nnonsense\n")

@@ -123,6 +123,8 @@ def test_a_finished_run_has_all_its_files(here, start_run):
         "logs/merged.jsonl",
         "logs/mpirun.stderr",
         "logs/mpirun.stdout",
+        "logs/supervisor.stderr",
+        "logs/supervisor.stdout",
         "logs/rank-0.stderr",
         "logs/rank-0.stdout",
         "logs/rank-0.times",

@@ -1,161 +1,152 @@
-"""Carry a checked plan out in front of the user: get everything ready, start it, show it, say what came out."""
+"""Carry a checked plan out: get everything ready, start it, and watch over it to its end.
+
+This is what a supervisor does, in a process of its own (`cli/session.py`). It shows nothing; whoever wants to see the run
+reads its folder.
+"""
 
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ttlaunch.cli.console import print_json, refuse, show_diagnostics
+from ttlaunch.cli.console import refuse
+from ttlaunch.cli.outcome import Outcome
 from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.launch.output import View
 
 if TYPE_CHECKING:
     from ttlaunch.cli.planning import Prepared
     from ttlaunch.cli.ready_here import Ready
     from ttlaunch.launch.crew import Crew
-    from ttlaunch.launch.output import View
-    from ttlaunch.launch.report import Report
     from ttlaunch.launch.run_folder import RunFolder
+    from ttlaunch.launch.watch import RankState
     from ttlaunch.plan.launch_plan import LaunchPlan
 
+WatchedBy = Callable[[View, "Crew", "RunFolder", Path], View]
 _ELSEWHERE = "`--runs-dir DIR` makes run folders somewhere else"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A run that has come to its end.
+class Way:
+    """How plans are carried out.
 
     Attributes:
-        scratch: Its folder in shared memory on every host, which is gone by now.
-    """
-
-    report: "Report"
-    plan: "LaunchPlan"
-    folder: "RunFolder"
-    scratch: Path
-
-
-def carry_out(
-    prepared: "Prepared",
-    *,
-    runs_dir: Path,
-    form: Format,
-    verbose: bool,
-    grace_s: float = 30.0,
-    typed: Sequence[str] = (),
-    only: Collection[int] | None = None,
-    hang_timeout_s: float | None = None,
-    watched_by: "Callable[[View, Crew, RunFolder, Path], View] | None" = None,
-) -> Outcome:
-    """Start a plan and show it until it has ended; leaves if a host is not ready.
-
-    Args:
-        prepared: The checked plan.
         runs_dir: Where run folders are made.
         form: Of what is printed; with notes if `verbose`.
         grace_s: What ranks have to leave when the end is ordered.
         typed: The command line, if it can be typed again with `--resume`.
-        only: Ranks whose output is shown; None: of all.
-        hang_timeout_s: See `HangWatch`.
-        watched_by: Puts something between the run and what shows it.
+        hang_timeout_s: How long no rank may move; None: it follows from the steps.
+        only: Ranks whose output is shown, where it is shown; None: of all.
     """
-    from ttlaunch.cli.live import make_view
+
+    runs_dir: Path
+    form: Format
+    verbose: bool = False
+    grace_s: float = 30.0
+    typed: Sequence[str] = ()
+    hang_timeout_s: float | None = None
+    only: Collection[int] | None = None
+
+
+def make_ready(prepared: "Prepared", way: Way) -> "Ready":
+    """Check everything where the ranks will run, and bring the code there; leaves if a host is not ready."""
+    if prepared.is_here:
+        from ttlaunch.cli.ready_here import ready_here
+
+        return ready_here(prepared, form=way.form, verbose=way.verbose)
+    from ttlaunch.cli.ready_hosts import ready_hosts
+
+    return ready_hosts(prepared, form=way.form, verbose=way.verbose)
+
+
+def carry_out(
+    prepared: "Prepared",
+    way: Way,
+    *,
+    ready: "Ready | None" = None,
+    begun: "Callable[[RunFolder], None]" = lambda _: None,
+    watched_by: WatchedBy | None = None,
+) -> Outcome:
+    """Start a plan and watch over it until it has ended; leaves if a host is not ready.
+
+    Args:
+        prepared: The checked plan.
+        way: How it is carried out.
+        ready: Its hosts, if they are ready already.
+        begun: Told of the run's folder once all is there and nothing has started.
+        watched_by: Puts something between the run and the view, which shows the run then; None: nobody shows it here.
+    """
     from ttlaunch.cli.registering import registered
     from ttlaunch.launch.ending import Grace
+    from ttlaunch.launch.recorded import facts_of
     from ttlaunch.launch.run_folder import scratch_folder
     from ttlaunch.launch.supervise import supervise
     from ttlaunch.launch.watch import Watch
 
-    ready = _make_ready(prepared, form=form, verbose=verbose)
-    plan, folder = ready.plan, _make_folder(ready, prepared, runs_dir=runs_dir, form=form)
+    ready = ready or make_ready(prepared, way)
+    plan, folder = ready.plan, _make_folder(ready, prepared, way)
     watch = Watch(plan, folder)
     with (
         scratch_folder() as scratch,
         ready.crew(folder, watch, scratch) as crew,
-        registered(plan, folder, form=form),
-        make_view(plan, folder, quiet=form is Format.JSON, only=only) as view,
+        registered(plan, folder, form=way.form),
+        _view(plan, folder, crew, scratch, way, watched_by) as view,
     ):
+        begun(folder)
         report = supervise(
             plan,
             folder,
             environment=os.environ,
-            view=watched_by(view, crew, folder, scratch) if watched_by else view,
+            view=view,
             watch=watch,
             crew=crew,
             scratch=scratch,
-            grace=Grace(grace_s, tuple(typed)),
-            hang_timeout_s=hang_timeout_s,
+            grace=Grace(way.grace_s, tuple(way.typed)),
+            hang_timeout_s=way.hang_timeout_s,
         )
-    return Outcome(report, plan, folder, scratch)
+    return Outcome(report, facts_of(plan), folder, scratch)
 
 
-def _make_folder(ready: "Ready", prepared: "Prepared", *, runs_dir: Path, form: Format) -> "RunFolder":
+@contextmanager
+def _view(
+    plan: "LaunchPlan", folder: "RunFolder", crew: "Crew", scratch: Path, way: Way, watched_by: WatchedBy | None
+) -> Iterator[View]:
+    if watched_by is None:
+        yield Spokesman()
+        return
+    from ttlaunch.cli.live import make_following_view
+    from ttlaunch.launch.recorded import facts_of
+
+    with make_following_view(facts_of(plan), folder, quiet=way.form is Format.JSON, only=way.only) as view:
+        yield watched_by(view, crew, folder, scratch)
+
+
+class Spokesman:
+    """Says what a supervisor has to say, and leaves it to others to show the run."""
+
+    def output(self, stream: str, line: bytes) -> None:
+        (sys.stdout if stream == "stdout" else sys.stderr).write(line.decode("utf-8", "replace") + "\n")
+
+    def record(self, state: "RankState", record: Mapping[str, Any]) -> None:
+        """It stands in the run's folder."""
+
+    def tick(self, ranks: "list[RankState]") -> None:
+        """Likewise."""
+
+
+def _make_folder(ready: "Ready", prepared: "Prepared", way: Way) -> "RunFolder":
     """The run's folder with all that is decided; leaves if it cannot be made."""
     from ttlaunch.errors import RunFolderError
     from ttlaunch.launch.record_inputs import write_inputs
     from ttlaunch.launch.run_folder import create_run_folder
 
     try:
-        folder = create_run_folder(runs_dir)
+        folder = create_run_folder(way.runs_dir)
         resolved = prepared.resolved_config
         write_inputs(ready.plan, folder, resolved_config=resolved, shell=os.environ, release=ready.release)
     except RunFolderError as error:
-        refuse([Diagnostic("H008", str(error), hints=(_ELSEWHERE,))], form=form)
+        refuse([Diagnostic("H008", str(error), hints=(_ELSEWHERE,))], form=way.form)
     return folder
-
-
-def tell(
-    outcome: Outcome,
-    *,
-    form: Format,
-    more: Sequence[Diagnostic] = (),
-    restarts: Sequence[Outcome] = (),
-    exit_status: int | None = None,
-) -> None:
-    """Say what came out.
-
-    Args:
-        outcome: Of the run; of several starts, the last.
-        form: Of what is printed.
-        more: What else is to be said of it.
-        restarts: The starts before it, which JSON has too.
-        exit_status: Of the command, if it is not that of the run.
-    """
-    from ttlaunch.cli.checkpoint_view import checkpoint_diagnostics
-    from ttlaunch.cli.ending_view import outstayed_diagnostics
-    from ttlaunch.cli.summary import failure_diagnostic, show_summary
-    from ttlaunch.cli.traffic_view import traffic_diagnostics
-    from ttlaunch.launch.trace import write_trace
-
-    report, plan, folder = outcome.report, outcome.plan, outcome.folder
-    timeline = write_trace(folder.path, plan.ranks)
-    failure, lost = failure_diagnostic(report, folder), checkpoint_diagnostics(report)
-    is_done = report.status == "done"  # else the first thing named is what broke
-    differences = traffic_diagnostics(report.traffic, [row.role for row in plan.ranks]) if is_done else []
-    found = [
-        *([failure] if failure else []),
-        *outstayed_diagnostics(report, folder),
-        *lost,
-        *differences,
-        *more,
-    ]
-    if form is Format.JSON:
-        earlier = [{"run_id": one.folder.run_id, "failure": one.report.as_json()["failure"]} for one in restarts]
-        texts = [diagnostic.as_json() for diagnostic in found]
-        status = report.exit_status if exit_status is None else exit_status
-        print_json({**report.as_json(), "exit_status": status, "earlier": earlier, "diagnostics": texts})
-    else:
-        show_summary(report, plan, folder, timeline=timeline, stream=sys.stdout)
-        show_diagnostics(found, form=form)
-
-
-def _make_ready(prepared: "Prepared", *, form: Format, verbose: bool) -> "Ready":
-    """Check everything where the ranks will run, and bring the code there; leaves if a host is not ready."""
-    if prepared.is_here:
-        from ttlaunch.cli.ready_here import ready_here
-
-        return ready_here(prepared, form=form, verbose=verbose)
-    from ttlaunch.cli.ready_hosts import ready_hosts
-
-    return ready_hosts(prepared, form=form, verbose=verbose)

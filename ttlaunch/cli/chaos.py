@@ -11,7 +11,7 @@ import typer
 
 from ttlaunch import contract
 from ttlaunch.cli.after_dashes import is_command
-from ttlaunch.cli.carry_out import Outcome, carry_out
+from ttlaunch.cli.carry_out import Way, carry_out
 from ttlaunch.cli.console import leave, refuse, refuse_file
 from ttlaunch.cli.describe import Request
 from ttlaunch.cli.options import (
@@ -32,6 +32,7 @@ from ttlaunch.cli.options import (
     Target,
     Verbose,
 )
+from ttlaunch.cli.outcome import Outcome
 from ttlaunch.diagnostics import Diagnostic, Format, Source, has_errors
 
 if TYPE_CHECKING:
@@ -116,8 +117,8 @@ def chaos(
     chosen = choose_ranks(only or (), prepared.plan.ranks, form=form)
     orders = _orders(source, prepared, count=random, seed=seed, form=form)
     _announce(orders, seed=None if random is None else seed, form=form)
-    start = partial(carry_out, prepared, runs_dir=runs_dir, form=form, verbose=verbose, only=chosen)
-    outcome = _break(partial(start, grace_s=grace, hang_timeout_s=hang_timeout), prepared, orders, form=form)
+    way = Way(runs_dir, form, verbose, grace_s=grace, hang_timeout_s=hang_timeout, only=chosen)
+    outcome = _break(partial(carry_out, prepared, way), prepared, orders, form=form)
     _tell(outcome, prepared, orders, form=form)
 
 
@@ -219,6 +220,7 @@ def _look(outcome: Outcome, prepared: "Prepared", *, began: float) -> "Sequence[
     if not prepared.is_here:
         hosts = [host for host in prepared.topology.hosts if host.name in prepared.plan.hosts]
         transports, _ = open_transports(replace(prepared.topology, hosts=tuple(hosts)))
+    assert outcome.scratch is not None  # noqa: S101 - the run was carried out here
     patience_s = contract.LEASE_S + contract.AFTER_LEASE_S
     try:
         return audit(outcome.folder.run_id, outcome.scratch, transports, began=began, patience_s=patience_s)

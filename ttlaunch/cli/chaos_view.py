@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from ttlaunch.cli.carry_out import Outcome
 from ttlaunch.cli.describe import short_name
+from ttlaunch.cli.outcome import Outcome
 from ttlaunch.cli.summary import show_summary
 from ttlaunch.diagnostics import Diagnostic, listed
 from ttlaunch.diagnostics.count import counted
@@ -22,7 +22,7 @@ _MOST_NAMED = 4
 
 def show_chaos(verdicts: Sequence[Verdict], left: Sequence[Left], outcome: Outcome, *, stream: TextIO) -> None:
     """The run's summary, a row for each fault, and what it cost."""
-    show_summary(outcome.report, outcome.plan, outcome.folder, stream=stream)
+    show_summary(outcome.report, outcome.facts, outcome.folder, stream=stream)
     rows = [_HEADINGS, *(_row(verdict) for verdict in verdicts)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -10,10 +10,10 @@ from ttlaunch import contract
 from ttlaunch.diagnostics import shown
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.launch.output import View
+from ttlaunch.launch.recorded import RunFacts
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.shown_output import ShownOutput
 from ttlaunch.launch.watch import Phase, RankState
-from ttlaunch.plan.launch_plan import LaunchPlan
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,19 +27,14 @@ _CONTROL = dict.fromkeys([*range(9), *range(10, 27), *range(28, 32), 127])  # al
 
 
 @contextmanager
-def make_view(
-    plan: LaunchPlan, folder: RunFolder, *, quiet: bool = False, only: Collection[int] | None = None
-) -> Iterator[View]:
+def make_view(facts: RunFacts, run_id: str, *, quiet: bool = False) -> Iterator[View]:
     """The view that fits where the output goes.
 
     Args:
-        plan: Of the run.
-        folder: Of the run.
+        facts: Of the run.
+        run_id: Of the run.
         quiet: Show nothing (for JSON).
-        only: Ranks whose output is shown; None: of all.
     """
-    chosen = range(plan.world_size) if only is None else only
-    output = ShownOutput(folder.path, plan.ranks, only=chosen, streams=("stdout", "stderr"))
     if quiet:
         yield QuietView()
     elif sys.stdout.isatty():
@@ -47,27 +42,30 @@ def make_view(
         from rich.live import Live
 
         console = Console(file=sys.stdout, highlight=False)
-        with (
-            Live(console=console, auto_refresh=False, transient=False) as live,
-            _following(TableView(plan, live), output) as view,
-        ):
-            yield view
+        with Live(console=console, auto_refresh=False, transient=False) as live:
+            yield TableView(live)
     else:
-        sys.stdout.write(
-            f"run {folder.run_id}: {plan.program.name} on {plan.topology}, {counted(plan.world_size, 'rank')}\n"
-        )
+        sys.stdout.write(f"run {run_id}: {facts.name} on {facts.topology}, {counted(len(facts.ranks), 'rank')}\n")
         sys.stdout.flush()
-        with _following(PlainView(), output) as view:
-            yield view
+        yield PlainView()
 
 
 @contextmanager
-def _following(view: View, output: ShownOutput) -> Iterator[View]:
-    following = FollowingView(view, output)
-    try:
-        yield following
-    finally:
-        following.finish()
+def make_following_view(
+    facts: RunFacts, folder: RunFolder, *, quiet: bool = False, only: Collection[int] | None = None
+) -> Iterator[View]:
+    """The same for whoever watches over the ranks itself: with each tick it also shows what they have printed."""
+    chosen = range(len(facts.ranks)) if only is None else only
+    output = ShownOutput(folder.path, facts.ranks, only=chosen, streams=("stdout", "stderr"))
+    with make_view(facts, folder.run_id, quiet=quiet) as view:
+        if quiet:
+            yield view
+            return
+        following = FollowingView(view, output)
+        try:
+            yield following
+        finally:
+            following.finish()
 
 
 class FollowingView:
@@ -160,8 +158,7 @@ class PlainView:
 class TableView:
     """One row a rank, redrawn a few times a second; what ranks print scrolls by above it."""
 
-    def __init__(self, plan: LaunchPlan, live: "Live") -> None:
-        self._plan = plan
+    def __init__(self, live: "Live") -> None:
         self._live = live
         self._started = time.monotonic()
         self._last_drawn = 0.0

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ttlaunch import __version__, contract
+from ttlaunch import __version__
 from ttlaunch.cli import (
+    attach,
     chaos,
     configs,
     convert,
@@ -37,6 +38,7 @@ from ttlaunch.cli import (
     weights,
 )
 from ttlaunch.cli.after_dashes import CommandAfterDashes
+from ttlaunch.cli.last_resort import status_of
 
 app = typer.Typer(
     name="ttlaunch",
@@ -53,6 +55,7 @@ app.command("chaos", epilog=chaos.EXAMPLES, cls=CommandAfterDashes)(chaos.chaos)
 app.command("plan", epilog=plan.EXAMPLES, cls=CommandAfterDashes)(plan.plan)
 app.command("simulate", epilog=simulate.EXAMPLES)(simulate.simulate)
 app.command("parity", epilog=parity.EXAMPLES)(parity.parity)
+app.command("attach", epilog=attach.EXAMPLES)(attach.attach)
 app.command("ps", epilog=ps.EXAMPLES)(ps.ps)
 app.command("logs", epilog=logs.EXAMPLES)(logs.logs)
 app.command("stop", epilog=stop.EXAMPLES)(stop.stop)
@@ -90,26 +93,14 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; what can go wrong in the world ends as one line and an exit status."""
-    from ttlaunch.errors import TtlaunchError
-
+    """Run the command line."""
     _make_streams_usable()
-    try:
-        app()
-    except TtlaunchError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(error.exit_status)
-    except BrokenPipeError:
-        # The reader of our output has gone; keep Python from complaining about it once more while it shuts down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    except OSError as error:
-        place = f": {error.filename}" if error.filename else ""
-        sys.stderr.write(f"error: {(error.strerror or str(error)).lower()}{place}\n")
-        sys.exit(contract.STATUS_HOST)
-    except Exception as error:  # noqa: BLE001 - a bug of ours is said in one line, and kept whole for the report
-        sys.stderr.write(f"error: this is a bug in ttlaunch: {type(error).__name__}: {error}\n{_keep(error)}")
-        sys.exit(contract.STATUS_RANK_FAILED)
+    sys.exit(status_of(_run_app))
+
+
+def _run_app() -> int:
+    app()  # leaves by SystemExit
+    return 0
 
 
 def _make_streams_usable() -> None:
@@ -119,13 +110,3 @@ def _make_streams_usable() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-
-
-def _keep(error: Exception) -> str:
-    """Write the traceback of a bug to a file that can be sent along with a report."""
-    import tempfile
-    import traceback
-
-    with tempfile.NamedTemporaryFile("w", prefix="ttlaunch-bug-", suffix=".txt", delete=False) as file:
-        file.writelines(traceback.format_exception(error))
-    return f"what led to it: {file.name}\n"

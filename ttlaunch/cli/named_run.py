@@ -2,11 +2,15 @@
 
 import os
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from ttlaunch import contract
 from ttlaunch.cli.console import refuse
 from ttlaunch.diagnostics import Diagnostic, Format, listed, shown
 from ttlaunch.diagnostics.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from ttlaunch.launch.launcher import Launcher
 
 
 def find_named_run(where: str, *, runs_dir: Path, form: Format) -> Path:
@@ -40,7 +44,6 @@ def name_run(where: str, *, runs_dir: Path, working_folder: Path) -> Path | Diag
 
 
 def _registered() -> list[Path]:
-    from ttlaunch import contract
     from ttlaunch.launch.registry import RegistryError, find_registry
 
     try:
@@ -64,6 +67,23 @@ def _no_run(where: str, runs_dir: Path, known: list[str]) -> Diagnostic:
     message = f"`{shown(where)}` names no run in {shown(str(runs_dir))} and no path to one"
     hints = (*did_you_mean(where, dict.fromkeys([LATEST, *known])), where_runs_are)
     return Diagnostic("P030", message, hints=hints)
+
+
+def read_launcher_here(path: Path, command: str, *, form: Format) -> "Launcher | None":
+    """Who launched a run, if anybody says; leaves if the run goes on on another machine.
+
+    Args:
+        path: The run's folder.
+        command: What was to be done with it.
+        form: Of what is said.
+    """
+    from ttlaunch.launch.launcher import read_launcher
+
+    launcher = read_launcher(path)
+    if launcher is not None and not launcher.is_here and not (path / contract.REPORT_FILE).is_file():
+        hint = f"`ssh {launcher.machine} ttlaunch {command} {path}`"
+        refuse([Diagnostic("R049", f"the run {path.name} was started on {launcher.machine}", hints=(hint,))], form=form)
+    return launcher
 
 
 def refuse_run(path: Path, error: OSError | ValueError, *, form: Format) -> NoReturn:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ttlaunch.cli.carry_out import carry_out, tell
+from ttlaunch.cli.carry_out import Way, carry_out, make_ready
 from ttlaunch.cli.console import leave, refuse, show_diagnostics
 from ttlaunch.cli.describe import Request
 from ttlaunch.cli.named_run import find_named_run, refuse_run
@@ -45,16 +45,32 @@ def repro(
     verbose: Verbose = False,
 ) -> None:
     """Start a run again on this machine and say whether the same bits came out."""
+    from ttlaunch.cli.restarts import exit_status_of
+    from ttlaunch.cli.run_end import tell_end
+    from ttlaunch.cli.supervisor import start_supervisor, wait_for_run
+    from ttlaunch.cli.watching import watch
+
     runs = Path.cwd() / runs_dir
     origin = _read(find_named_run(run, runs_dir=runs_dir, form=form), form=form)
     prepared = _prepare_again(origin, runs_dir=runs, with_changes=with_changes, form=form, verbose=verbose)
-    outcome = carry_out(prepared, runs_dir=runs, form=form, verbose=verbose, grace_s=grace, hang_timeout_s=hang_timeout)
-    report, verdict = outcome.report, _compare(origin, outcome.report)
-    tell(outcome, form=form, more=verdict)
+    way = Way(runs, form, verbose, grace, hang_timeout_s=hang_timeout)
+    ready = make_ready(prepared, way)
+    session = start_supervisor(
+        lambda begun: [carry_out(prepared, way, ready=ready, begun=begun)], exit_status=exit_status_of
+    )
+    path = wait_for_run(session)
+    if path is None:
+        leave(session.exit_status())
+    watched = watch(session, path, form=form)
+    status = tell_end(watched, form=form, judge=lambda outcome: _compare(origin, outcome.report))
+    if watched.was_cut_off:
+        leave(status)
+    report = watched.outcomes[-1].report
+    verdict = _compare(origin, report)
     is_same = report.status == "done" and report.parameters_sha256 is not None and not verdict
     if is_same and form is not Format.JSON:
         sys.stdout.write(f"  same bits as     {origin.run_id}\n")
-    leave(report.exit_status or (1 if has_errors(verdict) else 0))
+    leave(status or (1 if has_errors(verdict) else 0))
 
 
 def _prepare_again(origin: "Origin", *, runs_dir: Path, with_changes: bool, form: Format, verbose: bool) -> "Prepared":

@@ -1,63 +1,75 @@
-"""`--max-restarts`: when a run breaks, say so, and start it again from its newest checkpoint."""
+"""`--max-restarts`: when a run breaks, start it again from its newest checkpoint; and what is said of that."""
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ttlaunch import contract
-from ttlaunch.cli.carry_out import Outcome, tell
-from ttlaunch.cli.console import show_diagnostics
+from ttlaunch.cli.carry_out import Way, carry_out
+from ttlaunch.cli.console import leave, show_diagnostics
+from ttlaunch.cli.outcome import tell
 from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.diagnostics.count import counted
 
 if TYPE_CHECKING:
     from ttlaunch.cli.describe import Request
+    from ttlaunch.cli.outcome import Outcome
     from ttlaunch.cli.planning import Prepared
+    from ttlaunch.cli.ready_here import Ready
     from ttlaunch.cli.replan import Replanned
-    from ttlaunch.launch.restarts import GiveUp, Restart
+    from ttlaunch.launch.restarts import Restart
+    from ttlaunch.launch.run_folder import RunFolder
 
 
 def run_with_restarts(
     request: "Request",
     prepared: "Prepared",
+    way: Way,
     *,
     most: int,
-    start: Callable[["Prepared"], Outcome],
-    form: Format,
-    verbose: bool,
-) -> int:
-    """Start a plan until it comes to its end, or to one that another start would not change; returns the exit status.
+    ready: "Ready | None",
+    begun: "Callable[[RunFolder], None]",
+) -> "list[Outcome]":
+    """Start a plan until it comes to its end, or to one that another start would not change; all starts, in order.
 
     Args:
         request: What was typed; a restart checks and plans all of it anew, with another beginning.
         prepared: The same, checked.
+        way: How it is carried out.
         most: Restarts at the most.
-        start: Carries a plan out.
-        form: Of what is printed.
-        verbose: Whether notes are shown.
+        ready: The hosts of the first start, if they are ready already.
+        begun: Told of the folder of each start.
     """
     from ttlaunch.cli.planning import prepare
-    from ttlaunch.launch.restarts import GiveUp, attempt_of, plan_restart
+    from ttlaunch.launch.restarts import GiveUp, attempt_of, plan_restart, write_follow_up
 
-    outcomes = [start(prepared)]
+    outcomes = [carry_out(prepared, way, ready=ready, begun=begun)]
     while True:
+        last = outcomes[-1].folder.path
         attempts = [attempt_of(one.report, one.folder.path) for one in outcomes]
         decision = plan_restart(attempts, most=most)
         if isinstance(decision, GiveUp):
-            return _tell_last(outcomes, decision, form=form)
-        if form is not Format.JSON:
-            tell(outcomes[-1], form=form)
-        following = _following(request, prepared, decision, outcomes, form=form)
-        if isinstance(following, int):
-            return following
-        _announce(len(outcomes), most, decision, following.change)
-        outcomes.append(start(prepare(following.request, form=form, verbose=verbose)))
+            if decision.no_progress:
+                write_follow_up(last, no_progress=decision.no_progress)
+            return outcomes
+        write_follow_up(last, again=True)
+        following = _following(request, prepared, decision, outcomes, form=way.form)
+        name = decision.resume.name if decision.resume else None
+        write_follow_up(last, number=len(outcomes), most=most, resume=name, change=following.change)
+
+        def note(folder: "RunFolder", before: Path = last) -> None:
+            write_follow_up(before, next=str(folder.path))
+            begun(folder)
+
+        again = prepare(following.request, form=way.form, verbose=way.verbose)
+        outcomes.append(carry_out(again, way, begun=note))
 
 
 def _following(
-    request: "Request", first: "Prepared", decision: "Restart", outcomes: list[Outcome], *, form: Format
-) -> "Replanned | int":
-    """What the next attempt is asked for; or the exit status, after saying why there is none."""
+    request: "Request", first: "Prepared", decision: "Restart", outcomes: "list[Outcome]", *, form: Format
+) -> "Replanned":
+    """What the next attempt is asked for; leaves, after saying why, if there is none."""
     from ttlaunch.cli.replan import replan, wait_for_lease
 
     last, earlier = outcomes[-1], outcomes[:-1]
@@ -65,33 +77,42 @@ def _following(
         wait_for_lease(decision)
         following = replan(request, first, decision)
     except KeyboardInterrupt:
-        if form is not Format.JSON:
-            raise
-        tell(last, form=form, restarts=earlier, exit_status=contract.STATUS_INTERRUPTED)
-        return contract.STATUS_INTERRUPTED
-    if not isinstance(following, Diagnostic):
-        return following
-    if form is Format.JSON:
-        tell(last, form=form, restarts=earlier, more=[following])
-    else:
-        show_diagnostics([following], form=form)
-    return last.report.exit_status
+        if form is Format.JSON:
+            tell(last, form=form, restarts=earlier, exit_status=contract.STATUS_INTERRUPTED)
+        leave(contract.STATUS_INTERRUPTED)
+    if isinstance(following, Diagnostic):
+        if form is Format.JSON:
+            tell(last, form=form, restarts=earlier, more=[following])
+        else:
+            show_diagnostics([following], form=form)
+        leave(last.report.exit_status)
+    return following
 
 
-def _tell_last(outcomes: list[Outcome], decision: "GiveUp", *, form: Format) -> int:
-    last = outcomes[-1]
-    if not decision.no_progress:
-        tell(last, form=form, restarts=outcomes[:-1])
-        return last.report.exit_status
+def exit_status_of(outcomes: "Sequence[Outcome]") -> int:
+    """That of the last start, unless restarts came to nothing."""
+    from ttlaunch.launch.restarts import read_follow_up
+
+    if read_follow_up(outcomes[-1].folder.path).get("no_progress"):
+        return contract.STATUS_NO_PROGRESS
+    return outcomes[-1].report.exit_status
+
+
+def given_up(outcomes: "Sequence[Outcome]") -> list[Diagnostic]:
+    """That restarts came to nothing; empty if they did not, or there were none."""
+    from ttlaunch.launch.restarts import read_follow_up
+
+    in_a_row = read_follow_up(outcomes[-1].folder.path).get("no_progress")
+    if not isinstance(in_a_row, int) or not in_a_row:
+        return []
     furthest = max(one.report.steps for one in outcomes)
-    message = f"given up: {counted(decision.no_progress, 'restart')} in a row came no further than step {furthest}"
-    hints = ("what broke comes again; mend it, then `--resume` goes on",)
-    status = contract.STATUS_NO_PROGRESS
-    tell(last, form=form, restarts=outcomes[:-1], more=[Diagnostic("R027", message, hints=hints)], exit_status=status)
-    return status
+    message = f"given up: {counted(in_a_row, 'restart')} in a row came no further than step {furthest}"
+    return [Diagnostic("R027", message, hints=("what broke comes again; mend it, then `--resume` goes on",))]
 
 
-def _announce(number: int, most: int, decision: "Restart", change: str) -> None:
-    where = f"from the newest checkpoint of {decision.resume.name}" if decision.resume else "from the beginning"
-    sys.stderr.write(f"restart {number} of {most}, {where}{change}\n")
+def announce(follow_up: Mapping[str, Any]) -> None:
+    """Say that a run is started again."""
+    resume = follow_up.get("resume")
+    where = f"from the newest checkpoint of {resume}" if resume else "from the beginning"
+    sys.stderr.write(f"restart {follow_up['number']} of {follow_up['most']}, {where}{follow_up['change']}\n")
     sys.stderr.flush()

@@ -1,15 +1,15 @@
 """`ttlaunch run`: check everything, start the plan, show it while it runs, say what came out or what broke."""
 
 import sys
-from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from ttlaunch import contract
 from ttlaunch.cli.after_dashes import is_command
-from ttlaunch.cli.carry_out import carry_out
-from ttlaunch.cli.console import leave
+from ttlaunch.cli.carry_out import Way, make_ready
+from ttlaunch.cli.console import leave, print_json
 from ttlaunch.cli.describe import Request
 from ttlaunch.cli.options import (
     Arguments,
@@ -33,6 +33,10 @@ from ttlaunch.cli.options import (
 )
 from ttlaunch.diagnostics import Format
 
+if TYPE_CHECKING:
+    from ttlaunch.cli.planning import Prepared
+    from ttlaunch.cli.session import Session
+
 EXAMPLES = """\
 [bold]ttlaunch run hierarchical_parallel[/bold]   three tiers on this machine
 
@@ -47,6 +51,8 @@ EXAMPLES = """\
 [bold]ttlaunch run hierarchical_parallel --max-restarts 3[/bold]   go on by itself from the newest checkpoint when a rank breaks
 
 [bold]ttlaunch run hierarchical_parallel --only role=worker[/bold]   show what the workers print; files keep everything
+
+[bold]ttlaunch run hierarchical_parallel -d[/bold]   leave it to itself; `ttlaunch attach` shows it, `ttlaunch stop` ends it
 
 [bold]ttlaunch run --hang-timeout 600 -- ./any_program[/bold]   end it when it has printed nothing for ten minutes
 
@@ -81,6 +87,9 @@ def run(
     only: Only = None,
     hang_timeout: HangTimeout = None,
     max_restarts: MaxRestarts = 0,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Check and start it, then leave it to itself; `attach` shows it.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and start nothing.")] = False,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
@@ -88,7 +97,9 @@ def run(
     """Start a recipe or a script on a cluster and watch it to its end."""
     from ttlaunch.cli.logs import choose_ranks
     from ttlaunch.cli.planning import prepare
-    from ttlaunch.cli.restarts import run_with_restarts
+    from ttlaunch.cli.run_end import tell_end
+    from ttlaunch.cli.supervisor import wait_for_run
+    from ttlaunch.cli.watching import watch
 
     request = Request(
         target=target,
@@ -112,6 +123,38 @@ def run(
 
         show_plan(prepared.plan, form=form)
         return
-    shown = partial(carry_out, runs_dir=runs_dir, form=form, verbose=verbose, only=chosen)
-    start = partial(shown, typed=("ttlaunch", *sys.argv[1:]), grace_s=grace, hang_timeout_s=hang_timeout)
-    leave(run_with_restarts(request, prepared, most=max_restarts, start=start, form=form, verbose=verbose))
+    way = Way(runs_dir, form, verbose, grace, ("ttlaunch", *sys.argv[1:]), hang_timeout)
+    session = _start(request, prepared, way, most=max_restarts)
+    path = wait_for_run(session)
+    if path is None:
+        leave(session.exit_status())
+    if detach:
+        _leave_to_itself(session, path, form=form)
+    leave(tell_end(watch(session, path, form=form, only=chosen), form=form))
+
+
+def _start(request: Request, prepared: "Prepared", way: Way, *, most: int) -> "Session":
+    """Start a supervisor; it connects to hosts itself, while what is to be said of this machine is said before."""
+    from ttlaunch.cli.restarts import exit_status_of, run_with_restarts
+    from ttlaunch.cli.supervisor import start_supervisor
+
+    ready = make_ready(prepared, way) if prepared.is_here else None
+    return start_supervisor(
+        lambda begun: run_with_restarts(request, prepared, way, most=most, ready=ready, begun=begun),
+        exit_status=exit_status_of,
+    )
+
+
+def _leave_to_itself(session: "Session", path: Path, *, form: Format) -> NoReturn:
+    """Say how to come back to a run, and leave."""
+    session.set_free()
+    if form is Format.JSON:
+        print_json({"run_id": path.name, "folder": str(path), "supervisor_pid": session.pid})
+    elif form is Format.CONCISE:
+        sys.stdout.write(f"{path.name}\n")
+    else:
+        name = path.name
+        sys.stdout.write(
+            f"{name} goes on by itself; `ttlaunch attach {name}` shows it, `ttlaunch stop {name}` ends it\n"
+        )
+    leave(contract.STATUS_DONE)

@@ -109,7 +109,8 @@ def _plan(request: Request, *, form: Format, verbose: bool) -> tuple["LaunchPlan
 
 
 def _carry_out(plan: "LaunchPlan", python: str, *, keep: Path | None, form: Format) -> "Simulation":
-    from ttlaunch.cli.live import make_view
+    from ttlaunch.cli.live import make_following_view
+    from ttlaunch.launch.recorded import facts_of
     from ttlaunch.launch.run_folder import RunFolder
     from ttlaunch.launch.simulate import simulate
 
@@ -123,7 +124,9 @@ def _carry_out(plan: "LaunchPlan", python: str, *, keep: Path | None, form: Form
                 path.mkdir(parents=True)
         except OSError as error:
             refuse_file(_named(keep), error, form=form)
-        view = stack.enter_context(make_view(plan, RunFolder(run_id, path), quiet=form is Format.JSON))
+        view = stack.enter_context(
+            make_following_view(facts_of(plan), RunFolder(run_id, path), quiet=form is Format.JSON)
+        )
         stack.enter_context(terminated_as_interrupted())
         saves = keep is not None
         try:

@@ -10,7 +10,7 @@ import typer
 
 from ttlaunch import contract
 from ttlaunch.cli.console import leave, print_json, refuse
-from ttlaunch.cli.named_run import find_named_run
+from ttlaunch.cli.named_run import find_named_run, read_launcher_here
 from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.diagnostics import Diagnostic, Format
 
@@ -42,13 +42,10 @@ def stop(
     form: OutputFormat = Format.FULL,
 ) -> None:
     """Tell a run's launcher to end it, and wait until it has."""
-    from ttlaunch.launch.launcher import is_running, read_launcher
+    from ttlaunch.launch.launcher import is_running
 
     path = find_named_run(run, runs_dir=runs_dir, form=form)
-    launcher = read_launcher(path)
-    if launcher is not None and not launcher.is_here and not (path / contract.REPORT_FILE).is_file():
-        hint = f"`ssh {launcher.machine} ttlaunch stop {path}`"
-        refuse([Diagnostic("R049", f"the run {path.name} was started on {launcher.machine}", hints=(hint,))], form=form)
+    launcher = read_launcher_here(path, "stop", form=form)
     if not is_running(path):
         _say(path, "is not running", form=form, was_running=False)
         return

@@ -13,18 +13,18 @@ from ttlaunch.diagnostics import Diagnostic, Label, Source
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.launch.causes import Cause
 from ttlaunch.launch.failure import render_cascade
+from ttlaunch.launch.recorded import RunFacts
 from ttlaunch.launch.report import Report
 from ttlaunch.launch.run_folder import RunFolder
-from ttlaunch.plan.launch_plan import LaunchPlan
 
 
 def show_summary(
-    report: Report, plan: LaunchPlan, folder: RunFolder, *, stream: TextIO, timeline: Path | None = None
+    report: Report, facts: RunFacts, folder: RunFolder, *, stream: TextIO, timeline: Path | None = None
 ) -> None:
     """What came out."""
     layout = f" ({report.layout})" if report.layout else ""
     lines = [
-        f"{report.status}: {report.name}{layout} on {plan.topology}, {counted(report.world_size, 'rank')}, {report.duration_s:.1f} s"
+        f"{report.status}: {report.name}{layout} on {facts.topology}, {counted(report.world_size, 'rank')}, {report.duration_s:.1f} s"
     ]
     lines += [*_steps(report), *render_stop(report)]
     if report.first_validation is not None and report.last_validation is not None:

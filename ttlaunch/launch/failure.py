@@ -1,8 +1,8 @@
 """The first failure of a run as everybody tells it: the diagnostic, `report.json`, `ttlaunch report`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from ttlaunch.launch.causes import Cause
 
@@ -87,6 +87,18 @@ class Failure:
             "next_step": self.next_step,
         }
 
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
+        """What `as_json` was made of.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is no such record.
+        """
+        values = {name: value for name, value in _without_class(record).items() if name != "cascade"}
+        lists = {name: tuple(record[name]) for name in ("evidence", "last_lines")}
+        followers = tuple(Follower(**{**_without_class(one), "kind": Cause(one["class"])}) for one in record["cascade"])
+        return cls(**{**values, **lists, "kind": Cause(record["class"]), "followers": followers})
+
 
 def render_cascade(followers: Sequence[Follower]) -> str | None:
     """What happened to the other ranks, as one line; None if nothing did."""
@@ -114,3 +126,7 @@ def _named(ranks: Iterable[int]) -> str:
 
 def _without_kind(one: Follower) -> dict[str, Any]:
     return {name: value for name, value in asdict(one).items() if name != "kind"}
+
+
+def _without_class(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in one.items() if name != "class"}

@@ -17,6 +17,8 @@ from typing import IO, Self
 from ttlaunch import contract
 from ttlaunch.launch.watch import Watch
 
+MERGED_FILE = f"{contract.LOGS_DIR}/merged.jsonl"
+"""Which stretch of which rank's output came when, in this order, as the launcher saw it; relative to the run folder."""
 _STREAMS = {b"1": "stdout", b"2": "stderr"}
 _PIECE = 1 << 20
 _TOGETHER_S = 0.05
@@ -177,7 +179,7 @@ class MergedWriter:
     """Writes `logs/merged.jsonl` of a run that goes on."""
 
     def __init__(self, folder: Path, watch: Watch) -> None:
-        self._path = folder / contract.MERGED_FILE
+        self._path = folder / MERGED_FILE
         self._watch = watch
         self._outputs = RankOutputs(folder, [state.row.rank for state in watch.ranks])
         self._file: IO[str] | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from ttlaunch import contract
-from ttlaunch.launch.merge import RankOutputs, Stretch
+from ttlaunch.launch.merge import MERGED_FILE, RankOutputs, Stretch
 
 _LONGEST_LINE = 4 << 20
 _SKIP = 1 << 20
@@ -54,7 +54,7 @@ class MergedLog:
 
     def _new_stretches(self) -> list[Stretch]:
         try:
-            with (self._folder / contract.MERGED_FILE).open("rb") as file:
+            with (self._folder / MERGED_FILE).open("rb") as file:
                 file.seek(self._read)
                 data = file.read()
         except OSError:

@@ -12,7 +12,7 @@ from ttlaunch.launch.launcher import is_running
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.traffic import Settlement, settle
 from ttlaunch.launch.watch import RankState, Watch
-from ttlaunch.plan.launch_plan import RankRow
+from ttlaunch.plan.launch_plan import LaunchPlan, RankRow
 
 LATEST = "latest"
 
@@ -46,11 +46,21 @@ class Recorded:
 
     @property
     def name(self) -> str:
-        return str((self.plan.get("recipe") or self.plan.get("command") or {"name": "?"})["name"])
+        return _facts(self.plan).name
 
 
 @dataclass(frozen=True)
-class _Rows:
+class RunFacts:
+    """What a view has to know of a run.
+
+    Attributes:
+        name: Of the recipe or program.
+        topology: Name of the cluster's description.
+        ranks: Row by row.
+    """
+
+    name: str
+    topology: str
     ranks: tuple[RankRow, ...]
 
 
@@ -77,6 +87,21 @@ def matching_runs(where: str, folders: Iterable[Path]) -> list[Path]:
     return [path for path in folders if path.name.startswith(where) or path.name.endswith(f"-{where}")]
 
 
+def facts_of(plan: LaunchPlan) -> RunFacts:
+    """The same of a plan that was just made."""
+    return RunFacts(plan.program.name, plan.topology, plan.ranks)
+
+
+def read_facts(path: Path) -> RunFacts:
+    """What a run's plan says of it.
+
+    Raises:
+        OSError: Its plan cannot be read.
+        ValueError: Its plan is none.
+    """
+    return _facts(read_object(path / contract.PLAN_FILE))
+
+
 def read_rows(path: Path) -> list[RankRow]:
     """The ranks of a run.
 
@@ -84,7 +109,7 @@ def read_rows(path: Path) -> list[RankRow]:
         OSError: Its plan cannot be read.
         ValueError: Its plan is none.
     """
-    return _rows(read_object(path / contract.PLAN_FILE))
+    return list(read_facts(path).ranks)
 
 
 def read_run(path: Path) -> Recorded:
@@ -95,10 +120,10 @@ def read_run(path: Path) -> Recorded:
         ValueError: Its plan or its report is none.
     """
     plan = read_object(path / contract.PLAN_FILE)
-    rows = tuple(_rows(plan))
+    facts = _facts(plan)
     has_ended = (path / contract.REPORT_FILE).is_file()
     report = read_object(path / contract.REPORT_FILE) if has_ended else None
-    watch = Watch(_Rows(rows), RunFolder(path.name, path))
+    watch = Watch(facts, RunFolder(path.name, path))
     watch.poll()
     is_done = report is not None and report.get("status") == "done"
     return Recorded(
@@ -107,13 +132,15 @@ def read_run(path: Path) -> Recorded:
         report=report,
         is_running=not has_ended and is_running(path),
         ranks=watch.ranks,
-        books=read_books(path, world_size=len(rows)),
+        books=read_books(path, world_size=len(facts.ranks)),
         traffic=settle(path, plan, watch.ranks, is_done=is_done),
     )
 
 
-def _rows(plan: Mapping[str, Any]) -> list[RankRow]:
+def _facts(plan: Mapping[str, Any]) -> RunFacts:
     try:
-        return [RankRow(row["rank"], row["host"], row["slot"], row["role"]) for row in plan["ranks"]]
+        rows = [RankRow(row["rank"], row["host"], row["slot"], row["role"]) for row in plan["ranks"]]
+        name = (plan.get("recipe") or plan.get("command") or {"name": "?"})["name"]
+        return RunFacts(str(name), str(plan.get("topology", "?")), tuple(rows))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{contract.PLAN_FILE} is not a plan") from error

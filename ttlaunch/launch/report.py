@@ -5,15 +5,20 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from ttlaunch import contract
 from ttlaunch.launch.boxes import LastOperation, last_operations
 from ttlaunch.launch.failure import Failure
+from ttlaunch.launch.json_files import read_object
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.traffic import Settlement, settle
 from ttlaunch.launch.watch import RankState
 from ttlaunch.plan.launch_plan import LaunchPlan, RecipeProgram
+
+_NOT_FINITE = {"inf", "-inf", "nan"}
+_MEASURED = ("first_validation", "last_validation", "last_perplexity", "tokens_per_s", "layer_grad_norms", "results")
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,23 @@ class Report:
         values["ranks"] = [dict(rank) for rank in self.ranks]
         return {name: _finite(value) for name, value in values.items()}
 
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
+        """What `as_json` was made of.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is no such record; perhaps another version wrote it.
+        """
+        failure, traffic = record["failure"], record["traffic"]
+        parts = {
+            "failure": Failure.from_json(failure) if failure else None,
+            "traffic": Settlement.from_json(traffic) if traffic else None,
+            "lost_checkpoints": {one["step"]: one["reason"] for one in record["lost_checkpoints"]},
+            "ranks": tuple(record["ranks"]),
+        }
+        measured = {name: _number(record[name]) for name in _MEASURED}
+        return cls(**{**record, **measured, **parts})
+
 
 def make_report(
     plan: LaunchPlan,
@@ -125,8 +147,24 @@ def _layer_norms(ranks: list[RankState]) -> dict[str, Any]:
 
 
 def write_report(report: Report, folder: RunFolder) -> None:
-    """Write `report.json`."""
-    folder.file(contract.REPORT_FILE).write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+    """Write `report.json`, which appears whole: whoever watches the run waits for it."""
+    path = folder.file(contract.REPORT_FILE)
+    unfinished = path.with_name(f"{path.name}.tmp")
+    unfinished.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+
+
+def read_report(folder: Path) -> Report:
+    """What a run came to, from its folder.
+
+    Raises:
+        OSError: There is no report, or it cannot be read.
+        ValueError: It is none of this version.
+    """
+    try:
+        return Report.from_json(read_object(folder / contract.REPORT_FILE))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{contract.REPORT_FILE} is not a report of this version: {error}") from error
 
 
 def combine_digests(by_rank: list[dict[str, str]]) -> tuple[str | None, bool]:
@@ -151,6 +189,13 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return {name: _finite(inner) for name, inner in value.items()} if isinstance(value, dict) else value
+
+
+def _number(value: Any) -> Any:
+    """The number that `_finite` has written as text."""
+    if isinstance(value, str) and value in _NOT_FINITE:
+        return float(value)
+    return {name: _number(inner) for name, inner in value.items()} if isinstance(value, dict) else value
 
 
 def _began_from(recipe: RecipeProgram | None) -> dict[str, Any] | None:

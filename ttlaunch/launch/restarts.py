@@ -4,14 +4,19 @@ A host that was lost may still run its ranks, cut off from us, until its lease h
 before that, and the next attempt does without it.
 """
 
+import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.launch.checkpoints import newest_step
+from ttlaunch.launch.json_files import read_object_if_any
 from ttlaunch.launch.report import Report
 
+_FOLLOW_UP = "restart.json"
 FRUITLESS = 2
 """So many restarts in a row that make no step end the attempts."""
 
@@ -95,6 +100,27 @@ def plan_restart(attempts: Sequence[Attempt], *, most: int) -> Restart | GiveUp:
 def _fenced_at(lost: Mapping[str, float]) -> float:
     """When the leases of all these hosts have run out for sure."""
     return max(lost.values()) + contract.LEASE_S + contract.AFTER_LEASE_S if lost else 0.0
+
+
+def write_follow_up(folder: Path, **values: Any) -> None:
+    """Write down what follows a run, for whoever watches it; a folder that cannot be written any more says nothing.
+
+    Args:
+        folder: Of the run that has ended.
+        values: `again`: that it is to be started again; then `number` of the restart, `most` of them, `resume`: name of
+            the run that it goes on from, or None, `change`: what is different; then `next`: its folder. Or `no_progress`,
+            and nothing follows.
+    """
+    path = folder / _FOLLOW_UP
+    unfinished = path.with_name(f"{path.name}.tmp")
+    with contextlib.suppress(OSError):
+        unfinished.write_text(json.dumps({**read_object_if_any(path), **values}) + "\n", encoding="utf-8")
+        unfinished.replace(path)
+
+
+def read_follow_up(folder: Path) -> dict[str, Any]:
+    """What `write_follow_up` has written; empty if nothing."""
+    return read_object_if_any(folder / _FOLLOW_UP)
 
 
 def _fruitless(attempts: Sequence[Attempt]) -> int:

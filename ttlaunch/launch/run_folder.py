@@ -25,6 +25,7 @@ from ttlaunch.plan.launch_plan import LaunchPlan, render_plan_json
 from ttlaunch.plan.openmpi import scratch_settings
 
 _SCRATCH = "ttl-"
+_COMMAND_FILE = "command.sh"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class RunFolder:
 
     def file(self, name: str) -> Path:
         return self.path / name
+
+
+def supervisor_file(stream: str) -> str:
+    """What the process that watches over the run says to the user, on one of its streams; relative to the run folder."""
+    return f"{contract.LOGS_DIR}/supervisor.{stream}"
 
 
 def create_run_folder(runs_folder: Path, *, now: datetime | None = None) -> RunFolder:
@@ -90,13 +96,13 @@ def write_plan(plan: LaunchPlan, folder: Path, *, run_id: str | None = None) -> 
     if plan.engine.by_hand is not None and run_id is None:
         plan_path = shlex.quote(str(folder.resolve() / contract.PLAN_FILE))
         texts[contract.START_FILE] = f"{plan.engine.by_hand} {plan_path}\n"
-    texts[contract.COMMAND_FILE] = render_command(plan, folder, run_id=run_id)
+    texts[_COMMAND_FILE] = render_command(plan, folder, run_id=run_id)
     paths = []
     for name, text in texts.items():
         path = folder / name
         path.write_text(text, encoding="utf-8")
         paths.append(path)
-    script = folder / contract.COMMAND_FILE
+    script = folder / _COMMAND_FILE
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     return paths
 

@@ -38,6 +38,7 @@ from ttlaunch.launch.output import MpirunOutput, View
 from ttlaunch.launch.process import end_mpirun, start_mpirun
 from ttlaunch.launch.report import Report, write_report
 from ttlaunch.launch.run_folder import RunFolder, append_event
+from ttlaunch.launch.trace import write_trace
 from ttlaunch.launch.watch import Watch
 from ttlaunch.plan.launch_plan import LaunchPlan
 from ttlaunch.plan.openmpi import scratch_settings
@@ -92,6 +93,7 @@ def supervise(
     report = conclude(plan, folder, watch, ending, process.returncode, time.monotonic() - started, leftovers)
     report = replace(report, lost_checkpoints=lost.clean_up(folder.path), stopped=stopped(ending, folder, grace))
     view.tick(watch.ranks)
+    write_trace(folder.path, plan.ranks)
     _write_down(report, folder)
     return report
 

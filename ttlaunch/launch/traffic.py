@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ttlaunch.launch.books import Book, measured, read_books
 from ttlaunch.launch.watch import RankState
@@ -56,8 +56,19 @@ class Edge:
             "messages": self.messages,
             "bytes": self.size,
             "formula_bytes": self.expected,
+            "slack_bytes": self.slack,
             "ratio": self.ratio,
         }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
+        """What `as_json` was made of.
+
+        Raises:
+            KeyError: It is no such record.
+        """
+        names = ("operation", "source", "dest", "messages", "bytes", "formula_bytes", "slack_bytes")
+        return cls(*(record[name] for name in names))
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,24 @@ class Settlement:
 
     def as_json(self) -> dict[str, Any]:
         edges = [edge.as_json() for edge in self.edges]
-        return {"steps": self.steps, "validations": self.validations, "not_compared": self.reason, "edges": edges}
+        return {
+            "steps": self.steps,
+            "validations": self.validations,
+            "not_compared": self.reason,
+            "is_mistaken": self.is_mistaken,
+            "edges": edges,
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
+        """What `as_json` was made of.
+
+        Raises:
+            KeyError: It is no such record.
+        """
+        edges = tuple(Edge.from_json(edge) for edge in record["edges"])
+        names = ("not_compared", "is_mistaken")
+        return cls(record["steps"], record["validations"], edges, *(record[name] for name in names))
 
 
 def settle(folder: Path, plan: Mapping[str, Any], ranks: Sequence[RankState], *, is_done: bool) -> Settlement | None:

@@ -1,0 +1,45 @@
+"""`ttlaunch attach`: watch a run that goes on without a terminal, from its first line; or see again one that has ended."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ttlaunch.cli.console import leave
+from ttlaunch.cli.named_run import find_named_run, read_launcher_here, refuse_run
+from ttlaunch.cli.options import Only, OutputFormat, RunsDir
+from ttlaunch.diagnostics import Format
+
+EXAMPLES = """\
+[bold]ttlaunch attach[/bold]   the newest run, from its first line; Ctrl-C ends it, Ctrl-\\\\ only leaves it
+
+[bold]ttlaunch attach 3fa1[/bold]   the run whose id ends with 3fa1, wherever it was started on this machine
+
+[bold]ttlaunch attach latest --only role=worker[/bold]   show what the workers print
+"""
+
+
+def attach(
+    run: Annotated[
+        str, typer.Argument(metavar="[RUN|latest]", help="A run's id or a part of it, or a path.", show_default=False)
+    ] = "latest",
+    *,
+    only: Only = None,
+    runs_dir: RunsDir = Path("runs"),
+    form: OutputFormat = Format.FULL,
+) -> None:
+    """Watch a run to its end, as its own terminal would; its exit status becomes ours."""
+    from ttlaunch.cli.logs import choose_ranks
+    from ttlaunch.cli.run_end import tell_end
+    from ttlaunch.cli.session import Attached
+    from ttlaunch.cli.watching import watch
+    from ttlaunch.launch.recorded import read_rows
+
+    path = find_named_run(run, runs_dir=runs_dir, form=form)
+    launcher = read_launcher_here(path, "attach", form=form)
+    try:
+        chosen = choose_ranks(only or (), read_rows(path), form=form)
+        watched = watch(Attached(launcher), path, form=form, only=chosen)
+    except (OSError, ValueError) as error:
+        refuse_run(path, error, form=form)
+    leave(tell_end(watched, form=form))

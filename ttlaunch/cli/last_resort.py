@@ -1,0 +1,46 @@
+"""What can go wrong in the world, and in ttlaunch itself, ends as one line and an exit status; never as a traceback."""
+
+import os
+import sys
+from collections.abc import Callable
+
+from ttlaunch import contract
+
+
+def status_of(work: Callable[[], int]) -> int:
+    """Do the work of a command and return its exit status, whatever comes of it."""
+    from ttlaunch.errors import TtlaunchError
+
+    try:
+        return work()
+    except SystemExit as left:
+        return left.code if isinstance(left.code, int) else int(left.code is not None)
+    except KeyboardInterrupt:
+        return contract.STATUS_INTERRUPTED
+    except TtlaunchError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_status
+    except BrokenPipeError:
+        # The reader of our output has gone; keep Python from complaining about it once more while it shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        place = f": {error.filename}" if error.filename else ""
+        sys.stderr.write(f"error: {(error.strerror or str(error)).lower()}{place}\n")
+        return contract.STATUS_HOST
+    except Exception as error:  # noqa: BLE001 - a bug of ours is said in one line, and kept whole for the report
+        code = getattr(error, "exit_code", None)  # how typer leaves a command
+        if isinstance(code, int):
+            return code
+        sys.stderr.write(f"error: this is a bug in ttlaunch: {type(error).__name__}: {error}\n{_keep(error)}")
+        return contract.STATUS_RANK_FAILED
+
+
+def _keep(error: Exception) -> str:
+    """Write the traceback of a bug to a file that can be sent along with a report."""
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile("w", prefix="ttlaunch-bug-", suffix=".txt", delete=False) as file:
+        file.writelines(traceback.format_exception(error))
+    return f"what led to it: {file.name}\n"

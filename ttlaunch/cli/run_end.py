@@ -1,0 +1,50 @@
+"""The last words of a command that has watched a run: what came out, or that its supervisor was killed."""
+
+import signal
+from collections.abc import Callable, Sequence
+
+from ttlaunch import contract
+from ttlaunch.cli.console import print_json, show_diagnostics
+from ttlaunch.cli.outcome import Outcome, tell
+from ttlaunch.cli.restarts import exit_status_of, given_up
+from ttlaunch.cli.watching import Watched
+from ttlaunch.diagnostics import Diagnostic, Format
+
+_MOMENT_S = 3.0
+"""What mpirun may take to end the ranks here once its supervisor is gone."""
+
+
+def tell_end(watched: Watched, *, form: Format, judge: Callable[[Outcome], Sequence[Diagnostic]] = lambda _: ()) -> int:
+    """Say what came of a run; returns the exit status.
+
+    Args:
+        watched: How watching it ended.
+        form: Of what is printed.
+        judge: What else is to be said of the last outcome.
+    """
+    if watched.was_cut_off:
+        return _tell_cut_off(watched, form=form)
+    outcomes = watched.outcomes
+    status = exit_status_of(outcomes) if watched.exit_status is None else watched.exit_status
+    if not watched.is_told:
+        more = [*given_up(outcomes), *judge(outcomes[-1])]
+        tell(outcomes[-1], form=form, restarts=outcomes[:-1], more=more, exit_status=status)
+    return status
+
+
+def _tell_cut_off(watched: Watched, *, form: Format) -> int:
+    """The supervisor ended before its run did; of a bug in it, it has spoken itself."""
+    from ttlaunch.agent.run_processes import kill_run_processes
+
+    if watched.exit_status is not None and watched.exit_status >= 0:
+        return watched.exit_status
+    killed = len(kill_run_processes(watched.last.name, moment_s=_MOMENT_S))
+    how = "is gone" if watched.exit_status is None else f"was killed by {signal.Signals(-watched.exit_status).name}"
+    notes = ["its ranks have ended with it"]
+    notes += [f"{killed} of its processes here had to be killed"] if killed else []
+    hints = ("`ttlaunch run … --resume latest` goes on from its newest checkpoint",)
+    found = Diagnostic("R050", f"the supervisor of {watched.last.name} {how}", notes=tuple(notes), hints=hints)
+    if form is Format.JSON:
+        print_json({"run_id": watched.last.name, "diagnostics": [found.as_json()]})
+    show_diagnostics([found], form=form)
+    return contract.STATUS_RANK_FAILED

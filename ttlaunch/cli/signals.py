@@ -1,0 +1,17 @@
+"""What a command does with signals for as long as something goes on."""
+
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+
+@contextmanager
+def handled(by_number: Mapping[int, Callable[[int], None]]) -> Iterator[None]:
+    """Take signals this way; a hang-up that we were told to ignore (`nohup`) stays ignored."""
+    numbers = [n for n in by_number if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, lambda taken, _: by_number[taken](taken)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,191 @@
+r"""Watch a run, and the restarts that follow it, until it has ended or nobody wants to watch it any more.
+
+Ctrl-C and SIGTERM are passed on to the supervisor, which ends the run. A closed terminal and Ctrl-\ end only the
+watching, and Ctrl-Z stops only that.
+"""
+
+import errno
+import signal
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ttlaunch import contract
+from ttlaunch.cli.console import leave
+from ttlaunch.cli.live import make_view
+from ttlaunch.cli.outcome import Outcome, tell
+from ttlaunch.cli.restarts import announce
+from ttlaunch.cli.signals import handled
+from ttlaunch.diagnostics import Format
+from ttlaunch.launch.follow import FollowedRun
+from ttlaunch.launch.recorded import read_facts
+from ttlaunch.launch.report import Report, read_report
+from ttlaunch.launch.restarts import read_follow_up
+from ttlaunch.launch.run_folder import RunFolder
+
+_TICK_S = 0.1
+_HUNG_UP = 129
+
+
+class Supervisor(Protocol):
+    """The process that watches over a run, as whoever shows the run sees it; see `cli/session.py`."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    @property
+    def said(self) -> Collection[dict[str, Any]]: ...
+
+    def wait(self, timeout_s: float) -> None: ...
+
+    def signal(self, number: int) -> None: ...
+
+    def set_free(self) -> None: ...
+
+    def exit_status(self) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class Watched:
+    """How watching ended.
+
+    Attributes:
+        outcomes: Of the run; with restarts, of each start; all but the last have been told.
+        is_told: Whether the last one has been told too, because a restart was to follow it.
+        exit_status: The supervisor's; None if it is not our child, negative if it was killed.
+        last: Folder of the run that was watched last.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    exit_status: int | None
+    last: Path
+    is_told: bool = False
+
+    @property
+    def was_cut_off(self) -> bool:
+        """Whether the run that was watched last has no end."""
+        return not self.outcomes or self.outcomes[-1].folder.path != self.last
+
+
+def watch(supervisor: Supervisor, first: Path, *, form: Format, only: Collection[int] | None = None) -> Watched:
+    """Show a run until it has ended; leaves if the watching ends before.
+
+    Args:
+        supervisor: Of the run.
+        first: The run's folder.
+        form: Of what is printed.
+        only: Ranks whose output is shown; None: of all.
+    """
+    watcher = _Watcher(supervisor, form, only)
+    ways: dict[int, Callable[[int], None]] = {
+        signal.SIGINT: supervisor.signal,
+        signal.SIGTERM: supervisor.signal,
+        signal.SIGHUP: watcher.stop,
+        signal.SIGQUIT: watcher.stop,
+    }
+    with handled(ways):
+        try:
+            return watcher.watch(first)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            supervisor.set_free()  # the terminal is gone; nobody need have told us
+            leave(_HUNG_UP)
+
+
+class _Watcher:
+    def __init__(self, supervisor: Supervisor, form: Format, only: Collection[int] | None) -> None:
+        self._supervisor = supervisor
+        self._form = form
+        self._only = only
+        self._stopped_by: int | None = None
+        self._followed: FollowedRun | None = None
+
+    def stop(self, number: int) -> None:
+        """Watch no longer; safe in a signal handler. What we print after it may find no terminal any more."""
+        self._stopped_by = number
+        self._supervisor.set_free()
+
+    def watch(self, first: Path) -> Watched:
+        outcomes: list[Outcome] = []
+        path, is_told = first, False
+        while outcome := self._watch_one(path):
+            outcomes.append(outcome)
+            follow_up = self._follow_up(path)
+            is_told = "again" in follow_up
+            if is_told and self._form is not Format.JSON:
+                tell(outcome, form=self._form)
+            restarted = self._next(path) if is_told else None
+            if restarted is None:
+                break
+            path = restarted
+        status = self._supervisor.exit_status()
+        self._print_said()
+        return Watched(tuple(outcomes), status, path, is_told)
+
+    def _watch_one(self, path: Path) -> Outcome | None:
+        """Show a run from its beginning; what came of it, or None if nobody is left who could say."""
+        folder, facts = RunFolder(path.name, path), read_facts(path)
+        only = range(len(facts.ranks)) if self._only is None else self._only
+        with make_view(facts, folder.run_id, quiet=self._form is Format.JSON) as view:
+            self._followed = followed = FollowedRun(folder, facts, view, only=only)
+            while not followed.has_ended and not self._supervisor.is_over and self._stopped_by is None:
+                followed.poll()
+                self._supervisor.wait(_TICK_S)
+            report = None if self._stopped_by else self._report(path)
+            if self._stopped_by is None:
+                followed.finish(report)
+        self._leave_if_stopped(path)
+        return Outcome(report, facts, folder) if report else None
+
+    def _report(self, path: Path) -> Report | None:
+        """From the run's folder, or from the supervisor if the folder's disk is full."""
+        while not (path / contract.REPORT_FILE).is_file():
+            said = [record["report"] for record in self._supervisor.said if "report" in record]
+            if said:
+                return Report.from_json(said[-1])
+            if self._supervisor.is_over:
+                return None
+            self._supervisor.wait(_TICK_S)
+        return read_report(path)
+
+    def _follow_up(self, path: Path) -> Mapping[str, Any]:
+        """What follows a run that has ended; empty if nothing."""
+        while not (found := read_follow_up(path)) and not self._supervisor.is_over:
+            self._supervisor.wait(_TICK_S)
+            self._leave_if_stopped(path)
+        return found or read_follow_up(path)
+
+    def _next(self, path: Path) -> Path | None:
+        """The folder of the restart that was decided on; None if it could not be begun."""
+        is_announced = False
+        while "next" not in (found := read_follow_up(path)):
+            self._print_said()
+            if "number" in found and not is_announced:
+                announce(found)
+                is_announced = True
+            if self._supervisor.is_over:
+                return None
+            self._supervisor.wait(_TICK_S)
+            self._leave_if_stopped(path)
+        if not is_announced:
+            announce(found)
+        return Path(found["next"])
+
+    def _print_said(self) -> None:
+        """What the supervisor says while no run goes on, such as why none can be started again."""
+        for name, line in self._followed.said() if self._followed else ():
+            stream = sys.stdout if name == "stdout" else sys.stderr
+            if name == "stdout" or self._form is not Format.JSON:
+                stream.write(line.decode("utf-8", "replace") + "\n")
+                stream.flush()
+
+    def _leave_if_stopped(self, path: Path) -> None:
+        if self._stopped_by is None:
+            return
+        if self._stopped_by == signal.SIGQUIT:
+            sys.stdout.write(f"{path.name} goes on; `ttlaunch attach {path.name}` shows it again\n")
+            leave(contract.STATUS_DONE)
+        leave(_HUNG_UP)
