@@ -92,7 +92,7 @@ def test_of_faults_at_one_moment_either_may_be_named():
 
 def test_a_stopped_rank_breaks_the_run_only_if_nothing_else_does():
     plan, made = "stop rank=1 at 5s; kill rank=2 at 6s", [(0, 5.0, [1]), (1, 6.0, [2])]
-    assert ["overtaken", "named"] == outcomes(plan, made, failed("killed", rank=2))
+    assert ["overtaken", "named"] == outcomes(plan, made, failed("killed", rank=2, time=START + 6.1))
     hung = {**failed("hung", rank=1, code="R013"), "status": "hung"}
     assert ["named", "not made"] == outcomes(plan, made[:1], hung)
 
@@ -126,3 +126,23 @@ def test_a_lost_host_is_detected_when_something_follows_from_it():
     report = failed("host_lost", host="b", code="R012", time=START + 3.9)
     (verdict,) = judged("cut host=b at 5s", [(0, 5.0, [])], report, extra=extra, end=START + 15.0)
     assert (9.0, 10.0) == (verdict.detected_s, verdict.over_s)
+
+
+def test_a_hang_that_was_seen_before_another_fault_came_is_named():
+    plan, made = "stop rank=1 at 1s; kill mpirun at 5.5s", [(0, 1.0, [1]), (1, 5.5, [])]
+    hung = {**failed("hung", rank=1, code="R013", time=START + 5.2), "status": "hung"}
+    assert ["named", "overtaken"] == outcomes(plan, made, hung)
+    assert ["overtaken", "misnamed"] == outcomes(plan, [(0, 1.0, [1]), (1, 4.0, [])], hung)
+
+
+def test_a_host_that_is_silent_for_a_while_may_be_overtaken():
+    plan, made = "cut host=b at 1s; kill rank=2 at 5s", [(0, 1.0, []), (1, 5.0, [2])]
+    assert ["overtaken", "named"] == outcomes(plan, made, failed("killed", rank=2))
+    assert ["named", "overtaken"] == outcomes(plan, made, failed("host_lost", host="b", code="R012", time=START + 0.9))
+    late = [(0, 1.0, []), (1, 12.0, [2])]
+    assert ["misnamed", "overtaken"] == outcomes(plan, late, failed("killed", rank=2, time=START + 12.1))
+
+
+def test_a_run_that_had_broken_by_itself_is_no_fault_of_the_fault():
+    broken = failed("raised", rank=0, code="R002", time=START + 4.0)
+    assert ["overtaken"] == outcomes("kill mpirun at 5s", [(0, 5.0, [])], broken)

@@ -80,9 +80,8 @@ def chaos_diagnostics(verdicts: Sequence[Verdict], left: Sequence[Left], outcome
         for verdict in verdicts
         if verdict.outcome.is_wrong
     ]
-    if all(verdict.outcome is Fate.NOT_MADE for verdict in verdicts):
-        reasons = "; ".join(dict.fromkeys(str(verdict.reason) for verdict in verdicts))
-        found.append(Diagnostic("R058", f"no fault was made: {reasons}", hints=(history,)))
+    if not found and not any(verdict.outcome in {Fate.NAMED, Fate.ENDURED} for verdict in verdicts):
+        found.append(Diagnostic("R058", _nothing_proven(verdicts, outcome.report), hints=(history,)))
     return found + [_left_diagnostic(one) for one in left if not one.is_clean]
 
 
@@ -129,10 +128,15 @@ def _left_diagnostic(one: Left) -> Diagnostic:
     return Diagnostic("R059", _left_on(one), notes=tuple(notes))
 
 
+def _nothing_proven(verdicts: Sequence[Verdict], report: Report) -> str:
+    reasons = "; ".join(dict.fromkeys(verdict.reason for verdict in verdicts if verdict.reason))
+    if report.failure is not None:
+        return f"the run broke before any fault could break it: {report.failure.code}, {report.failure.message}"
+    return f"no fault was made: {reasons}"
+
+
 def _complaint(verdict: Verdict, report: Report) -> str:
     if verdict.outcome is Fate.UNNOTICED:
         return f"`{verdict.fault}` was made, and the run ended as if nothing had been"
     told = f"{report.failure.code}, {report.failure.message}" if report.failure else f"it was {report.status}"
-    if verdict.detected_s is None and verdict.ranks and not report.failure:
-        return f"`{verdict.fault}` was made, and the report says only that {told}"
     return f"`{verdict.fault}` was made, and the report says: {told}"

@@ -6,7 +6,7 @@ be named; a stopped rank breaks it only if nobody lets it go on and nothing else
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -16,6 +16,8 @@ from ttlaunch.plan.faults import Fault, Kind, Verb
 
 _SAME_MOMENT_S = 0.1
 """Faults so close together count as one: which of them is seen first is chance."""
+_SILENCE_S = 10.0
+"""How long a host may say nothing until it counts as lost; what breaks the run before that comes first."""
 _TERM_ENDS = {Cause.ENDED, Cause.EXITED, Cause.KILLED, Cause.RAISED, Cause.LEFT_EARLY}
 _CAUSES = {
     Verb.KILL: {Cause.KILLED},
@@ -32,7 +34,7 @@ class Outcome(StrEnum):
     MISNAMED = "misnamed"  # it broke the run, and the report names something else
     UNNOTICED = "unnoticed"  # it was made, and the run ended as if it had not been
     ENDURED = "endured"  # it breaks nothing, and nothing broke
-    OVERTAKEN = "overtaken"  # another fault broke the run before it could
+    OVERTAKEN = "overtaken"  # something else broke the run before it could
     NOT_MADE = "not made"  # the run had ended, or it could not be made
 
     @property
@@ -92,11 +94,11 @@ def judge_faults(
         events: Of the run's history, as `read_events` gives them.
         report: `report.json`.
     """
-    made = _made(faults, events)
+    made = _made(faults, events, report)
     missed = {event["index"]: str(event["reason"]) for event in events if event.get("event") == MISSED}
     made = [one for one in made if one.index not in missed]
     breaking = sorted((one for one in made if not _is_harmless(one, made)), key=lambda one: (one.breaks_at, one.time))
-    first = breaking[0] if breaking else None
+    first = breaking[0] if breaking and not _broke_before(breaking[0], report) else None
     together = [one for one in breaking if first and one.breaks_at <= first.breaks_at + _SAME_MOMENT_S]
     together = together if first and math.isfinite(first.breaks_at) else breaking
     named = next((one for one in together if first and _is_named(one, report)), None)
@@ -108,12 +110,12 @@ def judge_faults(
             reason = missed.get(index, "the run had ended")
             verdicts.append(Verdict(str(fault), Outcome.NOT_MADE, reason))
         else:
-            outcome = _outcome(one, first, named, harmless=one not in breaking, report=report)
+            outcome = _outcome(one, first, named, breaking=breaking, report=report)
             verdicts.append(_verdict(one, outcome, events, report))
     return verdicts
 
 
-def _made(faults: Sequence[Fault], events: Sequence[Mapping[str, Any]]) -> list[_Made]:
+def _made(faults: Sequence[Fault], events: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> list[_Made]:
     found: list[_Made] = []
     for event in events:
         if event.get("event") == FAULT:
@@ -121,17 +123,31 @@ def _made(faults: Sequence[Fault], events: Sequence[Mapping[str, Any]]) -> list[
             found.append(
                 _Made(event["index"], fault, event["time"], frozenset(event["ranks"]), event["step"], event["time"])
             )
-    return [_with_effect(one, found) for one in found]
+    return [_with_effect(one, found, report) for one in found]
 
 
-def _with_effect(one: _Made, made: Sequence[_Made]) -> _Made:
-    """A fault with the moment at which it breaks something: a stopped rank takes no signal but SIGKILL until it goes on."""
+def _with_effect(one: _Made, made: Sequence[_Made], report: Mapping[str, Any]) -> _Made:
+    """A fault with the moment at which it breaks the run, which for some is a while after it was made.
+
+    A stopped rank is a hang only when the timeout is over, and takes no signal but SIGKILL until it goes on. A silent host
+    is lost only after a while.
+    """
+    is_named = _is_named(one, report)
     if one.fault.verb is Verb.STOP:
-        return _Made(**{**vars(one), "breaks_at": math.inf})
+        return replace(one, breaks_at=report["failure"]["time"] if is_named else math.inf)
+    if one.fault.verb is Verb.CUT or one.fault.target.kind is Kind.AGENT:
+        return replace(one, breaks_at=one.time if is_named else one.time + _SILENCE_S)
     if one.fault.verb in {Verb.TERM, Verb.SEGV} and one.ranks:
-        awake = min(_awake_at(rank, one.time, made) for rank in one.ranks)
-        return _Made(**{**vars(one), "breaks_at": awake})
+        return replace(one, breaks_at=min(_awake_at(rank, one.time, made) for rank in one.ranks))
     return one
+
+
+def _broke_before(first: _Made, report: Mapping[str, Any]) -> bool:
+    """Whether the run had broken by itself; of a lost host only the last sign of life is known."""
+    failure = report["failure"]
+    if failure is None or failure["time"] is None or failure["class"] == Cause.HOST_LOST:
+        return False
+    return bool(failure["time"] < first.time - _SAME_MOMENT_S)
 
 
 def _awake_at(rank: int, time: float, made: Sequence[_Made]) -> float:
@@ -151,11 +167,10 @@ def _is_harmless(one: _Made, made: Sequence[_Made]) -> bool:
 
 
 def _outcome(
-    one: _Made, first: _Made | None, named: _Made | None, *, harmless: bool, report: Mapping[str, Any]
+    one: _Made, first: _Made | None, named: _Made | None, *, breaking: Sequence[_Made], report: Mapping[str, Any]
 ) -> Outcome:
-    if harmless:
-        alone = first is None and report["failure"] is not None
-        return Outcome.MISNAMED if alone else Outcome.ENDURED
+    if one not in breaking:
+        return Outcome.MISNAMED if not breaking and report["failure"] is not None else Outcome.ENDURED
     if one is named or (one.fault.target.kind is Kind.RUN and _is_named(one, report)):
         return Outcome.NAMED  # Ctrl-C may be pressed several times
     if named is None and one is first:
@@ -177,7 +192,7 @@ def _is_named(one: _Made, report: Mapping[str, Any]) -> bool:
         return bool(failure["code"] == "R008")
     if kind is Kind.AGENT or verb is Verb.CUT:
         return bool(failure["class"] == Cause.HOST_LOST and failure["host"] == one.fault.target.value)
-    causes = {Cause.SHIM_LOST} if kind is Kind.SHIM else _CAUSES[verb]
+    causes = {Cause.SHIM_LOST} if kind is Kind.SHIM else _CAUSES.get(verb, set())
     return failure["class"] in causes and failure["rank"] in one.ranks
 
 
