@@ -15,8 +15,11 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
+from ttlaunch import contract
 from ttlaunch.cli.live import PlainView, TableView
-from ttlaunch.launch.watch import Phase, RankState, fold
+from ttlaunch.launch.recorded import RunFacts
+from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.watch import Phase, RankState, Watch, fold
 from ttlaunch.plan.launch_plan import RankRow
 
 HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"
@@ -63,7 +66,7 @@ def test_a_note_of_a_rank_is_a_line_in_both_views(capsys):
     assert line == capsys.readouterr().out
     console = Console(file=io.StringIO(), width=100, force_terminal=False)
     with Live(console=console, auto_refresh=False) as live:
-        TableView(live).record(worker, note)
+        TableView(live, says_ready=True).record(worker, note)
     assert line.strip() == console.file.getvalue().strip()
 
 
@@ -77,11 +80,11 @@ def test_plain_lines_of_ranks_go_to_the_stream_they_came_from(capfd):
     assert said.out.endswith(" bytes as they are\n")
 
 
-def drawn(ranks):
+def drawn(ranks, *, is_program=False):
     """The table for these states as text, without the time that has passed."""
     console = Console(file=io.StringIO(), width=100, color_system=None)
     with Live(console=console, auto_refresh=False) as live:
-        console.print(TableView(live)._draw(ranks))
+        console.print(TableView(live, says_ready=not is_program)._draw(ranks))
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     return re.sub(r"\b0 s\b", "N s", "\n".join(line for line in lines if line))
 
@@ -121,6 +124,37 @@ def test_the_table_of_a_run_without_steps_has_no_bar():
         "   0   rank   box                             waiting\n"
         "N s"
     )
+
+
+def test_a_program_runs_as_soon_as_it_is_started():
+    (rank,) = ranks_of("rank")
+    fold(rank, {"kind": "started", "time": 0, "pid": 1})
+    assert drawn([rank], is_program=True).splitlines()[1].endswith("running")
+    assert drawn([rank]).splitlines()[1].endswith("starting")
+
+
+def test_ranks_that_were_told_to_end_are_stopping_until_they_have():
+    told, ended, starting = ranks_of("worker", "worker", "worker")
+    for rank in (told, ended):
+        fold(rank, {"kind": "ready", "time": 0})
+        fold(rank, {"kind": "stopping", "time": 1, "step": 4})
+    fold(ended, {"kind": "done", "time": 2})
+    fold(starting, {"kind": "started", "time": 2, "pid": 1})
+    conditions = [line.split()[-1] for line in drawn([told, ended, starting]).splitlines()[1:4]]
+    assert ["stopping", "done", "starting"] == conditions
+
+
+def test_a_program_that_was_told_to_end_is_stopping(tmp_path):
+    (tmp_path / "records").mkdir()
+    (tmp_path / contract.progress_file(0)).write_text(contract.record_line({"kind": "started", "time": 0, "pid": 1}))
+    watch = Watch(
+        RunFacts("work", "local", (RankRow(0, "box", 0, "rank"),), is_recipe=False), RunFolder("test", tmp_path)
+    )
+    watch.poll()
+    assert "running" == watch.ranks[0].condition(says_ready=False)
+    (tmp_path / contract.ENDING_FILE).write_text('{"after_step": null}')
+    watch.poll()
+    assert "stopping" == watch.ranks[0].condition(says_ready=False)
 
 
 def test_the_table_tells_the_time_that_is_left():

@@ -43,7 +43,7 @@ def make_view(facts: RunFacts, run_id: str, *, quiet: bool = False) -> Iterator[
 
         console = Console(file=sys.stdout, highlight=False)
         with Live(console=console, auto_refresh=False, transient=False) as live:
-            yield TableView(live)
+            yield TableView(live, says_ready=facts.is_recipe)
     else:
         sys.stdout.write(f"run {run_id}: {facts.name} on {facts.topology}, {counted(len(facts.ranks), 'rank')}\n")
         sys.stdout.flush()
@@ -158,8 +158,15 @@ class PlainView:
 class TableView:
     """One row a rank, redrawn a few times a second; what ranks print scrolls by above it."""
 
-    def __init__(self, live: "Live") -> None:
+    def __init__(self, live: "Live", *, says_ready: bool) -> None:
+        """An empty table.
+
+        Args:
+            live: Where it is drawn.
+            says_ready: See `RankState.condition`.
+        """
         self._live = live
+        self._says_ready = says_ready
         self._started = time.monotonic()
         self._last_drawn = 0.0
 
@@ -194,8 +201,8 @@ class TableView:
             loss = "" if state.loss is None else f"{state.loss:.4f}"
             step = str(state.step) if state.step else ""
             style = {Phase.FAILED: "bold red", Phase.DONE: "green"}.get(state.phase, "")
-            row = state.row
-            table.add_row(str(row.rank), row.role, row.host, step, loss, speed, Text(str(state.phase), style=style))
+            row, condition = state.row, state.condition(says_ready=self._says_ready)
+            table.add_row(str(row.rank), row.role, row.host, step, loss, speed, Text(condition, style=style))
         rest = len(ranks) - _MOST_ROWS
         more = [Text(f"… and {counted(rest, 'more rank')}")] if rest > 0 else []
         return Group(table, *more, self._progress(ranks))

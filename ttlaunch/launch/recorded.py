@@ -12,7 +12,7 @@ from ttlaunch.launch.launcher import is_running
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.traffic import Settlement, settle
 from ttlaunch.launch.watch import RankState, Watch
-from ttlaunch.plan.launch_plan import LaunchPlan, RankRow
+from ttlaunch.plan.launch_plan import LaunchPlan, RankRow, RecipeProgram
 
 LATEST = "latest"
 
@@ -57,11 +57,13 @@ class RunFacts:
         name: Of the recipe or program.
         topology: Name of the cluster's description.
         ranks: Row by row.
+        is_recipe: Whether its ranks tell of what they do.
     """
 
     name: str
     topology: str
     ranks: tuple[RankRow, ...]
+    is_recipe: bool
 
 
 def find_run(where: str, *, runs_folder: Path, working_folder: Path) -> Path | None:
@@ -89,7 +91,7 @@ def matching_runs(where: str, folders: Iterable[Path]) -> list[Path]:
 
 def facts_of(plan: LaunchPlan) -> RunFacts:
     """The same of a plan that was just made."""
-    return RunFacts(plan.program.name, plan.topology, plan.ranks)
+    return RunFacts(plan.program.name, plan.topology, plan.ranks, isinstance(plan.program, RecipeProgram))
 
 
 def read_facts(path: Path) -> RunFacts:
@@ -141,6 +143,6 @@ def _facts(plan: Mapping[str, Any]) -> RunFacts:
     try:
         rows = [RankRow(row["rank"], row["host"], row["slot"], row["role"]) for row in plan["ranks"]]
         name = (plan.get("recipe") or plan.get("command") or {"name": "?"})["name"]
-        return RunFacts(str(name), str(plan.get("topology", "?")), tuple(rows))
+        return RunFacts(str(name), str(plan.get("topology", "?")), tuple(rows), plan.get("recipe") is not None)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{contract.PLAN_FILE} is not a plan") from error

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -37,6 +38,7 @@ class RankState:
         first_step_time, last_step_time: When it reported its first and last step, seconds since the epoch.
         lost_checkpoints: Why the rank has no part of a checkpoint, by step.
         stops_after: The step that it cannot stop before; known once it has heard that the run is to end.
+        is_told_to_stop: Whether the ranks were told to end.
         error: What the rank wrote about its own exception.
         exit: What the shim wrote about the rank's end.
         clock_offset_s: How much later it is where the rank runs than here.
@@ -59,10 +61,22 @@ class RankState:
     results: dict[str, Any] = field(default_factory=dict)
     lost_checkpoints: dict[int, str] = field(default_factory=dict)
     stops_after: int | None = None
+    is_told_to_stop: bool = False
     started: dict[str, Any] = field(default_factory=dict)
     error: dict[str, Any] | None = None
     exit: dict[str, Any] | None = None
     clock_offset_s: float = 0.0
+
+    def condition(self, *, says_ready: bool) -> str:
+        """The phase in a word for people: a rank that was told to stop is stopping, until it has.
+
+        Args:
+            says_ready: Whether it says when its packages are imported, as ranks of recipes do; else it runs at once.
+        """
+        is_up = self.phase is Phase.RUNNING or (self.phase is Phase.STARTING and not says_ready)
+        if is_up and (self.is_told_to_stop or self.stops_after is not None):
+            return "stopping"
+        return str(Phase.RUNNING if is_up else self.phase)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -110,7 +124,9 @@ class Watch:
         fresh.sort(key=lambda pair: _time(pair[1]))
         for state, record in fresh:
             fold(state, record)
+        is_told_to_stop = os.path.exists(self._folder.file(contract.ENDING_FILE))  # noqa: PTH110 - never raises
         for state in self.ranks:
+            state.is_told_to_stop = is_told_to_stop
             self._read_endings(state)
         return fresh
 
