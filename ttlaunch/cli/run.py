@@ -52,7 +52,7 @@ EXAMPLES = """\
 
 [bold]ttlaunch run hierarchical_parallel --only role=worker[/bold]   show what the workers print; files keep everything
 
-[bold]ttlaunch run hierarchical_parallel -d[/bold]   leave it to itself; `ttlaunch attach` shows it, `ttlaunch stop` ends it
+[bold]ttlaunch run hierarchical_parallel -d[/bold]   leave it to itself; `attach` shows it again, `stop` ends it
 
 [bold]ttlaunch run --hang-timeout 600 -- ./any_program[/bold]   end it when it has printed nothing for ten minutes
 
