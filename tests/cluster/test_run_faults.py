@@ -60,14 +60,14 @@ def waiting(cluster, ttlaunch_on, lab, tmp_path):  # noqa: F811 - the fixture
     return Started(ttlaunch_on(cluster), "run --on lab --ranks 3 -- python3 wait.py", ranks=3)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_on_every_host(cluster, waiting, number):
     waiting.process.send_signal(number)
     assert waiting.ends(within_s=20) == (130 if number == signal.SIGINT else 143)
     wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
 
 
-def test_a_killed_launcher_leaves_nothing_on_any_host(cluster, waiting):
+def test_a_killed_view_leaves_nothing_on_any_host(cluster, waiting):
     waiting.process.kill()
     waiting.process.communicate(timeout=20)
     wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
