@@ -24,8 +24,9 @@ from mutation_kinds import kinds_of_config, kinds_of_topology
 from ttlaunch.cli.describe import check_data
 from ttlaunch.diagnostics import Diagnostic, Source, has_errors
 from ttlaunch.plan.launch_plan import LaunchPlan
-from ttlaunch.plan.make import RecipeChoice, Surroundings, check_recipe, plan_command, plan_recipe
+from ttlaunch.plan.make import Surroundings, plan_command
 from ttlaunch.plan.openmpi import OpenMpi
+from ttlaunch.plan.recipe_plan import RecipeChoice, check_recipe, plan_recipe
 from ttlaunch.recipe.config import load_config
 from ttlaunch.recipe.declare import Recipe
 from ttlaunch.recipe.discovery import find_recipe, load_recipe

@@ -7,8 +7,9 @@ import pytest
 
 from ttlaunch.cli.describe import Request, describe
 from ttlaunch.diagnostics import render
-from ttlaunch.plan.make import Surroundings, plan_command, plan_recipe
+from ttlaunch.plan.make import Surroundings, plan_command
 from ttlaunch.plan.openmpi import OpenMpi
+from ttlaunch.plan.recipe_plan import plan_recipe
 from ttlaunch.topology.load import load_topology
 
 SURROUNDINGS = Surroundings(

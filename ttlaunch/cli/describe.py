@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ttlaunch.diagnostics import Diagnostic, Label, has_errors, shown
 
 if TYPE_CHECKING:
-    from ttlaunch.plan.make import RecipeChoice
+    from ttlaunch.plan.recipe_plan import RecipeChoice
     from ttlaunch.plan.roles import RoleLayout
     from ttlaunch.recipe.config import LoadedConfig
     from ttlaunch.topology.model import Topology
@@ -189,7 +189,7 @@ def _refuse_recipe_options(result: Description, request: Request) -> None:
 
 def _describe_recipe(result: Description, request: Request, working_folder: Path, shell: Mapping[str, str]) -> None:
     from ttlaunch.cli.resume import find_start
-    from ttlaunch.plan.make import RecipeChoice, check_recipe
+    from ttlaunch.plan.recipe_plan import RecipeChoice, check_recipe
     from ttlaunch.recipe.config import load_config
     from ttlaunch.recipe.discovery import find_recipe, load_recipe
 

@@ -13,8 +13,7 @@ from ttlaunch.cli.describe import Description, Request, describe
 from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.launch.engine import find_openmpi
 from ttlaunch.plan.launch_plan import LaunchPlan
-from ttlaunch.plan.make import Surroundings, plan_command, plan_recipe
-from ttlaunch.recipe.config import render_resolved
+from ttlaunch.plan.make import Surroundings, plan_command
 from ttlaunch.remote.local import is_this_machine
 from ttlaunch.topology.model import Topology
 
@@ -61,9 +60,18 @@ def prepare(request: Request, *, form: Format, verbose: bool) -> Prepared:
         found += check_local_names(local, topology=description.topology, hostname=platform.node())
         refuse(found, form=form, verbose=verbose)
     show_diagnostics(found, form=form, verbose=verbose)
-    choice = description.choice
-    resolved = render_resolved(choice.recipe, choice.loaded) if choice else ""
+    resolved = _resolved(description)
     return Prepared(plan, description.topology, surroundings, resolved, request, description)
+
+
+def _resolved(description: Description) -> str:
+    """The recipe's whole configuration as a file; empty for a program."""
+    choice = description.choice
+    if choice is None:
+        return ""
+    from ttlaunch.recipe.config import render_resolved  # not for programs, which start without reading recipes
+
+    return render_resolved(choice.recipe, choice.loaded)
 
 
 def _local_hosts(description: Description) -> frozenset[str]:
@@ -90,6 +98,8 @@ def make_plan(description: Description, request: Request, surroundings: Surround
         )
     if description.choice is None or description.layout is None:
         return None
+    from ttlaunch.plan.recipe_plan import plan_recipe
+
     plan = plan_recipe(description.choice, description.layout, description.topology, surroundings)
     if request.trace_steps is None:
         return plan

@@ -12,7 +12,6 @@ from ttlaunch.cli.console import leave, refuse, show_diagnostics
 from ttlaunch.cli.describe import Request
 from ttlaunch.cli.named_run import find_named_run, refuse_run
 from ttlaunch.cli.options import GraceSeconds, HangTimeout, OutputFormat, RunsDir, Verbose
-from ttlaunch.cli.planning import prepare
 from ttlaunch.diagnostics import Diagnostic, Format, Severity, has_errors
 
 if TYPE_CHECKING:
@@ -75,6 +74,8 @@ def repro(
 
 def _prepare_again(origin: "Origin", *, runs_dir: Path, with_changes: bool, form: Format, verbose: bool) -> "Prepared":
     """Check and plan the same once more, in the folder where it was started; leaves if it is not the same."""
+    from ttlaunch.cli.planning import prepare
+
     found = _differences(origin, with_changes=with_changes)
     if has_errors(found):
         refuse(found, form=form, verbose=verbose)

@@ -13,7 +13,7 @@ from ttlaunch.diagnostics.count import counted
 
 if TYPE_CHECKING:
     from ttlaunch.launch.resume import Checkpoint, Search
-    from ttlaunch.plan.make import RecipeChoice
+    from ttlaunch.plan.recipe_plan import RecipeChoice
 
 _WEIGHTS_KEY = "checkpoint_config.initial_weights"
 _LONGEST = 300

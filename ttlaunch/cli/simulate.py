@@ -85,8 +85,9 @@ def _plan(request: Request, *, form: Format, verbose: bool) -> tuple["LaunchPlan
     from ttlaunch.agent import SHIM
     from ttlaunch.launch.preflight import check_packages
     from ttlaunch.plan.launch_plan import RecipeProgram
-    from ttlaunch.plan.make import Surroundings, plan_recipe
+    from ttlaunch.plan.make import Surroundings
     from ttlaunch.plan.openmpi import OpenMpi
+    from ttlaunch.plan.recipe_plan import plan_recipe
     from ttlaunch.recipe.config import check_one_process
 
     working_folder = Path.cwd()

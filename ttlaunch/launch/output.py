@@ -15,6 +15,8 @@ FROM_A_RANK = b"rank "
 EVERY_LINE = b""
 """How all lines begin."""
 _LONGEST_LINE = 1 << 20  # shims cut theirs sooner
+_ENDED = "ended"
+"""In place of a stream's name: the process itself has ended."""
 
 
 class View(Protocol):
@@ -43,6 +45,8 @@ class MpirunOutput:
         self._rest: dict[str, bytes] = {}
         self._files: dict[str, Any] = {}
         self._streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
+        self._process = os.pidfd_open(process.pid)
+        self._selector.register(self._process, selectors.EVENT_READ, _ENDED)
         for name, stream in (("stdout", process.stdout), ("stderr", process.stderr)):
             if stream is not None:
                 os.set_blocking(stream.fileno(), False)
@@ -58,18 +62,22 @@ class MpirunOutput:
             if rest:
                 self._show(name, rest)
         self._selector.close()
+        os.close(self._process)
         for stream in self._streams:
             stream.close()
         for file in self._files.values():
             file.close()
 
     def read(self, timeout_s: float) -> bool:
-        """Wait for output and pass it on; False if none came."""
+        """Wait for output, or for mpirun's end, and pass on what came; False if nothing did."""
         if not self._selector.get_map():
             time.sleep(timeout_s)
             return False
         events = self._selector.select(timeout_s)
         for key, _ in events:
+            if key.data == _ENDED:
+                self._selector.unregister(key.fileobj)
+                continue
             data = os.read(key.fd, 65536)
             if not data:
                 self._selector.unregister(key.fileobj)

@@ -4,12 +4,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ttlaunch.launch.books import Book, measured, read_books
 from ttlaunch.launch.watch import RankState
-from ttlaunch.recipe.importing import import_recipe_module
-from ttlaunch.recipe.traffic import Ranks, Traffic
+
+if TYPE_CHECKING:
+    from ttlaunch.recipe.traffic import Traffic
 
 Key = tuple[str, int, int]
 """Operation, source, destination."""
@@ -146,7 +147,7 @@ def settle(folder: Path, plan: Mapping[str, Any], ranks: Sequence[RankState], *,
 
 
 def _edges(
-    found: Mapping[Key, tuple[int, int]], formula: Sequence[Traffic] | None, *, steps: int, validations: int
+    found: Mapping[Key, tuple[int, int]], formula: Sequence["Traffic"] | None, *, steps: int, validations: int
 ) -> tuple[Edge, ...]:
     expected: dict[Key, int] = defaultdict(int)
     slack: dict[Key, int] = defaultdict(int)
@@ -167,10 +168,13 @@ def _edges(
 
 def _formula(
     plan: Mapping[str, Any], roles: Sequence[str], books: Sequence[Book]
-) -> tuple[list[Traffic] | None, str | None, bool]:
+) -> tuple[list["Traffic"] | None, str | None, bool]:
     """What the recipe says of these ranks, or why it says nothing, and whether that is its mistake."""
     if not plan.get("recipe"):
         return None, "it is a program and no recipe", False
+    from ttlaunch.recipe.importing import import_recipe_module  # noqa: PLC0415 - runs of programs read no recipe
+    from ttlaunch.recipe.traffic import Ranks  # noqa: PLC0415 - likewise
+
     name, folder = plan["recipe"]["name"], Path(plan["recipe"]["folder"])
     try:
         recipe = import_recipe_module(folder, "recipe").RECIPE

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ttlaunch.diagnostics import has_errors
-from ttlaunch.plan.make import RecipeChoice, check_recipe
+from ttlaunch.plan.recipe_plan import RecipeChoice, check_recipe
 from ttlaunch.plan.roles import RoleLayout
 from ttlaunch.recipe.config import LoadedConfig, override_config
 from ttlaunch.recipe.declare import Layout, Per, Recipe

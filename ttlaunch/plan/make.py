@@ -1,24 +1,19 @@
-"""Put the parts together: topology, recipe and configuration, engine and shell in; `LaunchPlan` and diagnostics out."""
+"""Put the parts of a plan together: a program, topology, engine and shell in; `LaunchPlan` out.
+
+`recipe_plan.py` does it for a recipe; it is another file because reading recipes costs a tenth of a second.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from ttlaunch.diagnostics import Diagnostic, Label, has_errors
+from ttlaunch.diagnostics import Diagnostic, Label
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.plan.devices import check_devices
 from ttlaunch.plan.environment import MANAGED, plan_environment, plan_rank_environment
-from ttlaunch.plan.fabric import check_fabric
 from ttlaunch.plan.launch_plan import CommandProgram, LaunchPlan, RankRow, RecipeProgram
 from ttlaunch.plan.openmpi import OpenMpi, OverHosts, plan_openmpi
-from ttlaunch.plan.roles import RoleLayout, plan_roles
 from ttlaunch.plan.secrets import hide_secrets
-from ttlaunch.recipe.config import LoadedConfig, check_config
-from ttlaunch.recipe.declare import Recipe
 from ttlaunch.topology.model import Topology
-
-_RANK_MODULE = ("-m", "ttlaunch.runtime")
 
 
 @dataclass(frozen=True)
@@ -59,53 +54,6 @@ class Surroundings:
     networks: Networks | None = None
 
 
-@dataclass(frozen=True)
-class RecipeChoice:
-    """A recipe with its configuration.
-
-    Attributes:
-        data: Path, SHA-256 and size of the training text, None if the recipe reads none.
-        start: Files that training begins from, None if weights are drawn from the seed.
-    """
-
-    name: str
-    folder: Path
-    recipe: Recipe
-    loaded: LoadedConfig
-    data: Mapping[str, Any] | None = None
-    start: Mapping[str, Any] | None = None
-
-
-def check_recipe(
-    choice: RecipeChoice, topology: Topology, *, ranks: int | None
-) -> tuple[RoleLayout | None, list[Diagnostic]]:
-    """Lay the roles out and apply every rule that needs both recipe and topology; all mistakes at once."""
-    if choice.loaded.config is None:
-        return None, []
-    layout = plan_roles(choice.recipe, choice.loaded, topology, ranks=ranks)
-    if isinstance(layout, Diagnostic):
-        last = choice.recipe.layouts[-1]
-        return None, [*check_config(choice.recipe, choice.loaded, last), layout]
-    found = check_config(choice.recipe, choice.loaded, layout.layout)
-    found += [*check_fabric(choice.loaded, topology, layout), *check_devices(choice.loaded, topology, layout.layout)]
-    return (None if has_errors(found) else layout), found
-
-
-def plan_recipe(choice: RecipeChoice, layout: RoleLayout, topology: Topology, surroundings: Surroundings) -> LaunchPlan:
-    """The plan of a recipe whose checks have passed."""
-    program = RecipeProgram(
-        name=choice.name,
-        folder=str(choice.folder),
-        layout=layout.layout.name,
-        config=choice.loaded.checked.model_dump(mode="json"),
-        data=choice.data,
-        start=choice.start,
-    )
-    flows = tuple((flow.source, flow.target, str(flow.pattern)) for flow in layout.flows)
-    command = (surroundings.python, *_RANK_MODULE)
-    return _plan(program, command, layout.roles, flows, topology, surroundings)
-
-
 def plan_command(
     command: Sequence[str], topology: Topology, surroundings: Surroundings, *, ranks: int | None, name: str
 ) -> LaunchPlan | Diagnostic:
@@ -122,10 +70,10 @@ def plan_command(
         message = f"`--ranks {world_size}` was given but the hosts offer {offered}"
         return Diagnostic("P002", message, Label(span, f"{offered} in all"))
     program = CommandProgram(name, tuple(command))
-    return _plan(program, tuple(command), ("rank",) * world_size, (), topology, surroundings)
+    return plan_program(program, tuple(command), ("rank",) * world_size, (), topology, surroundings)
 
 
-def _plan(
+def plan_program(
     program: RecipeProgram | CommandProgram,
     command: tuple[str, ...],
     roles: Sequence[str],
@@ -133,6 +81,7 @@ def _plan(
     topology: Topology,
     surroundings: Surroundings,
 ) -> LaunchPlan:
+    """The plan of a program whose ranks, started by `command`, have these roles and flows; there is a slot for each."""
     shell = surroundings.shell
     rows = tuple(_row(rank, role, topology) for rank, role in enumerate(roles))
     hidden = hide_secrets(
