@@ -17,6 +17,7 @@ from torch import Tensor
 from ttlaunch.runtime.black_box import BlackBox
 from ttlaunch.runtime.ledger import Ledger, operation
 from ttlaunch.runtime.ledger_socket import LedgerSocket
+from ttlaunch.runtime.replicas import Buckets
 from ttlaunch.runtime.sockets import Pending
 from ttlaunch.runtime.world import Rank
 
@@ -59,6 +60,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ttl-box-", dir="/dev/shm") as scratch:
         box = BlackBox(Path(scratch, "blackbox", "rank-0.box"), rank=0)
         missed = [name for name in WAYS if not _is_met(name, box)]
+        missed += [] if _is_met_of_torch(box) else ["torch"]
     return 1 if missed else 0
 
 
@@ -72,12 +74,38 @@ def _is_met(name: str, box: BlackBox) -> bool:
         before = _time_us(plain, act, is_named=is_named)
         without.append(before)
         adds.append((_time_us(boxed, act, is_named=is_named) - before) / operations)
-    added = statistics.median(adds)
     if name == next(iter(WAYS)):
         print(f"{'a message':36} {'books µs':>8} {'operations':>10} {'box adds to each µs':>20} {'limit':>6}")
+    return _tell(name, without, adds, operations)
+
+
+def _is_met_of_torch(box: BlackBox) -> bool:
+    """The same of an all-reduce of torch's: two operations, of which the second ends in a thread of torch's."""
+    plain, boxed = Buckets(Ledger(), [Rank(0), Rank(1)]), Buckets(Ledger(box=box), [Rank(0), Rank(1)])
+    without, adds = [], []
+    for _ in range(ROUNDS):
+        before = _bucket_time_us(plain)
+        without.append(before)
+        adds.append((_bucket_time_us(boxed) - before) / 2)
+    return _tell("torch's all_reduce", without, adds, 2)
+
+
+def _tell(name: str, without: list[float], adds: list[float], operations: int) -> bool:
+    added = statistics.median(adds)
     verdict = "met" if added <= LIMIT_US else "MISSED"
     print(f"{name:36} {statistics.median(without):8.2f} {operations:10} {added:20.2f} {LIMIT_US:6.1f} {verdict}")
     return added <= LIMIT_US
+
+
+def _bucket_time_us(books: Buckets) -> float:
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(torch.zeros(4))
+    began = time.thread_time()
+    for _ in range(MESSAGES):
+        moment = books.begin(0, 16)
+        books.wait()
+        books.end(0, 16, moment, done)
+    return (time.thread_time() - began) / MESSAGES * 1e6
 
 
 def _time_us(socket: LedgerSocket, act, *, is_named: bool) -> float:  # noqa: ANN001  a way to use it

@@ -75,7 +75,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         replica = None
         if cfg.data_parallel_config.reduction == "fast":
             stack.enter_context(process_group(ctx, among=workers, device=ctx.device))
-            replica = replicate(ctx, model)
+            replica = replicate(ctx, model, among=workers)
         for step in ctx.steps(cfg):
             if replica is None:
                 loss, tokens = _canonical_mean_gradient(cfg, ctx, model, exchange, step)

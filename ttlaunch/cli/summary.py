@@ -1,6 +1,7 @@
 """The end of a run in a few lines, and its failure as a diagnostic that names who broke first."""
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -16,6 +17,9 @@ from ttlaunch.launch.failure import render_cascade
 from ttlaunch.launch.recorded import RunFacts
 from ttlaunch.launch.report import Report
 from ttlaunch.launch.run_folder import RunFolder
+
+_OF_RELEASE = re.compile(f".*/{contract.RELEASES_DIR}/[0-9a-f]{{64}}/{contract.PROJECT_DIR}/(?P<path>.+)")
+"""A file of this folder as it lies on another host."""
 
 
 def show_summary(
@@ -72,6 +76,8 @@ def failure_diagnostic(report: Report, folder: RunFolder) -> Diagnostic | None:
     notes = [] if label else [*filter(None, [failure.place])]
     notes += failure.evidence[1:] if label and not is_hung else failure.evidence
     hints = [failure.next_step] if failure.next_step else []
+    if is_hung and failure.rank is None and folder.file(contract.STACKS_DIR).is_dir():
+        hints.append(_stacks_hint(folder))
     if failure.rank is not None:
         last = report.ranks[failure.rank].get("last_operation")
         notes += [f"its last operation: {last['text']}"] if last and not is_hung else []
@@ -88,10 +94,13 @@ def _stacks_hint(folder: RunFolder) -> str:
 
 
 def _source_label(place: str | None, evidence: Sequence[str]) -> Label | None:
-    """The line that raised, if its file can be read here."""
+    """The line that raised, if its file can be read here, or is a copy of one that can."""
     if place is None:
         return None
     name, _, number = place.rpartition(":")
+    copied = _OF_RELEASE.fullmatch(name)
+    if copied and not Path(name).exists():
+        name = str(Path.cwd() / copied["path"])
     try:
         text = Path(name).read_text(encoding="utf-8", errors="replace")
     except OSError:

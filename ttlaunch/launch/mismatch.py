@@ -7,6 +7,7 @@ surely a mistake (a message left out, a sender, a tag); where there is none, the
 from collections import Counter
 from collections.abc import Sequence
 
+from ttlaunch.black_box import Operation
 from ttlaunch.launch.boxes import called
 from ttlaunch.launch.waits import Seen, is_in, is_under_way, other_senders, other_tags, peers_of, those_who_sent
 
@@ -81,9 +82,14 @@ def _other_meeting(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
         return None
     for other in ranks:
         theirs = other.waiting
-        if other is not one and theirs is not None and is_in(other, wait) and called(theirs) != called(wait):
+        if other is not one and theirs is not None and is_in(other, wait) and _alike(theirs) != _alike(wait):
             return "R037", one, f"is in {called(wait)}, and {other.name} at the same place in {called(theirs)}"
     return None
+
+
+def _alike(wait: Operation) -> tuple[str, int, int]:
+    """What ranks that are in the same operation agree on."""
+    return wait.name, wait.nbytes, wait.bucket
 
 
 def _odd_one_out(cycle: Sequence[Seen], ranks: Sequence[Seen]) -> Seen | None:

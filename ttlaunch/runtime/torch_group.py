@@ -10,13 +10,14 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ttlaunch.runtime.black_box import BlackBox
 from ttlaunch.runtime.collectives import broadcast, gather
 from ttlaunch.runtime.sockets import Socket
 from ttlaunch.runtime.world import Rank
@@ -47,6 +48,21 @@ def process_group(ctx: Socket, *, among: Sequence[Rank], device: torch.device) -
     if dist.is_initialized() and dist.get_world_size() == len(among):  # fabric sockets have made it
         yield
         return
+    with _entered(ctx, among):
+        _set_up(ctx, among=among, device=device)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _entered(ctx: Socket, among: Sequence[Rank]) -> AbstractContextManager[None]:
+    """In the rank's black box the ranks meet while they set the group up."""
+    box: BlackBox | None = getattr(getattr(ctx, "ledger", None), "box", None)
+    return nullcontext() if box is None else box.meeting("set-up of torch's group", tag=box.join_group(among))
+
+
+def _set_up(ctx: Socket, *, among: Sequence[Rank], device: torch.device) -> None:
     place = among.index(ctx.rank)
     me = _padded(f"{socket.gethostname()}\n{os.getpid()}")
     known = [_text(row) for row in gather(ctx, me, root=among[0], among=among)]
@@ -68,10 +84,6 @@ def process_group(ctx: Socket, *, among: Sequence[Rank], device: torch.device) -
     )
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=place, world_size=len(among), timeout=_PATIENCE)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def _listen(known: list[str]) -> tuple[socket.socket | None, str]:

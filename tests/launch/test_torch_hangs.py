@@ -1,0 +1,70 @@
+"""Torch's own all-reduces in the black box: a rank that hangs or dies in one, or never comes to it, is told with the bucket."""
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+RECIPE = """\
+from ttlaunch.recipe import ConfigFile, Layout, Recipe, all_pairs
+
+RECIPE = Recipe(
+    summary="Replicas of a layer.",
+    config=ConfigFile,
+    layouts=[Layout("all", peer=None)],
+    flows=[all_pairs("peer")],
+    uses_data=False,
+)
+"""
+TRAINER = """\
+import os, signal, time
+import torch
+from ttlaunch.runtime import process_group
+from ttlaunch.runtime.replicas import replicate
+
+
+def peer(cfg, ctx):
+    torch.manual_seed(1)
+    peers = ctx.ranks("peer")
+    with process_group(ctx, among=peers, device=torch.device("cpu")):
+        replica = replicate(ctx, torch.nn.Linear(4, 2), among=peers)
+        for step in range(1, 5):
+            ctx.step = step
+            ctx.ledger.begin_step(step)
+            loss = replica(torch.ones(3, 4)).sum()
+            if step == 3 and ctx.rank == 1:
+                BREAKS
+            loss.backward()
+            ctx.report(step)
+"""
+OPERATION = "wait for torch's all_reduce of 40 bytes, bucket 0, step 3"
+
+
+@pytest.fixture
+def start(here, start_run):
+    (here / "mine").mkdir()
+    (here / "mine/recipe.py").write_text(RECIPE)
+    (here / "mine/train.yaml").write_text("{}\n")
+
+    def start(breaks):
+        (here / "mine/trainer.py").write_text(TRAINER.replace("BREAKS", breaks))
+        return start_run("mine", "-n", "2", "--hang-timeout", "3")
+
+    return start
+
+
+def test_a_rank_that_does_not_come_to_an_all_reduce_of_torch_is_named(start):
+    run = start("time.sleep(600)")
+    assert run.ends(within_s=60) == 6, run.stderr
+    assert run.report["failure"]["rank"] == 1
+    assert "1 rank waits for it, and it waits for none, in `peer` at trainer.py:17 in step 3\n" in run.stderr
+    assert run.stderr.startswith("error[R014]: rank 1 (peer, localhost) has not moved for ")
+    assert run.report["failure"]["evidence"][0].startswith(
+        f"rank 0 (peer)  waits for rank 1  {OPERATION}  trainer.py:18"
+    )
+
+
+def test_a_rank_that_dies_leaves_its_peer_in_an_all_reduce_that_has_a_name(start):
+    run = start("os.kill(os.getpid(), signal.SIGKILL)")
+    assert run.ends(within_s=60) == 1, run.stderr
+    assert run.report["failure"]["rank"] == 1
+    assert run.report["ranks"][0]["last_operation"]["text"].startswith(f"{OPERATION}, begun ")
