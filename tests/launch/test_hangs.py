@@ -101,6 +101,15 @@ HANGS = {
 }
 
 
+NOT_THERE = """\
+import os, pathlib, time
+
+if os.environ.get("TTLAUNCH_RANK") == "1":
+    pathlib.Path("fault").write_text("now")
+    time.sleep(600)
+"""
+
+
 def rounded(text):
     """The message, whatever time a busy machine took to look."""
     return re.sub(r"(for|within) [2-4] s", r"\1 SECONDS s", text)
@@ -141,6 +150,23 @@ def test_a_hang_is_noticed_in_time_and_the_right_rank_is_named(start_recipe, nam
     assert stacks >= {f"rank-{other}.txt" for other in range(ranks) if other != rank}, "a stopped one cannot answer"
     assert run.processes() == []
     assert run.scratch_folders() == []
+
+
+def test_a_rank_that_never_comes_to_mpi_init_is_named(start_recipe, here, monkeypatch):
+    """It sleeps before it has imported anything, so that the others never get out of MPI_Init."""
+    (here / "site").mkdir()
+    (here / "site/sitecustomize.py").write_text(NOT_THERE)
+    monkeypatch.setenv("PYTHONPATH", str(here / "site"))
+    run = start_recipe("    pass", 2, "--hang-timeout", str(TIMEOUT_S))
+    assert run.ends(within_s=40) == 6, run.stderr
+    assert run.report["failure"]["rank"] == 1
+    assert re.match(
+        r"error\[R014\]: rank 1 \(peer, localhost\) has not moved for \d+ s: 1 rank waits for it, and it waits for none, "
+        r"(and did not say where it is|in `<module>` at sitecustomize.py:5) while it was starting\n",
+        run.stderr,
+    )
+    assert "rank 0 (peer)  waits for rank 1  MPI_Init" in run.stderr
+    assert run.processes() == []
 
 
 def test_a_slow_run_that_gets_on_is_left_alone(start_recipe):
