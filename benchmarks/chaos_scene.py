@@ -26,6 +26,7 @@ VICTIM = 1
 GRACE_S = 2.0
 _UP_S = 60.0
 _PRESSED_AGAIN_S = 0.5
+_FLAPS, _FLAP_S = 2, 1.5
 _LOOK_S = 0.05
 
 
@@ -72,6 +73,13 @@ class Run:
     @property
     def victim_host(self) -> str:
         return str(json.loads((self.folder / contract.PLAN_FILE).read_text())["ranks"][VICTIM]["host"])
+
+    def outcome(self) -> str | None:
+        """What its report says; None if nobody wrote one."""
+        try:
+            return str(json.loads((self.folder / contract.REPORT_FILE).read_text())["status"])
+        except (OSError, ValueError):
+            return None
 
     def left(self) -> list[str]:
         """What there still is of it anywhere."""
@@ -143,6 +151,16 @@ def break_run(run: Run, fault: str) -> None:
                 run.view.send_signal(signal.SIGINT)
         case "SIGTERM":
             run.view.send_signal(signal.SIGTERM)
+        case "closed terminal":
+            run.view.send_signal(signal.SIGHUP)
+        case "Ctrl-Z":
+            run.view.send_signal(signal.SIGSTOP)
+        case "flapping link":
+            for _ in range(_FLAPS):
+                run.cluster.link(run.victim_host, up=False)
+                time.sleep(_FLAP_S)
+                run.cluster.link(run.victim_host, up=True)
+                time.sleep(_FLAP_S)
         case "power cut of a host":
             run.cluster.kill(run.victim_host)
         case "cut-off host":
@@ -152,7 +170,8 @@ def break_run(run: Run, fault: str) -> None:
 
 
 def mend(run: Run, fault: str) -> None:
-    """Make the cluster whole again."""
+    """Make the cluster whole again, and let a view go on that was stopped."""
+    run.view.send_signal(signal.SIGCONT)
     if fault == "power cut of a host":
         run.cluster.revive(run.victim_host)
     elif fault == "cut-off host":
