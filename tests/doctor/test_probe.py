@@ -286,3 +286,10 @@ def test_a_stranger_who_knows_no_token_is_sent_away():
 
     transport.close()
     assert b"" == answer
+
+
+def test_a_machine_names_the_device_files_of_gpus(ask):
+    there = {str(path) for path in Path("/dev").iterdir()}
+    found = set(ask().devices.gpu_files)
+    assert found <= there
+    assert {path for path in there if path.removeprefix("/dev/nvidia").isdigit()} <= found

@@ -207,6 +207,7 @@ def _limits() -> dict[str, list[int | None]]:
 def _devices() -> dict[str, Any]:
     tenstorrent = glob.glob("/dev/tenstorrent/[0-9]*") or glob.glob("/dev/tenstorrent[0-9]*")
     found: dict[str, Any] = {"nvidia": [], "nvidia_problem": None, "tenstorrent": sorted(tenstorrent)}
+    found["gpu_files"] = gpu_files()
     program = shutil.which("nvidia-smi")
     if program is not None:
         command = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
@@ -220,6 +221,12 @@ def _devices() -> dict[str, Any]:
         except (OSError, subprocess.SubprocessError) as error:
             found["nvidia_problem"] = str(error)
     return found
+
+
+def gpu_files() -> list[str]:
+    """Device files without which no driver offers torch a GPU: NVIDIA's, those of Jetson and WSL, and AMD's."""
+    names = ("nvidia[0-9]*", "nvidia-caps", "nvgpu", "nvhost-*", "nvmap", "dxg", "kfd")
+    return sorted(path for name in names for path in glob.glob("/dev/" + name))
 
 
 def _leftovers() -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Before a run whose ranks all run on this machine: the checks, and who watches over it."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -7,9 +8,9 @@ from typing import Protocol
 
 from ttlaunch.cli.console import stop_on_errors
 from ttlaunch.cli.planning import Prepared
-from ttlaunch.diagnostics import Format
+from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.launch.crew import Crew, LocalCrew
-from ttlaunch.launch.preflight import check_machine
+from ttlaunch.launch.preflight import check_machine, installed_version
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.watch import Watch
 from ttlaunch.plan.launch_plan import LaunchPlan
@@ -32,9 +33,23 @@ class Ready(Protocol):
 
 def ready_here(prepared: Prepared, *, form: Format, verbose: bool) -> Ready:
     """Check this machine; leaves if it is not ready."""
-    problems = check_machine(prepared.plan, prepared.surroundings.engine, python=prepared.surroundings.python)
+    problems = _check_cuda(prepared)
+    problems += check_machine(prepared.plan, prepared.surroundings.engine, python=prepared.surroundings.python)
     stop_on_errors(problems, form=form, verbose=verbose)
     return _ReadyHere(prepared.plan)
+
+
+def _check_cuda(prepared: Prepared) -> list[Diagnostic]:
+    """Whether ranks here can have the devices that their configuration names."""
+    choice = prepared.description.choice
+    if choice is None or choice.loaded.checked.device_config.device != "cuda":
+        return []
+    from ttlaunch.agent.probe import gpu_files
+    from ttlaunch.doctor.cuda import Gpus, check_cuda
+
+    is_ours = prepared.surroundings.python == sys.executable  # else its packages are not those we can look at
+    gpus = Gpus(tuple(gpu_files()), installed_version("torch") if is_ours else None)
+    return check_cuda(choice.loaded, dict.fromkeys(prepared.plan.hosts, gpus), topology=prepared.topology)
 
 
 class _ReadyHere:

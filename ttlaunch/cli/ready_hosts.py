@@ -20,6 +20,7 @@ from ttlaunch.cli.reach import reach_hosts
 from ttlaunch.cli.ready_here import Ready
 from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.doctor.checks import check_ready
+from ttlaunch.doctor.cuda import check_cuda, gpus_of_hosts
 from ttlaunch.doctor.facts import HostFacts, facts_of_launcher
 from ttlaunch.doctor.network import NetworkChoice, choose_network
 from ttlaunch.doctor.pair_checks import check_pairs
@@ -100,6 +101,8 @@ def _check_hosts(
         needs_packages=isinstance(prepared.plan.program, RecipeProgram),
         connections=connections,
     )
+    if prepared.description.choice is not None:
+        found += check_cuda(prepared.description.choice.loaded, gpus_of_hosts(answers.facts), topology=say.topology)
     say.stop(found, {}, {})
     choice = choose_network(answers.facts, wanted=say.topology.cluster.network, connections=connections)
     if isinstance(choice, Diagnostic):

@@ -86,11 +86,13 @@ class Devices:
         nvidia: Name, memory and driver of each, as `nvidia-smi` prints them.
         nvidia_problem: Why `nvidia-smi` gave no answer, where there is one.
         tenstorrent: Device files.
+        gpu_files: Device files without which torch finds no CUDA device.
     """
 
     nvidia: tuple[str, ...]
     nvidia_problem: str | None
     tenstorrent: tuple[str, ...]
+    gpu_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

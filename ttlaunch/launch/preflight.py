@@ -30,9 +30,7 @@ def check_packages(program: RecipeProgram, *, without: Collection[str] = ()) -> 
     for package in (*_RANK_PACKAGES, *(_START_PACKAGES if program.start else ())):
         if package in without:
             continue
-        try:
-            importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
+        if installed_version(package) is None:
             missing.append(package)
     if not missing:
         return []
@@ -43,6 +41,14 @@ def check_packages(program: RecipeProgram, *, without: Collection[str] = ()) -> 
             hints=("`pip install 'ttlaunch[train]' -c constraints.txt`",),
         )
     ]
+
+
+def installed_version(package: str) -> str | None:
+    """Of a package of this Python; None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _mpi4py_pairing(engine: OpenMpi, python: str) -> list[Diagnostic]:
