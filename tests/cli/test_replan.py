@@ -1,5 +1,6 @@
 """What is asked for after a host was lost: spare hosts first, else fewer ranks, else a reason why there is no next attempt."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -120,6 +121,13 @@ def test_a_mesh_of_several_hosts_is_not_driven_in_part(lost):
     assert Diagnostic("R055", message, hints=hints) == lost("a", bindings=BINDINGS, overrides=(f"{WORKERS}=3",))
 
 
-def test_nobody_waits_where_no_lease_runs(capsys):
-    wait_for_lease(Restart(None))
-    assert "" == capsys.readouterr().err
+def test_nobody_waits_where_no_lease_runs():
+    said = []
+    wait_for_lease(Restart(None), say=said.append)
+    assert [] == said
+
+
+def test_it_is_said_what_is_waited_for():
+    said = []
+    wait_for_lease(Restart(None, ("b", "c"), time.time() + 0.01), say=said.append)
+    assert ["waiting 0 s until b and c have surely ended their ranks; Ctrl-C starts nothing more"] == said

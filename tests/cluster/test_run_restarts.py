@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 
 import pytest
 
@@ -16,6 +17,23 @@ transformer_config: {num_blocks: 1, num_heads: 2, embedding_dim: 16, max_sequenc
 multihost_config: {num_workers: 3}
 checkpoint_config: {interval: 2}
 """
+
+
+def test_ctrl_c_ends_the_wait_for_a_lost_host(make_cluster, ttlaunch_on, lab, tmp_path):  # noqa: F811 - the fixture
+    cluster = make_cluster(hosts=2)
+    lab(cluster.hostfile())
+    (tmp_path / "wait.sh").write_text("echo up\nexec sleep 600\n")
+    process = ttlaunch_on(cluster).start("run --on lab --ranks 2 --max-restarts 1 -- sh wait.sh")
+    wait_until(lambda: len(list(tmp_path.glob("runs/*/logs/rank-*.stdout"))) == 2, what="both ranks", timeout_s=60)
+    cluster.kill("node1")
+    lines = []
+    while not any(line.startswith("waiting ") for line in lines):
+        lines.append(process.stderr.readline())
+        assert lines[-1], lines
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=10)
+    assert (process.returncode, stderr) == (130, "")
+    wait_until(lambda: not leftovers(cluster, hosts=["node0"]), what="hosts as before the run")
 
 
 def test_after_a_power_cut_the_remaining_hosts_end_with_the_bits_of_an_unbroken_run(

@@ -1,7 +1,6 @@
 """After a host was lost: wait until its ranks have surely ended, then find hosts and a number of ranks to go on with."""
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -35,16 +34,19 @@ class Replanned:
     change: str = ""
 
 
-def wait_for_lease(decision: "Restart") -> None:
-    """Wait until hosts that were lost have ended their ranks by themselves; Ctrl-C ends the wait and the attempts."""
+def wait_for_lease(decision: "Restart", *, say: Callable[[str], None]) -> None:
+    """Wait until hosts that were lost have ended their ranks by themselves.
+
+    Args:
+        decision: Names them, and the time from which on they have.
+        say: Told what is waited for.
+    """
     left_s = min(decision.not_before - time.time(), contract.LEASE_S + contract.AFTER_LEASE_S)
     if left_s <= 0:
         return
     hosts = listed(decision.without, last="and", quote="")
     has, its = ("has", "its") if len(decision.without) == 1 else ("have", "their")
-    line = f"waiting {left_s:.0f} s until {hosts} {has} surely ended {its} ranks; Ctrl-C starts nothing more"
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+    say(f"waiting {left_s:.0f} s until {hosts} {has} surely ended {its} ranks; Ctrl-C starts nothing more")
     threading.Event().wait(left_s)
 
 

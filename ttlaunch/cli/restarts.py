@@ -1,14 +1,17 @@
 """`--max-restarts`: when a run breaks, start it again from its newest checkpoint; and what is said of that."""
 
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ttlaunch import contract
 from ttlaunch.cli.carry_out import Way, carry_out
 from ttlaunch.cli.console import leave, show_diagnostics
 from ttlaunch.cli.outcome import tell
+from ttlaunch.cli.signals import handled
 from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.diagnostics.count import counted
 
@@ -74,12 +77,13 @@ def _following(
 
     last, earlier = outcomes[-1], outcomes[:-1]
     try:
-        wait_for_lease(decision)
-        following = replan(request, first, decision)
-    except KeyboardInterrupt:
+        with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), _order)):
+            wait_for_lease(decision, say=partial(_say_waiting, last.folder.path))
+            following = replan(request, first, decision)
+    except _OrderedError as order:
         if form is Format.JSON:
-            tell(last, form=form, restarts=earlier, exit_status=contract.STATUS_INTERRUPTED)
-        leave(contract.STATUS_INTERRUPTED)
+            tell(last, form=form, restarts=earlier, exit_status=order.exit_status)
+        leave(order.exit_status)
     if isinstance(following, Diagnostic):
         if form is Format.JSON:
             tell(last, form=form, restarts=earlier, more=[following])
@@ -87,6 +91,24 @@ def _following(
             show_diagnostics([following], form=form)
         leave(last.report.exit_status)
     return following
+
+
+class _OrderedError(Exception):
+    """A signal has ended the attempts while no ranks were running."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_status = contract.STATUS_INTERRUPTED if number == signal.SIGINT else contract.STATUS_TERMINATED
+
+
+def _order(number: int) -> NoReturn:
+    raise _OrderedError(number)
+
+
+def _say_waiting(folder: Path, text: str) -> None:
+    from ttlaunch.launch.restarts import write_follow_up
+
+    write_follow_up(folder, waiting=text)
 
 
 def exit_status_of(outcomes: "Sequence[Outcome]") -> int:
@@ -110,9 +132,24 @@ def given_up(outcomes: "Sequence[Outcome]") -> list[Diagnostic]:
     return [Diagnostic("R027", message, hints=("what broke comes again; mend it, then `--resume` goes on",))]
 
 
-def announce(follow_up: Mapping[str, Any]) -> None:
-    """Say that a run is started again."""
-    resume = follow_up.get("resume")
-    where = f"from the newest checkpoint of {resume}" if resume else "from the beginning"
-    sys.stderr.write(f"restart {follow_up['number']} of {follow_up['most']}, {where}{follow_up['change']}\n")
+def announce(follow_up: Mapping[str, Any], *, but: Collection[str] = ()) -> set[str]:
+    """Say what a supervisor waits for, and that it starts a run again.
+
+    Args:
+        follow_up: Of the run that has ended.
+        but: What has been said already.
+
+    Returns:
+        What was said now.
+    """
+    lines = {}
+    if "waiting" in follow_up:
+        lines["waiting"] = follow_up["waiting"]
+    if "number" in follow_up:
+        resume = follow_up.get("resume")
+        where = f"from the newest checkpoint of {resume}" if resume else "from the beginning"
+        lines["number"] = f"restart {follow_up['number']} of {follow_up['most']}, {where}{follow_up['change']}"
+    said = {name: line for name, line in lines.items() if name not in but}
+    sys.stderr.write("".join(f"{line}\n" for line in said.values()))
     sys.stderr.flush()
+    return set(said)

@@ -160,18 +160,15 @@ class _Watcher:
 
     def _next(self, path: Path) -> Path | None:
         """The folder of the restart that was decided on; None if it could not be begun."""
-        is_announced = False
+        announced: set[str] = set()
         while "next" not in (found := read_follow_up(path)):
             self._print_said()
-            if "number" in found and not is_announced:
-                announce(found)
-                is_announced = True
+            announced |= announce(found, but=announced)
             if self._supervisor.is_over:
                 return None
             self._supervisor.wait(_TICK_S)
             self._leave_if_stopped(path)
-        if not is_announced:
-            announce(found)
+        announce(found, but=announced)
         return Path(found["next"])
 
     def _print_said(self) -> None:

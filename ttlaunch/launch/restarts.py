@@ -107,7 +107,7 @@ def write_follow_up(folder: Path, **values: Any) -> None:
 
     Args:
         folder: Of the run that has ended.
-        values: `again`: that it is to be started again; then `number` of the restart, `most` of them, `resume`: name of
+        values: `again`: that it is to be started again; `waiting`: what for, in a sentence; then `number` of the restart, `most` of them, `resume`: name of
             the run that it goes on from, or None, `change`: what is different; then `next`: its folder. Or `no_progress`,
             and nothing follows.
     """
