@@ -13,6 +13,7 @@ from ttlaunch.agent.spy import find_py_spy, render_threads, spy_on
 from ttlaunch.launch.stacks import Frame, parse_main_stack, told_frame
 
 SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+RUN = f"spy-{os.getpid()}"  # no sweep of another test on this machine ends it
 STUCK = "import time\ndef stuck():\n    print('up', flush=True); time.sleep(600)\nstuck()\n"
 MAY_LOOK = os.geteuid() == 0 or not SCOPE.exists() or SCOPE.read_text().strip() == "0"
 looks = pytest.mark.skipif(find_py_spy() is None or not MAY_LOOK, reason="py-spy is not installed, or may not look")
@@ -20,9 +21,9 @@ looks = pytest.mark.skipif(find_py_spy() is None or not MAY_LOOK, reason="py-spy
 
 @pytest.fixture
 def stuck(tmp_path):
-    """A process of the run `run-1` that sleeps in a function."""
+    """A process of the run `RUN` that sleeps in a function."""
     (tmp_path / "stuck.py").write_text(STUCK)
-    environment = {**os.environ, contract.ENV_RUN_ID: "run-1"}
+    environment = {**os.environ, contract.ENV_RUN_ID: RUN}
     process = subprocess.Popen([sys.executable, "stuck.py"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"up\n"
     yield process
@@ -36,14 +37,14 @@ def test_the_line_that_a_process_is_at_is_found_also_if_it_is_stopped(stuck, tmp
     if is_stopped:
         stuck.send_signal(signal.SIGSTOP)
         os.waitpid(stuck.pid, os.WUNTRACED)
-    assert [3] == spy_on({3: stuck.pid}, run_id="run-1", run_folder=str(tmp_path), py_spy=find_py_spy())
+    assert [3] == spy_on({3: stuck.pid}, run_id=RUN, run_folder=str(tmp_path), py_spy=find_py_spy())
     frame = told_frame(parse_main_stack((tmp_path / contract.stacks_file(3)).read_text()))
     assert ("stuck", 3) == (frame.function, frame.line)
 
 
 @looks
 def test_a_process_of_another_run_is_not_looked_into(stuck, tmp_path):
-    assert [] == spy_on({3: stuck.pid}, run_id="run-2", run_folder=str(tmp_path), py_spy=find_py_spy())
+    assert [] == spy_on({3: stuck.pid}, run_id=f"{RUN}-not", run_folder=str(tmp_path), py_spy=find_py_spy())
     assert not (tmp_path / contract.stacks_file(3)).exists()
 
 
@@ -52,7 +53,7 @@ def test_a_py_spy_that_may_not_look_leaves_nothing_said(stuck, tmp_path, says):
     program = tmp_path / "py-spy"
     program.write_text(f"#!/bin/sh\n{says}\n")
     program.chmod(0o755)
-    assert [] == spy_on({3: stuck.pid}, run_id="run-1", run_folder=str(tmp_path), py_spy=str(program))
+    assert [] == spy_on({3: stuck.pid}, run_id=RUN, run_folder=str(tmp_path), py_spy=str(program))
 
 
 def test_the_main_thread_is_written_last():
