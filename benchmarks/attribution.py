@@ -75,7 +75,7 @@ def _at(place: str, options: argparse.Namespace, began: float) -> list[dict[str,
                     file.write(json.dumps(entry) + "\n")
                 verdict = "right" if is_right(entry) else f"WRONG: {entry['named']}, {entry['class']}, {entry['said']}"
                 print(f"{number + 1:4} {place:6}{cell.program:8} {cell.fault:30} {cell.who}: {verdict}", flush=True)
-    return [kept[cell.key] for cell in cells if cell.key in kept]
+    return [entry for entry in kept.values() if entry["place"] == place]
 
 
 def _kept(results: Path, about: dict[str, Any]) -> dict[str, dict[str, Any]]:

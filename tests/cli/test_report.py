@@ -67,7 +67,17 @@ SERVER = books(
 def make_run(here):
     """`make_run(name, …)`: the folder of a run of a recipe with a worker and a server, as the launcher leaves it."""
 
-    def make(name, ledgers=(WORKER, SERVER), *, formula=FORMULA, status="done", failure=None, steps=10, program=False):
+    def make(
+        name,
+        ledgers=(WORKER, SERVER),
+        *,
+        formula=FORMULA,
+        status="done",
+        failure=None,
+        steps=10,
+        program=False,
+        last=None,
+    ):
         recipe = here / "recipes" / f"r{len(list(here.glob('recipes/*')))}"
         recipe.mkdir(parents=True)
         (recipe / "recipe.py").write_text(formula)
@@ -89,7 +99,9 @@ def make_run(here):
             if rank < len(ledgers):
                 (run / contract.ledger_file(rank)).write_text(json.dumps(ledgers[rank]) + "\n")
         if status is not None:
-            (run / contract.REPORT_FILE).write_text(json.dumps({"status": status, "failure": failure}))
+            ended = [{**row, "last_operation": last and last.get(row["rank"])} for row in rows]
+            report = {"status": status, "failure": failure, "ranks": ended}
+            (run / contract.REPORT_FILE).write_text(json.dumps(report))
         return run
 
     return make
@@ -100,6 +112,21 @@ def test_bytes_are_shown_against_the_formula_and_times_by_role(ttlaunch, make_ru
     answer = ttlaunch("report")
     assert (0, "") == (answer.status, answer.stderr)
     golden("report.txt", answer.stdout)
+
+
+@pytest.mark.parametrize("status", ["failed", "hung", "done", "interrupted"])
+def test_what_ranks_did_last_is_shown_where_something_broke(ttlaunch, make_run, status):
+    text = (
+        "recv of 100 bytes from rank 1 (server), weights, tag 3, step 4, begun 9.1 s before the end, at trainer.py:41"
+    )
+    make_run("a", status=status, last={0: {"text": text}})
+    lines = ttlaunch("report").stdout.splitlines()
+    is_broken = status in {"failed", "hung"}
+    assert is_broken == (f"    0 worker  {text}" in lines)
+    assert is_broken == (f"last\t0 worker\t{text}" in ttlaunch("report --format concise").stdout.splitlines())
+    assert not [line for line in lines if line.startswith("    1 server")]
+    ranks = json.loads(ttlaunch("report --format json").stdout)["ranks"]
+    assert [{"text": text}, None] == [rank["last_operation"] for rank in ranks]
 
 
 def test_the_newest_run_is_taken_and_others_are_found_by_id_and_by_path(ttlaunch, make_run):

@@ -60,3 +60,21 @@ def test_a_rank_without_peers_and_words_is_told_in_two_lines(told):
     assert text == (
         "error[R003]: rank 0 (worker, box) exited with status 3\n\nhint: full log: runs/tonight/logs/rank-0.stderr"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("CheckpointWriteError", "R030]: rank 0 (worker, box) could not keep a checkpoint: step 16: no space left"),
+        ("CheckpointReadError", "R031]: rank 0 (worker, box) could not begin: step 16: no space left"),
+    ],
+)
+def test_a_checkpoint_that_failed_is_not_told_twice(here, kind, message):
+    state = RankState(
+        RankRow(0, "box", 0, "worker"), error={"type": kind, "message": "step 16: no space left", "time": 1.0}
+    )
+    words = Witnesses(last_words=lambda _: parse_last_words("error: step 16: no space left\n"))
+    failure = first_failure([state], lost_shims={}, ordered=False, witnesses=words)
+    report = Report(**{**dict.fromkeys(Report.__dataclass_fields__), "failure": failure, "ranks": ({"rank": 0},)})
+    text = render([failure_diagnostic(report, RunFolder("tonight", here / "runs/tonight"))])
+    assert f"error[{message}\n\nhint: full log: runs/tonight/logs/rank-0.stderr" == text.rstrip()

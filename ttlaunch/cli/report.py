@@ -33,7 +33,7 @@ def report(
         Format,
         typer.Option(
             "--format",
-            help="full: tables; concise: a line for each edge and time, with tabs; json; github: tables, and CI annotations.",
+            help="full: tables; concise: a line for each edge, time and last operation, with tabs; json; github: tables, and CI annotations.",
         ),
     ] = Format.FULL,
 ) -> None:
@@ -74,6 +74,10 @@ def _lines(recorded: "Recorded") -> list[str]:
     speeds = [state.tokens_per_s for state in recorded.ranks if state.tokens_per_s]
     lines += [f"  {'speed':12}{max(speeds):,.0f} tokens/s"] if speeds else []
     lines.append(f"  {'run folder':12}{short_name(recorded.path, Path.cwd())}")
+    lasts = _last_operations(recorded)
+    if lasts:
+        lines += ["", "  what each rank did last, as far as its black box tells"]
+        lines += [f"    {who:{max(map(len, lasts))}}  {text}" for who, text in lasts.items()]
     if recorded.traffic is None or recorded.books is None:
         return [*lines, "", "  " + _without_books(recorded)]
     lines += ["", *render_edges(recorded.traffic, [state.row.role for state in recorded.ranks])]
@@ -84,12 +88,22 @@ def _lines(recorded: "Recorded") -> list[str]:
 def _concise_lines(recorded: "Recorded") -> list[str]:
     from ttlaunch.cli.traffic_view import edge_lines, time_lines
 
+    lasts = [f"last\t{who}\t{text}" for who, text in _last_operations(recorded).items()]
     if recorded.traffic is None or recorded.books is None:
-        return [_without_books(recorded)]
+        return [*lasts, _without_books(recorded)]
     return [
+        *lasts,
         *edge_lines(recorded.traffic, [state.row.role for state in recorded.ranks]),
         *time_lines(_by_role(recorded)),
     ]
+
+
+def _last_operations(recorded: "Recorded") -> dict[str, str]:
+    """By rank and role, what it did last before the run failed or hung; without ranks of which that is not known."""
+    rows = (recorded.report or {}).get("ranks") or ()
+    if recorded.status not in {"failed", "hung"}:
+        return {}
+    return {f"{row['rank']} {row['role']}": row["last_operation"]["text"] for row in rows if row.get("last_operation")}
 
 
 def _ended_by(recorded: "Recorded") -> str:
@@ -134,6 +148,8 @@ def _as_json(recorded: "Recorded") -> dict[str, Any]:
     from ttlaunch.launch.times import step_times
 
     by_rank = [step_times([book]) for book in recorded.books or ()]
+    rows = (recorded.report or {}).get("ranks") or ()
+    lasts = {row["rank"]: row.get("last_operation") for row in rows}
     return {
         "run_id": recorded.path.name,
         "name": recorded.name,
@@ -142,7 +158,15 @@ def _as_json(recorded: "Recorded") -> dict[str, Any]:
         "ended_by": _ended_by(recorded),
         "steps": max((state.step for state in recorded.ranks), default=0),
         "tokens_per_s": max((state.tokens_per_s or 0 for state in recorded.ranks), default=0) or None,
-        "ranks": [{"rank": state.row.rank, "role": state.row.role, "host": state.row.host} for state in recorded.ranks],
+        "ranks": [
+            {
+                "rank": state.row.rank,
+                "role": state.row.role,
+                "host": state.row.host,
+                "last_operation": lasts.get(state.row.rank),
+            }
+            for state in recorded.ranks
+        ],
         "traffic": recorded.traffic.as_json() if recorded.traffic else None,
         "times": [times.as_json() for times in by_rank if times is not None],
     }

@@ -81,7 +81,8 @@ def failure_diagnostic(report: Report, folder: RunFolder) -> Diagnostic | None:
     if failure.rank is not None:
         last = report.ranks[failure.rank].get("last_operation")
         notes += [f"its last operation: {last['text']}"] if last and not is_hung else []
-        notes += [] if failure.place else _last_words(failure.last_lines)
+        says_all = failure.place or failure.kind is Cause.CHECKPOINT  # their last words are this message
+        notes += [] if says_all else _last_words(failure.last_lines)
         cascade = render_cascade(failure.followers)
         notes += [f"the first rank to fail; {cascade}"] if cascade else []
         hints += [_stacks_hint(folder)] if is_hung else []
