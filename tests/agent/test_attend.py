@@ -1,16 +1,22 @@
-"""The attendant: what a run writes on a host comes home, and nothing of the run outlives the connection."""
+"""The attendant: what a run writes on a host comes home, over any number of connections, and nothing outlives its lease."""
 
+import contextlib
 import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from ttlaunch import contract
+from ttlaunch.errors import HostError
 from ttlaunch.remote.local import LocalTransport
 from ttlaunch.remote.pushed import start_script
 
@@ -18,59 +24,121 @@ DEADLINE_S = 60.0
 
 
 class Attended:
-    """A run with an attendant on this machine."""
+    """A run with an attendant on this machine, and the connection to it."""
 
-    def __init__(self, folder, run_id="run-1"):
+    def __init__(self, folder, run_id="run-1", *, lease_s=600.0):
         self.run_id = run_id
         self.folder = folder / "runs" / run_id
-        self.scratch = folder / f"scratch-{run_id}"
+        self.scratch = folder / f"s-{run_id}"
         self.transport = LocalTransport("box")
         self.arguments = {
             "run_id": run_id,
             "folder": str(self.folder),
             "scratch": str(self.scratch),
+            "socket": str(self.scratch / "attendant"),
             "lock": str(folder / "lock"),
+            "lease_s": lease_s,
             "files": {"plan.json": "{}", "start": "exec true\n"},
         }
-        self.stream = start_script(
-            self.transport,
-            "attend",
-            beside=("run_processes", "last_word", "spy"),
-            arguments=self.arguments,
-            timeout_s=DEADLINE_S,
-        )
-        self.first = self.stream.expect(timeout_s=DEADLINE_S)[0]
+        self.received = self.ordered = 0
         self.processes = []
+        self.begun = time.monotonic()
+        self.first = self.join("attend")
+
+    def join(self, script="bridge"):
+        """Connect, and say how many pieces have come so far; returns the greeting."""
+        modules = ("run_processes", "last_word", "spy", "attended_run", "line", "attendance", "bridge")
+        beside = modules if script == "attend" else ("last_word",)
+        self.stream = start_script(
+            self.transport, script, beside=beside, arguments=self.arguments, timeout_s=DEADLINE_S
+        )
+        greeting = self.expect()[0]
+        self.received = min(self.received, greeting.get("sent", 0))
+        if greeting["kind"] == "ready":
+            self.send(kind="hello", received=self.received)
+        return greeting
+
+    def leave(self):
+        self.stream.process.kill()
+
+    def send(self, **header):
+        self.stream.send(header, timeout_s=DEADLINE_S)
+
+    def order(self, kind, **values):
+        self.ordered += 1
+        self.send(kind=kind, order=self.ordered, **values)
+
+    def expect(self):
+        return self.stream.expect(timeout_s=DEADLINE_S)
 
     def start(self, *words):
         environment = {**os.environ, "TTLAUNCH_RUN_ID": self.run_id}
         process = subprocess.Popen(words or ("sleep", "60"), env=environment, start_new_session=True)
         self.processes.append(process)
-        end = time.monotonic() + DEADLINE_S
-        while self.run_id.encode() not in Path(f"/proc/{process.pid}/environ").read_bytes():
-            assert time.monotonic() < end  # a process has no environment for a moment while it becomes another program
+        until(lambda: self.run_id.encode() in Path(f"/proc/{process.pid}/environ").read_bytes())
         return process
 
     def write(self, name, data):
-        with (self.folder / name).open("ab") as file:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
             file.write(data)
 
     def until(self, kind):
-        """All frames up to the first of this kind."""
+        """All frames up to the first of this kind; pieces are confirmed as they come."""
         frames = []
         while not frames or frames[-1][0]["kind"] != kind:
-            frames.append(self.stream.expect(timeout_s=DEADLINE_S))
+            header, body = self.expect()
+            frames.append((header, body))
+            if header["kind"] == "file":
+                assert header["number"] == self.received + 1
+                self.received += 1
+                self.send(kind="renew", heard=None, received=self.received)
+        return frames
+
+    def ends(self):
+        """All that comes after the order to end, up to the farewell."""
+        self.order("end")
+        frames = self.until("ended")
+        self.send(kind="bye")
+        assert self.stream.process.wait(timeout_s=DEADLINE_S) == 0
         return frames
 
     def content(self, frames, name):
         pieces = [(header["offset"], body) for header, body in frames if header.get("name") == name]
-        return b"".join(body for _, body in sorted(pieces))
+        ends = [0, *(offset + len(body) for offset, body in pieces)]
+        assert [offset for offset, _ in pieces] == ends[:-1], "nothing is lost, nothing comes twice"
+        return b"".join(body for _, body in pieces)
 
     def close(self):
-        self.transport.close()
         for process in self.processes:
             process.kill()
             process.wait()
+        self.leave()
+        if self.scratch.exists() and (greeting := self.join())["kind"] == "ready":
+            self.ordered = greeting["done"]
+            self.ends()
+        self.transport.close()
+
+
+def until(condition):
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+WORDS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["renew", "signal", "hello"]),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
+
+
+@pytest.fixture
+def attended_once(attended):
+    """One run for all examples."""
+    return attended()
 
 
 @pytest.fixture
@@ -100,8 +168,7 @@ def test_what_ranks_write_comes_home_byte_for_byte(attended):
     run.write("logs/rank-0.stdout", data[:100])
     frames = run.until("file")
     run.write("logs/rank-0.stdout", data[100:])
-    run.stream.send({"kind": "end"}, timeout_s=DEADLINE_S)
-    frames += run.until("ended")
+    frames += run.ends()
     assert run.content(frames, "logs/rank-0.stdout") == data
 
 
@@ -110,18 +177,15 @@ def test_a_record_comes_whole_and_its_unfinished_form_never(attended):
     run.write("records/rank-0.exit.json.tmp", b"half")
     run.write("records/rank-0.error.unfinished", b"half")
     run.write("records/rank-0.exit.json", b'{"status": 3}')
-    run.stream.send({"kind": "end"}, timeout_s=DEADLINE_S)
-    files = [header for header, _ in run.until("ended") if header["kind"] == "file"]
+    files = [header for header, _ in run.ends() if header["kind"] == "file"]
     assert [(header["name"], header["whole"]) for header in files] == [("records/rank-0.exit.json", True)]
 
 
 def test_an_end_kills_what_still_runs_and_counts_it(attended):
     run = attended()
     process = run.start()
-    run.stream.send({"kind": "end"}, timeout_s=DEADLINE_S)
-    assert run.until("ended")[-1][0]["killed"] == 1
+    assert run.ends()[-1][0]["killed"] == 1
     assert process.wait(DEADLINE_S) == -9
-    assert run.stream.process.wait(timeout_s=DEADLINE_S) == 0
     assert not run.scratch.exists()
     assert sorted(path.name for path in run.folder.iterdir()) == ["plan.json", "start"]
 
@@ -133,7 +197,7 @@ def test_a_signal_reaches_the_ranks_that_are_named_and_nothing_else_of_the_run(a
         started = json.dumps({"pid": rank.pid, "shim_pid": os.getpid()})
         run.write(f"records/rank-{number}.progress.jsonl", started.encode() + b"\n")
         run.until("file")
-    run.stream.send({"kind": "signal", "ranks": [0, 7], "number": signal.SIGUSR1}, timeout_s=DEADLINE_S)
+    run.order("signal", ranks=[0, 7], number=signal.SIGUSR1)
     assert named.wait(DEADLINE_S) == -signal.SIGUSR1
     run.until("alive")
     assert [unnamed.poll(), no_rank.poll()] == [None, None]
@@ -151,26 +215,147 @@ def test_a_look_brings_what_is_new_and_says_which_ranks_are_stopped(attended):
     box = run.scratch / "blackbox/rank-1.box"
     box.parent.mkdir()
     box.write_bytes(b"box")
-    run.stream.send({"kind": "look", "number": 7}, timeout_s=DEADLINE_S)
+    run.order("look", question=7)
     *before, (looked, _) = run.until("looked")
     assert "blackbox/rank-1.box" in [header.get("name") for header, _ in before]
-    assert (looked["number"], looked["stopped"], [rank for rank, _ in looked["faults"]]) == (7, [1], [0, 1])
+    assert (looked["question"], looked["stopped"], [rank for rank, _ in looked["faults"]]) == (7, [1], [0, 1])
 
 
 def test_processes_of_other_runs_are_left_alone(attended):
     run, other = attended(), attended(run_id="run-12")
     process = other.start()
-    run.stream.send({"kind": "end"}, timeout_s=DEADLINE_S)
-    assert run.until("ended")[-1][0]["killed"] == 0
+    assert run.ends()[-1][0]["killed"] == 0
     assert process.poll() is None
 
 
-def test_a_lost_connection_ends_the_run_on_the_host(attended):
+def test_a_lost_connection_does_not_hurt_and_what_was_underway_comes_again(attended):
     run = attended()
     process = run.start()
-    run.stream.process.close_stdin()
+    first, second = os.urandom(300_000), os.urandom(300_000)
+    run.write("logs/rank-0.stdout", first)
+    frames = run.until("file")
+    run.expect()  # a piece that arrives and is never confirmed
+    run.leave()
+    run.write("logs/rank-0.stdout", second)
+    assert run.join()["kind"] == "ready"
+    assert process.poll() is None
+    frames += run.ends()
+    assert run.content(frames, "logs/rank-0.stdout") == first + second
+
+
+def test_an_order_that_is_sent_again_is_carried_out_once(attended):
+    run = attended()
+    ranks = [run.start(), run.start()]
+    for number, rank in enumerate(ranks):
+        started = json.dumps({"pid": rank.pid, "shim_pid": os.getpid()})
+        run.write(f"records/rank-{number}.progress.jsonl", started.encode() + b"\n")
+        run.until("file")
+    run.order("signal", ranks=[0], number=signal.SIGUSR1)
+    assert ranks[0].wait(DEADLINE_S) == -signal.SIGUSR1
+    run.leave()
+    assert run.join()["done"] == 1
+    run.send(kind="signal", order=1, ranks=[1], number=signal.SIGUSR1)
+    run.until("alive")
+    run.until("alive")
+    assert ranks[1].poll() is None
+
+
+def test_a_shard_is_removed_only_when_it_has_arrived(attended):
+    run = attended()
+    folder = "checkpoints/step-3.tmp"
+    shard = run.folder / folder / "rank-0.safetensors"
+    run.write(f"{folder}/rank-0.safetensors", bytes(200_000))
+    run.write(f"{folder}/rank-0.json", b"{}")
+    while run.expect()[0].get("name") != f"{folder}/rank-0.json":
+        continue
+    run.leave()
+    run.join()
+    assert shard.exists(), "its record came, and nobody has said so"
+    frames = run.until("file")
+    while frames[-1][0]["name"] != f"{folder}/rank-0.json":
+        frames += run.until("file")
+    assert run.content(frames, f"{folder}/rank-0.safetensors") == bytes(200_000)
+    until(lambda: not shard.exists())
+
+
+def test_a_run_that_nobody_asks_for_ends_with_its_lease_and_keeps_its_records(attended):
+    run = attended(lease_s=1.0)
+    rank, escaped = run.start("sh", "-c", "trap '' TERM; sleep 60"), run.start()
+    run.write("logs/rank-0.stdout", b"hello\n")
+    begun = time.monotonic()
+    assert (rank.wait(DEADLINE_S), escaped.wait(DEADLINE_S)) == (-9, -9)
+    assert time.monotonic() - begun < 6.0
+    until(lambda: not run.scratch.exists())
+    assert (run.folder / "logs/rank-0.stdout").read_bytes() == b"hello\n"
+    gone = run.join()
+    reason = "its agent heard nothing from the launching machine for 1 s and ended its ranks"
+    assert (gone["kind"], gone["reason"]) == ("gone", reason)
+
+
+def test_a_lease_that_is_renewed_goes_on(attended):
+    run = attended(lease_s=1.5)
+    process = run.start()
+    end = time.monotonic() + 2.5
+    while time.monotonic() < end:
+        clock = run.until("alive")[-1][0]["clock"]
+        run.send(kind="renew", heard=clock, received=run.received)
+    assert process.poll() is None
+
+
+def test_renewals_that_say_nothing_new_do_not_prolong_the_lease(attended):
+    run = attended(lease_s=1.5)
+    process = run.start()
+    clock = run.until("alive")[-1][0]["clock"]
+    with contextlib.suppress(HostError):
+        while time.monotonic() < run.begun + DEADLINE_S:
+            run.send(kind="renew", heard=clock, received=run.received)
+            run.until("alive")
+    assert time.monotonic() < run.begun + DEADLINE_S
     assert process.wait(DEADLINE_S) == -9
-    assert run.stream.process.wait(timeout_s=DEADLINE_S) == 0
+
+
+def test_the_attendant_is_no_part_of_the_session_that_started_it(attended):
+    run = attended()
+    assert os.getsid(run.first["pid"]) not in {os.getsid(0), run.first["pid"]}
+    assert run.run_id.encode() not in Path(f"/proc/{run.first['pid']}/environ").read_bytes()
+
+
+@given(st.binary(min_size=1, max_size=300) | st.builds(contract.pack_frame, st.dictionaries(st.text(), WORDS)))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_comes_over_its_socket_the_attendant_goes_on(attended_once, data):
+    run = attended_once
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(str(run.scratch / "attendant"))
+        with contextlib.suppress(BrokenPipeError):
+            stranger.sendall(contract.pack_frame({"kind": "hello", "received": run.received}) + data)
+            stranger.shutdown(socket.SHUT_WR)
+        while stranger.recv(65536):
+            continue
+    with socket.socket(socket.AF_UNIX) as launcher:
+        launcher.connect(str(run.scratch / "attendant"))
+        assert contract.read_frame(launcher.recv)[0]["kind"] == "ready"
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (b"\xff" * 8, "what came is no word of a launcher: not a frame: b'\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff'"),
+        (contract.pack_frame({"kind": "end", "order": 1}), "what came is no word of a launcher: end before hello"),
+        (
+            contract.pack_frame({"kind": "hello", "received": 7}),
+            "what came is no word of a launcher: 7 pieces received, of which 0 to 0 are in question",
+        ),
+    ],
+)
+def test_what_the_attendant_does_not_understand_it_names(attended, frame, reason):
+    run = attended()
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(str(run.scratch / "attendant"))
+        stranger.sendall(frame)
+        assert contract.read_frame(stranger.recv)[0]["kind"] == "ready"
+        assert contract.read_frame(stranger.recv)[0] == {"kind": "refused", "reason": reason}
+        assert stranger.recv(1) == b""
+    run.until("alive")
 
 
 def test_a_shim_that_vanishes_without_a_record_is_reported_once(attended):
@@ -180,7 +365,7 @@ def test_a_shim_that_vanishes_without_a_record_is_reported_once(attended):
         "records/rank-3.progress.jsonl", json.dumps({"pid": 4194304, "shim_pid": int(gone.stdout)}).encode() + b"\n"
     )
     assert run.until("lost_shim")[-1][0]["rank"] == 3
-    later = run.until("alive")
+    later = run.until("alive") + run.until("alive")
     assert [header["kind"] for header, _ in later if header["kind"] == "lost_shim"] == []
 
 
@@ -196,10 +381,8 @@ def test_the_code_is_locked_while_the_run_lives(attended, tmp_path):
     with (tmp_path / "lock").open() as file:
         with pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        run.stream.send({"kind": "end"}, timeout_s=DEADLINE_S)
-        run.until("ended")
-        run.stream.process.wait(timeout_s=DEADLINE_S)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        run.ends()
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(attended, tmp_path):

@@ -79,14 +79,14 @@ def test_progress_of_hosts_comes_in_the_order_in_which_it_happened(watch):
 def test_pieces_of_a_file_may_come_in_any_order(tmp_path):
     path = tmp_path / "log"
     for offset, body in ((3, b"lo\n"), (0, b"hel")):
-        write_piece(path, FilePiece(path.name, offset, whole=False), body)
+        write_piece(path, FilePiece(path.name, offset, whole=False, number=1), body)
     assert path.read_bytes() == b"hello\n"
 
 
 def test_a_whole_record_replaces_what_was_there(tmp_path):
     path = tmp_path / "rank-0.exit.json"
     path.write_bytes(b'{"a": 1, "b": 2}')
-    write_piece(path, FilePiece(path.name, 0, whole=True), b"{}")
+    write_piece(path, FilePiece(path.name, 0, whole=True, number=1), b"{}")
     assert path.read_bytes() == b"{}"
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 

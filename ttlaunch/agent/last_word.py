@@ -1,4 +1,4 @@
-"""What the launcher leaves for ranks and shims when a run is to end before its time, in the run's folder where they run.
+"""Words left in a run's folder where its ranks run: the launcher's, that the run is to end, and its attendant's farewell.
 
 Python 3.9 and the standard library only.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 from ttlaunch import contract
 
@@ -14,6 +15,9 @@ TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to impor
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
+
+
+_FAREWELL = "attendant.json"
 
 
 def leave_word(run_folder: str, word: Mapping[str, Any]) -> None:
@@ -33,3 +37,21 @@ def word_was_left(run_folder: str, *, since: float) -> bool:
         return os.stat(os.path.join(run_folder, contract.ENDING_FILE)).st_mtime >= since
     except OSError:
         return False
+
+
+def leave_farewell(run_folder: str, reason: str) -> None:
+    """Write down why the attendant has left by itself; a disk that is full has no room for it."""
+    try:
+        with open(os.path.join(run_folder, _FAREWELL), "w", encoding="utf-8") as file:
+            json.dump({"reason": reason, "time": time.time()}, file)
+    except OSError:
+        return
+
+
+def read_farewell(run_folder: str) -> str | None:
+    """Why the run's attendant has left by itself, a clause; None if it has not."""
+    try:
+        with open(os.path.join(run_folder, _FAREWELL), encoding="utf-8") as file:
+            return str(json.load(file)["reason"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

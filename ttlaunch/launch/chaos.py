@@ -219,7 +219,8 @@ def _detected(one: _Made, events: Sequence[Mapping[str, Any]], report: Mapping[s
     after = [
         event["time"]
         for event in events
-        if event["event"] in {"signal", "ending", "killing", "end"} and event["time"] >= one.time
+        if event["event"] in {"host_silent", "host_lost", "signal", "ending", "killing", "end"}
+        and event["time"] >= one.time
     ]
     return min(after, default=None)
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,16 +26,31 @@ class LostHost:
 
 
 @dataclass(frozen=True)
+class SilentHost:
+    """A host that does not answer and may still come back.
+
+    Attributes:
+        since: Its last sign of life, seconds since the epoch on this machine.
+        lost_at: When it counts as lost, likewise: by then its own agent has ended its ranks.
+    """
+
+    since: float
+    lost_at: float
+
+
+@dataclass(frozen=True)
 class Losses:
     """What is gone without having said why.
 
     Attributes:
         shims: Ranks whose shim vanished, with the time at which that was seen, seconds since the epoch.
         hosts: Hosts that cannot be reached any more, by name.
+        silent: Hosts that have not answered for long, by name.
     """
 
     shims: Mapping[int, float]
     hosts: Mapping[str, LostHost]
+    silent: Mapping[str, SilentHost] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.errors import HostError
-from ttlaunch.launch.attendants import Attendant, HostsCrew, start_attendants
+from ttlaunch.launch.attendants import HostsCrew, end_attendants, start_attendants
+from ttlaunch.launch.host_link import HostLink
 from ttlaunch.launch.relay import DaemonStart, Relay
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.launch.watch import Watch
@@ -53,6 +54,7 @@ class RunOnHosts:
         python: The interpreter that the plan names.
         described: Variables that the cluster's files set.
         secrets: Values that travel to the hosts and are written nowhere.
+        lease_s: How long ranks on a host may run without word from here.
     """
 
     plan: LaunchPlan
@@ -61,6 +63,7 @@ class RunOnHosts:
     python: str
     described: Collection[str] = ()
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    lease_s: float = contract.LEASE_S
 
 
 def start_crew(run: RunOnHosts, hosts: Sequence[ReadyHost], watch: Watch) -> HostsCrew | dict[str, HostError]:
@@ -69,23 +72,26 @@ def start_crew(run: RunOnHosts, hosts: Sequence[ReadyHost], watch: Watch) -> Hos
     Returns:
         The crew, or the hosts that failed with the reasons.
     """
-    arguments = {host.transport.host: _attendant_arguments(run, host) for host in hosts}
+    arguments = {
+        host.transport.host: _attendant_arguments(run, host, number=number) for number, host in enumerate(hosts)
+    }
     pythons = list(dict.fromkeys(host.python for host in hosts))
-    started = start_attendants([host.transport for host in hosts], arguments, pythons=pythons)
+    started = start_attendants([host.transport for host in hosts], arguments, folder=run.folder, pythons=pythons)
     failed = {name: answer for name, answer in started.items() if isinstance(answer, HostError)}
-    attendants = [answer for answer in started.values() if isinstance(answer, Attendant)]
+    links = [answer for answer in started.values() if isinstance(answer, HostLink)]
     if failed:
-        for attendant in attendants:
-            attendant.stream.process.kill()
+        end_attendants(links)
         return failed
-    for attendant in attendants:
-        watch.set_clock(attendant.host, attendant.clock_offset_s)
+    for link in links:
+        watch.set_clock(link.host, link.clock_offset_s)
     transports = {host.transport.host: host.transport for host in hosts}
-    relay = Relay(transports, {host.transport.host: _daemon_start(run, host) for host in hosts}, scratch=run.scratch)
-    return HostsCrew(attendants, relay, run.folder)
+    over = {link.host: link.over for link in links}
+    starts = {host.transport.host: _daemon_start(run, host) for host in hosts}
+    relay = Relay(transports, starts, scratch=run.scratch, is_lost=lambda host: over[host].is_set())
+    return HostsCrew(links, relay, run.folder)
 
 
-def _attendant_arguments(run: RunOnHosts, host: ReadyHost) -> dict[str, Any]:
+def _attendant_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> dict[str, Any]:
     folder = f"{host.remote_folder}/{contract.RUNS_DIR}/{run.folder.run_id}"
     package = f"{host.release}/{contract.PACKAGE_DIR}"
     places = HostPlaces(host.python, package, host.copies, host.data)
@@ -95,6 +101,8 @@ def _attendant_arguments(run: RunOnHosts, host: ReadyHost) -> dict[str, Any]:
         "run_id": run.folder.run_id,
         "folder": folder,
         "scratch": str(run.scratch),
+        "socket": str(run.scratch / f"attendant-{number}"),
+        "lease_s": run.lease_s,
         "lock": host.lock,
         "files": {
             contract.PLAN_FILE: json.dumps(plan, indent=1) + "\n",

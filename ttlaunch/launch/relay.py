@@ -12,7 +12,7 @@ import shlex
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,9 +52,23 @@ class Relay:
     """Serves mpirun's requests until it is closed."""
 
     def __init__(
-        self, transports: Mapping[str, Transport], starts: Mapping[str, DaemonStart], *, scratch: Path
+        self,
+        transports: Mapping[str, Transport],
+        starts: Mapping[str, DaemonStart],
+        *,
+        scratch: Path,
+        is_lost: Callable[[str], bool],
     ) -> None:
+        """Listen from now on.
+
+        Args:
+            transports: The hosts.
+            starts: How daemons start on them.
+            scratch: Where the socket and mpirun's substitute for ssh are put.
+            is_lost: Whether a host counts as lost; while it does not, a daemon outlives the connection it was started over.
+        """
         self._transports = transports
+        self._is_lost = is_lost
         self._starts = starts
         self._scratch = scratch
         self._socket = socket.socket(socket.AF_UNIX)
@@ -102,10 +116,19 @@ class Relay:
                 process.close_stdin()
                 stdout = b"".join(_output(process, connection))
                 return process.wait(timeout_s=_START_DAEMON_S), stdout, process.stderr().decode("utf-8", "replace")
+            except HostError:
+                if _DAEMON.search(command):
+                    self._wait_while_it_lives(host, connection)
+                raise
             finally:
                 process.kill()
         except HostError as error:
             return _NO_ANSWER, b"", f"ttlaunch: {error}\n"
+
+    def _wait_while_it_lives(self, host: str, connection: socket.socket) -> None:
+        """A daemon has left the connection's session: mpirun hears nothing of a broken one until the host is lost."""
+        while not self._is_lost(host) and not _has_gone(connection, within_s=_LOOK_S):
+            continue
 
 
 def _output(process: Process, connection: socket.socket) -> Iterator[bytes]:
@@ -124,8 +147,8 @@ def _output(process: Process, connection: socket.socket) -> Iterator[bytes]:
         yield part
 
 
-def _has_gone(connection: socket.socket) -> bool:
-    readable, _, _ = select.select([connection], [], [], 0)
+def _has_gone(connection: socket.socket, *, within_s: float = 0.0) -> bool:
+    readable, _, _ = select.select([connection], [], [], within_s)
     return bool(readable) and not connection.recv(1, socket.MSG_PEEK)
 
 

@@ -38,6 +38,7 @@ from ttlaunch.launch.output import MpirunOutput, View
 from ttlaunch.launch.process import end_mpirun, start_mpirun
 from ttlaunch.launch.report import Report, write_report
 from ttlaunch.launch.run_folder import RunFolder, append_event
+from ttlaunch.launch.silence import SilenceWatch
 from ttlaunch.launch.trace import write_trace
 from ttlaunch.launch.watch import Watch
 from ttlaunch.plan.launch_plan import LaunchPlan
@@ -74,20 +75,21 @@ def supervise(
     started = time.monotonic()
     ending, leftovers, lost = Ending(), 0, LostCheckpoints(view)
     hangs = HangWatch(plan, folder, crew, timeout_s=hang_timeout_s)
+    silence = SilenceWatch(folder, view)
     end = RunEnd(ending, plan, grace_s=grace.seconds)
     with _signals(end), CheckpointKeeper(plan, folder) as checkpoints, MergedWriter(folder.path, watch) as merged:
         variables = _variables(plan, folder, environment, crew=crew, scratch=scratch)
         process = start_mpirun(plan.engine.argv, folder=folder.path, environment=variables)
         try:
             append_event(folder, "start", engine=plan.engine.name, plan=plan.hash, mpirun=process.pid)
-            _loop(process, watch, ending, folder, view, crew, checkpoints, lost, hangs, merged, end)
+            _loop(process, watch, ending, folder, view, crew, checkpoints, lost, hangs, silence, merged, end)
         except OSError as error:
             ending.failure = folder_failure(error)
         finally:
             ending.killing_since = time.time()
             end_mpirun(process, patience_s=AFTER_TERM_S)
             leftovers = _collect(crew, folder, plan)
-            _finish(checkpoints, watch, ending, crew, merged)
+            _finish(checkpoints, watch, ending, crew, silence, merged)
             _pass_on(watch, view)
             lost.notice(watch.ranks, checkpoints.lost)
     report = conclude(plan, folder, watch, ending, process.returncode, time.monotonic() - started, leftovers)
@@ -126,6 +128,7 @@ def _loop(
     checkpoints: CheckpointKeeper,
     lost: LostCheckpoints,
     hangs: HangWatch,
+    silence: SilenceWatch,
     merged: MergedWriter,
     end: RunEnd,
 ) -> None:
@@ -137,7 +140,7 @@ def _loop(
             checkpoints.check()
             lost.notice(watch.ranks, checkpoints.lost)
             view.tick(watch.ranks)
-            _notice_losses(watch, ending, crew)
+            _notice_losses(watch, ending, crew, silence)
             _notice_hang(hangs, watch, ending)
             for act in end.decide(time.monotonic(), watch.ranks):
                 _carry_out(act, process, folder, view, crew, watch)
@@ -152,11 +155,18 @@ def _collect(crew: Crew, folder: RunFolder, plan: LaunchPlan) -> int:
     return leftovers
 
 
-def _finish(checkpoints: CheckpointKeeper, watch: Watch, ending: Ending, crew: Crew, merged: MergedWriter) -> None:
+def _finish(
+    checkpoints: CheckpointKeeper,
+    watch: Watch,
+    ending: Ending,
+    crew: Crew,
+    silence: SilenceWatch,
+    merged: MergedWriter,
+) -> None:
     try:
         merged.finish()
         checkpoints.finish()
-        _notice_losses(watch, ending, crew)
+        _notice_losses(watch, ending, crew, silence)
     except OSError as error:
         ending.failure = ending.failure or folder_failure(error)
 
@@ -171,12 +181,13 @@ def _notice_hang(hangs: HangWatch, watch: Watch, ending: Ending) -> None:
         ending.failure = hangs.check(watch.ranks)
 
 
-def _notice_losses(watch: Watch, ending: Ending, crew: Crew) -> None:
+def _notice_losses(watch: Watch, ending: Ending, crew: Crew, silence: SilenceWatch) -> None:
     """Shims count until the run is being ended, which takes them along; hosts count to the last."""
     losses = crew.losses(watch.ranks)
     if ending.since is None:
         ending.lost_shims.update(losses.shims)
     ending.lost_hosts.update(losses.hosts)
+    silence.notice(losses)
 
 
 def _carry_out(

@@ -108,8 +108,8 @@ def _between_hosts(over_hosts: OverHosts, *, modern: bool) -> list[tuple[str, ..
     settings: list[tuple[str, ...]] = [
         # Every host is reached from here, through our own connections; a daemon on a host has none.
         (daemon, "plm_ssh_no_tree_spawn" if modern else "plm_rsh_no_tree_spawn", "1"),
-        (daemon, "oob_tcp_keepalive_time", "2"),
-        (daemon, "oob_tcp_keepalive_intvl", "1"),
+        (daemon, "oob_tcp_keepalive_time", "20"),
+        (daemon, "oob_tcp_keepalive_intvl", "5"),
         (daemon, "oob_tcp_keepalive_probes", "3"),
     ]
     if modern:

@@ -1,0 +1,247 @@
+"""Keeps a run on one host company for as long as its lease lasts, over as many connections as it takes.
+
+The launcher's connection may break at any moment and come back. Pieces of files are numbered and stay ours until the
+launcher has said that it has them; orders are numbered by the launcher and carried out once. Every second a frame `alive`
+carries our clock; the launcher sends it back, and the lease lasts so long after the newest reading that came back. So the
+launcher knows, without trusting the network, when the lease has run out: so long after the last frame that it got.
+
+Frames to us: `hello` (how many pieces the launcher has), `renew` (a reading of our clock, and likewise), orders (`signal`,
+`look`, `spy`, `end`) and `bye` (it has everything). From us: `ready`, `file` (a piece), `lost_shim`, `looked`, `alive`,
+`ended`, `refused`. Python 3.9 and
+the standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import socket
+import time
+from collections import deque
+
+from ttlaunch.agent.line import Line
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from ttlaunch.agent.attended_run import AttendedRun
+
+_TICK_S = 0.05
+_ALIVE_S = 1.0
+_BOXES_S = 5.0
+_UNDERWAY_BYTES = 1024 * 1024  # pieces that the launcher has not confirmed; more would delay `alive` on a slow line
+_STRANGERS = 8  # connections that have not said hello
+_SHOWN = 100
+_ORDERS = ("signal", "look", "spy", "end")
+
+
+def lease_clock() -> float:
+    """Seconds on a clock that goes on while the machine sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class Attendance:
+    """Serves the launcher until it orders the end, or until the lease runs out."""
+
+    def __init__(self, run: AttendedRun, listener: socket.socket, *, lease_s: float) -> None:
+        listener.settimeout(0)
+        self._run = run
+        self._listener = listener
+        self._lease_s = lease_s
+        self._expires = lease_clock() + lease_s
+        self._line: Line | None = None  # to the launcher; None while there is no connection
+        self._strangers: list[Line] = []
+        self._pieces: Iterator[tuple[dict[str, Any], bytes]] = iter(())
+        self._looked_last = False
+        self._sent = self._confirmed = 0  # numbers of pieces
+        self._underway: deque[tuple[int, str, int, int]] = deque()  # number, name, its end, bytes
+        self._done = 0  # orders
+        self._killed: int | None = None  # once the end was ordered
+        self._said_ended = self._dismissed = False
+        self._question: int | None = None
+        self._answered: int | None = None
+        self._told_shims: set[int] = set()
+        self._alive_at = self._boxes_at = -math.inf
+
+    def serve(self) -> bool:
+        """Returns True if the launcher has everything and let us go, False if the lease has run out."""
+        while not self._dismissed:
+            if lease_clock() >= self._expires:
+                return False
+            self._wait()
+            self._run.look()
+            self._send_what_is_due()
+        return True
+
+    def close(self) -> None:
+        for line in [*self._strangers, *([self._line] if self._line else [])]:
+            line.flush()
+            line.close()
+
+    # What comes
+
+    def _wait(self) -> None:
+        """Take in what comes within a tick, or at once while there is something to send."""
+        lines = [line for line in [*self._strangers, self._line] if line is not None and line.is_open]
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        for line in lines:
+            poll.register(line.connection, select.POLLIN | (0 if line.is_idle else select.POLLOUT))
+        ready = dict(poll.poll(_TICK_S * 1000))
+        if self._listener.fileno() in ready:
+            self._accept()
+        for line in lines:
+            events = ready.get(line.connection.fileno(), 0)
+            if events & select.POLLOUT:
+                line.flush()
+            if line.is_open and events & ~select.POLLOUT:
+                self._hear(line)
+        self._strangers = [line for line in self._strangers if line.is_open]
+        if self._line is not None and not self._line.is_open:
+            self._line = None
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        line = Line(connection)
+        ready = {"kind": "ready", "time": time.time(), "clock": lease_clock(), "pid": os.getpid()}
+        line.say({**ready, "sent": self._sent, "done": self._done})
+        self._strangers.append(line)
+        for forgotten in self._strangers[:-_STRANGERS]:
+            forgotten.close()
+
+    def _hear(self, line: Line) -> None:
+        try:
+            for frame in line.hear():
+                self._take(line, frame)
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            line.say({"kind": "refused", "reason": f"what came is no word of a launcher: {error}"[:_SHOWN]})
+            line.close()
+
+    def _take(self, line: Line, frame: dict[str, Any]) -> None:
+        """Do what a frame says; raises `ValueError` and the like if it says nothing that we know."""
+        kind = frame.get("kind")
+        if kind == "hello":
+            self._welcome(line, _whole(frame["received"]))
+        elif line is not self._line:
+            raise ValueError(f"{str(kind)[:_SHOWN]} before hello")
+        elif kind == "renew":
+            self._renew(frame.get("heard"), _whole(frame["received"]))
+        elif kind in _ORDERS:
+            self._obey(frame, _whole(frame["order"]))
+        elif kind == "bye" and self._said_ended:
+            self._dismissed = True
+        else:
+            raise ValueError(str(frame)[:_SHOWN])
+
+    def _welcome(self, line: Line, received: int) -> None:
+        """The launcher speaks over this connection from now on; whatever was before is dead."""
+        self._confirm(received)
+        if self._line is not None and self._line is not line:
+            self._line.close()
+        self._strangers = [one for one in self._strangers if one is not line]
+        self._line = line
+        self._sent = received
+        self._underway.clear()
+        self._run.rewind()
+        self._look_anew()
+        self._said_ended = False
+        self._told_shims.clear()
+        self._alive_at = -math.inf
+
+    def _confirm(self, received: int) -> None:
+        if not self._confirmed <= received <= self._sent:
+            raise ValueError(f"{received} pieces received, of which {self._confirmed} to {self._sent} are in question")
+        self._confirmed = received
+        while self._underway and self._underway[0][0] <= received:
+            _, name, end, _ = self._underway.popleft()
+            self._run.confirm(name, end)
+
+    def _renew(self, heard: Any, received: int) -> None:
+        self._confirm(received)
+        if heard is not None:
+            self._expires = max(self._expires, min(_number(heard), lease_clock()) + self._lease_s)
+
+    def _obey(self, frame: dict[str, Any], order: int) -> None:
+        """Carry out an order that has not been carried out yet."""
+        if order <= self._done:
+            return
+        if order != self._done + 1:
+            raise ValueError(f"order {order} after {self._done}")
+        kind, ranks, number, word = frame["kind"], frame.get("ranks", []), frame.get("number", 0), frame.get("word")
+        is_signal = isinstance(word, (dict, type(None))) and number in set(signal.Signals)
+        if not isinstance(ranks, list) or (kind == "signal" and not is_signal):
+            raise ValueError(str(frame)[:_SHOWN])
+        if kind == "look":
+            self._question = _whole(frame["question"])
+        self._done = order
+        if kind == "signal":
+            self._run.signal_ranks(ranks, number, word=word)
+        elif kind == "spy":
+            self._run.spy_on(ranks)
+        elif kind == "end":
+            self._killed = self._run.sweep()
+        if kind in ("look", "end"):
+            self._look_anew()
+
+    def _look_anew(self) -> None:
+        """What there is now is sent before anything is said of it."""
+        self._pieces, self._looked_last, self._boxes_at = iter(()), False, -math.inf
+        self._answered = None
+
+    # What goes
+
+    def _send_what_is_due(self) -> None:
+        line, now = self._line, time.monotonic()
+        if line is None:
+            return
+        if now - self._alive_at >= _ALIVE_S:
+            self._alive_at = now
+            line.say({"kind": "alive", "clock": lease_clock(), "done": self._done})
+        for rank in [rank for rank in self._run.lost_shims if rank not in self._told_shims]:
+            self._told_shims.add(rank)
+            line.say({"kind": "lost_shim", "rank": rank, "time": self._run.lost_shims[rank]})
+        while line.is_open and line.is_idle and sum(size for *_, size in self._underway) < _UNDERWAY_BYTES:
+            if not self._send_piece(line, now):
+                break
+        if self._looked_last and not self._underway and not self._said_ended:
+            self._said_ended = True
+            line.say({"kind": "ended", "killed": self._killed})
+
+    def _send_piece(self, line: Line, now: float) -> bool:
+        """Send the next piece there is; a scan that finds nothing after the end was ordered has found everything."""
+        found = next(self._pieces, None)
+        if found is None:
+            boxes = now - self._boxes_at >= _BOXES_S
+            self._boxes_at = now if boxes else self._boxes_at
+            self._pieces = self._run.pieces(with_boxes=boxes)
+            found = next(self._pieces, None)
+        if found is None:
+            self._looked_last = self._killed is not None
+            if self._answered != self._question:
+                self._answered = self._question
+                line.say({"kind": "looked", "question": self._question, **self._run.processes()})
+            return False
+        header, body = found
+        self._sent += 1
+        self._underway.append((self._sent, header["name"], header["offset"] + len(body), len(body)))
+        line.say({**header, "number": self._sent}, body)
+        return True
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r:.50} in place of a count")
+    return value
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, (int, float)) or not value < math.inf:
+        raise ValueError(f"{value!r:.50} in place of a time")
+    return float(value)

@@ -1,0 +1,181 @@
+"""A run on one host as its attendant sees it: what its ranks write, piece by piece, and its processes.
+
+A piece is sent once and counts as safe when the launcher has said that it has it; after a lost connection, what is not safe
+is sent again. Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import shutil
+import signal
+import time
+
+from ttlaunch import contract
+from ttlaunch.agent.last_word import leave_farewell, leave_word
+from ttlaunch.agent.run_processes import is_gone, is_stopped, kill_run_processes, page_faults, signal_process
+from ttlaunch.agent.spy import find_py_spy, spy_on
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+PIECE = 128 * 1024
+_MOMENT_S = 0.5  # ranks that mpirun has just told to end get so long before they are killed
+_STACKS_S = 0.3
+_COLLECTED = (contract.LOGS_DIR, contract.RECORDS_DIR, contract.STACKS_DIR)
+
+
+class AttendedRun:
+    """The files and processes of one run on this host."""
+
+    def __init__(self, run_id: str, folder: str, scratch: str) -> None:
+        self.lost_shims: dict[int, float] = {}  # rank to when it was seen, seconds since the epoch
+        self._id = run_id
+        self._folder = folder
+        self._scratch = scratch
+        self._boxes: dict[str, bytes] = {}  # as they were sent
+        self._sent: dict[str, int] = {}
+        self._safe: dict[str, int] = {}
+        self._shims: dict[int, int] = {}  # rank to the process id of its shim
+        self._ranks: dict[int, int] = {}  # rank to its own process id
+
+    def pieces(self, *, with_boxes: bool) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """What has been added to logs and progress, records and shards that have appeared, black boxes that have changed."""
+        for directory in _COLLECTED:
+            for name in self._names(directory):
+                if not name.endswith((".tmp", ".unfinished")):
+                    yield from self._pieces_of(f"{directory}/{name}")
+        yield from self._shards()
+        if with_boxes:
+            yield from self._changed_boxes()
+
+    def confirm(self, name: str, end: int) -> None:
+        """The launcher has a file up to here; a shard that it has whole, which its record says, is removed."""
+        self._safe[name] = max(end, self._safe.get(name, 0))
+        if name.startswith(f"{contract.CHECKPOINTS_DIR}/") and name.endswith(".json"):
+            record = os.path.join(self._folder, name)
+            for path in (record, record[: -len(".json")] + ".safetensors"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+
+    def rewind(self) -> None:
+        """Send again what is not safe yet."""
+        self._sent = dict(self._safe)
+        self._boxes = {}
+
+    def look(self) -> None:
+        """Learn which processes ranks have, and notice shims that are gone without a record."""
+        for name in self._names(contract.RECORDS_DIR):
+            if name.endswith(".progress.jsonl"):
+                self._note_pids(name)
+        for rank in [rank for rank, pid in self._shims.items() if is_gone(pid)]:
+            del self._shims[rank]
+            if not os.path.exists(os.path.join(self._folder, contract.exit_file(rank))):
+                self.lost_shims[rank] = time.time()
+
+    def processes(self) -> dict[str, Any]:
+        """How the ranks' processes are: which are stopped, and how often each has touched fresh memory."""
+        stopped = [rank for rank, pid in self._ranks.items() if is_stopped(pid)]
+        return {"stopped": stopped, "faults": [[rank, page_faults(pid)] for rank, pid in self._ranks.items()]}
+
+    def spy_on(self, ranks: list[int]) -> None:
+        """Have the stacks of ranks read from outside, where that can be done; takes a few seconds at most."""
+        try:
+            with open(os.path.join(self._folder, contract.PLAN_FILE), encoding="utf-8") as file:
+                py_spy = find_py_spy(json.load(file)["rank_command"][0])
+        except (OSError, ValueError, LookupError, TypeError):
+            return
+        asked = {rank: pid for rank, pid in self._ranks.items() if rank in ranks}
+        if py_spy is not None:
+            spy_on(asked, run_id=self._id, run_folder=self._folder, py_spy=py_spy)
+
+    def signal_ranks(self, ranks: list[int], number: int, *, word: dict[str, Any] | None = None) -> None:
+        """Send a signal to those of the ranks that have been started here, and to nothing else.
+
+        A `word` for the ranks is first left in the run's folder.
+        """
+        if word is not None:
+            leave_word(self._folder, word)
+        for rank, pid in self._ranks.items():
+            if rank in ranks:
+                signal_process(pid, number, run_id=self._id)
+
+    def sweep(self) -> int:
+        """Kill what still carries the run's id, and say how many processes that were."""
+        return len(kill_run_processes(self._id, moment_s=_MOMENT_S))
+
+    def fence(self, reason: str) -> None:
+        """Kill every process of the run at once, after it has written its stacks; what it wrote is kept here.
+
+        Somebody else may already have started these ranks again.
+        """
+        self.signal_ranks(list(self._ranks), signal.SIGUSR2)
+        time.sleep(_STACKS_S if self._ranks else 0.0)
+        kill_run_processes(self._id, moment_s=0.0)
+        with contextlib.suppress(OSError):
+            for path in glob.glob(os.path.join(self._scratch, contract.BLACKBOX_DIR, "rank-*.box")):
+                os.makedirs(os.path.join(self._folder, contract.BLACKBOX_DIR), exist_ok=True)
+                shutil.copy(path, os.path.join(self._folder, contract.BLACKBOX_DIR))
+        leave_farewell(self._folder, reason)
+
+    def remove_collected(self) -> None:
+        """Remove what the launching machine has."""
+        for directory in (*_COLLECTED, contract.CHECKPOINTS_DIR, contract.BLACKBOX_DIR):
+            shutil.rmtree(os.path.join(self._folder, directory), ignore_errors=True)
+
+    def _names(self, directory: str) -> list[str]:
+        try:
+            return sorted(os.listdir(os.path.join(self._folder, directory)))
+        except OSError:
+            return []
+
+    def _pieces_of(self, name: str) -> Iterator[tuple[dict[str, Any], bytes]]:
+        path = os.path.join(self._folder, name)
+        whole = name.endswith(".json")
+        try:
+            if os.stat(path).st_size <= self._sent.get(name, 0):
+                return
+            with open(path, "rb") as file:
+                file.seek(self._sent.get(name, 0))
+                while piece := file.read(-1 if whole else PIECE):
+                    offset = self._sent.get(name, 0)
+                    self._sent[name] = offset + len(piece)
+                    yield {"kind": "file", "name": name, "offset": offset, "whole": whole}, piece
+        except FileNotFoundError:
+            return
+
+    def _shards(self) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """Each shard of a checkpoint that is whole, then its record.
+
+        A shard without a record is still being written; one whose record has not arrived counts as never written.
+        """
+        for record in sorted(glob.glob(os.path.join(self._folder, contract.CHECKPOINTS_DIR, "step-*", "rank-*.json"))):
+            for path in (record[: -len(".json")] + ".safetensors", record):
+                yield from self._pieces_of(os.path.relpath(path, self._folder))
+
+    def _changed_boxes(self) -> Iterator[tuple[dict[str, Any], bytes]]:
+        for base in (self._folder, self._scratch):  # in the first, of a run that was fenced
+            for path in sorted(glob.glob(os.path.join(base, contract.BLACKBOX_DIR, "rank-*.box"))):
+                name = os.path.relpath(path, base)
+                with open(path, "rb") as file:
+                    box = file.read()
+                if self._boxes.get(name) != box:
+                    self._boxes[name] = box
+                    yield {"kind": "file", "name": name, "offset": 0, "whole": True}, box
+
+    def _note_pids(self, name: str) -> None:
+        """Learn the process ids of a rank and its shim from the first line of the rank's progress."""
+        try:
+            rank = int(name.rpartition("rank-")[2].partition(".")[0])
+            if rank in self._ranks:
+                return
+            with open(os.path.join(self._folder, contract.RECORDS_DIR, name), "rb") as file:
+                started = json.loads(file.readline())
+            self._shims[rank], self._ranks[rank] = int(started["shim_pid"]), int(started["pid"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return

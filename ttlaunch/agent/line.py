@@ -1,0 +1,104 @@
+"""One connection to an attendant, over which frames come and go without anybody ever waiting for it.
+
+Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+
+from ttlaunch import contract
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+_PART = 64 * 1024
+_LARGEST = 1024 * 1024  # of what a launcher may say in one frame
+
+
+class Line:
+    """What has come and is no whole frame yet, and what waits to be sent."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(0)
+        self.connection = connection
+        self.is_open = True
+        self._inbox = bytearray()
+        self._outbox = bytearray()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._outbox
+
+    def say(self, header: dict[str, Any], body: bytes = b"") -> None:
+        self._outbox += contract.pack_frame(header, body)
+        self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self._outbox and self.is_open:
+                del self._outbox[: self.connection.send(self._outbox[:_PART])]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+
+    def hear(self) -> Iterator[dict[str, Any]]:
+        """The frames that have come whole.
+
+        Raises:
+            ValueError: What came is none.
+        """
+        try:
+            part = self.connection.recv(_PART)
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        if not part:
+            self.close()
+        self._inbox += part
+        while self.is_open and (frame := take_frame(self._inbox)) is not None:
+            yield frame[0]
+
+    def close(self) -> None:
+        self.is_open = False
+        self.connection.close()
+
+
+def take_frame(buffer: bytearray) -> tuple[dict[str, Any], bytes] | None:
+    """Take the first frame off what has come so far; None if it is not whole yet.
+
+    Raises:
+        ValueError: It is no frame, or larger than any that a launcher sends.
+    """
+    stream = io.BytesIO(buffer)
+    try:
+        frame = contract.read_frame(stream.read)
+    except EOFError:
+        frame = None
+    if frame is not None:
+        del buffer[: stream.tell()]
+    elif len(buffer) > _LARGEST:
+        raise ValueError(f"not a frame: {bytes(buffer[:8])!r}")
+    return frame
+
+
+def listen(path: str) -> socket.socket:
+    """Listen at a path where nobody listens any more."""
+    forget(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    listener.listen()
+    return listener
+
+
+def forget(path: str) -> None:
+    """Remove a socket that nobody listens on any more."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
