@@ -123,8 +123,15 @@ def test_a_full_disk_stops_the_log_and_not_the_rank(shim, here):
     (here / contract.stdout_file(0)).symlink_to("/dev/full")
     ended = shim(write(b"y\n" * 100_000))
     assert ended.status == 0
-    assert b"a log can no longer be written: No space left on device" in ended.stderr
+    assert b"rank-0.stdout cannot be written: No space left on device" in ended.stderr
     assert ended.stdout.count(b"rank 0 worker | y\n") == 100_000
+    assert ended.exit["unkept_output"] == {"stdout": 200_000}
+    assert ended.exit["unkept_reason"] == "No space left on device"
+
+
+def test_of_output_that_is_kept_nothing_is_missing(shim):
+    ended = shim(write(b"z" * 100))
+    assert (ended.exit["unkept_output"], ended.exit["unkept_reason"]) == ({}, None)
 
 
 def test_a_status_is_passed_on_and_recorded(shim):

@@ -22,6 +22,7 @@ try:
         while True:
             file.write(bytes(2**16))
 except OSError:
+    os.write(2, b"the disk is full\\n")
     sys.exit(3)
 """
 RAISE = """\
@@ -126,6 +127,7 @@ def test_a_full_disk_of_a_host_does_not_hide_how_a_rank_ended(make_cluster, ttla
     answer = ttlaunch_on(cluster)("run --on lab --ranks 1 -- python3 fill.py", timeout_s=60)
     assert answer.status == 1
     assert "error[R003]: rank 0 (rank, node0) exited with status 3\n" in answer.stderr
+    assert "warning[R056]: 17 bytes of rank 0's stderr could not be kept\n" in answer.stderr
 
 
 def test_what_a_killed_attendant_left_is_ended_and_removed(cluster, waiting):

@@ -89,6 +89,28 @@ def test_clocks_of_hosts_are_put_right(ranks):
     assert [b"first", b"second"] == [line.text for line in ranks.log().poll()]
 
 
+def test_what_a_host_could_not_keep_has_a_line_at_the_end(ranks):
+    ranks.prints(3, b"kept\n", stream=2)
+    record = {
+        "time": 9.0,
+        "status": 0,
+        "unkept_output": {"stderr": 1234567},
+        "unkept_reason": "No space left on device",
+    }
+    (ranks.folder / contract.RECORDS_DIR).mkdir()
+    (ranks.folder / contract.exit_file(3)).write_text(json.dumps(record))
+    watch = ranks.watch()
+    watch.set_clock("box-b", 2.0)
+    with MergedWriter(ranks.folder, watch) as merged:
+        merged.finish()
+    lines = list(ranks.log().poll())
+    assert [
+        (3, "stderr", b"kept"),
+        (3, "stderr", b"\xe2\x80\xa6 1,234,567 more bytes of stderr could not be kept"),
+    ] == said(lines)
+    assert [7.0, 5, 0] == [lines[1].time, lines[1].offset, lines[1].length]
+
+
 def test_a_line_waits_for_its_end_however_it_arrives(ranks):
     outputs = RankOutputs(ranks.folder, [0])
     for piece in (b"one li", b"ne \xe2", b"\x82\xac"):

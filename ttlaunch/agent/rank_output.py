@@ -36,9 +36,11 @@ class RankOutput:
             row: The rank's row of the plan.
             pass_on: Whether to print every line also here, with the rank's name in front: where nobody reads the files.
         """
+        self._unkept: dict[str, int] = {}
+        self._reason: str | None = None
         self._prefix = f"rank {row['rank']} {row['role']} | ".encode()
         self._pass_on = pass_on
-        self._times = _open_log(os.path.join(run_folder, contract.times_file(row["rank"])))
+        self._times = _open_times(os.path.join(run_folder, contract.times_file(row["rank"])))
         self._paths = {
             1: os.path.join(run_folder, contract.stdout_file(row["rank"])),
             2: os.path.join(run_folder, contract.stderr_file(row["rank"])),
@@ -51,13 +53,20 @@ class RankOutput:
         thread.start()
         return thread
 
+    def unkept_record(self) -> dict[str, Any]:
+        """What could not be written so far: by stream how many bytes, those that are whole left out; and why."""
+        return {
+            "unkept_output": {stream: length for stream, length in self._unkept.items() if length},
+            "unkept_reason": self._reason,
+        }
+
     def _pump(self, stream: IO[bytes], descriptor: int) -> None:
-        log, length, rest = _open_log(self._paths[descriptor]), 0, b""
+        log, length, rest = self._open(descriptor), 0, b""
         while True:
             data = os.read(stream.fileno(), _CHUNK)
             if not data:
                 break
-            log = _append(log, data)
+            log = self._append(log, data, descriptor)
             length += len(data)
             if log is not None:
                 self._note(descriptor, length)
@@ -72,6 +81,32 @@ class RankOutput:
             self._note(descriptor, length, end=True)
             os.close(log)
 
+    def _open(self, descriptor: int) -> int | None:
+        try:
+            return _create(self._paths[descriptor])
+        except OSError as error:
+            self._miss(descriptor, 0, error)
+            return None
+
+    def _append(self, log: int | None, data: bytes, descriptor: int) -> int | None:
+        """Write to a log; once its disk is full the rank goes on without it instead of waiting for ever."""
+        try:
+            while log is not None and data:
+                data = data[os.write(log, data) :]
+        except OSError as error:
+            self._miss(descriptor, len(data), error)
+            return None
+        if log is None:
+            self._miss(descriptor, len(data), None)
+        return log
+
+    def _miss(self, descriptor: int, length: int, error: OSError | None) -> None:
+        name = "stdout" if descriptor == 1 else "stderr"
+        self._unkept[name] = self._unkept.get(name, 0) + length
+        if error is not None:
+            self._reason = error.strerror
+            print(f"ttlaunch shim: {self._paths[descriptor]} cannot be written: {error.strerror}", file=sys.stderr)
+
     def _note(self, descriptor: int, length: int, *, end: bool = False) -> None:
         """Write down that a stream's file has grown; one write, so that notes of both streams never mix."""
         if self._times is not None:
@@ -82,23 +117,16 @@ class RankOutput:
                 self._times = None
 
 
-def _open_log(path: str) -> int | None:
+def _open_times(path: str) -> int | None:
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        return _create(path)
     except OSError as error:
         print(f"ttlaunch shim: {path} cannot be written: {error.strerror}", file=sys.stderr)
         return None
 
 
-def _append(log: int | None, data: bytes) -> int | None:
-    """Write to a log; once its disk is full the rank goes on without it instead of waiting for ever."""
-    try:
-        while log is not None and data:
-            data = data[os.write(log, data) :]
-    except OSError as error:
-        print(f"ttlaunch shim: a log can no longer be written: {error.strerror}", file=sys.stderr)
-        return None
-    return log
+def _create(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
 
 
 def _forward(descriptor: int, data: bytes) -> None:

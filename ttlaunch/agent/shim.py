@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _OUTPUT_GRACE_S = 1.0
+_RECORD_GRACE_S = 0.1  # the rank and all below it have ended, so there is nothing to wait for but the rest in the pipes
 _LEFT_EARLY = 1
 _SHIM_FAILED = 70
 
@@ -117,14 +118,19 @@ def _run_rank(plan: Record, row: Record, plan_path: str, run_folder: str) -> int
     _, wait_status, usage = os.wait4(process.pid, 0)
     ending = records.ending(process.pid, wait_status, usage)
     ending["left_behind"] = _kill_descendants()
-    records.ended(ending)
-    for thread in copies:
-        thread.join(_OUTPUT_GRACE_S)
+    _join(copies, _RECORD_GRACE_S)
+    records.ended({**ending, **output.unkept_record()})
+    _join(copies, _OUTPUT_GRACE_S)
     if plan["recipe"] is None and word_was_left(run_folder, since=ending["started"]):
         _stay_until_ended()
     if ending["signal"]:
         return 128 + int(ending["signal"])
     return _LEFT_EARLY if ending["left_early"] else int(ending["status"])
+
+
+def _join(threads: list[threading.Thread], timeout_s: float) -> None:
+    for thread in threads:
+        thread.join(timeout_s)
 
 
 def _start(plan: Record, environment: dict[str, str]) -> subprocess.Popen[bytes]:

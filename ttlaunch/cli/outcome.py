@@ -51,6 +51,7 @@ def tell(
     from ttlaunch.cli.ending_view import outstayed_diagnostics
     from ttlaunch.cli.summary import failure_diagnostic, show_summary
     from ttlaunch.cli.traffic_view import traffic_diagnostics
+    from ttlaunch.cli.unkept_view import unkept_diagnostics
 
     report, facts, folder = outcome.report, outcome.facts, outcome.folder
     failure, lost = failure_diagnostic(report, folder), checkpoint_diagnostics(report)
@@ -60,6 +61,7 @@ def tell(
         *([failure] if failure else []),
         *outstayed_diagnostics(report, folder),
         *lost,
+        *unkept_diagnostics(report.ranks),
         *differences,
         *more,
     ]

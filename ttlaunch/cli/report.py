@@ -39,9 +39,13 @@ def report(
 ) -> None:
     """Show what a run sent, against the recipe's formula, and what its steps spent their time on."""
     from ttlaunch.cli.traffic_view import traffic_diagnostics
+    from ttlaunch.cli.unkept_view import unkept_diagnostics
 
     recorded = _read(run, runs_dir, form=form)
-    found = traffic_diagnostics(recorded.traffic, [state.row.role for state in recorded.ranks])
+    found = [
+        *unkept_diagnostics((recorded.report or {}).get("ranks") or ()),
+        *traffic_diagnostics(recorded.traffic, [state.row.role for state in recorded.ranks]),
+    ]
     if form is Format.JSON:
         print_json({**_as_json(recorded), "diagnostics": [diagnostic.as_json() for diagnostic in found]})
         return

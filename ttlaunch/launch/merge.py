@@ -3,18 +3,20 @@ r"""Put what all ranks print into the order in which it came, while they print i
 The ranks' own files stay as they are; `logs/merged.jsonl` gets a line for each stretch of one of them: rank, stream, time,
 offset and length. Each file is covered without gap or overlap, and a stretch ends where a line ends, so that whoever
 shows them one after the other never tears a line or loses one. Two stretches end elsewhere: at the last state of a
-progress bar (`\r`) that has not ended its line for a while, and where a stream ends without a line end.
+progress bar (`\r`) that has not ended its line for a while, and where a stream ends without a line end. What a host could
+not keep, because its disk was full, has a line of its own at the end: rank, stream, time and the number of bytes.
 """
 
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Self
 
 from ttlaunch import contract
+from ttlaunch.launch.json_files import read_object_if_any
 from ttlaunch.launch.watch import Watch
 
 MERGED_FILE = f"{contract.LOGS_DIR}/merged.jsonl"
@@ -38,6 +40,16 @@ class Stretch:
     @property
     def end(self) -> int:
         return self.offset + self.length
+
+
+@dataclass(frozen=True)
+class Unkept:
+    """The end of a rank's output that is in no file, since it could not be written; as a line of `logs/merged.jsonl`."""
+
+    rank: int
+    stream: str
+    time: float
+    unkept: int
 
 
 @dataclass
@@ -179,6 +191,7 @@ class MergedWriter:
     """Writes `logs/merged.jsonl` of a run that goes on."""
 
     def __init__(self, folder: Path, watch: Watch) -> None:
+        self._folder = folder
         self._path = folder / MERGED_FILE
         self._watch = watch
         self._outputs = RankOutputs(folder, [state.row.rank for state in watch.ranks])
@@ -207,14 +220,29 @@ class MergedWriter:
             OSError: The file cannot be written, or a rank's file cannot be read.
         """
         self._write(self._outputs.finish(self._watch.clock_offsets()))
+        behind = self._watch.clock_offsets()
+        self._write([one for rank in behind for one in read_unkept(self._folder, rank, behind_s=behind[rank])])
 
-    def _write(self, stretches: list[Stretch]) -> None:
+    def _write(self, stretches: Sequence[Stretch | Unkept]) -> None:
         if not stretches:
             return
         if self._file is None:
             self._file = self._path.open("w", encoding="utf-8")
         self._file.write("".join(json.dumps(asdict(stretch)) + "\n" for stretch in stretches))
         self._file.flush()
+
+
+def read_unkept(folder: Path, rank: int, *, behind_s: float) -> list[Unkept]:
+    """What of a rank's output its shim says it could not keep."""
+    record = read_object_if_any(folder / contract.exit_file(rank))
+    unkept, when = record.get("unkept_output"), record.get("time")
+    if not isinstance(unkept, dict) or not isinstance(when, float):
+        return []
+    return [
+        Unkept(rank, stream, round(when - behind_s, 6), length)
+        for stream, length in unkept.items()
+        if isinstance(length, int)
+    ]
 
 
 def _parse_note(line: bytes) -> tuple[float, str, int, bool] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from ttlaunch import contract
-from ttlaunch.launch.merge import MERGED_FILE, RankOutputs, Stretch
+from ttlaunch.launch.merge import MERGED_FILE, RankOutputs, Stretch, Unkept
 
 _LONGEST_LINE = 4 << 20
 _SKIP = 1 << 20
@@ -45,14 +45,18 @@ class MergedLog:
     def poll(self) -> Iterator[Line]:
         """The lines that have come since the last call."""
         for stretch in self._new_stretches():
-            yield from self._lines(stretch)
+            if isinstance(stretch, Unkept):
+                offset = self._covered.get((stretch.rank, stretch.stream), 0)
+                yield Line(stretch.rank, stretch.stream, stretch.time, _unkept_remark(stretch), offset, 0)
+            else:
+                yield from self._lines(stretch)
 
     def rest(self) -> Iterator[Line]:
         """Lines that the launcher did not get to put in order, because it was killed or is an older one."""
         for stretch in RankOutputs(self._folder, self._ranks, covered=self._covered).finish():
             yield from self._lines(stretch)
 
-    def _new_stretches(self) -> list[Stretch]:
+    def _new_stretches(self) -> list[Stretch | Unkept]:
         try:
             with (self._folder / MERGED_FILE).open("rb") as file:
                 file.seek(self._read)
@@ -61,10 +65,12 @@ class MergedLog:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._read += len(whole)
-        found = []
+        found: list[Stretch | Unkept] = []
         for line in whole.splitlines():
             stretch = _parse_stretch(line)
-            if stretch is not None and stretch.offset == self._covered.get((stretch.rank, stretch.stream), 0):
+            if isinstance(stretch, Unkept):
+                found.append(stretch)
+            elif stretch is not None and stretch.offset == self._covered.get((stretch.rank, stretch.stream), 0):
                 self._covered[stretch.rank, stretch.stream] = stretch.end
                 found.append(stretch)
         return found
@@ -111,9 +117,15 @@ def _remark(left_out: int) -> bytes:
     return f" … and {left_out:,} more bytes".encode() if left_out else b""
 
 
-def _parse_stretch(line: bytes) -> Stretch | None:
+def _unkept_remark(one: Unkept) -> bytes:
+    return f"… {one.unkept:,} more bytes of {one.stream} could not be kept".encode()
+
+
+def _parse_stretch(line: bytes) -> Stretch | Unkept | None:
     record = contract.read_record(line)
     try:
+        if record and "unkept" in record:
+            return Unkept(**record)
         return Stretch(**record) if record else None
     except TypeError:
         return None

@@ -214,5 +214,7 @@ def _rank_summary(state: RankState, last: LastOperation | None) -> dict[str, Any
         "status": ending.get("status"),
         "signal": ending.get("signal"),
         "peak_memory_bytes": ending.get("peak_memory_bytes"),
+        "unkept_output": ending.get("unkept_output") or {},
+        "unkept_reason": ending.get("unkept_reason"),
         "last_operation": last.as_json() if last else None,
     }
