@@ -1,11 +1,15 @@
 """`ttlaunch plan`: what it shows, and files that start the plan by hand from anywhere."""
 
+import contextlib
 import json
 import os
 import platform
+import signal
 import subprocess
 
 import pytest
+
+from tests.launch.conftest import wait_until
 
 NASTY = 'it\'s a $HOME of "quotes"; and `ticks`'
 LAB = "--on 5loudboxes --set multihost_config.num_workers=3"
@@ -76,6 +80,20 @@ def test_a_worker_has_a_rank_for_each_of_its_devices(ttlaunch):
     assert "layout `three_tier` fit" not in answer.stderr  # three ranks and a half
 
 
+SHARES = """\
+import os, pathlib, time
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+mapped = [line.split()[-1] for line in open("/proc/self/maps") if "_segment." in line]
+folders = {os.path.dirname(path) for path in mapped}
+rank = MPI.COMM_WORLD.rank
+pathlib.Path(f"part-{rank}").write_text(" ".join(sorted(folders)))
+os.replace(f"part-{rank}", f"up-{rank}")
+time.sleep(600)
+"""
+"""Says in which folders its MPI has mapped the memory that ranks of one machine share."""
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("folder", ["launch", NASTY], ids=["plain", "nasty"])
 def test_the_written_command_starts_the_plan_from_another_folder(ttlaunch, here, folder):
@@ -110,6 +128,30 @@ def test_the_written_command_fails_when_a_rank_does(ttlaunch, here):
     ttlaunch("plan work.py --write launch")
     answer = subprocess.run(["sh", "launch/command.sh"], capture_output=True, timeout=60, check=False, env=os.environ)
     assert answer.returncode == 3
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_written_command_leaves_no_shared_memory_when_it_is_ended(ttlaunch, here, number):
+    """As Ctrl-C does, the signal reaches everything that the terminal runs."""
+    (here / "work.py").write_text(SHARES)
+    ttlaunch("plan work.py -n 2 --write launch")
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(here)}
+    process = subprocess.Popen(
+        ["sh", "launch/command.sh"], env=environment, start_new_session=True, stdout=-1, stderr=-1
+    )
+    try:
+        wait_until(lambda: len(list(here.glob("up-*"))) == 2, within_s=60, what="both ranks")
+        [scratch] = here.glob("ttl-*")
+        assert list(scratch.rglob("*_segment.*"))
+        assert {path.read_text() for path in here.glob("up-*")} == {str(scratch)}
+        os.killpg(process.pid, number)
+        process.communicate(timeout=30)  # until the last process that holds its output has ended
+        assert [] == list(here.glob("ttl-*"))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def test_two_names_of_this_machine_are_refused_before_mpirun_mixes_them_up(ttlaunch, here, monkeypatch):

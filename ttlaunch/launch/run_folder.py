@@ -125,6 +125,8 @@ def render_command(plan: LaunchPlan, folder: Path, *, run_id: str | None = None)
         f"cd {shlex.quote(str(folder.resolve()))} || exit",
         'scratch=$(mktemp -d "${XDG_RUNTIME_DIR:-/tmp}/ttl-XXXXXX") || exit',
         "trap 'rm -rf \"$scratch\"' EXIT",
+        "trap 'exit 130' INT",  # some shells forget the other trap when a signal ends them
+        "trap 'exit 143' HUP TERM",
         *exports,
         " ".join(argv),
         ")",
