@@ -22,9 +22,10 @@ ENDED = {"time": 1.2, "signal": signal.SIGTERM, "status": None}
 def told(here):
     """`told(exits, log)` is what is said of a run whose ranks ended so."""
 
-    def tell(exits, *, log="", last=None, steps=7):
+    def tell(exits, *, log="", last=None, steps=7, error=None):
         ranks = [
-            RankState(RankRow(rank, "box", rank, "worker"), step=steps, exit=ending) for rank, ending in exits.items()
+            RankState(RankRow(rank, "box", rank, "worker"), step=steps, exit=ending, error=error)
+            for rank, ending in exits.items()
         ]
         words = Witnesses(last_words=lambda _: parse_last_words(log))
         failure = first_failure(ranks, lost_shims={}, ordered=False, witnesses=words)
@@ -78,3 +79,12 @@ def test_a_checkpoint_that_failed_is_not_told_twice(here, kind, message):
     report = Report(**{**dict.fromkeys(Report.__dataclass_fields__), "failure": failure, "ranks": ({"rank": 0},)})
     text = render([failure_diagnostic(report, RunFolder("tonight", here / "runs/tonight"))])
     assert f"error[{message}\n\nhint: full log: runs/tonight/logs/rank-0.stderr" == text.rstrip()
+
+
+def test_a_line_of_a_hosts_copy_of_the_code_is_shown_from_here(told, here):
+    (here / "mine").mkdir()
+    (here / "mine/trainer.py").write_text("def worker():\n    raise ValueError\n")
+    error = {"type": "ValueError", "message": "bucket 7", "time": 1.0, "line": 2, "step": 8}
+    error["file"] = f"/home/me/.ttlaunch/releases/{'a1' * 32}/project/mine/trainer.py"
+    text = told({0: None}, error=error)
+    assert " --> mine/trainer.py:2:5\n  |\n2 |     raise ValueError\n" in text

@@ -1,0 +1,57 @@
+"""Torch's all-reduces as a rank's black box tells them: begun in the backward pass, then waited for one after the other."""
+
+import pytest
+import torch
+
+from ttlaunch.black_box import GROUP, box_file, read_box
+from ttlaunch.runtime.black_box import BlackBox
+from ttlaunch.runtime.ledger import Ledger
+from ttlaunch.runtime.replicas import Buckets
+
+
+@pytest.fixture
+def books(tmp_path):
+    """Books of two buckets, and what their box says now."""
+    one = Buckets(Ledger(box=BlackBox(tmp_path / box_file(0), rank=0)), [0, 1])
+    return one, lambda: read_box((tmp_path / box_file(0)).read_bytes())
+
+
+def done():
+    future = torch.futures.Future()
+    future.set_result(torch.zeros(2))
+    return future
+
+
+def test_a_rank_that_is_still_in_its_backward_pass_waits_for_none(books):
+    one, box = books
+    one.begin(0, 400)
+    one.begin(1, 80)
+    assert box().waiting is None
+    assert {(GROUP, box().operations[-1].tag, False): 2} == box().channels
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_it_then_waits_for_those_that_are_not_done_whatever_their_order(books, order):
+    one, box = books
+    began = [one.begin(0, 400), one.begin(1, 80)]
+    one.wait()
+    first = box().waiting
+    assert ("torch's all_reduce", 0, 400, 1) == (first.name, first.bucket, first.nbytes, first.message)
+    one.end(order[0], 8, began[order[0]], done())
+    assert order[1] == box().waiting.bucket
+    one.end(order[1], 8, began[order[1]], done())
+    assert box().waiting is None
+
+
+def test_those_that_are_done_before_the_last_has_begun_are_not_waited_for(books):
+    one, box = books
+    one.end(0, 400, one.begin(0, 400), done())
+    one.wait()
+    assert box().waiting is None
+
+
+def test_ranks_of_one_group_give_it_one_name_and_those_of_another_a_different_one(tmp_path):
+    boxes = [BlackBox(tmp_path / box_file(rank), rank=rank) for rank in range(2)]
+    assert boxes[0].join_group([0, 1]) == boxes[1].join_group([0, 1])
+    assert boxes[0].join_group([0, 1]) != boxes[1].join_group([1, 2])
+    assert 0 == boxes[0].join_group()
