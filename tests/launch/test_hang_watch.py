@@ -197,6 +197,20 @@ def test_ranks_that_load_their_libraries_are_left_alone(run):
     told_after(one, least=6, most=11)
 
 
+def test_ranks_that_load_their_libraries_on_other_hosts_are_looked_at_twice(run):
+    one = run(timeout_s=7.0)
+    one.crew.looks_at_once = False
+    for state in one.ranks:
+        state.phase = Phase.STARTING
+    one.boxes[1].begin(COLLECTIVE, ("MPI_Init", None), None, GROUP, 0, 0, 10)
+    assert one.rest(0.5) is None
+    for count in range(80):
+        one.crew.faults = {0: count, 1: 5}
+        assert one.rest(0.5) is None
+    failure = told_after(one, least=1, most=14)
+    assert (failure.code, failure.rank) == ("R014", 0)
+
+
 def test_a_rank_that_does_not_come_to_mpi_init_is_named(run):
     one = run(timeout_s=7.0)
     for state in one.ranks:

@@ -33,6 +33,7 @@ _LOOK_S = 0.25
 _LONGEST_LOOK_S = 2.0  # a launcher that slept itself, or its whole machine, takes no rest of ranks for a hang
 _ANSWER_S = 10.0  # a host that has said nothing for so long is lost, which is another's business
 _STACKS_S = 2.0
+_BETWEEN_LOOKS_S = 2.0
 _MOST_SPIED = 16
 
 
@@ -95,6 +96,7 @@ class HangWatch:
         self._quiet = _Quiet()
         self._looked = clock()
         self._suspicion: _Suspicion | None = None
+        self._loaded: tuple[Mapping[int, int] | None, float] = None, 0.0
 
     def check(self, ranks: list[RankState]) -> Failure | None:
         """The verdict once the run hangs; else None."""
@@ -118,19 +120,11 @@ class HangWatch:
         if not self._is_recipe:
             names = (contract.stdout_file, contract.stderr_file)
             return common, [_size(self._folder.file(name(rank))) for name in names for rank in range(self._world_size)]
-        return common, {rank: box.counters for rank, box in boxes.items()}, self._faults(ranks, boxes)
-
-    def _faults(self, ranks: Sequence[RankState], boxes: Mapping[int, Box]) -> Mapping[int, int]:
-        """Of the ranks that still load their libraries: for these there are no counters yet."""
-        waiting = {rank for rank, box in boxes.items() if box.waiting}
-        loading = [state for state in ranks if state.phase is Phase.STARTING and state.row.rank not in waiting]
-        if not loading:
-            return {}
-        if self._crew.looks_at_once:
+        faults: Mapping[int, int] = {}
+        if self._crew.looks_at_once and (loading := _loading(ranks, boxes)):
             look = self._crew.look(loading, since=0.0)
-        else:
-            look = self._suspicion.look if self._suspicion else None
-        return look.faults if look else {}
+            faults = look.faults if look else {}
+        return common, {rank: box.counters for rank, box in boxes.items()}, faults
 
     def _suspect(self, ranks: list[RankState], boxes: Mapping[int, Box], now: float) -> Failure | None:
         """Where nothing has moved for the timeout: look closer, ask for stacks, judge; one thing at each call."""
@@ -142,6 +136,8 @@ class HangWatch:
             if case.look is None and now - case.since > _ANSWER_S:
                 case.look = Look(frozenset(), {})
             return None  # what came with the answer is read first
+        if case.asked is None and self._is_loading(case, ranks, boxes, now):
+            return None
         if self._is_granted(boxes) and not case.look.stopped:
             if now - case.since > _ANSWER_S:
                 self._suspicion = None
@@ -152,6 +148,27 @@ class HangWatch:
         if self._is_recipe or case.look.stopped:
             return judge(seen, quiet_s=self._quiet.seconds, now=time.time())
         return _silent(seen, self._quiet.seconds)
+
+    def _is_loading(self, case: _Suspicion, ranks: Sequence[RankState], boxes: Mapping[int, Box], now: float) -> bool:
+        """Whether ranks on other hosts may still be at loading their libraries, which takes two looks to see."""
+        if self._crew.looks_at_once or case.look is None:
+            return False
+        loading = {state.row.rank for state in _loading(ranks, boxes)}
+        faults = {rank: count for rank, count in case.look.faults.items() if rank in loading}
+        if not faults:
+            return False
+        before, seen = self._loaded
+        if before is None or now - seen > 2 * _BETWEEN_LOOKS_S:
+            self._loaded, self._suspicion = (faults, now), None
+            return True
+        if now - seen < _BETWEEN_LOOKS_S:
+            self._suspicion = None
+            return True
+        if faults != before:
+            self._loaded, self._suspicion = (faults, now), None
+            self._quiet = _Quiet(self._quiet.marks)
+            return True
+        return False
 
     def _may_judge(self, ranks: Sequence[RankState], boxes: Mapping[int, Box]) -> bool:
         """A program has to be asked for; ranks that could make no boxes say nothing of how they get on."""
@@ -228,6 +245,12 @@ class HangWatch:
             is_starting=self._is_recipe and state.phase is Phase.STARTING,
             has_left=state.exit is not None,
         )
+
+
+def _loading(ranks: Sequence[RankState], boxes: Mapping[int, Box]) -> list[RankState]:
+    """The ranks that still load their libraries: for these there are no counters yet, but that they touch fresh memory."""
+    waiting = {rank for rank, box in boxes.items() if box.waiting}
+    return [state for state in ranks if state.phase is Phase.STARTING and state.row.rank not in waiting]
 
 
 def _not_started(missing: Sequence[RankState], world_size: int, quiet_s: float) -> Failure:
