@@ -105,8 +105,8 @@ class Attempt:
         """Process ids by what they are, as far as they run by now."""
         found = {"launcher": [self.process.pid]}
         with _suppressed():
-            path = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
-            found["mpirun"] = [int(Path(path).read_text().split()[0])]
+            events = (self.run_folder or self._folder).joinpath("events.jsonl").read_text().splitlines()
+            found["mpirun"] = [json.loads(events[0])["mpirun"]]
         for path in sorted((self.run_folder or self._folder).glob("records/rank-*.progress.jsonl")):
             with _suppressed():
                 found[path.name.split(".")[0]] = [json.loads(path.read_text().splitlines()[0])["pid"]]

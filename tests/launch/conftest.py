@@ -12,6 +12,7 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.agent.run_processes import run_processes
+from ttlaunch.launch.run_folder import read_events
 
 
 def wait_until(condition, *, within_s, what):
@@ -84,11 +85,9 @@ class StartedRun:
         return json.loads((self.run_folder / contract.LAUNCHER_FILE).read_text())["pid"]
 
     def mpirun(self):
-        """Process id of mpirun: the one child of the supervisor."""
-        pid = self.supervisor()
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        assert len(children) == 1
-        return int(children[0])
+        """Process id of mpirun, as the history has it."""
+        [start] = [event for event in read_events(self.run_folder) if event["event"] == "start"]
+        return start["mpirun"]
 
     def processes(self):
         """What still carries this run's id."""

@@ -12,3 +12,6 @@ TETHER = os.path.join(_FOLDER, "tether.py")
 
 RELAY = os.path.join(_FOLDER, "relay.py")
 """Where mpirun's substitute for ssh lies on the launching machine."""
+
+GUARD = os.path.join(_FOLDER, "guard.py")
+"""What cleans up after a run whose supervisor is killed."""

@@ -81,6 +81,7 @@ def carry_out(
     """
     from ttlaunch.cli.registering import registered
     from ttlaunch.launch.ending import Grace
+    from ttlaunch.launch.guard import guarded
     from ttlaunch.launch.recorded import facts_of
     from ttlaunch.launch.run_folder import scratch_folder
     from ttlaunch.launch.supervise import supervise
@@ -91,6 +92,7 @@ def carry_out(
     watch = Watch(plan, folder)
     with (
         scratch_folder() as scratch,
+        guarded(folder.run_id, scratch),
         ready.crew(folder, watch, scratch) as crew,
         registered(plan, folder, form=way.form),
         _view(plan, folder, crew, scratch, way, watched_by) as view,

@@ -1,0 +1,49 @@
+"""Starts the guard that cleans up after a run whose supervisor is killed; see `agent/guard.py`."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ttlaunch import contract
+from ttlaunch.agent import GUARD
+
+_GOODBYE_S = 5.0
+
+
+@contextlib.contextmanager
+def guarded(run_id: str, scratch: Path) -> Iterator[None]:
+    """Have a guard beside a run for as long as this process looks after it.
+
+    The guard starts while the run does and holds nobody up. It carries no run's id and has a session of its own, so nothing
+    that ends a run ends it. Where it cannot be started, the run goes on without.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(contract.PREFIX)}
+    try:
+        guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", GUARD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError:
+        yield
+        return
+    assert guard.stdin is not None  # noqa: S101 - it is a pipe
+    with contextlib.suppress(OSError):
+        guard.stdin.write(json.dumps({"run_id": run_id, "scratch": str(scratch)}).encode() + b"\n")
+        guard.stdin.flush()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            guard.stdin.write(b".")
+            guard.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            guard.wait(_GOODBYE_S)
