@@ -161,7 +161,7 @@ def test_a_disk_that_gets_full_ends_the_matrix(ttlaunch, here, monkeypatch):
 def test_sigterm_ends_what_runs(tmp_path):
     command = [sys.executable, "-m", "ttlaunch", "parity", "--simulate", "--steps", "100000"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (cells := started(process.pid)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
