@@ -1,4 +1,10 @@
-"""Whatever a rank of a program dies of, it is named, with what it died of and the line where that can be known."""
+"""Whatever a rank of a program dies of, it is named, with what it died of and the line where that can be known.
+
+A fixed selection of what `benchmarks/attribution.py` breaks: every kind of fault once.
+"""
+
+import os
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +24,9 @@ TAKE_ALL = """\
         resource.setrlimit(resource.RLIMIT_AS, (held + 2**28,) * 2)
         pieces = [bytearray(2**24) for _ in range(100)]"""
 FAULTS = {
+    "raise": ('raise ValueError("bucket 7")', "R002", "raised", "raised ValueError", 7),
+    "os._exit": ("os._exit(4)", "R003", "exited", "exited with status 4", None),
+    "SIGSEGV": ("ctypes.string_at(0)", "R004", "crashed", "crashed with SIGSEGV", 7),
     "sys.exit": ("sys.exit(3)", "R003", "exited", "exited with status 3", None),
     "abort in C": ("ctypes.CDLL(None).abort()", "R004", "crashed", "crashed with SIGABRT", 7),
     "memory": (TAKE_ALL.strip(), "R024", "out_of_memory", "ran out of memory", 9),
@@ -64,6 +73,39 @@ def test_the_broken_rank_is_named_with_its_cause(here, start_run, fault):
     assert failure["place"] == (line and f"{here}/ring.py:{line}")
     others = " and ".join(str(rank) for rank in range(3) if rank != guilty)
     assert f"note: the first rank to fail; then rank {others} were ended with the run\n" in run.stderr
+
+
+@pytest.fixture
+def small_group():
+    """A control group with little memory, of either version."""
+    for top, limit in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
+        group = Path(top, f"ttlaunch-test-{os.getpid()}")
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        if (group / limit).exists():
+            (group / limit).write_text(str(600_000_000))
+            break
+        group.rmdir()
+    else:
+        pytest.skip("we may not make a control group here")
+    yield group
+    group.rmdir()
+
+
+def test_a_rank_that_the_kernel_kills_for_memory_is_told_from_one_that_somebody_killed(
+    here, start_run, small_group, until
+):
+    taking = 'pieces = []\n        while True: pieces.append(b"x" * 2**24)'
+    (here / "ring.py").write_text(RING.format(guilty=1, fault=taking))
+    run = start_run("ring.py", "-n", "3")
+    (small_group / "cgroup.procs").write_text(str(run.process.pid))  # all that it starts is in the group, too
+    assert run.ends(within_s=60) == 1
+    failure = run.report["failure"]
+    assert (failure["rank"], failure["class"], failure["code"]) == (1, "out_of_memory", "R024"), failure
+    assert "the kernel killed it, or a child of it, for want of memory" in failure["evidence"]
+    until(lambda: not (small_group / "cgroup.procs").read_text(), within_s=10, what="the group is empty")
 
 
 def test_peers_that_all_lose_their_connection_at_once_are_not_blamed(here, start_run):
