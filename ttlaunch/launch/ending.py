@@ -24,6 +24,7 @@ SHORT_GRACE_S = 5.0
 """What a second order leaves of the grace."""
 _AFTER_FAILURE_S = 1.5  # mpirun usually ends within 0.5 s of the first rank that fails
 AFTER_TERM_S = 1.5
+_AFTER_LOSS_S = 0.2  # mpirun does not notice that a host is gone, and a lost one has used up its time already
 _STACKS_S = 0.3
 _AT_ONCE = 3  # orders
 _STOP, _STACKS = signal.SIGUSR1, signal.SIGUSR2
@@ -102,11 +103,12 @@ class RunEnd:
         if self._has_failed(ranks) and not ending.is_failing:
             ending.is_failing = True
             ending.since = ending.since or now
-            self._deadline = min(self._deadline, now + _AFTER_FAILURE_S)
+            self._deadline = min(self._deadline, now + (0.0 if ending.lost_hosts else _AFTER_FAILURE_S))
         if ending.since is None:
             return
         if ending.terminated is not None:
-            if not ending.killed and now - ending.terminated >= AFTER_TERM_S:
+            patience_s = _AFTER_LOSS_S if ending.lost_hosts else AFTER_TERM_S
+            if not ending.killed and now - ending.terminated >= patience_s:
                 ending.killed = True
                 yield SignalMpirun(signal.SIGKILL)
         elif now >= self._deadline:
