@@ -10,13 +10,14 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from ttlaunch import contract
 from ttlaunch.launch.causes import Cause
 from ttlaunch.launch.inject import FAULT, MISSED
 from ttlaunch.plan.faults import Fault, Kind, Verb
 
 _SAME_MOMENT_S = 0.1
 """Faults so close together count as one: which of them is seen first is chance."""
-_SILENCE_S = 10.0
+_SILENCE_S = contract.LEASE_S + contract.AFTER_LEASE_S
 """How long a host may say nothing until it counts as lost; what breaks the run before that comes first."""
 _TERM_ENDS = {Cause.ENDED, Cause.EXITED, Cause.KILLED, Cause.RAISED, Cause.LEFT_EARLY}
 _CAUSES = {
