@@ -37,10 +37,10 @@ def sums():
 class Summing:
     """A run in which three ranks on three hosts add numbers and print them."""
 
-    def __init__(self, cluster, ttlaunch_on, folder):
+    def __init__(self, cluster, ttlaunch_on, folder, options=""):
         (folder / "sums.py").write_text(SUMS)
         self.folder = folder
-        self.process = ttlaunch_on(cluster).start(f"run --on lab --ranks {RANKS} -- python3 sums.py")
+        self.process = ttlaunch_on(cluster).start(f"run {options} --on lab --ranks {RANKS} -- python3 sums.py")
         self.reached(5)
 
     def reached(self, step):
@@ -95,3 +95,21 @@ def test_a_cable_that_is_cut_for_five_seconds_does_not_hurt(cluster, summing):
     assert event["host"] == "node1"
     assert summing.events("host_lost") == []
     assert not leftovers(cluster)
+
+
+def test_a_host_on_which_everything_is_stopped_is_lost_and_ends_its_ranks_when_it_goes_on(
+    cluster,
+    ttlaunch_on,
+    lab,  # noqa: F811 - the fixture
+    tmp_path,
+):
+    lab(cluster.hostfile())
+    run = Summing(cluster, ttlaunch_on, tmp_path, "--lease 4")
+    cluster.pause("node1")
+    _, stderr = run.process.communicate(timeout=40)
+    told, named, *_ = stderr.splitlines()
+    assert told.startswith("host node1 has not answered for 2 s; unless it comes back within ")
+    assert (run.process.returncode, named.partition(":")[0]) == (7, "error[R012]")
+    assert not leftovers(cluster, hosts=["node0", "node2"])
+    cluster.resume("node1")
+    wait_until(lambda: not leftovers(cluster), what="nothing is left on node1 either")

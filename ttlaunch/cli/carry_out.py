@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ttlaunch import contract
 from ttlaunch.cli.console import refuse
 from ttlaunch.cli.outcome import Outcome
 from ttlaunch.diagnostics import Diagnostic, Format
@@ -40,6 +41,7 @@ class Way:
         typed: The command line, if it can be typed again with `--resume`.
         hang_timeout_s: How long no rank may move; None: it follows from the steps.
         only: Ranks whose output is shown, where it is shown; None: of all.
+        lease_s: How long ranks on another host run on when nothing is heard from here.
     """
 
     runs_dir: Path
@@ -49,6 +51,7 @@ class Way:
     typed: Sequence[str] = ()
     hang_timeout_s: float | None = None
     only: Collection[int] | None = None
+    lease_s: float = contract.LEASE_S
 
 
 def make_ready(prepared: "Prepared", way: Way) -> "Ready":
@@ -59,7 +62,7 @@ def make_ready(prepared: "Prepared", way: Way) -> "Ready":
         return ready_here(prepared, form=way.form, verbose=way.verbose)
     from ttlaunch.cli.ready_hosts import ready_hosts
 
-    return ready_hosts(prepared, form=way.form, verbose=way.verbose)
+    return ready_hosts(prepared, form=way.form, verbose=way.verbose, lease_s=way.lease_s)
 
 
 def carry_out(

@@ -20,6 +20,7 @@ from ttlaunch.cli.options import (
     GraceSeconds,
     HangTimeout,
     Hostfile,
+    LeaseSeconds,
     MpiArgs,
     On,
     Only,
@@ -88,6 +89,7 @@ def chaos(
     grace: GraceSeconds = 30.0,
     only: Only = None,
     hang_timeout: HangTimeout = None,
+    lease: LeaseSeconds = contract.LEASE_S,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
@@ -117,7 +119,7 @@ def chaos(
     chosen = choose_ranks(only or (), prepared.plan.ranks, form=form)
     orders = _orders(source, prepared, count=random, seed=seed, form=form)
     _announce(orders, seed=None if random is None else seed, form=form)
-    way = Way(runs_dir, form, verbose, grace_s=grace, hang_timeout_s=hang_timeout, only=chosen)
+    way = Way(runs_dir, form, verbose, grace_s=grace, hang_timeout_s=hang_timeout, only=chosen, lease_s=lease)
     outcome = _break(partial(carry_out, prepared, way), prepared, orders, form=form)
     _tell(outcome, prepared, orders, form=form)
 

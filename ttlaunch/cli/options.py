@@ -85,6 +85,15 @@ GraceSeconds = Annotated[
         help="What ranks have after Ctrl-C or SIGTERM to finish their step and save it; 0 ends them at once.",
     ),
 ]
+LeaseSeconds = Annotated[
+    float,
+    typer.Option(
+        "--lease",
+        min=3,
+        metavar="SECONDS",
+        help="How long ranks on another host run on when nothing is heard from here; then they are ended there.",
+    ),
+]
 TraceSteps = Annotated[
     int | None,
     typer.Option("--trace-steps", min=1, metavar="N", help="First steps to trace; 20 with `--trace` alone."),

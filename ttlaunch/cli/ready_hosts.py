@@ -56,7 +56,7 @@ class _Say:
         stop_on_errors(found, form=self.form, verbose=self.verbose)
 
 
-def ready_hosts(prepared: Prepared, *, form: Format, verbose: bool) -> Ready:
+def ready_hosts(prepared: Prepared, *, form: Format, verbose: bool, lease_s: float) -> Ready:
     """Make every host of the plan ready, or leave with what keeps one from it."""
     topology = _with_ranks(prepared)
     say = _Say(topology, form, verbose)
@@ -71,7 +71,7 @@ def ready_hosts(prepared: Prepared, *, form: Format, verbose: bool) -> Ready:
     plan = make_plan(prepared.description, prepared.request, replace(prepared.surroundings, networks=networks))
     assert isinstance(plan, LaunchPlan)  # noqa: S101 - the same description has just given one
     hosts = [_ready_host(host, facts[host.host], outcome, prepared) for host in transports]
-    return _ReadyHosts(plan, outcome.release.tree_hash, hosts, prepared, say)
+    return _ReadyHosts(plan, outcome.release.tree_hash, hosts, prepared, say, lease_s=lease_s)
 
 
 def _with_ranks(prepared: Prepared) -> Topology:
@@ -182,20 +182,29 @@ class _ReadyHosts:
     """Hosts that are reached, checked and have the code."""
 
     def __init__(
-        self, plan: LaunchPlan, release: str, hosts: Sequence[ReadyHost], prepared: Prepared, say: _Say
+        self,
+        plan: LaunchPlan,
+        release: str,
+        hosts: Sequence[ReadyHost],
+        prepared: Prepared,
+        say: _Say,
+        *,
+        lease_s: float,
     ) -> None:
         self.plan = plan
         self.release = release
         self._hosts = hosts
         self._prepared = prepared
         self._say = say
+        self._lease_s = lease_s
 
     @contextmanager
     def crew(self, folder: RunFolder, watch: Watch, scratch: Path) -> Iterator[Crew]:
         topology = self._prepared.topology
         described = {*topology.cluster.environment, *topology.global_environment}
         secrets = self.plan.secrets
-        run = RunOnHosts(self.plan, folder, scratch, self._prepared.surroundings.python, described, secrets)
+        python = self._prepared.surroundings.python
+        run = RunOnHosts(self.plan, folder, scratch, python, described, secrets, self._lease_s)
         try:
             crew = start_crew(run, self._hosts, watch)
             if isinstance(crew, dict):

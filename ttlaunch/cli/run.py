@@ -17,6 +17,7 @@ from ttlaunch.cli.options import (
     GraceSeconds,
     HangTimeout,
     Hostfile,
+    LeaseSeconds,
     MaxRestarts,
     MpiArgs,
     On,
@@ -86,6 +87,7 @@ def run(
     grace: GraceSeconds = 30.0,
     only: Only = None,
     hang_timeout: HangTimeout = None,
+    lease: LeaseSeconds = contract.LEASE_S,
     max_restarts: MaxRestarts = 0,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Check and start it, then leave it to itself; `attach` shows it.")
@@ -123,7 +125,7 @@ def run(
 
         show_plan(prepared.plan, form=form)
         return
-    way = Way(runs_dir, form, verbose, grace, ("ttlaunch", *sys.argv[1:]), hang_timeout)
+    way = Way(runs_dir, form, verbose, grace, ("ttlaunch", *sys.argv[1:]), hang_timeout, lease_s=lease)
     session = _start(request, prepared, way, most=max_restarts)
     path = wait_for_run(session)
     if path is None:

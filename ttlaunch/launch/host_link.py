@@ -37,8 +37,7 @@ _RENEW_S = 1.0
 _QUIET_S = 4.0  # an attendant says something every second
 _SILENCE_S = 8.0  # of which the user is told
 _SEND_S = 3.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 1.0
-_LAST_WORD_S = 2.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LAST_WORD_S = 0.2, 1.0, 2.0
 
 
 @dataclass
@@ -92,6 +91,7 @@ class HostLink:
         self._transport, self._arguments, self._pythons = transport, arguments, pythons
         self._keep, self._note = keep, note
         self._lease_s = float(arguments["lease_s"])
+        self._quiet_s = max(2.0, min(_QUIET_S, 0.3 * self._lease_s))
         self._joined: _Joined | None = None
         self._is_cut = False
         self._orders: list[dict[str, Any]] = []
@@ -144,7 +144,11 @@ class HostLink:
 
     def silence(self) -> SilentHost | None:
         """Since when the host has not answered, if that is long ago and it is not lost yet."""
-        if self.over.is_set() or self.lost is not None or time.monotonic() - self._heard < _SILENCE_S:
+        if (
+            self.over.is_set()
+            or self.lost is not None
+            or time.monotonic() - self._heard < min(_SILENCE_S, 0.55 * self._lease_s)
+        ):
             return None
         return SilentHost(self._heard_at, self._heard_at + self._lease_s + FENCE_S)
 
@@ -172,7 +176,7 @@ class HostLink:
         joined = self._joined
         try:
             while joined is not None and self.killed is None and not self._is_cut:
-                header, body = joined.stream.expect(timeout_s=_QUIET_S)
+                header, body = joined.stream.expect(timeout_s=self._quiet_s)
                 if not self._is_cut:
                     self._take(joined, parse_attendant_frame(header), body)
         except HostError as error:
@@ -205,7 +209,7 @@ class HostLink:
                 self._let_go(joined, killed)
 
     def _let_go(self, joined: _Joined, killed: int) -> None:
-        """Tell the attendant that everything is here, and wait until it has gone."""
+        """Tell the attendant that all is here, and wait until it has gone."""
         with contextlib.suppress(HostError):
             joined.stream.send({"kind": "bye"}, timeout_s=_SEND_S)
             while joined.stream.receive(timeout_s=_LAST_WORD_S) is not None:
@@ -247,16 +251,16 @@ class HostLink:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         if outage.trouble is Trouble.TIMED_OUT:
-            silent_s = time.monotonic() - self._heard
-            outage = HostError(self.host, Trouble.TIMED_OUT, f"it has not answered for {silent_s:.0f} s")
+            silence = f"it has not answered for {time.monotonic() - self._heard:.0f} s"
+            outage = HostError(self.host, Trouble.TIMED_OUT, silence)
         notes = () if latest is None else (f"connecting to it again: {latest.evidence}",)
         self.lost = LostHost(HostError(self.host, outage.trouble, outage.evidence, notes=notes), self._heard_at)
 
     def _join(self, *, anew: bool) -> AttendantReady | AttendantGone:
-        left_s = max(1.0, min(CONNECT_S, self._heard + self._lease_s + FENCE_S - time.monotonic()))
         if anew:
+            left_s = self._heard + self._lease_s + FENCE_S - time.monotonic()
             self._transport.close()
-            self._transport.connect(timeout_s=left_s)
+            self._transport.connect(timeout_s=max(1.0, min(CONNECT_S, left_s)))
         stream = join_attendant(self._transport, self._arguments, pythons=self._pythons, timeout_s=_QUIET_S)
         try:
             return self._greeted(stream, timeout_s=_QUIET_S)
