@@ -186,7 +186,7 @@ def read_record(line: bytes | str) -> dict[str, Any] | None:
     """The record that a line holds, its numbers as they were written; None if it holds none."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return _as_written(record) if isinstance(record, dict) else None
 

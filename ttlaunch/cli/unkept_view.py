@@ -18,7 +18,7 @@ def unkept_diagnostics(ranks: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:
     parts = [
         (rank, f"{counted(length, 'byte')} of rank {rank['rank']}'s {stream}")
         for rank in ranks
-        for stream, length in (rank.get("unkept_output") or {}).items()
+        for stream, length in _lengths(rank.get("unkept_output")).items()
     ]
     if not parts:
         return []
@@ -28,6 +28,11 @@ def unkept_diagnostics(ranks: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:
     hint = "make room there; `remote_folder:` in cluster.yaml and `--runs-dir` choose another place"
     message = f"{parts[0][1]} could not be kept{more}"
     return [Diagnostic("R056", message, notes=tuple(notes), hints=(hint,), severity=Severity.WARNING)]
+
+
+def _lengths(unkept: Any) -> dict[str, int]:
+    found = unkept if isinstance(unkept, dict) else {}
+    return {str(stream): length for stream, length in found.items() if isinstance(length, int)}
 
 
 def _reason(rank: Mapping[str, Any]) -> str:

@@ -10,9 +10,14 @@ def read_object(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: It cannot be read.
-        ValueError: It holds no JSON, or no object.
+        ValueError: It holds no JSON, or no object, or is no file: reading a named pipe would never end.
     """
-    content = json.loads(path.read_text(encoding="utf-8"))
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path.name} is no file")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{path.name} is nested too deeply") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} is not an object")  # noqa: TRY004 - the file is wrong, not the caller
     return content

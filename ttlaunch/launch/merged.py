@@ -122,10 +122,14 @@ def _unkept_remark(one: Unkept) -> bytes:
 
 
 def _parse_stretch(line: bytes) -> Stretch | Unkept | None:
-    record = contract.read_record(line)
+    """A line as it was written; None for any other."""
+    record = contract.read_record(line) or {}
+    numbers = [record.get(name) for name in ("rank", "offset", "length", "unkept") if name in record]
+    if not all(type(number) is int and number >= 0 for number in numbers) or not isinstance(
+        record.get("time"), float | int
+    ):
+        return None
     try:
-        if record and "unkept" in record:
-            return Unkept(**record)
-        return Stretch(**record) if record else None
+        return Unkept(**record) if "unkept" in record else Stretch(**record)
     except TypeError:
         return None

@@ -124,7 +124,7 @@ def read_run(path: Path) -> Recorded:
     plan = read_object(path / contract.PLAN_FILE)
     facts = _facts(plan)
     has_ended = (path / contract.REPORT_FILE).is_file()
-    report = read_object(path / contract.REPORT_FILE) if has_ended else None
+    report = _checked_report(read_object(path / contract.REPORT_FILE)) if has_ended else None
     watch = Watch(facts, RunFolder(path.name, path))
     watch.poll()
     is_done = report is not None and report.get("status") == "done"
@@ -137,6 +137,16 @@ def read_run(path: Path) -> Recorded:
         books=read_books(path, world_size=len(facts.ranks)),
         traffic=settle(path, plan, watch.ranks, is_done=is_done),
     )
+
+
+def _checked_report(report: dict[str, Any]) -> dict[str, Any]:
+    """A report with the parts that are shown; those of older versions have fewer."""
+    failure, ranks = report.get("failure"), report.get("ranks", [])
+    rows = ranks if isinstance(ranks, list) else [None]
+    parts_are_right = isinstance(report.get("status"), str) and (failure is None or isinstance(failure, dict))
+    if not parts_are_right or not all(isinstance(row, dict) and {"rank", "host"} <= row.keys() for row in rows):
+        raise ValueError(f"{contract.REPORT_FILE} is not a report")
+    return report
 
 
 def _facts(plan: Mapping[str, Any]) -> RunFacts:

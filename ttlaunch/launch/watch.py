@@ -1,6 +1,5 @@
 """What is known of each rank while it runs: its records are read as they grow and folded into a `RankState`."""
 
-import json
 import math
 import os
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 from ttlaunch import contract
+from ttlaunch.launch.json_files import read_object_if_any
 from ttlaunch.launch.run_folder import RunFolder
 from ttlaunch.plan.launch_plan import RankRow
 
@@ -183,9 +183,9 @@ def fold(state: RankState, record: dict[str, Any]) -> None:
             state.digests.update(_mapping(record.get("digests")))
         case contract.KIND_RESULT:
             state.results.update(_mapping(record.get("values")))
-        case contract.KIND_LOST_CHECKPOINT if _is_number(record.get("step")):
+        case contract.KIND_LOST_CHECKPOINT if _is_finite(record.get("step")):
             state.lost_checkpoints.setdefault(int(record["step"]), str(record.get("reason")))
-        case contract.KIND_STOPPING if _is_number(record.get("step")):
+        case contract.KIND_STOPPING if _is_finite(record.get("step")):
             state.stops_after = int(record["step"])
         case contract.KIND_DONE:
             state.phase = Phase.DONE
@@ -195,23 +195,27 @@ def fold(state: RankState, record: dict[str, Any]) -> None:
 
 def _fold_measured(state: RankState, record: dict[str, Any]) -> None:
     """A validation, or norms of layers."""
-    if record["kind"] == contract.KIND_VALIDATION and _is_number(record.get("loss")):
+    if (
+        record["kind"] == contract.KIND_VALIDATION
+        and _is_number(record.get("loss"))
+        and _is_finite(record.get("step", 0))
+    ):
         state.validations.append(record)
     step, norms = record.get("step"), record.get("norms")
-    if record["kind"] == contract.KIND_LAYER_NORMS and _is_number(step):
+    if record["kind"] == contract.KIND_LAYER_NORMS and _is_finite(step):
         state.layer_norms[int(step)] = _mapping(norms)
 
 
 def _fold_step(state: RankState, record: dict[str, Any]) -> None:
     """Take what has the right type; a recipe may write records of its own making."""
     step, loss, tokens, time = (record.get(name) for name in ("step", "loss", "tokens", "time"))
-    if not _is_number(time) or not _is_number(step):
+    if not _is_finite(time) or not _is_finite(step):
         return
     state.step = int(step)
     if _is_number(loss):
         state.loss = float(loss)
         state.diverged = None if math.isfinite(state.loss) else state.diverged or (state.step, state.loss)
-    state.tokens += int(tokens) if _is_number(tokens) else 0
+    state.tokens += int(tokens) if _is_finite(tokens) else 0
     if state.first_step_time is None:
         state.first_step, state.first_step_time, state.first_step_tokens = state.step, time, state.tokens
     state.last_step_time = time
@@ -226,13 +230,13 @@ def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_finite(value: Any) -> TypeGuard[int | float]:
+    return _is_number(value) and math.isfinite(value)
+
+
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return record if isinstance(record, dict) else None
+    return read_object_if_any(path) or None
