@@ -8,7 +8,9 @@ passphrase twice. Runs on the launching machine. Python 3.9 and the standard lib
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import socket
 import sys
 
@@ -18,6 +20,7 @@ from ttlaunch import contract  # noqa: E402 - the path above makes it importable
 
 sys.path.remove(_PACKAGE_PARENT)
 
+_PR_SET_PDEATHSIG = 1
 _WITH_VALUE = {"-l", "-p", "-i", "-o", "-F"}
 _NO_ANSWER = 255  # what ssh says when the connection failed
 
@@ -35,6 +38,7 @@ def main() -> int:
             connection.connect(path)
             host = words[0].rpartition("@")[2]  # the launcher is logged in already, as whoever the hostfile says
             connection.sendall(contract.pack_frame({"host": host, "command": " ".join(words[1:])}))
+            _end_with_parent()
             frame = contract.read_frame(connection.recv)
     except (OSError, EOFError, ValueError) as error:
         print(f"ttlaunch relay: the launcher does not answer: {error}", file=sys.stderr)
@@ -46,6 +50,16 @@ def main() -> int:
     sys.stdout.buffer.write(body)
     sys.stderr.write(header.get("stderr", ""))
     return int(header["status"])
+
+
+def _end_with_parent() -> None:
+    """Let a killed mpirun take us along: we hold its output open, for which the launcher would wait."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    except (OSError, AttributeError):  # not Linux
+        return
+    if os.getppid() == 1:  # it died before
+        sys.exit(_NO_ANSWER)
 
 
 if __name__ == "__main__":
