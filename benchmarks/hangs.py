@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ttlaunch.black_box import read_box
+
 sys.path.insert(0, str(Path(__file__).parent))
 from calm_runs import Calm, calm_runs
 from stuck_runs import STUCK, ended, failure, started
@@ -160,7 +162,7 @@ def _hang_job(name: str, rank: int, step: int, timeout_s: float) -> Callable[[Pa
         words = [hang.program, "-n", str(hang.ranks), "--hang-timeout", str(timeout_s)]
         process = started(words, order, folder, before_mpi=name == "before_mpi")
         end = ended(process, within_s=LONGEST_S)
-        began = float((folder / "begun").read_text()) if (folder / "begun").exists() else None
+        began = _stood_still(folder)
         ended_s = round(time.time() - began, 2) if began else None
         told = failure(end.stdout)
         place = told.get("place") or ""
@@ -175,6 +177,15 @@ def _hang_job(name: str, rank: int, step: int, timeout_s: float) -> Callable[[Pa
         return {**known, "verdict": _judged(name, known, timeout_s)}
 
     return run
+
+
+def _stood_still(folder: Path) -> float | None:
+    """When the rank got stuck, or the last of the others came to wait for it; seconds since the epoch."""
+    if not (folder / "begun").exists():
+        return None
+    boxes = [read_box(path.read_bytes()) for path in folder.glob("runs/*/blackbox/*.box")]
+    waits = [box.seconds(box.waiting.begun) for box in boxes if box is not None and box.waiting]
+    return max([float((folder / "begun").read_text()), *waits])
 
 
 def _after(told: float | None, began: float | None) -> float | None:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.black_box import COLLECTIVE, GROUP, box_file
+from ttlaunch.black_box import COLLECTIVE, DONE, GROUP, box_file
 from ttlaunch.launch.crew import Look
 from ttlaunch.launch.hangs import HangWatch
 from ttlaunch.launch.run_folder import RunFolder
@@ -227,6 +227,17 @@ def test_ranks_that_mpirun_does_not_start_are_told(run):
     failure = told_after(one, least=1, most=3)
     assert (failure.code, failure.message) == ("R038", "mpirun has not started 1 of 2 ranks within 120 s")
     assert failure.evidence == ("on box: rank 1",)
+
+
+def test_processes_that_end_have_two_minutes_for_it(run):
+    one = run(timeout_s=7.0)
+    for state, box in zip(one.ranks, one.boxes, strict=True):
+        state.phase = Phase.DONE
+        box.announce(DONE)
+    assert one.rest(119) is None
+    failure = told_after(one, least=1, most=6)
+    assert (failure.code, failure.rank) == ("R014", 0)
+    assert failure.cause.startswith("has returned from its role, and its process has not ended for 12")
 
 
 def test_a_program_that_is_silent_is_judged_only_where_that_was_asked_for(run, tmp_path):

@@ -128,7 +128,10 @@ class HangWatch:
 
     def _suspect(self, ranks: list[RankState], boxes: Mapping[int, Box], now: float) -> Failure | None:
         """Where nothing has moved for the timeout: look closer, ask for stacks, judge; one thing at each call."""
-        if not self._may_judge(ranks, boxes) or self._quiet.seconds < self._timeout(boxes):
+        timeout_s = self._timeout(boxes)
+        if self._is_recipe and all(state.phase is Phase.DONE for state in ranks):
+            timeout_s = max(FIRST_TIMEOUT_S, timeout_s)  # processes that end have no counters
+        if not self._may_judge(ranks, boxes) or self._quiet.seconds < timeout_s:
             return None
         case = self._suspicion = self._suspicion or _Suspicion(now)
         if case.look is None:
