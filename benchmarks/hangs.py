@@ -4,7 +4,8 @@
     python benchmarks/hangs.py --false-alarms [--count 7] [--factor 10]
 
 The rank that gets stuck and the step in which it does are drawn from the seed; every hang is made once, then again. A hang is
-right if the rank, its line and the code are, and the run has ended with status 6 within the timeout and 5 s after it began.
+right if the rank, its line and the code are, and the run was found to hang, with status 6, within the timeout and 5 s after the
+rank got stuck, or after the last of the others came to wait for it.
 Without py-spy a rank that is stopped or has not begun to start cannot say its line, and none is asked for.
 
 `--false-alarms` starts runs that are slow but get on (`calm_runs.py`), `factor` times faster than real ones and with a timeout
