@@ -1,6 +1,6 @@
 """Break runs in every way in which one can end, and look whether anything of them is left, here and on every host.
 
-    python benchmarks/chaos.py [--count 200] [--seed 0] [--results FILE] [--only WORDS] [--minutes 10]
+    python benchmarks/chaos.py [--count 200] [--seed 0] [--results FILE] [--only WORDS] [--minutes 10] [--lease 15]
 
 Faults: Ctrl-C once and twice, SIGTERM; SIGKILL of the view, the supervisor, mpirun, a shim, an agent; a host that loses
 power, and one that is cut off. Times ranks that simply compute, that ignore SIGTERM, and that have a child in a session of
@@ -49,7 +49,6 @@ FAULTS = (
 )
 OVER_HOSTS = ("SIGKILL of an agent", "power cut of a host", "cut-off host", "flapping link")
 KINDS = ("plain", "stubborn", "setsid", "forked")
-LIMIT_S = contract.LEASE_S + contract.AFTER_LEASE_S
 HARMLESS = ("closed terminal", "Ctrl-Z", "flapping link")
 HEALTHY_S = 10.0
 """How long ranks have to do that nothing is to hurt."""
@@ -81,6 +80,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="words that the name of a cell has to contain")
     parser.add_argument("--minutes", type=float, default=None, help="after which no other run is begun")
     parser.add_argument("--hosts", type=int, default=3)
+    parser.add_argument("--lease", type=float, default=contract.LEASE_S, help="seconds, of runs over hosts")
     options = parser.parse_args()
     options.results.parent.mkdir(parents=True, exist_ok=True)
     began, done = time.monotonic(), Counter(_cell_of(entry) for entry in _read(options.results))
@@ -93,7 +93,7 @@ def main() -> int:
             if done[cell] > 0:
                 done[cell] -= 1
                 continue
-            entry = _try(cell, cluster if cell.place == "hosts" else None)
+            entry = _try(cell, cluster if cell.place == "hosts" else None, lease_s=options.lease)
             with options.results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
             print(f"{number:4} {_told(cell, entry)}", flush=True)
@@ -123,19 +123,20 @@ def _cells(seed: int, only: str, *, has_hosts: bool) -> Iterator[Cell]:
         yield from cells
 
 
-def _try(cell: Cell, cluster: Cluster | None) -> dict[str, Any]:
+def _try(cell: Cell, cluster: Cluster | None, *, lease_s: float) -> dict[str, Any]:
     """Start a run, break it, and watch it go."""
     seconds = HEALTHY_S if cell.fault in HARMLESS else _LONG_S
+    limit_s = lease_s + contract.AFTER_LEASE_S
     with tempfile.TemporaryDirectory(prefix="ttl-chaos-") as folder:
-        run = start_run(Path(folder), cell.kind, seconds=seconds, cluster=cluster)
+        run = start_run(Path(folder), cell.kind, seconds=seconds, cluster=cluster, lease_s=lease_s)
         try:
             break_run(run, cell.fault)
-            clean_s, left = _wait_until_clean(run, LIMIT_S + (seconds if cell.fault in HARMLESS else 0.0))
+            clean_s, left = _wait_until_clean(run, limit_s + (seconds if cell.fault in HARMLESS else 0.0))
             mend(run, cell.fault)
             status, outcome = _status(run), run.outcome()
         finally:
             run.remove()
-    return {**cell._asdict(), "clean_s": clean_s, "left": left, "status": status, "run": outcome}
+    return {**cell._asdict(), "clean_s": clean_s, "left": left, "status": status, "run": outcome, "lease_s": lease_s}
 
 
 def _wait_until_clean(run: Run, limit_s: float) -> tuple[float | None, list[str]]:

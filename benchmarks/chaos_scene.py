@@ -109,7 +109,7 @@ class Run:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
 
-def start_run(folder: Path, kind: str, *, seconds: float, cluster: Cluster | None) -> Run:
+def start_run(folder: Path, kind: str, *, seconds: float, cluster: Cluster | None, lease_s: float) -> Run:
     """Start a run in an empty folder and return when all its ranks are up."""
     shutil.copy(HOLDOUT, folder / "holdout.py")
     words = ["run", "holdout.py", "--ranks", str(RANKS), "--grace", str(GRACE_S)]
@@ -117,7 +117,7 @@ def start_run(folder: Path, kind: str, *, seconds: float, cluster: Cluster | Non
         lab = folder / "configurations/lab"
         lab.mkdir(parents=True)
         (lab / "hosts.txt").write_text(cluster.hostfile(), encoding="utf-8")
-        words += ["--on", "lab"]
+        words += ["--on", "lab", "--lease", str(lease_s)]
     command = [sys.executable, "-m", "ttlaunch", *words, "--", kind, str(seconds)]
     with (folder / "out").open("wb") as out:
         options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out, "start_new_session": True}

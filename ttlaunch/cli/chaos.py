@@ -121,7 +121,7 @@ def chaos(
     _announce(orders, seed=None if random is None else seed, form=form)
     way = Way(runs_dir, form, verbose, grace_s=grace, hang_timeout_s=hang_timeout, only=chosen, lease_s=lease)
     outcome = _break(partial(carry_out, prepared, way), prepared, orders, form=form)
-    _tell(outcome, prepared, orders, form=form)
+    _tell(outcome, prepared, orders, lease_s=lease, form=form)
 
 
 def _source(faults: str | None, random: int | None, *, form: Format) -> Source | None:
@@ -194,7 +194,9 @@ def _break(start: "partial[Outcome]", prepared: "Prepared", orders: "Sequence[Fa
             transport.close()
 
 
-def _tell(outcome: Outcome, prepared: "Prepared", orders: "Sequence[Fault]", *, form: Format) -> NoReturn:
+def _tell(
+    outcome: Outcome, prepared: "Prepared", orders: "Sequence[Fault]", *, lease_s: float, form: Format
+) -> NoReturn:
     """Judge, look what is left, say both, and leave."""
     from ttlaunch.cli.chaos_view import chaos_diagnostics, chaos_json, show_chaos
     from ttlaunch.cli.console import print_json, show_diagnostics
@@ -202,8 +204,8 @@ def _tell(outcome: Outcome, prepared: "Prepared", orders: "Sequence[Fault]", *, 
     from ttlaunch.launch.run_folder import read_events
 
     events, report = read_events(outcome.folder.path), outcome.report.as_json()
-    verdicts = judge_faults(orders, events, report)
-    left = _look(outcome, prepared, began=events[0]["time"] if events else 0.0)
+    verdicts = judge_faults(orders, events, report, lease_s=lease_s)
+    left = _look(outcome, prepared, began=events[0]["time"] if events else 0.0, lease_s=lease_s)
     found = chaos_diagnostics(verdicts, left, outcome)
     status = contract.STATUS_RANK_FAILED if has_errors(found) else contract.STATUS_DONE
     if form is Format.JSON:
@@ -214,7 +216,7 @@ def _tell(outcome: Outcome, prepared: "Prepared", orders: "Sequence[Fault]", *, 
     leave(status)
 
 
-def _look(outcome: Outcome, prepared: "Prepared", *, began: float) -> "Sequence[Left]":
+def _look(outcome: Outcome, prepared: "Prepared", *, began: float, lease_s: float) -> "Sequence[Left]":
     from ttlaunch.cli.reach import open_transports
     from ttlaunch.launch.audit import audit
 
@@ -223,7 +225,7 @@ def _look(outcome: Outcome, prepared: "Prepared", *, began: float) -> "Sequence[
         hosts = [host for host in prepared.topology.hosts if host.name in prepared.plan.hosts]
         transports, _ = open_transports(replace(prepared.topology, hosts=tuple(hosts)))
     assert outcome.scratch is not None  # noqa: S101 - the run was carried out here
-    patience_s = contract.LEASE_S + contract.AFTER_LEASE_S
+    patience_s = lease_s + contract.AFTER_LEASE_S
     try:
         return audit(outcome.folder.run_id, outcome.scratch, transports, began=began, patience_s=patience_s)
     finally:

@@ -17,8 +17,6 @@ from ttlaunch.plan.faults import Fault, Kind, Verb
 
 _SAME_MOMENT_S = 0.1
 """Faults so close together count as one: which of them is seen first is chance."""
-_SILENCE_S = contract.LEASE_S + contract.AFTER_LEASE_S
-"""How long a host may say nothing until it counts as lost; what breaks the run before that comes first."""
 _TERM_ENDS = {Cause.ENDED, Cause.EXITED, Cause.KILLED, Cause.RAISED, Cause.LEFT_EARLY}
 _CAUSES = {
     Verb.KILL: {Cause.KILLED},
@@ -86,7 +84,11 @@ class _Made:
 
 
 def judge_faults(
-    faults: Sequence[Fault], events: Sequence[Mapping[str, Any]], report: Mapping[str, Any]
+    faults: Sequence[Fault],
+    events: Sequence[Mapping[str, Any]],
+    report: Mapping[str, Any],
+    *,
+    lease_s: float = contract.LEASE_S,
 ) -> list[Verdict]:
     """The verdict on every fault, in the order of the plan.
 
@@ -94,8 +96,9 @@ def judge_faults(
         faults: The plan.
         events: Of the run's history, as `read_events` gives them.
         report: `report.json`.
+        lease_s: How long a host may say nothing; soon after that it counts as lost.
     """
-    made = _made(faults, events, report)
+    made = _made(faults, events, report, lost_after_s=lease_s + contract.AFTER_LEASE_S)
     missed = {event["index"]: str(event["reason"]) for event in events if event.get("event") == MISSED}
     made = [one for one in made if one.index not in missed]
     breaking = sorted((one for one in made if not _is_harmless(one, made)), key=lambda one: (one.breaks_at, one.time))
@@ -116,7 +119,9 @@ def judge_faults(
     return verdicts
 
 
-def _made(faults: Sequence[Fault], events: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> list[_Made]:
+def _made(
+    faults: Sequence[Fault], events: Sequence[Mapping[str, Any]], report: Mapping[str, Any], *, lost_after_s: float
+) -> list[_Made]:
     found: list[_Made] = []
     for event in events:
         if event.get("event") == FAULT:
@@ -124,10 +129,10 @@ def _made(faults: Sequence[Fault], events: Sequence[Mapping[str, Any]], report: 
             found.append(
                 _Made(event["index"], fault, event["time"], frozenset(event["ranks"]), event["step"], event["time"])
             )
-    return [_with_effect(one, found, report) for one in found]
+    return [_with_effect(one, found, report, lost_after_s=lost_after_s) for one in found]
 
 
-def _with_effect(one: _Made, made: Sequence[_Made], report: Mapping[str, Any]) -> _Made:
+def _with_effect(one: _Made, made: Sequence[_Made], report: Mapping[str, Any], *, lost_after_s: float) -> _Made:
     """A fault with the moment at which it breaks the run, which for some is a while after it was made.
 
     A stopped rank is a hang only when the timeout is over, and takes no signal but SIGKILL until it goes on. A silent host
@@ -137,7 +142,7 @@ def _with_effect(one: _Made, made: Sequence[_Made], report: Mapping[str, Any]) -
     if one.fault.verb is Verb.STOP:
         return replace(one, breaks_at=report["failure"]["time"] if is_named else math.inf)
     if one.fault.verb is Verb.CUT or one.fault.target.kind is Kind.AGENT:
-        return replace(one, breaks_at=one.time if is_named else one.time + _SILENCE_S)
+        return replace(one, breaks_at=one.time if is_named else one.time + lost_after_s)
     if one.fault.verb in {Verb.TERM, Verb.SEGV} and one.ranks:
         return replace(one, breaks_at=min(_awake_at(rank, one.time, made) for rank in one.ranks))
     return one
