@@ -5,14 +5,17 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from ttlaunch import contract
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.launch.attendants import write_piece
 from ttlaunch.launch.host_link import HostLink
 from ttlaunch.remote.local import LocalTransport
+from ttlaunch.remote.memory import MemoryTransport
 
 DEADLINE_S = 60.0
 
@@ -163,3 +166,41 @@ def _holders(path):
         with contextlib.suppress(OSError):
             if link.readlink() == path:
                 yield int(link.parts[2])
+
+
+GARBAGE = [
+    b"Welcome to box!\n" * 20,
+    contract.pack_frame({"kind": "file", "name": "../x", "offset": 0, "whole": True, "number": 1}, b"x"),
+    contract.pack_frame({"kind": "file", "name": "logs/rank-0.stdout", "offset": 0, "whole": False, "number": 9}, b"x"),
+    contract.pack_frame({"kind": "alive", "clock": "noon", "done": -1}),
+    contract.pack_frame({"kind": "ended", "killed": None}),
+    contract.pack_frame({"kind": "refused", "reason": "no word"}),
+    b"[" * 100,
+]
+
+
+def test_a_host_that_talks_nonsense_over_every_connection_is_lost_and_named(tmp_path, until):
+    kept, said = [], []
+    ready = {"kind": "ready", "time": time.time(), "clock": 1.0, "done": 0, "pid": 1, "sent": 0}
+
+    def talk(streams):
+        said.append(GARBAGE[len(said) % len(GARBAGE)])
+        streams.write(contract.pack_frame(ready) + said[-1])
+        while streams.read():
+            continue
+        return 0
+
+    link = HostLink(
+        MemoryTransport("box", {"old=78;": talk}),
+        {"lease_s": 3.0, "socket": "", "folder": ""},
+        pythons=(),
+        keep=lambda piece, _: kept.append(piece),
+        note=lambda *_, **__: None,
+    )
+    link.start()
+    link.follow()
+    lost = until(lambda: link.lost, within_s=DEADLINE_S, what="the host is lost")
+    assert (lost.error.trouble, kept) == (Trouble.SCRIPT, [])
+    assert len(said) > len(GARBAGE), "everything was said"
+    link.end()
+    assert link.over.wait(DEADLINE_S)

@@ -114,6 +114,7 @@ class HostLink:
         if isinstance(ready, AttendantGone):
             raise HostError(self.host, Trouble.DISK, f"the run's folder cannot be made: {ready.reason}")
         self.clock_offset_s = ready.time - time.time()
+        self._heard, self._heard_at = time.monotonic(), time.time()
 
     def follow(self) -> None:
         """Begin to take in what comes and to renew the lease."""
@@ -189,7 +190,6 @@ class HostLink:
             joined.stream.process.kill()
 
     def _take(self, joined: _Joined, frame: AttendantFrame, body: bytes) -> None:
-        self._heard, self._heard_at = time.monotonic(), time.time()
         match frame:
             case AttendantAlive(clock):
                 self._clock = clock
@@ -207,6 +207,7 @@ class HostLink:
                 raise HostError(self.host, Trouble.SCRIPT, f"its agent says: {reason}")
             case AttendantEnded(killed):
                 self._let_go(joined, killed)
+        self._heard, self._heard_at = time.monotonic(), time.time()
 
     def _let_go(self, joined: _Joined, killed: int) -> None:
         """Tell the attendant that all is here, and wait until it has gone."""
@@ -224,8 +225,6 @@ class HostLink:
         if isinstance(ready, AttendantGone):
             return ready
         stream.send({"kind": "hello", "received": self._received}, timeout_s=_SEND_S)
-        self._clock = ready.clock
-        self._heard, self._heard_at = time.monotonic(), time.time()
         self._joined = _Joined(stream, ready.done)
         self._wake.set()
         return ready
