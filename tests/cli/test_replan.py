@@ -7,7 +7,7 @@ import pytest
 
 from ttlaunch.cli.describe import Request
 from ttlaunch.cli.planning import prepare
-from ttlaunch.cli.replan import Replanned, replan, wait_for_lease
+from ttlaunch.cli.replan import Replanned, repeatable, replan, wait_for_lease
 from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.launch.restarts import Restart
@@ -121,6 +121,13 @@ def test_a_mesh_of_several_hosts_is_not_driven_in_part(lost):
     assert Diagnostic("R055", message, hints=hints) == lost("a", bindings=BINDINGS, overrides=(f"{WORKERS}=3",))
 
 
+def test_what_came_on_standard_input_is_read_from_the_first_attempt(here):
+    typed = Request("data_parallel", config_file="-", overrides=("training_config.seed=1",))
+    again = replace(typed, config_file=str(here / "train.yaml"), overrides=())
+    assert again == repeatable(typed, here)
+    assert again == repeatable(again, here / "elsewhere")
+
+
 def test_nobody_waits_where_no_lease_runs():
     said = []
     wait_for_lease(Restart(None), say=said.append)
@@ -129,5 +136,5 @@ def test_nobody_waits_where_no_lease_runs():
 
 def test_it_is_said_what_is_waited_for():
     said = []
-    wait_for_lease(Restart(None, ("b", "c"), time.time() + 0.01), say=said.append)
+    wait_for_lease(Restart(None, ("b", "c"), time.time() + 9e9, 0.01), say=said.append)
     assert ["waiting 0 s until b and c have surely ended their ranks; Ctrl-C starts nothing more"] == said

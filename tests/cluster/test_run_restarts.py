@@ -1,18 +1,19 @@
 """`--max-restarts` over hosts: when a host is lost the others go on from the newest checkpoint, with the same bits."""
 
 import json
-import re
+import os
 import signal
 
 import pytest
 
 from tests.cluster.keeper import wait_until
 from tests.cluster.test_run import digest, lab, leftovers  # noqa: F401 - a fixture
+from tests.cluster.test_run_faults import attendants
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi]
 
 TINY = """\
-training_config: {steps: 400, batch_size: 6, micro_batch_size: 2, validation_sequences: 4}
+training_config: {steps: 250, batch_size: 6, micro_batch_size: 2, validation_sequences: 4}
 transformer_config: {num_blocks: 1, num_heads: 2, embedding_dim: 16, max_sequence_length: 16}
 multihost_config: {num_workers: 3}
 checkpoint_config: {interval: 2}
@@ -23,9 +24,10 @@ def test_ctrl_c_ends_the_wait_for_a_lost_host(make_cluster, ttlaunch_on, lab, tm
     cluster = make_cluster(hosts=2)
     lab(cluster.hostfile())
     (tmp_path / "wait.sh").write_text("echo up\nexec sleep 600\n")
-    process = ttlaunch_on(cluster).start("run --on lab --ranks 2 --max-restarts 1 -- sh wait.sh")
+    process = ttlaunch_on(cluster).start("run --on lab --ranks 2 --max-restarts 1 --lease 60 -- sh wait.sh")
     wait_until(lambda: len(list(tmp_path.glob("runs/*/logs/rank-*.stdout"))) == 2, what="both ranks", timeout_s=60)
-    cluster.kill("node1")
+    [attendant] = attendants(cluster, "node1")
+    os.kill(attendant, signal.SIGKILL)
     lines = []
     while not any(line.startswith("waiting ") for line in lines):
         lines.append(process.stderr.readline())
@@ -33,7 +35,7 @@ def test_ctrl_c_ends_the_wait_for_a_lost_host(make_cluster, ttlaunch_on, lab, tm
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=10)
     assert (process.returncode, stderr) == (130, "")
-    wait_until(lambda: not leftovers(cluster, hosts=["node0"]), what="hosts as before the run")
+    wait_until(lambda: not leftovers(cluster), what="hosts as before the run")
 
 
 def test_after_a_power_cut_the_remaining_hosts_end_with_the_bits_of_an_unbroken_run(
@@ -46,7 +48,7 @@ def test_after_a_power_cut_the_remaining_hosts_end_with_the_bits_of_an_unbroken_
     lab(cluster.hostfile())
     (tmp_path / "train.yaml").write_text(TINY)
     options = "data_parallel -c train.yaml --format json"
-    process = ttlaunch_on(cluster).start(f"run {options} --on lab --max-restarts 1")
+    process = ttlaunch_on(cluster).start(f"run {options} --on lab --max-restarts 1 --lease 3")
     wait_until(lambda: list(tmp_path.glob("runs/*/checkpoints/step-2")), what="a checkpoint", timeout_s=60)
     cluster.kill("node1")
     unbroken = digest(ttlaunch_on(cluster)(f"run {options} --ranks 1 --runs-dir unbroken"))  # while the lease runs out
@@ -58,8 +60,7 @@ def test_after_a_power_cut_the_remaining_hosts_end_with_the_bits_of_an_unbroken_
     assert report["began_from"]["step"] > 0
     [earlier] = report["earlier"]
     assert (earlier["failure"]["code"], earlier["failure"]["host"]) == ("R012", "node1")
-    waiting, again = stderr.splitlines()
-    assert re.fullmatch(r"waiting \d+ s until node1 has surely ended its ranks; Ctrl-C starts nothing more", waiting)
+    again = stderr.splitlines()[-1]
     assert again == (
         f"restart 1 of 1, from the newest checkpoint of {earlier['run_id']}, without node1, 2 ranks instead of 3"
         " (`--set multihost_config.num_workers=2`)"

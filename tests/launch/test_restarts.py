@@ -46,25 +46,27 @@ def test_a_hang_is_worth_a_restart(tmp_path):
 def test_a_lost_host_is_left_out_once_its_lease_has_surely_run_out(tmp_path):
     lost = {"node2": 1000.0, "node1": 1004.0}
     first = attempt(tmp_path / "a", steps=5, status=7, code="R012", checkpoint=4, lost=lost)
-    assert plan_restart([first], most=2) == Restart(first.folder, ("node1", "node2"), 1004.0 + 15.0 + 5.0)
+    assert plan_restart([first], most=2) == Restart(first.folder, ("node1", "node2"), 1024.0, 20.0)
+    shorter = Restart(first.folder, ("node1", "node2"), 1012.0, 8.0)
+    assert plan_restart([first], most=2, lease_s=3.0) == shorter
 
 
 def test_a_host_that_was_lost_before_the_last_attempt_may_be_used_again(tmp_path):
     first = attempt(tmp_path / "a", steps=5, status=7, code="R012", lost={"node1": 1000.0})
     second = attempt(tmp_path / "b", steps=9, status=7, code="R012", lost={"node2": 2000.0})
-    assert plan_restart([first, second], most=2) == Restart(None, ("node2",), 2020.0)
+    assert plan_restart([first, second], most=2) == Restart(None, ("node2",), 2020.0, 20.0)
     third = attempt(tmp_path / "c", steps=11)
     assert plan_restart([first, second, third], most=3) == Restart(None)
 
 
 def test_a_rank_that_was_named_before_its_host_was_missed_does_not_shorten_the_wait(tmp_path):
     first = attempt(tmp_path / "a", steps=5, lost={"node1": 1000.0})
-    assert plan_restart([first], most=1) == Restart(None, ("node1",), 1020.0)
+    assert plan_restart([first], most=1) == Restart(None, ("node1",), 1020.0, 20.0)
 
 
 def test_hosts_that_are_lost_without_a_new_step_count_as_no_progress(tmp_path):
     lost = [attempt(tmp_path / name, steps=5, status=7, code="R012", lost={name: 1.0}) for name in ("a", "b")]
-    assert plan_restart(lost, most=9) == Restart(None, ("b",), 21.0)
+    assert plan_restart(lost, most=9) == Restart(None, ("b",), 21.0, 20.0)
     killed = attempt(tmp_path / "c", steps=4)
     assert plan_restart([*lost, killed], most=9) == GiveUp(no_progress=2)
 

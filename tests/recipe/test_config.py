@@ -38,6 +38,13 @@ def test_the_resolved_file_loads_again_and_is_the_same(load, recipe):
     assert again.config == first.config
 
 
+def test_a_resolved_pipeline_of_any_length_agrees_with_itself(load):
+    stages = "multihost_config: {pipeline_parallel_config: {blocks_per_rank: [1, 1, 1]}}\ntransformer_config: {num_blocks: 3}\n"
+    recipe = declared("pipeline_parallel")
+    again = load(render_resolved(recipe, load(stages, recipe="pipeline_parallel")), recipe="pipeline_parallel")
+    assert [] == check_config(recipe, again, recipe.layouts[-1])
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipes_own_file_has_no_mistakes(load, recipe):
     found = find_recipe(recipe, working_folder=Path("/"))

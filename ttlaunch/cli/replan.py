@@ -34,6 +34,18 @@ class Replanned:
     change: str = ""
 
 
+def repeatable(request: Request, folder: Path) -> Request:
+    """The same request where its configuration came on standard input, which can be read only once.
+
+    Args:
+        request: What was typed.
+        folder: Of the first attempt, which has the resolved configuration.
+    """
+    if request.config_file != "-":
+        return request
+    return replace(request, config_file=str(folder / contract.TRAIN_FILE), overrides=())
+
+
 def wait_for_lease(decision: "Restart", *, say: Callable[[str], None]) -> None:
     """Wait until hosts that were lost have ended their ranks by themselves.
 
@@ -41,7 +53,7 @@ def wait_for_lease(decision: "Restart", *, say: Callable[[str], None]) -> None:
         decision: Names them, and the time from which on they have.
         say: Told what is waited for.
     """
-    left_s = min(decision.not_before - time.time(), contract.LEASE_S + contract.AFTER_LEASE_S)
+    left_s = min(decision.not_before - time.time(), decision.most_s)
     if left_s <= 0:
         return
     hosts = listed(decision.without, last="and", quote="")
@@ -97,8 +109,8 @@ def replan(
     if smaller is None:
         message = _no_world(first, leave_out(first.topology, without), used)
         return Diagnostic("R054", message, notes=_said_by(silent), hints=_back(used, first.plan))
-    request, ranks = smaller
-    return Replanned(request, _change(request, first, used, ranks))
+    smallest, ranks = smaller
+    return Replanned(smallest, _change(smallest, first, used, ranks, set_already=len(request.overrides)))
 
 
 def _smaller(request: Request, first: "Prepared") -> tuple[Request, int] | None:
@@ -127,8 +139,8 @@ def _describe(request: Request) -> Description:
     return describe(replace(request, resume=None), working_folder=Path.cwd(), shell=os.environ)
 
 
-def _change(request: Request, first: "Prepared", used: Collection[str], ranks: int) -> str:
-    """What is not as in the first attempt."""
+def _change(request: Request, first: "Prepared", used: Collection[str], ranks: int, *, set_already: int) -> str:
+    """What is not as in the first attempt; of the overrides, those that follow the ones that were typed."""
     words = f", without {_names(used)}"
     left = leave_out(first.topology, request.without)
     taken = {str(slot.host.name) for slot in left.slots[:ranks]}
@@ -136,7 +148,7 @@ def _change(request: Request, first: "Prepared", used: Collection[str], ranks: i
     words += f", with the spare host{'s' if len(spare) > 1 else ''} {_names(spare)}" if spare else ""
     before = first.plan.world_size
     words += f", {counted(ranks, 'rank')} instead of {before}" if ranks != before else ""
-    overrides = " ".join(f"--set {text}" for text in request.overrides[len(first.request.overrides) :])
+    overrides = " ".join(f"--set {text}" for text in request.overrides[set_already:])
     return f"{words} (`{overrides}`)" if overrides else words
 
 

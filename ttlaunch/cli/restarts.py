@@ -51,7 +51,7 @@ def run_with_restarts(
     while True:
         last = outcomes[-1].folder.path
         attempts = [attempt_of(one.report, one.folder.path) for one in outcomes]
-        decision = plan_restart(attempts, most=most)
+        decision = plan_restart(attempts, most=most, lease_s=way.lease_s)
         if isinstance(decision, GiveUp):
             if decision.no_progress:
                 write_follow_up(last, no_progress=decision.no_progress)
@@ -73,13 +73,13 @@ def _following(
     request: "Request", first: "Prepared", decision: "Restart", outcomes: "list[Outcome]", *, form: Format
 ) -> "Replanned":
     """What the next attempt is asked for; leaves, after saying why, if there is none."""
-    from ttlaunch.cli.replan import replan, wait_for_lease
+    from ttlaunch.cli.replan import repeatable, replan, wait_for_lease
 
     last, earlier = outcomes[-1], outcomes[:-1]
     try:
         with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), _order)):
             wait_for_lease(decision, say=partial(_say_waiting, last.folder.path))
-            following = replan(request, first, decision)
+            following = replan(repeatable(request, outcomes[0].folder.path), first, decision)
     except _OrderedError as order:
         if form is Format.JSON:
             tell(last, form=form, restarts=earlier, exit_status=order.exit_status)

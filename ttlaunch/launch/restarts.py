@@ -53,11 +53,13 @@ class Restart:
         resume: The run from whose newest checkpoint it goes on; None: from where the first attempt began.
         without: Hosts that were lost just now and are not to be used this time.
         not_before: When these have surely ended their ranks, seconds since the epoch; 0 if there are none.
+        most_s: That this can be away, whatever the clock says.
     """
 
     resume: Path | None
     without: tuple[str, ...] = ()
     not_before: float = 0.0
+    most_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,12 +80,13 @@ def attempt_of(report: Report, folder: Path) -> Attempt:
     return Attempt(folder, report.exit_status, code, steps, report.lost_hosts)
 
 
-def plan_restart(attempts: Sequence[Attempt], *, most: int) -> Restart | GiveUp:
+def plan_restart(attempts: Sequence[Attempt], *, most: int, lease_s: float = contract.LEASE_S) -> Restart | GiveUp:
     """What follows the last of the attempts.
 
     Args:
         attempts: All so far, at least one.
         most: Restarts that the user allows.
+        lease_s: How long ranks of a host that was lost may have run on.
     """
     last = attempts[-1]
     if last.exit_status not in _STATUSES or last.code in _COMES_AGAIN or not most:
@@ -94,12 +97,10 @@ def plan_restart(attempts: Sequence[Attempt], *, most: int) -> Restart | GiveUp:
     if len(attempts) > most:
         return GiveUp()
     resume = next((one.folder for one in reversed(attempts) if one.has_checkpoint), None)
-    return Restart(resume, tuple(sorted(last.lost)), _fenced_at(last.lost))
-
-
-def _fenced_at(lost: Mapping[str, float]) -> float:
-    """When the leases of all these hosts have run out for sure."""
-    return max(lost.values()) + contract.LEASE_S + contract.AFTER_LEASE_S if lost else 0.0
+    if not last.lost:
+        return Restart(resume)
+    fenced_s = lease_s + contract.AFTER_LEASE_S
+    return Restart(resume, tuple(sorted(last.lost)), max(last.lost.values()) + fenced_s, fenced_s)
 
 
 def write_follow_up(folder: Path, **values: Any) -> None:

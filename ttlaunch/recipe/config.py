@@ -10,12 +10,13 @@ from ttlaunch.located.codes import CONFIGURATION
 from ttlaunch.located.schema import check_schema
 from ttlaunch.located.source import read_source, source_from_bytes
 from ttlaunch.located.yaml import ListNode, MapNode, Node, node_at, parse_yaml, span_of
-from ttlaunch.recipe.checks import GENERAL
+from ttlaunch.recipe.checks import GENERAL, num_workers_counts_the_stages
 from ttlaunch.recipe.declare import Layout, NeedsProcesses, Problem, Recipe
 from ttlaunch.recipe.sections import ConfigFile, TrainingFile
 
 _WHAT = "a training file"
 _SET = "--set"
+_WORKERS = "multihost_config.num_workers"
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,10 @@ def render_resolved(recipe: Recipe, loaded: LoadedConfig) -> str:
     """All that the recipe reads as YAML, each value followed by where it came from; loads again as it stands."""
     if loaded.config is None:
         return ""
-    entries = _resolved_entries(loaded.config.model_dump(), unread=recipe.unread)
+    unread = [*recipe.unread]
+    if num_workers_counts_the_stages in recipe.checks and loaded.span(_WORKERS) is None:
+        unread.append(_WORKERS)  # the stages say it, and a number that is given must agree with them
+    entries = _resolved_entries(loaded.config.model_dump(), unread=unread)
     lines = [f"{text}  # {loaded.origin(key)}" if key else text for text, key in entries]
     return "\n".join(lines) + "\n"
 
