@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ttlaunch.launch.attribution import first_failure
+from ttlaunch.launch.attribution import Witnesses, first_failure
 from ttlaunch.launch.conclude import different_parameters
 from ttlaunch.launch.report import combine_digests
 from ttlaunch.launch.run_folder import RunFolder
@@ -51,6 +51,18 @@ def test_a_kill_outranks_the_exit_that_was_recorded_before_it():
     """A peer that loses its connection can be recorded before the kill that caused it."""
     ranks = states(r0=ended(1.00000, status=14), r3=ended(1.00009, number=signal.SIGKILL))
     assert blamed(ranks) == ("R004", "rank 3 (optimizer, box) was killed by SIGKILL")
+
+
+NOTICED = "prterun noticed that process rank 1 with PID 4930 on node box exited on\nsignal 9 (Killed).\n"
+
+
+def test_a_shim_that_was_killed_before_it_wrote_anything_is_known_from_mpirun():
+    said = Witnesses(mpi_words=NOTICED, killing_since=3.0)
+    ranks = states(r0=ended(1.0, number=signal.SIGTERM), r1={"started": {}})
+    failure = first_failure(ranks, lost_shims={}, ordered=False, witnesses=said)
+    assert ("R006", 1) == (failure.code, failure.rank)
+    ranks = states(r0=ended(1.0, number=signal.SIGSEGV))
+    assert 0 == first_failure(ranks, lost_shims={}, ordered=False, witnesses=said).rank, "mpirun may kill a late shim"
 
 
 def test_an_own_exception_outranks_the_exits_that_follow():

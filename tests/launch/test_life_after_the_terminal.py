@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,10 @@ from pathlib import Path
 import pytest
 
 from ttlaunch import contract
+from ttlaunch.agent.run_processes import run_processes
+from ttlaunch.cli.run_end import status_without_run
+from ttlaunch.cli.session import start_session
+from ttlaunch.diagnostics import Format
 
 pytestmark = pytest.mark.mpi
 
@@ -107,6 +112,70 @@ def test_ctrl_z_stops_the_watching_and_not_the_run(here, waiting, until):
 
 def _state(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_stopped_supervisor_hears_ctrl_c(waiting, until):
+    run = waiting("--grace", "1")
+    supervisor = run.supervisor()
+    os.kill(supervisor, signal.SIGSTOP)
+    until(lambda: _state(supervisor) == "T", within_s=WITHIN_S, what="it stops")
+    run.process.send_signal(signal.SIGINT)
+    assert 130 == run.ends(within_s=WITHIN_S)
+    assert [] == run.processes()
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [
+        (signal.SIGTERM, 143, ""),
+        (signal.SIGKILL, 1, "error[R050]: the supervisor was killed by SIGKILL\n = note: no ranks were running\n\n"),
+    ],
+)
+def test_a_supervisor_that_ends_while_no_ranks_run_has_a_status_of_its_own(number, status, said, capsys):
+    session = start_session(lambda _: os.kill(os.getpid(), number) or 0)
+    assert status == status_without_run(session.exit_status(), form=Format.FULL)
+    assert said == capsys.readouterr().err
+
+
+def test_a_failure_is_told_although_nobody_reads_the_lines_any_more(here):
+    (here / "work.py").write_text("for number in range(9999):\n    print(number, flush=True)\nraise SystemExit(3)\n")
+    started = subprocess.Popen(
+        [sys.executable, "-m", "ttlaunch", "run", "work.py"],
+        cwd=here,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with started as process:
+        process.stdout.readline()
+        process.stdout.close()  # as `| head -1` does
+        said = process.stderr.read()
+    first = "error[R003]: rank 0 (rank, localhost) exited with status 3"
+    assert (1, first) == (process.returncode, said.splitlines()[0])
+
+
+def test_a_full_disk_below_our_output_does_not_hurt_the_run(here):
+    with Path("/dev/full").open("w") as full:
+        answer = subprocess.run(
+            [sys.executable, "-m", "ttlaunch", "run", "--", "echo", "up"],
+            cwd=here,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    said = "stdout cannot be written: no space left on device; the run goes on, and its folder keeps all\n"
+    assert (0, said) == (answer.returncode, answer.stderr)
+
+
+def test_a_run_whose_folder_is_removed_is_ended_at_once(waiting):
+    run = waiting()
+    folder = run.run_folder
+    shutil.rmtree(folder)
+    assert 1 == run.ends(within_s=WITHIN_S)
+    assert run.stderr.startswith("error[R010]: the run folder can no longer be used: no such file or directory\n")
+    assert [] == run_processes(folder.name)
 
 
 def test_a_killed_view_takes_the_run_along(here, waiting, until):

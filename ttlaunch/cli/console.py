@@ -1,11 +1,13 @@
 """Print results to stdout and messages to stderr, in the format that was asked for, and leave with the right status."""
 
+import errno
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from ttlaunch import contract
 from ttlaunch.diagnostics import Diagnostic, Format, Severity, has_errors, render, shown
@@ -78,6 +80,27 @@ def exit_status(diagnostics: Iterable[Diagnostic]) -> int:
     if codes <= _COMMAND_LINE_CODES:
         return contract.STATUS_USAGE
     return contract.STATUS_DESCRIPTION
+
+
+@contextmanager
+def needs_no_reader(stream: TextIO) -> Iterator[None]:
+    """Write to a stream that may take no more (`| head`, a full disk): what is written then vanishes, here and later.
+
+    Raises:
+        OSError: The terminal is gone.
+    """
+    try:
+        yield
+        stream.flush()
+    except OSError as error:
+        if error.errno == errno.EIO:
+            raise
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, stream.fileno())  # a later flush, of what is still in the buffer, must not fail again
+        os.close(nothing)
+        if error.errno != errno.EPIPE and stream is not sys.stderr:
+            reason = (error.strerror or str(error)).lower()
+            sys.stderr.write(f"stdout cannot be written: {reason}; the run goes on, and its folder keeps all\n")
 
 
 def print_json(value: Any) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ttlaunch import contract
+from ttlaunch.cli.console import needs_no_reader
 from ttlaunch.diagnostics import shown
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.launch.output import View
@@ -45,8 +46,8 @@ def make_view(facts: RunFacts, run_id: str, *, quiet: bool = False) -> Iterator[
         with Live(console=console, auto_refresh=False, transient=False) as live:
             yield TableView(live, says_ready=facts.is_recipe)
     else:
-        sys.stdout.write(f"run {run_id}: {facts.name} on {facts.topology}, {counted(len(facts.ranks), 'rank')}\n")
-        sys.stdout.flush()
+        with needs_no_reader(sys.stdout):
+            sys.stdout.write(f"run {run_id}: {facts.name} on {facts.topology}, {counted(len(facts.ranks), 'rank')}\n")
         yield PlainView()
 
 
@@ -111,7 +112,6 @@ class PlainView:
     def __init__(self) -> None:
         self._last_line = 0.0
         self._lead: int | None = None
-        self._is_read = True
 
     def output(self, stream: str, line: bytes) -> None:
         self._write(sys.stdout if stream == "stdout" else sys.stderr, line)
@@ -123,12 +123,8 @@ class PlainView:
 
     def _write(self, stream: TextIO, line: bytes) -> None:
         """Write a line; once nobody reads any more (`| head`) the run goes on in silence, and its folder has it all."""
-        if self._is_read:
-            try:
-                stream.buffer.write(line + b"\n")
-                stream.flush()
-            except BrokenPipeError:
-                self._is_read = False
+        with needs_no_reader(stream):
+            stream.buffer.write(line + b"\n")
 
     def tick(self, ranks: list[RankState]) -> None:
         """Lines need no redrawing."""

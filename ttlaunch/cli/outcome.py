@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ttlaunch import contract
-from ttlaunch.cli.console import print_json, show_diagnostics
+from ttlaunch.cli.console import needs_no_reader, print_json, show_diagnostics
 from ttlaunch.diagnostics import Diagnostic, Format
 
 if TYPE_CHECKING:
@@ -72,5 +72,6 @@ def tell(
         print_json({**report.as_json(), "exit_status": status, "earlier": earlier, "diagnostics": texts})
     else:
         timeline = folder.file(contract.TRACE_FILE)
-        show_summary(report, facts, folder, timeline=timeline if timeline.is_file() else None, stream=sys.stdout)
+        with needs_no_reader(sys.stdout):
+            show_summary(report, facts, folder, timeline=timeline if timeline.is_file() else None, stream=sys.stdout)
         show_diagnostics(found, form=form)

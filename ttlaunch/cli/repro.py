@@ -45,7 +45,7 @@ def repro(
 ) -> None:
     """Start a run again on this machine and say whether the same bits came out."""
     from ttlaunch.cli.restarts import exit_status_of
-    from ttlaunch.cli.run_end import tell_end
+    from ttlaunch.cli.run_end import status_without_run, tell_end
     from ttlaunch.cli.supervisor import start_supervisor, wait_for_run
     from ttlaunch.cli.watching import watch
 
@@ -59,7 +59,7 @@ def repro(
     )
     path = wait_for_run(session)
     if path is None:
-        leave(session.exit_status())
+        leave(status_without_run(session.exit_status(), form=form))
     watched = watch(session, path, form=form)
     status = tell_end(watched, form=form, judge=lambda outcome: _compare(origin, outcome.report))
     if watched.was_cut_off:

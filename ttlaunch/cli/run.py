@@ -99,7 +99,7 @@ def run(
     """Start a recipe or a script on a cluster and watch it to its end."""
     from ttlaunch.cli.logs import choose_ranks
     from ttlaunch.cli.planning import prepare
-    from ttlaunch.cli.run_end import tell_end
+    from ttlaunch.cli.run_end import status_without_run, tell_end
     from ttlaunch.cli.supervisor import wait_for_run
     from ttlaunch.cli.watching import watch
 
@@ -129,7 +129,7 @@ def run(
     session = _start(request, prepared, way, most=max_restarts)
     path = wait_for_run(session)
     if path is None:
-        leave(session.exit_status())
+        leave(status_without_run(session.exit_status(), form=form))
     if detach:
         _leave_to_itself(session, path, form=form)
     leave(tell_end(watch(session, path, form=form, only=chosen), form=form))

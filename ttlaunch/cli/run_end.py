@@ -13,6 +13,9 @@ from ttlaunch.diagnostics import Diagnostic, Format
 _MOMENT_S = 3.0
 """What mpirun may take to end the ranks here once its supervisor is gone."""
 
+_ORDERS = {signal.SIGINT: contract.STATUS_INTERRUPTED, signal.SIGTERM: contract.STATUS_TERMINATED}
+"""What ends a supervisor that has nothing to end in order."""
+
 
 def tell_end(watched: Watched, *, form: Format, judge: Callable[[Outcome], Sequence[Diagnostic]] = lambda _: ()) -> int:
     """Say what came of a run; returns the exit status.
@@ -24,12 +27,35 @@ def tell_end(watched: Watched, *, form: Format, judge: Callable[[Outcome], Seque
     """
     if watched.was_cut_off:
         return _tell_cut_off(watched, form=form)
-    outcomes = watched.outcomes
-    status = exit_status_of(outcomes) if watched.exit_status is None else watched.exit_status
+    outcomes, status = watched.outcomes, watched.exit_status
+    if watched.is_told and status is not None and status < 0:
+        return status_without_run(status, form=form, who=f"the supervisor of {watched.last.name}")
+    if status is None or status < 0:  # killed when all had been said
+        status = exit_status_of(outcomes)
     if not watched.is_told:
         more = [*given_up(outcomes), *judge(outcomes[-1])]
         tell(outcomes[-1], form=form, restarts=outcomes[:-1], more=more, exit_status=status)
     return status
+
+
+def status_without_run(status: int, *, form: Format, who: str = "the supervisor") -> int:
+    """The exit status where a supervisor has ended while no ranks were running; says so if it was killed.
+
+    Args:
+        status: Its own, or minus the signal that ended it.
+        form: Of what is printed.
+        who: What it is called.
+    """
+    if status >= 0:
+        return status
+    number = signal.Signals(-status)
+    if number in _ORDERS:
+        return _ORDERS[number]
+    found = Diagnostic("R050", f"{who} was killed by {number.name}", notes=("no ranks were running",))
+    if form is Format.JSON:
+        print_json({"diagnostics": [found.as_json()]})
+    show_diagnostics([found], form=form)
+    return contract.STATUS_RANK_FAILED
 
 
 def _tell_cut_off(watched: Watched, *, form: Format) -> int:

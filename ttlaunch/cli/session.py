@@ -75,10 +75,11 @@ class Session:
         self.said += [record for record in records if record is not None]
 
     def signal(self, number: int) -> None:
-        """Send the supervisor a signal, if it is still there."""
+        """Send the supervisor a signal, if it is still there, and let it run on if it was stopped so that it sees it."""
         if self._status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+                os.kill(self.pid, signal.SIGCONT)
 
     def set_free(self) -> None:
         """Leave the supervisor to itself: it goes on when we end."""

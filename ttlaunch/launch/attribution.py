@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ttlaunch.launch.causes import Cause, classify_ending, classify_exception, gave_up
+from ttlaunch.launch.causes import Cause, classify_ending, classify_exception, gave_up, killed_shims
 from ttlaunch.launch.crew import LostHost
 from ttlaunch.launch.failure import Failure, Follower
 from ttlaunch.launch.last_words import LastWords, chained
@@ -60,9 +60,12 @@ def first_failure(
     seen = witnesses or Witnesses()
     left = gave_up(seen.mpi_words, {state.row.rank: (state.exit or {}).get("status") for state in ranks})
     candidates = [_lost_host(lost, ranks) for lost in (lost_hosts or {}).values()]
+    too_early = killed_shims(seen.mpi_words)
     for state in ranks:
         rank = state.row.rank
         lost = lost_shims.get(rank)
+        if lost is None and rank in too_early and not state.started:  # so early that nobody knew its process
+            lost = seen.killing_since or math.inf
         candidates += _of_rank(state, lost, seen, ordered=ordered, lost_peer=rank in left)
     if not candidates:
         return None

@@ -83,6 +83,7 @@ _CRASHES = {
 _ENDING = {signal.SIGINT, signal.SIGTERM}
 _GAVE_UP = re.compile(r"\*\*\* An error occurred in Socket closed\s+\S+ \*\*\* reported by process \[\d+,(\d+)\]")
 _GAVE_UP_STATUS = 14
+_KILLED_SHIM = re.compile(r"process\s+rank\s+(\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+\S+\s+exited\s+on\s+signal")
 _ABORTED = re.compile(r"terminate called .*", re.DOTALL)
 
 
@@ -143,6 +144,15 @@ def gave_up(mpi_words: str, statuses: dict[int, int | None]) -> set[int]:
     """
     named = {int(rank) for rank in _GAVE_UP.findall(mpi_words)}
     return named | {rank for rank, status in statuses.items() if named and status == _GAVE_UP_STATUS}
+
+
+def killed_shims(mpi_words: str) -> set[int]:
+    """The ranks whose shim was killed, as mpirun tells it; of those it kills itself it tells nothing.
+
+    Args:
+        mpi_words: What mpirun wrote to its standard error.
+    """
+    return {int(rank) for rank in _KILLED_SHIM.findall(mpi_words)}
 
 
 def _classify_signal(number: int, ending: dict[str, Any], words: LastWords, *, by_us: bool) -> Cause:

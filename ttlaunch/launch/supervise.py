@@ -134,6 +134,7 @@ def _loop(
 ) -> None:
     with MpirunOutput(process, folder.file(contract.LOGS_DIR), view) as output:
         while process.poll() is None:
+            folder.path.stat()  # files that are open take what is written although nobody finds it any more
             output.read(_TICK_S)
             merged.poll()
             _pass_on(watch, view)
