@@ -9,8 +9,9 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.cli.runs import render_bytes
-from ttlaunch.launch.clean import parse_age
+from ttlaunch.launch.clean import _GOING, measure, parse_age, remove
 from ttlaunch.launch.launcher import Launcher, this_process
+from ttlaunch.launch.overview import summarise
 
 TRAIN = """\
 multihost_config:
@@ -84,6 +85,29 @@ def test_clean_by_age_and_number(ttlaunch, make_run, here):
     assert [OLD, NEW, LIVE] == going("--keep 1")
     assert [] == going("--keep 9")
     assert [OLD, NEW, LIVE, FAR] == sorted(path.name for path in (here / "runs").iterdir())
+
+
+def test_what_a_killed_clean_has_left_goes_with_the_next(make_run, here):
+    run = make_run(OLD)
+    (summary,) = summarise([run])
+    left = here / "runs" / f"{_GOING}-{OLD}/checkpoints"
+    left.mkdir(parents=True)
+    (left / "shard").write_bytes(b"x")
+    assert remove(summary)
+    assert [] == list((here / "runs").iterdir())
+
+
+def test_a_run_that_somebody_else_has_removed_is_no_mistake(make_run):
+    run = make_run(OLD)
+    (summary,) = summarise([run])
+    assert remove(summary)
+    assert not remove(summary)
+    assert 0 == measure(summary).size_bytes
+
+
+def test_names_with_newlines_do_not_look_like_two_runs(ttlaunch, make_run):
+    make_run("evil\nname")
+    assert ttlaunch("runs clean --dry-run").stdout.splitlines()[0].startswith("evil\\nname   done")
 
 
 def test_clean_asks_and_without_a_terminal_removes_nothing(ttlaunch, make_run):

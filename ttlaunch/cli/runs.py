@@ -77,7 +77,7 @@ def _announce(going: "list[Removable]", *, num_running: int, form: Format) -> No
         return
     for one in going:
         sys.stdout.write(
-            f"{one.run.folder.name}   {one.run.state:12} {render_bytes(one.size_bytes):>12}   {one.run.name}\n"
+            f"{shown(one.run.folder.name)}   {one.run.state:12} {render_bytes(one.size_bytes):>12}   {shown(one.run.name)}\n"
         )
     running = f"; {counted(num_running, 'run')} that may go on stay" if num_running else ""
     sys.stdout.write(f"{counted(len(going), 'run')}, {render_bytes(_total(going))}{running}\n")

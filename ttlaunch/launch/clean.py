@@ -42,16 +42,18 @@ def plan_clean(
 def measure(run: RunSummary) -> Removable:
     """What a run's folder takes on the disk; a link counts as itself."""
     size = 0
-    for path in run.folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            size += path.lstat().st_blocks * 512
+    with contextlib.suppress(OSError):  # somebody else removes it at the same time
+        for path in run.folder.rglob("*"):
+            with contextlib.suppress(OSError):
+                size += path.lstat().st_blocks * 512
     return Removable(run, size)
 
 
 def remove(run: RunSummary) -> bool:
-    """Remove a run's folder if it still is over; False if it is not.
+    """Remove a run's folder if it still is over; False if it is not, or if somebody else has removed it.
 
-    The folder gets another name first, so that a half removed run is taken for none.
+    The folder gets another name first, so that a half removed run is taken for none. What an earlier removal that was
+    killed has left under that name goes too.
 
     Raises:
         OSError: It cannot be removed.
@@ -59,8 +61,14 @@ def remove(run: RunSummary) -> bool:
     if run.folder.is_symlink() or is_running(run.folder):
         return False
     going = run.folder.with_name(f"{_GOING}-{run.folder.name}")
-    run.folder.rename(going)
-    shutil.rmtree(going)
+    shutil.rmtree(going, ignore_errors=True)
+    try:
+        run.folder.rename(going)
+    except FileNotFoundError:
+        return False
+    with contextlib.suppress(FileNotFoundError):  # somebody else has begun to remove the same
+        shutil.rmtree(going)
+    shutil.rmtree(going, ignore_errors=True)
     return True
 
 
