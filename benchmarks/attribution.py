@@ -28,6 +28,7 @@ from attribution_cells import BROKEN, BY_KERNEL, CLASSES, HERE, HOSTS, ROUNDS, C
 from attribution_places import break_cell, control_group, open_place
 
 TO_BE_MET = 0.99
+BREAKS = ("faults", "recipe", "ring", "trainer")
 ATTRIBUTES = ("launch/attribution", "launch/causes", "launch/last_words", "launch/name_cause", "agent/rank_records")
 
 
@@ -112,7 +113,7 @@ def _show(found: list[dict[str, Any]]) -> int:
 
 def _code_hash() -> str:
     package, digest = Path(__file__).parents[1] / "ttlaunch", hashlib.sha256()
-    for path in [*(package / f"{name}.py" for name in ATTRIBUTES), *sorted(BROKEN.glob("*.py"))]:
+    for path in [*(package / f"{name}.py" for name in ATTRIBUTES), *(BROKEN / f"{name}.py" for name in BREAKS)]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
