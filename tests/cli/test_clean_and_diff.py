@@ -108,6 +108,8 @@ def test_a_run_that_somebody_else_has_removed_is_no_mistake(make_run):
 def test_names_with_newlines_do_not_look_like_two_runs(ttlaunch, make_run):
     make_run("evil\nname")
     assert ttlaunch("runs clean --dry-run").stdout.splitlines()[0].startswith("evil\\nname   done")
+    (_, row) = ttlaunch("ps --all").stdout.splitlines()
+    assert ("evil\\nname", "runs/evil\\nname") == (row.split()[0], row.split()[-1])
 
 
 def test_clean_asks_and_without_a_terminal_removes_nothing(ttlaunch, make_run):

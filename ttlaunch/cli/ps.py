@@ -10,7 +10,7 @@ import typer
 
 from ttlaunch.cli.console import print_json, show_diagnostics
 from ttlaunch.cli.options import OutputFormat, RunsDir
-from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.diagnostics import Diagnostic, Format, shown
 
 if TYPE_CHECKING:
     from ttlaunch.launch.overview import RunSummary
@@ -22,6 +22,7 @@ EXAMPLES = """\
 
 [bold]ttlaunch ps --all --format json[/bold]   the same for a program
 """
+_LONGEST = 300
 _HEADINGS = ("run", "state", "step", "loss", "age", "ranks", "name", "folder")
 _RIGHT = {"step", "loss", "age", "ranks"}
 _ENDS = ((60.0, 1, "s"), (3600.0, 60, "min"), (48 * 3600.0, 3600, "h"))
@@ -78,7 +79,8 @@ def _row(run: "RunSummary") -> list[str]:
     loss = "" if run.loss is None else f"{run.loss:.4f}"
     age = "" if run.started is None else render_age(max(0.0, time.time() - run.started))
     folder = short_name(run.folder, Path.cwd())
-    return [run.folder.name, run.state, step, loss, age, str(run.ranks), run.name, folder]
+    named = (shown(text, longest=_LONGEST) for text in (run.name, folder))
+    return [shown(run.folder.name, longest=_LONGEST), run.state, step, loss, age, str(run.ranks), *named]
 
 
 def _table(rows: list[list[str]]) -> list[str]:
