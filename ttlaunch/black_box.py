@@ -39,9 +39,12 @@ RING_AT = CHANNELS_AT + (CHANNELS + 1) * CHANNEL.size  # one more for messages o
 TEXTS_AT = RING_AT + OPERATIONS * OPERATION.size
 SIZE = TEXTS_AT + TEXT_BYTES
 
-SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV, COLLECTIVE, WAIT_COLLECTIVE = range(1, 9)
-VERBS = ("?", "send", "recv", "isend", "irecv", "wait for send", "wait for recv", "", "wait for")
+SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV, COLLECTIVE, BEGUN_COLLECTIVE = range(1, 9)
+VERBS = ("?", "send", "recv", "isend", "irecv", "wait for send", "wait for recv", "", "")
 SENDS = frozenset({SEND, ISEND, WAIT_SEND})
+VERB_AT = 56
+"""Of an operation: where its verb stands, of two bytes. One that was begun in the background becomes one that is waited for."""
+
 NO_BUCKET = -1
 GROUP = -1
 """In place of a peer: an operation of MPI's or torch's own in which all ranks of a group meet. Its tag names the group, whose
@@ -130,13 +133,25 @@ class Box:
     def counters(self) -> tuple[int, ...]:
         """What moves while the rank gets on with its work, and only then."""
         last = self.operations[-1] if self.operations else None
-        return (self.begun, last.ended if last else 0, self.steps, self.timed, self.passes, self.phase_since)
+        still_open = sum(operation.is_open for operation in self.operations)
+        return (
+            self.begun,
+            still_open,
+            last.ended if last else 0,
+            self.steps,
+            self.timed,
+            self.passes,
+            self.phase_since,
+        )
 
     @property
     def waiting(self) -> Operation | None:
         """The operation that the rank is in; None: it computes, reads or sleeps."""
         last = self.operations[-1] if self.operations else None
-        return last if last and last.is_open else None
+        if last is None or not last.is_collective:
+            return last if last and last.is_open else None
+        waited_for = (one for one in self.operations if one.is_open and one.verb == COLLECTIVE and one.is_collective)
+        return next(waited_for, None)
 
     def seconds(self, moment: int) -> float:
         """A time of the monotonic clock as seconds since the epoch, by the clock of the rank's host."""

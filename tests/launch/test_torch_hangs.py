@@ -36,7 +36,7 @@ def peer(cfg, ctx):
             loss.backward()
             ctx.report(step)
 """
-OPERATION = "wait for torch's all_reduce of 40 bytes, bucket 0, step 3"
+OPERATION = "torch's all_reduce of 40 bytes, bucket 0, step 3"
 
 
 @pytest.fixture

@@ -43,6 +43,15 @@ def test_it_then_waits_for_those_that_are_not_done_whatever_their_order(books, o
     assert box().waiting is None
 
 
+def test_each_end_is_a_sign_of_life(books):
+    one, box = books
+    began = one.begin(0, 400)
+    one.begin(1, 80)
+    before = box().counters
+    one.end(0, 400, began, done())
+    assert before != box().counters
+
+
 def test_those_that_are_done_before_the_last_has_begun_are_not_waited_for(books):
     one, box = books
     one.end(0, 400, one.begin(0, 400), done())

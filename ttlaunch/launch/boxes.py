@@ -23,7 +23,7 @@ class LastOperation:
     Attributes:
         text: All of it in words, such as `recv of 13.2 MB from rank 2 (aggregator), tag 3, …`.
         operation: Its name, such as `gradients`.
-        verb: Of the socket; empty or `wait for` of an operation in which a group meets.
+        verb: Of the socket; empty of an operation in which a group meets.
         peer: The other rank; -1: those of a group.
         bucket: None: none.
         step: 0: before the first.
@@ -149,9 +149,7 @@ def described(operation: Operation, *, roles: Sequence[str]) -> str:
 
 def called(operation: Operation) -> str:
     """An operation of a group, such as `torch's all_reduce of 13.2 MB, bucket 1, step 7`."""
-    verb = VERBS[operation.verb] if operation.verb < len(VERBS) else VERBS[0]
-    size = f" of {sized(operation.nbytes)}" if operation.nbytes else ""
-    parts = [f"{verb} {operation.name}{size}".strip()]
+    parts = [f"{operation.name} of {sized(operation.nbytes)}" if operation.nbytes else operation.name]
     parts += [f"bucket {operation.bucket}"] if operation.bucket != NO_BUCKET else []
     parts += [f"step {operation.step}"] if operation.step else []
     return ", ".join(parts)

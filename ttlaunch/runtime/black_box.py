@@ -6,6 +6,7 @@ The format is `ttlaunch/black_box.py`. A rank that was started by hand has no sc
 import contextlib
 import mmap
 import os
+import struct
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from ttlaunch.black_box import (
     SIZE,
     TEXT_BYTES,
     TEXTS_AT,
+    VERB_AT,
     WORD_BEGUN,
     WORD_CHANNELS,
     WORD_CLOCK,
@@ -50,6 +52,8 @@ from ttlaunch.black_box import (
 
 Place = tuple[str, int]
 """File and line."""
+
+_VERB = struct.Struct("=H")
 
 Label = tuple[str, int | None]
 """Operation, and the bucket that it is about."""
@@ -154,6 +158,10 @@ class BlackBox:
         at = self.begin(COLLECTIVE, (name, None), None, GROUP, tag, 0, time.monotonic_ns())
         yield
         self.end(at, time.monotonic_ns())
+
+    def wait_for(self, at: int) -> None:
+        """Say that the rank now waits for an operation of a group that it had begun in the background."""
+        _VERB.pack_into(self._map, at + VERB_AT, COLLECTIVE)
 
     def begin_step(self, step: int) -> None:
         """What follows belongs to this step."""
