@@ -1,9 +1,9 @@
 """The launcher's end of what it has to do with the attendant on one host, over as many connections as it takes.
 
-A connection that breaks or falls silent is made again, without asking anybody anything, for as long as the host's lease may
-still run. Pieces of files and orders are numbered, so nothing is lost and nothing is done twice. A host counts as lost
-once its attendant must have ended its ranks by itself, or at once if there is no attendant any more; then what it left there
-is ended and brought home if the host can be reached when the run ends.
+A connection that breaks or falls silent is made again, without asking anybody anything, while the host's lease may run.
+Pieces of files and orders are numbered, so nothing is lost and nothing is done twice. A host counts as lost once its
+attendant must have ended its ranks by itself, or at once if there is none any more; then what it left there is ended and
+brought home if the host can be reached when the run ends.
 """
 
 import contextlib
@@ -30,9 +30,7 @@ from ttlaunch.launch.reach_attendant import START_S, greeting, join_attendant, p
 from ttlaunch.remote.frames import FrameStream
 from ttlaunch.remote.transport import CONNECT_S, Transport
 
-FENCE_S = 2.5
-"""What an attendant may take, after its lease has run out, until its ranks are gone."""
-
+FENCE_S = 2.5  # what an attendant may take, after its lease has run out, until its ranks are gone
 _RENEW_S = 1.0
 _QUIET_S = 4.0  # an attendant says something every second
 _SILENCE_S = 8.0  # of which the user is told
@@ -229,12 +227,16 @@ class HostLink:
         self._wake.set()
         return ready
 
+    @property
+    def _left_s(self) -> float:
+        return max(0.0, self._heard + self._lease_s + FENCE_S - time.monotonic())
+
     def _join_again(self) -> None:
         """Make the connection again, or find that the host is lost."""
         outage = self._outage or HostError(self.host, Trouble.TIMED_OUT, "no answer from our script on it")
         silent_since, pause_s, latest = self._heard, _FIRST_PAUSE_S, None
         anew = outage.trouble is Trouble.TIMED_OUT
-        while time.monotonic() < self._heard + self._lease_s + FENCE_S:
+        while self._left_s > 0.0:
             if not self._is_cut:
                 try:
                     ready = self._join(anew=anew)
@@ -247,19 +249,17 @@ class HostLink:
                     self._outage = None
                     self._note("host_joined_again", host=self.host, after_s=round(time.monotonic() - silent_since, 1))
                     return
-            time.sleep(pause_s)
+            time.sleep(min(pause_s, self._left_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         if outage.trouble is Trouble.TIMED_OUT:
-            silence = f"it has not answered for {time.monotonic() - self._heard:.0f} s"
-            outage = HostError(self.host, Trouble.TIMED_OUT, silence)
+            outage.evidence = f"it has not answered for {time.monotonic() - self._heard:.0f} s"
         notes = () if latest is None else (f"connecting to it again: {latest.evidence}",)
         self.lost = LostHost(HostError(self.host, outage.trouble, outage.evidence, notes=notes), self._heard_at)
 
     def _join(self, *, anew: bool) -> AttendantReady | AttendantGone:
         if anew:
-            left_s = self._heard + self._lease_s + FENCE_S - time.monotonic()
             self._transport.close()
-            self._transport.connect(timeout_s=max(1.0, min(CONNECT_S, left_s)))
+            self._transport.connect(timeout_s=max(_FIRST_PAUSE_S, min(CONNECT_S, self._left_s)))
         stream = join_attendant(self._transport, self._arguments, pythons=self._pythons, timeout_s=_QUIET_S)
         try:
             return self._greeted(stream, timeout_s=_QUIET_S)
@@ -273,7 +273,7 @@ class HostLink:
             return
         with contextlib.suppress(HostError):
             self._transport.close()
-            self._transport.connect(timeout_s=_LAST_WORD_S)
+            self._transport.connect(timeout_s=_LAST_WORD_S if self._left_s else 1.0)
             self._received, self._clock = 0, None
             self._orders = [{"kind": "end", "order": 1}]
             self.start()
