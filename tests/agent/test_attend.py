@@ -21,12 +21,14 @@ from ttlaunch.remote.local import LocalTransport
 from ttlaunch.remote.pushed import start_script
 
 DEADLINE_S = 60.0
+RUN = f"run-{os.getpid()}"
+"""Of this process of tests alone: others on this machine kill what carries theirs."""
 
 
 class Attended:
     """A run with an attendant on this machine, and the connection to it."""
 
-    def __init__(self, folder, run_id="run-1", *, lease_s=600.0):
+    def __init__(self, folder, run_id=RUN, *, lease_s=600.0):
         self.run_id = run_id
         self.folder = folder / "runs" / run_id
         self.scratch = folder / f"s-{run_id}"
@@ -222,7 +224,7 @@ def test_a_look_brings_what_is_new_and_says_which_ranks_are_stopped(attended):
 
 
 def test_processes_of_other_runs_are_left_alone(attended):
-    run, other = attended(), attended(run_id="run-12")
+    run, other = attended(), attended(run_id=f"{RUN}2")
     process = other.start()
     assert run.ends()[-1][0]["killed"] == 0
     assert process.poll() is None
