@@ -167,12 +167,18 @@ def test_after_a_failure_mpirun_has_a_moment_to_end_the_others_itself():
     assert [SignalMpirun(KILL)] == end.at(103.0)
 
 
-def test_a_lost_host_or_a_missed_shim_is_a_failure():
-    for name, value in (("lost_hosts", {"box": None}), ("lost_shims", {1: 5.0})):
-        end = End()
-        getattr(end.ending, name).update(value)
-        assert [] == end.at(100.0)
-        assert [SignalMpirun(TERM)] == end.at(101.5)
+def test_a_missed_shim_is_a_failure_like_any_other():
+    end = End()
+    end.ending.lost_shims[1] = 5.0
+    assert [] == end.at(100.0)
+    assert [SignalMpirun(TERM)] == end.at(101.5)
+
+
+def test_nothing_is_waited_for_once_a_host_is_lost():
+    end = End()
+    end.ending.lost_hosts["box"] = None
+    assert [SignalMpirun(TERM)] == end.at(100.0)
+    assert [SignalMpirun(KILL)] == end.at(100.25)
 
 
 def test_a_failure_during_the_grace_ends_the_grace():
