@@ -1,5 +1,6 @@
 """A run belongs to its supervisor: what happens to whoever watches it does not hurt it, unless it was meant to."""
 
+import contextlib
 import json
 import os
 import pty
@@ -152,6 +153,19 @@ def test_a_failure_is_told_although_nobody_reads_the_lines_any_more(here):
         said = process.stderr.read()
     first = "error[R003]: rank 0 (rank, localhost) exited with status 3"
     assert (1, first) == (process.returncode, said.splitlines()[0])
+
+
+def test_a_supervisor_that_is_interrupted_on_and_on_leaves_a_report(waiting, until):
+    run = waiting()
+    supervisor = run.supervisor()
+
+    def is_over():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(supervisor, signal.SIGINT)
+        return run.process.poll() is not None
+
+    until(is_over, within_s=WITHIN_S, what="the run ends")
+    assert ("interrupted", 130) == (run.report["status"], run.report["exit_status"])
 
 
 def test_a_full_disk_below_our_output_does_not_hurt_the_run(here):

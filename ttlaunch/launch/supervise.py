@@ -77,26 +77,27 @@ def supervise(
     hangs = HangWatch(plan, folder, crew, timeout_s=hang_timeout_s)
     silence = SilenceWatch(folder, view)
     end = RunEnd(ending, plan, grace_s=grace.seconds)
-    with _signals(end), CheckpointKeeper(plan, folder) as checkpoints, MergedWriter(folder.path, watch) as merged:
-        variables = _variables(plan, folder, environment, crew=crew, scratch=scratch)
-        process = start_mpirun(plan.engine.argv, folder=folder.path, environment=variables)
-        try:
-            append_event(folder, "start", engine=plan.engine.name, plan=plan.hash, mpirun=process.pid)
-            _loop(process, watch, ending, folder, view, crew, checkpoints, lost, hangs, silence, merged, end)
-        except OSError as error:
-            ending.failure = folder_failure(error)
-        finally:
-            ending.killing_since = time.time()
-            end_mpirun(process, patience_s=AFTER_TERM_S)
-            leftovers = _collect(crew, folder, plan)
-            _finish(checkpoints, watch, ending, crew, silence, merged)
-            _pass_on(watch, view)
-            lost.notice(watch.ranks, checkpoints.lost)
-    report = conclude(plan, folder, watch, ending, process.returncode, time.monotonic() - started, leftovers)
-    report = replace(report, lost_checkpoints=lost.clean_up(folder.path), stopped=stopped(ending, folder, grace))
-    view.tick(watch.ranks)
-    write_trace(folder.path, plan.ranks)
-    _write_down(report, folder)
+    with _signals(end):  # to the last: however often it is pressed, Ctrl-C leaves a report
+        with CheckpointKeeper(plan, folder) as checkpoints, MergedWriter(folder.path, watch) as merged:
+            variables = _variables(plan, folder, environment, crew=crew, scratch=scratch)
+            process = start_mpirun(plan.engine.argv, folder=folder.path, environment=variables)
+            try:
+                append_event(folder, "start", engine=plan.engine.name, plan=plan.hash, mpirun=process.pid)
+                _loop(process, watch, ending, folder, view, crew, checkpoints, lost, hangs, silence, merged, end)
+            except OSError as error:
+                ending.failure = folder_failure(error)
+            finally:
+                ending.killing_since = time.time()
+                end_mpirun(process, patience_s=AFTER_TERM_S)
+                leftovers = _collect(crew, folder, plan)
+                _finish(checkpoints, watch, ending, crew, silence, merged)
+                _pass_on(watch, view)
+                lost.notice(watch.ranks, checkpoints.lost)
+        report = conclude(plan, folder, watch, ending, process.returncode, time.monotonic() - started, leftovers)
+        report = replace(report, lost_checkpoints=lost.clean_up(folder.path), stopped=stopped(ending, folder, grace))
+        view.tick(watch.ranks)
+        write_trace(folder.path, plan.ranks)
+        _write_down(report, folder)
     return report
 
 
