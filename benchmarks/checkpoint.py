@@ -96,7 +96,7 @@ def _raw(data: bytes) -> Callable[[Path, int], None]:
 
 
 def _ours(model: Any, optimizer: Any) -> Callable[[Path, int], None]:
-    from ttlaunch.launch.checkpoints import complete_checkpoints
+    from ttlaunch.launch.saved.checkpoints import complete_checkpoints
     from ttlaunch.recipe import CheckpointConfig
     from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
     from ttlaunch.runtime.world import Rank

@@ -6,10 +6,10 @@ import pytest
 
 from ttlaunch.cli.summary import failure_diagnostic
 from ttlaunch.diagnostics.render import render
-from ttlaunch.launch.attribution import Witnesses, first_failure
-from ttlaunch.launch.last_words import parse_last_words
+from ttlaunch.launch.failures.attribution import Witnesses, first_failure
+from ttlaunch.launch.failures.last_words import parse_last_words
 from ttlaunch.launch.report import Report
-from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.runs.run_folder import RunFolder
 from ttlaunch.launch.watch import RankState
 from ttlaunch.plan.launch_plan import RankRow
 

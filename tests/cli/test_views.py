@@ -17,8 +17,8 @@ from rich.live import Live
 
 from ttlaunch import contract
 from ttlaunch.cli.live import PlainView, TableView
-from ttlaunch.launch.recorded import RunFacts
-from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.runs.recorded import RunFacts
+from ttlaunch.launch.runs.run_folder import RunFolder
 from ttlaunch.launch.watch import Phase, RankState, Watch, fold
 from ttlaunch.plan.launch_plan import RankRow
 

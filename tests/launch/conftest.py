@@ -12,7 +12,7 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.agent.run_processes import run_processes
-from ttlaunch.launch.run_folder import read_events
+from ttlaunch.launch.runs.run_folder import read_events
 
 
 def wait_until(condition, *, within_s, what):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ttlaunch import contract
 from ttlaunch.agent.line import take_frame
-from ttlaunch.launch.attendant_frames import (
+from ttlaunch.launch.hosts.attendant_frames import (
     AttendantAlive,
     AttendantEnded,
     AttendantFrame,

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ttlaunch.launch.attribution import Witnesses, first_failure
 from ttlaunch.launch.conclude import different_parameters
+from ttlaunch.launch.failures.attribution import Witnesses, first_failure
 from ttlaunch.launch.report import combine_digests
-from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.runs.run_folder import RunFolder
 from ttlaunch.launch.watch import Phase, RankState, Watch, fold
 from ttlaunch.plan.launch_plan import RankRow
 

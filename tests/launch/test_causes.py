@@ -4,10 +4,10 @@ import signal
 
 import pytest
 
-from ttlaunch.launch.attribution import Witnesses, first_failure
-from ttlaunch.launch.causes import Cause, classify_ending, classify_exception, gave_up
-from ttlaunch.launch.failure import Follower, render_cascade
-from ttlaunch.launch.last_words import Crash, LastWords, Raised, parse_last_words
+from ttlaunch.launch.failures.attribution import Witnesses, first_failure
+from ttlaunch.launch.failures.causes import Cause, classify_ending, classify_exception, gave_up
+from ttlaunch.launch.failures.failure import Follower, render_cascade
+from ttlaunch.launch.failures.last_words import Crash, LastWords, Raised, parse_last_words
 from ttlaunch.launch.watch import RankState
 from ttlaunch.plan.launch_plan import RankRow
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ttlaunch.diagnostics import Source
-from ttlaunch.launch.chaos import judge_faults
+from ttlaunch.launch.faults.chaos import judge_faults
 from ttlaunch.plan.fault_parser import parse_faults
 
 START = 1000.0

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.launch.checkpoints import CheckpointKeeper, complete_checkpoints, manifest_digest, remove_old
-from ttlaunch.launch.lost_checkpoints import LostCheckpoints
-from ttlaunch.launch.resume import find_checkpoint
-from ttlaunch.launch.run_folder import create_run_folder
+from ttlaunch.launch.runs.run_folder import create_run_folder
+from ttlaunch.launch.saved.checkpoints import CheckpointKeeper, complete_checkpoints, manifest_digest, remove_old
+from ttlaunch.launch.saved.lost_checkpoints import LostCheckpoints
+from ttlaunch.launch.saved.resume import find_checkpoint
 from ttlaunch.launch.watch import RankState, fold
 from ttlaunch.plan.launch_plan import RankRow
 

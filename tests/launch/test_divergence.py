@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.launch.divergence import divergence
+from ttlaunch.launch.failures.divergence import divergence
 from ttlaunch.launch.watch import RankState, fold
 from ttlaunch.plan.launch_plan import RankRow
 from ttlaunch.runtime.records import ProgressWriter

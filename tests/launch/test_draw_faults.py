@@ -3,7 +3,7 @@
 import pytest
 
 from ttlaunch.diagnostics import Source
-from ttlaunch.launch.draw_faults import draw_faults
+from ttlaunch.launch.faults.draw_faults import draw_faults
 from ttlaunch.plan.fault_checks import Field, check_faults
 from ttlaunch.plan.fault_parser import parse_faults
 from ttlaunch.plan.faults import Kind, Verb, render_faults

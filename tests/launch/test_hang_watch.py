@@ -7,8 +7,8 @@ import pytest
 from ttlaunch import contract
 from ttlaunch.black_box import COLLECTIVE, DONE, GROUP, box_file
 from ttlaunch.launch.crew import Look
-from ttlaunch.launch.hangs import HangWatch
-from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.hang.hangs import HangWatch
+from ttlaunch.launch.runs.run_folder import RunFolder
 from ttlaunch.launch.watch import Phase, RankState
 from ttlaunch.plan.launch_plan import CommandProgram, RankRow, RecipeProgram
 from ttlaunch.runtime.black_box import BlackBox

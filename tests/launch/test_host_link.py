@@ -12,8 +12,8 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.errors import HostError, Trouble
-from ttlaunch.launch.attendants import write_piece
-from ttlaunch.launch.host_link import HostLink
+from ttlaunch.launch.hosts.attendants import write_piece
+from ttlaunch.launch.hosts.host_link import HostLink
 from ttlaunch.remote.local import LocalTransport
 from ttlaunch.remote.memory import MemoryTransport
 

@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from ttlaunch.diagnostics import Source
-from ttlaunch.launch.inject import Injector
-from ttlaunch.launch.run_folder import RunFolder, append_event, read_events
+from ttlaunch.launch.faults.inject import Injector
+from ttlaunch.launch.runs.run_folder import RunFolder, append_event, read_events
 from ttlaunch.launch.watch import RankState
 from ttlaunch.plan.fault_parser import parse_faults
 from ttlaunch.plan.launch_plan import RankRow

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from ttlaunch import contract
 from ttlaunch.agent.rank_output import RankOutput
-from ttlaunch.launch import merge
-from ttlaunch.launch.fold import WINDOW_S, Fold, parse_only, render_line, render_ranks
-from ttlaunch.launch.merge import MERGED_FILE, MergedWriter, RankOutputs
-from ttlaunch.launch.merged import Line, MergedLog
-from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.printed import merge
+from ttlaunch.launch.printed.fold import WINDOW_S, Fold, parse_only, render_line, render_ranks
+from ttlaunch.launch.printed.merge import MERGED_FILE, MergedWriter, RankOutputs
+from ttlaunch.launch.printed.merged import Line, MergedLog
+from ttlaunch.launch.runs.run_folder import RunFolder
 from ttlaunch.launch.watch import Watch
 from ttlaunch.plan.launch_plan import RankRow
 

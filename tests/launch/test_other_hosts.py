@@ -6,12 +6,12 @@ import signal
 import pytest
 
 from ttlaunch.errors import HostError, Trouble
-from ttlaunch.launch.attendant_frames import FilePiece
-from ttlaunch.launch.attendants import write_piece
-from ttlaunch.launch.attribution import first_failure
 from ttlaunch.launch.conclude import Ending, find_failure
 from ttlaunch.launch.crew import LostHost
-from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.failures.attribution import first_failure
+from ttlaunch.launch.hosts.attendant_frames import FilePiece
+from ttlaunch.launch.hosts.attendants import write_piece
+from ttlaunch.launch.runs.run_folder import RunFolder
 from ttlaunch.launch.watch import RankState, Watch
 from ttlaunch.plan.launch_plan import RankRow
 

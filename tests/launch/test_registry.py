@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.launch.launcher import Launcher, is_running, read_launcher, this_process, write_launcher
-from ttlaunch.launch.overview import list_runs, summarise
-from ttlaunch.launch.registry import Registry, RegistryError, find_registry
+from ttlaunch.launch.runs.launcher import Launcher, is_running, read_launcher, this_process, write_launcher
+from ttlaunch.launch.runs.overview import list_runs, summarise
+from ttlaunch.launch.runs.registry import Registry, RegistryError, find_registry
 
 ENTER = """\
 import pathlib, sys
-from ttlaunch.launch.registry import Registry
+from ttlaunch.launch.runs.registry import Registry
 registry = Registry(pathlib.Path(sys.argv[1]))
 for number in range(int(sys.argv[3])):
     registry.enter(pathlib.Path(f"/runs/{sys.argv[2]}-{number}"), name="r", plan_hash="h", ranks=1)

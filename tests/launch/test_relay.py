@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from ttlaunch.agent import RELAY
-from ttlaunch.launch.relay import DaemonStart, Relay, daemon_command
+from ttlaunch.launch.hosts.relay import DaemonStart, Relay, daemon_command
 from ttlaunch.plan.openmpi import relay_settings
 from ttlaunch.remote.local import LocalTransport
 

@@ -13,8 +13,8 @@ import pytest
 
 from ttlaunch.agent.run_processes import kill_run_processes, run_processes
 from ttlaunch.errors import RunFolderError
-from ttlaunch.launch.record_inputs import tree_hash
-from ttlaunch.launch.run_folder import create_run_folder, make_scratch_folder
+from ttlaunch.launch.runs.record_inputs import tree_hash
+from ttlaunch.launch.runs.run_folder import create_run_folder, make_scratch_folder
 from ttlaunch.remote.local import is_this_machine
 
 CANARY = "sk-canary-0123"

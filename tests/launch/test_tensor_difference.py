@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from ttlaunch.launch.tensor_difference import largest_difference, read_weights
+from ttlaunch.launch.saved.tensor_difference import largest_difference, read_weights
 
 
 def write_shard(folder, rank, tensors, dtype="F32"):

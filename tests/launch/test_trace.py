@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.launch.trace import RankTrace, render_trace, write_trace
+from ttlaunch.launch.measured.trace import RankTrace, render_trace, write_trace
 from ttlaunch.plan.launch_plan import RankRow
 
 ROWS = [RankRow(0, "near", 0, "worker"), RankRow(1, "far", 0, "server")]

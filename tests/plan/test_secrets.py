@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ttlaunch.agent.shim import rank_environment
-from ttlaunch.launch.run_folder import render_command, write_plan
+from ttlaunch.launch.runs.run_folder import render_command, write_plan
 from ttlaunch.plan.secrets import hide_secrets, references
 
 CANARY = "s3cr3t-canary"

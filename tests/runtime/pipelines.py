@@ -3,8 +3,8 @@
 from safetensors import safe_open
 
 from ttlaunch import contract
-from ttlaunch.launch.checkpoints import complete_checkpoints
-from ttlaunch.launch.resume import verify
+from ttlaunch.launch.saved.checkpoints import complete_checkpoints
+from ttlaunch.launch.saved.resume import verify
 from ttlaunch.recipe.importing import import_recipe_module
 from ttlaunch.runtime.simulate import simulate
 from ttlaunch.runtime.world import World

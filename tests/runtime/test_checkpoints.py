@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ttlaunch import contract
-from ttlaunch.launch.checkpoints import complete_checkpoints
-from ttlaunch.launch.resume import Checkpoint, verify
+from ttlaunch.launch.saved.checkpoints import complete_checkpoints
+from ttlaunch.launch.saved.resume import Checkpoint, verify
 from ttlaunch.recipe import CheckpointConfig
 from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
 from ttlaunch.runtime.checkpoint.image import ShardImage

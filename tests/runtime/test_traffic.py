@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.launch.recorded import read_run
+from ttlaunch.launch.runs.recorded import read_run
 from ttlaunch.recipe.importing import import_recipe_module
 from ttlaunch.runtime import build_model
 from ttlaunch.runtime.simulate import simulate

@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.runtime.layouts import LAYOUTS, train
 from ttlaunch import contract
-from ttlaunch.launch.checkpoints import complete_checkpoints
-from ttlaunch.launch.tensor_difference import read_weights
-from ttlaunch.launch.tensor_file import write_tensors
+from ttlaunch.launch.saved.checkpoints import complete_checkpoints
+from ttlaunch.launch.saved.tensor_difference import read_weights
+from ttlaunch.launch.saved.tensor_file import write_tensors
 from ttlaunch.runtime.checkpoint.reader import CheckpointReadError, read_tensors
 from ttlaunch.runtime.digests import combined, digests
 from ttlaunch.runtime.model import build_model

@@ -33,7 +33,7 @@ def attach(
     from ttlaunch.cli.run_end import tell_end
     from ttlaunch.cli.session import Attached
     from ttlaunch.cli.watching import watch
-    from ttlaunch.launch.recorded import read_rows
+    from ttlaunch.launch.runs.recorded import read_rows
 
     path = find_named_run(run, runs_dir=runs_dir, form=form)
     launcher = read_launcher_here(path, "attach", form=form)

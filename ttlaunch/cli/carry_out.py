@@ -16,13 +16,13 @@ from ttlaunch import contract
 from ttlaunch.cli.console import refuse
 from ttlaunch.cli.outcome import Outcome
 from ttlaunch.diagnostics import Diagnostic, Format
-from ttlaunch.launch.output import View
+from ttlaunch.launch.printed.output import View
 
 if TYPE_CHECKING:
     from ttlaunch.cli.planning import Prepared
     from ttlaunch.cli.ready_here import Ready
     from ttlaunch.launch.crew import Crew
-    from ttlaunch.launch.run_folder import RunFolder
+    from ttlaunch.launch.runs.run_folder import RunFolder
     from ttlaunch.launch.watch import RankState
     from ttlaunch.plan.launch_plan import LaunchPlan
 
@@ -85,8 +85,8 @@ def carry_out(
     from ttlaunch.cli.registering import registered
     from ttlaunch.launch.ending import Grace
     from ttlaunch.launch.guard import guarded
-    from ttlaunch.launch.recorded import facts_of
-    from ttlaunch.launch.run_folder import scratch_folder
+    from ttlaunch.launch.runs.recorded import facts_of
+    from ttlaunch.launch.runs.run_folder import scratch_folder
     from ttlaunch.launch.supervise import supervise
     from ttlaunch.launch.watch import Watch
 
@@ -123,7 +123,7 @@ def _view(
         yield Spokesman()
         return
     from ttlaunch.cli.live import make_following_view
-    from ttlaunch.launch.recorded import facts_of
+    from ttlaunch.launch.runs.recorded import facts_of
 
     with make_following_view(facts_of(plan), folder, quiet=way.form is Format.JSON, only=way.only) as view:
         yield watched_by(view, crew, folder, scratch)
@@ -145,8 +145,8 @@ class Spokesman:
 def _make_folder(ready: "Ready", prepared: "Prepared", way: Way) -> "RunFolder":
     """The run's folder with all that is decided; leaves if it cannot be made."""
     from ttlaunch.errors import RunFolderError
-    from ttlaunch.launch.record_inputs import write_inputs
-    from ttlaunch.launch.run_folder import create_run_folder
+    from ttlaunch.launch.runs.record_inputs import write_inputs
+    from ttlaunch.launch.runs.run_folder import create_run_folder
 
     try:
         folder = create_run_folder(way.runs_dir)

@@ -38,7 +38,7 @@ from ttlaunch.diagnostics import Diagnostic, Format, Source, has_errors
 
 if TYPE_CHECKING:
     from ttlaunch.cli.planning import Prepared
-    from ttlaunch.launch.audit import Left
+    from ttlaunch.launch.faults.audit import Left
     from ttlaunch.plan.faults import Fault
     from ttlaunch.remote.transport import Transport
 
@@ -148,7 +148,7 @@ def _orders(
     source: Source | None, prepared: "Prepared", *, count: int | None, seed: int, form: Format
 ) -> "list[Fault]":
     """The faults, checked against the run; leaves if there is a mistake."""
-    from ttlaunch.launch.draw_faults import draw_faults
+    from ttlaunch.launch.faults.draw_faults import draw_faults
     from ttlaunch.plan.fault_checks import check_faults, field_of
     from ttlaunch.plan.fault_parser import parse_faults
 
@@ -173,7 +173,7 @@ def _announce(orders: "Sequence[Fault]", *, seed: int | None, form: Format) -> N
 
 def _break(start: "partial[Outcome]", prepared: "Prepared", orders: "Sequence[Fault]", *, form: Format) -> Outcome:
     """Carry the plan out and make the faults in it."""
-    from ttlaunch.launch.inject import Injector
+    from ttlaunch.launch.faults.inject import Injector
     from ttlaunch.plan.faults import Kind
 
     transports: Sequence[Transport] = []
@@ -200,8 +200,8 @@ def _tell(
     """Judge, look what is left, say both, and leave."""
     from ttlaunch.cli.chaos_view import chaos_diagnostics, chaos_json, show_chaos
     from ttlaunch.cli.console import print_json, show_diagnostics
-    from ttlaunch.launch.chaos import judge_faults
-    from ttlaunch.launch.run_folder import read_events
+    from ttlaunch.launch.faults.chaos import judge_faults
+    from ttlaunch.launch.runs.run_folder import read_events
 
     events, report = read_events(outcome.folder.path), outcome.report.as_json()
     verdicts = judge_faults(orders, events, report, lease_s=lease_s)
@@ -218,7 +218,7 @@ def _tell(
 
 def _look(outcome: Outcome, prepared: "Prepared", *, began: float, lease_s: float) -> "Sequence[Left]":
     from ttlaunch.cli.reach import open_transports
-    from ttlaunch.launch.audit import audit
+    from ttlaunch.launch.faults.audit import audit
 
     transports: Sequence[Transport] = []
     if not prepared.is_here:

@@ -9,11 +9,11 @@ from ttlaunch.cli.outcome import Outcome
 from ttlaunch.cli.summary import show_summary
 from ttlaunch.diagnostics import Diagnostic, listed
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.launch.audit import Left
-from ttlaunch.launch.chaos import Outcome as Fate
-from ttlaunch.launch.chaos import Verdict
-from ttlaunch.launch.checkpoints import newest_step
+from ttlaunch.launch.faults.audit import Left
+from ttlaunch.launch.faults.chaos import Outcome as Fate
+from ttlaunch.launch.faults.chaos import Verdict
 from ttlaunch.launch.report import Report
+from ttlaunch.launch.saved.checkpoints import newest_step
 from ttlaunch.plan.faults import Fault, render_faults
 
 _HEADINGS = ("fault", "made at", "outcome", "detected", "run over")

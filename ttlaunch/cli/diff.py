@@ -15,7 +15,7 @@ from ttlaunch.diagnostics import Format, shown
 from ttlaunch.diagnostics.count import counted
 
 if TYPE_CHECKING:
-    from ttlaunch.launch.compare import Comparison
+    from ttlaunch.launch.runs.compare import Comparison
 
 EXAMPLES = """\
 [bold]ttlaunch diff 3fa1 77b2[/bold]   program, placement, configuration, code, environment, results; and where losses part
@@ -33,7 +33,7 @@ def diff(
     form: OutputFormat = Format.FULL,
 ) -> None:
     """Compare two runs. The exit status is 0 whether or not they differ."""
-    from ttlaunch.launch.compare import compare_runs
+    from ttlaunch.launch.runs.compare import compare_runs
 
     paths = [find_named_run(name, runs_dir=runs_dir, form=form) for name in (left, right)]
     try:

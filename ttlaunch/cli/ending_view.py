@@ -6,7 +6,7 @@ from ttlaunch import contract
 from ttlaunch.cli.describe import short_name
 from ttlaunch.diagnostics import Diagnostic, Severity
 from ttlaunch.launch.report import Report
-from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.runs.run_folder import RunFolder
 
 _MOST_RANKS = 5
 

@@ -10,10 +10,10 @@ from ttlaunch import contract
 from ttlaunch.cli.console import needs_no_reader
 from ttlaunch.diagnostics import shown
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.launch.output import View
-from ttlaunch.launch.recorded import RunFacts
-from ttlaunch.launch.run_folder import RunFolder
-from ttlaunch.launch.shown_output import ShownOutput
+from ttlaunch.launch.printed.output import View
+from ttlaunch.launch.printed.shown_output import ShownOutput
+from ttlaunch.launch.runs.recorded import RunFacts
+from ttlaunch.launch.runs.run_folder import RunFolder
 from ttlaunch.launch.watch import Phase, RankState
 
 if TYPE_CHECKING:

@@ -127,7 +127,7 @@ def _table(plan: "LaunchPlan") -> "Table":
 
 
 def _write(plan: "LaunchPlan", folder: Path, form: Format) -> None:
-    from ttlaunch.launch.run_folder import write_plan
+    from ttlaunch.launch.runs.run_folder import write_plan
 
     try:
         paths = write_plan(plan, folder)

@@ -11,7 +11,7 @@ from ttlaunch.cli.planning import Prepared
 from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.launch.crew import Crew, LocalCrew
 from ttlaunch.launch.preflight import check_machine, installed_version
-from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.runs.run_folder import RunFolder
 from ttlaunch.launch.watch import Watch
 from ttlaunch.plan.launch_plan import LaunchPlan
 

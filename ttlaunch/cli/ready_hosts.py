@@ -29,8 +29,8 @@ from ttlaunch.doctor.probe_hosts import probe_all, question_for
 from ttlaunch.doctor.troubles import explain_troubles
 from ttlaunch.errors import HostError
 from ttlaunch.launch.crew import Crew
-from ttlaunch.launch.over_hosts import ReadyHost, RunOnHosts, start_crew
-from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.hosts.over_hosts import ReadyHost, RunOnHosts, start_crew
+from ttlaunch.launch.runs.run_folder import RunFolder
 from ttlaunch.launch.watch import Watch
 from ttlaunch.plan.launch_plan import CommandProgram, LaunchPlan, RecipeProgram
 from ttlaunch.plan.make import Networks

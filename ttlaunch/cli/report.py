@@ -11,8 +11,8 @@ from ttlaunch.cli.named_run import find_named_run, refuse_run
 from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
-    from ttlaunch.launch.recorded import Recorded
-    from ttlaunch.launch.times import StepTimes
+    from ttlaunch.launch.measured.times import StepTimes
+    from ttlaunch.launch.runs.recorded import Recorded
 
 EXAMPLES = """\
 [bold]ttlaunch report[/bold]   the newest run: bytes by operation and edge, and the time of a step
@@ -56,7 +56,7 @@ def report(
 
 
 def _read(where: str, runs_dir: Path, *, form: Format) -> "Recorded":
-    from ttlaunch.launch.recorded import read_run
+    from ttlaunch.launch.runs.recorded import read_run
 
     path = find_named_run(where, runs_dir=runs_dir, form=form)
     try:
@@ -112,7 +112,7 @@ def _last_operations(recorded: "Recorded") -> dict[str, str]:
 
 def _ended_by(recorded: "Recorded") -> str:
     """What ended the run, if it was not its last step."""
-    from ttlaunch.launch.failure import Failure
+    from ttlaunch.launch.failures.failure import Failure
 
     if recorded.report is None:
         if recorded.is_running:
@@ -138,7 +138,7 @@ def _without_books(recorded: "Recorded") -> str:
 
 
 def _by_role(recorded: "Recorded") -> dict[str, "StepTimes"]:
-    from ttlaunch.launch.times import step_times
+    from ttlaunch.launch.measured.times import step_times
 
     books, found = recorded.books or [], {}
     for role in dict.fromkeys(state.row.role for state in recorded.ranks):
@@ -149,7 +149,7 @@ def _by_role(recorded: "Recorded") -> dict[str, "StepTimes"]:
 
 
 def _as_json(recorded: "Recorded") -> dict[str, Any]:
-    from ttlaunch.launch.times import step_times
+    from ttlaunch.launch.measured.times import step_times
 
     by_rank = [step_times([book]) for book in recorded.books or ()]
     rows = (recorded.report or {}).get("ranks") or ()

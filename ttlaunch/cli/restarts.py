@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ttlaunch.cli.ready_here import Ready
     from ttlaunch.cli.replan import Replanned
     from ttlaunch.launch.restarts import Restart
-    from ttlaunch.launch.run_folder import RunFolder
+    from ttlaunch.launch.runs.run_folder import RunFolder
 
 
 def run_with_restarts(

@@ -12,7 +12,7 @@ from ttlaunch.diagnostics import Diagnostic, Label, Severity, shown
 from ttlaunch.diagnostics.count import counted
 
 if TYPE_CHECKING:
-    from ttlaunch.launch.resume import Checkpoint, Search
+    from ttlaunch.launch.saved.resume import Checkpoint, Search
     from ttlaunch.plan.recipe_plan import RecipeChoice
 
 _WEIGHTS_KEY = "checkpoint_config.initial_weights"
@@ -55,7 +55,7 @@ def search_checkpoint(
     where: str, *, runs_dir: Path, working_folder: Path
 ) -> tuple["Checkpoint | None", list[Diagnostic]]:
     """The newest whole checkpoint that the words name; says which were passed over and why, or that there is none."""
-    from ttlaunch.launch.resume import find_checkpoint
+    from ttlaunch.launch.saved.resume import find_checkpoint
 
     if not where.strip():
         hints = ("`latest` is the newest checkpoint of all runs",)
@@ -77,7 +77,7 @@ def search_checkpoint(
 def _named(where: str, *, runs_dir: Path, working_folder: Path) -> str | Diagnostic:
     """A folder that is there, as it was typed; else the run that all other commands understand by these words."""
     from ttlaunch.cli.named_run import name_run
-    from ttlaunch.launch.recorded import LATEST
+    from ttlaunch.launch.runs.recorded import LATEST
 
     if where == LATEST or any(os.path.lexists(folder / where) for folder in (runs_dir, working_folder)):
         return where
@@ -133,7 +133,7 @@ def _resumed(
 
 
 def _initial_weights(choice: "RecipeChoice", path: Path) -> tuple[dict[str, Any] | None, list[Diagnostic]]:
-    from ttlaunch.launch.tensor_file import TensorFileError, read_header
+    from ttlaunch.launch.saved.tensor_file import TensorFileError, read_header
 
     span = choice.loaded.span(_WEIGHTS_KEY)
     try:

@@ -111,8 +111,8 @@ def _plan(request: Request, *, form: Format, verbose: bool) -> tuple["LaunchPlan
 
 def _carry_out(plan: "LaunchPlan", python: str, *, keep: Path | None, form: Format) -> "Simulation":
     from ttlaunch.cli.live import make_following_view
-    from ttlaunch.launch.recorded import facts_of
-    from ttlaunch.launch.run_folder import RunFolder
+    from ttlaunch.launch.runs.recorded import facts_of
+    from ttlaunch.launch.runs.run_folder import RunFolder
     from ttlaunch.launch.simulate import simulate
 
     run_id = f"simulation-{secrets.token_hex(2)}"
@@ -145,7 +145,7 @@ def _diagnostics(simulation: "Simulation") -> list[Diagnostic]:
     from ttlaunch.cli.checkpoint_view import checkpoint_diagnostics
     from ttlaunch.cli.summary import failure_diagnostic
     from ttlaunch.cli.traffic_view import traffic_diagnostics
-    from ttlaunch.launch.run_folder import RunFolder
+    from ttlaunch.launch.runs.run_folder import RunFolder
 
     found = [_diagnostic(finding) for finding in simulation.findings]
     if simulation.report.status == "done":  # else the first thing named is what broke

@@ -12,11 +12,11 @@ from ttlaunch.cli.describe import short_name
 from ttlaunch.cli.ending_view import render_stop
 from ttlaunch.diagnostics import Diagnostic, Label, Source
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.launch.causes import Cause
-from ttlaunch.launch.failure import render_cascade
-from ttlaunch.launch.recorded import RunFacts
+from ttlaunch.launch.failures.causes import Cause
+from ttlaunch.launch.failures.failure import render_cascade
 from ttlaunch.launch.report import Report
-from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.runs.recorded import RunFacts
+from ttlaunch.launch.runs.run_folder import RunFolder
 
 _OF_RELEASE = re.compile(f".*/{contract.RELEASES_DIR}/[0-9a-f]{{64}}/{contract.PROJECT_DIR}/(?P<path>.+)")
 """A file of this folder as it lies on another host."""

@@ -5,8 +5,8 @@ from itertools import groupby
 
 from ttlaunch.diagnostics import Diagnostic, Severity
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.launch.times import Share, StepTimes
-from ttlaunch.launch.traffic import TOLERANCE, Edge, Settlement
+from ttlaunch.launch.measured.times import Share, StepTimes
+from ttlaunch.launch.measured.traffic import TOLERANCE, Edge, Settlement
 
 _MOST_EDGES = 4
 

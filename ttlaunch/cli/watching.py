@@ -19,11 +19,11 @@ from ttlaunch.cli.outcome import Outcome, tell
 from ttlaunch.cli.restarts import announce
 from ttlaunch.cli.signals import handled
 from ttlaunch.diagnostics import Format
-from ttlaunch.launch.follow import FollowedRun
-from ttlaunch.launch.recorded import read_facts
 from ttlaunch.launch.report import Report, read_report
 from ttlaunch.launch.restarts import read_follow_up
-from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.runs.follow import FollowedRun
+from ttlaunch.launch.runs.recorded import read_facts
+from ttlaunch.launch.runs.run_folder import RunFolder
 
 _TICK_S = 0.1
 _HUNG_UP = 129

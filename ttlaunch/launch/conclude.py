@@ -5,15 +5,15 @@ import time
 from dataclasses import dataclass, field, replace
 
 from ttlaunch import contract
-from ttlaunch.launch.attribution import Witnesses, first_failure
-from ttlaunch.launch.causes import Cause
 from ttlaunch.launch.crew import LostHost
-from ttlaunch.launch.divergence import divergence
-from ttlaunch.launch.failure import Failure
-from ttlaunch.launch.last_words import read_last_words
-from ttlaunch.launch.output import FROM_A_RANK
+from ttlaunch.launch.failures.attribution import Witnesses, first_failure
+from ttlaunch.launch.failures.causes import Cause
+from ttlaunch.launch.failures.divergence import divergence
+from ttlaunch.launch.failures.failure import Failure
+from ttlaunch.launch.failures.last_words import read_last_words
+from ttlaunch.launch.printed.output import FROM_A_RANK
 from ttlaunch.launch.report import Report, combine_digests, make_report
-from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.runs.run_folder import RunFolder
 from ttlaunch.launch.watch import Phase, RankState, Watch
 from ttlaunch.plan.launch_plan import LaunchPlan, RecipeProgram
 

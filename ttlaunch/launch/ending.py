@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ttlaunch.launch.checkpoints import newest_step
 from ttlaunch.launch.conclude import Ending
-from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.runs.run_folder import RunFolder
+from ttlaunch.launch.saved.checkpoints import newest_step
 from ttlaunch.launch.watch import Phase, RankState
 from ttlaunch.plan.launch_plan import LaunchPlan, RecipeProgram
 

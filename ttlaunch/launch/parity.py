@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.launch.tensor_difference import largest_difference, read_weights
-from ttlaunch.launch.tensor_file import StoredTensor
+from ttlaunch.launch.saved.tensor_difference import largest_difference, read_weights
+from ttlaunch.launch.saved.tensor_file import StoredTensor
 from ttlaunch.plan.parity import Cell
 from ttlaunch.recipe.discovery import list_recipes
 

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 from ttlaunch import contract
 from ttlaunch.launch.boxes import LastOperation, last_operations
-from ttlaunch.launch.failure import Failure
-from ttlaunch.launch.json_files import read_object
-from ttlaunch.launch.run_folder import RunFolder
-from ttlaunch.launch.traffic import Settlement, settle
+from ttlaunch.launch.failures.failure import Failure
+from ttlaunch.launch.measured.traffic import Settlement, settle
+from ttlaunch.launch.runs.json_files import read_object
+from ttlaunch.launch.runs.run_folder import RunFolder
 from ttlaunch.launch.watch import RankState
 from ttlaunch.plan.launch_plan import LaunchPlan, RecipeProgram
 

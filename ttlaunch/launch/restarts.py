@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.launch.checkpoints import newest_step
-from ttlaunch.launch.json_files import read_object_if_any
 from ttlaunch.launch.report import Report
+from ttlaunch.launch.runs.json_files import read_object_if_any
+from ttlaunch.launch.saved.checkpoints import newest_step
 
 _FOLLOW_UP = "restart.json"
 FRUITLESS = 2

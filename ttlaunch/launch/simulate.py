@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.launch.attribution import first_failure
-from ttlaunch.launch.checkpoints import complete_checkpoints, remove_old
 from ttlaunch.launch.conclude import different_parameters, folder_failure
-from ttlaunch.launch.divergence import divergence
-from ttlaunch.launch.failure import Failure
-from ttlaunch.launch.lost_checkpoints import LostCheckpoints
-from ttlaunch.launch.output import EVERY_LINE, MpirunOutput, View
+from ttlaunch.launch.failures.attribution import first_failure
+from ttlaunch.launch.failures.divergence import divergence
+from ttlaunch.launch.failures.failure import Failure
+from ttlaunch.launch.printed.output import EVERY_LINE, MpirunOutput, View
 from ttlaunch.launch.process import end_mpirun, start_mpirun
 from ttlaunch.launch.report import Report, combine_digests, make_report
-from ttlaunch.launch.run_folder import RunFolder, write_plan
+from ttlaunch.launch.runs.run_folder import RunFolder, write_plan
+from ttlaunch.launch.saved.checkpoints import complete_checkpoints, remove_old
+from ttlaunch.launch.saved.lost_checkpoints import LostCheckpoints
 from ttlaunch.launch.watch import Phase, Watch
 from ttlaunch.plan.launch_plan import LaunchPlan
 

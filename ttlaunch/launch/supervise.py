@@ -16,7 +16,6 @@ from pathlib import Path
 from ttlaunch import contract
 from ttlaunch.agent.last_word import leave_word
 from ttlaunch.launch.boxes import drop_evidence, keep_boxes
-from ttlaunch.launch.checkpoints import CheckpointKeeper
 from ttlaunch.launch.conclude import Ending, conclude, folder_failure
 from ttlaunch.launch.crew import Crew
 from ttlaunch.launch.ending import (
@@ -31,15 +30,16 @@ from ttlaunch.launch.ending import (
     stopped,
 )
 from ttlaunch.launch.engine import with_home
-from ttlaunch.launch.hangs import HangWatch
-from ttlaunch.launch.lost_checkpoints import LostCheckpoints
-from ttlaunch.launch.merge import MergedWriter
-from ttlaunch.launch.output import MpirunOutput, View
+from ttlaunch.launch.hang.hangs import HangWatch
+from ttlaunch.launch.hosts.silence import SilenceWatch
+from ttlaunch.launch.measured.trace import write_trace
+from ttlaunch.launch.printed.merge import MergedWriter
+from ttlaunch.launch.printed.output import MpirunOutput, View
 from ttlaunch.launch.process import end_mpirun, start_mpirun
 from ttlaunch.launch.report import Report, write_report
-from ttlaunch.launch.run_folder import RunFolder, append_event
-from ttlaunch.launch.silence import SilenceWatch
-from ttlaunch.launch.trace import write_trace
+from ttlaunch.launch.runs.run_folder import RunFolder, append_event
+from ttlaunch.launch.saved.checkpoints import CheckpointKeeper
+from ttlaunch.launch.saved.lost_checkpoints import LostCheckpoints
 from ttlaunch.launch.watch import Watch
 from ttlaunch.plan.launch_plan import LaunchPlan
 from ttlaunch.plan.openmpi import scratch_settings

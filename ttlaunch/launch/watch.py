@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 from ttlaunch import contract
-from ttlaunch.launch.json_files import read_object_if_any
-from ttlaunch.launch.run_folder import RunFolder
+from ttlaunch.launch.runs.json_files import read_object_if_any
+from ttlaunch.launch.runs.run_folder import RunFolder
 from ttlaunch.plan.launch_plan import RankRow
 
 

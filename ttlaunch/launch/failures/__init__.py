@@ -1,0 +1,1 @@
+"""Whose failure it was: causes by class, then by time, and how it is told."""

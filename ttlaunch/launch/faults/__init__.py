@@ -1,0 +1,1 @@
+"""Faults made on purpose: drawn, injected, judged, and what they left behind."""

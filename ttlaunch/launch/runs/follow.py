@@ -1,0 +1,85 @@
+"""Watch a run from its folder, from any process: what its ranks report and print, and what its supervisor says.
+
+Nothing here is needed for the run itself. Whoever begins late sees everything from the beginning.
+"""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from ttlaunch import contract
+from ttlaunch.launch.printed.output import View
+from ttlaunch.launch.printed.shown_output import ShownOutput
+from ttlaunch.launch.report import Report
+from ttlaunch.launch.runs.recorded import RunFacts
+from ttlaunch.launch.runs.run_folder import RunFolder, supervisor_file
+from ttlaunch.launch.watch import Phase, Watch
+
+_STREAMS = ("stdout", "stderr")
+
+
+class FollowedRun:
+    """A run as it shows on a view; call `poll` a few times a second, and `finish` when it is over."""
+
+    def __init__(self, folder: RunFolder, facts: RunFacts, view: View, *, only: Collection[int]) -> None:
+        """Begin at the beginning.
+
+        Args:
+            folder: The run's.
+            facts: What its plan says.
+            view: Where to show it.
+            only: Ranks whose output is shown.
+        """
+        self._view = view
+        self._watch = Watch(facts, folder)
+        self._printed = ShownOutput(folder.path, facts.ranks, only=only, streams=_STREAMS)
+        self._said = {stream: Tail(folder.file(supervisor_file(stream))) for stream in _STREAMS}
+        self._report = folder.file(contract.REPORT_FILE)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its report is there, after which only restarts can follow."""
+        return self._report.is_file()
+
+    def poll(self) -> None:
+        """Show what is new."""
+        for state, record in self._watch.poll():
+            self._view.record(state, record)
+        for stream, line in (*self._printed.poll(), *self.said()):
+            self._view.output(stream, line)
+        self._view.tick(self._watch.ranks)
+
+    def said(self) -> Iterator[tuple[str, bytes]]:
+        """What the supervisor has said since, with the stream that it said it on."""
+        for stream, tail in self._said.items():
+            for line in tail.read():
+                yield stream, line
+
+    def finish(self, report: Report | None) -> None:
+        """Show what is left, and each rank as the report has it; without one, also what nobody put in order any more."""
+        for state, record in self._watch.poll():
+            self._view.record(state, record)
+        for stream, line in self._printed.finish(rest=report is None):
+            self._view.output(stream, line)
+        for state in self._watch.ranks:
+            state.phase = Phase(report.ranks[state.row.rank]["state"]) if report else state.phase
+        self._view.tick(self._watch.ranks)
+
+
+class Tail:
+    """The lines of a file as they are added."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+
+    def read(self) -> Iterator[bytes]:
+        """The whole lines that have come since."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                data = file.read()
+        except OSError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        yield from whole.splitlines()

@@ -1,0 +1,1 @@
+"""Checkpoints of a run: completed, lost, found again and read."""
