@@ -16,7 +16,13 @@ SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 RUN = f"spy-{os.getpid()}"  # no sweep of another test on this machine ends it
 STUCK = "import time\ndef stuck():\n    print('up', flush=True); time.sleep(600)\nstuck()\n"
 MAY_LOOK = os.geteuid() == 0 or not SCOPE.exists() or SCOPE.read_text().strip() == "0"
-looks = pytest.mark.skipif(find_py_spy() is None or not MAY_LOOK, reason="py-spy is not installed, or may not look")
+
+
+@pytest.fixture
+def looks(skip_or_fail):
+    """For what needs py-spy, and the right to look into other processes."""
+    if find_py_spy() is None or not MAY_LOOK:
+        skip_or_fail("py-spy is not installed, or may not look")
 
 
 @pytest.fixture
@@ -31,7 +37,7 @@ def stuck(tmp_path):
     process.communicate()
 
 
-@looks
+@pytest.mark.usefixtures("looks")
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_the_line_that_a_process_is_at_is_found_also_if_it_is_stopped(stuck, tmp_path, is_stopped):
     if is_stopped:
@@ -42,7 +48,7 @@ def test_the_line_that_a_process_is_at_is_found_also_if_it_is_stopped(stuck, tmp
     assert ("stuck", 3) == (frame.function, frame.line)
 
 
-@looks
+@pytest.mark.usefixtures("looks")
 def test_a_process_of_another_run_is_not_looked_into(stuck, tmp_path):
     assert [] == spy_on({3: stuck.pid}, run_id=f"{RUN}-not", run_folder=str(tmp_path), py_spy=find_py_spy())
     assert not (tmp_path / contract.stacks_file(3)).exists()

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ttlaunch.launch.conclude import different_parameters
+from ttlaunch.launch.conclude import different_parameters, with_standstill
 from ttlaunch.launch.failures.attribution import Witnesses, first_failure
+from ttlaunch.launch.failures.failure import Failure
 from ttlaunch.launch.report import combine_digests
 from ttlaunch.launch.runs.run_folder import RunFolder
 from ttlaunch.launch.watch import Phase, RankState, Watch, fold
@@ -181,3 +182,18 @@ def test_speed_counts_from_the_first_reported_step():
     for step, time in enumerate([10.0, 11.0, 12.0], start=1):
         fold(state, {"kind": "step", "time": time, "step": step, "tokens": 100})
     assert state.tokens_per_s == 100.0
+
+
+def test_a_host_that_was_lost_while_we_stood_still_is_told_with_it_and_no_other_failure_is():
+    lost = Failure("R012", None, None, "b", 3, "host b was lost: it has not answered for 25 s", 1.0)
+    raised = Failure("R002", 1, "worker", "b", 3, "raised ValueError", 1.0)
+    note = (
+        "this machine, or the supervisor, stood still for 25 s; "
+        "hosts that hear nothing from it for the time of their lease end their ranks"
+    )
+    assert (note,) == with_standstill(lost, 25.2).evidence
+    assert [lost, raised, None] == [
+        with_standstill(lost, 0.0),
+        with_standstill(raised, 25.2),
+        with_standstill(None, 25.2),
+    ]

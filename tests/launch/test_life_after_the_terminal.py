@@ -1,6 +1,7 @@
 """A run belongs to its supervisor: what happens to whoever watches it does not hurt it, unless it was meant to."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
@@ -8,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
+import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +36,7 @@ while not pathlib.Path("go").exists() and time.monotonic() < end:
 print("ended", flush=True)
 """
 WITHIN_S = 10
+STANDSTILL_S = 5.5
 
 
 @pytest.fixture
@@ -94,9 +98,6 @@ def test_a_terminal_that_hangs_up_does_not_hurt_the_run(here, until):
 
 
 def _take_terminal():
-    import fcntl  # noqa: PLC0415 - between fork and exec
-    import termios  # noqa: PLC0415
-
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
@@ -267,3 +268,42 @@ def test_a_detached_run_that_cannot_start_says_why(here, start_run):
     run = start_run("-d", "no_such_recipe")
     assert 2 == run.ends(within_s=WITHIN_S)
     assert not (here / "runs").exists()
+
+
+def test_a_supervisor_that_stood_still_writes_it_down(here, waiting, until):
+    run = waiting()
+    os.kill(run.supervisor(), signal.SIGSTOP)
+    time.sleep(STANDSTILL_S)
+    os.kill(run.supervisor(), signal.SIGCONT)
+    (here / "go").touch()
+    assert 0 == run.ends(within_s=WITHIN_S)
+    events = [json.loads(line) for line in (run.run_folder / contract.EVENTS_FILE).read_text().splitlines()]
+    (still,) = [event for event in events if event["event"] == "stood_still"]
+    assert STANDSTILL_S <= still["seconds"] < STANDSTILL_S + WITHIN_S
+
+
+def test_a_backlog_that_nobody_wants_to_see_is_cut_short(here, until):
+    """The reader of the command's output reads nothing while the run comes to its end."""
+    (here / "work.py").write_text("for number in range(20_000):\n    print('a long line', number)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ttlaunch", "run", "work.py"],
+        cwd=here,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until(lambda: list(here.glob("runs/*/report.json")), within_s=30, what="the run ends")
+    until(lambda: _waiting(process.stdout) > 60_000, within_s=WITHIN_S, what="the view waits for its reader")
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=20)
+    (folder,) = here.glob("runs/*/")
+    assert (0, f"the rest of what ranks printed is in runs/{folder.name}/logs/\n") == (process.returncode, stderr)
+    *shown, done, where = stdout.splitlines()
+    assert 20_000 > len(shown)
+    assert done.startswith("done: work on local, 1 rank, ")
+    assert f"  run folder       runs/{folder.name}" == where
+
+
+def _waiting(pipe):
+    """How many bytes a pipe holds that nobody has read."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)

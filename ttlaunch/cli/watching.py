@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ttlaunch import contract
 from ttlaunch.cli.console import leave
+from ttlaunch.cli.describe import short_name
 from ttlaunch.cli.live import make_view
 from ttlaunch.cli.outcome import Outcome, tell
 from ttlaunch.cli.restarts import announce
@@ -80,8 +81,8 @@ def watch(supervisor: Supervisor, first: Path, *, form: Format, only: Collection
     """
     watcher = _Watcher(supervisor, form, only)
     ways: dict[int, Callable[[int], None]] = {
-        signal.SIGINT: supervisor.signal,
-        signal.SIGTERM: supervisor.signal,
+        signal.SIGINT: watcher.order,
+        signal.SIGTERM: watcher.order,
         signal.SIGHUP: watcher.stop,
         signal.SIGQUIT: watcher.stop,
     }
@@ -95,6 +96,10 @@ def watch(supervisor: Supervisor, first: Path, *, form: Format, only: Collection
             leave(_HUNG_UP)
 
 
+class _EnoughError(Exception):
+    """The run is over, and whoever watches does not want to see the rest of what it printed."""
+
+
 class _Watcher:
     def __init__(self, supervisor: Supervisor, form: Format, only: Collection[int] | None) -> None:
         self._supervisor = supervisor
@@ -102,6 +107,14 @@ class _Watcher:
         self._only = only
         self._stopped_by: int | None = None
         self._followed: FollowedRun | None = None
+        self._is_showing = False
+        self._had_enough = False
+
+    def order(self, number: int) -> None:
+        """End the run; if it is over and only its lines are not all shown yet, show no more of them."""
+        if self._is_showing and self._followed and self._followed.has_ended:
+            raise _EnoughError
+        self._supervisor.signal(number)
 
     def stop(self, number: int) -> None:
         """Watch no longer; safe in a signal handler. What we print after it may find no terminal any more."""
@@ -132,13 +145,27 @@ class _Watcher:
         with make_view(facts, folder.run_id, quiet=self._form is Format.JSON) as view:
             self._followed = followed = FollowedRun(folder, facts, view, only=only)
             while not followed.has_ended and not self._supervisor.is_over and self._stopped_by is None:
-                followed.poll()
+                self._show(followed.poll, path)
                 self._supervisor.wait(_TICK_S)
             report = None if self._stopped_by else self._report(path)
             if self._stopped_by is None:
-                followed.finish(report)
+                self._show(lambda: followed.finish(report), path)
         self._leave_if_stopped(path)
         return Outcome(report, facts, folder) if report else None
+
+    def _show(self, some: Callable[[], None], path: Path) -> None:
+        """Print something, however long that takes, unless nobody wants to see it any more."""
+        if self._had_enough:
+            return
+        try:
+            self._is_showing = True
+            some()
+        except _EnoughError:
+            self._had_enough = True
+            where = f"{short_name(path, Path.cwd())}/{contract.LOGS_DIR}/"
+            sys.stderr.write(f"the rest of what ranks printed is in {where}\n")
+        finally:
+            self._is_showing = False
 
     def _report(self, path: Path) -> Report | None:
         """From the run's folder, or from the supervisor if the folder's disk is full."""

@@ -29,6 +29,7 @@ class Ending:
         after_step: The step after which all ranks of a recipe stop, once they have agreed on it.
         outstayed: Ranks that had not left when their grace was over, with its seconds.
         killing_since: When we began to kill what was left of it, seconds since the epoch.
+        stood_still_s: The longest time in which we, or the whole machine, did not run.
     """
 
     signal_number: int | None = None
@@ -42,6 +43,7 @@ class Ending:
     failure: Failure | None = None
     lost_shims: dict[int, float] = field(default_factory=dict)
     lost_hosts: dict[str, LostHost] = field(default_factory=dict)
+    stood_still_s: float = 0.0
 
 
 def conclude(
@@ -57,6 +59,7 @@ def conclude(
     obeyed = ending.signal_number and not ending.is_failing and not isinstance(plan.program, RecipeProgram)
     # How a program ends that was sent SIGTERM is its own affair.
     failure = None if obeyed else find_failure(folder, watch, ending, returncode)
+    failure = with_standstill(failure, ending.stood_still_s)
     if failure is None and ending.signal_number is None:
         failure = divergence(watch.ranks, plan.as_json()["config"])
     status, exit_status = "done", contract.STATUS_DONE
@@ -79,6 +82,22 @@ def conclude(
         leftovers=leftovers,
     )
     return replace(report, lost_hosts={host: lost.last_heard for host, lost in ending.lost_hosts.items()})
+
+
+def with_standstill(failure: Failure | None, seconds: float) -> Failure | None:
+    """The same failure; of a lost host with a note that keeps a user from looking for a mistake that is not on it.
+
+    Args:
+        failure: Of the run.
+        seconds: For which the supervisor, or all of its machine, did not run.
+    """
+    if failure is None or failure.code != "R012" or not seconds:
+        return failure
+    note = (
+        f"this machine, or the supervisor, stood still for {seconds:.0f} s; "
+        "hosts that hear nothing from it for the time of their lease end their ranks"
+    )
+    return replace(failure, evidence=(*failure.evidence, note))
 
 
 def _failed_status(failure: Failure) -> tuple[str, int]:

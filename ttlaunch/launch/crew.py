@@ -1,7 +1,7 @@
 """Who stands beside the ranks where they run, as the supervisor sees them: one seam for this machine and for others."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -112,8 +112,11 @@ class Crew(Protocol):
             ValueError: No rank runs on another machine of that name.
         """
 
-    def end(self) -> int:
-        """Kill whatever still belongs to the run, collect what it wrote, and say how many processes were killed."""
+    def end(self, meanwhile: Callable[[], None]) -> int:
+        """Kill whatever still belongs to the run, collect what it wrote, and say how many processes were killed.
+
+        Calls `meanwhile` a few times a second while it has to wait for a host.
+        """
 
 
 class LocalCrew:
@@ -163,7 +166,7 @@ class LocalCrew:
     def cut(self, host: str) -> None:
         raise ValueError(f"every rank runs on this machine, and no cable leads to {host}")
 
-    def end(self) -> int:
+    def end(self, meanwhile: Callable[[], None]) -> int:  # noqa: ARG002 - nobody else has to be waited for
         return len(kill_run_processes(self._run_id))
 
 

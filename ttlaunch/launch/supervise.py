@@ -45,6 +45,7 @@ from ttlaunch.plan.launch_plan import LaunchPlan
 from ttlaunch.plan.openmpi import scratch_settings
 
 _TICK_S = 0.1
+_STANDSTILL_S = 5.0
 
 
 def supervise(
@@ -72,33 +73,146 @@ def supervise(
         grace: What ranks may take to leave once an end was ordered.
         hang_timeout_s: How long no rank may move; None: see `HangWatch`.
     """
-    started = time.monotonic()
-    ending, leftovers, lost = Ending(), 0, LostCheckpoints(view)
-    hangs = HangWatch(plan, folder, crew, timeout_s=hang_timeout_s)
-    silence = SilenceWatch(folder, view)
-    end = RunEnd(ending, plan, grace_s=grace.seconds)
-    with _signals(end):  # to the last: however often it is pressed, Ctrl-C leaves a report
-        with CheckpointKeeper(plan, folder) as checkpoints, MergedWriter(folder.path, watch) as merged:
-            variables = _variables(plan, folder, environment, crew=crew, scratch=scratch)
-            process = start_mpirun(plan.engine.argv, folder=folder.path, environment=variables)
+    run = _Supervision(plan, folder, view, watch, crew, grace, hang_timeout_s)
+    with _signals(run.end):  # to the last: however often it is pressed, Ctrl-C leaves a report
+        return run.carry_out(_variables(plan, folder, environment, crew=crew, scratch=scratch))
+
+
+class _Supervision:
+    """One run: everything that is looked after in it."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        folder: RunFolder,
+        view: View,
+        watch: Watch,
+        crew: Crew,
+        grace: Grace,
+        hang_timeout_s: float | None,
+    ) -> None:
+        self._plan, self._folder, self._view, self._watch, self._crew = plan, folder, view, watch, crew
+        self._grace = grace
+        self._ending = Ending()
+        self._lost = LostCheckpoints(view)
+        self._hangs = HangWatch(plan, folder, crew, timeout_s=hang_timeout_s)
+        self._silence = SilenceWatch(folder, view)
+        self.end = RunEnd(self._ending, plan, grace_s=grace.seconds)
+
+    def carry_out(self, environment: Mapping[str, str]) -> Report:
+        """Start mpirun, watch over it, end what is left, and write down what came of it."""
+        started, leftovers, ending = time.monotonic(), 0, self._ending
+        plan, folder = self._plan, self._folder
+        with CheckpointKeeper(plan, folder) as checkpoints, MergedWriter(folder.path, self._watch) as merged:
+            process = start_mpirun(plan.engine.argv, folder=folder.path, environment=environment)
             try:
                 append_event(folder, "start", engine=plan.engine.name, plan=plan.hash, mpirun=process.pid)
-                _loop(process, watch, ending, folder, view, crew, checkpoints, lost, hangs, silence, merged, end)
+                self._loop(process, checkpoints, merged)
             except OSError as error:
                 ending.failure = folder_failure(error)
             finally:
                 ending.killing_since = time.time()
                 end_mpirun(process, patience_s=AFTER_TERM_S)
-                leftovers = _collect(crew, folder, plan)
-                _finish(checkpoints, watch, ending, crew, silence, merged)
-                _pass_on(watch, view)
-                lost.notice(watch.ranks, checkpoints.lost)
-        report = conclude(plan, folder, watch, ending, process.returncode, time.monotonic() - started, leftovers)
-        report = replace(report, lost_checkpoints=lost.clean_up(folder.path), stopped=stopped(ending, folder, grace))
-        view.tick(watch.ranks)
+                leftovers = self._collect()
+                self._finish(checkpoints, merged)
+        report = conclude(plan, folder, self._watch, ending, process.returncode, time.monotonic() - started, leftovers)
+        lost, end = self._lost.clean_up(folder.path), stopped(ending, folder, self._grace)
+        report = replace(report, lost_checkpoints=lost, stopped=end)
+        self._view.tick(self._watch.ranks)
         write_trace(folder.path, plan.ranks)
         _write_down(report, folder)
-    return report
+        return report
+
+    def _loop(self, process: subprocess.Popen[bytes], checkpoints: CheckpointKeeper, merged: MergedWriter) -> None:
+        looked = _now()
+        with MpirunOutput(process, self._folder.file(contract.LOGS_DIR), self._view) as output:
+            while process.poll() is None:
+                looked = self._notice_standstill(looked)
+                self._folder.path.stat()  # files that are open take what is written although nobody finds it any more
+                output.read(_TICK_S)
+                merged.poll()
+                self._pass_on(checkpoints)
+                checkpoints.check()
+                self._view.tick(self._watch.ranks)
+                self._notice_losses()
+                self._notice_hang()
+                for act in self.end.decide(time.monotonic(), self._watch.ranks):
+                    self._do(act, process)
+            output.drain()
+        self._pass_on(checkpoints)
+
+    def _notice_standstill(self, looked: float) -> float:
+        """Remember the longest time that we have not looked for; the present moment."""
+        now = _now()
+        if now - looked > _STANDSTILL_S:
+            append_event(self._folder, "stood_still", seconds=round(now - looked, 1))
+            self._ending.stood_still_s = max(self._ending.stood_still_s, now - looked)
+        return now
+
+    def _collect(self) -> int:
+        """End what is left, keep the ranks' black boxes, and say how many processes were left."""
+        leftovers = self._crew.end(self._notice_last_losses)
+        keep_boxes(self._crew.boxes, self._folder.path, world_size=self._plan.world_size)
+        return leftovers
+
+    def _finish(self, checkpoints: CheckpointKeeper, merged: MergedWriter) -> None:
+        try:
+            merged.finish()
+            checkpoints.finish()
+        except OSError as error:
+            self._ending.failure = self._ending.failure or folder_failure(error)
+        self._notice_last_losses()
+        self._pass_on(checkpoints)
+
+    def _pass_on(self, checkpoints: CheckpointKeeper) -> None:
+        for state, record in self._watch.poll():
+            self._view.record(state, record)
+        self._lost.notice(self._watch.ranks, checkpoints.lost)
+
+    def _notice_hang(self) -> None:
+        if self._ending.since is None and self._ending.failure is None:
+            self._ending.failure = self._hangs.check(self._watch.ranks)
+
+    def _notice_losses(self) -> None:
+        """Shims count until the run is being ended, which takes them along; hosts count to the last."""
+        losses = self._crew.losses(self._watch.ranks)
+        if self._ending.since is None:
+            self._ending.lost_shims.update(losses.shims)
+        self._ending.lost_hosts.update(losses.hosts)
+        self._silence.notice(losses)
+
+    def _notice_last_losses(self) -> None:
+        """The same once the run is over, when a folder that cannot be written ends nothing any more but is told."""
+        try:
+            self._notice_losses()
+        except OSError as error:
+            self._ending.failure = self._ending.failure or folder_failure(error)
+
+    def _do(self, act: Act, process: subprocess.Popen[bytes]) -> None:
+        """Do what was decided about the run's end."""
+        match act:
+            case Say(text):
+                self._view.output("stderr", text.encode())
+            case SignalRanks(number, word):
+                append_event(self._folder, "signal", number=number, **(word or {}))
+                if word is not None:
+                    leave_word(str(self._folder.path), word)
+                self._crew.signal_ranks(self._watch.ranks, number, word=word)
+            case SignalMpirun(number):
+                append_event(self._folder, "ending" if number == signal.SIGTERM else "killing", signal=number)
+                process.send_signal(number)
+
+
+def _now() -> float:
+    """Seconds on a clock that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _write_down(report: Report, folder: RunFolder) -> None:
+    drop_evidence(folder.path, is_done=report.status == "done")
+    with contextlib.suppress(OSError):  # a folder that cannot be written any more is the failure the report names
+        write_report(report, folder)
+        append_event(folder, "end", status=report.status, exit_status=report.exit_status)
 
 
 def _variables(
@@ -110,103 +224,6 @@ def _variables(
     inherited = {name: value for name, value in with_home(environment).items() if name not in plan.managed}
     own = {contract.ENV_RUN_ID: folder.run_id, contract.ENV_START: "", contract.ENV_SCRATCH: str(scratch)}
     return {**inherited, **plan.secrets, **settings, **own}
-
-
-def _write_down(report: Report, folder: RunFolder) -> None:
-    drop_evidence(folder.path, is_done=report.status == "done")
-    with contextlib.suppress(OSError):  # a folder that cannot be written any more is the failure the report names
-        write_report(report, folder)
-        append_event(folder, "end", status=report.status, exit_status=report.exit_status)
-
-
-def _loop(
-    process: subprocess.Popen[bytes],
-    watch: Watch,
-    ending: Ending,
-    folder: RunFolder,
-    view: View,
-    crew: Crew,
-    checkpoints: CheckpointKeeper,
-    lost: LostCheckpoints,
-    hangs: HangWatch,
-    silence: SilenceWatch,
-    merged: MergedWriter,
-    end: RunEnd,
-) -> None:
-    with MpirunOutput(process, folder.file(contract.LOGS_DIR), view) as output:
-        while process.poll() is None:
-            folder.path.stat()  # files that are open take what is written although nobody finds it any more
-            output.read(_TICK_S)
-            merged.poll()
-            _pass_on(watch, view)
-            checkpoints.check()
-            lost.notice(watch.ranks, checkpoints.lost)
-            view.tick(watch.ranks)
-            _notice_losses(watch, ending, crew, silence)
-            _notice_hang(hangs, watch, ending)
-            for act in end.decide(time.monotonic(), watch.ranks):
-                _carry_out(act, process, folder, view, crew, watch)
-        output.drain()
-    _pass_on(watch, view)
-
-
-def _collect(crew: Crew, folder: RunFolder, plan: LaunchPlan) -> int:
-    """End what is left, keep the ranks' black boxes, and say how many processes were left."""
-    leftovers = crew.end()
-    keep_boxes(crew.boxes, folder.path, world_size=plan.world_size)
-    return leftovers
-
-
-def _finish(
-    checkpoints: CheckpointKeeper,
-    watch: Watch,
-    ending: Ending,
-    crew: Crew,
-    silence: SilenceWatch,
-    merged: MergedWriter,
-) -> None:
-    try:
-        merged.finish()
-        checkpoints.finish()
-        _notice_losses(watch, ending, crew, silence)
-    except OSError as error:
-        ending.failure = ending.failure or folder_failure(error)
-
-
-def _pass_on(watch: Watch, view: View) -> None:
-    for state, record in watch.poll():
-        view.record(state, record)
-
-
-def _notice_hang(hangs: HangWatch, watch: Watch, ending: Ending) -> None:
-    if ending.since is None and ending.failure is None:
-        ending.failure = hangs.check(watch.ranks)
-
-
-def _notice_losses(watch: Watch, ending: Ending, crew: Crew, silence: SilenceWatch) -> None:
-    """Shims count until the run is being ended, which takes them along; hosts count to the last."""
-    losses = crew.losses(watch.ranks)
-    if ending.since is None:
-        ending.lost_shims.update(losses.shims)
-    ending.lost_hosts.update(losses.hosts)
-    silence.notice(losses)
-
-
-def _carry_out(
-    act: Act, process: subprocess.Popen[bytes], folder: RunFolder, view: View, crew: Crew, watch: Watch
-) -> None:
-    """Do what was decided about the run's end."""
-    match act:
-        case Say(text):
-            view.output("stderr", text.encode())
-        case SignalRanks(number, word):
-            append_event(folder, "signal", number=number, **(word or {}))
-            if word is not None:
-                leave_word(str(folder.path), word)
-            crew.signal_ranks(watch.ranks, number, word=word)
-        case SignalMpirun(number):
-            append_event(folder, "ending" if number == signal.SIGTERM else "killing", signal=number)
-            process.send_signal(number)
 
 
 @contextmanager

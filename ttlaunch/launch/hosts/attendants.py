@@ -7,7 +7,7 @@ not know where its ranks ran.
 import contextlib
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from ttlaunch.launch.runs.run_folder import RunFolder, append_event
 from ttlaunch.launch.watch import RankState
 from ttlaunch.remote.fleet import on_each
 from ttlaunch.remote.transport import Transport
+
+_TICK_S = 0.2
 
 
 def start_attendants(
@@ -56,16 +58,18 @@ def start_attendants(
     return {transport.host: answer for transport, answer in on_each(transports, start, timeout_s=2 * START_S)}
 
 
-def end_attendants(links: Sequence[HostLink]) -> int:
+def end_attendants(links: Sequence[HostLink], meanwhile: Callable[[], None] = lambda: None) -> int:
     """Have all of them end what is left of the run, at once; returns how many processes they had to kill.
 
     It takes as long as the last host needs to send what it has, and for a host that does not answer, until its attendant
-    has surely ended its ranks: afterwards nothing of the run is left, and it may be started again.
+    has surely ended its ranks: afterwards nothing of the run is left, and it may be started again. `meanwhile` is called
+    a few times a second.
     """
     for link in links:
         link.end()
     for link in links:
-        link.over.wait()
+        while not link.over.wait(_TICK_S):
+            meanwhile()
     return sum(link.killed or 0 for link in links)
 
 
@@ -126,9 +130,9 @@ class HostsCrew:
             if here:
                 link.order("spy", ranks=here)
 
-    def end(self) -> int:
+    def end(self, meanwhile: Callable[[], None]) -> int:
         """Tell every attendant to finish, at once, and wait until the last one has or is given up."""
-        killed = end_attendants(self._links)
+        killed = end_attendants(self._links, meanwhile)
         self._relay.close()
         return killed
 
