@@ -16,17 +16,17 @@ from ttlaunch import contract
 from ttlaunch.cli.console import refuse
 from ttlaunch.cli.outcome import Outcome
 from ttlaunch.diagnostics import Diagnostic, Format
-from ttlaunch.launch.printed.output import View
 
 if TYPE_CHECKING:
     from ttlaunch.cli.planning import Prepared
     from ttlaunch.cli.ready_here import Ready
     from ttlaunch.launch.crew import Crew
+    from ttlaunch.launch.printed.output import View
     from ttlaunch.launch.runs.run_folder import RunFolder
     from ttlaunch.launch.watch import RankState
     from ttlaunch.plan.launch_plan import LaunchPlan
 
-WatchedBy = Callable[[View, "Crew", "RunFolder", Path], View]
+WatchedBy = Callable[["View", "Crew", "RunFolder", Path], "View"]
 _ELSEWHERE = "`--runs-dir DIR` makes run folders somewhere else"
 
 
@@ -118,7 +118,7 @@ def carry_out(
 @contextmanager
 def _view(
     plan: "LaunchPlan", folder: "RunFolder", crew: "Crew", scratch: Path, way: Way, watched_by: WatchedBy | None
-) -> Iterator[View]:
+) -> "Iterator[View]":
     if watched_by is None:
         yield Spokesman()
         return
