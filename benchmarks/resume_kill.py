@@ -103,8 +103,10 @@ class Attempt:
 
     def victims(self) -> dict[str, list[int]]:
         """Process ids by what they are, as far as they run by now."""
-        found = {"launcher": [self.process.pid]}
+        found = {"view": [self.process.pid]}
         with _suppressed():
+            launcher = (self.run_folder or self._folder).joinpath("launcher.json").read_text()
+            found["supervisor"] = [json.loads(launcher)["pid"]]
             events = (self.run_folder or self._folder).joinpath("events.jsonl").read_text().splitlines()
             found["mpirun"] = [json.loads(events[0])["mpirun"]]
         for path in sorted((self.run_folder or self._folder).glob("records/rank-*.progress.jsonl")):

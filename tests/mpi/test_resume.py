@@ -151,17 +151,17 @@ def wait_for(condition, *, process, within_s=60):
         ("data parallel", 0, "two stages"),
         ("two stages", 1, "two tiers"),
     ],
-    ids=["a rank of three tiers", "the launcher", "a rank of data parallel", "a rank of a pipeline"],
+    ids=["a rank of three tiers", "the supervisor", "a rank of data parallel", "a rank of a pipeline"],
 )
 def test_killed_while_saving_the_run_goes_on_to_the_same_bits(tmp_path, undisturbed, before, writer, after):
-    """The victim is a rank that writes, or the launcher, which would complete the checkpoint; no torn one is chosen."""
+    """The victim is a rank that writes, or the supervisor, which would complete the checkpoint; no torn one is chosen."""
     training = Training(tmp_path)
     process = training.start(before)
     folder = tmp_path / "runs"
     saving = wait_for(lambda: [*folder.glob("*/checkpoints/step-16.tmp")], process=process)[0]
     run = saving.parents[1]
     if writer is None:
-        process.kill()
+        os.kill(json.loads((run / contract.LAUNCHER_FILE).read_text())["pid"], signal.SIGKILL)
     else:
         record = (run / contract.progress_file(writer)).read_text().splitlines()[0]
         os.kill(json.loads(record)["pid"], signal.SIGKILL)

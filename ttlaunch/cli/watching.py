@@ -169,14 +169,16 @@ class _Watcher:
 
     def _report(self, path: Path) -> Report | None:
         """From the run's folder, or from the supervisor if the folder's disk is full."""
-        while not (path / contract.REPORT_FILE).is_file():
+        while True:
+            is_over = self._supervisor.is_over  # asked first: the report is the last thing before its end
+            if (path / contract.REPORT_FILE).is_file():
+                return read_report(path)
             said = [record["report"] for record in self._supervisor.said if "report" in record]
             if said:
                 return Report.from_json(said[-1])
-            if self._supervisor.is_over:
+            if is_over:
                 return None
             self._supervisor.wait(_TICK_S)
-        return read_report(path)
 
     def _follow_up(self, path: Path) -> Mapping[str, Any]:
         """What follows a run that has ended; empty if nothing."""
