@@ -29,7 +29,13 @@ from attribution_places import break_cell, control_group, open_place
 
 TO_BE_MET = 0.99
 BREAKS = ("faults", "recipe", "ring", "trainer")
-ATTRIBUTES = ("launch/attribution", "launch/causes", "launch/last_words", "launch/name_cause", "agent/rank_records")
+ATTRIBUTES = (
+    "launch/failures/attribution",
+    "launch/failures/causes",
+    "launch/failures/last_words",
+    "launch/failures/name_cause",
+    "agent/rank_records",
+)
 
 
 def main() -> int:

@@ -40,11 +40,11 @@ WITHIN_S = 5.0
 LONGEST_S = 180.0
 STEPS, LATEST_STEP = 40, 12
 JUDGES = (
-    "launch/hangs",
-    "launch/waits",
-    "launch/verdict",
-    "launch/mismatch",
-    "launch/stacks",
+    "launch/hang/hangs",
+    "launch/hang/waits",
+    "launch/hang/verdict",
+    "launch/hang/mismatch",
+    "launch/hang/stacks",
     "agent/spy",
     "black_box",
 )
