@@ -18,6 +18,7 @@ _KEPT_STDERR = 64 * 1024
 _SLICE_S = 0.25
 _PIECE = 32 * 1024
 _SHOWN = 200
+_MOMENT_S = 0.5
 
 
 class SshProcess:
@@ -138,6 +139,7 @@ class SshProcess:
         )
 
     def _no_longer_reads(self, error: Exception) -> NoReturn:
+        self._let_the_end_show()
         closed_here = self._killed or not self._channel.closed
         alive = closed_here or getattr(self._channel, "closed_by_host", False)
         reason = (
@@ -146,6 +148,14 @@ class SshProcess:
             else self._why_lost()
         )
         raise HostError(self._host, Trouble.LOST, reason) from error
+
+    def _let_the_end_show(self) -> None:
+        """Wait a moment for why a write failed: a channel may close, and fail, before all of its connection has."""
+        end = time.monotonic() + _MOMENT_S
+        while not self._killed and not getattr(self._channel, "closed_by_host", False) and time_left(end):
+            if not self._channel.get_transport().is_active():
+                return
+            time.sleep(_MOMENT_S / 50)
 
     def _keep_stderr(self) -> None:
         while True:
