@@ -103,13 +103,11 @@ class Attempt:
 
     def victims(self) -> dict[str, list[int]]:
         """Process ids by what they are, as far as they run by now."""
-        found = {"view": [self.process.pid]}
+        found, run = {"view": [self.process.pid]}, self.run_folder or self._folder
         with _suppressed():
-            launcher = (self.run_folder or self._folder).joinpath("launcher.json").read_text()
-            found["supervisor"] = [json.loads(launcher)["pid"]]
-            events = (self.run_folder or self._folder).joinpath("events.jsonl").read_text().splitlines()
-            found["mpirun"] = [json.loads(events[0])["mpirun"]]
-        for path in sorted((self.run_folder or self._folder).glob("records/rank-*.progress.jsonl")):
+            found["supervisor"] = [json.loads((run / "launcher.json").read_text())["pid"]]
+            found["mpirun"] = [json.loads((run / "events.jsonl").read_text().splitlines()[0])["mpirun"]]
+        for path in sorted(run.glob("records/rank-*.progress.jsonl")):
             with _suppressed():
                 found[path.name.split(".")[0]] = [json.loads(path.read_text().splitlines()[0])["pid"]]
         return found | {"all at once": [pid for pids in found.values() for pid in pids]}
