@@ -198,8 +198,9 @@ def _launches(folder: Path, rounds: int) -> bool:
     ):
         values = [how(found[name]) - (how(found[less]) if less else 0.0) for how in (statistics.median, min)]
         print(f"  {text:50}{values[0]:7.3f} s{values[1]:8.3f} s")
-    added = min(found["ttlaunch"]) - min(found["mpirun"])
-    print(f"  fastest, to be at most {LAUNCH_LIMIT_S} s: {_verdict(added <= LAUNCH_LIMIT_S)}")
+    shims, added = (min(found[name]) - min(found["mpirun"]) for name in ("with shims", "ttlaunch"))
+    print(f"  fastest, shims at most {LAUNCH_LIMIT_S} s: {_verdict(shims <= LAUNCH_LIMIT_S)}")
+    print(f"  fastest, all that ttlaunch adds at most {LAUNCH_LIMIT_S} s: {_verdict(added <= LAUNCH_LIMIT_S)}")
     return added <= LAUNCH_LIMIT_S
 
 

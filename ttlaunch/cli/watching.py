@@ -20,6 +20,7 @@ from ttlaunch.cli.outcome import Outcome, tell
 from ttlaunch.cli.restarts import announce
 from ttlaunch.cli.signals import handled
 from ttlaunch.diagnostics import Format
+from ttlaunch.launch.pace import Pace
 from ttlaunch.launch.report import Report, read_report
 from ttlaunch.launch.restarts import read_follow_up
 from ttlaunch.launch.runs.follow import FollowedRun
@@ -140,13 +141,13 @@ class _Watcher:
 
     def _watch_one(self, path: Path) -> Outcome | None:
         """Show a run from its beginning; what came of it, or None if nobody is left who could say."""
-        folder, facts = RunFolder(path.name, path), read_facts(path)
+        folder, facts, pace = RunFolder(path.name, path), read_facts(path), Pace()
         only = range(len(facts.ranks)) if self._only is None else self._only
         with make_view(facts, folder.run_id, quiet=self._form is Format.JSON) as view:
             self._followed = followed = FollowedRun(folder, facts, view, only=only)
             while not followed.has_ended and not self._supervisor.is_over and self._stopped_by is None:
                 self._show(followed.poll, path)
-                self._supervisor.wait(_TICK_S)
+                self._supervisor.wait(pace.wait_s)
             report = None if self._stopped_by else self._report(path)
             if self._stopped_by is None:
                 self._show(lambda: followed.finish(report), path)

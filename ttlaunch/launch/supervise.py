@@ -33,6 +33,7 @@ from ttlaunch.launch.engine import with_home
 from ttlaunch.launch.hang.hangs import HangWatch
 from ttlaunch.launch.hosts.silence import SilenceWatch
 from ttlaunch.launch.measured.trace import write_trace
+from ttlaunch.launch.pace import Pace
 from ttlaunch.launch.printed.merge import MergedWriter
 from ttlaunch.launch.printed.output import MpirunOutput, View
 from ttlaunch.launch.process import end_mpirun, start_mpirun
@@ -44,7 +45,6 @@ from ttlaunch.launch.watch import Watch
 from ttlaunch.plan.launch_plan import LaunchPlan
 from ttlaunch.plan.openmpi import scratch_settings
 
-_TICK_S = 0.1
 _STANDSTILL_S = 5.0
 
 
@@ -124,12 +124,12 @@ class _Supervision:
         return report
 
     def _loop(self, process: subprocess.Popen[bytes], checkpoints: CheckpointKeeper, merged: MergedWriter) -> None:
-        looked = _now()
+        looked, pace = _now(), Pace()
         with MpirunOutput(process, self._folder.file(contract.LOGS_DIR), self._view) as output:
             while process.poll() is None:
                 looked = self._notice_standstill(looked)
                 self._folder.path.stat()  # files that are open take what is written although nobody finds it any more
-                output.read(_TICK_S)
+                output.read(pace.wait_s)
                 merged.poll()
                 self._pass_on(checkpoints)
                 checkpoints.check()
