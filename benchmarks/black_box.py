@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.black_box import BlackBox
-from ttlaunch.runtime.ledger import Ledger, operation
-from ttlaunch.runtime.ledger_socket import LedgerSocket
-from ttlaunch.runtime.replicas import Buckets
-from ttlaunch.runtime.sockets import Pending
+from ttlaunch.runtime.books.black_box import BlackBox
+from ttlaunch.runtime.books.ledger import Ledger, operation
+from ttlaunch.runtime.gradients.replicas import Buckets
+from ttlaunch.runtime.sockets.ledger_socket import LedgerSocket
+from ttlaunch.runtime.sockets.protocol import Pending
 from ttlaunch.runtime.world import Rank
 
 ROUNDS, MESSAGES = 61, 2000

@@ -164,8 +164,8 @@ def _train(model: Any, optimizer: Any, step: int) -> None:
     """One step on two micro-batches of random tokens."""
     import torch
 
-    from ttlaunch.runtime.losses import summed_loss
-    from ttlaunch.runtime.optimizers import global_norm
+    from ttlaunch.runtime.training.losses import summed_loss
+    from ttlaunch.runtime.training.optimizers import global_norm
 
     for micro_batch in range(2):
         tokens_BT = torch.randint(256, (4, 65))
@@ -177,8 +177,8 @@ def _model_and_optimizer(*, num_blocks: int) -> tuple[Any, Any]:
     import torch
 
     from ttlaunch.recipe import TrainingFile
-    from ttlaunch.runtime.model import Model
-    from ttlaunch.runtime.optimizers import build_optimizer
+    from ttlaunch.runtime.model.model import Model
+    from ttlaunch.runtime.training.optimizers import build_optimizer
 
     cfg = TrainingFile.model_validate({"transformer_config": {**SIZES, "num_blocks": num_blocks}})
     model = Model(cfg, vocabulary=256, blocks=range(num_blocks), has_embedding=True, has_head=True)

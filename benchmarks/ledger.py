@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.ledger import Ledger, operation
-from ttlaunch.runtime.ledger_socket import LedgerSocket
-from ttlaunch.runtime.sockets import Pending
+from ttlaunch.runtime.books.ledger import Ledger, operation
+from ttlaunch.runtime.sockets.ledger_socket import LedgerSocket
+from ttlaunch.runtime.sockets.protocol import Pending
 from ttlaunch.runtime.world import Rank
 
 ROUNDS, MESSAGES = 41, 2000

@@ -66,7 +66,7 @@ class Ours:
 
     def __init__(self, ctx, name, trainer, recipe) -> None:  # noqa: ANN001
         from ttlaunch.runtime import PipelinePart, place_in_pipeline
-        from ttlaunch.runtime.schedules import order_of_passes
+        from ttlaunch.runtime.pipeline.schedules import order_of_passes
 
         pipeline = {"blocks_per_rank": [2] * STAGES, "schedule": name, "chunks_per_rank": CHUNKS[name]}
         self.cfg = recipe.Config.model_validate(CONFIG | {"multihost_config": {"pipeline_parallel_config": pipeline}})
@@ -166,7 +166,7 @@ def rank_main() -> None:
 
     from ttlaunch.recipe.importing import import_recipe_module
     from ttlaunch.runtime import process_group
-    from ttlaunch.runtime.mpi import MpiSocket
+    from ttlaunch.runtime.sockets.mpi import MpiSocket
     from ttlaunch.runtime.world import Rank, World
 
     comm = MPI.COMM_WORLD
@@ -219,7 +219,7 @@ def _context(world, rank, socket):  # noqa: ANN001, ANN202
 
     from ttlaunch.recipe.corpus import read_corpus
     from ttlaunch.runtime import RankContext
-    from ttlaunch.runtime.records import ProgressWriter
+    from ttlaunch.runtime.books.records import ProgressWriter
 
     records = ProgressWriter(Path(tempfile.mkdtemp(prefix="bubble-")), rank)
     device = torch.device("cpu")

@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 from ttlaunch import contract
-from ttlaunch.runtime import entry, ledger
+from ttlaunch.runtime import entry
+from ttlaunch.runtime.books import ledger
 
 
 class Times:

@@ -6,7 +6,7 @@ from ttlaunch.black_box import DONE, box_file, read_box
 from ttlaunch.launch.boxes import drop_evidence, keep_boxes, last_operation, last_operations, read_boxes, sized
 from ttlaunch.launch.watch import RankState
 from ttlaunch.plan.launch_plan import RankRow
-from ttlaunch.runtime.black_box import BlackBox
+from ttlaunch.runtime.books.black_box import BlackBox
 
 RECV, WAIT_SEND = 2, 5
 ROLES = ("worker", "worker", "aggregator")

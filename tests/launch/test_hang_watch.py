@@ -11,7 +11,7 @@ from ttlaunch.launch.hang.hangs import HangWatch
 from ttlaunch.launch.runs.run_folder import RunFolder
 from ttlaunch.launch.watch import Phase, RankState
 from ttlaunch.plan.launch_plan import CommandProgram, RankRow, RecipeProgram
-from ttlaunch.runtime.black_box import BlackBox
+from ttlaunch.runtime.books.black_box import BlackBox
 
 SECOND = 10**9
 

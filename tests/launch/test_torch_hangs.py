@@ -19,7 +19,7 @@ TRAINER = """\
 import os, signal, time
 import torch
 from ttlaunch.runtime import process_group
-from ttlaunch.runtime.replicas import replicate
+from ttlaunch.runtime.gradients.replicas import replicate
 
 
 def peer(cfg, ctx):

@@ -8,7 +8,7 @@ from ttlaunch.black_box import COLLECTIVE, DONE, GROUP, box_file, read_box
 from ttlaunch.launch.hang.stacks import Frame, parse_main_stack, recipe_frame
 from ttlaunch.launch.hang.verdict import judge
 from ttlaunch.launch.hang.waits import Seen
-from ttlaunch.runtime.black_box import BlackBox
+from ttlaunch.runtime.books.black_box import BlackBox
 
 SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV = range(1, 7)
 RUNTIME = "/x/ttlaunch/runtime"

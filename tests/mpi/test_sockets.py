@@ -23,7 +23,7 @@ def write_recipe(folder, trainer):
 
 KEEP_PROMISES = f"""
 import importlib.util
-import ttlaunch.runtime.mpi as mpi
+import ttlaunch.runtime.sockets.mpi as mpi
 spec = importlib.util.spec_from_file_location('socket_contract', {str(CONTRACT)!r})
 contract = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(contract)

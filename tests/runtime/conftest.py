@@ -8,9 +8,9 @@ import torch
 
 from ttlaunch.recipe import TrainingFile
 from ttlaunch.recipe.corpus import read_corpus
-from ttlaunch.runtime.data import TextData
-from ttlaunch.runtime.reduction import GradientTree
-from ttlaunch.runtime.sockets import SocketError
+from ttlaunch.runtime.collectives.reduction import GradientTree
+from ttlaunch.runtime.data.text import TextData
+from ttlaunch.runtime.sockets.protocol import SocketError
 
 from .pipelines import PipelineRuns
 

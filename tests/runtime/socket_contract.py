@@ -5,9 +5,17 @@
 
 import torch
 
-from ttlaunch.runtime.collectives import all_gather, all_reduce, barrier, broadcast, gather, reduce, reduce_scatter
-from ttlaunch.runtime.reduction import contiguous_blocks
-from ttlaunch.runtime.sockets import DTYPES, SocketError
+from ttlaunch.runtime.collectives.collectives import (
+    all_gather,
+    all_reduce,
+    barrier,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+)
+from ttlaunch.runtime.collectives.reduction import contiguous_blocks
+from ttlaunch.runtime.sockets.protocol import DTYPES, SocketError
 
 SIZES = (0, 1, 2, 5, 16, 1000, 4097, 20_000)
 

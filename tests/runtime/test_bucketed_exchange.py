@@ -7,18 +7,18 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from ttlaunch.runtime.bucket_link import AggregatorLink, OptimizerLink
-from ttlaunch.runtime.bucketed_update import BucketedUpdate, update_order
-from ttlaunch.runtime.buckets import cut_buckets
-from ttlaunch.runtime.flat import FlatParameters
-from ttlaunch.runtime.gradient_exchange import GradientExchange
-from ttlaunch.runtime.gradient_hub import GradientHub
-from ttlaunch.runtime.in_process import InProcessWorld
-from ttlaunch.runtime.model import build_model
-from ttlaunch.runtime.optimizers import build_optimizer, global_norm
-from ttlaunch.runtime.reduction import GradientTree, contiguous_blocks
-from ttlaunch.runtime.remote_optimizer import RemoteOptimizer
-from ttlaunch.runtime.sockets import SocketError
+from ttlaunch.runtime.collectives.reduction import GradientTree, contiguous_blocks
+from ttlaunch.runtime.gradients.buckets import cut_buckets
+from ttlaunch.runtime.gradients.exchange import GradientExchange
+from ttlaunch.runtime.model.flat import FlatParameters
+from ttlaunch.runtime.model.model import build_model
+from ttlaunch.runtime.sockets.in_process import InProcessWorld
+from ttlaunch.runtime.sockets.protocol import SocketError
+from ttlaunch.runtime.tiers.bucket_link import AggregatorLink, OptimizerLink
+from ttlaunch.runtime.tiers.bucketed_update import BucketedUpdate, update_order
+from ttlaunch.runtime.tiers.gradient_hub import GradientHub
+from ttlaunch.runtime.tiers.remote_optimizer import RemoteOptimizer
+from ttlaunch.runtime.training.optimizers import build_optimizer, global_norm
 
 STEPS, RATE = 3, 0.05
 ONE_LAYER = 1.2e-3

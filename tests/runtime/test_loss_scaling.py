@@ -12,10 +12,11 @@ from torch.nn import functional
 
 from ttlaunch import contract
 from ttlaunch.recipe import TrainingFile
-from ttlaunch.runtime import build_model, build_optimizer, differentiate, global_norm, losses
-from ttlaunch.runtime.data import TextData
+from ttlaunch.runtime import build_model, build_optimizer, differentiate, global_norm
+from ttlaunch.runtime.data.text import TextData
 from ttlaunch.runtime.digests import digests
-from ttlaunch.runtime.loss_scaling import LossScaler
+from ttlaunch.runtime.training import losses
+from ttlaunch.runtime.training.loss_scaling import LossScaler
 
 from .layouts import LAYOUTS, OTHERS, train
 

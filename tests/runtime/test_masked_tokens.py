@@ -10,9 +10,9 @@ from ttlaunch import contract
 from ttlaunch.recipe.corpus import Corpus, CorpusError, CorpusReason
 from ttlaunch.recipe.responses import check_responses, response_ranges
 from ttlaunch.runtime import build_model, count_tokens, differentiate, summed_loss
-from ttlaunch.runtime.data import TextData
-from ttlaunch.runtime.losses import IGNORED
-from ttlaunch.runtime.reduction import GradientTree
+from ttlaunch.runtime.collectives.reduction import GradientTree
+from ttlaunch.runtime.data.text import TextData
+from ttlaunch.runtime.training.losses import IGNORED
 
 from .layouts import OTHERS, train
 

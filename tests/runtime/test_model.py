@@ -5,7 +5,7 @@ import torch
 
 from ttlaunch.runtime import build_model, build_optimizer, global_norm, summed_loss
 from ttlaunch.runtime.digests import combined, digests
-from ttlaunch.runtime.mlp import CONTEXT_TOKENS
+from ttlaunch.runtime.model.mlp import CONTEXT_TOKENS
 
 
 @pytest.mark.parametrize(("blocks", "width", "length"), [(1, 8, 4), (3, 16, 32)])

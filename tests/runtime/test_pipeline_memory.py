@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from ttlaunch.runtime.schedules import most_in_flight
+from ttlaunch.runtime.pipeline.schedules import most_in_flight
 
 from .layouts import RECIPES
 from .pipelines import PipelineRuns

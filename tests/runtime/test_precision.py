@@ -122,8 +122,8 @@ def test_neither_imports_the_compiler():
     program = (
         "import sys, torch\n"
         "from ttlaunch.recipe import TrainingConfig\n"
-        "from ttlaunch.runtime.precision import computing\n"
-        "from ttlaunch.runtime.recompute import recomputed\n"
+        "from ttlaunch.runtime.model.precision import computing\n"
+        "from ttlaunch.runtime.model.recompute import recomputed\n"
         "layer = torch.nn.Linear(4, 4)\n"
         "with computing(TrainingConfig(precision='bf16'), torch.device('cpu')):\n"
         "    out = recomputed(layer, torch.ones(2, 4, requires_grad=True))\n"

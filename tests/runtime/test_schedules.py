@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttlaunch.runtime import reduction, schedules
-from ttlaunch.runtime.schedules import Action, most_in_flight, order_of_passes
+from ttlaunch.runtime.collectives import reduction
+from ttlaunch.runtime.pipeline import schedules
+from ttlaunch.runtime.pipeline.schedules import Action, most_in_flight, order_of_passes
 
 SIZES = st.one_of(
     st.tuples(st.sampled_from(["gpipe", "1f1b"]), st.integers(1, 8), st.integers(1, 20), st.just(1)),

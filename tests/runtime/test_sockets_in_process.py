@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ttlaunch.runtime.findings import Place
-from ttlaunch.runtime.in_process import InProcessWorld
-from ttlaunch.runtime.sockets import SocketError
+from ttlaunch.runtime.sockets.findings import Place
+from ttlaunch.runtime.sockets.in_process import InProcessWorld
+from ttlaunch.runtime.sockets.protocol import SocketError
 
 from .socket_contract import CONTRACT
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ttlaunch.runtime import build_model, build_optimizer, global_norm, summed_loss
-from ttlaunch.runtime.tied import EMBEDDING, HEAD
+from ttlaunch.runtime.model.tied import EMBEDDING, HEAD
 
 from .layouts import LAYOUTS
 from .layouts import train as train_layout

@@ -5,8 +5,8 @@ import socket
 import pytest
 import torch
 
-from ttlaunch.runtime.in_process import InProcessWorld
-from ttlaunch.runtime.torch_group import _listen, _own_network, process_group
+from ttlaunch.runtime.collectives.torch_group import _listen, _own_network, process_group
+from ttlaunch.runtime.sockets.in_process import InProcessWorld
 
 
 def test_ranks_of_one_host_listen_where_no_other_host_can_reach_them():

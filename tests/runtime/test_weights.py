@@ -13,7 +13,7 @@ from ttlaunch.launch.saved.tensor_difference import read_weights
 from ttlaunch.launch.saved.tensor_file import write_tensors
 from ttlaunch.runtime.checkpoint.reader import CheckpointReadError, read_tensors
 from ttlaunch.runtime.digests import combined, digests
-from ttlaunch.runtime.model import build_model
+from ttlaunch.runtime.model.model import build_model
 
 PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 1, "config": {}, "data": None}
 STEPS = 4

@@ -7,10 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ttlaunch.runtime.agreement import agree
-    from ttlaunch.runtime.bucket_link import AggregatorLink, OptimizerLink
-    from ttlaunch.runtime.bucketed_update import BucketedUpdate, update_order
-    from ttlaunch.runtime.collectives import (
+    from ttlaunch.runtime.collectives.agreement import agree
+    from ttlaunch.runtime.collectives.collectives import (
         all_gather,
         all_reduce,
         barrier,
@@ -20,12 +18,22 @@ if TYPE_CHECKING:
         reduce,
         reduce_scatter,
     )
+    from ttlaunch.runtime.collectives.reduction import GradientTree, contiguous_blocks
+    from ttlaunch.runtime.collectives.torch_group import process_group
     from ttlaunch.runtime.context import RankContext
-    from ttlaunch.runtime.data import micro_batches, validation_micro_batches
-    from ttlaunch.runtime.gradient_exchange import GradientExchange
-    from ttlaunch.runtime.gradient_hub import GradientHub
-    from ttlaunch.runtime.gradient_sums import all_reduce_mean, reduce_scatter_mean
-    from ttlaunch.runtime.local_ranks import (
+    from ttlaunch.runtime.data.text import micro_batches, validation_micro_batches
+    from ttlaunch.runtime.gradients.exchange import GradientExchange
+    from ttlaunch.runtime.gradients.replicas import replicate
+    from ttlaunch.runtime.gradients.sums import all_reduce_mean, reduce_scatter_mean
+    from ttlaunch.runtime.model.model import Model, build_model
+    from ttlaunch.runtime.pipeline.grid import PipelineGrid, place_in_pipeline
+    from ttlaunch.runtime.pipeline.part import PipelinePart
+    from ttlaunch.runtime.pipeline.schedules import Action, order_of_passes
+    from ttlaunch.runtime.pipeline.tuning import ScheduleChoice
+    from ttlaunch.runtime.tiers.bucket_link import AggregatorLink, OptimizerLink
+    from ttlaunch.runtime.tiers.bucketed_update import BucketedUpdate, update_order
+    from ttlaunch.runtime.tiers.gradient_hub import GradientHub
+    from ttlaunch.runtime.tiers.local_ranks import (
         WorkerGroup,
         build_hub,
         own_group,
@@ -33,20 +41,12 @@ if TYPE_CHECKING:
         send_validation,
         worker_groups,
     )
-    from ttlaunch.runtime.losses import count_tokens, mean_per_token, summed_loss
-    from ttlaunch.runtime.model import Model, build_model
-    from ttlaunch.runtime.one_process import train_in_one_process
-    from ttlaunch.runtime.optimizers import Optimizer, build_optimizer, global_norm, learning_rate
-    from ttlaunch.runtime.passes import differentiate
-    from ttlaunch.runtime.pipeline_grid import PipelineGrid, place_in_pipeline
-    from ttlaunch.runtime.pipeline_part import PipelinePart
-    from ttlaunch.runtime.pipeline_tuning import ScheduleChoice
-    from ttlaunch.runtime.reduction import GradientTree, contiguous_blocks
-    from ttlaunch.runtime.remote_optimizer import RemoteOptimizer
-    from ttlaunch.runtime.replicas import replicate
-    from ttlaunch.runtime.schedules import Action, order_of_passes
-    from ttlaunch.runtime.torch_group import process_group
-    from ttlaunch.runtime.validation import report_layer_norms, validation_is_due, validation_losses
+    from ttlaunch.runtime.tiers.remote_optimizer import RemoteOptimizer
+    from ttlaunch.runtime.training.losses import count_tokens, mean_per_token, summed_loss
+    from ttlaunch.runtime.training.one_process import train_in_one_process
+    from ttlaunch.runtime.training.optimizers import Optimizer, build_optimizer, global_norm, learning_rate
+    from ttlaunch.runtime.training.passes import differentiate
+    from ttlaunch.runtime.training.validation import report_layer_norms, validation_is_due, validation_losses
 
 __all__ = [
     "Action",
@@ -103,10 +103,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "agreement": ("agree",),
-    "bucket_link": ("AggregatorLink", "OptimizerLink"),
-    "bucketed_update": ("BucketedUpdate", "update_order"),
-    "collectives": (
+    "collectives.agreement": ("agree",),
+    "tiers.bucket_link": ("AggregatorLink", "OptimizerLink"),
+    "tiers.bucketed_update": ("BucketedUpdate", "update_order"),
+    "collectives.collectives": (
         "all_gather",
         "all_reduce",
         "barrier",
@@ -117,24 +117,24 @@ _MODULES = {
         "reduce_scatter",
     ),
     "context": ("RankContext",),
-    "data": ("micro_batches", "validation_micro_batches"),
-    "gradient_exchange": ("GradientExchange",),
-    "gradient_hub": ("GradientHub",),
-    "gradient_sums": ("all_reduce_mean", "reduce_scatter_mean"),
-    "losses": ("count_tokens", "mean_per_token", "summed_loss"),
-    "model": ("Model", "build_model"),
-    "one_process": ("train_in_one_process",),
-    "optimizers": ("Optimizer", "build_optimizer", "global_norm", "learning_rate"),
-    "passes": ("differentiate",),
-    "pipeline_grid": ("PipelineGrid", "place_in_pipeline"),
-    "pipeline_part": ("PipelinePart",),
-    "pipeline_tuning": ("ScheduleChoice",),
-    "reduction": ("GradientTree", "contiguous_blocks"),
-    "remote_optimizer": ("RemoteOptimizer",),
-    "replicas": ("replicate",),
-    "schedules": ("Action", "order_of_passes"),
-    "torch_group": ("process_group",),
-    "local_ranks": (
+    "data.text": ("micro_batches", "validation_micro_batches"),
+    "gradients.exchange": ("GradientExchange",),
+    "tiers.gradient_hub": ("GradientHub",),
+    "gradients.sums": ("all_reduce_mean", "reduce_scatter_mean"),
+    "training.losses": ("count_tokens", "mean_per_token", "summed_loss"),
+    "model.model": ("Model", "build_model"),
+    "training.one_process": ("train_in_one_process",),
+    "training.optimizers": ("Optimizer", "build_optimizer", "global_norm", "learning_rate"),
+    "training.passes": ("differentiate",),
+    "pipeline.grid": ("PipelineGrid", "place_in_pipeline"),
+    "pipeline.part": ("PipelinePart",),
+    "pipeline.tuning": ("ScheduleChoice",),
+    "collectives.reduction": ("GradientTree", "contiguous_blocks"),
+    "tiers.remote_optimizer": ("RemoteOptimizer",),
+    "gradients.replicas": ("replicate",),
+    "pipeline.schedules": ("Action", "order_of_passes"),
+    "collectives.torch_group": ("process_group",),
+    "tiers.local_ranks": (
         "WorkerGroup",
         "build_hub",
         "own_group",
@@ -142,7 +142,7 @@ _MODULES = {
         "send_validation",
         "worker_groups",
     ),
-    "validation": ("report_layer_norms", "validation_is_due", "validation_losses"),
+    "training.validation": ("report_layer_norms", "validation_is_due", "validation_losses"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -10,18 +10,18 @@ from torch import Tensor, nn
 from ttlaunch import contract
 from ttlaunch.recipe import TrainingFile
 from ttlaunch.recipe.corpus import Corpus
+from ttlaunch.runtime.books.ledger import Ledger, operation
+from ttlaunch.runtime.books.phases import watch_passes
+from ttlaunch.runtime.books.records import ProgressWriter
 from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints, HasParameters, HasState
-from ttlaunch.runtime.data import TextData
+from ttlaunch.runtime.collectives.reduction import GradientTree
+from ttlaunch.runtime.data.text import TextData
 from ttlaunch.runtime.digests import digests
-from ttlaunch.runtime.early_stop import EarlyStop
-from ttlaunch.runtime.ledger import Ledger, operation
-from ttlaunch.runtime.ledger_socket import LedgerSocket
-from ttlaunch.runtime.losses import mean_per_token, perplexity
-from ttlaunch.runtime.phases import watch_passes
-from ttlaunch.runtime.records import ProgressWriter
-from ttlaunch.runtime.reduction import GradientTree
-from ttlaunch.runtime.sockets import Pending, Socket
+from ttlaunch.runtime.sockets.ledger_socket import LedgerSocket
+from ttlaunch.runtime.sockets.protocol import Pending, Socket
 from ttlaunch.runtime.stop_order import StopOrder
+from ttlaunch.runtime.training.early_stop import EarlyStop
+from ttlaunch.runtime.training.losses import mean_per_token, perplexity
 from ttlaunch.runtime.world import Rank, World
 
 _NAMED_BY_CALLER = _NOTHING = nullcontext()

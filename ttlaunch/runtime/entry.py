@@ -18,8 +18,8 @@ from ttlaunch import black_box, contract
 from ttlaunch.recipe import ConfigFile, DeviceConfig, Recipe, TrainingFile
 from ttlaunch.recipe.corpus import Corpus, CorpusError, CorpusReason, read_corpus
 from ttlaunch.recipe.importing import import_recipe_module
-from ttlaunch.runtime.black_box import BlackBox, open_black_box
-from ttlaunch.runtime.records import ProgressWriter, print_error, write_error
+from ttlaunch.runtime.books.black_box import BlackBox, open_black_box
+from ttlaunch.runtime.books.records import ProgressWriter, print_error, write_error
 from ttlaunch.runtime.stop_order import StopOrder, hold_stop_signals, take_stop_signals
 from ttlaunch.runtime.world import Rank, World, read_world
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
-    from ttlaunch.runtime.fabric import FabricSocket
-    from ttlaunch.runtime.mpi import MpiSocket
+    from ttlaunch.runtime.sockets.fabric import FabricSocket
+    from ttlaunch.runtime.sockets.mpi import MpiSocket
 
 
 def main() -> None:
@@ -86,10 +86,10 @@ class _RankRun:
     def _call_role(
         self, world: World, comm: "MPI.Intracomm", cfg: ConfigFile, corpus: Corpus | None, box: BlackBox
     ) -> None:
+        from ttlaunch.runtime.books.ledger import Ledger  # noqa: PLC0415
+        from ttlaunch.runtime.books.trace import clocks_compared, open_trace  # noqa: PLC0415
         from ttlaunch.runtime.context import RankContext  # noqa: PLC0415  torch is imported after the world is checked
-        from ttlaunch.runtime.early_stop import make_early_stop  # noqa: PLC0415
-        from ttlaunch.runtime.ledger import Ledger  # noqa: PLC0415
-        from ttlaunch.runtime.trace import clocks_compared, open_trace  # noqa: PLC0415
+        from ttlaunch.runtime.training.early_stop import make_early_stop  # noqa: PLC0415
 
         device = choose_device(cfg.device_config, local_rank=world.local_ranks[self.rank])
         trainer = import_recipe_module(world.recipe_folder, "trainer")
@@ -210,12 +210,12 @@ def _open_socket(
     cfg: ConfigFile, comm: "MPI.Intracomm", world: World, rank: Rank, device: "torch.device"
 ) -> "FabricSocket | MpiSocket":
     """The sockets that `multihost_config.socket_type` asks for. Collective."""
-    from ttlaunch.runtime.mpi import MpiSocket  # noqa: PLC0415  after the world is checked
+    from ttlaunch.runtime.sockets.mpi import MpiSocket  # noqa: PLC0415  after the world is checked
 
     over_mpi = MpiSocket(comm, world=world, rank=rank)
     if cfg.multihost_config.socket_type == "mpi":
         return over_mpi
-    from ttlaunch.runtime.fabric import FabricSocket  # noqa: PLC0415  torch.distributed takes its time
+    from ttlaunch.runtime.sockets.fabric import FabricSocket  # noqa: PLC0415  torch.distributed takes its time
 
     return FabricSocket(over_mpi, world=world, device=device)
 

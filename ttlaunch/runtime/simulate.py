@@ -18,14 +18,14 @@ from ttlaunch import contract
 from ttlaunch.recipe import ConfigFile, TrainingFile
 from ttlaunch.recipe.corpus import Corpus
 from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.runtime.books.ledger import Ledger
+from ttlaunch.runtime.books.records import ProgressWriter, print_error, write_error
 from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
 from ttlaunch.runtime.context import RankContext
-from ttlaunch.runtime.early_stop import make_early_stop
 from ttlaunch.runtime.entry import choose_device, read_checked_corpus, read_config
-from ttlaunch.runtime.in_process import InProcessWorld, Outcome
-from ttlaunch.runtime.ledger import Ledger
-from ttlaunch.runtime.records import ProgressWriter, print_error, write_error
-from ttlaunch.runtime.sockets import SocketError
+from ttlaunch.runtime.sockets.in_process import InProcessWorld, Outcome
+from ttlaunch.runtime.sockets.protocol import SocketError
+from ttlaunch.runtime.training.early_stop import make_early_stop
 from ttlaunch.runtime.world import Rank, World, read_world
 
 

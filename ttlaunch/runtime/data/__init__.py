@@ -1,0 +1,1 @@
+"""The samples of every step, the same for any number of ranks."""

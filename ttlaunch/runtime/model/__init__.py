@@ -1,0 +1,1 @@
+"""Models, and their parameters as one flat vector in a precision."""

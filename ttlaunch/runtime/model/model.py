@@ -1,0 +1,255 @@
+"""The model of a rank: all of the language model, or the contiguous part of it that one pipeline stage has.
+
+Every parameter is drawn from a generator seeded by (seed, name), so a stage begins with exactly the parameters that the
+whole model has there, and ranks that never talked begin with the same ones.
+
+Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = embedding_dim, V = vocabulary, N = values of the
+flat vectors of `flat.py`.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from ttlaunch.recipe import TrainingFile
+from ttlaunch.runtime.books.ledger import Ledger
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.model.flat import FlatParameters
+from ttlaunch.runtime.model.gpt import Block, Embedding, Head, Masks, seeded_generator
+from ttlaunch.runtime.model.mlp import ContextEmbedding, FeedForwardBlock
+from ttlaunch.runtime.model.precision import computing
+from ttlaunch.runtime.model.recompute import recomputed
+from ttlaunch.runtime.model.tied import EMBEDDING, HEAD
+from ttlaunch.runtime.pipeline.grid import cut_into_parts
+from ttlaunch.runtime.training.loss_scaling import LossScaler
+
+_STDS = {EMBEDDING: 1.0, "embedding.position.weight": 0.1, HEAD: 0.02}
+
+
+class Model(nn.Module):
+    """Embedding, blocks and head, or those of them that one stage has.
+
+    Attributes:
+        weights_N: All parameters in one flat view, float32; writing here changes them.
+        grads_N: All gradients likewise; backward passes add to it.
+        ledger: The books of the rank that has it; None: nobody keeps any.
+        loss_scaler: By what losses are multiplied before a backward pass, in this step.
+    """
+
+    def __init__(
+        self, cfg: TrainingFile, *, vocabulary: int, blocks: Iterable[int], has_embedding: bool, has_head: bool
+    ) -> None:
+        super().__init__()
+        sizes, kind = cfg.transformer_config, cfg.training_config.model_type
+        embedding, block = (Embedding, Block) if kind == "gpt" else (ContextEmbedding, FeedForwardBlock)
+        self.embedding = embedding(sizes, vocabulary=vocabulary) if has_embedding else None
+        self.blocks = nn.ModuleDict({str(index): block(sizes, index=index) for index in blocks})
+        self.head = Head(sizes, vocabulary=vocabulary) if has_head else None
+        self.num_blocks = sizes.num_blocks
+        self.is_tied = sizes.tie_embeddings
+        self.vocabulary = vocabulary
+        self.ledger: Ledger | None = None
+        self._cfg = cfg
+        self.loss_scaler = LossScaler(cfg)
+        self.seed = cfg.training_config.seed
+        initialise(self.named_parameters(), seed=self.seed, num_blocks=sizes.num_blocks, is_tied=self.is_tied)
+        if self._both_uses is not None:
+            nn.init.zeros_(self._both_uses[1])
+
+    def flatten(self, device: torch.device) -> None:
+        """Move to the device and lay parameters and gradients out flat; call once, before training."""
+        self.to(device)
+        self._flat = FlatParameters(self.parameters())
+        self.weights_N, self.grads_N = self._flat.weights_N, self._flat.grads_N
+
+    @property
+    def copies(self) -> frozenset[str]:
+        """Parameters that another rank has, too, and owns: its checkpoints have them."""
+        return (
+            frozenset({EMBEDDING}) if self.is_tied and self.embedding is None and self.head is not None else frozenset()
+        )
+
+    @property
+    def tied_gradient_VD(self) -> Tensor | None:
+        """Where a pipeline has the gradient of this rank's use of the matrix that embedding and head share; else None."""
+        if not self.is_tied or self._both_uses is not None:
+            return None
+        use = (
+            self.embedding.token if self.embedding is not None else self.head.output if self.head is not None else None
+        )
+        return None if use is None else use.weight.grad
+
+    @property
+    def _both_uses(self) -> tuple[Tensor, Tensor] | None:
+        """The shared matrix, and where the gradient of its second use is gathered, if both uses are on this rank."""
+        if not self.is_tied or self.embedding is None or self.head is None:
+            return None
+        return self.embedding.token.weight, self.head.output.weight
+
+    def named_parameters(
+        self,
+        prefix: str = "",
+        recurse: bool = True,  # noqa: FBT001, FBT002  signature of nn.Module
+        remove_duplicate: bool = True,  # noqa: FBT001, FBT002
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Each parameter once, under its name in the whole model; a matrix that two layers share is the embedding's."""
+        for name, parameter in super().named_parameters(prefix, recurse, remove_duplicate):
+            if not self.is_tied or name != prefix + HEAD:
+                yield name, parameter
+            elif self.embedding is None:
+                yield prefix + EMBEDDING, parameter
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:  # noqa: FBT001, FBT002  signature of nn.Module
+        """All that has a gradient, also the place where the gradient of a second use is gathered, which comes last."""
+        return (parameter for _, parameter in super().named_parameters(recurse=recurse))
+
+    @torch.no_grad()
+    def add_second_use(self) -> None:
+        """Add the mean gradients of both uses of a shared matrix; the optimizer does so once they are complete."""
+        if self._both_uses is not None:
+            first, second = (parameter.grad for parameter in self._both_uses)
+            if first is not None and second is not None:
+                first.add_(second)
+                second.zero_()
+
+    def take_gradients(self) -> Tensor:
+        """All gradients, `grads_N`; a parameter that got none counts as zero. Zero them before the next backward."""
+        self._flat.attach_gradients()
+        return self.grads_N
+
+    def zero_grad(self, set_to_none: bool = False) -> None:  # noqa: FBT001, FBT002  signature of nn.Module
+        """Zero all gradients; they stay views of `grads_N` whatever the argument says."""
+        del set_to_none
+        self.grads_N.zero_()
+
+    def names_of_whole(self) -> frozenset[str]:
+        """The parameters of the whole model, of which this rank may have a part."""
+        sizes = self._cfg.transformer_config
+        tiny = sizes.model_copy(update={"embedding_dim": sizes.num_heads, "max_sequence_length": 2})
+        cfg = self._cfg.model_copy(update={"transformer_config": tiny})
+        blocks = range(sizes.num_blocks)
+        whole = Model(cfg, vocabulary=2, blocks=blocks, has_embedding=True, has_head=True)
+        return frozenset(name for name, _ in whole.named_parameters())
+
+    def masks(self, step: int, micro_batch: int) -> Masks:
+        """What to draw the dropout masks of a training pass from: the same on any rank that runs it."""
+        return Masks(self.seed, step, micro_batch)
+
+    def places_of(self, blocks: range) -> tuple[range, range]:
+        """Where blocks are among the parameters, with the embedding before the first one and the head behind the last.
+
+        Returns:
+            Their places in `named_parameters()`, and in the flat vectors; contiguous, as they stand in the model.
+        """
+        parameters = list(self.named_parameters())
+        at = [place for place, (name, _) in enumerate(parameters) if _is_in(name, blocks, self.num_blocks)]
+        starts = [parameter.storage_offset() for _, parameter in parameters]
+        after = at[-1] + 1
+        end = starts[after] if blocks.stop < self.num_blocks and after < len(starts) else len(self.weights_N)
+        return range(at[0], after), range(starts[at[0]], end)
+
+    def forward(self, x: Tensor, masks: Masks | None = None, *, blocks: range | None = None) -> Tensor:
+        """Run the part of the model that this rank has, or one chunk of it.
+
+        Args:
+            x: Tokens, shape (B, T), int64, where the embedding comes first; else the activations of the part before,
+                shape (B, T, D).
+            masks: What to draw dropout masks from; None: no dropout, as in validation.
+            blocks: Which of the blocks, with the embedding before the model's first one and the head behind its last
+                one; None: all that this rank has.
+
+        Returns:
+            Logits, shape (B, T, V), where the head comes last; else activations, shape (B, T, D).
+        """
+        with self._computing():
+            return self._run(x, masks, blocks)
+
+    def _run(self, x: Tensor, masks: Masks | None, blocks: range | None) -> Tensor:
+        if self.embedding is not None and (blocks is None or blocks.start == 0):
+            x = self.embedding(x, masks).float()  # the residual stream is float32 in every precision
+        for block in self.blocks.values() if blocks is None else [self.blocks[str(index)] for index in blocks]:
+            x = self._run_block(block, x, masks)
+        if self.head is None or (blocks is not None and blocks.stop < self.num_blocks):
+            return x
+        tied_VD = self._both_uses[0] if self._both_uses is not None else None
+        logits_BTV: Tensor = self.head(x, tied_VD=tied_VD)
+        return logits_BTV
+
+    def _run_block(self, block: nn.Module, x_BTD: Tensor, masks: Masks | None) -> Tensor:
+        def run(x_BTD: Tensor) -> Tensor:
+            with self._computing():
+                out_BTD: Tensor = block(x_BTD, masks)
+            return out_BTD
+
+        is_kept = not self._cfg.training_config.activation_checkpointing or not x_BTD.requires_grad
+        return run(x_BTD) if is_kept else recomputed(run, x_BTD)
+
+    def _computing(self) -> AbstractContextManager[object]:
+        return computing(self._cfg.training_config, self.weights_N.device)
+
+
+def build_model(
+    cfg: TrainingFile,
+    ctx: RankContext,
+    *,
+    stage: int = 0,
+    blocks_per_stage: Iterable[int] = (),
+    chunks_per_stage: int = 1,
+) -> Model:
+    """Build the model on this rank's device, initialised and flat.
+
+    Args:
+        cfg: Sizes, model type and seed.
+        ctx: For the vocabulary of the training text, and the device.
+        stage: Which of the stages to build.
+        blocks_per_stage: Blocks of each stage in order; empty: the whole model.
+        chunks_per_stage: Equal chunks that these are cut into; see `pipeline_grid`.
+    """
+    counts = list(blocks_per_stage) or [cfg.transformer_config.num_blocks]
+    parts = cut_into_parts(counts, num_chunks=chunks_per_stage)
+    model = Model(
+        cfg,
+        vocabulary=ctx.data(cfg).vocabulary,
+        blocks=chain.from_iterable(parts[stage :: len(counts)]),
+        has_embedding=stage == 0,
+        has_head=stage == len(counts) - 1,
+    )
+    model.flatten(ctx.device)
+    if model.loss_scaler.is_on:
+        is_teller = ctx.position(ctx.role) == 0  # of ranks that update alike, one tells the user
+        model.loss_scaler.tell(
+            ctx.result, note=(lambda text: ctx.note(f"step {ctx.step}: {text}")) if is_teller else None
+        )
+    model.ledger = ctx.watch(model, values=model.weights_N.numel())
+    return model
+
+
+def _is_in(name: str, blocks: range, num_blocks: int) -> bool:
+    """Whether a parameter belongs to these blocks, or to what comes before the first block or behind the last."""
+    kind, rest = name.split(".", 1)
+    if kind == "blocks":
+        return int(rest.split(".", 1)[0]) in blocks
+    return blocks.start == 0 if kind == "embedding" else blocks.stop == num_blocks
+
+
+@torch.no_grad()
+def initialise(parameters: Iterable[tuple[str, Tensor]], *, seed: int, num_blocks: int, is_tied: bool) -> None:
+    """Set every parameter from (seed, name) alone.
+
+    Biases are 0, norms 1. The standard deviation is 1 for tokens, 0.1 for positions, and 0.02 for the head, and for tokens
+    that share its matrix, so that training begins at the loss of guessing; for the other matrices 1 / sqrt(inputs), and for those that add to the
+    residual stream 1 / sqrt(2 num_blocks) of that, as in GPT-2.
+    """
+    for name, parameter in parameters:
+        if name.endswith("bias"):
+            parameter.zero_()
+        elif "norm" in name:
+            parameter.fill_(1)
+        else:
+            std = _STDS.get(HEAD if is_tied and name == EMBEDDING else name, float(parameter.shape[1]) ** -0.5)
+            if name.endswith("_out.weight"):
+                std *= (2 * num_blocks) ** -0.5
+            parameter.normal_(0, std, generator=seeded_generator("parameter", seed, name))

@@ -1,0 +1,1 @@
+"""How two ranks exchange tensors: over MPI, over torch's process group, within one process."""

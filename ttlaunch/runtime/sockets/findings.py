@@ -1,0 +1,139 @@
+"""What is wrong with the messages of a recipe, in words: who sends or waits for what, at which line, on both sides.
+
+Standard library only: the launching machine's half of `ttlaunch simulate` reads these as JSON.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ttlaunch.runtime.world import Rank
+
+_RUNTIME = str(Path(__file__).parents[1]) + os.sep
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of a recipe."""
+
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Side:
+    """One end of a message.
+
+    Attributes:
+        what: Such as `float32 of shape (3,)`.
+        place: Where the recipe asked for it.
+    """
+
+    rank: Rank
+    role: str
+    is_send: bool
+    peer: Rank
+    peer_role: str
+    tag: int
+    what: str
+    place: Place
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} ({self.role})"
+
+    @property
+    def edge(self) -> tuple[Rank, Rank]:
+        """Source and destination."""
+        return (self.rank, self.peer) if self.is_send else (self.peer, self.rank)
+
+    def __str__(self) -> str:
+        verb, way = ("sends", "to") if self.is_send else ("receives", "from")
+        return f"{self.name} {verb} {self.what} {way} rank {self.peer} ({self.peer_role}), tag {self.tag}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One mistake in the messages of a world.
+
+    Attributes:
+        code: An `R` code.
+        sides: The ends of messages that take part, the one to look at first first.
+        notes: Facts beside the message.
+    """
+
+    code: str
+    message: str
+    sides: tuple[Side, ...]
+    notes: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        sides = [{**asdict(side), "text": str(side)} for side in self.sides]
+        return {"code": self.code, "message": self.message, "sides": sides, "notes": list(self.notes)}
+
+
+def calling_place() -> Place:
+    """The line outside the runtime that asked for a transfer; with `RemoteOptimizer`, the recipe's call of it."""
+    frame = sys._getframe(1)  # noqa: SLF001  the documented way to find a caller without building a traceback
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_RUNTIME):
+        frame = frame.f_back
+    return Place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def find_deadlock(waiting: Mapping[Rank, Side], unmatched: Sequence[Side], finished: frozenset[Rank]) -> Finding:
+    """Say why nobody can go on.
+
+    Args:
+        waiting: What each rank waits for that has not ended.
+        unmatched: Sends that nobody has received.
+        finished: Ranks that have ended.
+    """
+    chain = _chain(waiting)
+    last = chain[-1]
+    if last.peer in finished:
+        message = f"{last.name} waits for rank {last.peer} ({last.peer_role}), which has ended"
+    elif len(chain) == 1:
+        message = f"{last.name} waits for itself"
+    else:
+        message = "ranks wait for each other: " + " → ".join(str(side.rank) for side in chain) + f" → {last.peer}"
+    notes = [str(side) for rank, side in waiting.items() if side not in chain]
+    if len(chain) > 1 and all(side.is_send for side in chain):
+        notes.append("all of them send; with small tensors MPI's buffers may hide that, with large ones it hangs")
+    return Finding("R021", message, tuple(chain), (*notes, *_other_tags(chain, unmatched)))
+
+
+def find_unmatched(sides: Sequence[Side]) -> list[Finding]:
+    """One finding for each place whose messages were left over when all ranks had ended."""
+    found: dict[Place, list[Side]] = {}
+    for side in sides:
+        found.setdefault(side.place, []).append(side)
+    return [Finding("R022", _left_over(same), (same[0],)) for same in found.values()]
+
+
+def _left_over(sides: Sequence[Side]) -> str:
+    first = sides[0]
+    answer = "which no rank receives" if first.is_send else "which no rank sends"
+    more = f" ({len(sides)} times)" if len(sides) > 1 else ""
+    return f"{first}, {answer}{more}"
+
+
+def _chain(waiting: Mapping[Rank, Side]) -> list[Side]:
+    """Follow who waits for whom, from the lowest rank, to a rank that has ended or to where the chain bites its tail."""
+    rank, seen = min(waiting), []
+    while rank in waiting and rank not in seen:
+        seen.append(rank)
+        rank = waiting[rank].peer
+    start = seen.index(rank) if rank in seen else len(seen) - 1
+    return [waiting[one] for one in seen[start:]]
+
+
+def _other_tags(chain: Sequence[Side], unmatched: Sequence[Side]) -> list[str]:
+    """Messages on the way between the same two ranks that carry another tag."""
+    notes = []
+    for side in chain:
+        others = [send for send in unmatched if not side.is_send and send.edge == side.edge and send.tag != side.tag]
+        notes += [f"{others[0]} ({others[0].place.file}:{others[0].place.line})"] if others else []
+    return notes

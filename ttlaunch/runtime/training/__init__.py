@@ -1,0 +1,1 @@
+"""What every training loop does besides communicating: passes, losses, updates, validation, when to stop."""

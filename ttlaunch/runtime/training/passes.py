@@ -1,0 +1,41 @@
+"""The forward and the backward pass of one micro-batch, as every recipe whose ranks have a whole model runs them.
+
+Shapes: B = sequences of a micro-batch, T = tokens of a sequence.
+"""
+
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from ttlaunch.runtime.model.gpt import Masks
+from ttlaunch.runtime.training.losses import count_tokens, summed_loss
+
+
+class BeforeBackward(Protocol):
+    """Called between the two passes, with what is then known."""
+
+    def __call__(self, *, tokens: int, loss: float) -> None: ...
+
+
+def differentiate(
+    model: nn.Module, x_BT: Tensor, y_BT: Tensor, *, masks: Masks, before_backward: BeforeBackward | None = None
+) -> tuple[float, int]:
+    """Add the gradient of one micro-batch's *summed* loss, times the loss scale with fp16, to the model's gradients.
+
+    Args:
+        model: All of it, or what stands in for it, such as DistributedDataParallel around it.
+        x_BT: Tokens, int64.
+        y_BT: The token that follows each; those that are `IGNORED` count for nothing.
+        masks: What to draw dropout masks from.
+        before_backward: Is told tokens and summed loss before the gradients are computed.
+
+    Returns:
+        The summed loss, and the number of tokens that it is summed over, which may be 0.
+    """
+    loss = summed_loss(model(x_BT, masks), y_BT)
+    summed, tokens = loss.item(), count_tokens(y_BT)
+    if before_backward is not None:
+        before_backward(tokens=tokens, loss=summed)
+    whole: Any = getattr(model, "module", model)  # DistributedDataParallel keeps it there
+    loss.backward(whole.loss_scaler.seed(loss))
+    return summed, tokens

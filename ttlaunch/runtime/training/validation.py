@@ -1,0 +1,47 @@
+"""When a validation is due, what else is reported then, and the losses it adds up: the same bits for any number of ranks that share it."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ttlaunch.recipe import TrainingFile
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.data.text import validation_micro_batches
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.training.losses import summed_loss
+from ttlaunch.runtime.training.optimizers import Optimizer
+from ttlaunch.runtime.world import Rank
+
+
+def validation_is_due(cfg: TrainingFile, ctx: RankContext, step: int) -> bool:
+    """Whether a validation follows `step`: before the first (step 0), at every interval, and after the last."""
+    return step % cfg.training_config.validation_interval == 0 or step == ctx.data(cfg).total_steps
+
+
+def report_layer_norms(cfg: TrainingFile, ctx: RankContext, optimizer: Optimizer, step: int) -> None:
+    """Report the gradient norms of this rank's layers, if the configuration asks for them and a validation is due.
+
+    For whoever has updated with the optimizer; replicas that have made the same update leave it to one of them.
+    """
+    if cfg.training_config.log_layer_grad_norms and validation_is_due(cfg, ctx, step):
+        ctx.report_layer_norms(step, optimizer.layer_norms())
+
+
+@torch.no_grad()
+def validation_losses(cfg: TrainingFile, ctx: RankContext, model: Model, *, among: Sequence[Rank] = ()) -> Tensor:
+    """Evaluate this rank's share of the validation, without dropout.
+
+    Args:
+        cfg: Sizes.
+        ctx: The rank.
+        model: All of it.
+        among: Ranks that share the validation, each with a contiguous block of its micro-batches.
+
+    Returns:
+        Summed loss of each micro-batch of the share in order, float64, on the CPU; empty if the share is.
+    """
+    batches = validation_micro_batches(cfg, ctx, among=among)
+    with ctx.announced("evaluation"):
+        losses = [summed_loss(model(x_BT), y_BT).item() for _, x_BT, y_BT in batches]
+    return torch.tensor(losses, dtype=torch.float64)
