@@ -179,7 +179,7 @@ def _exit_statuses() -> str:
         contract.STATUS_HOST: "a host is not ready; nothing was started",
         contract.STATUS_SYNC: "the code could not be copied to a host; nothing was started",
         contract.STATUS_HUNG: "the run hung: nothing moved for the hang timeout",
-        contract.STATUS_HOST_LOST: "reserved: a host was lost",
+        contract.STATUS_HOST_LOST: "a host was lost",
         contract.STATUS_NO_PROGRESS: "restarts made no progress (`--max-restarts`)",
         contract.STATUS_INTERRUPTED: "interrupted by Ctrl-C",
         contract.STATUS_TERMINATED: "ended by SIGTERM",

@@ -66,6 +66,19 @@ def test_a_shim_that_was_killed_before_it_wrote_anything_is_known_from_mpirun():
     assert 0 == first_failure(ranks, lost_shims={}, ordered=False, witnesses=said).rank, "mpirun may kill a late shim"
 
 
+DAEMON = "PRTE has lost communication with a remote daemon.\n\n  Remote daemon: [prterun-box-1@0,2] on node box\n"
+
+
+def test_a_shim_that_went_with_mpiruns_daemon_is_not_blamed():
+    failure = first_failure(states(), lost_shims={1: 2.0}, ordered=False, witnesses=Witnesses(mpi_words=DAEMON))
+    assert ("R057", None, "box") == (failure.code, failure.rank, failure.host)
+    assert "mpirun's daemon on box was killed, and took the ranks there along" == failure.message
+    both = Witnesses(mpi_words=NOTICED + DAEMON)
+    assert "R006" == first_failure(states(), lost_shims={1: 2.0}, ordered=False, witnesses=both).code, (
+        "first was the shim"
+    )
+
+
 def test_an_own_exception_outranks_the_exits_that_follow():
     ranks = states(r0=ended(1.0, status=1), r1=raised(1.1))
     assert blamed(ranks) == ("R002", "rank 1 (worker, box) raised ValueError")

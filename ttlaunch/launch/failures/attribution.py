@@ -10,10 +10,17 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ttlaunch.launch.crew import LostHost
-from ttlaunch.launch.failures.causes import Cause, classify_ending, classify_exception, gave_up, killed_shims
+from ttlaunch.launch.failures.causes import (
+    Cause,
+    classify_ending,
+    classify_exception,
+    gave_up,
+    killed_shims,
+    lost_daemon,
+)
 from ttlaunch.launch.failures.failure import Failure, Follower
 from ttlaunch.launch.failures.last_words import LastWords, chained
-from ttlaunch.launch.failures.name_cause import name_ending, name_exception, name_lost_shim
+from ttlaunch.launch.failures.name_cause import name_ending, name_exception, name_lost_daemon, name_lost_shim
 from ttlaunch.launch.failures.next_step import next_step
 from ttlaunch.launch.watch import RankState, failed_exit
 
@@ -96,7 +103,8 @@ def _of_rank(
         order = _FOLLOWS if kind.follows else _WITHOUT_WORDS if without_words else _FIRST_HAND
         return [_Candidate(order, name_ending(state, state.exit, words, kind))]
     if lost is not None and state.exit is None and not ordered:
-        return [_Candidate(_FIRST_HAND, name_lost_shim(state, lost))]
+        by_daemon = lost_daemon(seen.mpi_words) and state.row.rank not in killed_shims(seen.mpi_words)
+        return [_Candidate(_FIRST_HAND, (name_lost_daemon if by_daemon else name_lost_shim)(state, lost))]
     return []
 
 
@@ -109,7 +117,7 @@ def _without_shims_of_the_end(candidates: list[_Candidate]) -> list[_Candidate]:
 
 
 def _is_lost_shim(candidate: _Candidate) -> bool:
-    return candidate.failure.kind is Cause.SHIM_LOST
+    return candidate.failure.kind in {Cause.SHIM_LOST, Cause.DAEMON_LOST}
 
 
 def _of_exception(error: dict[str, Any], ending: dict[str, Any] | None) -> Cause:

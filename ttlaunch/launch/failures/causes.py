@@ -26,6 +26,7 @@ class Cause(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     CRASHED = "crashed"  # in compiled code
     SHIM_LOST = "shim_lost"  # its parent was killed, which took it along
+    DAEMON_LOST = "daemon_lost"  # mpirun's own process on a host was killed, which took shims and ranks along
     HOST_LOST = "host_lost"
     HUNG = "hung"  # nothing moved any more
     OTHER = "other"  # of the run and no rank: its folder, mpirun, its numbers
@@ -84,6 +85,7 @@ _ENDING = {signal.SIGINT, signal.SIGTERM}
 _GAVE_UP = re.compile(r"\*\*\* An error occurred in Socket closed\s+\S+ \*\*\* reported by process \[\d+,(\d+)\]")
 _GAVE_UP_STATUS = 14
 _KILLED_SHIM = re.compile(r"process\s+rank\s+(\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+\S+\s+exited\s+on\s+signal")
+_LOST_DAEMON = "has lost communication with a remote daemon"
 _ABORTED = re.compile(r"terminate called .*", re.DOTALL)
 
 
@@ -153,6 +155,11 @@ def killed_shims(mpi_words: str) -> set[int]:
         mpi_words: What mpirun wrote to its standard error.
     """
     return {int(rank) for rank in _KILLED_SHIM.findall(mpi_words)}
+
+
+def lost_daemon(mpi_words: str) -> bool:
+    """Whether mpirun tells that its daemon on another host went away; of the hosts it knows only its own names."""
+    return _LOST_DAEMON in mpi_words
 
 
 def _classify_signal(number: int, ending: dict[str, Any], words: LastWords, *, by_us: bool) -> Cause:

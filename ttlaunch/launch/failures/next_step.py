@@ -12,6 +12,7 @@ _STEPS = {
     Cause.LEFT_EARLY: "look for what calls `sys.exit` or `os._exit` in the role or in a library that it uses",
     Cause.KILLED: f"find out who sent it: a person, a batch system at its limit, a watchdog; {_RESUME}",
     Cause.SHIM_LOST: f"find out who kills processes on that host; {_RESUME}",
+    Cause.DAEMON_LOST: f"find out who kills processes on that host; {_RESUME}",
     Cause.HOST_LOST: "`ttlaunch doctor --on NAME` says whether the host is back",
     Cause.LOST_PEER: "`ttlaunch doctor --on NAME` tries the network between the hosts",
 }
