@@ -36,6 +36,7 @@ from ttlaunch.recipe.declare import (
 )
 from ttlaunch.recipe.sections import (
     CheckpointConfig,
+    CompressionConfig,
     ConfigFile,
     DeviceConfig,
     LossScaleConfig,
@@ -63,6 +64,7 @@ __all__ = [
     "NUMBER_BYTES",
     "VALUE_BYTES",
     "CheckpointConfig",
+    "CompressionConfig",
     "ConfigFile",
     "DeviceConfig",
     "Flow",

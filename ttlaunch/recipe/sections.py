@@ -198,6 +198,20 @@ class LossScaleConfig(Section):
     max_power: Power = Field(24, description="the scale is not doubled beyond 2 to this power")
 
 
+class CompressionConfig(Section):
+    """In how few bytes gradients travel; what is lost of one, the next ones make up for."""
+
+    noun: ClassVar[str] = "compression_config"
+
+    kind: Literal["none", "bf16", "int8"] = Field(
+        "none", description="none: every bit; bf16: 2 bytes a value; int8: 1 byte a value, and a scale for each block"
+    )
+    block_size: Size = Field(256, description="int8: values that share a scale")
+    error_feedback: bool = Field(
+        default=True, description="add what was lost of a gradient to the next; 4 bytes a value of memory"
+    )
+
+
 class CheckpointConfig(Section):
     """What training can go on from after an interruption, and what it begins with."""
 

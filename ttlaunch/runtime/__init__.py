@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     )
     from ttlaunch.runtime.collectives.reduction import GradientTree, contiguous_blocks
     from ttlaunch.runtime.collectives.torch_group import process_group
+    from ttlaunch.runtime.compression.codec import Codec, build_codec
+    from ttlaunch.runtime.compression.error_feedback import ErrorFeedback
     from ttlaunch.runtime.context import RankContext
     from ttlaunch.runtime.data.text import micro_batches, validation_micro_batches
     from ttlaunch.runtime.gradients.exchange import GradientExchange
@@ -52,6 +54,8 @@ __all__ = [
     "Action",
     "AggregatorLink",
     "BucketedUpdate",
+    "Codec",
+    "ErrorFeedback",
     "GradientExchange",
     "GradientHub",
     "GradientTree",
@@ -70,6 +74,7 @@ __all__ = [
     "all_reduce_mean",
     "barrier",
     "broadcast",
+    "build_codec",
     "build_hub",
     "build_model",
     "build_optimizer",
@@ -116,6 +121,8 @@ _MODULES = {
         "reduce",
         "reduce_scatter",
     ),
+    "compression.codec": ("Codec", "build_codec"),
+    "compression.error_feedback": ("ErrorFeedback",),
     "context": ("RankContext",),
     "data.text": ("micro_batches", "validation_micro_batches"),
     "gradients.exchange": ("GradientExchange",),
