@@ -62,11 +62,12 @@ def _describe_code(plan: LaunchPlan) -> dict[str, Any]:
     """Which code runs: the recipe's tree, and commit and uncommitted changes where the working folder is in git."""
     working_folder = Path(plan.working_folder)
     recipe = Path(plan.program.folder) if isinstance(plan.program, RecipeProgram) else None
-    diff = _git(working_folder, "diff", "HEAD")
+    commit = (_git(working_folder, "rev-parse", "HEAD") or "").strip() or None
+    diff = _git(working_folder, "diff", "HEAD") if commit else None
     return {
         "ttlaunch": __version__,
         "recipe": {"folder": str(recipe), "tree": tree_hash(recipe)} if recipe else None,
-        "commit": (_git(working_folder, "rev-parse", "HEAD") or "").strip() or None,
+        "commit": commit,
         "diff": diff if diff is None or len(diff) <= _LARGEST_DIFF else f"{len(diff)} characters, not kept",
     }
 
