@@ -5,8 +5,9 @@ them, so within a precision every cell has to end as the first one, which is one
 """
 
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ttlaunch.diagnostics.count import counted
 
@@ -16,10 +17,58 @@ SEQUENCES = 12
 PRECISIONS = ("fp32", "bf16", "fp16")
 ACCUMULATIONS = (1, 3)
 WORKERS = (1, 2, 3, 4)
-RECIPES = ("hierarchical_parallel", "data_parallel", "pipeline_parallel")
 _BLOCKS = {2: [2, 2], 3: [1, 2, 1], 4: [1, 1, 1, 1]}
-_PAIRS, _REPLICAS = "tiers of pairs", "two pipelines"
 _MODEL = "num_blocks: 4, num_heads: 2, embedding_dim: 16, max_sequence_length: 16, dropout_prob: 0.1"
+
+
+class _Form(NamedTuple):
+    """A way of a recipe to share the work.
+
+    Attributes:
+        layout: In words.
+        workers: Numbers of ranks that differentiate, each of which is tried.
+        sections: What says so in a training file, by section, for a number of them.
+        others: Ranks that do something else.
+        is_sized: Whether only the number of ranks tells it from another layout of the recipe.
+    """
+
+    recipe: str
+    layout: str
+    workers: Collection[int]
+    sections: Callable[[int], Mapping[str, str]]
+    others: int = 0
+    is_sized: bool = False
+
+
+def _workers(count: int) -> Mapping[str, str]:
+    return {"multihost_config": f"num_workers: {count}"}
+
+
+def _pairs(count: int) -> Mapping[str, str]:
+    return {**_workers(count // 2), "device_config": "enable_ddp: true, mesh_shape: [1, 2]"}
+
+
+def _stages(count: int) -> Mapping[str, str]:
+    return {"multihost_config": f"pipeline_parallel_config: {{blocks_per_rank: {_BLOCKS[count]}}}"}
+
+
+def _two_pipelines(count: int) -> Mapping[str, str]:
+    blocks = _BLOCKS[count // 2]
+    return {"multihost_config": f"pipeline_parallel_config: {{blocks_per_rank: {blocks}, replicas: 2}}"}
+
+
+_FORMS = (
+    _Form("hierarchical_parallel", "one process", (1,), _workers, is_sized=True),
+    _Form("hierarchical_parallel", "two tiers", WORKERS, _workers, others=1, is_sized=True),
+    _Form("hierarchical_parallel", "three tiers", WORKERS, _workers, others=2, is_sized=True),
+    _Form("data_parallel", "data parallel", WORKERS, _workers),
+    _Form("pipeline_parallel", "pipeline", tuple(_BLOCKS), _stages),
+    _Form("hierarchical_parallel", "tiers of pairs", (4,), _pairs, others=1, is_sized=True),
+    _Form("pipeline_parallel", "two pipelines", (4,), _two_pipelines),
+)
+"""The first is the reference."""
+
+RECIPES = tuple(dict.fromkeys(form.recipe for form in _FORMS))
 
 
 @dataclass(frozen=True)
@@ -45,6 +94,7 @@ class Cell:
 
     def words(self, *, steps: int) -> list[str]:
         """What follows `ttlaunch run` or `ttlaunch simulate`: nothing of the recipe's own training file is left."""
+        [form] = [form for form in _FORMS if (form.recipe, form.layout) == (self.recipe, self.layout)]
         training = (
             f"steps: {steps}, batch_size: {SEQUENCES // self.accumulation}, micro_batch_size: 1, "
             f"gradient_accumulation_steps: {self.accumulation}, learning_rate: 5.0e-3, "
@@ -56,25 +106,14 @@ class Cell:
             "transformer_config": _MODEL,
             "scheduler_config": "type: cosine, warmup_steps: 5",
             "checkpoint_config": "interval: 1000000",  # the last step has one
-            "multihost_config": self._multihost(),
-            **({"device_config": "enable_ddp: true, mesh_shape: [1, 2]"} if self.layout == _PAIRS else {}),
+            **form.sections(self.workers),
         }
         words = [word for key, value in sections.items() for word in ("--set", f"{key}={{{value}}}")]
-        sized = self.recipe == RECIPES[0]  # its layouts differ in the number of ranks; the others' last one is meant
-        return [self.recipe, *(["--ranks", str(self.ranks)] if sized else []), *words]
+        return [self.recipe, *(["--ranks", str(self.ranks)] if form.is_sized else []), *words]
 
     def command(self, *, steps: int, simulated: bool) -> str:
         """As it can be pasted into a shell."""
         return shlex.join(["ttlaunch", "simulate" if simulated else "run", *self.words(steps=steps)])
-
-    def _multihost(self) -> str:
-        if self.layout == _PAIRS:
-            return f"num_workers: {self.workers // 2}"
-        if self.layout == _REPLICAS:
-            return f"pipeline_parallel_config: {{blocks_per_rank: {_BLOCKS[self.workers // 2]}, replicas: 2}}"
-        if self.recipe == "pipeline_parallel":
-            return f"pipeline_parallel_config: {{blocks_per_rank: {_BLOCKS[self.workers]}}}"
-        return f"num_workers: {self.workers}"
 
 
 def matrix(
@@ -107,17 +146,9 @@ def matrix(
 
 def _layouts() -> Iterator[tuple[str, str, int, int]]:
     """Recipe, layout, workers and ranks."""
-    yield RECIPES[0], "one process", 1, 1
-    for workers in WORKERS:
-        yield RECIPES[0], "two tiers", workers, workers + 1
-    for workers in WORKERS:
-        yield RECIPES[0], "three tiers", workers, workers + 2
-    for workers in WORKERS:
-        yield RECIPES[1], "data parallel", workers, workers
-    for stages in _BLOCKS:
-        yield RECIPES[2], "pipeline", stages, stages
-    yield RECIPES[0], _PAIRS, 4, 5
-    yield RECIPES[2], _REPLICAS, 4, 4
+    for form in _FORMS:
+        for workers in form.workers:
+            yield form.recipe, form.layout, workers, workers + form.others
 
 
 def world_sizes(recipes: Collection[str]) -> list[int]:
