@@ -203,10 +203,14 @@ class CompressionConfig(Section):
 
     noun: ClassVar[str] = "compression_config"
 
-    kind: Literal["none", "bf16", "int8"] = Field(
-        "none", description="none: every bit; bf16: 2 bytes a value; int8: 1 byte a value, and a scale for each block"
+    kind: Literal["none", "bf16", "int8", "top_k", "powersgd"] = Field(
+        "none",
+        description="none: every bit; bf16: 2 bytes a value; int8: 1 byte a value, and a scale for each block; "
+        "top_k: the largest values alone; powersgd: two thin factors of each matrix",
     )
     block_size: Size = Field(256, description="int8: values that share a scale")
+    k: Annotated[float, Field(gt=0, le=1)] = Field(0.01, description="top_k: share of the values that is sent")
+    rank: Size = Field(4, description="powersgd: columns of the factors")
     error_feedback: bool = Field(
         default=True, description="add what was lost of a gradient to the next; 4 bytes a value of memory"
     )

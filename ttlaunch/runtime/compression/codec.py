@@ -19,7 +19,7 @@ gradient is not, and the overflow skip of fp16 sees it.
 Shapes: N = values.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -29,6 +29,8 @@ from ttlaunch.recipe import CompressionConfig
 from ttlaunch.runtime.compression.casts import Bf16, Exact
 from ttlaunch.runtime.compression.error_feedback import ErrorFeedback
 from ttlaunch.runtime.compression.int8 import BlockInt8
+from ttlaunch.runtime.compression.powersgd import Matrix, PowerSgd
+from ttlaunch.runtime.compression.top_k import TopK
 
 
 class Codec(Protocol):
@@ -61,21 +63,31 @@ class Codec(Protocol):
         """Go on from another codec's `state()`."""
 
 
-def build_codec(cfg: CompressionConfig, num_values: int, *, device: torch.device | None = None) -> Codec:
+def build_codec(
+    cfg: CompressionConfig, num_values: int, *, matrices: Sequence[Matrix] = (), device: torch.device | None = None
+) -> Codec:
     """The codec that a configuration asks for, with its error feedback.
 
     Args:
         cfg: Which.
         num_values: N, of every vector that it will encode.
+        matrices: In those vectors, for `powersgd`, whose payload depends on them; see `matrices_in`. Empty: one
+            near-square matrix of all values, which is less like a matrix of low rank.
         device: Where those vectors are; None: the CPU.
     """
     if cfg.kind == "none":
         return Exact()
-    codec = _lossy(cfg)
+    codec = _lossy(cfg, num_values, matrices, device)
     return ErrorFeedback(codec, num_values, device=device) if cfg.error_feedback else codec
 
 
-def _lossy(cfg: CompressionConfig) -> Codec:
-    if cfg.kind == "bf16":
-        return Bf16()
-    return BlockInt8(block_size=cfg.block_size)
+def _lossy(cfg: CompressionConfig, num_values: int, matrices: Sequence[Matrix], device: torch.device | None) -> Codec:
+    match cfg.kind:
+        case "bf16":
+            return Bf16()
+        case "int8":
+            return BlockInt8(block_size=cfg.block_size)
+        case "top_k":
+            return TopK(cfg.k)
+        case _:
+            return PowerSgd(num_values, rank=cfg.rank, matrices=matrices, device=device)
