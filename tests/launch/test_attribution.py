@@ -66,6 +66,16 @@ def test_a_shim_that_was_killed_before_it_wrote_anything_is_known_from_mpirun():
     assert 0 == first_failure(ranks, lost_shims={}, ordered=False, witnesses=said).rank, "mpirun may kill a late shim"
 
 
+def test_of_ranks_that_starved_together_the_one_that_held_most_is_named():
+    def starved(time, peak):
+        return {"exit": ended(time, number=signal.SIGKILL)["exit"] | {"oom_kills": 2, "peak_memory_bytes": peak}}
+
+    ranks = states(r0=starved(1.0, 200), r1=starved(1.4, 900))
+    assert blamed(ranks) == ("R024", "rank 1 (worker, box) ran out of memory")
+    ranks = states(r0=starved(1.0, 200), r1=starved(9.0, 900))
+    assert blamed(ranks) == ("R024", "rank 0 (worker, box) ran out of memory")
+
+
 DAEMON = "PRTE has lost communication with a remote daemon.\n\n  Remote daemon: [prterun-box-1@0,2] on node box\n"
 
 

@@ -25,6 +25,7 @@ from ttlaunch.launch.failures.next_step import next_step
 from ttlaunch.launch.watch import RankState, failed_exit
 
 _FIRST_HAND, _WITHOUT_WORDS, _FOLLOWS = 0, 1, 2
+_STARVED_TOGETHER_S = 2.0  # a killed rank of many gigabytes takes that long to be gone
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def first_failure(
         return None
     candidates = _without_shims_of_the_end(candidates)
     first = min(candidates, key=lambda one: (one.order, one.failure.time or 0.0)).failure
-
+    first = _that_held_most(first, candidates, ranks)
     followers = _followers(first, candidates, ranks, lost_hosts or {})
     words = seen.last_words(first.rank).lines if first.rank is not None else ()
     hint = next_step(first)
@@ -124,6 +125,20 @@ def _of_exception(error: dict[str, Any], ending: dict[str, Any] | None) -> Cause
     message, kind = str(error.get("message", "")), str(error.get("type"))
     chain = chained(str(error.get("traceback", "")).splitlines())
     return classify_exception(kind, message, chain=chain, oom_kills=int((ending or {}).get("oom_kills") or 0))
+
+
+def _that_held_most(first: Failure, candidates: list[_Candidate], ranks: list[RankState]) -> Failure:
+    """Of ranks that starved together on a host, the largest: the kernel may kill another before that one is gone."""
+    if first.kind is not Cause.OUT_OF_MEMORY or first.time is None:
+        return first
+    held = {state.row.rank: float((state.exit or {}).get("peak_memory_bytes") or 0) for state in ranks}
+    starved = [
+        one.failure
+        for one in candidates
+        if (one.failure.kind, one.failure.host) == (first.kind, first.host)
+        and (one.failure.time or math.inf) - first.time < _STARVED_TOGETHER_S
+    ]
+    return max(starved, key=lambda failure: -1.0 if failure.rank is None else held.get(failure.rank, 0.0))
 
 
 def _lost_host(lost: LostHost, ranks: list[RankState]) -> _Candidate:
