@@ -39,8 +39,8 @@ RING_AT = CHANNELS_AT + (CHANNELS + 1) * CHANNEL.size  # one more for messages o
 TEXTS_AT = RING_AT + OPERATIONS * OPERATION.size
 SIZE = TEXTS_AT + TEXT_BYTES
 
-SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV, COLLECTIVE, BEGUN_COLLECTIVE = range(1, 9)
-VERBS = ("?", "send", "recv", "isend", "irecv", "wait for send", "wait for recv", "", "")
+SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV, COLLECTIVE, BEGUN_COLLECTIVE, WAIT_ANY = range(1, 10)
+VERBS = ("?", "send", "recv", "isend", "irecv", "wait for send", "wait for recv", "", "", "wait for any")
 SENDS = frozenset({SEND, ISEND, WAIT_SEND})
 VERB_AT = 56
 """Of an operation: where its verb stands, of two bytes. One that was begun in the background becomes one that is waited for."""
@@ -49,6 +49,9 @@ NO_BUCKET = -1
 GROUP = -1
 """In place of a peer: an operation of MPI's or torch's own in which all ranks of a group meet. Its tag names the group, whose
 ranks have a channel of that tag from the moment at which they join it; the channel counts the group's operations."""
+
+ANY = -2
+"""In place of a peer: whoever of those comes first that the rank has asked for a message of this tag and who owe it one."""
 
 WORLD = 0
 """The tag of the group of all ranks."""
@@ -93,6 +96,10 @@ class Operation:
     @property
     def is_collective(self) -> bool:
         return self.peer == GROUP
+
+    @property
+    def is_for_any(self) -> bool:
+        return self.peer == ANY
 
     @property
     def is_open(self) -> bool:

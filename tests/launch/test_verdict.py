@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ttlaunch.black_box import COLLECTIVE, DONE, GROUP, box_file, read_box
+from ttlaunch.black_box import ANY, COLLECTIVE, DONE, GROUP, WAIT_ANY, box_file, read_box
 from ttlaunch.launch.hang.stacks import Frame, parse_main_stack, recipe_frame
 from ttlaunch.launch.hang.verdict import judge
 from ttlaunch.launch.hang.waits import Seen
@@ -53,6 +53,36 @@ def ranks(tmp_path):
 def verdict(ranks):
     failure = judge(ranks, quiet_s=12.0, now=0.0)
     return failure.code, failure.message
+
+
+def asked(*peers, tag=7):
+    """What a server's box holds that has asked these for a message of the tag, and waits for whoever comes first."""
+    return [*[(IRECV, peer, tag, "pushes") for peer in peers], (WAIT_ANY, ANY, tag, "pushes", ...)]
+
+
+SERVED = ("server", "worker", "worker", "worker")
+
+
+def test_a_server_that_waits_for_anybody_waits_for_those_who_owe_it_something(ranks):
+    """D7: the one worker that does nothing is named, not the server, nor the worker that waits for the server."""
+    pushed = [(ISEND, 0, 7, "pushes"), (RECV, 0, 8, "answer", ...)]
+    seen = ranks(asked(1, 2, 3), pushed, [], [(ISEND, 0, 7, "pushes"), DONE], roles=SERVED, idle_s={2: 30.0})
+    code, said = verdict(seen)
+    assert "R014" == code
+    assert "rank 2 (worker, box) has not moved for 12 s: 3 ranks wait for it" in said
+    table = judge(seen, quiet_s=12.0, now=0.0).evidence
+    assert "rank 0 (server)  waits for rank 2" == table[0].partition("  wait for any")[0]
+    assert "wait for any of 8 bytes, pushes, tag 7" in table[0]
+
+
+def test_a_server_that_forgot_to_answer_is_in_the_circle(ranks):
+    idle_s = {0: 5.0, 1: 6.0, 2: 4.0, 3: 3.0}
+    waits = [(ISEND, 0, 7, "pushes"), (RECV, 0, 8, "answer", ...)]
+    seen = ranks([*asked(1, 2, 3), *asked(1, 2, 3)], waits, waits, waits, roles=SERVED, idle_s=idle_s)
+    assert ("R015", "rank 1 (worker, box) waits in a circle, 1 → 0 → 1") == (
+        verdict(seen)[0],
+        verdict(seen)[1].partition(":")[0],
+    )
 
 
 def test_two_that_receive_from_each_other(ranks):

@@ -83,6 +83,42 @@ def a_wait_may_be_repeated(socket, among):
     assert torch.equal(torch.ones(2), box)
 
 
+def whoever_comes_first_is_waited_for(socket, among):
+    """Each rank sends three messages, small or large, to the first one, which takes them as they come."""
+    for size in (3, 100_000):
+        sends = [socket.isend(torch.full((size,), float(value)), dest=among[0], tag=5) for value in range(3)]
+        if socket.rank == among[0]:
+            boxes = {rank: torch.empty(size) for rank in among}
+            asked = {rank: socket.irecv(box, source=rank, tag=5) for rank, box in boxes.items()}
+            found = {rank: [] for rank in among}
+            while asked:
+                place = socket.wait_any(list(asked.values()))
+                rank = list(asked)[place]
+                message = asked.pop(rank)
+                assert message.test()
+                message.wait()
+                found[rank].append(boxes[rank][-1].item())
+                if len(found[rank]) < 3:
+                    asked[rank] = socket.irecv(boxes[rank], source=rank, tag=5)
+            assert {rank: [0.0, 1.0, 2.0] for rank in among} == found
+        for send in sends:
+            send.wait()
+            assert send.test()
+
+
+def a_wait_for_any_ends_when_its_time_is_over(socket, among):
+    after, before = neighbours(socket, among)
+    box = torch.zeros(2)
+    receiving = socket.irecv(box, source=before, tag=6)
+    assert socket.wait_any([receiving], timeout_s=0) is None
+    barrier(socket, among=among)
+    sending = socket.isend(torch.ones(2), dest=after, tag=6)
+    assert 0 == socket.wait_any([receiving])
+    receiving.wait()
+    sending.wait()
+    assert torch.equal(torch.ones(2), box)
+
+
 def part_of_a_tensor_is_filled_in_place(socket, among):
     after, before = neighbours(socket, among)
     whole = torch.zeros(100_000)
@@ -179,6 +215,8 @@ CONTRACT = [
     every_dtype_and_size_arrives_whole,
     shapes_of_many_dimensions_and_none_arrive,
     a_wait_may_be_repeated,
+    whoever_comes_first_is_waited_for,
+    a_wait_for_any_ends_when_its_time_is_over,
     part_of_a_tensor_is_filled_in_place,
     tensors_that_cannot_be_sent_are_refused_before_anything_is_sent,
     all_verbs_of_many_ranks_give_their_results,

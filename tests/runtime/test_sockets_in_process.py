@@ -184,6 +184,48 @@ def test_a_rank_that_raises_ends_the_world_and_only_it_is_blamed(kind):
     assert [] == outcome.findings
 
 
+def test_time_passes_only_when_nobody_can_go_on():
+    """So a simulated timeout is the same every time: the late one is late because somebody keeps it."""
+    found = []
+
+    def server(socket):
+        boxes = [torch.empty(1), torch.empty(1)]
+        asked = [socket.irecv(box, source=rank) for rank, box in enumerate(boxes, start=1)]
+        for _ in range(2):
+            place = socket.wait_any(asked, timeout_s=5.0)
+            found.append(place)
+            if place is not None:
+                asked[place].wait()
+                asked = [asked[1 - place]]
+        socket.send(torch.ones(1), dest=2)
+        found.append(socket.wait_any(asked))
+        asked[0].wait()
+
+    def prompt(socket):
+        socket.send(torch.ones(1), dest=0)
+
+    def late(socket):
+        socket.recv(torch.empty(1), source=0)
+        socket.send(torch.ones(1), dest=0)
+
+    outcome = play(server, prompt, late, roles=["server", "worker", "worker"])
+    assert ({}, [], [0, None, 0]) == (outcome.errors, outcome.findings, found)
+
+
+def test_a_wait_for_any_that_never_ends_names_one_who_is_still_there():
+    def server(socket):
+        socket.wait_any([socket.irecv(torch.empty(1), source=rank) for rank in (1, 2)])
+
+    def leaver(_socket):
+        pass
+
+    def other(socket):
+        socket.recv(torch.empty(1), source=0)
+
+    (finding,) = play(server, leaver, other, roles=["server", "worker", "worker"]).findings
+    assert "ranks wait for each other: 0 → 2 → 0" == finding.message
+
+
 def test_a_rank_outside_the_world_is_refused_at_once():
     outcome = play(lambda socket: socket.send(torch.zeros(1), dest=3))
     assert "there is no rank 3 in a world of 1" == str(outcome.errors[0])

@@ -24,7 +24,7 @@ class LastOperation:
         text: All of it in words, such as `recv of 13.2 MB from rank 2 (aggregator), tag 3, …`.
         operation: Its name, such as `gradients`.
         verb: Of the socket; empty of an operation in which a group meets.
-        peer: The other rank; -1: those of a group.
+        peer: The other rank; -1: those of a group; -2: whoever of several comes first.
         bucket: None: none.
         step: 0: before the first.
         place: `file:line` of the recipe, None if it is not known.
@@ -140,7 +140,8 @@ def described(operation: Operation, *, roles: Sequence[str]) -> str:
     way = "to" if operation.is_send else "from"
     role = f" ({roles[operation.peer]})" if 0 <= operation.peer < len(roles) else ""
     verb = VERBS[operation.verb] if operation.verb < len(VERBS) else VERBS[0]
-    parts = [f"{verb} of {sized(operation.nbytes)} {way} rank {operation.peer}{role}", operation.name]
+    whom = "several ranks" if operation.is_for_any else f"rank {operation.peer}{role}"
+    parts = [f"{verb} of {sized(operation.nbytes)} {way} {whom}", operation.name]
     parts.append(f"tag {operation.tag}")
     parts += [f"bucket {operation.bucket}"] if operation.bucket != NO_BUCKET else []
     parts += [f"step {operation.step}"] if operation.step else []

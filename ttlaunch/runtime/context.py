@@ -31,12 +31,12 @@ class RankContext:
     """One rank of a run.
 
     Attributes:
-        rank: Its index in the world.
-        world_size: Ranks in the world.
+        rank, world_size: Its index in the world, and how many ranks that has.
         role: What it does.
         host: Where it runs.
         device: What it computes on.
         step: The step it is in; 0 before the first.
+        replay: By update, the rank whose gradient it was of, where a run is repeated; see `World`.
         early_stop: Whether training goes on; on all ranks that know the validations' losses, others `agree`.
         steps_done: Steps that were done before this run began; 0 unless it goes on from a checkpoint.
         ledger: What this rank has sent and how long it has waited; the verbs below enter it.
@@ -59,7 +59,7 @@ class RankContext:
         self.rank = rank
         self.world_size = world.size
         self.role = world.roles[rank]
-        self.host = world.hosts[rank]
+        self.host, self.replay = world.hosts[rank], world.replay
         self.device = device
         self.step = self.steps_done = checkpoints.steps_done if checkpoints else 0
         self._world = world
@@ -123,6 +123,10 @@ class RankContext:
         """Begin to receive; the tensor holds the message when `wait()` of the result has returned."""
         with self._for(operation):
             return self._socket.irecv(tensor, source=source, tag=tag)
+
+    def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
+        """Sleep until one of several transfers is complete, and say which; see `Socket`."""
+        return self._socket.wait_any(pending, timeout_s=timeout_s)
 
     def _for(self, name: str | None) -> AbstractContextManager[None]:
         return _NAMED_BY_CALLER if name is None else operation(self, name)
@@ -233,8 +237,7 @@ class RankContext:
 
     def _state(self, step: int) -> dict[str, Any]:
         """What training goes on from besides tensors; learning rate and dropout masks follow from the step alone."""
-        position = self._required_data().position(step)
-        return {"data": position, "early_stop": self.early_stop.state()}
+        return {"data": self._required_data().position(step), "early_stop": self.early_stop.state()}
 
     def _required_data(self) -> TextData:
         assert self._data is not None  # noqa: S101 - whoever has a model has asked the data for its vocabulary
@@ -247,8 +250,7 @@ class RankContext:
     def report(self, step: int, **values: float) -> None:
         """Say that a step is done, with what is known of it.
 
-        `loss` is the mean per token of what this rank has seen, `tokens` how many those were; further `grad_norm`,
-        `learning_rate`.
+        `loss` is the mean per token of what this rank has seen, `tokens` how many those were; further `grad_norm` and the like.
 
         Raises:
             TypeError: A value is not a number.

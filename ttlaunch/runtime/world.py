@@ -26,6 +26,7 @@ class World:
         data_sha256: What the launching machine's text hashes to; None if the recipe reads no text.
         start: What training begins from, as the launcher found it: `step`, `files` (path and SHA-256 of each) and, of a
             checkpoint, its `state`; None: weights are drawn from the seed.
+        replay: Of an asynchronous run that is repeated: by update, the rank whose gradient it was of; else empty.
     """
 
     recipe_name: str
@@ -38,6 +39,7 @@ class World:
     data_path: Path | None
     data_sha256: str | None
     start: Mapping[str, Any] | None = None
+    replay: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -74,4 +76,5 @@ def read_world(path: Path) -> World:
         data_path=Path(data["path"]) if data.get("path") else None,
         data_sha256=data.get("sha256"),
         start=plan.get("start"),
+        replay=tuple(plan.get("replay") or ()),
     )

@@ -60,7 +60,20 @@ def peers_of(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
         return ()
     if wait.is_collective:
         return _missing(one, wait, ranks)
+    if wait.is_for_any:
+        return _owing(one, wait, ranks)
     return (wait.peer,) if 0 <= wait.peer < len(ranks) else ()
+
+
+def _owing(one: Seen, wait: Operation, ranks: Sequence[Seen]) -> tuple[int, ...]:
+    """The ranks that a rank has asked for more messages of a tag than they have begun to send; those still at work first."""
+    asked = {} if one.box is None else one.box.channels
+    owing = [other for other in ranks if asked.get((other.rank, wait.tag, False), 0) > _sent(other, one.rank, wait.tag)]
+    return tuple(other.rank for other in sorted(owing, key=lambda other: other.is_done))
+
+
+def _sent(one: Seen, dest: int, tag: int) -> int:
+    return 0 if one.box is None else one.box.channels.get((dest, tag, True), 0)
 
 
 def _missing(one: Seen, wait: Operation, ranks: Sequence[Seen]) -> tuple[int, ...]:
@@ -131,7 +144,9 @@ def other_tags(one: Seen, peer: Seen) -> tuple[int, ...]:
 def other_senders(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
     """Ranks that have sent under the tag that a rank waits for, which has never asked them, while its peer has not sent."""
     wait = one.waiting
-    if wait is None or wait.is_collective or one.box is None or not _waits_in_vain(one, ranks[wait.peer]):
+    if wait is None or wait.is_collective or wait.is_for_any or one.box is None:
+        return ()
+    if not _waits_in_vain(one, ranks[wait.peer]):
         return ()
     asked = {peer for peer, tag, is_send in one.box.channels if tag == wait.tag and not is_send}
     sent = [other for other in ranks if other.box and other.box.channels.get((one.rank, wait.tag, True), 0)]
@@ -141,7 +156,7 @@ def other_senders(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
 def those_who_sent(one: Seen, peer: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
     """The others of the peer's role, if every one of them has sent what a rank waits for and the peer has not."""
     wait = one.waiting
-    if wait is None or not _waits_in_vain(one, peer):
+    if wait is None or wait.is_for_any or not _waits_in_vain(one, peer):
         return ()
     others = [other for other in ranks if other.role == peer.role and other not in (one, peer)]
     key = (one.rank, wait.tag, True)
@@ -160,6 +175,8 @@ def _waits_in_vain(one: Seen, peer: Seen) -> bool:
 def _was_begun(wait: Operation, one: Seen, peer: Seen) -> bool:
     """Whether the other end of a message has been begun."""
     assert peer.box is not None  # noqa: S101 - the caller has looked
+    if wait.is_for_any:
+        return peer.rank not in _owing(one, wait, (peer,))
     return peer.box.channels.get((one.rank, wait.tag, not wait.is_send), 0) >= wait.message
 
 

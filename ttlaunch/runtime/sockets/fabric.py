@@ -8,6 +8,7 @@ two ranks match in the order in which both began them: a tag names a mismatch bu
 """
 
 import zlib
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch
@@ -77,6 +78,10 @@ class FabricSocket:
         body = dist.irecv(_bytes_of(tensor), source, tag=_body_tag(tensor, tag)) if tensor.numel() else None
         return _FabricTransfer(header, body, self._name(source), tensor, found)
 
+    def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
+        """As of every socket; what has come of a message is its header, and the backend's own threads move the rest."""
+        return self._control.wait_any(pending, timeout_s=timeout_s)
+
     def barrier(self) -> None:
         """Wait for every rank. Collective."""
         self._control.barrier()
@@ -114,6 +119,10 @@ class _FabricTransfer:
             body.wait()
         except RuntimeError as error:
             raise PeerLostError(f"{self._peer} is gone: {error}") from error
+
+    def test(self) -> bool:
+        """Whether the header has come or gone; not all backends say as much of the bytes behind it."""
+        return self._header.test()
 
 
 def _header(tensor: Tensor) -> Tensor:

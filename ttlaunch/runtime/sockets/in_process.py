@@ -10,7 +10,7 @@ none of these to compute.
 
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -52,7 +52,7 @@ class InProcessWorld:
         self._roles = tuple(roles)
         self._ranks = [Rank(rank) for rank in range(len(roles))]
         self._turns = {rank: threading.Semaphore(0) for rank in self._ranks}
-        self._waiting: dict[Rank, Transfer] = {}
+        self._waiting: dict[Rank, _Wait] = {}
         self._finished: set[Rank] = set()
         self._is_over = False
         self._sends: dict[tuple[Rank, Rank, int], deque[Transfer]] = defaultdict(deque)
@@ -108,28 +108,41 @@ class InProcessWorld:
         ready = [other for other in unfinished if self._is_over or self._can_go_on(other)]
         if unfinished and not ready:
             unmatched = [t.side for queue in self._sends.values() for t in queue]
-            waiting = {other: transfer.side for other, transfer in sorted(self._waiting.items())}
-            self._outcome.findings.append(find_deadlock(waiting, unmatched, frozenset(self._finished)))
-            self._is_over = True
-            ready = unfinished
+            ready = [other for other in unfinished if self._waiting[other].has_timeout][:1]
+            if ready:  # time passes only when nobody has anything left to do in it
+                self._waiting[ready[0]].is_over = True
+            else:
+                waiting = {other: wait.side(self._finished) for other, wait in sorted(self._waiting.items())}
+                self._outcome.findings.append(find_deadlock(waiting, unmatched, frozenset(self._finished)))
+                self._is_over = True
+                ready = unfinished
         if ready:
             self._turns[ready[0]].release()
 
     def _can_go_on(self, rank: Rank) -> bool:
-        return rank not in self._waiting or self._waiting[rank].is_done
+        return rank not in self._waiting or self._waiting[rank].may_end
 
     def wait(self, transfer: "Transfer") -> None:
         """Give the turn away until the transfer is done."""
-        rank = transfer.side.rank
-        if not transfer.is_done:
-            self._waiting[rank] = transfer
+        self._wait(_Wait((transfer,)))
+        if transfer.error is not None:
+            raise SocketError(transfer.error)
+
+    def wait_any(self, transfers: Sequence["Transfer"], *, timeout_s: float | None) -> int | None:
+        """Give the turn away until one of them is done, or, with a timeout, until nobody else can go on."""
+        if timeout_s != 0:
+            self._wait(_Wait(tuple(transfers), has_timeout=timeout_s is not None))
+        return next((place for place, transfer in enumerate(transfers) if transfer.is_done), None)
+
+    def _wait(self, wait: "_Wait") -> None:
+        rank = wait.transfers[0].side.rank
+        if not wait.may_end:
+            self._waiting[rank] = wait
             self._pass_on(rank)
             self._turns[rank].acquire()
             del self._waiting[rank]
         if self._is_over:
             raise WorldEndedError
-        if transfer.error is not None:
-            raise SocketError(transfer.error)
 
     def post(self, tensor: Tensor, *, rank: Rank, peer: Rank, tag: int, is_send: bool) -> "Transfer":
         """Begin a transfer and complete it if its counterpart has begun."""
@@ -186,6 +199,31 @@ class Transfer:
     def wait(self) -> None:
         self.world.wait(self)
 
+    def test(self) -> bool:
+        return self.is_done
+
+
+@dataclass
+class _Wait:
+    """What a rank waits for: any of some transfers.
+
+    Attributes:
+        is_over: Whether its time is.
+    """
+
+    transfers: tuple[Transfer, ...]
+    has_timeout: bool = False
+    is_over: bool = False
+
+    @property
+    def may_end(self) -> bool:
+        return self.is_over or any(transfer.is_done for transfer in self.transfers)
+
+    def side(self, finished: Collection[Rank]) -> Side:
+        """The one to tell of a wait that never ends: of somebody who is still there, if anybody is."""
+        sides = [transfer.side for transfer in self.transfers]
+        return next((side for side in sides if side.peer not in finished), sides[0])
+
 
 class InProcessSocket:
     """One rank's end of the messages of an `InProcessWorld`; see `Socket`."""
@@ -206,6 +244,11 @@ class InProcessSocket:
 
     def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
         return self._world.post(tensor, rank=self.rank, peer=source, tag=tag, is_send=False)
+
+    def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
+        """Which is complete; time passes only when no other rank can go on, so a timeout is as sure as the rest."""
+        transfers = [transfer for transfer in pending if isinstance(transfer, Transfer)]
+        return self._world.wait_any(transfers, timeout_s=timeout_s)
 
 
 def _same_bytes(one: Tensor, other: Tensor) -> bool:

@@ -1,10 +1,11 @@
 """A rank's socket with books: every message passes through here, is counted, and what it made the rank wait is timed."""
 
 import time
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from ttlaunch.black_box import IRECV, ISEND, RECV, SEND, WAIT_RECV, WAIT_SEND
+from ttlaunch.black_box import ANY, IRECV, ISEND, RECV, SEND, WAIT_ANY, WAIT_RECV, WAIT_SEND
 from ttlaunch.runtime.books.black_box import BlackBox, Place
 from ttlaunch.runtime.books.ledger import Ledger, caller
 from ttlaunch.runtime.books.trace import Trace
@@ -71,11 +72,11 @@ class LedgerSocket:
         self.ledger.sent(label, dest, size)
         trace = self._open_trace()
         if trace is None:
-            return _Timed(pending, self.ledger, label[0], entry)
+            return _Timed(pending, self.ledger, label[0], entry, tag, size)
         number = trace.number(is_send=True, peer=dest, tag=tag)
         message = _Message(trace, label, dest, tag, number, size, self.ledger.step, is_send=True)
         message.begin(began, ended)
-        return _Traced(pending, self.ledger, message, entry)
+        return _Traced(pending, self.ledger, message, entry, tag, size)
 
     def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
         label, place = self._named()
@@ -85,10 +86,24 @@ class LedgerSocket:
             entry.posted(_now())
         trace = self._open_trace()
         if trace is None:
-            return _Timed(pending, self.ledger, label[0], entry)
+            return _Timed(pending, self.ledger, label[0], entry, tag, tensor.nbytes)
         number = trace.number(is_send=False, peer=source, tag=tag)
         message = _Message(trace, label, source, tag, number, tensor.nbytes, self.ledger.step, is_send=False)
-        return _Traced(pending, self.ledger, message, entry)
+        return _Traced(pending, self.ledger, message, entry, tag, tensor.nbytes)
+
+    def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
+        """See `Socket`. The box then says that the rank waits for any of those that still owe it something under this tag."""
+        transfers = [one for one in pending if isinstance(one, _Timed | _Traced)]
+        label, place = self._named()
+        box, at, began = self.ledger.box, 0, _now()
+        if box is not None and timeout_s != 0:
+            at = box.begin(WAIT_ANY, label, place, ANY, transfers[0].tag, transfers[0].size, began, message=1)
+        found = self._socket.wait_any([one.pending for one in transfers], timeout_s=timeout_s)
+        ended = _now()
+        if box is not None and timeout_s != 0:
+            box.end(at, ended)
+        self.ledger.waited(label[0], ended - began)
+        return found
 
     def _named(self) -> tuple[_Label, Place | None]:
         """The operation in force; if none is, that of the calling function, of which the line is then known too."""
@@ -149,16 +164,23 @@ class _Entry:
 class _Timed:
     """A transfer whose wait is timed, for the operation that began it."""
 
-    __slots__ = ("_entry", "_ledger", "_operation", "_pending")
+    __slots__ = ("_entry", "_ledger", "_operation", "pending", "size", "tag")
 
-    def __init__(self, pending: Pending, ledger: Ledger, operation: str, entry: _Entry | None) -> None:
-        self._pending = pending
+    def __init__(
+        self, pending: Pending, ledger: Ledger, operation: str, entry: _Entry | None, tag: int, size: int
+    ) -> None:
+        self.pending = pending
+        self.tag = tag
+        self.size = size
         self._ledger = ledger
         self._operation = operation
         self._entry = entry
 
     def wait(self) -> None:
-        _wait(self._pending, self._ledger, self._operation, self._entry)
+        _wait(self.pending, self._ledger, self._operation, self._entry)
+
+    def test(self) -> bool:
+        return self.pending.test()
 
 
 def _wait(pending: Pending, ledger: Ledger, operation: str, entry: _Entry | None) -> tuple[int, int]:
@@ -207,13 +229,20 @@ class _Message:
 class _Traced:
     """A transfer whose wait is timed and traced."""
 
-    __slots__ = ("_entry", "_ledger", "_message", "_pending")
+    __slots__ = ("_entry", "_ledger", "_message", "pending", "size", "tag")
 
-    def __init__(self, pending: Pending, ledger: Ledger, message: _Message, entry: _Entry | None) -> None:
-        self._pending = pending
+    def __init__(
+        self, pending: Pending, ledger: Ledger, message: _Message, entry: _Entry | None, tag: int, size: int
+    ) -> None:
+        self.pending = pending
+        self.tag = tag
+        self.size = size
         self._ledger = ledger
         self._message = message
         self._entry = entry
 
     def wait(self) -> None:
-        self._message.end(*_wait(self._pending, self._ledger, self._message.operation, self._entry))
+        self._message.end(*_wait(self.pending, self._ledger, self._message.operation, self._entry))
+
+    def test(self) -> bool:
+        return self.pending.test()

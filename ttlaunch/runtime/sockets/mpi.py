@@ -9,9 +9,8 @@ world is up.
 
 import os
 import struct
-import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from ttlaunch.runtime.sockets.protocol import DTYPES, MAX_DIMS, Pending, SocketError, check_sendable, described
+from ttlaunch.runtime.sockets.waiting import wait_for, wait_for_any
 from ttlaunch.runtime.world import Rank, World
 
 ENV_SYNCHRONOUS_SENDS = "TTLAUNCH_SYNCHRONOUS_SENDS"
@@ -32,12 +32,7 @@ INLINE_BYTES = 2**14
 
 _HEADER = struct.Struct(f"={2 + MAX_DIMS}q")
 _DTYPE_INDEX = {dtype: index for index, dtype in enumerate(DTYPES)}
-_TESTS = 200
-_TESTS_IF_CROWDED = 20
-_YIELDS = 200
 _MOST_LAYOUTS = 4096
-_FIRST_SLEEP_S = 5e-5
-_LONGEST_SLEEP_S = 1e-3
 
 
 _Route = tuple[int, int]
@@ -74,7 +69,7 @@ class MpiSocket:
             return
         idle, sending = self._begin_send(self._layout(tensor), dest, tag)
         for request in sending.requests:
-            _wait(request, self._crowded)
+            wait_for(request, self._crowded)
         idle.append(sending)
 
     def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
@@ -101,9 +96,12 @@ class MpiSocket:
         box, chunks = self._begin_receive(layout, source, tag)
         return _Receive(self, layout, box, chunks, tensor, host, source, tag)
 
+    def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
+        return wait_for_any(pending, timeout_s=timeout_s)
+
     def barrier(self) -> None:
         """Wait for every rank, asleep where ranks outnumber cores. Collective."""
-        _wait(self._comm.Ibarrier(), self._crowded)
+        wait_for(self._comm.Ibarrier(), self._crowded)
 
     def close(self) -> None:
         """MPI frees what it has when the world ends."""
@@ -149,7 +147,7 @@ class MpiSocket:
         self, layout: "_Layout", box: "_Box", chunks: _Requests, source: Rank, tag: int, tensor: Tensor
     ) -> None:
         """Wait for the header, then for what has to follow it if it is the right one."""
-        _wait(box.request or MPI.REQUEST_NULL, self._crowded)
+        wait_for(box.request or MPI.REQUEST_NULL, self._crowded)
         if not box.data.startswith(layout.header):
             for request in chunks:
                 request.Cancel()
@@ -157,7 +155,7 @@ class MpiSocket:
             raise SocketError(f"{self._peers[source]} sent {sent}, expected {described(tensor)}")
         if chunks:
             for request in chunks:
-                _wait(request, self._crowded)
+                wait_for(request, self._crowded)
             layout.receives[source, tag].append(chunks)
         else:
             layout.view[:] = box.payload[: layout.size]
@@ -235,9 +233,12 @@ class _Send:
         if self._sending is not None:
             sending, self._sending = self._sending, None
             for request in sending.requests:
-                _wait(request, self._crowded)
+                wait_for(request, self._crowded)
             self._idle.append(sending)
             self._kept = None
+
+    def test(self) -> bool:
+        return self._sending is None or all(request.Test() for request in self._sending.requests)
 
 
 class _Receive:
@@ -270,28 +271,13 @@ class _Receive:
             if self._host is not self._tensor:
                 self._tensor.detach().copy_(self._host)
 
-
-def _wait(request: MPI.Request, crowded: bool) -> None:  # noqa: FBT001  hot path
-    """Test until the request is complete.
-
-    The first tests follow each other at once, for at most some fifty microseconds: an answer that is on its way comes
-    sooner than the scheduler would give the core back. With a core for each rank the wait yields and stays quick. With
-    fewer cores it soon sleeps, an eighth of the time waited so far, between 50 µs and 1 ms: a rank that spins would take
-    its core from one that computes.
-    """
-    for _ in range(_TESTS_IF_CROWDED if crowded else _TESTS):
-        if request.Test():
-            return
-    for _ in range(_YIELDS):
-        if request.Test():
-            return
-        os.sched_yield()
-    began = time.monotonic()
-    while not request.Test():
-        if crowded:
-            time.sleep(min(_LONGEST_SLEEP_S, max(_FIRST_SLEEP_S, (time.monotonic() - began) / 8)))
-        else:
-            os.sched_yield()
+    def test(self) -> bool:
+        if self._socket is None:
+            return True
+        if self._box.request is None or not self._box.request.Test():
+            return False
+        fits = self._box.data.startswith(self._layout.header)  # else `wait()` says so; what follows may never come
+        return not fits or all(request.Test() for request in self._chunks)
 
 
 def _described(header: bytes) -> str:

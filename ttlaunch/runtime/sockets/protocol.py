@@ -1,5 +1,6 @@
 """How ranks exchange tensors; the transport behind it is chosen by `multihost_config.socket_type`."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -22,6 +23,9 @@ class Pending(Protocol):
 
     def wait(self) -> None:
         """Return when the buffer may be used again; a receive raises `SocketError` if the message does not fit."""
+
+    def test(self) -> bool:
+        """Whether `wait()` would return at once, as far as is known; lets the transfer go on where nothing else does."""
 
 
 class Socket(Protocol):
@@ -47,6 +51,17 @@ class Socket(Protocol):
 
     def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
         """Begin to receive; `tensor` holds the message when `wait()` has returned."""
+
+    def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
+        """Sleep until one of several transfers of this socket needs nothing more of its peer; its `wait()` comes next.
+
+        Args:
+            pending: At least one, all under one tag; of several that are complete the first is chosen.
+            timeout_s: After which to give up; 0: only look; None: never.
+
+        Returns:
+            The place of that transfer; None when the time is over.
+        """
 
 
 MAX_DIMS = 8
