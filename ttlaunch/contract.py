@@ -70,6 +70,7 @@ ENVIRONMENT_FILE = "environment.json"
 CODE_FILE = "code.json"
 LAUNCHER_FILE = "launcher.json"  # which process watches the run, see `launch/runs/launcher.py`
 EVENTS_FILE = "events.jsonl"
+METRICS_FILE = "metrics.jsonl"  # all that the run measured, an event a line; see `launch/metrics/event_log.py`
 REPORT_FILE = "report.json"
 TRACE_FILE = "trace.json"  # the timelines of all ranks in one, in Chrome's format
 SIMULATION_FILE = "simulation.json"  # of `ttlaunch simulate`: what is wrong with messages, and how many went where

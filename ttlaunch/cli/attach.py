@@ -32,6 +32,7 @@ def attach(
     from ttlaunch.cli.logs import choose_ranks
     from ttlaunch.cli.run_end import tell_end
     from ttlaunch.cli.session import Attached
+    from ttlaunch.cli.sink_view import judge_sinks
     from ttlaunch.cli.watching import watch
     from ttlaunch.launch.runs.recorded import read_rows
 
@@ -42,4 +43,4 @@ def attach(
         watched = watch(Attached(launcher), path, form=form, only=chosen)
     except (OSError, ValueError) as error:
         refuse_run(path, error, form=form)
-    leave(tell_end(watched, form=form))
+    leave(tell_end(watched, form=form, judge=judge_sinks))

@@ -30,6 +30,8 @@ _COMMAND_LINE_CODES = {
     "P041",
     "P042",
     "P043",
+    "P046",
+    "P047",
 }
 _LONGEST_PATH = 300
 

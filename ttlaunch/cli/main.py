@@ -19,6 +19,7 @@ from ttlaunch.cli import (
     explain,
     init,
     logs,
+    metrics,
     parity,
     place,
     plan,
@@ -59,6 +60,7 @@ app.command("attach", epilog=attach.EXAMPLES)(attach.attach)
 app.command("ps", epilog=ps.EXAMPLES)(ps.ps)
 app.command("logs", epilog=logs.EXAMPLES)(logs.logs)
 app.command("stop", epilog=stop.EXAMPLES)(stop.stop)
+app.command("metrics", epilog=metrics.EXAMPLES)(metrics.metrics)
 app.command("diff", epilog=diff.EXAMPLES)(diff.diff)
 app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("show", epilog=show.EXAMPLES)(show.show)

@@ -107,6 +107,14 @@ MaxRestarts = Annotated[
         help="Start again from the newest checkpoint when a rank fails, a host is lost or the run hangs, so often at the most.",
     ),
 ]
+Sinks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sink",
+        metavar="SINK[=PLACE]",
+        help="Also write metrics to tensorboard=DIR, wandb[=DIR], mlflow=DIR or prometheus=FILE, from a process beside the run. Repeatable.",
+    ),
+]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where run folders are.")]
 Only = Annotated[
     list[str] | None,

@@ -28,6 +28,7 @@ from ttlaunch.cli.options import (
     Ranks,
     Resume,
     RunsDir,
+    Sinks,
     Target,
     TraceSteps,
     Verbose,
@@ -35,8 +36,14 @@ from ttlaunch.cli.options import (
 from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ttlaunch.cli.outcome import Outcome
     from ttlaunch.cli.planning import Prepared
     from ttlaunch.cli.session import Session
+    from ttlaunch.cli.supervisor import Begun
+    from ttlaunch.launch.metrics.sinks import SinkChoice
+    from ttlaunch.launch.runs.run_folder import RunFolder
 
 EXAMPLES = """\
 [bold]ttlaunch run hierarchical_parallel[/bold]   three tiers on this machine
@@ -52,6 +59,8 @@ EXAMPLES = """\
 [bold]ttlaunch run hierarchical_parallel --max-restarts 3[/bold]   go on by itself from the newest checkpoint when a rank breaks
 
 [bold]ttlaunch run hierarchical_parallel --only role=worker[/bold]   show what the workers print; files keep everything
+
+[bold]ttlaunch run hierarchical_parallel --sink tensorboard=tb[/bold]   metrics for `tensorboard --logdir tb`, as they come
 
 [bold]ttlaunch run hierarchical_parallel -d[/bold]   leave it to itself; `attach` shows it again, `stop` ends it
 
@@ -86,6 +95,7 @@ def run(
     trace_steps: TraceSteps = None,
     grace: GraceSeconds = 30.0,
     only: Only = None,
+    sinks: Sinks = None,
     hang_timeout: HangTimeout = None,
     lease: LeaseSeconds = contract.LEASE_S,
     max_restarts: MaxRestarts = 0,
@@ -100,6 +110,7 @@ def run(
     from ttlaunch.cli.logs import choose_ranks
     from ttlaunch.cli.planning import prepare
     from ttlaunch.cli.run_end import status_without_run, tell_end
+    from ttlaunch.cli.sink_view import judge_sinks, parse_sinks
     from ttlaunch.cli.supervisor import wait_for_run
     from ttlaunch.cli.watching import watch
 
@@ -118,6 +129,7 @@ def run(
         is_command=is_command(ctx, target, arguments),
         trace_steps=trace_steps or (_TRACED_STEPS if trace else None),
     )
+    asked = parse_sinks(sinks or (), option="--sink", form=form)
     prepared = prepare(request, form=form, verbose=verbose)
     chosen = choose_ranks(only or (), prepared.plan.ranks, form=form)
     if dry_run:
@@ -126,25 +138,33 @@ def run(
         show_plan(prepared.plan, form=form)
         return
     way = Way(runs_dir, form, verbose, grace, ("ttlaunch", *sys.argv[1:]), hang_timeout, lease_s=lease)
-    session = _start(request, prepared, way, most=max_restarts)
+    session = _start(request, prepared, way, most=max_restarts, sinks=asked)
     path = wait_for_run(session)
     if path is None:
         leave(status_without_run(session.exit_status(), form=form))
     if detach:
         _leave_to_itself(session, path, form=form)
-    leave(tell_end(watch(session, path, form=form, only=chosen), form=form))
+    leave(tell_end(watch(session, path, form=form, only=chosen), form=form, judge=judge_sinks))
 
 
-def _start(request: Request, prepared: "Prepared", way: Way, *, most: int) -> "Session":
+def _start(request: Request, prepared: "Prepared", way: Way, *, most: int, sinks: "Sequence[SinkChoice]") -> "Session":
     """Start a supervisor; it connects to hosts itself, while what is to be said of this machine is said before."""
     from ttlaunch.cli.restarts import exit_status_of, run_with_restarts
     from ttlaunch.cli.supervisor import start_supervisor
 
     ready = make_ready(prepared, way) if prepared.is_here else None
-    return start_supervisor(
-        lambda begun: run_with_restarts(request, prepared, way, most=most, ready=ready, begun=begun),
-        exit_status=exit_status_of,
-    )
+
+    def work(begun: "Begun") -> "list[Outcome]":
+        def begun_with_sinks(folder: "RunFolder") -> None:
+            begun(folder)
+            if sinks:
+                from ttlaunch.launch.metrics.export import start_sinks
+
+                start_sinks(folder.path, sinks)
+
+        return run_with_restarts(request, prepared, way, most=most, ready=ready, begun=begun_with_sinks)
+
+    return start_supervisor(work, exit_status=exit_status_of)
 
 
 def _leave_to_itself(session: "Session", path: Path, *, form: Format) -> NoReturn:

@@ -1,8 +1,9 @@
 """Bytes and times of a run as tables, and what differs from the recipe's formula as diagnostics."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
+from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import Diagnostic, Severity
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.launch.measured.times import Share, StepTimes
@@ -51,7 +52,7 @@ def render_edges(settlement: Settlement, roles: Sequence[str]) -> list[str]:
         size = "not measured" if edge.size is None else f"{edge.size:,}"
         source, dest = (f"{rank} {roles[rank]}" for rank in (edge.source, edge.dest))
         rows.append((edge.operation, source, dest, f"{edge.messages:,}", size, _ratio(edge)))
-    return [*_table(rows, right={3, 4, 5}), *reason]
+    return [*render_table(rows, right={3, 4, 5}, indent="  "), *reason]
 
 
 def edge_lines(settlement: Settlement, roles: Sequence[str]) -> list[str]:
@@ -99,21 +100,8 @@ def render_times(by_role: Mapping[str, StepTimes]) -> list[str]:
         rows.append((name, "whole step", *_numbers(times.step)))
         rows += [("", phase.name, *_numbers(phase)) for phase in times.phases]
         rows += [("", f"exposed: {wait.name}", *_numbers(wait)) for wait in times.waits]
-    return _table(rows, right={2, 3, 4})
+    return render_table(rows, right={2, 3, 4}, indent="  ")
 
 
 def _numbers(share: Share) -> tuple[str, str, str]:
     return f"{share.median * 1e3:,.2f}", f"{share.p90 * 1e3:,.2f}", f"{share.share:.1%}"
-
-
-def _table(rows: Sequence[Sequence[str]], *, right: Iterable[int]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    ends = set(right)
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if at in ends else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append(("  " + "  ".join(cells)).rstrip())
-    return lines

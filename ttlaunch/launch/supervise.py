@@ -33,6 +33,7 @@ from ttlaunch.launch.engine import with_home
 from ttlaunch.launch.hang.hangs import HangWatch
 from ttlaunch.launch.hosts.silence import SilenceWatch
 from ttlaunch.launch.measured.trace import write_trace
+from ttlaunch.launch.metrics.event_log import write_event_log
 from ttlaunch.launch.pace import Pace
 from ttlaunch.launch.printed.merge import MergedWriter
 from ttlaunch.launch.printed.output import MpirunOutput, View
@@ -213,6 +214,7 @@ def _write_down(report: Report, folder: RunFolder) -> None:
     with contextlib.suppress(OSError):  # a folder that cannot be written any more is the failure the report names
         write_report(report, folder)
         append_event(folder, "end", status=report.status, exit_status=report.exit_status)
+        write_event_log(folder.path)
 
 
 def _variables(

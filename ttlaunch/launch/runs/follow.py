@@ -4,7 +4,6 @@ Nothing here is needed for the run itself. Whoever begins late sees everything f
 """
 
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.launch.printed.output import View
@@ -12,6 +11,7 @@ from ttlaunch.launch.printed.shown_output import ShownOutput
 from ttlaunch.launch.report import Report
 from ttlaunch.launch.runs.recorded import RunFacts
 from ttlaunch.launch.runs.run_folder import RunFolder, supervisor_file
+from ttlaunch.launch.runs.tail import Tail
 from ttlaunch.launch.watch import Phase, Watch
 
 _STREAMS = ("stdout", "stderr")
@@ -63,23 +63,3 @@ class FollowedRun:
         for state in self._watch.ranks:
             state.phase = Phase(report.ranks[state.row.rank]["state"]) if report else state.phase
         self._view.tick(self._watch.ranks)
-
-
-class Tail:
-    """The lines of a file as they are added."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read = 0
-
-    def read(self) -> Iterator[bytes]:
-        """The whole lines that have come since."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._read)
-                data = file.read()
-        except OSError:
-            return
-        whole = data[: data.rfind(b"\n") + 1]
-        self._read += len(whole)
-        yield from whole.splitlines()

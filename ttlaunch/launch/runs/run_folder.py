@@ -165,9 +165,18 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     with contextlib.suppress(OSError):
         for line in (folder / contract.EVENTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                event = json.loads(line)
-                events.append({**event, "time": datetime.fromisoformat(event["time"]).timestamp()})
+                events.append(read_event(line))
     return events
+
+
+def read_event(line: bytes | str) -> dict[str, Any]:
+    """A line of `events.jsonl`.
+
+    Raises:
+        ValueError, KeyError, TypeError: It is none.
+    """
+    event = json.loads(line)
+    return {**event, "time": datetime.fromisoformat(event["time"]).timestamp()}
 
 
 @contextlib.contextmanager

@@ -1,0 +1,146 @@
+"""`ttlaunch metrics`: all that a run has measured, as a table or as events; and into TensorBoard, W&B, MLflow, Prometheus."""
+
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ttlaunch import contract
+from ttlaunch.cli.console import leave, needs_no_reader, print_json, refuse, show_diagnostics
+from ttlaunch.cli.named_run import find_named_run, refuse_run
+from ttlaunch.cli.options import OutputFormat, RunsDir
+from ttlaunch.cli.sink_view import parse_sinks, sink_diagnostics
+from ttlaunch.cli.table import render_table
+from ttlaunch.diagnostics import Format
+
+if TYPE_CHECKING:
+    from ttlaunch.launch.metrics.event_log import EventLog
+    from ttlaunch.launch.metrics.export import SinkRecord
+    from ttlaunch.launch.metrics.sinks import SinkChoice
+
+EXAMPLES = """\
+[bold]ttlaunch metrics[/bold]   every number that the newest run has measured: first, last, least and most, by rank
+
+[bold]ttlaunch metrics latest --format json[/bold]   all events, a JSON object a line, for a program
+
+[bold]ttlaunch metrics 3fa1 --to tensorboard=tb[/bold]   event files in `tb/`, for `tensorboard --logdir tb`
+
+[bold]ttlaunch metrics latest --to wandb[/bold]   offline runs of W&B, one for each rank; `wandb sync` uploads them
+
+[bold]ttlaunch metrics latest --to prometheus=/var/lib/node_exporter/ttlaunch.prom --follow[/bold]   until the run has ended
+"""
+_NICE = 10
+
+
+def metrics(
+    run: Annotated[
+        str, typer.Argument(metavar="[RUN|latest]", help="A run's id or a part of it, or a path.", show_default=False)
+    ] = "latest",
+    *,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--to",
+            metavar="SINK[=PLACE]",
+            help="Write them into tensorboard=DIR, wandb[=DIR], mlflow=DIR or prometheus=FILE. Repeatable.",
+        ),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    beside: Annotated[bool, typer.Option("--beside", hidden=True)] = False,
+    runs_dir: RunsDir = Path("runs"),
+    form: OutputFormat = Format.FULL,
+) -> None:
+    """Show all that a run has measured, or take it to where you look at such things.
+
+    The events are those of the run's `metrics.jsonl`, which is written when it ends; they can be read before.
+    """
+    from ttlaunch.launch.metrics.event_log import EventLog
+
+    choices = parse_sinks(to or (), option="--to", form=form)
+    path = find_named_run(run, runs_dir=runs_dir, form=form)
+    try:
+        log = EventLog(path)
+        if choices:
+            _export(path, choices, follow=follow, beside=beside, form=form)
+        elif form is Format.JSON:
+            _print_events(log, follow=follow)
+        else:
+            _print_table(log, form=form)
+    except KeyboardInterrupt:  # how one stops to follow
+        leave(contract.STATUS_INTERRUPTED if choices else contract.STATUS_DONE)
+    except (OSError, ValueError) as error:
+        refuse_run(path, error, form=form)
+
+
+def _export(path: Path, choices: "Sequence[SinkChoice]", *, follow: bool, beside: bool, form: Format) -> None:
+    from ttlaunch.launch.metrics.export import SinkState, export, tell_failure
+
+    if beside:
+        os.nice(_NICE)  # whatever a sink does, the ranks' work comes first
+    if follow and len(choices) > 1:
+        from ttlaunch.diagnostics import Diagnostic
+
+        message = f"`--follow` was given with {len(choices)} sinks, and each needs a process of its own"
+        refuse([Diagnostic("P009", message, hints=("start one command for each",))], form=form)
+    records = [export(path, choice, follow=follow) for choice in choices]
+    failed = [record for record in records if record.state is SinkState.FAILED]
+    if beside:
+        for record in failed:
+            tell_failure(path, record)
+    if form is Format.JSON:
+        found = sink_diagnostics(records, path)
+        print_json({"sinks": [vars(one) for one in records], "diagnostics": [one.as_json() for one in found]})
+    else:
+        _tell(records, path, form=form)
+    leave(contract.STATUS_RANK_FAILED if failed else contract.STATUS_DONE)
+
+
+def _tell(records: "Sequence[SinkRecord]", path: Path, *, form: Format) -> None:
+    from ttlaunch.launch.metrics.export import SinkState
+
+    for record in records:
+        if record.state is SinkState.DONE:
+            sys.stdout.write(f"{record.kind}: {record.events} events of {path.name} in {record.place}\n")
+    sys.stdout.flush()
+    show_diagnostics(sink_diagnostics(records, path), form=form)
+
+
+def _print_events(log: "EventLog", *, follow: bool) -> None:
+    import time
+
+    from ttlaunch.launch.metrics.event_log import event_line
+
+    with needs_no_reader(sys.stdout):
+        while True:
+            sys.stdout.writelines(event_line(event) for event in log.poll())
+            sys.stdout.flush()
+            if not follow or log.has_ended:
+                return
+            time.sleep(0.2)
+
+
+def _print_table(log: "EventLog", *, form: Format) -> None:
+    from ttlaunch.launch.metrics.summary import summarise
+
+    found = summarise(log.poll())
+    cells = [
+        (one.name, str(one.rank), log.run.ranks[one.rank].role, str(one.count), *map(_number, one.values))
+        for one in found
+    ]
+    with needs_no_reader(sys.stdout):
+        if form is Format.CONCISE:
+            sys.stdout.writelines("\t".join(row) + "\n" for row in cells)
+            return
+        heading = ("metric", "rank", "role", "times", "first", "last", "least", "most")
+        sys.stdout.writelines(f"{line}\n" for line in render_table([heading, *cells], right={1, 3, 4, 5, 6, 7}))
+        if not cells:
+            sys.stdout.write("nothing was measured yet\n")
+
+
+def _number(value: float) -> str:
+    is_whole = math.isfinite(value) and value == int(value) and abs(value) >= 1
+    return f"{value:,.0f}" if is_whole else f"{value:.4g}"

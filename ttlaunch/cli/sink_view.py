@@ -1,0 +1,64 @@
+"""Sinks as the command line sees them: what was asked for, and what is to be said of one that broke or is slow."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ttlaunch.cli.console import refuse
+from ttlaunch.cli.describe import short_name
+from ttlaunch.diagnostics import Diagnostic, Format, Severity
+
+if TYPE_CHECKING:
+    from ttlaunch.cli.outcome import Outcome
+    from ttlaunch.launch.metrics.export import SinkRecord
+    from ttlaunch.launch.metrics.sinks import SinkChoice
+
+_PATIENCE_S = 5.0
+"""For which a command waits, after a run, for what its sinks still have to write."""
+
+
+def parse_sinks(given: Sequence[str], *, option: str, form: Format) -> "tuple[SinkChoice, ...]":
+    """The sinks that were asked for; leaves if one is not known, or lacks its library."""
+    if not given:
+        return ()
+    from ttlaunch.launch.metrics.sinks import parse_sink
+
+    found = [parse_sink(text, option=option, working_folder=Path.cwd()) for text in given]
+    mistakes = [one for one in found if isinstance(one, Diagnostic)]
+    choices = tuple(one for one in found if not isinstance(one, Diagnostic))
+    kinds = [choice.kind for choice in choices]
+    twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
+    if twice is not None:
+        mistakes.append(Diagnostic("P046", f"the sink {twice} is asked for twice", hints=("one place is enough",)))
+    if mistakes:
+        refuse(mistakes, form=form)
+    return choices
+
+
+def judge_sinks(outcome: "Outcome") -> list[Diagnostic]:
+    """What is to be said of the sinks of a run that has ended, after a moment for what they still have to write."""
+    from ttlaunch.launch.metrics.export import wait_for_sinks
+
+    path = outcome.folder.path
+    return sink_diagnostics(wait_for_sinks(path, patience_s=_PATIENCE_S), path)
+
+
+def sink_diagnostics(records: "Sequence[SinkRecord]", path: Path) -> list[Diagnostic]:
+    """A warning for each sink that has failed, and one for each that still writes."""
+    from ttlaunch.launch.metrics.export import SinkState
+
+    return [_diagnostic(record, path) for record in records if record.state is not SinkState.DONE]
+
+
+def _diagnostic(record: "SinkRecord", path: Path) -> Diagnostic:
+    from ttlaunch.launch.metrics.export import SinkState
+    from ttlaunch.launch.metrics.sinks import SINKS_DIR
+
+    again = f"`ttlaunch metrics {path.name} --to {record.kind}={record.place}` writes everything once more"
+    if record.state is SinkState.FAILED:
+        message = f"the sink {record.kind} has stopped: {record.error}"
+        hints, notes = (again,), ("training was not touched, and its own log has everything",)
+        return Diagnostic("R060", message, notes=notes, hints=hints, severity=Severity.WARNING)
+    log = f"{short_name(path, Path.cwd())}/{SINKS_DIR}/{record.kind}.log"
+    message = f"the sink {record.kind} has not come to its end yet; it goes on by itself"
+    return Diagnostic("R061", message, hints=(f"what it prints is in {log}", again), severity=Severity.WARNING)

@@ -1,0 +1,23 @@
+"""A table of plain text: columns as wide as their widest cell, numbers to the right."""
+
+from collections.abc import Iterable, Sequence
+
+
+def render_table(rows: Sequence[Sequence[str]], *, right: Iterable[int], indent: str = "") -> list[str]:
+    """The lines of a table.
+
+    Args:
+        rows: Of cells; the first one is the heading.
+        right: Columns whose cells end under each other.
+        indent: Before each line.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    ends = set(right)
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if at in ends else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append((indent + "  ".join(cells)).rstrip())
+    return lines

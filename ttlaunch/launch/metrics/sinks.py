@@ -1,0 +1,104 @@
+"""Where metrics can go besides the run's own log: which sinks there are, what each needs, how one is named."""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ttlaunch.diagnostics import Diagnostic, did_you_mean, listed, shown
+from ttlaunch.launch.metrics.event_log import Event, LoggedRun
+
+SINKS_DIR = "sinks"
+"""In a run's folder: what became of each sink, what it printed, and what it wrote if no other place was named."""
+
+_LIBRARIES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "prometheus": None}
+_EXAMPLES = "`--sink tensorboard=DIR`, `--sink wandb`, `--sink mlflow=DIR` and `--sink prometheus=FILE.prom` are known"
+
+
+class Sink(Protocol):
+    """Takes the events of one run; each call may raise anything that its library raises."""
+
+    def take(self, event: Event) -> None:
+        """One event, in the order of the log."""
+
+    def flush(self) -> None:
+        """Everything taken so far is to be seen by readers soon; called when nothing is new for the moment."""
+
+    def close(self, status: str) -> None:
+        """The run has ended as `status` says; nothing follows."""
+
+
+@dataclass(frozen=True)
+class SinkChoice:
+    """A sink as it was asked for.
+
+    Attributes:
+        kind: One of those above.
+        place: Where it writes; None: below the run's folder.
+    """
+
+    kind: str
+    place: str | None
+
+    def __str__(self) -> str:
+        return self.kind if self.place is None else f"{self.kind}={self.place}"
+
+    def place_in(self, folder: Path) -> str:
+        """Where it writes for the run of a folder."""
+        return self.place or str(folder / SINKS_DIR / self.kind)
+
+
+def parse_sink(text: str, *, option: str, working_folder: Path) -> SinkChoice | Diagnostic:
+    """What `KIND` or `KIND=PLACE` asks for, or why it cannot be had; no library is imported for that.
+
+    Args:
+        text: As it was typed.
+        option: That it was typed after.
+        working_folder: A place is relative to it, unless it is a web address.
+    """
+    kind, equals, place = text.partition("=")
+    if kind not in _LIBRARIES or (equals and not place):
+        wrong = (
+            f"`{option} {shown(text)}` names no place" if kind in _LIBRARIES else f"no sink is called {shown(kind)!r}"
+        )
+        return Diagnostic("P046", wrong, notes=(_EXAMPLES,), hints=did_you_mean(kind, _LIBRARIES) if not equals else ())
+    library = _LIBRARIES[kind]
+    if library is not None and not _is_installed(library):
+        hint = f"`pip install 'ttlaunch[{kind}]'`, or `pip install {_distribution(kind)}`"
+        message = f"`{option} {shown(text)}` needs the Python package `{library}`, which is not installed here"
+        return Diagnostic("P047", message, notes=(f"sinks: {listed(_LIBRARIES)}",), hints=(hint,))
+    if place and "://" not in place:
+        place = str(working_folder / Path(place).expanduser())
+    return SinkChoice(kind, place or None)
+
+
+def _is_installed(library: str) -> bool:
+    """Whether there is such a package; a folder of that name, as some of them make, is none."""
+    spec = importlib.util.find_spec(library)
+    return spec is not None and spec.origin is not None
+
+
+def _distribution(kind: str) -> str:
+    return "mlflow-skinny" if kind == "mlflow" else kind
+
+
+def open_sink(choice: SinkChoice, run: LoggedRun, *, folder: Path) -> Sink:
+    """Open a sink; the only place that imports its library, so call it in a process that may fail."""
+    place = choice.place_in(folder)
+    match choice.kind:
+        case "tensorboard":
+            from ttlaunch.launch.metrics.to_tensorboard import TensorBoardSink  # noqa: PLC0415
+
+            return TensorBoardSink(run, Path(place))
+        case "wandb":
+            from ttlaunch.launch.metrics.to_wandb import WandbSink  # noqa: PLC0415
+
+            return WandbSink(run, Path(place))
+        case "mlflow":
+            from ttlaunch.launch.metrics.to_mlflow import MlflowSink  # noqa: PLC0415
+
+            return MlflowSink(run, place)
+        case _:
+            from ttlaunch.launch.metrics.to_prometheus import PrometheusSink  # noqa: PLC0415
+
+            return PrometheusSink(run, Path(place))
