@@ -126,7 +126,7 @@ def _start(argv: Sequence[str], *, log: Path) -> None:
         (os.POSIX_SPAWN_OPEN, 1, str(log), writing, 0o644),
         (os.POSIX_SPAWN_OPEN, 2, str(log), writing, 0o644),
     ]
-    os.posix_spawn(argv[0], argv, os.environ, file_actions=files, setsid=True)
+    os.posix_spawn(argv[0], list(argv), os.environ, file_actions=files, setsid=True)
 
 
 def tell_failure(path: Path, record: SinkRecord) -> None:
