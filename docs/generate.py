@@ -18,7 +18,7 @@ from ttlaunch.cli.main import app
 from ttlaunch.diagnostics.explain import known_codes, load_page
 from ttlaunch.located.schema import Section
 from ttlaunch.plan.environment import MANAGED, PASSED_PREFIXES
-from ttlaunch.recipe.sections import TrainingFile
+from ttlaunch.recipe.sections import CompressionConfig, TrainingFile
 from ttlaunch.topology.schema import BindingsFile, ClusterFile, MeshGraphFile, SubContextFilesFile
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -50,7 +50,7 @@ def render_pages() -> dict[str, str]:
     """File name to text."""
     return {
         "cli.md": _cli(),
-        "configuration.md": _sections("The training file", TrainingFile, _TRAINING_INTRO),
+        "configuration.md": _sections("The training file", _Documented, _TRAINING_INTRO),
         "topology-files.md": _topology_files(),
         "diagnostics.md": _diagnostics(),
         "environment.md": _environment(),
@@ -60,8 +60,15 @@ def render_pages() -> dict[str, str]:
 
 _TRAINING_INTRO = """\
 A training file is YAML with the sections below; every key may be left out. `--set section.key=value` changes one.
-A recipe may add sections of its own and refuses keys that it does not read.
+A recipe may add sections of its own and refuses keys that it does not read. `compression_config` is a section of the
+recipes whose README tells of it.
 """
+
+
+class _Documented(TrainingFile):
+    """What every recipe has, and what several have."""
+
+    compression_config: CompressionConfig = CompressionConfig()
 
 
 def _is_current(path: Path, text: str) -> bool:

@@ -5,12 +5,14 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from ttlaunch.recipe import (
+    CompressionConfig,
     Layout,
     NeedsProcesses,
     Recipe,
     Section,
     TrainingFile,
     all_pairs,
+    compression_makes_sense,
     every_worker_has_a_micro_batch,
     per,
 )
@@ -29,9 +31,10 @@ class DataParallelConfig(Section):
 
 
 class Config(TrainingFile):
-    """The sections every recipe shares, and how gradients are added."""
+    """The sections every recipe shares, how gradients are added, and in how few bytes they travel."""
 
     data_parallel_config: DataParallelConfig = DataParallelConfig()
+    compression_config: CompressionConfig = CompressionConfig()
 
 
 RECIPE = Recipe(
@@ -42,7 +45,7 @@ RECIPE = Recipe(
         Layout("data_parallel", worker=per("multihost_config.num_workers")),
     ],
     flows=[all_pairs("worker")],
-    checks=[every_worker_has_a_micro_batch],
+    checks=[every_worker_has_a_micro_batch, compression_makes_sense],
     traffic=traffic,
     needs_processes=[
         NeedsProcesses("data_parallel_config.reduction", "fast", "canonical", "is torch's, over a process group")

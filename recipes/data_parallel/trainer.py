@@ -28,6 +28,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ttlaunch.runtime import (
+    CompressedExchange,
     GradientExchange,
     Model,
     RankContext,
@@ -61,14 +62,8 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     workers = ctx.ranks("worker")
     model = build_model(cfg, ctx)  # drawn from the seed: equal everywhere, so nothing is sent
     optimizer = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
-    ctx.restore(model, optimizer)
-    exchange = GradientExchange(
-        model.parameters(),
-        ctx=ctx,
-        among=workers,
-        micro_batches=cfg.training_config.micro_batches,
-        bucket_megabytes=cfg.multihost_config.bucket_megabytes,
-    )
+    exchange = _exchange(cfg, ctx, model)
+    ctx.restore(model, exchange.saved_with(optimizer) if isinstance(exchange, CompressedExchange) else optimizer)
     is_first = ctx.position("worker") == 0
     _validate(cfg, ctx, model, ctx.steps_done)
     with ExitStack() as stack:
@@ -78,7 +73,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
             replica = replicate(ctx, model, among=workers)
         for step in ctx.steps(cfg):
             if replica is None:
-                loss, tokens = _canonical_mean_gradient(cfg, ctx, model, exchange, step)
+                loss, tokens = _mean_gradient(cfg, ctx, model, exchange, step)
             else:
                 loss, tokens = _fast_mean_gradient(cfg, ctx, model, replica, step)
             norm = global_norm(optimizer.squared_norms())  # of the mean, so the same on every worker
@@ -91,12 +86,29 @@ def worker(cfg: Config, ctx: RankContext) -> None:
                 _validate(cfg, ctx, model, step)
             if is_first:
                 report_layer_norms(cfg, ctx, optimizer, step)
+            if isinstance(exchange, CompressedExchange):
+                exchange.checkpoint(step)  # the weights once, and what each worker still owes
+            elif is_first:
                 ctx.checkpoint(step, model, optimizer, owners=workers[:1])  # all workers hold the same
     ctx.report_parameters(model.named_parameters())
 
 
-def _canonical_mean_gradient(
-    cfg: Config, ctx: RankContext, model: Model, exchange: GradientExchange, step: int
+def _exchange(cfg: Config, ctx: RankContext, model: Model) -> GradientExchange | CompressedExchange:
+    """Either makes the mean of the workers' sums: along the tree, or of what each worker's codec leaves of its sum."""
+    workers = ctx.ranks("worker")
+    if cfg.compression_config.kind != "none":
+        return CompressedExchange(model, cfg=cfg.compression_config, ctx=ctx, among=workers)
+    return GradientExchange(
+        model.parameters(),
+        ctx=ctx,
+        among=workers,
+        micro_batches=cfg.training_config.micro_batches,
+        bucket_megabytes=cfg.multihost_config.bucket_megabytes,
+    )
+
+
+def _mean_gradient(
+    cfg: Config, ctx: RankContext, model: Model, exchange: GradientExchange | CompressedExchange, step: int
 ) -> tuple[float, int]:
     """Leave the gradient of the mean loss in `grads_N`; buckets travel while the last micro-batch is differentiated."""
     for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=ctx.ranks("worker")):

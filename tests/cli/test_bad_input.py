@@ -237,6 +237,18 @@ def test_a_key_that_the_recipe_does_not_read_is_refused(refused):
     refused(RUN, files={"train.yaml": text}, status=3)
 
 
+DATA_PARALLEL = "plan data_parallel -c train.yaml"
+
+
+def test_compression_of_what_torch_sends_is_refused(refused):
+    text = "data_parallel_config:\n  reduction: fast\ncompression_config:\n  kind: int8\n"
+    refused(DATA_PARALLEL, files={"train.yaml": text}, status=3)
+
+
+def test_a_kind_of_compression_that_nobody_knows_is_refused(refused):
+    refused(DATA_PARALLEL, files={"train.yaml": "compression_config:\n  kind: int4\n"}, status=3)
+
+
 # The training text.
 
 
@@ -520,6 +532,19 @@ def test_what_may_be_meant_is_a_note_or_a_warning(ttlaunch, here, golden, code, 
     (here / "train.yaml").write_bytes(text)
     answer = ttlaunch("plan hierarchical_parallel -c train.yaml --verbose")
     assert 0 == answer.status
+    golden(f"warnings/{code}.txt", answer.stderr)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("C086", b"compression_config: {kind: top_k, error_feedback: false}\n"),
+        ("C087", b"multihost_config: {num_workers: 8}\ncompression_config: {kind: int8}\n"),
+    ],
+)
+def test_compression_that_does_no_good_is_a_warning(ttlaunch, here, golden, code, text):
+    (here / "train.yaml").write_bytes(text)
+    answer = ttlaunch("plan data_parallel -c train.yaml --verbose")
     golden(f"warnings/{code}.txt", answer.stderr)
 
 

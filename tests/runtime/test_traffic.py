@@ -206,6 +206,28 @@ def test_data_parallel_moves_what_it_says(books, workers, micro_batches):
         check_exact(recorded)
 
 
+@pytest.mark.parametrize("kind", ["bf16", "int8", "top_k", "powersgd"])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_compressed_gradients_move_what_they_say(books, workers, kind):
+    """C17, D8: ledger = formula; nothing but gradients is compressed, and no weights travel."""
+    recorded = books("data_parallel", ["worker"] * workers, config=small(4, 3, compression_config={"kind": kind}))
+    check_exact(recorded)
+    assert {"gradients", "counts", "all_gather"} == {edge.operation for edge in recorded.traffic.edges}
+
+
+def test_int8_gradients_have_fewer_bytes(books):
+    """C17: 3.9 times fewer than the gradient that a worker sends whole to its only peer, half up and half down."""
+    sent = {
+        kind: moved(
+            books("data_parallel", ["worker"] * 2, config=small(4, 3, compression_config={"kind": kind})),
+            0,
+            "gradients",
+        )
+        for kind in ("none", "int8")
+    }
+    assert sent["none"] > 3.9 * sent["int8"]
+
+
 def test_an_all_reduce_moves_the_least_there_is(books):
     """D6: 2(n - 1)/n of S out of each rank, where the blocks are nodes of the tree."""
     recorded = books("data_parallel", ["worker"] * 4, micro_batches=4)

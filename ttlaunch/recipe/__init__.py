@@ -19,6 +19,11 @@ from ttlaunch.recipe.collective_traffic import (
     distributed_data_parallel_traffic,
     validation_traffic,
 )
+from ttlaunch.recipe.compression import (
+    compressed_mean_traffic,
+    compression_makes_sense,
+    payload_bytes,
+)
 from ttlaunch.recipe.declare import (
     Flow,
     Layout,
@@ -92,6 +97,8 @@ __all__ = [
     "all_reduce_bytes",
     "all_reduce_mean_traffic",
     "chain",
+    "compressed_mean_traffic",
+    "compression_makes_sense",
     "contiguous_blocks",
     "distributed_data_parallel_traffic",
     "ends",
@@ -101,6 +108,7 @@ __all__ = [
     "in_columns",
     "in_rows",
     "num_workers_counts_the_stages",
+    "payload_bytes",
     "per",
     "sequences_of_blocks",
     "shares",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.collectives.torch_group import process_group
     from ttlaunch.runtime.compression.codec import Codec, build_codec
     from ttlaunch.runtime.compression.error_feedback import ErrorFeedback
+    from ttlaunch.runtime.compression.exchange import CompressedExchange
     from ttlaunch.runtime.context import RankContext
     from ttlaunch.runtime.data.text import micro_batches, validation_micro_batches
     from ttlaunch.runtime.gradients.exchange import GradientExchange
@@ -55,6 +56,7 @@ __all__ = [
     "AggregatorLink",
     "BucketedUpdate",
     "Codec",
+    "CompressedExchange",
     "ErrorFeedback",
     "GradientExchange",
     "GradientHub",
@@ -123,6 +125,7 @@ _MODULES = {
     ),
     "compression.codec": ("Codec", "build_codec"),
     "compression.error_feedback": ("ErrorFeedback",),
+    "compression.exchange": ("CompressedExchange",),
     "context": ("RankContext",),
     "data.text": ("micro_batches", "validation_micro_batches"),
     "gradients.exchange": ("GradientExchange",),

@@ -13,6 +13,9 @@ from ttlaunch.runtime.checkpoint.reader import CheckpointReadError, read_tensors
 from ttlaunch.runtime.checkpoint.writer import Shard, ShardWriter
 from ttlaunch.runtime.world import Rank
 
+CODEC_PREFIX = "codec."
+"""Of the names, in an optimizer's state, of what a sender's codec still owes: a checkpoint of other senders lacks them."""
+
 
 class HasParameters(Protocol):
     """The part of a model that checkpoints see."""
@@ -97,7 +100,8 @@ class Checkpoints:
                 f"the checkpoint's next sample is {stored['data']}, this run's is {state['data']}"
             )
         known = None if self.steps_done else model.names_of_whole()
-        read_tensors(self._start["files"], into=wanted, known=known)
+        optional = {name for name in wanted if name.startswith(contract.OPTIMIZER_PREFIX + CODEC_PREFIX)}
+        read_tensors(self._start["files"], into=wanted, known=known, optional=optional)
         if stored is not None:
             optimizer.restore_scaler(stored.get("loss_scaler"))
 

@@ -22,7 +22,11 @@ class CheckpointReadError(TtlaunchError):
 
 @torch.no_grad()
 def read_tensors(
-    files: Sequence[Mapping[str, Any]], *, into: Mapping[str, Tensor], known: Collection[str] | None = None
+    files: Sequence[Mapping[str, Any]],
+    *,
+    into: Mapping[str, Tensor],
+    known: Collection[str] | None = None,
+    optional: Collection[str] = (),
 ) -> None:
     """Overwrite tensors with those of the same names.
 
@@ -30,6 +34,7 @@ def read_tensors(
         files: `path` and `sha256` of each, as the launcher found them.
         into: By name; on any device. Nothing is converted but the dtype of weights, which may be stored in a shorter one.
         known: Names that the files may have, whichever rank needs them; None: any.
+        optional: Names that they may lack; then the tensor stays as it is.
 
     Raises:
         CheckpointReadError: A file is not what the launcher found, or lacks a name, or has another shape for it, or has
@@ -53,6 +58,10 @@ def read_tensors(
             raise CheckpointReadError(f"{path} cannot be read: {error}") from error
         missing -= set(wanted)
     paths = ", ".join(str(entry["path"]) for entry in files)
+    _check_complete(missing - set(optional), strangers, paths)
+
+
+def _check_complete(missing: set[str], strangers: set[str], paths: str) -> None:
     if missing:
         first, more = min(missing), len(missing) - 1
         others = f" nor {more} other tensors of this rank" if more else ""

@@ -63,6 +63,11 @@ class PowerSgd:
         drawn = [torch.randn(matrix.columns, rank, generator=generator) for matrix in self._matrices]
         self._factors_CK = [factor_CK.to(device) for factor_CK in drawn]
 
+    @property
+    def factored(self) -> Sequence[Matrix]:
+        """The matrices that are sent as factors."""
+        return tuple(self._matrices)
+
     def payload_bytes(self, num_values: int) -> int:
         """The factors of each matrix, then the other values.
 

@@ -5,13 +5,12 @@ Source: A. F. Aji, K. Heafield, "Sparse Communication for Distributed Gradient D
     S. U. Stich, J.-B. Cordonnier, M. Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
 """
 
-import math
 from collections.abc import Mapping
-from fractions import Fraction
 
 import torch
 from torch import Tensor
 
+from ttlaunch.recipe.compression import values_sent
 from ttlaunch.runtime.compression.payloads import as_bytes, as_values, check_length
 
 _MOST_VALUES = 2**31 - 1
@@ -26,7 +25,7 @@ class TopK:
 
     def __init__(self, k: float) -> None:
         """Choose the share that is sent, above 0 and up to 1."""
-        self._k = Fraction(str(k))
+        self._k = k
 
     def payload_bytes(self, num_values: int) -> int:
         """The places, then the values."""
@@ -59,4 +58,4 @@ class TopK:
         pass
 
     def _sent(self, num_values: int) -> int:
-        return math.ceil(self._k * num_values)
+        return values_sent(self._k, num_values)
