@@ -6,17 +6,18 @@ on first use, which costs each rank two seconds.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.books.ledger import UPDATE
 from ttlaunch.runtime.books.phases import phase
-from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.training.loss_scaling import LossScaler
+from ttlaunch.runtime.training.norms import Part, SquaredNorms, join_sums
 
 
 def learning_rate(cfg: TrainingFile, step: int, *, total_steps: int) -> float:
@@ -48,13 +49,29 @@ def global_norm(squared_norms: Sequence[float]) -> float:
     return math.sqrt(level[0]) if level else 0.0
 
 
+class Updated(Protocol):
+    """What an optimizer sees of a model: parameters and their gradients, which lie in one flat vector."""
+
+    grads_N: Tensor
+    loss_scaler: LossScaler
+
+    @property
+    def copies(self) -> frozenset[str]: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+    def take_gradients(self) -> Tensor: ...
+
+    def add_second_use(self) -> None: ...
+
+
 class Optimizer:
     """AdamW, or SGD with momentum, over all parameters of a model; weight decay is decoupled and only on matrices.
 
     Source: I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", ICLR 2019.
     """
 
-    def __init__(self, model: Model, cfg: TrainingFile, *, total_steps: int) -> None:
+    def __init__(self, model: Updated, cfg: TrainingFile, *, total_steps: int) -> None:
         self._cfg = cfg
         self._total_steps = total_steps
         self._model = model
@@ -62,6 +79,7 @@ class Optimizer:
         self._parts: dict[range, list[_Group]] = {}
         self._skips = False
         self._squares: dict[str, float] = {}
+        self._norms: dict[range | None, SquaredNorms] = {}
         named, has_squares = list(model.named_parameters()), cfg.training_config.optimizer == "adamw"
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
@@ -92,17 +110,17 @@ class Optimizer:
             parameters: Places of those that count; None: all.
         """
         part = slice(None) if parameters is None else slice(parameters.start, parameters.stop)
-        chosen, names = self._parameters[part], self._names[part]
         if parameters is None or 0 in parameters:  # the embedding's, which gradients reach last
             self._model.add_second_use()
-        named = [(name, parameter.grad) for name, parameter in zip(names, chosen, strict=True)]
-        gradients = {name: gradient for name, gradient in named if gradient is not None}
-        if not gradients:
-            return []
-        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients.values()]
-        scale = self._model.loss_scaler.scale
-        squares = [(float(norm) / scale) ** 2 for norm in torch.stack(norms).tolist()]
-        self._squares.update(zip(gradients, squares, strict=True))
+        if parameters not in self._norms:
+            chosen = self._parameters[part]
+            starts = [parameter.storage_offset() for parameter in chosen]
+            values = [range(at, at + parameter.numel()) for at, parameter in zip(starts, chosen, strict=True)]
+            self._norms[parameters] = SquaredNorms([Part(at, 0, one) for at, one in enumerate(values)])
+        norms = self._norms[parameters]
+        sums = join_sums(zip(norms.nodes, norms.sums(self._model.take_gradients()), strict=True))
+        squares = [square / self._model.loss_scaler.scale**2 for square in sums.values()]
+        self._squares.update(zip(self._names[part], squares, strict=True))
         return squares
 
     def layer_norms(self) -> dict[str, float]:
@@ -110,11 +128,8 @@ class Optimizer:
 
         The squares of all layers' norms add up to that of the whole gradient, up to rounding.
         """
-        squares: dict[str, list[float]] = {}
-        for name in self._names:
-            if name not in self._model.copies:
-                squares.setdefault(_layer(name), []).append(self._squares[name])
-        return {layer: global_norm(found) for layer, found in squares.items()}
+        names = [name for name in self._names if name not in self._model.copies]
+        return norms_of_layers({name: self._squares[name] for name in names})
 
     def step(self, step: int, *, norm: float) -> float:
         """Clip the gradients in `grads_N`, update the parameters, and zero the gradients.
@@ -194,9 +209,17 @@ class Optimizer:
         return self._parts[parameters]
 
 
-def build_optimizer(cfg: TrainingFile, model: Model, *, total_steps: int) -> Optimizer:
+def build_optimizer(cfg: TrainingFile, model: Updated, *, total_steps: int) -> Optimizer:
     """The optimizer of `cfg` over the model's parameters; its state lives on this rank and nowhere else."""
     return Optimizer(model, cfg, total_steps=total_steps)
+
+
+def norms_of_layers(squares: Mapping[str, float]) -> dict[str, float]:
+    """The norm of each layer's gradient, from the squared norms of its parameters' by name."""
+    found: dict[str, list[float]] = {}
+    for name, square in squares.items():
+        found.setdefault(_layer(name), []).append(square)
+    return {layer: global_norm(squares) for layer, squares in found.items()}
 
 
 def _layer(name: str) -> str:

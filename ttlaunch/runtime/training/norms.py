@@ -1,0 +1,123 @@
+"""Squared norms of gradients, added along one fixed tree over the values of each parameter, whoever has which of them.
+
+Sixteen values in a row are a leaf: the square of their norm. The leaves of a parameter are those of a binary tree like the
+one over micro-batches in `collectives/reduction.py`. A rank that has a part of a parameter, cut between leaves, adds as far
+as whole nodes go; whoever has the nodes of all parts makes the additions that are left. So the norm of a gradient that
+ranks share has the bits that it has on one.
+
+Shapes: N = values of a flat vector, in which each parameter begins at a leaf and is padded with zeros to whole ones;
+L = leaves.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ttlaunch.recipe.blocks import aligned_subtrees
+
+LEAF_VALUES = 16
+"""The border that `FlatParameters` begins each parameter at."""
+
+Node = tuple[int, range]
+"""The parameter that a sum is of, and the leaves that it is over."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some values of a parameter, in a flat vector.
+
+    Attributes:
+        parameter: Which one, by any number.
+        first: Of its values, a multiple of `LEAF_VALUES`.
+        values: Where they are in the vector; begins at a leaf.
+    """
+
+    parameter: int
+    first: int
+    values: range
+
+
+class SquaredNorms:
+    """The sums of squares over some parts of parameters.
+
+    Attributes:
+        nodes: What `sums` gives, in order.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        """Plan the additions.
+
+        Args:
+            parts: Of some flat vector, in order and without a gap but for the padding.
+        """
+        self.nodes: list[Node] = []
+        self._run = range(parts[0].values.start, _padded(parts[-1].values.stop)) if parts else range(0)
+        places: list[int] = []
+        lefts: dict[int, list[npt.NDArray[np.int64]]] = {}
+        for part in parts:
+            first, count = part.first // LEAF_VALUES, -(-len(part.values) // LEAF_VALUES)
+            shift = (part.values.start - self._run.start) // LEAF_VALUES - first
+            for leaves in aligned_subtrees(range(first, first + count)):
+                self.nodes.append((part.parameter, leaves))
+                places.append(leaves.start + shift)
+                size = 1
+                while size < len(leaves):
+                    lefts.setdefault(size, []).append(
+                        np.arange(leaves.start + shift, leaves.stop + shift, 2 * size, dtype=np.int64)
+                    )
+                    size *= 2
+        self._places = np.array(places, dtype=np.int64)
+        self._levels = [(size, np.concatenate(found)) for size, found in sorted(lefts.items())]
+
+    def sums(self, grads_N: Tensor) -> list[float]:
+        """The sum of squares at each of `nodes`; the vector is only read.
+
+        Cost: one pass over the values, and a few additions for each leaf.
+        """
+        if not self.nodes:
+            return []
+        values = grads_N[self._run.start : self._run.stop]
+        norms_L = torch.linalg.vector_norm(values.view(-1, LEAF_VALUES), dim=1, dtype=torch.float64)
+        sums_L = np.square(norms_L.cpu().numpy())
+        for size, left in self._levels:
+            sums_L[left] += sums_L[left + size]
+        found: list[float] = sums_L[self._places].tolist()
+        return found
+
+
+def join_sums(sums: Iterable[tuple[Node, float]]) -> dict[int, float]:
+    """The sum of squares of each parameter, from those at nodes that together cover it.
+
+    Args:
+        sums: Those of a parameter one after the other, in the order of their leaves.
+    """
+    found = {}
+    for parameter, nodes in groupby(sums, key=lambda item: item[0][0]):
+        stack: list[tuple[range, float]] = []
+        for (_, leaves), value in nodes:
+            stack.append((leaves, value))
+            while len(stack) > 1 and _are_halves(stack[-2][0], stack[-1][0]):
+                _add_top(stack)
+        while len(stack) > 1:
+            _add_top(stack)
+        found[parameter] = stack[0][1]
+    return found
+
+
+def _are_halves(left: range, right: range) -> bool:
+    return len(left) == len(right) and left.start % (2 * len(left)) == 0
+
+
+def _add_top(stack: list[tuple[range, float]]) -> None:
+    leaves, right = stack.pop()
+    before, left = stack[-1]
+    stack[-1] = (range(before.start, leaves.stop), left + right)
+
+
+def _padded(values: int) -> int:
+    return -(-values // LEAF_VALUES) * LEAF_VALUES
