@@ -76,13 +76,18 @@ class Trained:
 def train(layout, run_dir, config, *, data, saves=False, **world):
     """Train in one process and say what came out; fails if a rank does or if messages are wrong."""
     recipe, roles = LAYOUTS[layout]
+    return train_recipe(recipe, roles, run_dir, config | SECTIONS.get(layout, {}), data=data, saves=saves, **world)
+
+
+def train_recipe(recipe, roles, run_dir, config, *, data, saves=False, **world):
+    """The same for any recipe and any number of ranks."""
     folder = RECIPES / recipe
-    resolved = import_recipe_module(folder, "recipe").RECIPE.config.model_validate(config | SECTIONS.get(layout, {}))
+    resolved = import_recipe_module(folder, "recipe").RECIPE.config.model_validate(config)
     run_dir.mkdir(parents=True)
     planned = World(
         recipe_name=recipe,
         recipe_folder=folder,
-        layout=layout,
+        layout="test",
         roles=tuple(roles),
         hosts=("here",) * len(roles),
         local_ranks=tuple(range(len(roles))),

@@ -174,6 +174,37 @@ def test_a_resumed_run_moves_what_it_says(books, recipe, roles, multihost, stops
     check_exact(books(recipe, roles, config=config, start=start), steps=steps, validations=validations)
 
 
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(("workers", "micro_batches"), [(1, 4), (2, 4), (3, 8), (4, 7)])
+def test_every_zero_stage_moves_what_it_says(books, zero_stage, workers, micro_batches):
+    """D1-D3, C18: gradients (n - 1)/n of S for each sum of a block, and so for each time that parameters are gathered."""
+    config = small(micro_batches, 3, zero_config={"stage": zero_stage})
+    recorded = books("zero", ["worker"] * workers, config=config)
+    check_exact(recorded) if workers > 1 else check_nothing(recorded)
+
+
+def check_nothing(recorded):
+    assert (None, ()) == (recorded.traffic.reason, recorded.traffic.edges)
+
+
+def test_zero_moves_as_many_bytes_and_messages_as_a_ring(books):
+    """C18: a reduce-scatter or an all-gather of a layer is n - 1 messages and (n - 1)/n of its bytes for every rank."""
+    ranks, steps, layers = 4, 3, 4
+    recorded = books("zero", ["worker"] * ranks, config=small(4, steps, zero_config={"stage": 3}))
+    size, validations = 4 * recorded.books[0].facts["values"], 3
+    whole = (ranks - 1) / ranks * size
+    for rank in range(ranks):
+        sent = {
+            name: [edge for edge in recorded.traffic.edges if (edge.operation, edge.source) == (name, rank)]
+            for name in ("gradients", "weights")
+        }
+        messages = {name: sum(edge.messages for edge in edges) for name, edges in sent.items()}
+        gathers = steps * (2 * layers - 2) + validations * layers + layers  # the last one for the digests
+        assert {"gradients": steps * layers * (ranks - 1), "weights": gathers * (ranks - 1)} == messages
+        assert steps * whole == pytest.approx(sum(edge.size for edge in sent["gradients"]), rel=0.05)
+    assert steps * ranks * whole == sum(e.size for e in recorded.traffic.edges if e.operation == "gradients")
+
+
 def test_the_six_edges_of_a_step(books):
     """A12: a worker moves 2S and one S for each further subtree, the aggregator 2(W + 1)S, the optimizer 2S."""
     recorded = books("hierarchical_parallel", ["worker"] * 3 + THREE, micro_batches=8, steps=3)

@@ -10,6 +10,7 @@ from ttlaunch.recipe.checks import (
     every_replica_has_a_micro_batch,
     every_stage_has_a_block,
     every_worker_has_a_micro_batch,
+    no_layer_needs_the_matrix_of_another,
     num_workers_counts_the_stages,
     the_schedule_fits_the_chunks,
 )
@@ -107,6 +108,7 @@ __all__ = [
     "every_worker_has_a_micro_batch",
     "in_columns",
     "in_rows",
+    "no_layer_needs_the_matrix_of_another",
     "num_workers_counts_the_stages",
     "payload_bytes",
     "per",

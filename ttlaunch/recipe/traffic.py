@@ -37,6 +37,7 @@ class Traffic:
         per_validation: Bytes of every validation, also that before the first step, which a resumed run has too.
         once: Bytes before the first step.
         in_first_step: Bytes of the first step alone, on top of `per_step`.
+        at_end: Bytes after the last step, of a run that comes to its end.
         slack: Bytes more that are as right, of messages whose number is decided in the run.
         is_measured: False for what another library sends, such as torch's own collectives, which no book counts.
     """
@@ -48,6 +49,7 @@ class Traffic:
     per_validation: int = 0
     once: int = 0
     in_first_step: int = 0
+    at_end: int = 0
     slack: int = 0
     is_measured: bool = True
 
@@ -95,6 +97,14 @@ class Ranks:
             LookupError: The rank has not said so.
         """
         return self.facts[rank]["tensors"]
+
+    def fact(self, rank: int, name: str) -> int:
+        """What a rank has said of itself under a name of the recipe's own.
+
+        Raises:
+            LookupError: The rank has not said so.
+        """
+        return self.facts[rank][name]
 
     @property
     def validation_micro_batches(self) -> int:

@@ -47,9 +47,22 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.tiers.remote_optimizer import RemoteOptimizer
     from ttlaunch.runtime.training.losses import count_tokens, mean_per_token, summed_loss
     from ttlaunch.runtime.training.one_process import train_in_one_process
-    from ttlaunch.runtime.training.optimizers import Optimizer, build_optimizer, global_norm, learning_rate
+    from ttlaunch.runtime.training.optimizers import (
+        Optimizer,
+        build_optimizer,
+        global_norm,
+        learning_rate,
+        norms_of_layers,
+    )
     from ttlaunch.runtime.training.passes import differentiate
     from ttlaunch.runtime.training.validation import report_layer_norms, validation_is_due, validation_losses
+    from ttlaunch.runtime.zero.gradients import ScatteredGradients
+    from ttlaunch.runtime.zero.layout import ShardLayout
+    from ttlaunch.runtime.zero.memory import report_memory
+    from ttlaunch.runtime.zero.owned import OwnedParameters
+    from ttlaunch.runtime.zero.passes import LayerPasses, losses_by_layer
+    from ttlaunch.runtime.zero.shared_norms import SharedNorms
+    from ttlaunch.runtime.zero.weights import GatheredWeights
 
 __all__ = [
     "Action",
@@ -58,17 +71,23 @@ __all__ = [
     "Codec",
     "CompressedExchange",
     "ErrorFeedback",
+    "GatheredWeights",
     "GradientExchange",
     "GradientHub",
     "GradientTree",
+    "LayerPasses",
     "Model",
     "Optimizer",
     "OptimizerLink",
+    "OwnedParameters",
     "PipelineGrid",
     "PipelinePart",
     "RankContext",
     "RemoteOptimizer",
+    "ScatteredGradients",
     "ScheduleChoice",
+    "ShardLayout",
+    "SharedNorms",
     "WorkerGroup",
     "agree",
     "all_gather",
@@ -87,8 +106,10 @@ __all__ = [
     "gather",
     "global_norm",
     "learning_rate",
+    "losses_by_layer",
     "mean_per_token",
     "micro_batches",
+    "norms_of_layers",
     "order_of_passes",
     "own_group",
     "place_in_pipeline",
@@ -99,6 +120,7 @@ __all__ = [
     "reduce_scatter_mean",
     "replicate",
     "report_layer_norms",
+    "report_memory",
     "send_validation",
     "summed_loss",
     "train_in_one_process",
@@ -134,7 +156,7 @@ _MODULES = {
     "training.losses": ("count_tokens", "mean_per_token", "summed_loss"),
     "model.model": ("Model", "build_model"),
     "training.one_process": ("train_in_one_process",),
-    "training.optimizers": ("Optimizer", "build_optimizer", "global_norm", "learning_rate"),
+    "training.optimizers": ("Optimizer", "build_optimizer", "global_norm", "learning_rate", "norms_of_layers"),
     "training.passes": ("differentiate",),
     "pipeline.grid": ("PipelineGrid", "place_in_pipeline"),
     "pipeline.part": ("PipelinePart",),
@@ -153,6 +175,13 @@ _MODULES = {
         "worker_groups",
     ),
     "training.validation": ("report_layer_norms", "validation_is_due", "validation_losses"),
+    "zero.gradients": ("ScatteredGradients",),
+    "zero.layout": ("ShardLayout",),
+    "zero.memory": ("report_memory",),
+    "zero.owned": ("OwnedParameters",),
+    "zero.passes": ("LayerPasses", "losses_by_layer"),
+    "zero.shared_norms": ("SharedNorms",),
+    "zero.weights": ("GatheredWeights",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -142,12 +142,17 @@ def settle(folder: Path, plan: Mapping[str, Any], ranks: Sequence[RankState], *,
     roles = [state.row.role for state in ranks]
     ended_early = None, "the run ended within its first step", False
     formula, reason, is_mistaken = _formula(plan, roles, books) if until >= 0 else ended_early
-    edges = _edges(measured(books, until=until), formula, steps=steps, validations=validations)
+    edges = _edges(measured(books, until=until), formula, steps=steps, validations=validations, is_done=is_done)
     return Settlement(steps, validations, edges, reason, is_mistaken)
 
 
 def _edges(
-    found: Mapping[Key, tuple[int, int]], formula: Sequence["Traffic"] | None, *, steps: int, validations: int
+    found: Mapping[Key, tuple[int, int]],
+    formula: Sequence["Traffic"] | None,
+    *,
+    steps: int,
+    validations: int,
+    is_done: bool,
 ) -> tuple[Edge, ...]:
     expected: dict[Key, int] = defaultdict(int)
     slack: dict[Key, int] = defaultdict(int)
@@ -155,7 +160,7 @@ def _edges(
     for one in formula or ():
         key = (one.operation, one.source, one.dest)
         expected[key] += one.once + steps * one.per_step + validations * one.per_validation
-        expected[key] += one.in_first_step if steps else 0
+        expected[key] += (one.in_first_step if steps else 0) + (one.at_end if is_done else 0)
         slack[key] += one.slack
         hidden |= set() if one.is_measured else {key}
     edges = []

@@ -62,8 +62,9 @@ class Model(nn.Module):
     def flatten(self, device: torch.device) -> None:
         """Move to the device and lay parameters and gradients out flat; call once, before training."""
         self.to(device)
-        self._flat = FlatParameters(self.parameters())
-        self.weights_N, self.grads_N = self._flat.weights_N, self._flat.grads_N
+        flat = FlatParameters(self.parameters())
+        self._flat: FlatParameters | None = flat
+        self.weights_N, self.grads_N = flat.weights_N, flat.grads_N
 
     @property
     def copies(self) -> frozenset[str]:
@@ -115,9 +116,24 @@ class Model(nn.Module):
                 first.add_(second)
                 second.zero_()
 
+    def give_up_flat(self, *, weights: bool) -> None:
+        """Forget the flat vector of gradients, and that of weights too; the caller lays both out in another way.
+
+        `take_gradients` and `zero_grad` have nothing to work on then, and parameters need other memory before a pass.
+        """
+        nothing = self.weights_N.new_empty(0)
+        for parameter in self.parameters():
+            parameter.grad = None
+            if weights:
+                parameter.data = nothing
+        self.grads_N, self._flat = nothing, None
+        if weights:
+            self.weights_N = nothing
+
     def take_gradients(self) -> Tensor:
         """All gradients, `grads_N`; a parameter that got none counts as zero. Zero them before the next backward."""
-        self._flat.attach_gradients()
+        if self._flat is not None:
+            self._flat.attach_gradients()
         return self.grads_N
 
     def zero_grad(self, set_to_none: bool = False) -> None:  # noqa: FBT001, FBT002  signature of nn.Module
@@ -151,7 +167,9 @@ class Model(nn.Module):
         end = starts[after] if blocks.stop < self.num_blocks and after < len(starts) else len(self.weights_N)
         return range(at[0], after), range(starts[at[0]], end)
 
-    def forward(self, x: Tensor, masks: Masks | None = None, *, blocks: range | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, masks: Masks | None = None, *, blocks: range | None = None, layer: int | None = None
+    ) -> Tensor:
         """Run the part of the model that this rank has, or one chunk of it.
 
         Args:
@@ -160,11 +178,16 @@ class Model(nn.Module):
             masks: What to draw dropout masks from; None: no dropout, as in validation.
             blocks: Which of the blocks, with the embedding before the model's first one and the head behind its last
                 one; None: all that this rank has.
+            layer: Of a whole model, only this one of its layers: 0 is the embedding, then come the blocks, then the head.
 
         Returns:
             Logits, shape (B, T, V), where the head comes last; else activations, shape (B, T, D).
         """
         with self._computing():
+            if layer is not None and 0 < layer <= self.num_blocks:
+                return self._run_block(self.blocks[str(layer - 1)], x, masks)
+            if layer is not None:
+                blocks = range(0) if layer == 0 else range(self.num_blocks, self.num_blocks)
             return self._run(x, masks, blocks)
 
     def _run(self, x: Tensor, masks: Masks | None, blocks: range | None) -> Tensor:

@@ -1,0 +1,46 @@
+"""What the ZeRO recipe is: its configuration, its roles, who talks to whom. No torch here: the launcher reads it."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from ttlaunch.recipe import (
+    Layout,
+    Recipe,
+    Section,
+    TrainingFile,
+    all_pairs,
+    every_worker_has_a_micro_batch,
+    no_layer_needs_the_matrix_of_another,
+    per,
+)
+
+from .traffic import traffic
+
+
+class ZeroConfig(Section):
+    """What the workers share instead of keeping it whole."""
+
+    noun: ClassVar[str] = "zero_config"
+
+    stage: Literal[0, 1, 2, 3] = Field(
+        3,
+        description="what ranks share instead of keeping it whole: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too",
+    )
+
+
+class Config(TrainingFile):
+    """The sections every recipe shares, and how far the workers share the model."""
+
+    zero_config: ZeroConfig = ZeroConfig()
+
+
+RECIPE = Recipe(
+    summary="Workers share optimizer state, gradients and parameters; layers are gathered when they are needed.",
+    config=Config,
+    layouts=[Layout("single", trainer=1), Layout("zero", worker=per("multihost_config.num_workers"))],
+    flows=[all_pairs("worker")],
+    checks=[every_worker_has_a_micro_batch, no_layer_needs_the_matrix_of_another],
+    traffic=traffic,
+    unread=["multihost_config.pipeline_parallel_config", "multihost_config.bucket_megabytes"],
+)

@@ -1,0 +1,55 @@
+"""How many bytes the ZeRO recipe moves, as a formula. No torch here: the launcher reads it."""
+
+from ttlaunch.recipe import (
+    NUMBER_BYTES,
+    VALUE_BYTES,
+    Ranks,
+    Traffic,
+    TrainingFile,
+    sums_of_blocks,
+    validation_traffic,
+)
+
+_FIRST_AND_LAST = 2
+"""Layers besides the blocks: embedding and head."""
+
+_SHARES_PARAMETERS = 3
+"""The stage from which on no rank has the whole model between steps."""
+
+
+def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
+    """Of a step (W - 1)/W of S out of each worker for gradients, once for each sum of its block, and for parameters.
+
+    At stage 3 parameters go out twice, but for the two layers that a forward pass leaves behind for the backward pass. Each
+    rank says how many values it owns, which is S / W up to a row, and how many of them leave again.
+    """
+    workers, zero_stage = ranks.of("worker"), config.zero_config.stage
+    sums = sums_of_blocks(config.training_config.micro_batches, len(workers))
+    layers = config.transformer_config.num_blocks + _FIRST_AND_LAST
+    owned = {rank: VALUE_BYTES * ranks.fact(rank, "owned_values") for rank in workers}
+    found = validation_traffic(workers, ranks.validation_micro_batches)
+    for source, count in zip(workers, sums, strict=True):
+        for dest in workers:
+            if dest == source:
+                continue
+            means = owned[source] if zero_stage == 0 else 0
+            found.append(Traffic("gradients", source, dest, per_step=count * owned[dest] + means))
+            found.append(Traffic("counts", source, dest, per_step=2 * NUMBER_BYTES * count))
+            if zero_stage:
+                found += _shared(ranks, source, dest, layers=layers)
+            if 0 < zero_stage < _SHARES_PARAMETERS:
+                found.append(Traffic("weights", source, dest, once=owned[source], per_step=owned[source]))
+            if zero_stage == _SHARES_PARAMETERS:
+                again = VALUE_BYTES * ranks.fact(source, "values_of_backward")
+                size = owned[source]
+                found.append(Traffic("weights", source, dest, per_step=size + again, per_validation=size, at_end=size))
+    return found
+
+
+def _shared(ranks: Ranks, source: int, dest: int, *, layers: int) -> list[Traffic]:
+    """A version of each layer, and the nodes of the norm's tree that the source has."""
+    versions = NUMBER_BYTES * layers
+    return [
+        Traffic("versions", source, dest, once=versions, per_step=versions),
+        Traffic("squared_norms", source, dest, per_step=NUMBER_BYTES * ranks.fact(source, "norm_nodes")),
+    ]

@@ -1,0 +1,129 @@
+"""ZeRO: data parallelism in which nobody keeps what somebody else keeps already.
+
+    worker 0  owns shard 0 of every layer --.      .-- parameters of layer l + 1 --> all, while layer l computes
+    worker 1  owns shard 1 of every layer --+--<>--+
+    worker W-1 owns shard W-1               '      '-- gradients of layer l + 1 --> owners, while layer l computes
+
+AdamW in float32 needs 16 bytes for each parameter: 4 for itself, 4 for its gradient, 8 for two moments. With
+`data_parallel` every worker has all of that. Here a worker owns a shard of each layer and keeps, between steps,
+
+    zero_config.stage   0: 16 bytes   1: 8 + 8/W   2: 4 + 12/W   3: 16/W     a parameter, W workers
+
+for (W - 1)/W of the weights' size S in and out of it for gradients in a step, as much for parameters at stages 1 and 2,
+and at stage 3 nearly twice as much, since layers are gathered for the forward and again for the backward pass. (Stage 0 is
+an all-reduce.) Every layer runs for all of a worker's micro-batches before the next one does, so it is gathered that often
+however many they are; the price is memory for their activations.
+
+Sums are made along one tree over the micro-batches, each update by the owner of the values; the kernel gives the same bits
+at any border. So all stages, for any number of workers, train to the bits of one process.
+
+    ttlaunch run zero
+    ttlaunch run zero --set zero_config.stage=2 --set multihost_config.num_workers=4
+
+Shapes: B = sequences in a micro-batch, T = tokens in a sequence, V = micro-batches of a validation.
+Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
+SC 2020; the order of sums and of passes is our own.
+"""
+
+import itertools
+
+import torch
+
+from ttlaunch.runtime import (
+    GatheredWeights,
+    LayerPasses,
+    Model,
+    OwnedParameters,
+    RankContext,
+    ScatteredGradients,
+    ShardLayout,
+    SharedNorms,
+    all_gather,
+    build_model,
+    build_optimizer,
+    contiguous_blocks,
+    global_norm,
+    losses_by_layer,
+    micro_batches,
+    norms_of_layers,
+    report_memory,
+    train_in_one_process,
+    validation_is_due,
+)
+
+from .recipe import Config
+
+
+def trainer(cfg: Config, ctx: RankContext) -> None:
+    """One process has everything: the reference that the workers equal, bit for bit."""
+    train_in_one_process(cfg, ctx)
+
+
+def worker(cfg: Config, ctx: RankContext) -> None:
+    """Own a shard of each layer; compute with layers that are gathered from all owners."""
+    workers, is_first = ctx.ranks("worker"), ctx.position("worker") == 0
+    model = build_model(cfg, ctx)  # drawn from the seed; what others own is given up at once
+    layout = ShardLayout(dict(model.named_parameters()), ranks=len(workers))
+    owned = OwnedParameters(model, layout, place=ctx.position("worker"), zero_stage=cfg.zero_config.stage)
+    optimizer = build_optimizer(cfg, owned, total_steps=ctx.data(cfg).total_steps)
+    ctx.restore(owned, optimizer)
+    weights = GatheredWeights(model, owned, ctx=ctx, among=workers)
+    gradients = ScatteredGradients(
+        list(model.parameters()), owned, ctx=ctx, among=workers, micro_batches=cfg.training_config.micro_batches
+    )
+    norms = SharedNorms(owned, ctx=ctx, among=workers, ledger=ctx.ledger)
+    ctx.ledger.note(owned_values=owned.count(layout.layers), values_of_backward=owned.count(layout.layers[:-2]))
+    weights.publish(ctx.steps_done)
+    _validate(cfg, ctx, model, weights, ctx.steps_done)
+    for step in ctx.steps(cfg):
+        loss, tokens = _mean_gradient(cfg, ctx, model, weights, gradients, step)
+        squares = norms.squares()
+        norm = global_norm(list(squares.values()))
+        rate = optimizer.step(step, norm=norm)  # of the shards that this worker owns
+        weights.publish(step)
+        if is_first:
+            ctx.report(step, loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
+        else:
+            ctx.report(step)
+        if validation_is_due(cfg, ctx, step):
+            _validate(cfg, ctx, model, weights, step)
+            if is_first and cfg.training_config.log_layer_grad_norms:
+                ctx.report_layer_norms(step, norms_of_layers(squares))
+        owners = workers if cfg.zero_config.stage else workers[:1]  # at stage 0 all hold the same
+        if ctx.rank in owners:
+            ctx.checkpoint(step, owned, optimizer, owners=owners)
+    weights.begin(ctx.step)
+    for layer in layout.layers:  # whole layers, so that their digests can be compared with those of any other layout
+        weights.fetch(layer.index, then=None)
+        ctx.report_parameters(layout.parameters_of(layer, model))
+    report_memory(ctx, model, owned, optimizer, buffer_bytes=weights.buffer_bytes + gradients.buffer_bytes)
+
+
+def _mean_gradient(
+    cfg: Config, ctx: RankContext, model: Model, weights: GatheredWeights, gradients: ScatteredGradients, step: int
+) -> tuple[float, int]:
+    """Leave the gradient of the mean loss with its owners; layers come, compute and go."""
+    batches = list(micro_batches(cfg, ctx, step, among=ctx.ranks("worker")))
+    passes, layers = LayerPasses(model, batches, step=step), weights.layers
+    weights.begin(step - 1)
+    for before, layer in itertools.pairwise(layers):
+        weights.fetch(before.index, then=layer.index)  # the next one comes while this one computes
+        passes.forward(before.index)
+    for layer in reversed(layers):
+        weights.fetch(layer.index, then=layer.index - 1 if layer.index else None)
+        for at, (index, _, _) in enumerate(batches):
+            with gradients.of(layer, index):
+                passes.backward(layer.index, at)
+        gradients.reduce(layer, passes.counts)  # its sums travel while the layer before it computes
+    return gradients.finish()
+
+
+def _validate(cfg: Config, ctx: RankContext, model: Model, weights: GatheredWeights, step: int) -> None:
+    """Every worker evaluates its share; all gather every layer once, also those whose share is empty."""
+    workers, data = ctx.ranks("worker"), ctx.data(cfg)
+    losses_V = torch.zeros(data.validation_micro_batches, dtype=torch.float64)
+    share = contiguous_blocks(len(losses_V), len(workers))[ctx.position("worker")]
+    weights.begin(step)
+    losses_V[share.start : share.stop] = losses_by_layer(cfg, ctx, model, weights, among=workers)
+    all_gather(ctx, losses_V, among=workers)
+    ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens, reporter=workers[0])

@@ -1,0 +1,151 @@
+"""Who owns which values of the model: every layer is cut into one shard for each rank.
+
+A shard begins and ends between rows of a parameter, so that it can be kept in checkpoints as rows, and on a border of the
+tree that squared norms are added along, which is also that of memory. Such borders lie where lcm(columns, 16) values
+divide a parameter. Where that does not divide evenly, the next layer makes up for it: over the whole model shares differ
+by less than one such piece.
+
+Shapes: N = values of the flat vector of the whole model.
+"""
+
+import itertools
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ttlaunch.runtime.training.norms import LEAF_VALUES, Part
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A part of the model that is gathered, computed and freed at once: embedding, a block, or the head.
+
+    Attributes:
+        index: In the order of a forward pass.
+        parameters: Places of its parameters among the model's.
+        values: Where they are in the flat vector.
+        shards: What each rank owns of these values, in their order; may be empty.
+    """
+
+    index: int
+    parameters: range
+    values: range
+    shards: tuple[range, ...]
+
+    def within(self, values: range) -> slice:
+        """Where some of the values are in a vector of this layer alone."""
+        return slice(values.start - self.values.start, values.stop - self.values.start)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Rows of a parameter.
+
+    Attributes:
+        name: Of the parameter.
+        rows: Along its first dimension.
+        shape: Of the whole parameter.
+        part: Their values in the flat vector.
+    """
+
+    name: str
+    rows: range
+    shape: tuple[int, ...]
+    part: Part
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.rows) == self.shape[0]
+
+
+class ShardLayout:
+    """Layers, shards and fragments of a model for so many ranks; equal on all of them.
+
+    Attributes:
+        layers: In the order of a forward pass.
+        shapes: Of the parameters by name, in the model's order.
+        starts: Where each of them begins in the flat vector.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], *, ranks: int) -> None:
+        """Deal the values.
+
+        Args:
+            parameters: Of the whole model by name, in its order, as views of its flat vector.
+            ranks: That share them.
+        """
+        self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        self.starts = [int(parameter.storage_offset()) for parameter in parameters.values()]
+        self._names = list(parameters)
+        self.layers: list[Layer] = []
+        owned, total = [0] * ranks, 0
+        for index, places in enumerate(_layers(self._names)):
+            values = range(self.starts[places.start], self._end(places.stop - 1))
+            total += len(values)
+            borders = self._borders(places, values)
+            ends = [values.start]
+            for rank in range(ranks - 1):
+                target = values.start + (rank + 1) * total // ranks - sum(owned[: rank + 1])
+                ends.append(max(ends[-1], _nearest(borders, target)))
+            ends.append(values.stop)
+            shards = tuple(range(start, stop) for start, stop in itertools.pairwise(ends))
+            owned = [before + len(shard) for before, shard in zip(owned, shards, strict=True)]
+            self.layers.append(Layer(index, places, values, shards))
+
+    def fragments(self, values: range) -> list[Fragment]:
+        """The parameters, or rows of them, that lie in a shard."""
+        found = []
+        for at, name in enumerate(self._names):
+            start, shape = self.starts[at], self.shapes[name]
+            part = range(max(start, values.start), min(start + math.prod(shape), values.stop))
+            if part:
+                columns = math.prod(shape[1:])
+                rows = range((part.start - start) // columns, (part.stop - start) // columns)
+                found.append(Fragment(name, rows, shape, Part(at, part.start - start, part)))
+        return found
+
+    def parameters_of(self, layer: Layer, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+        """A layer's parameters, with their names."""
+        named = list(model.named_parameters())
+        return named[layer.parameters.start : layer.parameters.stop]
+
+    def name(self, parameter: int) -> str:
+        """Of the parameter at a place."""
+        return self._names[parameter]
+
+    def _end(self, at: int) -> int:
+        count = math.prod(self.shapes[self._names[at]])
+        return self.starts[at] + -(-count // LEAF_VALUES) * LEAF_VALUES
+
+    def _borders(self, places: range, values: range) -> list[int]:
+        """Where shards may begin and end, ascending."""
+        found: list[int] = []
+        for at in places:
+            shape = self.shapes[self._names[at]]
+            piece = math.lcm(math.prod(shape[1:]), LEAF_VALUES)
+            found += range(self.starts[at], self.starts[at] + math.prod(shape), piece)
+        return [*found, values.stop]
+
+
+def _nearest(borders: Sequence[int], target: int) -> int:
+    after = min(bisect_left(borders, target), len(borders) - 1)
+    before = max(0, after - 1)
+    return min(borders[before], borders[after], key=lambda border: abs(border - target))
+
+
+def _layers(names: Sequence[str]) -> list[range]:
+    """Places of the parameters of each layer: those whose names begin alike."""
+    found: list[range] = []
+    before = None
+    for at, name in enumerate(names):
+        kind, rest = name.split(".", 1)
+        layer = f"{kind}.{rest.split('.', 1)[0]}" if kind == "blocks" else kind
+        if layer == before:
+            found[-1] = range(found[-1].start, at + 1)
+        else:
+            found.append(range(at, at + 1))
+        before = layer
+    return found
