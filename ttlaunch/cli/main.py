@@ -12,6 +12,7 @@ from ttlaunch import __version__
 from ttlaunch.cli import (
     attach,
     chaos,
+    compare,
     configs,
     convert,
     diff,
@@ -56,6 +57,7 @@ app.command("chaos", epilog=chaos.EXAMPLES, cls=CommandAfterDashes)(chaos.chaos)
 app.command("plan", epilog=plan.EXAMPLES, cls=CommandAfterDashes)(plan.plan)
 app.command("simulate", epilog=simulate.EXAMPLES)(simulate.simulate)
 app.command("parity", epilog=parity.EXAMPLES)(parity.parity)
+app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
 app.command("attach", epilog=attach.EXAMPLES)(attach.attach)
 app.command("ps", epilog=ps.EXAMPLES)(ps.ps)
 app.command("logs", epilog=logs.EXAMPLES)(logs.logs)

@@ -1,0 +1,228 @@
+"""Comparing recipes: what is measured of a run, repeats as one row, and runs that need not be made again (D16, E14)."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from ttlaunch import contract
+from ttlaunch.draw.bars import Bar, Panel, render_bars
+from ttlaunch.launch.comparison.carry_out import Attempt, Comparison
+from ttlaunch.launch.comparison.measure import CODE_FILE, Measured, measure_run
+from ttlaunch.launch.comparison.summary import HEADING, cells, render_json, render_markdown, summarise
+from ttlaunch.launch.parity import code_hash
+from ttlaunch.plan.comparison import Candidate, Workload
+
+WORKLOAD = Workload(8)
+FIRST = Measured(
+    run_id="a",
+    ranks={"worker": 2, "server": 1},
+    steps_per_s=10.0,
+    tokens_per_s=10240.0,
+    first_loss=5.5,
+    loss=2.5,
+    samples=128.0,
+    bytes_per_step=1_500_000.0,
+    is_counted=True,
+    peak_memory_bytes=(300_000_000, 310_000_000, 290_000_000),
+    idle_share=0.125,
+    sha256="x",
+)
+
+
+def tried(candidate, *runs, error=None):
+    found = [Attempt(Candidate(candidate), at, run, None, "ttlaunch run …") for at, run in enumerate(runs, 1)]
+    return [*found, Attempt(Candidate(candidate), len(runs) + 1, None, error, "ttlaunch run …")] if error else found
+
+
+def a_run(path, *, roles=("worker", "worker", "server"), plan_hash="abc", steps=8, server_reports=True, times=None):
+    """A run of two workers that see half of a step's 64 tokens each, a step every 0.5 s after a slow first fourth."""
+    (path / contract.RECORDS_DIR).mkdir(parents=True)
+    rows = [{"rank": rank, "host": "box", "slot": 0, "role": role} for rank, role in enumerate(roles)]
+    config = {
+        "training_config": {"batch_size": 2, "gradient_accumulation_steps": 2, "steps": steps},
+        "transformer_config": {"max_sequence_length": 16},
+    }
+    plan = {
+        "recipe": None,
+        "command": {"name": "r"},
+        "layout": None,
+        "config": config,
+        "ranks": rows,
+        "hash": plan_hash,
+    }
+    (path / contract.PLAN_FILE).write_text(json.dumps(plan))
+    for rank, role in enumerate(roles):
+        lines = []
+        for step in range(1, steps + 1):
+            time = 100.0 + (step * 2.0 if step <= 2 else 4.0 + (step - 2) * 0.5)
+            if role == "worker" or server_reports:
+                tokens = 32 if role == "worker" else 64
+                lines.append(contract.record_line({"kind": "step", "time": time, "step": step, "tokens": tokens}))
+        (path / contract.progress_file(rank)).write_text("".join(lines))
+        spent = [["step", {str(step): 1000 for step in range(1, steps + 1)}]]
+        spent += [["forward", {str(step): 400 for step in range(1, steps + 1)}]] if role == "worker" else []
+        stretch = {"format": 1, "first": 0, "last": steps, "facts": {}, "spent": spent}
+        stretch["sent"] = [
+            ["gradients", None, "exchange", 2, [[1, steps, 1, 1, 500]]],
+            ["weights", None, "start", 2, [[0, 0, 1, 1, 9000]]],
+            ["losses", None, "after", 2, [[steps, steps, 1, 1, 77]]],
+        ]
+        waited = 250 if role == "worker" else 900
+        stretch["waited"] = [["gradients", "exchange", {str(step): waited for step in range(1, steps + 1)}]]
+        (path / contract.ledger_file(rank)).write_text(json.dumps(stretch) + "\n")
+    ranks = [{**row, "peak_memory_bytes": 1000 + row["rank"]} for row in rows]
+    report = {"status": "done", "plan_hash": plan_hash, "ranks": ranks, "first_validation": 5.0, "last_validation": 2.0}
+    (path / contract.REPORT_FILE).write_text(json.dumps({**report, "parameters_sha256": "x"}))
+    return path
+
+
+def test_a_run_is_measured_after_its_warm_up(tmp_path):
+    """E14: 64 tokens each half second; what an aggregator repeats of its workers' tokens counts once."""
+    found = measure_run(a_run(tmp_path / "run"))
+
+    assert 128.0 == found.tokens_per_s
+    assert 2.0 == found.steps_per_s
+    assert (5.0, 2.0, 8 * 64 / 16) == (found.first_loss, found.loss, found.samples)
+    assert {"worker": 2, "server": 1} == found.ranks
+    assert (1000, 1001, 1002) == found.peak_memory_bytes
+
+
+def test_bytes_are_those_within_steps_and_idle_time_that_of_ranks_that_compute(tmp_path):
+    """D16: neither the first weights nor validations, and no server that has nothing to do but wait."""
+    found = measure_run(a_run(tmp_path / "run"))
+
+    assert (1500.0, True) == (found.bytes_per_step, found.is_counted)
+    assert 0.25 == found.idle_share
+
+
+def test_tokens_that_only_one_rank_reports_are_those_of_the_step(tmp_path):
+    """As the first worker of `data_parallel` does for all."""
+    run = a_run(tmp_path / "run", roles=("worker", "server"), server_reports=True)
+    (run / contract.progress_file(0)).write_text("")
+
+    assert 128.0 == measure_run(run).tokens_per_s
+
+
+def test_repeats_are_a_row_with_their_spread():
+    """E14."""
+    runs = [replace(FIRST, steps_per_s=speed) for speed in (10.0, 12.0, 11.0)]
+    (row,) = summarise(tried("sync_ps", *runs))
+
+    assert (11.0, 10.0, 12.0) == (row.steps_per_s.median, row.steps_per_s.least, row.steps_per_s.most)
+    expected = (
+        "sync_ps",
+        "2 worker, 1 server",
+        "11.0 (10.0 to 12.0)",
+        "10,240",
+        "2.500",
+        "1.50",
+        "310 MB",
+        "12 %",
+        "A",
+    )
+    assert expected == cells(row)
+
+
+def test_equal_bits_have_equal_letters_and_runs_that_differ_have_none():
+    other = replace(FIRST, sha256="y")
+    attempts = [*tried("a", FIRST, FIRST), *tried("b", other), *tried("c", FIRST), *tried("d", FIRST, other)]
+
+    assert ["A", "B", "A", None] == [row.bits for row in summarise(attempts)]
+
+
+def test_a_recipe_that_failed_is_in_the_table_and_below_it():
+    rows = summarise([*tried("a", FIRST), *tried("b", error="the model | is too large")])
+    page = render_markdown(rows, WORKLOAD, machine="2 cores")
+
+    assert "| b | failed | – | – | – | – | – | – | – |" in page.splitlines()
+    assert page.endswith("Failed:\n\n- b: the model | is too large\n")
+    assert ["a", "b"] == [row["name"] for row in render_json(rows, WORKLOAD, machine="m", repeats=1)["rows"]]
+    widths = {line.count(" | ") for line in page.splitlines() if line.startswith("| ")}
+    assert {len(HEADING) - 1} == widths
+
+
+def test_bytes_from_a_formula_are_marked_and_unknown_idle_time_is_not_invented():
+    (row,) = summarise(tried("fully_sharded", replace(FIRST, is_counted=False, idle_share=None)))
+
+    assert ("≈ 1.50", "–") == (cells(row)[5], cells(row)[7])
+
+
+def test_the_picture_is_well_formed_and_has_a_bar_for_each_number():
+    bars = (Bar(10.0, 9.0, 12.0, "10"), Bar(None), Bar(5.0, 5.0, 5.0, "5 <&>"))
+    text = render_bars("A & B", ["one", "two <", "three"], [Panel("speed", bars), Panel("loss", bars)])
+    root = ET.fromstring(text)  # noqa: S314 - it is ours
+
+    space = "{http://www.w3.org/2000/svg}"
+    drawn = [one for one in root.iter(f"{space}rect") if one.get("class", "").startswith("role-")]
+    widths = [float(one.get("width")) for one in drawn]
+    assert 4 == len(drawn)
+    assert widths[0] == pytest.approx(2 * widths[1])
+    assert 2 == len(list(root.iter(f"{space}path")))
+    assert ["one", "two <", "three"] == [one.text for one in root.iter(f"{space}text") if one.get("class") == "end"]
+    rights = [float(one.get("x")) + float(one.get("width")) for one in drawn]
+    assert max(rights) < float(root.get("width"))
+
+
+def test_a_kept_run_is_taken_only_if_plan_and_code_are_the_same(tmp_path, monkeypatch):
+    """E14: after Ctrl-C the same line goes on where it was."""
+    kept = a_run(tmp_path / "out" / "runs" / "2026-01-01T00-00-00-aaaa")
+    (kept / CODE_FILE).write_text(json.dumps({"code": code_hash()}))
+    old = a_run(tmp_path / "out" / "runs" / "2026-01-01T00-00-00-bbbb")
+    (old / CODE_FILE).write_text(json.dumps({"code": "of yesterday"}))
+    a_run(tmp_path / "out" / "runs" / "2026-01-01T00-00-00-cccc", plan_hash="other")
+    started = []
+    monkeypatch.setattr(Comparison, "_plan_hash", lambda self, candidate: "abc")
+    monkeypatch.setattr(
+        Comparison, "_run", lambda self, one, repeat: started.append(repeat) or Attempt(one, repeat, FIRST, None, "")
+    )
+    comparison = Comparison(WORKLOAD, on="local", folder=tmp_path / "out", repeats=2)
+    attempts = list(comparison.attempts([Candidate("r")]))
+
+    assert [(1, True), (2, False)] == [(one.repeat, one.was_kept) for one in attempts]
+    assert [2] == started
+    assert kept.name == attempts[0].measured.run_id
+
+
+def test_a_recipe_that_is_refused_is_told_once_and_status_is_1(ttlaunch, here):
+    """R062: nothing is started for it."""
+    answer = ttlaunch("compare fabric_minimal nothing_such --repeats 2 --format json")
+
+    content = json.loads(answer.stdout)
+    assert 1 == answer.status
+    assert [
+        "fabric_minimal cannot be compared: unknown key `training_config` in the training file",
+        "nothing_such cannot be compared: there is no recipe `nothing_such`",
+    ] == [one["message"] for one in content["diagnostics"]]
+    assert {"R062"} == {one["code"] for one in content["diagnostics"]}
+    assert ["fabric_minimal", "nothing_such"] == [row["name"] for row in content["rows"]]
+    assert {"comparison.json", "comparison.md", "comparison.svg"} <= {
+        path.name for path in (here / "comparison").iterdir()
+    }
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_recipes_are_compared_for_real_and_not_twice(here):
+    """D16, E14: two recipes with the same bits; a second time nothing is started."""
+    small = ["transformer_config.embedding_dim=16", "transformer_config.max_sequence_length=16"]
+    words = ["compare", "data_parallel", "pipeline_parallel", "--steps", "6", "--repeats", "1", "--format", "json"]
+    argv = [sys.executable, "-m", "ttlaunch", *words, *(word for one in small for word in ("--set", one))]
+    first = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=250)
+    assert 0 == first.returncode, first.stderr
+    rows = json.loads(first.stdout)["rows"]
+    assert ["data_parallel", "pipeline_parallel"] == [row["name"] for row in rows]
+    assert ["A", "A"] == [row["bits"] for row in rows]
+    for row in rows:
+        (run,) = row["runs"]
+        assert 6 * 16 == run["samples"]
+        assert 0 < run["loss"] < run["first_loss"]
+        assert min(run["steps_per_s"], run["bytes_per_step"], *run["peak_memory_bytes"]) > 0
+        assert 0 <= run["idle_share"] < 1
+    made = sorted(path.name for path in (here / "comparison" / "runs").iterdir())
+    again = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=250)
+    assert json.loads(first.stdout) == json.loads(again.stdout)
+    assert made == sorted(path.name for path in (here / "comparison" / "runs").iterdir())

@@ -1,0 +1,208 @@
+"""`ttlaunch compare`: recipes on the same model, data and seed, in one table with speed, loss, bytes, memory and idle time."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from ttlaunch import contract
+from ttlaunch.cli.console import leave, print_json, refuse_file, show_diagnostics
+from ttlaunch.cli.interrupt import terminated_as_interrupted
+from ttlaunch.cli.options import On, Overrides
+from ttlaunch.cli.table import render_table
+from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.plan.comparison import Candidate, Workload, parse_candidate
+
+if TYPE_CHECKING:
+    from ttlaunch.launch.comparison.carry_out import Attempt
+    from ttlaunch.launch.comparison.summary import Row, Spread
+
+EXAMPLES = """\
+[bold]ttlaunch compare[/bold]   every recipe that trains, three times each; some minutes
+
+[bold]ttlaunch compare data_parallel zero local_sgd --steps 100[/bold]   some of them, for longer
+
+[bold]ttlaunch compare data_parallel data_parallel:data_parallel_config.reduction=fast[/bold]   one recipe in two ways
+
+[bold]ttlaunch compare --set transformer_config.num_blocks=8 --out big[/bold]   your own model; Ctrl-C, and the same line goes on
+"""
+
+
+def compare(
+    recipes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE[:KEY=VALUE,…]]...",
+            help="Recipes, each with changes for itself; without any, all that train a model.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    steps: Annotated[int, typer.Option(min=4, metavar="N", help="Optimizer steps of every run.")] = 60,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Runs of each recipe.")] = 3,
+    overrides: Overrides = None,
+    on: On = "local",
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="For the table, the picture and the runs.")
+    ] = Path("comparison"),
+    form: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="full: a table; concise: a line for each recipe, with tabs; json; github: a table, and CI annotations.",
+        ),
+    ] = Format.FULL,
+) -> None:
+    """Run recipes on the same model, data and seed, one after the other, and compare what they came to.
+
+    Each has the number of ranks that its own training file says. `DIR` gets `comparison.md`, `comparison.json`,
+    `comparison.svg` and `runs/`. Runs that have come to their end are not repeated: after Ctrl-C the same line goes on. A
+    recipe that fails is told, the others go on, and the exit status is 1.
+    """
+    workload = Workload(steps, tuple(overrides or ()))
+    candidates = list(dict.fromkeys(map(parse_candidate, recipes))) if recipes else _all_candidates()
+    attempts: list[Attempt] = []
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        _carry_out(candidates, workload, attempts, on=on, out=out, repeats=repeats, form=form)
+        rows, machine = _write(attempts, workload, out=out, repeats=repeats)
+    except OSError as error:
+        refuse_file(out, error, verb="used", form=form)
+    _tell(rows, attempts, workload, machine=machine, out=out, repeats=repeats, form=form)
+
+
+def _all_candidates() -> list[Candidate]:
+    """Each recipe that trains a model on text."""
+    from ttlaunch.recipe.discovery import list_recipes, load_recipe
+
+    found = [(one.name, load_recipe(one)) for one in list_recipes(Path.cwd())]
+    return [Candidate(name) for name, recipe in found if not isinstance(recipe, Diagnostic) and recipe.uses_data]
+
+
+def _carry_out(
+    candidates: Sequence[Candidate],
+    workload: Workload,
+    attempts: "list[Attempt]",
+    *,
+    on: str,
+    out: Path,
+    repeats: int,
+    form: Format,
+) -> None:
+    """Run everything, and add to `attempts` what each run came to; leaves if Ctrl-C was pressed."""
+    from ttlaunch.launch.comparison.carry_out import Comparison
+
+    total = len(candidates) * repeats
+    comparison = Comparison(workload, on=on, folder=out, repeats=repeats)
+    with terminated_as_interrupted():
+        try:
+            for attempt in comparison.attempts(candidates):
+                attempts.append(attempt)
+                if form is not Format.JSON:
+                    sys.stderr.write(f"{_progress(attempt, number=len(attempts), total=total)}\n")
+                    sys.stderr.flush()
+        except KeyboardInterrupt:
+            kept = sum(attempt.measured is not None for attempt in attempts)
+            _say_interrupted(kept, total, out, form=form)
+
+
+def _progress(attempt: "Attempt", *, number: int, total: int) -> str:
+    found = attempt.measured
+    begin = f"{number} of at most {total}: {attempt.candidate}, run {attempt.repeat}"
+    if found is None:
+        return f"{begin}: failed"
+    kept = ", kept from before" if attempt.was_kept else ""
+    speed = f"{found.steps_per_s:.1f} steps/s" if found.steps_per_s else "too short to be timed"
+    loss = f", loss {found.loss:.3f}" if found.loss is not None else ""
+    return f"{begin}: {speed}{loss}{kept}"
+
+
+def _say_interrupted(kept: int, total: int, out: Path, *, form: Format) -> NoReturn:
+    if form is Format.JSON:
+        print_json({"interrupted": True, "runs": kept, "planned": total})
+    sys.stderr.write(
+        f"interrupted after {kept} of {counted(total, 'run')}; they are kept in {out}, and the same line goes on\n"
+    )
+    leave(contract.STATUS_INTERRUPTED)
+
+
+def _write(attempts: "Sequence[Attempt]", workload: Workload, *, out: Path, repeats: int) -> "tuple[list[Row], str]":
+    """Write table, JSON and picture.
+
+    Raises:
+        OSError: One of them cannot be written.
+    """
+    import json
+
+    from ttlaunch.launch.comparison.summary import render_json, render_markdown, summarise
+
+    rows, machine = summarise(attempts), _machine()
+    found = render_json(rows, workload, machine=machine, repeats=repeats)
+    (out / "comparison.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (out / "comparison.md").write_text(render_markdown(rows, workload, machine=machine), encoding="utf-8")
+    (out / "comparison.svg").write_text(_picture([row for row in rows if row.runs], workload), encoding="utf-8")
+    return rows, machine
+
+
+def _machine() -> str:
+    import platform
+
+    return f"{counted(len(os.sched_getaffinity(0)), 'core')}, {platform.machine()}, Python {platform.python_version()}"
+
+
+def _picture(rows: "Sequence[Row]", workload: Workload) -> str:
+    from ttlaunch.draw.bars import Bar, Panel, render_bars
+
+    def panel(title: str, values: "Sequence[Spread | None]", *, scale: float, form: str) -> Panel:
+        bars = [
+            Bar(one.median * scale, one.least * scale, one.most * scale, form.format(one.median * scale))
+            if one is not None
+            else Bar(None)
+            for one in values
+        ]
+        return Panel(title, tuple(bars))
+
+    panels = [
+        panel("tokens a second", [row.tokens_per_s for row in rows], scale=1, form="{:,.0f}"),
+        panel("validation loss", [row.loss for row in rows], scale=1, form="{:.3f}"),
+        panel("MB sent in a step", [row.bytes_per_step for row in rows], scale=1e-6, form="{:.2f}"),
+        panel("peak memory of a rank, MB", [row.memory_bytes for row in rows], scale=1e-6, form="{:.0f}"),
+        panel("idle, % of a step", [row.idle_share for row in rows], scale=100, form="{:.0f}"),
+    ]
+    return render_bars(f"The same training, {workload.steps} steps", [row.name for row in rows], panels)
+
+
+def _tell(
+    rows: "Sequence[Row]",
+    attempts: "Sequence[Attempt]",
+    workload: Workload,
+    *,
+    machine: str,
+    out: Path,
+    repeats: int,
+    form: Format,
+) -> NoReturn:
+    from ttlaunch.launch.comparison.summary import HEADING, cells, render_json
+
+    found = [_failure(attempt) for attempt in attempts if attempt.error is not None]
+    if form is Format.JSON:
+        content: dict[str, Any] = render_json(rows, workload, machine=machine, repeats=repeats)
+        print_json({**content, "diagnostics": [one.as_json() for one in found]})
+    elif form is Format.CONCISE:
+        sys.stdout.write("".join("\t".join(cells(row)) + "\n" for row in rows))
+    else:
+        table = render_table([HEADING, *map(cells, rows)], right=range(2, len(HEADING)))
+        sys.stdout.write("".join(f"{line}\n" for line in table))
+        sys.stdout.write(f"\nwritten: {out}/comparison.md, {out}/comparison.json, {out}/comparison.svg\n")
+    sys.stdout.flush()
+    show_diagnostics(found, form=form)
+    leave(contract.STATUS_RANK_FAILED if found else contract.STATUS_DONE)
+
+
+def _failure(attempt: "Attempt") -> Diagnostic:
+    message = f"{attempt.candidate} cannot be compared: {attempt.error}"
+    return Diagnostic("R062", message, hints=(f"`{attempt.command}` repeats it",))

@@ -1,0 +1,72 @@
+"""What `ttlaunch compare` runs: which recipes, and the model, data and seed that all of them get."""
+
+import re
+from dataclasses import dataclass
+
+_BETWEEN = re.compile(r",(?=[a-z_][a-z0-9_.]*=)")
+_NAME = re.compile(r"[a-z_][a-z0-9_.]*=")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is the same for all: a small GPT, so that a comparison of all recipes takes minutes on two cores.
+
+    Attributes:
+        steps: Optimizer steps of each run.
+        overrides: `KEY=VALUE`, for every recipe; they win over what is here.
+    """
+
+    steps: int
+    overrides: tuple[str, ...] = ()
+
+    def settings(self) -> list[str]:
+        """What follows `--set`: whole sections, so that nothing of a recipe's own training file is left of them."""
+        training = (
+            f"{{seed: 0, steps: {self.steps}, batch_size: 16, micro_batch_size: 2, learning_rate: 5.0e-3, "
+            f"validation_interval: {max(1000, self.steps)}, validation_sequences: 32}}"
+        )
+        model = "{num_blocks: 4, num_heads: 4, embedding_dim: 64, max_sequence_length: 64, dropout_prob: 0.0}"
+        return [
+            f"training_config={training}",
+            f"transformer_config={model}",
+            f"scheduler_config={{type: cosine, warmup_steps: {min(10, self.steps)}}}",
+            "checkpoint_config={interval: null}",
+            *self.overrides,
+        ]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One thing that is compared.
+
+    Attributes:
+        recipe: A recipe's name or folder.
+        overrides: `KEY=VALUE`, for this one alone.
+    """
+
+    recipe: str
+    overrides: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """As in the table: `zero (zero_stage=3)`, keys without their section."""
+        changes = ", ".join(_without_section(one) for one in self.overrides)
+        return f"{self.recipe} ({changes})" if changes else self.recipe
+
+    def words(self, workload: Workload, *, on: str) -> list[str]:
+        """What follows `ttlaunch run`."""
+        settings = (*workload.settings(), *self.overrides)
+        cluster = [] if on == "local" else ["--on", on]
+        return [self.recipe, *cluster, *(word for one in settings for word in ("--set", one))]
+
+
+def _without_section(override: str) -> str:
+    key, _, value = override.partition("=")
+    return f"{key.rpartition('.')[2]}={value}"
+
+
+def parse_candidate(text: str) -> Candidate:
+    """`RECIPE`, or `RECIPE:KEY=VALUE,KEY=VALUE` with a change for this one alone."""
+    recipe, colon, changes = text.partition(":")
+    if not colon or not _NAME.match(changes):
+        return Candidate(text)
+    return Candidate(recipe, tuple(_BETWEEN.split(changes)))
