@@ -228,6 +228,25 @@ def test_more_replicas_than_micro_batches_are_refused(refused):
     refused(PIPELINE, files={"train.yaml": text}, status=3)
 
 
+def test_ranks_that_cannot_share_the_heads_are_refused(refused):
+    refused(
+        "run tensor_parallel -c train.yaml", files={"train.yaml": "tensor_parallel_config:\n  ranks: 3\n"}, status=3
+    )
+
+
+def test_ranks_that_cannot_share_a_feed_forward_layer_are_refused(refused):
+    text = "training_config:\n  model_type: mlp\ntransformer_config:\n  embedding_dim: 10\n  num_heads: 5\ntensor_parallel_config:\n  ranks: 3\n"
+    refused("run tensor_parallel -c train.yaml", files={"train.yaml": text}, status=3)
+
+
+def test_a_world_that_is_no_whole_number_of_models_is_refused(refused):
+    refused(
+        "run tensor_parallel -c train.yaml --ranks 3",
+        files={"train.yaml": "tensor_parallel_config:\n  ranks: 2\n"},
+        status=3,
+    )
+
+
 def test_tensor_parallelism_that_no_recipe_does_is_refused(refused):
     refused(RUN, files={"train.yaml": "device_config:\n  enable_tp: true\n"}, status=3)
 

@@ -55,7 +55,7 @@ def test_the_declaration_needs_no_torch(folder):
     for path in (folder / "recipe.py", folder / "traffic.py"):
         tree = ast.parse(path.read_text()) if path.exists() else ast.Module([], [])
         modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        assert modules <= {"itertools", "typing", "pydantic", "ttlaunch.recipe", "traffic"}
+        assert modules <= {"collections.abc", "itertools", "typing", "pydantic", "ttlaunch.recipe", "traffic"}
         assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
 
 

@@ -401,3 +401,13 @@ def test_a_message_too_many_is_seen(books, monkeypatch):
     recorded = books("hierarchical_parallel", ["worker"] * 2 + TWO)
     differing = [(edge.operation, edge.source, edge.dest, edge.ratio) for edge in recorded.traffic.differing]
     assert [("weights", 2, 0, 5 / 4), ("weights", 2, 1, 5 / 4)] == differing
+
+
+@pytest.mark.parametrize("training", [{}, {"model_type": "mlp"}, {"activation_checkpointing": True}], ids=str)
+@pytest.mark.parametrize(("ranks", "replicas", "micro_batches"), [(2, 1, 4), (2, 2, 3), (4, 1, 2)])
+def test_a_split_model_moves_what_it_says(books, ranks, replicas, micro_batches, training):
+    """The last micro-batch is smaller than the others."""
+    config = small(2 * micro_batches - 1, 3, tensor_parallel_config={"ranks": ranks, "replicas": replicas})
+    config["training_config"] |= {"micro_batch_size": 2} | training
+    config["transformer_config"] |= {"num_heads": 4, "tie_embeddings": replicas > 1}
+    check_exact(books("tensor_parallel", ["worker"] * ranks * replicas, config=config))

@@ -6,6 +6,7 @@ They come in again with `checkpoint_config.initial_weights`. `show` names the te
 import math
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.diagnostics.count import counted
 
 if TYPE_CHECKING:
-    from ttlaunch.launch.saved.tensor_file import StoredTensor
+    from ttlaunch.launch.saved.tensor_file import FiledTensor
 
 app = typer.Typer(help="Show and export weights.", no_args_is_help=True)
 
@@ -77,7 +78,7 @@ def show(
 
     if os.path.isfile(what):  # noqa: PTH113 - never raises
         try:
-            weights = dict(sorted(read_header(Path(what)).items()))
+            weights: Mapping[str, FiledTensor] = dict(sorted(read_header(Path(what)).items()))
         except OSError as error:
             refuse_file(what, error, verb="read", form=form)
         except TensorFileError as error:
@@ -98,7 +99,7 @@ def show(
     sys.stdout.write(f"{counted(len(weights), 'tensor')}, {values:,} values\n")
 
 
-def _of_checkpoint(run: str, *, runs_dir: Path, form: Format) -> tuple[int, dict[str, "StoredTensor"]]:
+def _of_checkpoint(run: str, *, runs_dir: Path, form: Format) -> tuple[int, Mapping[str, "FiledTensor"]]:
     """Step and weights of the newest whole checkpoint that the words name; leaves if there is none."""
     from ttlaunch.cli.resume import search_checkpoint
     from ttlaunch.launch.saved.tensor_difference import read_weights

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -23,7 +23,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.launch.saved.tensor_difference import largest_difference, read_weights
-from ttlaunch.launch.saved.tensor_file import StoredTensor
+from ttlaunch.launch.saved.tensor_file import FiledTensor
 from ttlaunch.plan.parity import Cell
 from ttlaunch.recipe.discovery import list_recipes
 
@@ -83,7 +83,7 @@ class Parity:
         self._kept = kept
         self._code = code_hash() if kept else ""
         self._known = self._read_kept()
-        self._references: dict[str, tuple[str, dict[str, StoredTensor]]] = {}
+        self._references: dict[str, tuple[str, Mapping[str, FiledTensor]]] = {}
         self._running: set[subprocess.Popen[str]] = set()
         self._is_over = threading.Event()
 
@@ -206,7 +206,7 @@ def code_hash() -> str:
     return digest.hexdigest()
 
 
-def _last_weights(folder: Path) -> dict[str, StoredTensor]:
+def _last_weights(folder: Path) -> Mapping[str, FiledTensor]:
     """Of the one checkpoint below the folder of a run or a simulation."""
     checkpoints = [path for path in folder.rglob("step-*") if (path / contract.CHECKPOINT_MANIFEST).is_file()]
     return read_weights(checkpoints[0]) if checkpoints else {}

@@ -53,6 +53,12 @@ from ttlaunch.recipe.sections import (
     TrainingFile,
     TransformerConfig,
 )
+from ttlaunch.recipe.tensor_split import (
+    ranks_have_equal_shares,
+    split_model_traffic,
+    split_models_fit,
+    split_norm_traffic,
+)
 from ttlaunch.recipe.traffic import (
     NUMBER_BYTES,
     VALUE_BYTES,
@@ -112,8 +118,12 @@ __all__ = [
     "num_workers_counts_the_stages",
     "payload_bytes",
     "per",
+    "ranks_have_equal_shares",
     "sequences_of_blocks",
     "shares",
+    "split_model_traffic",
+    "split_models_fit",
+    "split_norm_traffic",
     "sums_of_blocks",
     "the_schedule_fits_the_chunks",
     "validation_traffic",

@@ -264,22 +264,29 @@ def the_schedule_fits_the_chunks(config: TrainingFile, _layout: Layout) -> Itera
 
 def every_replica_has_a_micro_batch(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
     """M ≥ R: a pipeline without a micro-batch would have nothing to do."""
-    pipeline, training = config.multihost_config.pipeline_parallel_config, config.training_config
-    if pipeline is None or pipeline.replicas <= training.micro_batches:
+    pipeline = config.multihost_config.pipeline_parallel_config
+    if pipeline is not None:
+        yield from models_have_a_micro_batch(config, replicas=pipeline.replicas, key=f"{_PIPELINE}.replicas")
+
+
+def models_have_a_micro_batch(config: TrainingFile, *, replicas: int, key: str) -> Iterator[Problem]:
+    """M ≥ R for models side by side, whose number a key says."""
+    training = config.training_config
+    if replicas <= training.micro_batches:
         return
     micro_batches = counted(training.micro_batches, "micro-batche" if training.micro_batches > 1 else "micro-batch")
     sequences = counted(training.sequences_per_step, "sequence")
     cut = f"{sequences} / {training.sequences_per_micro_batch} = {micro_batches}"
-    smaller = training.sequences_per_step // pipeline.replicas
+    smaller = training.sequences_per_step // replicas
     yield Problem(
         "C037",
-        f"{pipeline.replicas} replicas share {micro_batches}; each needs at least one",
-        f"{_PIPELINE}.replicas",
+        f"{replicas} replicas share {micro_batches}; each needs at least one",
+        key,
         f"more than the {micro_batches} of a step",
         others=(("training_config.batch_size", f"a step has {cut}"),),
         hints=(
             f"`--set training_config.micro_batch_size={smaller}`"
             if smaller
-            else f"`--set training_config.batch_size={pipeline.replicas}`",
+            else f"`--set training_config.batch_size={replicas}`",
         ),
     )

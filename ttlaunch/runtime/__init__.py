@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.pipeline.part import PipelinePart
     from ttlaunch.runtime.pipeline.schedules import Action, order_of_passes
     from ttlaunch.runtime.pipeline.tuning import ScheduleChoice
+    from ttlaunch.runtime.tensor.grid import RankGrid, place_in_grid
+    from ttlaunch.runtime.tensor.norms import squared_norms
+    from ttlaunch.runtime.tensor.share import ModelShare, share_of
     from ttlaunch.runtime.tiers.bucket_link import AggregatorLink, OptimizerLink
     from ttlaunch.runtime.tiers.bucketed_update import BucketedUpdate, update_order
     from ttlaunch.runtime.tiers.gradient_hub import GradientHub
@@ -77,12 +80,14 @@ __all__ = [
     "GradientTree",
     "LayerPasses",
     "Model",
+    "ModelShare",
     "Optimizer",
     "OptimizerLink",
     "OwnedParameters",
     "PipelineGrid",
     "PipelinePart",
     "RankContext",
+    "RankGrid",
     "RemoteOptimizer",
     "ScatteredGradients",
     "ScheduleChoice",
@@ -112,6 +117,7 @@ __all__ = [
     "norms_of_layers",
     "order_of_passes",
     "own_group",
+    "place_in_grid",
     "place_in_pipeline",
     "process_group",
     "receive_validation",
@@ -122,6 +128,8 @@ __all__ = [
     "report_layer_norms",
     "report_memory",
     "send_validation",
+    "share_of",
+    "squared_norms",
     "summed_loss",
     "train_in_one_process",
     "update_order",
@@ -162,6 +170,9 @@ _MODULES = {
     "pipeline.part": ("PipelinePart",),
     "pipeline.tuning": ("ScheduleChoice",),
     "collectives.reduction": ("GradientTree", "contiguous_blocks"),
+    "tensor.grid": ("RankGrid", "place_in_grid"),
+    "tensor.norms": ("squared_norms",),
+    "tensor.share": ("ModelShare", "share_of"),
     "tiers.remote_optimizer": ("RemoteOptimizer",),
     "gradients.replicas": ("replicate",),
     "pipeline.schedules": ("Action", "order_of_passes"),

@@ -5,10 +5,11 @@ The format: 8 bytes that say how long the header is, the header as JSON (name to
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from ttlaunch.errors import TtlaunchError
 
@@ -21,6 +22,36 @@ class TensorFileError(TtlaunchError):
 
 
 @dataclass(frozen=True)
+class Extent:
+    """Bytes `start` to `end` of the file at `path`."""
+
+    path: Path
+    start: int
+    end: int
+
+
+class FiledTensor(Protocol):
+    """A tensor in files."""
+
+    @property
+    def path(self) -> Path:
+        """The file that it is in, or one of them."""
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    def extents(self) -> list[Extent]:
+        """Where its bytes are, in their order."""
+
+
+@dataclass(frozen=True)
 class StoredTensor:
     """Where a tensor lies: its bytes are `start` to `end` of the file at `path`."""
 
@@ -29,6 +60,15 @@ class StoredTensor:
     shape: tuple[int, ...]
     start: int
     end: int
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.end - self.start
+
+    def extents(self) -> list[Extent]:
+        """Where its bytes are."""
+        return [Extent(self.path, self.start, self.end)]
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
@@ -56,7 +96,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     return dict(sorted(tensors.items(), key=lambda item: item[1].start))
 
 
-def write_tensors(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, FiledTensor]) -> None:
     """Write a file of tensors that lie in other files; it appears whole or not at all.
 
     Raises:
@@ -64,7 +104,7 @@ def write_tensors(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """
     header, place = {}, 0
     for name, tensor in tensors.items():
-        end = place + tensor.end - tensor.start
+        end = place + tensor.size
         header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [place, end]}
         place = end
     text = json.dumps(header).encode()
@@ -74,7 +114,8 @@ def write_tensors(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
         with unfinished.open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for tensor in tensors.values():
-                _copy(tensor, file)
+                for piece in read_bytes(tensor):
+                    file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
@@ -88,13 +129,23 @@ def _stored(path: Path, entry: Mapping[str, Any], base: int) -> StoredTensor:
     return StoredTensor(path, str(entry["dtype"]), tuple(map(int, entry["shape"])), base + int(start), base + int(end))
 
 
-def _copy(tensor: StoredTensor, target: BinaryIO) -> None:
-    with tensor.path.open("rb") as source:
-        source.seek(tensor.start)
-        left = tensor.end - tensor.start
-        while left:
-            piece = source.read(min(left, 2**24))
-            if not piece:
-                raise OSError(f"{tensor.path} ends too early")
-            target.write(piece)
-            left -= len(piece)
+def read_bytes(tensor: FiledTensor) -> Iterator[bytes]:
+    """The values of a tensor, piece by piece.
+
+    Raises:
+        OSError: A file cannot be read, or ends too early.
+    """
+    with ExitStack() as stack:
+        files: dict[Path, BinaryIO] = {}
+        for extent in tensor.extents():
+            if extent.path not in files:
+                files[extent.path] = stack.enter_context(extent.path.open("rb"))
+            source = files[extent.path]
+            source.seek(extent.start)
+            left = extent.end - extent.start
+            while left:
+                piece = source.read(min(left, 2**24))
+                if not piece:
+                    raise OSError(f"{extent.path} ends too early")
+                yield piece
+                left -= len(piece)

@@ -1,6 +1,6 @@
 """What a rank's context has of checkpoints: what the run begins from, when one is due, and that they are written."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ from ttlaunch.recipe import CheckpointConfig
 from ttlaunch.runtime.checkpoint.image import ShardImage
 from ttlaunch.runtime.checkpoint.reader import CheckpointReadError, read_tensors
 from ttlaunch.runtime.checkpoint.writer import Shard, ShardWriter
+from ttlaunch.runtime.tensor.split import Split
 from ttlaunch.runtime.world import Rank
 
 CODEC_PREFIX = "codec."
@@ -22,7 +23,11 @@ class HasParameters(Protocol):
 
     @property
     def copies(self) -> Collection[str]:
-        """Parameters that another rank writes."""
+        """Parameters, or numbers of the optimizer's, that another rank writes."""
+
+    @property
+    def splits(self) -> Mapping[str, Split]:
+        """Which values the rank has of each parameter of which it does not have all."""
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
 
@@ -93,7 +98,7 @@ class Checkpoints:
         """
         if self._start is None:
             return
-        wanted = _tensors(model, optimizer) if self.steps_done else dict(model.named_parameters())
+        wanted = dict(_stored(_tensors(model, optimizer if self.steps_done else None), model))
         stored = self._start.get("state")
         if stored is not None and stored["data"] != state["data"]:
             raise CheckpointReadError(
@@ -138,16 +143,33 @@ class Checkpoints:
         self.check()
 
 
-def _tensors(model: HasParameters, optimizer: HasState) -> dict[str, Tensor]:
-    """All that this rank's shard holds: weights under their own names, optimizer state beside them."""
-    state = {f"{contract.OPTIMIZER_PREFIX}{name}": tensor for name, tensor in optimizer.named_state()}
-    return {name: parameter.detach() for name, parameter in model.named_parameters()} | state
+def _tensors(model: HasParameters, optimizer: HasState | None) -> Iterator[tuple[str, str, Tensor]]:
+    """All that this rank's shard holds: the name in the shard, that of the parameter it is about, and the tensor.
+
+    Weights have their own names, optimizer state stands beside them.
+    """
+    for name, parameter in model.named_parameters():
+        yield name, name, parameter.detach()
+    for name, tensor in optimizer.named_state() if optimizer is not None else ():
+        yield f"{contract.OPTIMIZER_PREFIX}{name}", name.partition(".")[2], tensor
+
+
+def _stored(tensors: Iterable[tuple[str, str, Tensor]], model: HasParameters) -> Iterator[tuple[str, Tensor]]:
+    """The same as files have it: parts of what ranks split, each under a name that says which values it has."""
+    for name, parameter, tensor in tensors:
+        split = model.splits.get(parameter)
+        if split is None or tensor.shape != split.local_shape:  # of a count of updates every rank has all
+            yield name, tensor
+        else:
+            yield from ((str(part), piece) for part, piece in split.parts(name, tensor))
 
 
 def _owned(model: HasParameters, optimizer: HasState) -> dict[str, Tensor]:
     """The same without what another rank writes."""
-    return {
-        name: tensor
-        for name, tensor in _tensors(model, optimizer).items()
-        if not any(name == copy or name.endswith(f".{copy}") for copy in model.copies)
-    }
+    copies = model.copies
+    owned = [
+        (name, parameter, tensor)
+        for name, parameter, tensor in _tensors(model, optimizer)
+        if not any(name == copy or name.endswith(f".{copy}") for copy in copies)
+    ]
+    return dict(_stored(owned, model))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-_NAMES = {
+DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -23,6 +23,8 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+"""What a file calls a type."""
+
 _BORDER = 64
 PAGE = 4096
 """The image begins at a page and fills whole ones, as writing past the system's page cache wants."""
@@ -107,7 +109,7 @@ def _lay_out(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[range]]:
     for name, tensor in tensors.items():
         end = start + math.prod(tensor.shape) * tensor.element_size()
         places.append(range(start, end))
-        content[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        content[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
         start = end
     text = json.dumps(content).encode()
     text += b" " * (-(len(text) + 8) % _BORDER)

@@ -12,6 +12,10 @@ import torch
 from torch import Tensor
 
 from ttlaunch.errors import TtlaunchError
+from ttlaunch.runtime.checkpoint.image import DTYPE_NAMES
+from ttlaunch.stored_parts import Part, name_of_whole, parse_part, whole
+
+_LONG = {code: str(dtype).removeprefix("torch.") for dtype, code in DTYPE_NAMES.items()}
 
 
 class CheckpointReadError(TtlaunchError):
@@ -28,11 +32,12 @@ def read_tensors(
     known: Collection[str] | None = None,
     optional: Collection[str] = (),
 ) -> None:
-    """Overwrite tensors with those of the same names.
+    """Overwrite tensors with those of the same names, or with the parts of them that files have.
 
     Args:
         files: `path` and `sha256` of each, as the launcher found them.
-        into: By name; on any device. Nothing is converted but the dtype of weights, which may be stored in a shorter one.
+        into: By name, which may be that of a part; on any device. Nothing is converted but the dtype of weights, which may
+            be stored in a shorter one.
         known: Names that the files may have, whichever rank needs them; None: any.
         optional: Names that they may lack; then the tensor stays as it is.
 
@@ -42,23 +47,23 @@ def read_tensors(
     """
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - only ranks that begin from files need it
 
-    missing, strangers = set(into), set[str]()
+    targets, strangers = _Targets(into), set[str]()
     for entry in files:
         path = Path(entry["path"])
         try:
             with safe_open(path, framework="pt") as file:
-                names = set(file.keys())
-                wanted = sorted(missing & names)
-                strangers |= names - set(names if known is None else known)
+                names = sorted(file.keys())
+                found = {name_of_whole(name) for name in names}
+                strangers |= found - set(found if known is None else known)
+                wanted = [name for name in names if targets.lack(name)]
                 if wanted:
                     _verify(path, entry["sha256"])
-                for key in wanted:
-                    _copy(file.get_tensor(key), into[key], name=key, path=path)
+                for name in wanted:
+                    targets.fill(name, file, path=path)
         except (OSError, SafetensorError) as error:
             raise CheckpointReadError(f"{path} cannot be read: {error}") from error
-        missing -= set(wanted)
-    paths = ", ".join(str(entry["path"]) for entry in files)
-    _check_complete(missing - set(optional), strangers, paths)
+    missing = set(targets.missing) - set(optional)
+    _check_complete(missing, strangers, ", ".join(str(entry["path"]) for entry in files))
 
 
 def _check_complete(missing: set[str], strangers: set[str], paths: str) -> None:
@@ -74,6 +79,53 @@ def _check_complete(missing: set[str], strangers: set[str], paths: str) -> None:
         raise CheckpointReadError(f"`{first}` of {paths} is no parameter of this model{others}")
 
 
+class _Targets:
+    """Tensors that are to be filled, and how much of each is still missing."""
+
+    def __init__(self, into: Mapping[str, Tensor]) -> None:
+        self._into = into
+        self._parts = {name: parse_part(name) or whole(name, tensor.shape) for name, tensor in into.items()}
+        self._missing = {name: part.size for name, part in self._parts.items()}
+        self._filled: dict[str, set[tuple[range, ...]]] = {name: set() for name in into}
+        self._names: dict[str, list[str]] = {}
+        for name, part in self._parts.items():
+            self._names.setdefault(part.name, []).append(name)
+
+    @property
+    def missing(self) -> list[str]:
+        return [name for name, values in self._missing.items() if values]
+
+    def lack(self, stored: str) -> list[str]:
+        """The targets that lack something that a stored tensor may have."""
+        part = parse_part(stored)
+        names = self._names.get(name_of_whole(stored), [])
+        return [
+            name
+            for name in names
+            if self._missing[name] and (part is None or part.shape != self._parts[name].shape or self._new(name, part))
+        ]
+
+    def _new(self, name: str, part: Part) -> tuple[range, ...] | None:
+        """Where a stored part has what a target lacks; None if it has nothing of that."""
+        places = self._parts[name].overlap(part)
+        return places if all(places) and places not in self._filled[name] else None
+
+    def fill(self, stored: str, file: Any, *, path: Path) -> None:
+        """Copy what a file has under a name to all targets that lack some of it."""
+        for name in self.lack(stored):
+            target, target_part, found = self._into[name], self._parts[name], file.get_slice(stored)
+            part = parse_part(stored) or whole(stored, found.get_shape())
+            if part.shape != target_part.shape or not found.get_dtype().startswith(("F", "BF")):
+                told = (found.get_dtype(), part.shape), (DTYPE_NAMES[target.dtype], target_part.shape)
+                is_now, expected = (f"{_LONG.get(dtype, dtype)} {shape}" for dtype, shape in told)
+                raise CheckpointReadError(f"`{part.name}` of {path} is {is_now}, this model's is {expected}")
+            places = self._new(name, part)
+            if places is not None:
+                target[target_part.within(places)].copy_(found[part.within(places)])
+                self._filled[name].add(places)
+                self._missing[name] -= Part(name, places, part.shape).size
+
+
 def _verify(path: Path, expected: str) -> None:
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -81,10 +133,3 @@ def _verify(path: Path, expected: str) -> None:
         raise CheckpointReadError(
             f"{path} differs from what the launching machine found: SHA-256 {found[:12]}…, expected {expected[:12]}…"
         )
-
-
-def _copy(stored: Tensor, target: Tensor, *, name: str, path: Path) -> None:
-    if stored.shape != target.shape or not stored.is_floating_point():
-        found, expected = (f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in (stored, target))
-        raise CheckpointReadError(f"`{name}` of {path} is {found}, this model's is {expected}")
-    target.copy_(stored)

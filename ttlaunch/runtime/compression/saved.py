@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ttlaunch.runtime.checkpoint.checkpoints import CODEC_PREFIX, HasState
 from ttlaunch.runtime.compression.codec import Codec
+from ttlaunch.runtime.tensor.split import Split
 
 
 class CodecState:
@@ -69,6 +70,7 @@ class _CodecAlone:
 
     def __init__(self, whole: CodecState) -> None:
         self._whole = whole
+        self.splits: Mapping[str, Split] = {}
         self.wait_before_update = whole.wait_before_update
         self.scaler_state = whole.scaler_state
         self.restore_scaler = whole.restore_scaler

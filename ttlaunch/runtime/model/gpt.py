@@ -15,6 +15,8 @@ from torch.nn import functional
 
 from ttlaunch.recipe import TransformerConfig
 from ttlaunch.runtime.model.tied import second_use
+from ttlaunch.runtime.tensor.layers import linear_in, linear_out
+from ttlaunch.runtime.tensor.share import ModelShare
 
 
 class Masks(NamedTuple):
@@ -63,18 +65,21 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal self-attention, then a feed-forward layer, each added to the residual stream."""
+    """Causal self-attention, then a feed-forward layer, each added to the residual stream.
 
-    def __init__(self, cfg: TransformerConfig, *, index: int) -> None:
+    Of a block that ranks split, each has some heads, and some of what the feed-forward layer has inside; the rest is whole.
+    """
+
+    def __init__(self, cfg: TransformerConfig, *, index: int, share: ModelShare | None = None) -> None:
         super().__init__()
         width = cfg.embedding_dim
-        self.num_heads = cfg.num_heads
+        self.head_width = width // cfg.num_heads
         self.attention_norm = nn.LayerNorm(width)
-        self.attention_in = nn.Linear(width, 3 * width)
-        self.attention_out = nn.Linear(width, width)
+        self.attention_in = linear_in(width, 3 * width, share, matrices=3)
+        self.attention_out = linear_out(width, width, share)
         self.feed_forward_norm = nn.LayerNorm(width)
-        self.feed_forward_in = nn.Linear(width, 4 * width)
-        self.feed_forward_out = nn.Linear(4 * width, width)
+        self.feed_forward_in = linear_in(width, 4 * width, share)
+        self.feed_forward_out = linear_out(4 * width, width, share)
         self.attention_dropout = Dropout(f"blocks.{index}.attention", probability=cfg.dropout_prob)
         self.feed_forward_dropout = Dropout(f"blocks.{index}.feed_forward", probability=cfg.dropout_prob)
 
@@ -85,11 +90,11 @@ class Block(nn.Module):
         return out_BTD
 
     def _attend(self, x_BTD: Tensor) -> Tensor:
-        batch, length, width = x_BTD.shape
-        heads = (batch, length, self.num_heads, width // self.num_heads)
+        batch, length, _ = x_BTD.shape
+        heads = (batch, length, -1, self.head_width)
         query, key, value = (part.view(heads).transpose(1, 2) for part in self.attention_in(x_BTD).chunk(3, dim=-1))
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        out_BTD: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
+        out_BTD: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(batch, length, -1))
         return out_BTD
 
 

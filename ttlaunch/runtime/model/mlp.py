@@ -11,6 +11,8 @@ from torch.nn import functional
 
 from ttlaunch.recipe import TransformerConfig
 from ttlaunch.runtime.model.gpt import Dropout, Masks
+from ttlaunch.runtime.tensor.layers import linear_in, linear_out
+from ttlaunch.runtime.tensor.share import ModelShare
 
 CONTEXT_TOKENS = 8
 """C: the present token and those before it that a prediction sees."""
@@ -36,12 +38,12 @@ class ContextEmbedding(nn.Module):
 class FeedForwardBlock(nn.Module):
     """A feed-forward layer added to the residual stream."""
 
-    def __init__(self, cfg: TransformerConfig, *, index: int) -> None:
+    def __init__(self, cfg: TransformerConfig, *, index: int, share: ModelShare | None = None) -> None:
         super().__init__()
         width = cfg.embedding_dim
         self.feed_forward_norm = nn.LayerNorm(width)
-        self.feed_forward_in = nn.Linear(width, 4 * width)
-        self.feed_forward_out = nn.Linear(4 * width, width)
+        self.feed_forward_in = linear_in(width, 4 * width, share)
+        self.feed_forward_out = linear_out(4 * width, width, share)
         self.feed_forward_dropout = Dropout(f"blocks.{index}.feed_forward", probability=cfg.dropout_prob)
 
     def forward(self, x_BTD: Tensor, masks: Masks | None) -> Tensor:

@@ -1,5 +1,7 @@
 """The model of a rank: all of the language model, or the contiguous part of it that one pipeline stage has.
 
+Where several ranks split the matrices of the blocks, a rank's model has its share of them and all of the rest.
+
 Every parameter is drawn from a generator seeded by (seed, name), so a stage begins with exactly the parameters that the
 whole model has there, and ranks that never talked begin with the same ones.
 
@@ -7,7 +9,7 @@ Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = embedding_
 flat vectors of `flat.py`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from itertools import chain
 
@@ -18,15 +20,17 @@ from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.books.ledger import Ledger
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.flat import FlatParameters
-from ttlaunch.runtime.model.gpt import Block, Embedding, Head, Masks, seeded_generator
+from ttlaunch.runtime.model.gpt import Block, Embedding, Head, Masks
+from ttlaunch.runtime.model.initial import initialise
 from ttlaunch.runtime.model.mlp import ContextEmbedding, FeedForwardBlock
 from ttlaunch.runtime.model.precision import computing
 from ttlaunch.runtime.model.recompute import recomputed
 from ttlaunch.runtime.model.tied import EMBEDDING, HEAD
 from ttlaunch.runtime.pipeline.grid import cut_into_parts
+from ttlaunch.runtime.tensor.layers import splits_of
+from ttlaunch.runtime.tensor.share import ModelShare
+from ttlaunch.runtime.tensor.split import Split
 from ttlaunch.runtime.training.loss_scaling import LossScaler
-
-_STDS = {EMBEDDING: 1.0, "embedding.position.weight": 0.1, HEAD: 0.02}
 
 
 class Model(nn.Module):
@@ -37,16 +41,24 @@ class Model(nn.Module):
         grads_N: All gradients likewise; backward passes add to it.
         ledger: The books of the rank that has it; None: nobody keeps any.
         loss_scaler: By what losses are multiplied before a backward pass, in this step.
+        splits: Which values it has of each parameter that ranks split, by name; the others it has whole.
     """
 
     def __init__(
-        self, cfg: TrainingFile, *, vocabulary: int, blocks: Iterable[int], has_embedding: bool, has_head: bool
+        self,
+        cfg: TrainingFile,
+        *,
+        vocabulary: int,
+        blocks: Iterable[int],
+        has_embedding: bool,
+        has_head: bool,
+        share: ModelShare | None = None,
     ) -> None:
         super().__init__()
         sizes, kind = cfg.transformer_config, cfg.training_config.model_type
         embedding, block = (Embedding, Block) if kind == "gpt" else (ContextEmbedding, FeedForwardBlock)
         self.embedding = embedding(sizes, vocabulary=vocabulary) if has_embedding else None
-        self.blocks = nn.ModuleDict({str(index): block(sizes, index=index) for index in blocks})
+        self.blocks = nn.ModuleDict({str(index): block(sizes, index=index, share=share) for index in blocks})
         self.head = Head(sizes, vocabulary=vocabulary) if has_head else None
         self.num_blocks = sizes.num_blocks
         self.is_tied = sizes.tie_embeddings
@@ -55,9 +67,21 @@ class Model(nn.Module):
         self._cfg = cfg
         self.loss_scaler = LossScaler(cfg)
         self.seed = cfg.training_config.seed
-        initialise(self.named_parameters(), seed=self.seed, num_blocks=sizes.num_blocks, is_tied=self.is_tied)
+        self.splits: Mapping[str, Split] = splits_of(self)
+        self._is_first_share = share is None or share.place == 0
+        self._initialise()
         if self._both_uses is not None:
             nn.init.zeros_(self._both_uses[1])
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        """Set every parameter from (seed, name) alone; of one that ranks split each draws all and keeps its part."""
+        for name, parameter in self.named_parameters():
+            split = self.splits.get(name)
+            whole = parameter if split is None else parameter.new_empty(split.shape)
+            initialise(name, whole, seed=self.seed, num_blocks=self.num_blocks, is_tied=self.is_tied)
+            if split is not None:
+                parameter.copy_(split.cut(whole))
 
     def flatten(self, device: torch.device) -> None:
         """Move to the device and lay parameters and gradients out flat; call once, before training."""
@@ -68,7 +92,13 @@ class Model(nn.Module):
 
     @property
     def copies(self) -> frozenset[str]:
-        """Parameters that another rank has, too, and owns: its checkpoints have them."""
+        """Parameters that another rank has, too, and owns: its checkpoints have them.
+
+        Where ranks split matrices, the first of them owns what all have, and counts the updates of each matrix.
+        """
+        if not self._is_first_share:
+            names = [name for name, _ in self.named_parameters()]
+            return frozenset(f"step.{name}" if name in self.splits else name for name in names)
         return (
             frozenset({EMBEDDING}) if self.is_tied and self.embedding is None and self.head is not None else frozenset()
         )
@@ -150,6 +180,15 @@ class Model(nn.Module):
         whole = Model(cfg, vocabulary=2, blocks=blocks, has_embedding=True, has_head=True)
         return frozenset(name for name, _ in whole.named_parameters())
 
+    def named_parts(self) -> Iterator[tuple[str, Tensor]]:
+        """Each parameter under its name, or the parts of it that this rank has under names that say which values those are."""
+        for name, parameter in self.named_parameters():
+            split = self.splits.get(name)
+            if split is None:
+                yield name, parameter
+            else:
+                yield from ((str(part), values) for part, values in split.parts(name, parameter.detach()))
+
     def masks(self, step: int, micro_batch: int) -> Masks:
         """What to draw the dropout masks of a training pass from: the same on any rank that runs it."""
         return Masks(self.seed, step, micro_batch)
@@ -221,6 +260,7 @@ def build_model(
     stage: int = 0,
     blocks_per_stage: Iterable[int] = (),
     chunks_per_stage: int = 1,
+    share: ModelShare | None = None,
 ) -> Model:
     """Build the model on this rank's device, initialised and flat.
 
@@ -230,6 +270,7 @@ def build_model(
         stage: Which of the stages to build.
         blocks_per_stage: Blocks of each stage in order; empty: the whole model.
         chunks_per_stage: Equal chunks that these are cut into; see `pipeline_grid`.
+        share: Of the matrices of its blocks; None: all of them.
     """
     counts = list(blocks_per_stage) or [cfg.transformer_config.num_blocks]
     parts = cut_into_parts(counts, num_chunks=chunks_per_stage)
@@ -239,6 +280,7 @@ def build_model(
         blocks=chain.from_iterable(parts[stage :: len(counts)]),
         has_embedding=stage == 0,
         has_head=stage == len(counts) - 1,
+        share=share,
     )
     model.flatten(ctx.device)
     if model.loss_scaler.is_on:
@@ -256,23 +298,3 @@ def _is_in(name: str, blocks: range, num_blocks: int) -> bool:
     if kind == "blocks":
         return int(rest.split(".", 1)[0]) in blocks
     return blocks.start == 0 if kind == "embedding" else blocks.stop == num_blocks
-
-
-@torch.no_grad()
-def initialise(parameters: Iterable[tuple[str, Tensor]], *, seed: int, num_blocks: int, is_tied: bool) -> None:
-    """Set every parameter from (seed, name) alone.
-
-    Biases are 0, norms 1. The standard deviation is 1 for tokens, 0.1 for positions, and 0.02 for the head, and for tokens
-    that share its matrix, so that training begins at the loss of guessing; for the other matrices 1 / sqrt(inputs), and for those that add to the
-    residual stream 1 / sqrt(2 num_blocks) of that, as in GPT-2.
-    """
-    for name, parameter in parameters:
-        if name.endswith("bias"):
-            parameter.zero_()
-        elif "norm" in name:
-            parameter.fill_(1)
-        else:
-            std = _STDS.get(HEAD if is_tied and name == EMBEDDING else name, float(parameter.shape[1]) ** -0.5)
-            if name.endswith("_out.weight"):
-                std *= (2 * num_blocks) ** -0.5
-            parameter.normal_(0, std, generator=seeded_generator("parameter", seed, name))

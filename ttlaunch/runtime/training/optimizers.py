@@ -78,7 +78,7 @@ class Optimizer:
         self._ready: Callable[[], object] | None = None
         self._parts: dict[range, list[_Group]] = {}
         self._skips = False
-        self._squares: dict[str, float] = {}
+        self.squares: dict[str, float] = {}  # norms of gradients by name; whoever splits matrices completes them
         self._norms: dict[range | None, SquaredNorms] = {}
         named, has_squares = list(model.named_parameters()), cfg.training_config.optimizer == "adamw"
         self._names = [name for name, _ in named]
@@ -120,7 +120,7 @@ class Optimizer:
         norms = self._norms[parameters]
         sums = join_sums(zip(norms.nodes, norms.sums(self._model.take_gradients()), strict=True))
         squares = [square / self._model.loss_scaler.scale**2 for square in sums.values()]
-        self._squares.update(zip(self._names[part], squares, strict=True))
+        self.squares.update(zip(self._names[part], squares, strict=True))
         return squares
 
     def layer_norms(self) -> dict[str, float]:
@@ -129,7 +129,7 @@ class Optimizer:
         The squares of all layers' norms add up to that of the whole gradient, up to rounding.
         """
         names = [name for name in self._names if name not in self._model.copies]
-        return norms_of_layers({name: self._squares[name] for name in names})
+        return norms_of_layers({name: self.squares[name] for name in names})
 
     def step(self, step: int, *, norm: float) -> float:
         """Clip the gradients in `grads_N`, update the parameters, and zero the gradients.

@@ -1,0 +1,75 @@
+"""Which values of a parameter a rank has, where several ranks split it, and how that is said in a checkpoint."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ttlaunch.stored_parts import Part
+
+
+@dataclass(frozen=True)
+class Split:
+    """A rank's values of one parameter: some ranges of one dimension, one behind the other, and all of the others.
+
+    Attributes:
+        shape: Of the whole parameter.
+        dim: That is split.
+        ranges: Of this dimension; several where the parameter is several matrices in one, such as query, key and value.
+    """
+
+    shape: tuple[int, ...]
+    dim: int
+    ranges: tuple[range, ...]
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Of what the rank has."""
+        length = sum(len(places) for places in self.ranges)
+        return (*self.shape[: self.dim], length, *self.shape[self.dim + 1 :])
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """The rank's values of a whole parameter, in a new tensor."""
+        return torch.cat([whole.narrow(self.dim, places.start, len(places)) for places in self.ranges], self.dim)
+
+    def paste(self, local: Tensor, *, into: Tensor) -> None:
+        """Write the rank's values to their places in a whole parameter."""
+        for places, part in self._pieces(local):
+            into.narrow(self.dim, places.start, len(places)).copy_(part)
+
+    def parts(self, name: str, local: Tensor) -> Iterator[tuple[Part, Tensor]]:
+        """What the rank has of a tensor of the parameter's shape, such as itself or an optimizer's mean of it, as views."""
+        for places, part in self._pieces(local):
+            bounds = [range(length) for length in self.shape]
+            bounds[self.dim] = places
+            yield Part(name, tuple(bounds), self.shape), part
+
+    def _pieces(self, local: Tensor) -> Iterator[tuple[range, Tensor]]:
+        at = 0
+        for places in self.ranges:
+            yield places, local.narrow(self.dim, at, len(places))
+            at += len(places)
+
+
+def split_evenly(shape: Sequence[int], *, dim: int, place: int, count: int, matrices: int = 1) -> Split:
+    """The part of one of `count` ranks, of equal size for all.
+
+    Args:
+        shape: Of the whole parameter.
+        dim: To split.
+        place: Of the rank among them.
+        count: Ranks.
+        matrices: That stand one behind the other in this dimension; each is split.
+
+    >>> split_evenly((12, 4), dim=0, place=1, count=2, matrices=3).ranges
+    (range(2, 4), range(6, 8), range(10, 12))
+
+    Raises:
+        ValueError: The ranks cannot have equal parts.
+    """
+    each, rest = divmod(shape[dim], matrices * count)
+    if rest:
+        raise ValueError(f"{count} ranks cannot have equal parts of {shape[dim] // matrices} rows or columns")
+    starts = [(matrix * count + place) * each for matrix in range(matrices)]
+    return Split(tuple(shape), dim, tuple(range(start, start + each) for start in starts))

@@ -1,0 +1,75 @@
+"""How checkpoints name a part of a tensor, where no rank has all of it: so that any layout finds what it needs.
+
+`blocks.0.attention_out.weight@0:64/64,16:32/64` has all rows and columns 16 to 31 of a matrix of 64 rows and 64 columns. A
+name without `@` is that of a whole tensor. Parts of one tensor are equal or have no value in common.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_MARK = "@"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some values of a tensor: a box.
+
+    Attributes:
+        name: Of the whole tensor.
+        places: In each of its dimensions.
+        shape: Of the whole tensor.
+
+    >>> str(Part("head.weight", (range(0, 4), range(2, 8)), (4, 8)))
+    'head.weight@0:4/4,2:8/8'
+    """
+
+    name: str
+    places: tuple[range, ...]
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        bounds = (f"{at.start}:{at.stop}/{whole}" for at, whole in zip(self.places, self.shape, strict=True))
+        return f"{self.name}{_MARK}{','.join(bounds)}"
+
+    @property
+    def size(self) -> int:
+        """Values."""
+        return math.prod(len(at) for at in self.places)
+
+    def overlap(self, other: "Part") -> tuple[range, ...]:
+        """Where both are, in each dimension; some range is empty if they have nothing in common."""
+        pairs = zip(self.places, other.places, strict=True)
+        return tuple(range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs)
+
+    def within(self, places: Sequence[range]) -> tuple[slice, ...]:
+        """What indexes these places, which are among its own, in a tensor that holds just this part."""
+        pairs = zip(self.places, places, strict=True)
+        return tuple(slice(at.start - own.start, at.stop - own.start) for own, at in pairs)
+
+
+def whole(name: str, shape: Sequence[int]) -> Part:
+    """All of a tensor."""
+    return Part(name, tuple(range(length) for length in shape), tuple(shape))
+
+
+def parse_part(text: str) -> Part | None:
+    """The part that a stored name says; None if it is that of a whole tensor.
+
+    >>> parse_part("head.weight@0:4/4,2:8/8").places
+    (range(0, 4), range(2, 8))
+    """
+    name, mark, bounds = text.partition(_MARK)
+    if not mark:
+        return None
+    try:
+        numbers = [[int(number) for number in bound.replace("/", ":").split(":")] for bound in bounds.split(",")]
+        places = tuple(range(start, stop) for start, stop, _ in numbers)
+        return Part(name, places, tuple(length for _, _, length in numbers))
+    except ValueError:
+        return None
+
+
+def name_of_whole(text: str) -> str:
+    """The name of the tensor that a stored name is of, or is of a part of."""
+    return text.partition(_MARK)[0]
