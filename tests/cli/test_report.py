@@ -151,6 +151,7 @@ def test_a_program_gets_numbers_by_rank(ttlaunch, make_run):
         "bytes": 1100,
         "formula_bytes": 1100,
         "slack_bytes": 0,
+        "late_bytes": 0,
         "ratio": 1.0,
     }
     assert expected | {"operation": "weights"} == weights

@@ -18,6 +18,7 @@ from ttlaunch.recipe.collective_traffic import (
     all_reduce_bytes,
     all_reduce_mean_traffic,
     distributed_data_parallel_traffic,
+    ring_all_reduce_bytes,
     validation_traffic,
 )
 from ttlaunch.recipe.compression import (
@@ -119,6 +120,7 @@ __all__ = [
     "payload_bytes",
     "per",
     "ranks_have_equal_shares",
+    "ring_all_reduce_bytes",
     "sequences_of_blocks",
     "shares",
     "split_model_traffic",

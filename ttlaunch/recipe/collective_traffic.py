@@ -33,6 +33,15 @@ def all_reduce_bytes(
         )
 
 
+def ring_all_reduce_bytes(among: Sequence[int], values: int, *, value_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Likewise of an all-reduce around a ring: each sends all shards but one, twice, to the next."""
+    sizes, count = shares(values, len(among)), len(among)
+    for place, source in enumerate(among if count > 1 else ()):
+        after = (place + 1) % count
+        sent = 2 * values - sizes[after] - sizes[(place + 2) % count]
+        yield source, among[after], sent * value_bytes
+
+
 def all_reduce_mean_traffic(among: Sequence[int], values: int, *, micro_batches: int) -> list[Traffic]:
     """Of a step: the gradient of so many values of each of a rank's sums, shard by shard, and back; and counts."""
     sums = sums_of_blocks(micro_batches, len(among))

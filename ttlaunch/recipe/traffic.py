@@ -39,6 +39,7 @@ class Traffic:
         in_first_step: Bytes of the first step alone, on top of `per_step`.
         at_end: Bytes after the last step, of a run that comes to its end.
         slack: Bytes more that are as right, of messages whose number is decided in the run.
+        late: Bytes that leave in steps after the one that they belong to, and so may not have left in a run that was cut.
         is_measured: False for what another library sends, such as torch's own collectives, which no book counts.
     """
 
@@ -51,6 +52,7 @@ class Traffic:
     in_first_step: int = 0
     at_end: int = 0
     slack: int = 0
+    late: int = 0
     is_measured: bool = True
 
 

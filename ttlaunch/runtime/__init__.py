@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.pipeline.part import PipelinePart
     from ttlaunch.runtime.pipeline.schedules import Action, order_of_passes
     from ttlaunch.runtime.pipeline.tuning import ScheduleChoice
+    from ttlaunch.runtime.staleness.exchange import MeanGradients, mean_gradients
     from ttlaunch.runtime.tensor.grid import RankGrid, place_in_grid
     from ttlaunch.runtime.tensor.norms import squared_norms
     from ttlaunch.runtime.tensor.share import ModelShare, share_of
@@ -79,6 +80,7 @@ __all__ = [
     "GradientHub",
     "GradientTree",
     "LayerPasses",
+    "MeanGradients",
     "Model",
     "ModelShare",
     "Optimizer",
@@ -112,6 +114,7 @@ __all__ = [
     "global_norm",
     "learning_rate",
     "losses_by_layer",
+    "mean_gradients",
     "mean_per_token",
     "micro_batches",
     "norms_of_layers",
@@ -177,6 +180,7 @@ _MODULES = {
     "gradients.replicas": ("replicate",),
     "pipeline.schedules": ("Action", "order_of_passes"),
     "collectives.torch_group": ("process_group",),
+    "staleness.exchange": ("MeanGradients", "mean_gradients"),
     "tiers.local_ranks": (
         "WorkerGroup",
         "build_hub",

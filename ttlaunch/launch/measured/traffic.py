@@ -27,6 +27,7 @@ class Edge:
         size: Bytes that the rank counted; None where no book counts them, because another library sends them.
         expected: Bytes that the formula says; None if there is no formula.
         slack: Bytes more that are as right.
+        late: Bytes less that are as right.
     """
 
     operation: str
@@ -36,6 +37,7 @@ class Edge:
     size: int | None
     expected: int | None
     slack: int = 0
+    late: int = 0
 
     @property
     def ratio(self) -> float | None:
@@ -47,7 +49,7 @@ class Edge:
         if self.size is None or self.expected is None:
             return False
         more = self.size - self.expected
-        return not -TOLERANCE * self.expected <= more <= self.slack + TOLERANCE * self.expected
+        return not -self.late - TOLERANCE * self.expected <= more <= self.slack + TOLERANCE * self.expected
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -58,6 +60,7 @@ class Edge:
             "bytes": self.size,
             "formula_bytes": self.expected,
             "slack_bytes": self.slack,
+            "late_bytes": self.late,
             "ratio": self.ratio,
         }
 
@@ -68,8 +71,8 @@ class Edge:
         Raises:
             KeyError: It is no such record.
         """
-        names = ("operation", "source", "dest", "messages", "bytes", "formula_bytes", "slack_bytes")
-        return cls(*(record[name] for name in names))
+        names = ("operation", "source", "dest", "messages", "bytes", "formula_bytes", "slack_bytes", "late_bytes")
+        return cls(*(record.get(name, 0) if name == "late_bytes" else record[name] for name in names))
 
 
 @dataclass(frozen=True)
@@ -156,18 +159,20 @@ def _edges(
 ) -> tuple[Edge, ...]:
     expected: dict[Key, int] = defaultdict(int)
     slack: dict[Key, int] = defaultdict(int)
+    late: dict[Key, int] = defaultdict(int)
     hidden = set()
     for one in formula or ():
         key = (one.operation, one.source, one.dest)
         expected[key] += one.once + steps * one.per_step + validations * one.per_validation
         expected[key] += (one.in_first_step if steps else 0) + (one.at_end if is_done else 0)
         slack[key] += one.slack
+        late[key] += 0 if is_done else one.late
         hidden |= set() if one.is_measured else {key}
     edges = []
     for key in sorted({*found, *(key for key, size in expected.items() if size)}):
         messages, size = found.get(key, (0, 0))
         says = None if formula is None else expected[key]
-        edges.append(Edge(*key, messages, None if key in hidden else size, says, slack[key]))
+        edges.append(Edge(*key, messages, None if key in hidden else size, says, slack[key], late[key]))
     return tuple(edges)
 
 

@@ -1,0 +1,60 @@
+"""What the recipe of bounded staleness is: its configuration, its roles, who talks to whom. No torch here: the launcher reads it."""
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from ttlaunch.recipe import (
+    Layout,
+    Problem,
+    Recipe,
+    Section,
+    TrainingFile,
+    all_pairs,
+    every_worker_has_a_micro_batch,
+    per,
+)
+
+from .traffic import traffic
+
+
+class ClassicDpConfig(Section):
+    """How far workers may drift apart."""
+
+    noun: ClassVar[str] = "classic_dp_config"
+
+    staleness_bound: Annotated[int, Field(ge=0, le=100)] = Field(
+        2, description="steps by which the fastest worker may lead the slowest; 0: none, with the bits of one process"
+    )
+
+
+class Config(TrainingFile):
+    """The sections every recipe shares, and how far workers may drift apart."""
+
+    classic_dp_config: ClassicDpConfig = ClassicDpConfig()
+
+
+def messages_of_several_steps_overtake(config: Config, _layout: Layout) -> Iterator[Problem]:
+    """Messages of a step pass those of the step before, which only sockets with tags allow."""
+    bound = config.classic_dp_config.staleness_bound
+    if bound and config.multihost_config.socket_type == "fabric":
+        yield Problem(
+            "C075",
+            f"`staleness_bound` is {bound}, which needs `socket_type: mpi`",
+            "multihost_config.socket_type",
+            "here the messages of a step cannot overtake those of another",
+            others=(("classic_dp_config.staleness_bound", "lets several steps be under way"),),
+            hints=("`--set multihost_config.socket_type=mpi`", "`--set classic_dp_config.staleness_bound=0`"),
+        )
+
+
+RECIPE = Recipe(
+    summary="Workers average gradients around a ring; the fastest may lead the slowest by a bounded number of steps.",
+    config=Config,
+    layouts=[Layout("single", trainer=1), Layout("ring", worker=per("multihost_config.num_workers"))],
+    flows=[all_pairs("worker")],
+    checks=[every_worker_has_a_micro_batch, messages_of_several_steps_overtake],
+    traffic=traffic,
+    unread=["multihost_config.pipeline_parallel_config"],
+)

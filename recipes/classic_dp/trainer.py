@@ -1,0 +1,119 @@
+"""Data parallelism in which a fast worker need not wait for a slow one at once: bounded staleness.
+
+    worker 0 -- shards --> worker 1 -- shards --> ... --> worker W-1 -- shards --> worker 0
+
+Gradients of a step travel around a ring, 2(W - 1)/W of the weights' size S from each worker to the next. With
+`staleness_bound: 0` every worker waits for that in the same step. With K it goes on meanwhile, with the weights it has,
+and the mean is applied when it has come: at the latest before step s + K + 1 begins, so nobody leads by more than K
+steps. What is saved is waiting, where workers are now quicker and now slower; a worker that is always slower still sets the
+pace. What it costs: buffers for K + 1 steps, 2S each, and gradients that are up to K updates old.
+
+All workers apply the same means in the order of the steps, so they have the same weights after the same update. With K > 0
+which weights a gradient was computed with depends on who was quicker; with K = 0 nothing does, gradients are added along
+one tree, and the bits are those of one process. Validations and checkpoints wait until all steps so far are applied.
+
+    ttlaunch run classic_dp
+    ttlaunch run classic_dp --set classic_dp_config.staleness_bound=0
+
+Shapes: N = values of all parameters in one flat vector, B = sequences in a micro-batch, T = tokens in a sequence,
+V = micro-batches of a validation.
+Source: Q. Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013, for the
+bound; Y. Li et al., "Pipe-SGD: A Decentralized Pipelined SGD Framework for Distributed Deep Net Training", NeurIPS 2018,
+for an all-reduce that is applied steps later.
+"""
+
+from functools import partial
+
+import torch
+
+from ttlaunch.runtime import (
+    MeanGradients,
+    Model,
+    Optimizer,
+    RankContext,
+    all_gather,
+    build_model,
+    build_optimizer,
+    contiguous_blocks,
+    differentiate,
+    global_norm,
+    mean_gradients,
+    micro_batches,
+    report_layer_norms,
+    train_in_one_process,
+    validation_is_due,
+    validation_losses,
+)
+
+from .recipe import Config
+
+
+def trainer(cfg: Config, ctx: RankContext) -> None:
+    """One process has all micro-batches, and nobody to lead."""
+    train_in_one_process(cfg, ctx)
+
+
+def worker(cfg: Config, ctx: RankContext) -> None:
+    """Differentiate a contiguous block of each step's micro-batches, give the gradient away, apply the means that are here."""
+    workers, bound = ctx.ranks("worker"), cfg.classic_dp_config.staleness_bound
+    model = build_model(cfg, ctx)  # drawn from the seed: equal everywhere, so nothing is sent
+    optimizer = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
+    ctx.restore(model, optimizer)
+    means = mean_gradients(
+        model,
+        ctx=ctx,
+        among=workers,
+        blocks=contiguous_blocks(cfg.training_config.micro_batches, len(workers)),
+        bound=bound,
+        steps_done=ctx.steps_done,
+        bucket_megabytes=cfg.multihost_config.bucket_megabytes,
+    )
+    is_first = ctx.position("worker") == 0
+    _validate(cfg, ctx, model, ctx.steps_done)
+    for step in ctx.steps(cfg):
+        means.begin(step)
+        for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=workers):
+            expect = partial(means.expect, index)
+            loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=expect)
+            means.accumulate(index, tokens=tokens, loss=loss)
+        known = _update(means, optimizer, until=step if _is_looked_at(cfg, ctx, step) else step - bound)
+        ctx.report(step, **known if is_first else {})
+        if validation_is_due(cfg, ctx, step):
+            _validate(cfg, ctx, model, step)
+        if is_first:
+            report_layer_norms(cfg, ctx, optimizer, step)
+            ctx.checkpoint(step, model, optimizer, owners=workers[:1])  # all workers get the same
+    if is_first:
+        ctx.result("staleness average", round(means.staleness.average, 4))
+        ctx.result("staleness maximum", means.staleness.maximum)
+        ctx.result("stale gradients", f"{means.staleness.stale} of {means.staleness.gradients}")
+    ctx.report_parameters(model.named_parameters())
+
+
+def _is_looked_at(cfg: Config, ctx: RankContext, step: int) -> bool:
+    """Whether somebody looks at the weights after this step, so that all updates so far have to be in them."""
+    interval = cfg.checkpoint_config.interval
+    return validation_is_due(cfg, ctx, step) or (interval is not None and step % interval == 0) or ctx.should_stop()
+
+
+def _update(means: MeanGradients, optimizer: Optimizer, *, until: int) -> dict[str, float]:
+    """Update for every mean that is here, waiting for those of steps up to `until`; says what is known of them together."""
+    known: dict[str, float] = {}
+    losses, tokens, ages = list[float](), 0, list[int]()
+    for mean in means.ready(until=until):
+        norm = global_norm(optimizer.squared_norms())  # of the mean, so the same on every worker
+        known = {"grad_norm": norm, "learning_rate": optimizer.step(mean.step, norm=norm)}
+        losses, tokens, ages = [*losses, mean.loss], tokens + mean.tokens, [*ages, *mean.staleness]
+    if not losses:
+        return {}
+    return known | {"loss": sum(losses) / len(losses), "tokens": tokens, "staleness": sum(ages) / len(ages)}
+
+
+def _validate(cfg: Config, ctx: RankContext, model: Model, step: int) -> None:
+    """Every worker evaluates its share; the first one reports the mean of all."""
+    workers, data = ctx.ranks("worker"), ctx.data(cfg)
+    losses_V = torch.zeros(data.validation_micro_batches, dtype=torch.float64)
+    share = contiguous_blocks(len(losses_V), len(workers))[ctx.position("worker")]
+    losses_V[share.start : share.stop] = validation_losses(cfg, ctx, model, among=workers)
+    all_gather(ctx, losses_V, among=workers)
+    ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens, reporter=workers[0])

@@ -1,0 +1,148 @@
+"""D4 to D6: `classic_dp` in one process: bits, bounds and statistics against the order of events; where sends are synchronous."""
+
+import pytest
+
+from tests.runtime.layouts import train_recipe
+from tests.runtime.test_resume_layouts import start_of
+from ttlaunch import contract
+from ttlaunch.launch.saved.checkpoints import complete_checkpoints
+from ttlaunch.launch.saved.resume import verify
+from ttlaunch.runtime.staleness.exchange import BoundedMeans
+
+PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 1, "config": {}, "data": None}
+
+
+def config(bound, *, steps=6, interval=None, **training):
+    small = {"steps": steps, "batch_size": 7, "micro_batch_size": 1, "validation_sequences": 3}
+    return {
+        "training_config": small | {"validation_interval": 1000} | training,
+        "transformer_config": {"num_blocks": 1, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 16}
+        | {"dropout_prob": 0.1},
+        "scheduler_config": {"type": "cosine", "warmup_steps": 2},
+        "checkpoint_config": {"interval": interval},
+        "classic_dp_config": {"staleness_bound": bound},
+    }
+
+
+@pytest.fixture
+def train(tmp_path):
+    """`train(workers, bound, …)`: 0 workers are one process."""
+
+    def run(workers, bound, *, saves=False, start=None, **settings):
+        folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
+        roles = ["worker"] * workers or ["trainer"]
+        return train_recipe("classic_dp", roles, folder, config(bound, **settings), data=None, saves=saves, start=start)
+
+    return run
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """What workers did, as (worker, event, step), in the order in which it happened; only one of them runs at a time."""
+    found = []
+
+    def watch(name, event, step_of):
+        method = getattr(BoundedMeans, name)
+
+        def watched(self, *given):
+            answer = method(self, *given)
+            found.append((self._rings[0]._place, event, step_of(self, answer)))
+            return answer
+
+        monkeypatch.setattr(BoundedMeans, name, watched)
+
+    watch("begin", "begin", lambda means, _: means._clock.begun)
+    watch("_give", "give", lambda means, _: means._clock.given)
+    watch("_apply", "apply", lambda _, mean: mean.step)
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_without_a_bound_the_bits_are_those_of_one_process(train, workers):
+    """D4: K = 0; 7 micro-batches, so blocks of several nodes, with dropout, clipping and a schedule."""
+    expected, found = train(0, 0), train(workers, 0)
+    assert expected.sha256 == found.sha256
+    for key in ("loss", "grad_norm", "learning_rate", "tokens"):
+        assert expected.by_step(contract.KIND_STEP, key) == found.by_step(contract.KIND_STEP, key)
+    assert (0.0, 0, f"0 of {6 * workers}") == statistics(found)
+
+
+def statistics(run):
+    return tuple(run.result(name) for name in ("staleness average", "staleness maximum", "stale gradients"))
+
+
+@pytest.mark.parametrize(("workers", "bound", "steps"), [(2, 1, 9), (3, 1, 7), (3, 4, 13), (2, 30, 5)])
+def test_the_bound_holds_and_statistics_are_those_of_the_events(train, events, workers, bound, steps):
+    """D4, D5: the first to run goes on as long as it may. An oracle recounts lead, buffers and staleness from the events."""
+    run = train(workers, bound, steps=steps)
+    finished, updates, leads, ages = [0] * workers, [0] * workers, [], {}
+    for worker, event, step in events:
+        if event == "begin":
+            leads.append(step - 1 - min(finished))
+            ages[worker, step] = step - 1 - updates[worker]
+            assert len(range(updates[worker] + 1, step + 1)) <= bound + 1  # steps whose gradients wait in buffers
+        elif event == "give":
+            finished[worker] = step
+        else:
+            updates[worker] += 1
+            assert step == updates[worker]  # each once, in the order of the steps
+            assert step <= min(finished)
+    assert [steps] * workers == updates
+    assert min(bound, steps - 1) == max(leads)  # up to K, and never more
+    stale = sum(age > 0 for age in ages.values())
+    expected = (round(sum(ages.values()) / len(ages), 4), max(ages.values()), f"{stale} of {workers * steps}")
+    assert expected == statistics(run)
+    assert 0 < stale
+    assert run.sha256  # fails unless all workers hold the same parameters
+
+
+def test_a_loss_falls_with_old_gradients(train):
+    run = train(3, 2, steps=60, learning_rate=5e-3)
+    losses = run.by_step(contract.KIND_VALIDATION, "loss")
+    assert losses[60] < 0.8 * losses[0]
+    assert 60 * 7 * 16 == sum(run.by_step(contract.KIND_STEP, "tokens").values())  # every token once
+
+
+@pytest.mark.parametrize("bound", [0, 2])
+def test_a_resumed_run_goes_on_with_the_weights_of_all_steps_before(train, bound):
+    """With K = 0 to the bit of a run that nobody interrupted, on other numbers of workers too."""
+    whole = train(3, bound, saves=True, interval=3)
+    complete_checkpoints(whole.run_dir, PLAN, run_id="run")
+    start = start_of(verify(whole.run_dir / contract.checkpoint_dir(3)))
+    resumed = train(3, bound, interval=3, start=start)
+    assert {4, 5, 6} == {record["step"] for record in resumed.records(contract.KIND_STEP)}
+    assert whole.sha256 == resumed.sha256  # in this process everybody is as quick again
+    if bound == 0:
+        assert whole.sha256 == train(2, bound, interval=3, start=start).sha256
+        assert whole.sha256 == train(0, bound, interval=3, start=start).sha256
+
+
+def test_fp16_agrees_on_its_scale_although_gradients_are_old(train):
+    run = train(3, 2, steps=8, precision="fp16")
+    assert run.sha256
+    assert 0 < run.by_step(contract.KIND_VALIDATION, "loss")[8] < run.by_step(contract.KIND_VALIDATION, "loss")[0]
+
+
+def test_workers_of_unequal_blocks_run_the_same_number_of_steps(train):
+    """Bug 22: 7 micro-batches over 3 workers, 5 over 4; nobody waits at the end for a step that another doesn't have."""
+    for workers, batch in ((3, 7), (4, 5)):
+        run = train(workers, 1, steps=5, batch_size=batch)
+        found = [record["step"] for record in run.records(contract.KIND_STEP) if record["rank"] == workers - 1]
+        assert [1, 2, 3, 4, 5] == found
+
+
+def test_replicas_that_start_different_are_seen(train, monkeypatch):
+    """Bug 23: means are equal everywhere, so replicas that begin with other weights never meet, and the digests say so."""
+    from ttlaunch.runtime.model import model as module  # noqa: PLC0415
+
+    made = []
+    initialise = module.initialise
+
+    def differently(parameters, *, seed, **sizes):
+        made.append(seed)
+        initialise(parameters, seed=seed + len(made), **sizes)
+
+    monkeypatch.setattr(module, "initialise", differently)
+    run = train(2, 1, steps=2)
+    with pytest.raises(AssertionError, match="ranks hold different parameters"):
+        assert run.sha256
