@@ -7,6 +7,7 @@ from tests.runtime.test_resume_layouts import start_of
 from ttlaunch import contract
 from ttlaunch.launch.saved.checkpoints import complete_checkpoints
 from ttlaunch.launch.saved.resume import verify
+from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.staleness.exchange import BoundedMeans
 
 PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 1, "config": {}, "data": None}
@@ -133,16 +134,15 @@ def test_workers_of_unequal_blocks_run_the_same_number_of_steps(train):
 
 def test_replicas_that_start_different_are_seen(train, monkeypatch):
     """Bug 23: means are equal everywhere, so replicas that begin with other weights never meet, and the digests say so."""
-    from ttlaunch.runtime.model import model as module  # noqa: PLC0415
-
     made = []
-    initialise = module.initialise
+    initialise = Model._initialise
 
-    def differently(parameters, *, seed, **sizes):
-        made.append(seed)
-        initialise(parameters, seed=seed + len(made), **sizes)
+    def differently(model):
+        made.append(model)
+        model.seed += len(made)
+        initialise(model)
 
-    monkeypatch.setattr(module, "initialise", differently)
+    monkeypatch.setattr(Model, "_initialise", differently)
     run = train(2, 1, steps=2)
     with pytest.raises(AssertionError, match="ranks hold different parameters"):
         assert run.sha256
