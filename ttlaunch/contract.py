@@ -140,7 +140,8 @@ CHECKPOINTS_DIR = "checkpoints"
 CHECKPOINT_MANIFEST = "manifest.json"
 UNFINISHED_SUFFIX = ".tmp"
 OPTIMIZER_PREFIX = "optimizer."
-"""Of the names of an optimizer's tensors in a shard; weights have the names that the model gives them."""
+AVERAGE_PREFIX = f"{OPTIMIZER_PREFIX}polyak."
+"""Of the names of an optimizer's tensors in a shard, and of averaged weights; weights have the names that the model gives them."""
 
 
 def checkpoint_dir(step: int) -> str:

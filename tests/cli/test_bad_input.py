@@ -18,6 +18,7 @@ from ttlaunch.diagnostics.explain import known_codes
 
 RUN = "run hierarchical_parallel -c train.yaml"
 PIPELINE = "run pipeline_parallel -c train.yaml"
+SERVERS = "run sync_ps -c train.yaml"
 PIPELINE_OF_FOUR = """\
 transformer_config:
   num_blocks: 4
@@ -245,6 +246,16 @@ def test_a_world_that_is_no_whole_number_of_models_is_refused(refused):
         files={"train.yaml": "tensor_parallel_config:\n  ranks: 2\n"},
         status=3,
     )
+
+
+def test_more_servers_than_layers_are_refused(refused):
+    text = "transformer_config:\n  num_blocks: 2\nsync_ps_config:\n  num_servers: 5\n"
+    refused(SERVERS, files={"train.yaml": text}, status=3)
+
+
+def test_tied_embeddings_with_two_servers_are_refused(refused):
+    text = "transformer_config:\n  tie_embeddings: true\nsync_ps_config:\n  num_servers: 2\n"
+    refused(SERVERS, files={"train.yaml": text}, status=3)
 
 
 def test_tensor_parallelism_that_no_recipe_does_is_refused(refused):

@@ -232,6 +232,11 @@ def test_exported_weights_are_one_plain_file(trained, ttlaunch, here):
     assert (0, [hashlib.sha256(data).hexdigest()]) == (start["step"], [file["sha256"] for file in start["files"]])
 
 
+def test_a_checkpoint_without_an_average_has_none_to_export(trained, refused):
+    trained("a", 10)
+    refused("weights export latest w.safetensors --average", status=2)
+
+
 def test_weights_are_named_with_types_and_shapes(trained, ttlaunch):
     trained("a", 10)
     expected = "a  U8    (3,)\nb  U8    (2,)\n2 tensors, 5 values\n"

@@ -18,6 +18,7 @@ LAYOUTS = {
     "pipeline": ("pipeline_parallel", ["stage"] * 2),
     "workers of two ranks": ("hierarchical_parallel", ["worker"] * 4 + ["aggregator", "optimizer"]),
     "two pipelines": ("pipeline_parallel", ["stage"] * 4),
+    "two servers": ("sync_ps", ["worker"] * 3 + ["server"] * 2),
 }
 PIPELINE = {"blocks_per_rank": [1, 1]}
 SECTIONS = {

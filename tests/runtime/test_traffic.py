@@ -275,6 +275,15 @@ def stages(blocks, **pipeline):
     return {"multihost_config": {"pipeline_parallel_config": {"blocks_per_rank": blocks} | pipeline}, "sizes": sizes}
 
 
+@pytest.mark.parametrize("keys", [{}, {"polyak_interval": 2}], ids=["", "averaged"])
+@pytest.mark.parametrize(("workers", "servers", "micro_batches"), [(1, 1, 4), (2, 1, 3), (3, 2, 8), (2, 3, 4)], ids=str)
+def test_synchronous_servers_move_what_they_say(books, workers, servers, micro_batches, keys):
+    """D9: a worker sends S for each of its sums and gets S back, whatever the number of servers."""
+    config = small(micro_batches, 3, sync_ps_config=keys | {"num_servers": servers})
+    config["training_config"] |= {"precision": "fp16", "early_stop_patience": 9}
+    check_exact(books("sync_ps", ["worker"] * workers + ["server"] * servers, config=config))
+
+
 @pytest.mark.parametrize("micro_batches", [4, 7])
 @pytest.mark.parametrize(
     ("blocks", "pipeline"),

@@ -24,6 +24,8 @@ app = typer.Typer(help="Show and export weights.", no_args_is_help=True)
 EXAMPLES = """\
 [bold]ttlaunch weights export latest weights.safetensors[/bold]   of the newest run with a checkpoint
 
+[bold]ttlaunch weights export latest average.safetensors --average[/bold]   their average, of a recipe that keeps one
+
 [bold]ttlaunch run hierarchical_parallel --set checkpoint_config.initial_weights=weights.safetensors[/bold]   begin with them
 """
 
@@ -41,6 +43,9 @@ def export(
     run: Annotated[str, typer.Argument(metavar="latest|RUN|PATH", help="A run, or one of its checkpoints.")],
     file: Annotated[str, typer.Argument(metavar="FILE", help="Where to write; must not exist.")],
     *,
+    average: Annotated[
+        bool, typer.Option("--average", help="Their average over training, where the recipe keeps one.")
+    ] = False,
     runs_dir: _RunsDir = Path("runs"),
     form: Annotated[Format, typer.Option("--format", help="Of mistakes: full, concise, json or github.")] = Format.FULL,
 ) -> None:
@@ -51,7 +56,12 @@ def export(
         refuse([Diagnostic("P009", "an empty text names no file to write")], form=form)
     if os.path.lexists(file):  # never raises, whatever was typed
         refuse([Diagnostic("P009", f"{file} exists already")], form=form)
-    step, weights = _of_checkpoint(run, runs_dir=runs_dir, form=form)
+    step, weights = _of_checkpoint(run, runs_dir=runs_dir, form=form, averaged=average)
+    if not weights:
+        hints = ("`sync_ps` keeps one with `--set sync_ps_config.polyak_interval=10`",)
+        refuse(
+            [Diagnostic("P009", f"the checkpoint of step {step} has no average of the weights", hints=hints)], form=form
+        )
     try:
         write_tensors(Path(file), weights)
     except OSError as error:
@@ -99,8 +109,10 @@ def show(
     sys.stdout.write(f"{counted(len(weights), 'tensor')}, {values:,} values\n")
 
 
-def _of_checkpoint(run: str, *, runs_dir: Path, form: Format) -> tuple[int, Mapping[str, "FiledTensor"]]:
-    """Step and weights of the newest whole checkpoint that the words name; leaves if there is none."""
+def _of_checkpoint(
+    run: str, *, runs_dir: Path, form: Format, averaged: bool = False
+) -> tuple[int, Mapping[str, "FiledTensor"]]:
+    """Step and weights, or their average, of the newest whole checkpoint that the words name; leaves if there is none."""
     from ttlaunch.cli.resume import search_checkpoint
     from ttlaunch.launch.saved.tensor_difference import read_weights
 
@@ -109,4 +121,4 @@ def _of_checkpoint(run: str, *, runs_dir: Path, form: Format) -> tuple[int, Mapp
     if checkpoint is None:
         refuse(found, form=form)
     show_diagnostics(found, form=form)
-    return checkpoint.step, read_weights(checkpoint.path)
+    return checkpoint.step, read_weights(checkpoint.path, averaged=averaged)

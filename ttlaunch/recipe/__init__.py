@@ -54,6 +54,7 @@ from ttlaunch.recipe.sections import (
     TrainingFile,
     TransformerConfig,
 )
+from ttlaunch.recipe.server_checks import servers_can_share_the_model
 from ttlaunch.recipe.tensor_split import (
     ranks_have_equal_shares,
     split_model_traffic,
@@ -122,6 +123,7 @@ __all__ = [
     "ranks_have_equal_shares",
     "ring_all_reduce_bytes",
     "sequences_of_blocks",
+    "servers_can_share_the_model",
     "shares",
     "split_model_traffic",
     "split_models_fit",

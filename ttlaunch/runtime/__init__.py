@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.pipeline.part import PipelinePart
     from ttlaunch.runtime.pipeline.schedules import Action, order_of_passes
     from ttlaunch.runtime.pipeline.tuning import ScheduleChoice
+    from ttlaunch.runtime.servers.polyak import AveragedState, PolyakAverage, restore_averaged
+    from ttlaunch.runtime.servers.shard import ParameterShard, build_shard, shared_norm
+    from ttlaunch.runtime.servers.slow_down import slowed
+    from ttlaunch.runtime.servers.sync_desk import Patience, SyncDesk
+    from ttlaunch.runtime.servers.sync_link import SyncLink
     from ttlaunch.runtime.staleness.exchange import MeanGradients, mean_gradients
     from ttlaunch.runtime.tensor.grid import RankGrid, place_in_grid
     from ttlaunch.runtime.tensor.norms import squared_norms
@@ -71,6 +76,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Action",
     "AggregatorLink",
+    "AveragedState",
     "BucketedUpdate",
     "Codec",
     "CompressedExchange",
@@ -86,8 +92,11 @@ __all__ = [
     "Optimizer",
     "OptimizerLink",
     "OwnedParameters",
+    "ParameterShard",
+    "Patience",
     "PipelineGrid",
     "PipelinePart",
+    "PolyakAverage",
     "RankContext",
     "RankGrid",
     "RemoteOptimizer",
@@ -95,6 +104,8 @@ __all__ = [
     "ScheduleChoice",
     "ShardLayout",
     "SharedNorms",
+    "SyncDesk",
+    "SyncLink",
     "WorkerGroup",
     "agree",
     "all_gather",
@@ -106,6 +117,7 @@ __all__ = [
     "build_hub",
     "build_model",
     "build_optimizer",
+    "build_shard",
     "chain_all_gather",
     "contiguous_blocks",
     "count_tokens",
@@ -130,8 +142,11 @@ __all__ = [
     "replicate",
     "report_layer_norms",
     "report_memory",
+    "restore_averaged",
     "send_validation",
     "share_of",
+    "shared_norm",
+    "slowed",
     "squared_norms",
     "summed_loss",
     "train_in_one_process",
@@ -189,6 +204,11 @@ _MODULES = {
         "send_validation",
         "worker_groups",
     ),
+    "servers.polyak": ("AveragedState", "PolyakAverage", "restore_averaged"),
+    "servers.shard": ("ParameterShard", "build_shard", "shared_norm"),
+    "servers.slow_down": ("slowed",),
+    "servers.sync_desk": ("Patience", "SyncDesk"),
+    "servers.sync_link": ("SyncLink",),
     "training.validation": ("report_layer_norms", "validation_is_due", "validation_losses"),
     "zero.gradients": ("ScatteredGradients",),
     "zero.layout": ("ShardLayout",),

@@ -5,18 +5,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from ttlaunch.contract import OPTIMIZER_PREFIX
+from ttlaunch.contract import AVERAGE_PREFIX, OPTIMIZER_PREFIX
 from ttlaunch.launch.saved.joined_tensors import join_parts
 from ttlaunch.launch.saved.tensor_file import FiledTensor, StoredTensor, read_bytes, read_header
 
 _FORMATS: dict[str, Literal["f", "d"]] = {"F32": "f", "F64": "d"}
 
 
-def read_weights(checkpoint: Path) -> Mapping[str, FiledTensor]:
-    """The weights of a whole checkpoint, whichever ranks wrote them, by name."""
+def read_weights(checkpoint: Path, *, averaged: bool = False) -> Mapping[str, FiledTensor]:
+    """The weights of a whole checkpoint, whichever ranks wrote them, by name; or their average, empty if it has none."""
     tensors: dict[str, StoredTensor] = {}
     for path in sorted(checkpoint.glob("rank-*.safetensors")):
         tensors |= read_header(path)
+    if averaged:
+        start = len(AVERAGE_PREFIX)
+        return join_parts({name[start:]: one for name, one in tensors.items() if name.startswith(AVERAGE_PREFIX)})
     return join_parts({name: tensor for name, tensor in tensors.items() if not name.startswith(OPTIMIZER_PREFIX)})
 
 

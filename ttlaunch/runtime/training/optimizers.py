@@ -131,7 +131,7 @@ class Optimizer:
         names = [name for name in self._names if name not in self._model.copies]
         return norms_of_layers({name: self.squares[name] for name in names})
 
-    def step(self, step: int, *, norm: float) -> float:
+    def step(self, step: int, *, norm: float, rate_factor: float = 1.0) -> float:
         """Clip the gradients in `grads_N`, update the parameters, and zero the gradients.
 
         With fp16 the update is skipped if a gradient has overflowed; see `loss_scaling`.
@@ -139,12 +139,13 @@ class Optimizer:
         Args:
             step: From 1.
             norm: `global_norm` of the gradients of the whole model, which may be more than this rank has.
+            rate_factor: Of the schedule's learning rate, for gradients that count less than others.
 
         Returns:
             The learning rate used.
         """
         self.clip(self._model.grads_N, norm=norm)
-        rate = self.update(step)
+        rate = self.update(step, rate_factor=rate_factor)
         self.end_step()
         self._model.grads_N.zero_()
         return rate
@@ -166,7 +167,7 @@ class Optimizer:
             grads_N.mul_(factor)
 
     @torch.no_grad()
-    def update(self, step: int, parameters: range | None = None) -> float:
+    def update(self, step: int, parameters: range | None = None, *, rate_factor: float = 1.0) -> float:
         """Update parameters from their gradients; each of them once in a step.
 
         Args:
@@ -176,7 +177,7 @@ class Optimizer:
         Returns:
             The learning rate used.
         """
-        rate = learning_rate(self._cfg, step, total_steps=self._total_steps)
+        rate = rate_factor * learning_rate(self._cfg, step, total_steps=self._total_steps)
         if self._skips:
             return rate
         if self._ready is not None:
@@ -218,11 +219,11 @@ def norms_of_layers(squares: Mapping[str, float]) -> dict[str, float]:
     """The norm of each layer's gradient, from the squared norms of its parameters' by name."""
     found: dict[str, list[float]] = {}
     for name, square in squares.items():
-        found.setdefault(_layer(name), []).append(square)
+        found.setdefault(layer_of(name), []).append(square)
     return {layer: global_norm(squares) for layer, squares in found.items()}
 
 
-def _layer(name: str) -> str:
+def layer_of(name: str) -> str:
     """The layer of a parameter: `embedding`, `blocks.3` or `head`."""
     kind, *rest = name.split(".")
     return f"{kind}.{rest[0]}" if kind == "blocks" else kind

@@ -1,0 +1,59 @@
+"""What the synchronous parameter server is: its configuration, its roles, who talks to whom. No torch: the launcher reads it."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from ttlaunch.recipe import (
+    CompressionConfig,
+    Layout,
+    Recipe,
+    Section,
+    TrainingFile,
+    all_pairs,
+    every_worker_has_a_micro_batch,
+    per,
+    servers_can_share_the_model,
+)
+
+from .traffic import traffic
+
+
+class SyncPsConfig(Section):
+    """How many servers there are, what they do about late workers, and which average of the weights they keep."""
+
+    noun: ClassVar[str] = "sync_ps_config"
+
+    num_servers: PositiveInt = Field(1, description="ranks that share the parameters and their state, by layers")
+    straggler: Literal["wait", "drop", "fail"] = Field(
+        "wait", description="wait for late workers; drop: make the step of what came; fail: end the run and name them"
+    )
+    straggler_timeout_s: PositiveFloat = Field(30.0, description="after the last that came; then others are late")
+    polyak_interval: PositiveInt | None = Field(None, description="steps between weights that their average counts")
+    polyak_decay: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None, description="share of the average that stays when further weights count; null: all count alike"
+    )
+    slow_workers: dict[NonNegativeInt, Annotated[float, Field(ge=1, le=1000)]] = Field(
+        default={}, description="for experiments: workers by place, and how many times as long their passes take"
+    )
+
+
+class Config(TrainingFile):
+    """The sections every recipe shares, the servers, and in how few bytes gradients travel to them."""
+
+    sync_ps_config: SyncPsConfig = SyncPsConfig()
+    compression_config: CompressionConfig = CompressionConfig()
+
+
+RECIPE = Recipe(
+    summary="Servers average fresh gradients of all workers, update their part of the weights and send it back.",
+    config=Config,
+    layouts=[
+        Layout("single", trainer=1),
+        Layout("sync_ps", worker=per("multihost_config.num_workers"), server=per("sync_ps_config.num_servers")),
+    ],
+    flows=[("worker", "server"), all_pairs("server")],
+    checks=[every_worker_has_a_micro_batch, servers_can_share_the_model],
+    unread=["multihost_config.pipeline_parallel_config", "multihost_config.bucket_megabytes"],
+    traffic=traffic,
+)

@@ -1,0 +1,1 @@
+"""Parameter servers: ranks that keep weights and optimizer state for workers that differentiate."""

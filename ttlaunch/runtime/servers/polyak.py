@@ -1,0 +1,115 @@
+"""The average of weights over training, beside the weights themselves: less noise than the last ones have.
+
+Source: B. T. Polyak, A. B. Juditsky, "Acceleration of Stochastic Approximation by Averaging", SIAM J. Control Optim. 30(4),
+    1992, for the mean of all; with a decay it is the exponential average that is common in deep learning.
+
+Shapes: N = values of the flat vector.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.checkpoint.checkpoints import HasParameters
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.training.optimizers import Optimizer
+
+
+class HasWeights(Protocol):
+    """A model, or the part of it that a server has."""
+
+    @property
+    def weights_N(self) -> Tensor: ...
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
+
+
+class PolyakAverage:
+    """The average of the weights after every so many steps.
+
+    After k of them, with weights w_1, ..., w_k, it is their mean, or with decay b
+    b^(k-1) w_1 + (1 - b) (b^(k-2) w_2 + ... + w_k). How much the newest one counts follows from the step alone, so nothing
+    but the average itself is needed to go on; and value by value, so shards of it have the bits that the whole has.
+
+    Attributes:
+        average_N: Of the weights, float32; those that training begins with before the first average.
+    """
+
+    def __init__(self, model: HasWeights, *, interval: int, decay: float | None) -> None:
+        """Begin with the weights as they are.
+
+        Args:
+            model: Whose weights.
+            interval: Steps between two that count.
+            decay: How much of the average stays when another one counts; None: all count alike.
+        """
+        self._weights_N = model.weights_N
+        self.average_N = model.weights_N.clone()
+        self._places = {
+            name: (parameter.storage_offset(), parameter.shape) for name, parameter in model.named_parameters()
+        }
+        self._interval = interval
+        self._decay = decay
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take the weights after a step into account, if it is one of those that count."""
+        if step % self._interval:
+            return
+        count = step // self._interval
+        newest = 1 / count if self._decay is None or count == 1 else 1 - self._decay
+        self.average_N.lerp_(self._weights_N, newest)
+
+    def begin(self) -> None:
+        """Let the weights as they are now stand for the average until one counts."""
+        self.average_N.copy_(self._weights_N)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Have the average in place of the weights for a block, to evaluate it."""
+        weights_N = self._weights_N.clone()
+        self._weights_N.copy_(self.average_N)
+        yield
+        self._weights_N.copy_(weights_N)
+
+    def named_average(self) -> Iterator[tuple[str, Tensor]]:
+        """The average of each parameter; the tensors themselves."""
+        for name, (start, shape) in self._places.items():
+            yield name, self.average_N[start : start + shape.numel()].view(shape)
+
+
+class AveragedState:
+    """An optimizer's state and the average, for checkpoints: `polyak.NAME` beside `mean.NAME`."""
+
+    def __init__(self, optimizer: Optimizer, average: PolyakAverage | None) -> None:
+        self._optimizer = optimizer
+        self._average = average
+
+    def named_state(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._optimizer.named_state()
+        if self._average is not None:
+            yield from ((f"polyak.{name}", tensor) for name, tensor in self._average.named_average())
+
+    def wait_before_update(self, ready: Callable[[], object]) -> None:
+        """The average changes after the update, so it is safe as long as the weights are."""
+        self._optimizer.wait_before_update(ready)
+
+    def scaler_state(self) -> Mapping[str, Any] | None:
+        return self._optimizer.scaler_state()
+
+    def restore_scaler(self, state: Mapping[str, Any] | None) -> None:
+        self._optimizer.restore_scaler(state)
+
+
+def restore_averaged(
+    ctx: RankContext, model: HasParameters, optimizer: Optimizer, average: PolyakAverage | None
+) -> AveragedState:
+    """Begin as `ctx.restore` does, with the average too; returns what `ctx.checkpoint` is to keep."""
+    state = AveragedState(optimizer, average)
+    ctx.restore(model, state)
+    if average is not None and not ctx.steps_done:
+        average.begin()
+    return state

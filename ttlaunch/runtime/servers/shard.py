@@ -1,0 +1,125 @@
+"""The parameters that one of several servers has: some layers of the model, a contiguous part of its flat vector.
+
+Shapes: N = values of the whole model's flat vector, S = values of a shard.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import accumulate
+
+from torch import Tensor, nn
+
+from ttlaunch.recipe import TrainingFile
+from ttlaunch.runtime.books.ledger import Ledger, operation
+from ttlaunch.runtime.collectives.collectives import chain_all_gather
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.model.flat import FlatParameters
+from ttlaunch.runtime.model.model import Model, build_model
+from ttlaunch.runtime.training.loss_scaling import LossScaler
+from ttlaunch.runtime.training.optimizers import Optimizer, global_norm, layer_of
+from ttlaunch.runtime.world import Rank
+
+
+class ParameterShard:
+    """Parameters without the model around them, under their names in it; all that an optimizer and a checkpoint need.
+
+    Attributes:
+        weights_N: Its part of the model's flat vector, a copy.
+        grads_N: Likewise of the gradients.
+        ledger: The books of the rank that has it.
+        loss_scaler: That of the model.
+        copies: No parameter is somebody else's.
+    """
+
+    copies: frozenset[str] = frozenset()
+
+    def __init__(self, model: Model, places: range) -> None:
+        """Copy the parameters at some places of a model; the model itself is not kept.
+
+        Raises:
+            ValueError: There are none.
+        """
+        named = list(model.named_parameters())[places.start : places.stop]
+        self._named = {name: nn.Parameter(parameter.detach().clone()) for name, parameter in named}
+        flat = FlatParameters(self._named.values())
+        self.weights_N, self.grads_N = flat.weights_N, flat.grads_N
+        self.ledger: Ledger | None = model.ledger
+        self.loss_scaler: LossScaler = model.loss_scaler
+        self._names_of_whole = model.names_of_whole()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The shard's parameters, in the model's order."""
+        return iter(self._named.items())
+
+    def names_of_whole(self) -> Collection[str]:
+        """The parameters of the whole model."""
+        return self._names_of_whole
+
+    def take_gradients(self) -> Tensor:
+        """All gradients, `grads_N`."""
+        return self.grads_N
+
+    def add_second_use(self) -> None:
+        """No parameter is used twice: with tied embeddings there is one server."""
+
+
+def build_shard(cfg: TrainingFile, ctx: RankContext, *, among: Sequence[Rank]) -> "Model | ParameterShard":
+    """This server's part of the model: of one server all of it.
+
+    Says in the rank's books how many values that is, which formulas of traffic need.
+
+    Args:
+        cfg: Sizes, model type and seed.
+        ctx: The server.
+        among: All servers, in the order of their shards.
+    """
+    model = build_model(cfg, ctx)
+    whole = len(among) == 1
+    shard = model if whole else ParameterShard(model, cut_layers(model, parts=len(among))[among.index(ctx.rank)])
+    ctx.ledger.note(shard_values=shard.weights_N.numel(), shard_tensors=len(list(shard.named_parameters())))
+    return shard
+
+
+def shared_norm(ctx: RankContext, optimizer: Optimizer, *, among: Sequence[Rank]) -> float:
+    """The norm of the whole gradient, from the squared norms of every server's parameters, in the model's order.
+
+    Cost: a chain of small messages along the servers and back; none for one server.
+    """
+    with operation(ctx, "squared_norms"):
+        return global_norm(chain_all_gather(ctx, optimizer.squared_norms(), among=among))
+
+
+def cut_layers(model: Model, *, parts: int) -> list[range]:
+    """Cut a model's parameters between layers, into contiguous parts of as equal size as that allows.
+
+    Returns:
+        The places in `named_parameters()` of each part.
+
+    Raises:
+        ValueError: There are fewer layers than parts.
+    """
+    named = list(model.named_parameters())
+    layers = [layer_of(name) for name, _ in named]
+    starts = [at for at, layer in enumerate(layers) if not at or layer != layers[at - 1]]
+    if parts > len(starts):
+        raise ValueError(f"{len(starts)} layers cannot be cut into {parts} parts")
+    before = [0, *accumulate(parameter.numel() for _, parameter in named)]
+    borders = [0]
+    for part in range(1, parts):
+        at = starts.index(borders[-1])
+        left = starts[at + 1 : len(starts) - (parts - part) + 1]  # each of the parts to come needs a layer, too
+        borders.append(min(left, key=lambda start: abs(before[start] - before[-1] * part / parts)))
+    return [range(*pair) for pair in zip(borders, [*borders[1:], len(named)], strict=True)]
+
+
+def cut_values(model: Model, *, parts: int) -> list[range]:
+    """Where those parts are in the model's flat vectors; together all of it."""
+    if parts == 1:
+        return [range(model.weights_N.numel())]
+    parameters = [parameter for _, parameter in model.named_parameters()]
+    starts = [parameters[part.start].storage_offset() for part in cut_layers(model, parts=parts)]
+    return [range(*pair) for pair in zip(starts, [*starts[1:], model.weights_N.numel()], strict=True)]
+
+
+def own_values(weights_N: Tensor, part: range) -> Tensor:
+    """The part of a flat vector, a view."""
+    return weights_N[part.start : part.stop]
