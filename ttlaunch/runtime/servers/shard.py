@@ -3,7 +3,7 @@
 Shapes: N = values of the whole model's flat vector, S = values of a shard.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from ttlaunch.runtime.collectives.collectives import chain_all_gather
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.flat import FlatParameters
 from ttlaunch.runtime.model.model import Model, build_model
+from ttlaunch.runtime.tensor.split import Split
 from ttlaunch.runtime.training.loss_scaling import LossScaler
 from ttlaunch.runtime.training.optimizers import Optimizer, global_norm, layer_of
 from ttlaunch.runtime.world import Rank
@@ -28,6 +29,7 @@ class ParameterShard:
         ledger: The books of the rank that has it.
         loss_scaler: That of the model.
         copies: No parameter is somebody else's.
+        splits: Of no parameter is a part somewhere else.
     """
 
     copies: frozenset[str] = frozenset()
@@ -44,6 +46,7 @@ class ParameterShard:
         self.weights_N, self.grads_N = flat.weights_N, flat.grads_N
         self.ledger: Ledger | None = model.ledger
         self.loss_scaler: LossScaler = model.loss_scaler
+        self.splits: Mapping[str, Split] = {}
         self._names_of_whole = model.names_of_whole()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
