@@ -1,0 +1,187 @@
+"""Gradients that come when they like: from several senders at once, in any order, perhaps twice, perhaps too late.
+
+It is what an owner of parameters puts behind a transport that repeats a request whose answer was lost, such as the remote
+procedure calls that the project is to have. The recipe `zero` needs none: its messages come once, in order, from ranks that
+all take part in every step.
+
+Shapes: those of the parameters.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+
+class Receipt(StrEnum):
+    """What became of a gradient that was sent."""
+
+    COUNTED = "counted"
+    DUPLICATE = "duplicate"  # the same sender has sent this parameter's for this step
+    LATE = "late"  # the sum of this step, or of a later one, has been taken
+    UNKNOWN_SENDER = "unknown sender"
+    UNKNOWN_PARAMETER = "unknown parameter"
+
+
+@dataclass
+class _Sum:
+    """One parameter's gradients of one step.
+
+    Attributes:
+        senders: Places of those that have sent.
+        nodes: Sums over aligned senders, by the first of them and their number.
+    """
+
+    senders: set[int] = field(default_factory=set)
+    nodes: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+
+class GradientAccumulator:
+    """Sums over senders, for each step and parameter; any number of threads may send at the same time.
+
+    Whatever the order of arrival, gradients are added along one binary tree over the senders: two sums are added when both
+    halves of a node are there. So the bits do not depend on the order, and n senders take at most the memory of n
+    gradients, and half of that when neighbours come together.
+
+    Attributes:
+        receipts: How many gradients became what.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], *, senders: Sequence[str]) -> None:
+        """Expect a gradient of each parameter from each sender, in every step.
+
+        Args:
+            parameters: By name; only their shapes and types are looked at.
+            senders: Their names; the order is that of the sums.
+
+        Raises:
+            ValueError: There is no sender, or one has the name of another.
+        """
+        self._expected = {name: (parameter.shape, parameter.dtype) for name, parameter in parameters.items()}
+        self._places = {name: place for place, name in enumerate(senders)}
+        if not senders or len(self._places) != len(senders):
+            raise ValueError(f"{len(senders)} senders have {len(self._places)} different names; expected at least one")
+        self._sums: dict[tuple[int, str], _Sum] = {}
+        self._taken: dict[str, int] = {}  # the newest step of each parameter whose sum was taken
+        self._changed = threading.Condition()
+        self.receipts: Counter[Receipt] = Counter()
+
+    def add(self, gradient: Tensor, *, step: int, parameter: str, sender: str) -> Receipt:
+        """Count a gradient, unless it was counted before, comes too late, or belongs to nobody.
+
+        Args:
+            gradient: Copied, so that the sender may use its memory again.
+            step: Any; several may be under way.
+            parameter: Its name.
+            sender: Its name.
+
+        Returns:
+            What became of it; all but `COUNTED` leave everything as it was.
+
+        Raises:
+            ValueError: It has another shape or type than the parameter.
+        """
+        refused = self._strangeness(parameter, sender)
+        if refused is None and (gradient.shape, gradient.dtype) != self._expected[parameter]:
+            shape, dtype = self._expected[parameter]
+            raise ValueError(
+                f"a gradient of `{parameter}` is {gradient.dtype} {tuple(gradient.shape)}, expected {dtype} {tuple(shape)}"
+            )
+        own = gradient.detach().clone() if refused is None else gradient
+        with self._changed:
+            receipt = refused or self._count(own, step, parameter, self._places[sender])
+            self.receipts[receipt] += 1
+            if receipt is Receipt.COUNTED:
+                self._changed.notify_all()
+        return receipt
+
+    def is_ready(self, *, step: int, parameter: str) -> bool:
+        """Whether all senders have sent, and nobody has taken the sum yet."""
+        with self._changed:
+            return self._is_ready(step, parameter)
+
+    def missing(self, *, step: int, parameter: str) -> list[str]:
+        """The senders that have not sent, in order; none once the sum was taken."""
+        with self._changed:
+            if self._is_late(step, parameter):
+                return []
+            found = self._sums.get((step, parameter), _Sum()).senders
+            return [name for name, place in self._places.items() if place not in found]
+
+    def take_sum(self, *, step: int, parameter: str, timeout_s: float = 0.0) -> Tensor:
+        """The sum over all senders, once; its memory is the caller's then, and what comes later for this step is late.
+
+        Raises:
+            TimeoutError: Somebody has not sent in that time; the message says who.
+            ValueError: The sum of this step or of a later one was taken before.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_ready(step, parameter) or self._is_late(step, parameter), timeout=timeout_s
+            )
+            if self._is_late(step, parameter):
+                raise ValueError(f"the sum of `{parameter}` of step {step} or of a later one has been taken")
+            if not self._is_ready(step, parameter):
+                missing = ", ".join(self.missing(step=step, parameter=parameter))
+                raise TimeoutError(f"no gradient of `{parameter}` of step {step} from {missing}")
+            found = self._sums.pop((step, parameter))
+            self._taken[parameter] = step
+            self._forget(parameter, until=step)
+        ordered = [found.nodes[key] for key in sorted(found.nodes)]
+        while len(ordered) > 1:
+            ordered[-2].add_(ordered.pop())
+        return ordered[0]
+
+    def take_mean(self, *, step: int, parameter: str, timeout_s: float = 0.0) -> Tensor:
+        """The same, divided by the number of senders once."""
+        return self.take_sum(step=step, parameter=parameter, timeout_s=timeout_s).div_(len(self._places))
+
+    def drop(self, *, until: int) -> None:
+        """Forget all steps up to this one, such as those that a restart has made obsolete; what still comes is late."""
+        with self._changed:
+            for parameter in self._expected:
+                self._taken[parameter] = max(until, self._taken.get(parameter, until))
+                self._forget(parameter, until=until)
+            self._changed.notify_all()
+
+    @property
+    def held_bytes(self) -> int:
+        """Of all gradients and sums that are waiting."""
+        with self._changed:
+            return sum(node.nbytes for found in self._sums.values() for node in found.nodes.values())
+
+    def _strangeness(self, parameter: str, sender: str) -> Receipt | None:
+        if sender not in self._places:
+            return Receipt.UNKNOWN_SENDER
+        return None if parameter in self._expected else Receipt.UNKNOWN_PARAMETER
+
+    @torch.no_grad()
+    def _count(self, gradient: Tensor, step: int, parameter: str, place: int) -> Receipt:
+        if self._is_late(step, parameter):
+            return Receipt.LATE
+        found = self._sums.setdefault((step, parameter), _Sum())
+        if place in found.senders:
+            return Receipt.DUPLICATE
+        found.senders.add(place)
+        size = 1
+        while (place ^ size, size) in found.nodes:
+            sibling = found.nodes.pop((place ^ size, size))
+            gradient = sibling.add_(gradient)  # a + b has the bits of b + a
+            place, size = place & ~size, 2 * size
+        found.nodes[place, size] = gradient
+        return Receipt.COUNTED
+
+    def _is_late(self, step: int, parameter: str) -> bool:
+        return parameter in self._taken and step <= self._taken[parameter]
+
+    def _is_ready(self, step: int, parameter: str) -> bool:
+        found = self._sums.get((step, parameter))
+        return found is not None and len(found.senders) == len(self._places)
+
+    def _forget(self, parameter: str, *, until: int) -> None:
+        for key in [key for key in self._sums if key[1] == parameter and key[0] <= until]:
+            del self._sums[key]
