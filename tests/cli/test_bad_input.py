@@ -270,6 +270,15 @@ def test_a_key_that_the_recipe_does_not_read_is_refused(refused):
 DATA_PARALLEL = "plan data_parallel -c train.yaml"
 
 
+def test_tied_embeddings_where_layers_come_and_go_are_refused(refused):
+    text = "transformer_config:\n  tie_embeddings: true\n"
+    refused("run zero -c train.yaml", files={"train.yaml": text}, status=3)
+
+
+def test_a_zero_stage_that_nobody_knows_is_refused(refused):
+    refused("run zero -c train.yaml", files={"train.yaml": "zero_config:\n  stage: 4\n"}, status=3)
+
+
 def test_compression_of_what_torch_sends_is_refused(refused):
     text = "data_parallel_config:\n  reduction: fast\ncompression_config:\n  kind: int8\n"
     refused(DATA_PARALLEL, files={"train.yaml": text}, status=3)

@@ -42,10 +42,12 @@ def write_recipe(folder, trainer):
         ("hierarchical_parallel --ranks 3", SMALL | {"multihost_config.num_workers": 2}),
         ("pipeline_parallel", SMALL),
         ("data_parallel", SMALL | {"multihost_config.num_workers": 3}),
+        ("zero", SMALL | {"multihost_config.num_workers": 3}),
     ],
-    ids=["three tiers", "two tiers", "pipeline", "data parallel"],
+    ids=["three tiers", "two tiers", "pipeline", "data parallel", "zero"],
 )
 def test_a_simulated_recipe_has_the_bits_of_a_run(ttlaunch, recipe, values):
+    """C6."""
     run = json.loads(ttlaunch(f"run {recipe} {settings(values)} --format json").stdout)
     simulated = json.loads(ttlaunch(f"simulate {recipe} {settings(values)} --format json").stdout)
     assert run["parameters_sha256"]
