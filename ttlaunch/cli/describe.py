@@ -44,6 +44,7 @@ class Request:
         runs_dir: Where run folders are.
         is_command: Whether target and arguments are any program's command line, given after `--`.
         trace_steps: How many steps ranks are to trace; None: none.
+        profile_steps: Which steps torch's profiler records, such as `5-7`; None: none.
         without: Hosts of the hostfile that are not to be used, since they were lost.
     """
 
@@ -60,6 +61,7 @@ class Request:
     runs_dir: Path = Path("runs")
     is_command: bool = False
     trace_steps: int | None = None
+    profile_steps: str | None = None
     without: Collection[str] = ()
 
 

@@ -98,6 +98,14 @@ TraceSteps = Annotated[
     int | None,
     typer.Option("--trace-steps", min=1, metavar="N", help="First steps to trace; 20 with `--trace` alone."),
 ]
+ProfileSteps = Annotated[
+    str | None,
+    typer.Option(
+        "--profile-steps",
+        metavar="A-B",
+        help="Record these steps with torch's profiler, on every rank, for ui.perfetto.dev; they are slower.",
+    ),
+]
 MaxRestarts = Annotated[
     int,
     typer.Option(

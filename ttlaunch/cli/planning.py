@@ -10,12 +10,16 @@ from ttlaunch import contract
 from ttlaunch.agent import SHIM
 from ttlaunch.cli.console import refuse, show_diagnostics
 from ttlaunch.cli.describe import Description, Request, describe
-from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.diagnostics import Diagnostic, Format, shown
 from ttlaunch.launch.engine import find_openmpi
 from ttlaunch.plan.launch_plan import LaunchPlan
 from ttlaunch.plan.make import Surroundings, plan_command
+from ttlaunch.profiling import ENV_PROFILE_STEPS, parse_steps
 from ttlaunch.remote.local import is_this_machine
 from ttlaunch.topology.model import Topology
+
+_QUIET = "99"
+"""Of what torch's profiler prints: nothing."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,9 @@ def make_plan(description: Description, request: Request, surroundings: Surround
     if description.command is not None:
         if request.trace_steps is not None:
             return Diagnostic("P009", f"`--trace` was given, but {description.name} is a program and no recipe")
+        if request.profile_steps is not None:
+            message = f"`--profile-steps` was given, but {description.name} is a program and no recipe"
+            return Diagnostic("P009", message)
         return plan_command(
             description.command, description.topology, surroundings, ranks=request.ranks, name=description.name
         )
@@ -101,6 +108,24 @@ def make_plan(description: Description, request: Request, surroundings: Surround
     from ttlaunch.plan.recipe_plan import plan_recipe
 
     plan = plan_recipe(description.choice, description.layout, description.topology, surroundings)
-    if request.trace_steps is None:
-        return plan
-    return replace(plan, environment={**plan.environment, contract.ENV_TRACE_STEPS: str(request.trace_steps)})
+    wrong = _wrong_profile_steps(request, description)
+    asked = {contract.ENV_TRACE_STEPS: request.trace_steps, ENV_PROFILE_STEPS: request.profile_steps}
+    more = {name: str(value) for name, value in asked.items() if value is not None}
+    more |= {"KINETO_LOG_LEVEL": _QUIET} if request.profile_steps is not None else {}
+    return wrong or (replace(plan, environment={**plan.environment, **more}) if more else plan)
+
+
+def _wrong_profile_steps(request: Request, description: Description) -> Diagnostic | None:
+    """Why the steps that the profiler is to record are none of this run; None if they are, or none was asked for."""
+    text = request.profile_steps
+    if text is None:
+        return None
+    steps = parse_steps(text)
+    if steps is None:
+        hints = ("`--profile-steps 5-7`, or one step, such as `--profile-steps 5`",)
+        return Diagnostic("P009", f"`--profile-steps {shown(text)}` names no steps", hints=hints)
+    training = getattr(description.choice and description.choice.loaded.config, "training_config", None)
+    if training is not None and steps[0] > training.steps:
+        last = f"the last step of this run is {training.steps}"
+        return Diagnostic("P009", f"`--profile-steps {text}` begins after the end: {last}")
+    return None

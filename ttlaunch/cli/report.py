@@ -11,6 +11,7 @@ from ttlaunch.cli.named_run import find_named_run, refuse_run
 from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
+    from ttlaunch.launch.measured.communication import OperationCost
     from ttlaunch.launch.measured.times import StepTimes
     from ttlaunch.launch.runs.recorded import Recorded
 
@@ -18,6 +19,8 @@ EXAMPLES = """\
 [bold]ttlaunch report[/bold]   the newest run: bytes by operation and edge, and the time of a step
 
 [bold]ttlaunch report 2026-08-23T10-14-07-3fa1[/bold]   a run by its id, or by the path of its folder
+
+[bold]ttlaunch report --communication[/bold]   what each operation costs: messages, bytes, waiting
 
 [bold]ttlaunch report latest --format json[/bold]   the same by rank, for a program
 """
@@ -28,6 +31,13 @@ def report(
         str, typer.Argument(metavar="[RUN|latest]", help="A run's id, or the path of its folder.", show_default=False)
     ] = "latest",
     *,
+    communication: Annotated[
+        bool,
+        typer.Option(
+            "--communication",
+            help="Each operation alone: messages, bytes, waiting, and time in flight of a traced run.",
+        ),
+    ] = False,
     runs_dir: Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where run folders are.")] = Path("runs"),
     form: Annotated[
         Format,
@@ -49,10 +59,32 @@ def report(
     if form is Format.JSON:
         print_json({**_as_json(recorded), "diagnostics": [diagnostic.as_json() for diagnostic in found]})
         return
+    if communication:
+        _show_communication(recorded, form=form)
+        return
     lines = _concise_lines(recorded) if form is Format.CONCISE else _lines(recorded)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
     show_diagnostics(found, form=form)
+
+
+def _show_communication(recorded: "Recorded", *, form: Format) -> None:
+    from ttlaunch.cli.communication_view import communication_lines, render_communication
+
+    costs = _communication(recorded)
+    if not costs:
+        sys.stdout.write(f"{_without_books(recorded)}\n" if recorded.books is None else "no rank sent anything\n")
+        return
+    lines = communication_lines(costs) if form is Format.CONCISE else render_communication(costs)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+def _communication(recorded: "Recorded") -> "list[OperationCost]":
+    from ttlaunch.launch.measured.communication import communication_costs
+
+    rows = [state.row for state in recorded.ranks]
+    return communication_costs(recorded.books or (), rows, folder=recorded.path)
 
 
 def _read(where: str, runs_dir: Path, *, form: Format) -> "Recorded":
@@ -172,5 +204,6 @@ def _as_json(recorded: "Recorded") -> dict[str, Any]:
             for state in recorded.ranks
         ],
         "traffic": recorded.traffic.as_json() if recorded.traffic else None,
+        "communication": [cost.as_json() for cost in _communication(recorded)],
         "times": [times.as_json() for times in by_rank if times is not None],
     }

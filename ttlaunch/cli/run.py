@@ -24,6 +24,7 @@ from ttlaunch.cli.options import (
     Only,
     OutputFormat,
     Overrides,
+    ProfileSteps,
     RankBindings,
     Ranks,
     Resume,
@@ -55,6 +56,8 @@ EXAMPLES = """\
 [bold]ttlaunch run pipeline_parallel --set training_config.data_path=book.txt[/bold]   your own text
 
 [bold]ttlaunch run hierarchical_parallel --trace-steps 5[/bold]   and a timeline of all ranks' first five steps
+
+[bold]ttlaunch run data_parallel --profile-steps 5-7[/bold]   and what torch does in steps 5 to 7, on every rank
 
 [bold]ttlaunch run hierarchical_parallel --max-restarts 3[/bold]   go on by itself from the newest checkpoint when a rank breaks
 
@@ -93,6 +96,7 @@ def run(
     resume: Resume = None,
     trace: Annotated[bool, typer.Option("--trace", help="Write a timeline of all ranks, for ui.perfetto.dev.")] = False,
     trace_steps: TraceSteps = None,
+    profile_steps: ProfileSteps = None,
     grace: GraceSeconds = 30.0,
     only: Only = None,
     sinks: Sinks = None,
@@ -128,6 +132,7 @@ def run(
         runs_dir=runs_dir,
         is_command=is_command(ctx, target, arguments),
         trace_steps=trace_steps or (_TRACED_STEPS if trace else None),
+        profile_steps=profile_steps,
     )
     asked = parse_sinks(sinks or (), option="--sink", form=form)
     prepared = prepare(request, form=form, verbose=verbose)

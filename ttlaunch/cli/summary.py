@@ -17,6 +17,7 @@ from ttlaunch.launch.failures.failure import render_cascade
 from ttlaunch.launch.report import Report
 from ttlaunch.launch.runs.recorded import RunFacts
 from ttlaunch.launch.runs.run_folder import RunFolder
+from ttlaunch.profiling import profile_file
 
 _OF_RELEASE = re.compile(f".*/{contract.RELEASES_DIR}/[0-9a-f]{{64}}/{contract.PROJECT_DIR}/(?P<path>.+)")
 """A file of this folder as it lies on another host."""
@@ -51,6 +52,11 @@ def show_summary(
         )
     if timeline is not None:
         lines.append(f"  timeline         {short_name(timeline, Path.cwd())}, for https://ui.perfetto.dev")
+    profiles = [rank["rank"] for rank in report.ranks if folder.file(profile_file(rank["rank"])).is_file()]
+    if profiles:
+        place = short_name(folder.file(profile_file(profiles[0])), Path.cwd())
+        more = f" and {len(profiles) - 1} more" if profiles[1:] else ""
+        lines.append(f"  torch's profile  {place}{more}, for https://ui.perfetto.dev")
     lines.append(f"  run folder       {short_name(folder.path, Path.cwd())}")
     stream.write("\n".join(lines) + "\n")
     stream.flush()

@@ -87,6 +87,7 @@ class _RankRun:
         self, world: World, comm: "MPI.Intracomm", cfg: ConfigFile, corpus: Corpus | None, box: BlackBox
     ) -> None:
         from ttlaunch.runtime.books.ledger import Ledger  # noqa: PLC0415
+        from ttlaunch.runtime.books.profile import open_profile  # noqa: PLC0415
         from ttlaunch.runtime.books.trace import clocks_compared, open_trace  # noqa: PLC0415
         from ttlaunch.runtime.context import RankContext  # noqa: PLC0415  torch is imported after the world is checked
         from ttlaunch.runtime.training.early_stop import make_early_stop  # noqa: PLC0415
@@ -111,7 +112,12 @@ class _RankRun:
             checkpoints=checkpoints,
             early_stop=make_early_stop(cfg, world.start),
             stop_order=order,
-            ledger=Ledger(self.run_dir / contract.ledger_file(self.rank), trace=trace, box=box),
+            ledger=Ledger(
+                self.run_dir / contract.ledger_file(self.rank),
+                trace=trace,
+                box=box,
+                profile=open_profile(self.run_dir, rank=self.rank),
+            ),
         )
         ready = {"total_steps": self.context.data(cfg).total_steps} if corpus else {}
         records.write(contract.KIND_READY, **ready)

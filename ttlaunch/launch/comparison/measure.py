@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.launch.measured.books import Book
+from ttlaunch.launch.measured.books import OUTSIDE_STEPS, Book
 from ttlaunch.launch.runs.recorded import Recorded, read_run
 
 _WARM_UP_SHARE = 4
 """The first fourth of the steps is not timed: recipes try sizes of messages and schedules in it."""
 
 _FORWARD = "forward"
-_OUTSIDE = frozenset({"start", "after"})
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def _bytes_per_step(recorded: Recorded) -> tuple[float | None, bool]:
         row.size * row.steps_until(row.last)
         for book in recorded.books
         for row in book.sent
-        if row.phase not in _OUTSIDE and row.first > 0
+        if row.phase not in OUTSIDE_STEPS and row.first > 0
     )
     hidden = [edge.expected for edge in recorded.traffic.edges if edge.size is None]
     return (counted + sum(size or 0 for size in hidden)) / steps, not hidden

@@ -10,7 +10,7 @@ from typing import Any
 from ttlaunch import contract
 
 _STEP = "step"
-_OUTSIDE = frozenset({"start", "after"})
+OUTSIDE_STEPS = frozenset({"start", "after"})
 """Phases that are not part of a step: what comes before the first, and validations between steps."""
 
 
@@ -108,8 +108,8 @@ def _take(book: Book, stretch: Mapping[str, Any]) -> None:
         for numbers in rows
     ]
     book.facts |= stretch["facts"]
-    _add_times(book.waits, ((name, times) for name, phase, times in stretch["waited"] if phase not in _OUTSIDE))
-    _add_times(book.phases, ((name, times) for name, times in stretch["spent"] if name not in {*_OUTSIDE, _STEP}))
+    _add_times(book.waits, ((name, times) for name, phase, times in stretch["waited"] if phase not in OUTSIDE_STEPS))
+    _add_times(book.phases, ((name, times) for name, times in stretch["spent"] if name not in {*OUTSIDE_STEPS, _STEP}))
     for name, times in stretch["spent"]:
         book.steps |= _by_step(times) if name == _STEP else {}
     book.last = int(stretch["last"])

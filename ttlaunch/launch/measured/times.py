@@ -68,6 +68,12 @@ def step_times(books: Sequence[Book]) -> StepTimes | None:
     return StepTimes(tuple(book.rank for book in books), step, phases, waits)
 
 
+def share_of(operation: str, books: Sequence[Book]) -> Share | None:
+    """What some ranks waited for one operation, of all their steps but the first; None if they did not wait for it."""
+    times = step_times(books)
+    return None if times is None else next((wait for wait in times.waits if wait.name == operation), None)
+
+
 def _shares(found: Iterable[tuple[Mapping[str, Mapping[int, int]], Sequence[int]]], whole: int) -> tuple[Share, ...]:
     values: dict[str, list[int]] = defaultdict(list)
     for by_name, steps in found:

@@ -52,7 +52,7 @@ class RankTrace:
 
 def write_trace(folder: Path, rows: Sequence[RankRow]) -> Path | None:
     """Put what all ranks have traced into `trace.json`; None if none has traced anything, or the disk is full."""
-    traces = [_read(folder / contract.trace_file(row.rank), row) for row in rows]
+    traces = read_traces(folder, rows)
     if not any(trace.spans for trace in traces):
         return None
     path = folder / contract.TRACE_FILE
@@ -61,6 +61,21 @@ def write_trace(folder: Path, rows: Sequence[RankRow]) -> Path | None:
     except OSError:
         return None
     return path
+
+
+def read_traces(folder: Path, rows: Sequence[RankRow]) -> list[RankTrace]:
+    """What all ranks of a run have traced; empty traces of those that have traced nothing."""
+    return [_read(folder / contract.trace_file(row.rank), row) for row in rows]
+
+
+def messages_under_way(traces: Sequence[RankTrace]) -> Iterator[tuple[str, RankRow, int, float]]:
+    """Each message that both ends have traced: its name, its sender, its bytes, and how long it was under way, in seconds.
+
+    That is from the begin of its send to the end of its receive, so a receiver that comes late counts too.
+    """
+    for sender, began, receiver, when, name, facts in _messages(traces):
+        nanoseconds = receiver.on_rank_0(when) - sender.on_rank_0(began)
+        yield name, sender.row, int(facts["bytes"]), max(0, nanoseconds) / 1e9
 
 
 def render_trace(traces: Sequence[RankTrace]) -> dict[str, Any]:
@@ -107,23 +122,29 @@ def _overlapping(
 
 def _arrows(traces: Sequence[RankTrace], origin: int) -> Iterator[dict[str, Any]]:
     """From each send to its receive: the k-th message of a tag between two ranks is the k-th on both ends."""
+    for number, (sender, began, trace, when, name, _) in enumerate(_messages(traces), 1):
+        arrow = {"cat": "message", "name": name, "id": number, "tid": 0}
+        yield {"ph": "s", **arrow, "pid": sender.row.rank, "ts": (sender.on_rank_0(began) - origin) / 1e3}
+        at = trace.on_rank_0(when) - origin
+        yield {"ph": "f", "bp": "e", **arrow, "pid": trace.row.rank, "ts": at / 1e3}
+
+
+def _messages(
+    traces: Sequence[RankTrace],
+) -> Iterator[tuple[RankTrace, int, RankTrace, int, str, Mapping[str, Any]]]:
+    """Sender, begin of its send, receiver, end of its receive, name and facts, in the order of the receives."""
     sends = {
         (trace.row.rank, facts["peer"], facts["tag"], facts["number"]): (trace, when)
         for trace in traces
         for kind, _, when, facts in trace.ends
         if kind == "send"
     }
-    number = 0
     for trace in traces:
         for kind, name, when, facts in trace.ends:
             sent = sends.get((facts["peer"], trace.row.rank, facts["tag"], facts["number"]))
             if kind == "recv" and sent is not None:
-                number += 1
-                arrow = {"cat": "message", "name": name, "id": number, "tid": 0}
                 sender, began = sent
-                yield {"ph": "s", **arrow, "pid": sender.row.rank, "ts": (sender.on_rank_0(began) - origin) / 1e3}
-                at = trace.on_rank_0(when) - origin
-                yield {"ph": "f", "bp": "e", **arrow, "pid": trace.row.rank, "ts": at / 1e3}
+                yield sender, began, trace, when, name, facts
 
 
 def _read(path: Path, row: RankRow) -> RankTrace:

@@ -21,6 +21,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.runtime.books.black_box import BlackBox, Place
+from ttlaunch.runtime.books.profile import StepProfile
 from ttlaunch.runtime.books.trace import Trace
 
 START, EXCHANGE, AFTER = "start", "exchange", "after"
@@ -48,16 +49,25 @@ class Ledger:
         phase: What the rank does.
         label: Operation and bucket in force; None: that of the function that sends.
         trace: A timeline of the same; None: nobody asked for one.
+        profile: Torch's profiler on some steps; None: nobody asked for it.
         box: The rank's black box; None: it has none, as in `ttlaunch simulate`.
     """
 
-    def __init__(self, path: Path | None = None, *, trace: Trace | None = None, box: BlackBox | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        trace: Trace | None = None,
+        box: BlackBox | None = None,
+        profile: StepProfile | None = None,
+    ) -> None:
         """Keep books, and write them to a file if one is named; what happens when goes to the trace if there is one."""
         self.step = 0
         self.phase = self._rest = START
         self.label: tuple[str, int | None] | None = None
         self.trace = trace
         self.box = box
+        self.profile = profile
         self._path = path
         self._micro_batch: int | None = None
         self._facts: dict[str, int] = {}
@@ -89,6 +99,8 @@ class Ledger:
         self.step = step
         if self.box is not None:
             self.box.begin_step(step)
+        if self.profile is not None:
+            self.profile.begin_step(step)
         self.phase = self._rest = EXCHANGE
         self._step_began = self._since = time.monotonic_ns()
 
@@ -102,6 +114,13 @@ class Ledger:
         if self.trace is not None and self.trace.is_open:
             self.trace.span(f"step {self.step}", "step", self._step_began, self._since)
             self.trace.end_step()
+        if self.profile is not None:
+            self.profile.end_step(self.step)
+
+    def marked(self, verb: str, operation: str) -> AbstractContextManager[Any]:
+        """Name a block in the profiler's trace, while one is recorded."""
+        profile = self.profile
+        return _NOTHING if profile is None or not profile.is_active else profile.mark(f"{verb} {operation}")
 
     def enter(self, phase: str, *, micro_batch: int | None = None) -> None:
         """Say what the rank does from here on, and with which micro-batch."""
@@ -126,6 +145,8 @@ class Ledger:
         """Write what is not yet written; call it when the rank has sent its last message, or has failed."""
         if self.trace is not None and self.trace.is_open:
             self.trace.close()
+        if self.profile is not None:
+            self.profile.close()
         self._close_step(is_last=True)
 
     def _close_step(self, *, is_last: bool = False) -> None:

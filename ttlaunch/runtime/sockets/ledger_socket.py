@@ -37,7 +37,8 @@ class LedgerSocket:
         began = _now()
         if box is not None:
             at = box.begin(SEND, label, place, dest, tag, size, began)
-        self._socket.send(tensor, dest=dest, tag=tag)
+        with self.ledger.marked("send", label[0]):
+            self._socket.send(tensor, dest=dest, tag=tag)
         ended = _now()
         if box is not None:
             box.end(at, ended)
@@ -54,7 +55,8 @@ class LedgerSocket:
         began = _now()
         if box is not None:
             at = box.begin(RECV, label, place, source, tag, tensor.nbytes, began)
-        self._socket.recv(tensor, source=source, tag=tag)
+        with self.ledger.marked("recv", label[0]):
+            self._socket.recv(tensor, source=source, tag=tag)
         ended = _now()
         if box is not None:
             box.end(at, ended)
@@ -64,7 +66,8 @@ class LedgerSocket:
         label, place = self._named()
         size, began = tensor.nbytes, _now()
         entry = self._enter(ISEND, WAIT_SEND, label, place, dest, tag, size, began)
-        pending = self._socket.isend(tensor, dest=dest, tag=tag)
+        with self.ledger.marked("isend", label[0]):
+            pending = self._socket.isend(tensor, dest=dest, tag=tag)
         ended = _now()
         if entry is not None:
             entry.posted(ended)
@@ -188,7 +191,8 @@ def _wait(pending: Pending, ledger: Ledger, operation: str, entry: _Entry | None
     began = _now()
     if entry is not None:
         entry.wait(began)
-    pending.wait()
+    with ledger.marked("wait", operation):
+        pending.wait()
     ended = _now()
     if entry is not None:
         entry.waited(ended)

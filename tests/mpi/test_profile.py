@@ -1,0 +1,31 @@
+"""A real run under torch's profiler: every rank leaves a trace that names collectives, ours and torch's own (E7)."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ttlaunch.profiling import profile_file
+
+TINY = ["training_config.steps=4", "training_config.validation_sequences=2", "transformer_config.embedding_dim=16"]
+TINY += ["transformer_config.max_sequence_length=16", "scheduler_config.warmup_steps=1"]
+TINY += ["data_parallel_config.reduction=fast"]
+
+
+@pytest.mark.mpi
+def test_the_traces_of_a_run_name_its_collectives(here):
+    """E7, E8."""
+    words = ["run", "data_parallel", "--profile-steps", "2-3", *(word for one in TINY for word in ("--set", one))]
+    answer = subprocess.run(
+        [sys.executable, "-m", "ttlaunch", *words], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert (0, "") == (answer.returncode, answer.stderr)
+    assert "  torch's profile  runs/" in answer.stdout
+    (run,) = (here / "runs").glob("20*")
+    for rank in range(2):
+        content = json.loads(gzip.decompress((run / profile_file(rank)).read_bytes()))
+        found = {event["name"] for event in content["traceEvents"] if event.get("ph") == "X"}
+        assert {"step 2", "step 3", "gloo:all_reduce", "wait all_reduce", "isend all_reduce"} <= found
+        assert {"step 1", "step 4"} & found == set()

@@ -1,0 +1,80 @@
+"""Torch's profiler on chosen steps: a trace of these and no others, in which messages have the names of the books (E7)."""
+
+import gzip
+import json
+
+import pytest
+import torch
+
+from ttlaunch.profiling import ENV_PROFILE_STEPS, parse_steps, profile_file
+from ttlaunch.runtime.books.ledger import Ledger
+from ttlaunch.runtime.books.profile import StepProfile, open_profile
+
+
+def names(run_dir, rank=0):
+    content = json.loads(gzip.decompress((run_dir / profile_file(rank)).read_bytes()))
+    return [event["name"] for event in content["traceEvents"] if event.get("ph") == "X"]
+
+
+def train(ledger, steps):
+    for step in steps:
+        ledger.begin_step(step)
+        x_NN = torch.full((4, 4), float(step), requires_grad=True)
+        (x_NN @ x_NN).sum().backward()
+        with ledger.marked("wait", f"gradients of {step}"):
+            pass
+        ledger.end_step()
+
+
+def test_the_trace_has_the_chosen_steps_and_what_was_done_in_them(tmp_path):
+    """E7: the trace names steps, torch's operators and the operations of messages."""
+    ledger = Ledger(profile=StepProfile(tmp_path, rank=0, steps=range(2, 4)))
+    train(ledger, range(1, 5))
+    ledger.close()
+
+    found = names(tmp_path)
+    assert ["step 2", "step 3"] == sorted(name for name in found if name.startswith("step "))
+    assert ["wait gradients of 2", "wait gradients of 3"] == sorted(name for name in found if name.startswith("wait"))
+    assert 2 == found.count("MmBackward0")
+    assert [profile_file(0)] == [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_run_that_ends_within_the_chosen_steps_keeps_what_it_has(tmp_path):
+    ledger = Ledger(profile=StepProfile(tmp_path, rank=3, steps=range(2, 10)))
+    train(ledger, range(1, 3))
+    ledger.begin_step(3)
+    ledger.close()
+
+    assert {"step 2", "step 3"} <= set(names(tmp_path, rank=3))
+
+
+def test_a_run_that_goes_on_after_the_chosen_steps_records_none(tmp_path):
+    ledger = Ledger(profile=StepProfile(tmp_path, rank=0, steps=range(2, 4)))
+    train(ledger, range(5, 7))
+    ledger.close()
+
+    assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("5", range(5, 6)),
+        ("5-7", range(5, 8)),
+        ("7-5", None),
+        ("0-3", None),
+        ("", None),
+        ("5-", None),
+        ("-5", None),
+        ("a", None),
+        ("5-6-7", None),
+        ("٣", range(3, 4)),
+    ],
+)
+def test_steps_are_a_number_or_two(text, expected):
+    assert expected == parse_steps(text)
+
+
+def test_nothing_is_recorded_unless_it_was_asked_for(tmp_path):
+    assert open_profile(tmp_path, rank=0, environment={}) is None
+    assert open_profile(tmp_path, rank=0, environment={ENV_PROFILE_STEPS: "2"}) is not None

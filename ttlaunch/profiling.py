@@ -1,0 +1,23 @@
+"""What launcher and rank share about torch's profiler: which steps it records, and where each rank leaves its trace.
+
+Standard library only, as all that both sides read.
+"""
+
+from __future__ import annotations
+
+ENV_PROFILE_STEPS = "TTLAUNCH_PROFILE_STEPS"
+"""The steps, as `--profile-steps` has them; set by the plan, and only with that option."""
+
+
+def profile_file(rank: int) -> str:
+    """The rank's trace in Chrome's format, compressed; relative to the run folder."""
+    return f"records/rank-{rank}.profile.json.gz"
+
+
+def parse_steps(text: str) -> range | None:
+    """The steps that `5-7`, or `5` alone, means, at least one; None if it means none."""
+    first, dash, last = text.partition("-")
+    if not first.isdecimal() or not (last.isdecimal() if dash else True):
+        return None
+    steps = range(int(first), int(last if dash else first) + 1)
+    return steps if steps and steps[0] > 0 else None
