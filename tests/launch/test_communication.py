@@ -83,6 +83,8 @@ def test_the_table_has_a_line_for_each_operation(ttlaunch, run, here):
         ttlaunch(f"report {run} --communication --format concise"),
     )
 
+    table = full.stdout.partition("\n\n")[2]
+    assert full.stdout.startswith("cut off: r, 3 ranks, 0 steps\n")
     assert (
         "operation  role    messages/step  bytes/step  waited ms  p90 ms  of step\n"
         "gradients  server              0           0       5.00    5.00    50.0%\n"
@@ -90,7 +92,7 @@ def test_the_table_has_a_line_for_each_operation(ttlaunch, run, here):
         "gradients  worker              4         200          –       –        –\n"
         "weights    server            0.5         200          –       –        –\n"
         "\n`ttlaunch run … --trace-steps 5` also measures how long messages are under way\n"
-    ) == full.stdout
+    ) == table
     assert "communication\tweights\tworker\t0\t0\t1.00\t2.00\t15.0%\t–\t–" in concise.stdout.splitlines()
     found = json.loads(ttlaunch(f"report {run} --format json").stdout)["communication"]
     assert [("gradients", "server", 0.0), ("weights", "worker", 0.0)] == [

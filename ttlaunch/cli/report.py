@@ -72,10 +72,13 @@ def _show_communication(recorded: "Recorded", *, form: Format) -> None:
     from ttlaunch.cli.communication_view import communication_lines, render_communication
 
     costs = _communication(recorded)
-    if not costs:
-        sys.stdout.write(f"{_without_books(recorded)}\n" if recorded.books is None else "no rank sent anything\n")
-        return
-    lines = communication_lines(costs) if form is Format.CONCISE else render_communication(costs)
+    if form is Format.CONCISE:
+        lines = communication_lines(costs)
+    elif costs:
+        lines = [*_heading(recorded), "", *render_communication(costs)]
+    else:
+        nothing = _without_books(recorded) if recorded.books is None else "no rank sent anything"
+        lines = [*_heading(recorded), "", f"  {nothing}"]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 
@@ -97,9 +100,9 @@ def _read(where: str, runs_dir: Path, *, form: Format) -> "Recorded":
         refuse_run(path, error, form=form)
 
 
-def _lines(recorded: "Recorded") -> list[str]:
+def _heading(recorded: "Recorded") -> list[str]:
+    """Which run it is, and how it ended."""
     from ttlaunch.cli.describe import short_name
-    from ttlaunch.cli.traffic_view import render_edges, render_times
     from ttlaunch.diagnostics.count import counted
 
     layout = f" ({recorded.plan['layout']})" if recorded.plan.get("layout") else ""
@@ -110,6 +113,13 @@ def _lines(recorded: "Recorded") -> list[str]:
     speeds = [state.tokens_per_s for state in recorded.ranks if state.tokens_per_s]
     lines += [f"  {'speed':12}{max(speeds):,.0f} tokens/s"] if speeds else []
     lines.append(f"  {'run folder':12}{short_name(recorded.path, Path.cwd())}")
+    return lines
+
+
+def _lines(recorded: "Recorded") -> list[str]:
+    from ttlaunch.cli.traffic_view import render_edges, render_times
+
+    lines = _heading(recorded)
     lasts = _last_operations(recorded)
     if lasts:
         lines += ["", "  what each rank did last, as far as its black box tells"]

@@ -99,7 +99,8 @@ class _RankRun:
             raise AttributeError(f"{trainer.__file__} has no function `{self.role}` for the role of that name")
         with box.meeting("opening of sockets"):
             socket = _open_socket(cfg, comm, world, self.rank, device)
-        records, trace = ProgressWriter(self.run_dir, self.rank), open_trace(self.run_dir, self.rank)
+        records, profile = ProgressWriter(self.run_dir, self.rank), open_profile(self.run_dir, rank=self.rank)
+        trace = open_trace(self.run_dir, self.rank)
         checkpoints = self._checkpoints(world, cfg, records)
         order = self._stop_order(world, records)
         self.context = RankContext(
@@ -112,12 +113,7 @@ class _RankRun:
             checkpoints=checkpoints,
             early_stop=make_early_stop(cfg, world.start),
             stop_order=order,
-            ledger=Ledger(
-                self.run_dir / contract.ledger_file(self.rank),
-                trace=trace,
-                box=box,
-                profile=open_profile(self.run_dir, rank=self.rank),
-            ),
+            ledger=Ledger(self.run_dir / contract.ledger_file(self.rank), trace=trace, box=box, profile=profile),
         )
         ready = {"total_steps": self.context.data(cfg).total_steps} if corpus else {}
         records.write(contract.KIND_READY, **ready)
