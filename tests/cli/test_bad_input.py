@@ -469,6 +469,16 @@ def test_a_simulation_of_torchs_own_reduction_is_refused(refused):
     refused("simulate data_parallel --set data_parallel_config.reduction=fast", status=3)
 
 
+def test_a_simulation_of_workers_that_share_torchs_group_is_refused(refused):
+    text = "multihost_config:\n  enabled: true\n"
+    refused("simulate fully_sharded -c train.yaml", files={"train.yaml": text}, status=3)
+
+
+def test_workers_that_replicas_cannot_share_are_refused(refused):
+    text = "multihost_config:\n  num_workers: 3\nfully_sharded_config:\n  replicas: 2\n"
+    refused("run fully_sharded -c train.yaml", files={"train.yaml": text}, status=3)
+
+
 def test_a_simulation_of_what_a_recipe_says_needs_processes_is_refused(refused):
     recipe = """\
 from ttlaunch.recipe import ConfigFile, Layout, NeedsProcesses, Recipe, Section

@@ -71,9 +71,20 @@ class FinishedRun:
 def run_ranks(tmp_path_factory):
     """`run_ranks(recipe, roles, config, …)` runs to the end and returns what the ranks left behind."""
 
-    def run(recipe, roles, config=None, *, data=None, mpirun_ranks=None, environment=None, timeout_s=120, before=None):
+    def run(
+        recipe,
+        roles,
+        config=None,
+        *,
+        data=None,
+        start=None,
+        mpirun_ranks=None,
+        environment=None,
+        timeout_s=120,
+        before=None,
+    ):
         run_dir = tmp_path_factory.mktemp("run with space")
-        plan = make_plan(recipe, roles, config or {}, data)
+        plan = make_plan(recipe, roles, config or {}, data) | {"start": start}
         (run_dir / contract.PLAN_FILE).write_text(json.dumps(plan))
         if before:
             before()

@@ -18,6 +18,7 @@ from ttlaunch.recipe.collective_traffic import (
     all_reduce_bytes,
     all_reduce_mean_traffic,
     distributed_data_parallel_traffic,
+    process_group_traffic,
     ring_all_reduce_bytes,
     validation_traffic,
 )
@@ -41,6 +42,7 @@ from ttlaunch.recipe.declare import (
     in_rows,
     per,
 )
+from ttlaunch.recipe.replica_checks import every_replica_has_as_many_workers
 from ttlaunch.recipe.sections import (
     CheckpointConfig,
     CompressionConfig,
@@ -112,6 +114,7 @@ __all__ = [
     "distributed_data_parallel_traffic",
     "ends",
     "every_replica_has_a_micro_batch",
+    "every_replica_has_as_many_workers",
     "every_stage_has_a_block",
     "every_worker_has_a_micro_batch",
     "in_columns",
@@ -120,6 +123,7 @@ __all__ = [
     "num_workers_counts_the_stages",
     "payload_bytes",
     "per",
+    "process_group_traffic",
     "ranks_have_equal_shares",
     "ring_all_reduce_bytes",
     "sequences_of_blocks",

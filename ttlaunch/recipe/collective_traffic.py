@@ -68,11 +68,11 @@ def distributed_data_parallel_traffic(among: Sequence[int], values: int, *, has_
     following = [*among[1:], *among[:1]] if len(among) > 1 else []
     for source, dest in zip(among, following, strict=False):
         found.append(Traffic("gradients (torch)", source, dest, per_step=ring, is_measured=False))
-    return found if has_group else [*found, *_group_set_up(among)]
+    return found if has_group else [*found, *process_group_traffic(among)]
 
 
-def _group_set_up(among: Sequence[int]) -> Iterator[Traffic]:
-    """All tell the first where they are; it tells all, in a tree, where it listens."""
+def process_group_traffic(among: Sequence[int]) -> Iterator[Traffic]:
+    """Of the set-up of torch's process group: all tell the first where they are; it tells all, in a tree, where it listens."""
     yield from (Traffic("process_group", rank, among[0], once=_GREETING_BYTES) for rank in among[1:])
     distance = 1
     while distance < len(among):

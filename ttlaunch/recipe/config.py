@@ -132,10 +132,9 @@ def check_one_process(recipe: Recipe, loaded: LoadedConfig, *, world_size: int) 
 
 
 def _unplayable(need: NeedsProcesses) -> Problem:
-    message = (
-        f"`{need.key.rpartition('.')[2]}` is `{need.value}`, which needs a process for each rank; they share one here"
-    )
-    hints = (f"`--set {need.key}={need.instead}` can be simulated", "`ttlaunch run` starts a process for each rank")
+    value, instead = (str(one).lower() if isinstance(one, bool) else one for one in (need.value, need.instead))
+    message = f"`{need.key.rpartition('.')[2]}` is `{value}`, which needs a process for each rank; they share one here"
+    hints = (f"`--set {need.key}={instead}` can be simulated", "`ttlaunch run` starts a process for each rank")
     return Problem("C043", message, need.key, need.because, hints=hints)
 
 

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.servers.slow_down import slowed
     from ttlaunch.runtime.servers.sync_desk import Patience, SyncDesk
     from ttlaunch.runtime.servers.sync_link import SyncLink
+    from ttlaunch.runtime.sharded.model import ShardedModel, shard_model
+    from ttlaunch.runtime.sharded.shards import Shards
     from ttlaunch.runtime.staleness.exchange import MeanGradients, mean_gradients
     from ttlaunch.runtime.tensor.grid import RankGrid, place_in_grid
     from ttlaunch.runtime.tensor.norms import squared_norms
@@ -63,7 +65,7 @@ if TYPE_CHECKING:
         learning_rate,
         norms_of_layers,
     )
-    from ttlaunch.runtime.training.passes import differentiate
+    from ttlaunch.runtime.training.passes import differentiate, in_step
     from ttlaunch.runtime.training.validation import report_layer_norms, validation_is_due, validation_losses
     from ttlaunch.runtime.zero.gradients import ScatteredGradients
     from ttlaunch.runtime.zero.layout import ShardLayout
@@ -103,6 +105,8 @@ __all__ = [
     "ScatteredGradients",
     "ScheduleChoice",
     "ShardLayout",
+    "ShardedModel",
+    "Shards",
     "SharedNorms",
     "SyncDesk",
     "SyncLink",
@@ -124,6 +128,7 @@ __all__ = [
     "differentiate",
     "gather",
     "global_norm",
+    "in_step",
     "learning_rate",
     "losses_by_layer",
     "mean_gradients",
@@ -144,6 +149,7 @@ __all__ = [
     "report_memory",
     "restore_averaged",
     "send_validation",
+    "shard_model",
     "share_of",
     "shared_norm",
     "slowed",
@@ -183,7 +189,7 @@ _MODULES = {
     "model.model": ("Model", "build_model"),
     "training.one_process": ("train_in_one_process",),
     "training.optimizers": ("Optimizer", "build_optimizer", "global_norm", "learning_rate", "norms_of_layers"),
-    "training.passes": ("differentiate",),
+    "training.passes": ("differentiate", "in_step"),
     "pipeline.grid": ("PipelineGrid", "place_in_pipeline"),
     "pipeline.part": ("PipelinePart",),
     "pipeline.tuning": ("ScheduleChoice",),
@@ -193,6 +199,8 @@ _MODULES = {
     "tensor.share": ("ModelShare", "share_of"),
     "tiers.remote_optimizer": ("RemoteOptimizer",),
     "gradients.replicas": ("replicate",),
+    "sharded.model": ("ShardedModel", "shard_model"),
+    "sharded.shards": ("Shards",),
     "pipeline.schedules": ("Action", "order_of_passes"),
     "collectives.torch_group": ("process_group",),
     "staleness.exchange": ("MeanGradients", "mean_gradients"),

@@ -22,6 +22,7 @@ from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.flat import FlatParameters
 from ttlaunch.runtime.model.gpt import Block, Embedding, Head, Masks
 from ttlaunch.runtime.model.initial import initialise
+from ttlaunch.runtime.model.introduce import introduce
 from ttlaunch.runtime.model.mlp import ContextEmbedding, FeedForwardBlock
 from ttlaunch.runtime.model.precision import computing
 from ttlaunch.runtime.model.recompute import recomputed
@@ -283,12 +284,7 @@ def build_model(
         share=share,
     )
     model.flatten(ctx.device)
-    if model.loss_scaler.is_on:
-        is_teller = ctx.position(ctx.role) == 0  # of ranks that update alike, one tells the user
-        model.loss_scaler.tell(
-            ctx.result, note=(lambda text: ctx.note(f"step {ctx.step}: {text}")) if is_teller else None
-        )
-    model.ledger = ctx.watch(model, values=model.weights_N.numel())
+    introduce(model, ctx, values=model.weights_N.numel())
     return model
 
 

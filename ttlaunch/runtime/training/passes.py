@@ -3,12 +3,15 @@
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
+from ttlaunch.runtime.data.text import MicroBatch
 from ttlaunch.runtime.model.gpt import Masks
-from ttlaunch.runtime.training.losses import count_tokens, summed_loss
+from ttlaunch.runtime.training.losses import IGNORED, count_tokens, summed_loss
 
 
 class BeforeBackward(Protocol):
@@ -39,3 +42,19 @@ def differentiate(
     whole: Any = getattr(model, "module", model)  # DistributedDataParallel keeps it there
     loss.backward(whole.loss_scaler.seed(loss))
     return summed, tokens
+
+
+def in_step(batches: Iterable[MicroBatch], *, passes: int, device: torch.device) -> Iterator[MicroBatch]:
+    """Micro-batches, and after them as many as it takes to `passes` in which no target counts.
+
+    Every pass of a sharded model needs all ranks, so one with a shorter block would leave the others waiting for ever.
+
+    Cost: a pass over one token for each that is added.
+    """
+    count = 0
+    for batch in batches:
+        yield batch
+        count += 1
+    for _ in range(count, passes):
+        x_BT = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        yield 0, x_BT, torch.full_like(x_BT, IGNORED)

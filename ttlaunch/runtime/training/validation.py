@@ -1,6 +1,7 @@
 """When a validation is due, what else is reported then, and the losses it adds up: the same bits for any number of ranks that share it."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,8 +11,14 @@ from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data.text import validation_micro_batches
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.training.losses import summed_loss
-from ttlaunch.runtime.training.optimizers import Optimizer
+from ttlaunch.runtime.training.passes import in_step
 from ttlaunch.runtime.world import Rank
+
+
+class HasLayerNorms(Protocol):
+    """An optimizer, or whoever else knows the norms of the layers' gradients."""
+
+    def layer_norms(self) -> dict[str, float]: ...
 
 
 def validation_is_due(cfg: TrainingFile, ctx: RankContext, step: int) -> bool:
@@ -19,7 +26,7 @@ def validation_is_due(cfg: TrainingFile, ctx: RankContext, step: int) -> bool:
     return step % cfg.training_config.validation_interval == 0 or step == ctx.data(cfg).total_steps
 
 
-def report_layer_norms(cfg: TrainingFile, ctx: RankContext, optimizer: Optimizer, step: int) -> None:
+def report_layer_norms(cfg: TrainingFile, ctx: RankContext, optimizer: HasLayerNorms, step: int) -> None:
     """Report the gradient norms of this rank's layers, if the configuration asks for them and a validation is due.
 
     For whoever has updated with the optimizer; replicas that have made the same update leave it to one of them.
@@ -29,7 +36,9 @@ def report_layer_norms(cfg: TrainingFile, ctx: RankContext, optimizer: Optimizer
 
 
 @torch.no_grad()
-def validation_losses(cfg: TrainingFile, ctx: RankContext, model: Model, *, among: Sequence[Rank] = ()) -> Tensor:
+def validation_losses(
+    cfg: TrainingFile, ctx: RankContext, model: Model, *, among: Sequence[Rank] = (), passes: int = 0
+) -> Tensor:
     """Evaluate this rank's share of the validation, without dropout.
 
     Args:
@@ -37,11 +46,13 @@ def validation_losses(cfg: TrainingFile, ctx: RankContext, model: Model, *, amon
         ctx: The rank.
         model: All of it.
         among: Ranks that share the validation, each with a contiguous block of its micro-batches.
+        passes: That every rank makes, where a pass needs all of them; see `in_step`.
 
     Returns:
         Summed loss of each micro-batch of the share in order, float64, on the CPU; empty if the share is.
     """
-    batches = validation_micro_batches(cfg, ctx, among=among)
+    own = list(validation_micro_batches(cfg, ctx, among=among))
+    batches = in_step(own, passes=passes, device=ctx.device)
     with ctx.announced("evaluation"):
         losses = [summed_loss(model(x_BT), y_BT).item() for _, x_BT, y_BT in batches]
-    return torch.tensor(losses, dtype=torch.float64)
+    return torch.tensor(losses[: len(own)], dtype=torch.float64)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.tensor.split import Split
 from ttlaunch.runtime.training.norms import Node, Part, SquaredNorms
 from ttlaunch.runtime.zero.layout import Fragment, Layer, ShardLayout
-from ttlaunch.tensor_pieces import Rows
 
 
 class OwnedParameters:
@@ -25,13 +25,11 @@ class OwnedParameters:
         layout: Who owns what.
         shares_state, shares_gradients, shares_parameters: What ranks have shards of: from stage 1, 2 and 3 on.
         place: Of this rank among those that share the model.
-        rows: Which rows of its parameters a rank has, by name; whole ones are not here.
+        splits: Which rows of its parameters a rank has, by name; whole ones are not here.
         weights_N, grads_N: The flat vectors that this rank has: whole, or `n` values of its own. The model's parameters lie
             in `weights_N` up to stage 2; at stage 3 they have no memory until they are given some.
-        copies: No other rank writes what this one owns.
+        copies: Numbers of the optimizer's, one for each parameter, that the rank with its first row writes.
     """
-
-    copies: frozenset[str] = frozenset()
 
     def __init__(self, model: Model, layout: ShardLayout, *, place: int, zero_stage: int) -> None:
         """Keep of a flat model what this rank owns at this stage; the rest of its memory is given up."""
@@ -52,11 +50,9 @@ class OwnedParameters:
             for layer, values in zip(layout.layers, owned, strict=True)
             for fragment in layout.fragments(values)
         ]
-        self.rows = {
-            fragment.name: Rows(fragment.rows.start, fragment.rows.stop, fragment.shape[0])
-            for fragment, _ in self._parameters
-            if not fragment.is_whole
-        }
+        cut = [fragment for fragment, _ in self._parameters if not fragment.is_whole]
+        self.splits = {one.name: Split(tuple(one.shape), 0, (one.rows,)) for one in cut}
+        self.copies = frozenset(f"step.{one.name}" for one in cut if one.rows.start > 0)
 
     def weights(self, layer: Layer) -> Tensor:
         """This rank's shard of a layer's parameters."""

@@ -1,0 +1,106 @@
+"""Fully sharded data parallelism: workers share weights, gradients and optimizer state, and each has a part of the step.
+
+    rows of block 3 --> all workers gather block 3, compute, free it --> rows of block 4 --> ...     forward
+    all workers gather block 4, differentiate, free it --> each keeps the sum of its own rows        backward
+
+A worker of n keeps 1/n of everything: with AdamW 16/n bytes a parameter instead of 16. The price are bytes: data parallelism
+moves 2(n - 1)/n of the weights' size S in and out of a worker in a step, and this moves (n - 1)/n of S for the gradients and
+as much for each time that weights are gathered: once with `shard: optimizer+gradients`, where they stay from the forward to
+the backward pass of all micro-batches, and with `shard: all` twice for each micro-batch. With `replicas` there are several
+rows of workers; only those of a row share, and rows of gradients are added up over the replicas.
+
+This is torch's FSDP2 over gloo, or NCCL on CUDA devices. It adds in an order that depends on the number of workers, so the
+loss is that of one process up to rounding. The optimizer, the norm, checkpoints and books are ours: a checkpoint has the
+rows of each worker, and any layout of any recipe goes on from it.
+
+    ttlaunch run fully_sharded
+    ttlaunch run fully_sharded --on 5loudboxes -c train.yaml
+
+Shapes: B = sequences in a micro-batch, T = tokens in a sequence, V = micro-batches of a validation.
+Source: Y. Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023.
+"""
+
+import torch
+
+from ttlaunch.runtime import (
+    RankContext,
+    ShardedModel,
+    Shards,
+    all_gather,
+    all_reduce,
+    build_optimizer,
+    contiguous_blocks,
+    differentiate,
+    global_norm,
+    in_step,
+    mean_per_token,
+    micro_batches,
+    process_group,
+    report_layer_norms,
+    shard_model,
+    train_in_one_process,
+    validation_is_due,
+    validation_losses,
+)
+
+from .recipe import Config
+
+
+def trainer(cfg: Config, ctx: RankContext) -> None:
+    """One process has everything: the reference whose losses the workers' equal up to rounding."""
+    train_in_one_process(cfg, ctx)
+
+
+def worker(cfg: Config, ctx: RankContext) -> None:
+    """Differentiate a contiguous block of each step's micro-batches, keep a part of the mean, update it."""
+    workers, sharing = ctx.ranks("worker"), cfg.fully_sharded_config
+    keeps_weights, is_first = sharing.shard != "all", ctx.position("worker") == 0
+    with process_group(ctx, among=workers, device=ctx.device):
+        model, shards = shard_model(cfg, ctx, among=workers, replicas=sharing.replicas, keeps_weights=keeps_weights)
+        optimizer = build_optimizer(cfg, shards, total_steps=ctx.data(cfg).total_steps)
+        ctx.restore(shards, optimizer)
+        _validate(cfg, ctx, model, ctx.steps_done)
+        for step in ctx.steps(cfg):
+            loss, tokens = _mean_gradient(cfg, ctx, model, shards, step)
+            norm = global_norm(shards.squared_norms(ctx))  # the same on every worker
+            rate = optimizer.step(step, norm=norm)
+            if is_first:
+                ctx.report(step, loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
+            else:
+                ctx.report(step)
+            if validation_is_due(cfg, ctx, step):
+                _validate(cfg, ctx, model, step)
+            if is_first:
+                report_layer_norms(cfg, ctx, shards, step)
+            if ctx.rank in workers[: len(shards.peers)]:  # the first replica has everything
+                ctx.checkpoint(step, shards, optimizer, owners=shards.peers)
+        kept = shards.persistent_bytes(optimizer) / shards.values_of_whole
+        ctx.result(f"bytes a parameter, rank {ctx.rank}", round(kept, 4))
+        ctx.report_parameters(shards.whole_parameters())
+
+
+def _mean_gradient(cfg: Config, ctx: RankContext, model: ShardedModel, shards: Shards, step: int) -> tuple[float, int]:
+    """Leave this worker's rows of the gradient of the mean loss in its shards; they are added once in a step."""
+    workers = ctx.ranks("worker")
+    passes = len(contiguous_blocks(cfg.training_config.micro_batches, len(workers))[0])
+    batches = in_step(micro_batches(cfg, ctx, step, among=workers), passes=passes, device=ctx.device)
+    seen = torch.zeros(2, dtype=torch.float64)  # summed loss, tokens
+    for done, (index, x_BT, y_BT) in enumerate(batches, start=1):
+        model.synchronises(is_last=done == passes)
+        seen += torch.tensor(differentiate(model, x_BT, y_BT, masks=model.masks(step, index)), dtype=seen.dtype)
+    all_reduce(ctx, seen, among=workers)
+    loss, tokens = seen.tolist()
+    shards.take_gradients().div_(max(1.0, tokens))
+    return mean_per_token(loss, int(tokens)), int(tokens)
+
+
+def _validate(cfg: Config, ctx: RankContext, model: ShardedModel, step: int) -> None:
+    """Every worker evaluates its share, in as many passes as the others; the first one reports the mean of all."""
+    workers, data = ctx.ranks("worker"), ctx.data(cfg)
+    losses_V = torch.zeros(data.validation_micro_batches, dtype=torch.float64)
+    shares = contiguous_blocks(len(losses_V), len(workers))
+    share = shares[ctx.position("worker")]
+    losses_V[share.start : share.stop] = validation_losses(cfg, ctx, model, among=workers, passes=len(shares[0]))
+    model.free()
+    all_gather(ctx, losses_V, among=workers)
+    ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens, reporter=workers[0])
