@@ -1,6 +1,14 @@
 """What the hierarchical recipe is: its configuration, its roles, who talks to whom. No torch here: the launcher reads it."""
 
-from ttlaunch.recipe import Layout, Recipe, TrainingFile, every_worker_has_a_micro_batch, in_rows, per
+from ttlaunch.recipe import (
+    Layout,
+    Recipe,
+    TrainingFile,
+    devices_have_equal_shares,
+    every_worker_has_a_micro_batch,
+    in_rows,
+    per,
+)
 
 from .traffic import RANKS_OF_A_WORKER, traffic
 
@@ -25,7 +33,7 @@ RECIPE = Recipe(
         ("aggregator", "optimizer"),
         in_rows("worker", row=RANKS_OF_A_WORKER, when=lambda config: RANKS_OF_A_WORKER(config) > 1),
     ],
-    checks=[every_worker_has_a_micro_batch],
+    checks=[every_worker_has_a_micro_batch, devices_have_equal_shares],
     unread=["multihost_config.pipeline_parallel_config"],
     traffic=traffic,
 )

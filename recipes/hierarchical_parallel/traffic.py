@@ -12,6 +12,7 @@ from ttlaunch.recipe import (
     contiguous_blocks,
     per,
     shares,
+    split_model_traffic,
 )
 
 RANKS_OF_A_WORKER = per("device_config.local_ranks")
@@ -19,23 +20,11 @@ RANKS_OF_A_WORKER = per("device_config.local_ranks")
 
 def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
     """Of a step: 2S for a worker and S more for each further sum of its block, 2(W + 1)S for the aggregator."""
-    workers, local, found = ranks.of("worker"), RANKS_OF_A_WORKER(config), []
-    blocks = contiguous_blocks(config.training_config.micro_batches, len(workers)) if workers else []
-    validated = shares(ranks.validation_micro_batches, len(workers))
-    for at, worker in enumerate(workers):
-        is_first, size = at % local == 0, ranks.weight_bytes(worker)
-        last = at + local - 1 if is_first else at  # whose sums are in what it sends
-        server = ranks.sole("aggregator", "aggregator_optimizer") if is_first else workers[at - at % local]
-        sums = len(list(aligned_subtrees(range(blocks[at].start, blocks[last].stop))))
-        found += [
-            Traffic("gradients", worker, server, per_step=sums * size),
-            Traffic("counts", worker, server, per_step=4 * NUMBER_BYTES * sums),
-            Traffic("validation", worker, server, per_validation=NUMBER_BYTES * sum(validated[at : last + 1])),
-            Traffic("weights", server, worker, per_step=size, once=size),
-            agreed_buckets(server, worker),
-            *agreed_stop(config, server, worker),
-            *agreed_scale(config, server, worker),
-        ]
+    workers, width, found = ranks.of("worker"), config.device_config.split_ranks, []
+    rows = [workers[at : at + width] for at in range(0, len(workers), width)]
+    for at, row in enumerate(rows):
+        found += split_model_traffic(config, ranks, row, replica=at, replicas=len(rows))
+        found += [one for place in range(width) for one in _of_worker(config, ranks, rows, at, place)]
     for optimizer in ranks.of("optimizer"):
         server, size = ranks.sole("aggregator"), ranks.weight_bytes(optimizer)
         found += [
@@ -45,4 +34,27 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
             *agreed_stop(config, server, optimizer),
             *agreed_scale(config, optimizer, server),
         ]
+    return found
+
+
+def _of_worker(config: TrainingFile, ranks: Ranks, rows: list[list[int]], at: int, place: int) -> list[Traffic]:
+    """Of the rank at a place in a row: with the aggregator, or with the rank at that place in its worker's first row."""
+    worker, height = rows[at][place], RANKS_OF_A_WORKER(config) // len(rows[at])
+    blocks = contiguous_blocks(config.training_config.micro_batches, len(rows))
+    validated = shares(ranks.validation_micro_batches, len(rows))
+    is_first, size = at % height == 0, ranks.weight_bytes(worker)
+    last = at + height - 1 if is_first else at  # whose sums are in what it sends
+    server = ranks.sole("aggregator", "aggregator_optimizer") if is_first else rows[at - at % height][place]
+    sums = len(list(aligned_subtrees(range(blocks[at].start, blocks[last].stop))))
+    found = [
+        Traffic("gradients", worker, server, per_step=sums * size),
+        Traffic("counts", worker, server, per_step=4 * NUMBER_BYTES * sums),
+        Traffic("weights", server, worker, per_step=size, once=size),
+        agreed_buckets(server, worker),
+        *agreed_stop(config, server if place == 0 else rows[at][0], worker),
+        *agreed_scale(config, server, worker),
+    ]
+    if place == 0:  # all of a row know its losses
+        validation = NUMBER_BYTES * sum(validated[at : last + 1])
+        found.append(Traffic("validation", worker, server, per_validation=validation))
     return found

@@ -36,6 +36,7 @@ from ttlaunch.runtime import (
     mean_per_token,
     micro_batches,
     own_group,
+    ranks_of_share,
     receive_validation,
     report_layer_norms,
     send_validation,
@@ -55,9 +56,10 @@ def trainer(cfg: Config, ctx: RankContext) -> None:
 def worker(cfg: Config, ctx: RankContext) -> None:
     """Differentiate a contiguous block of each step's micro-batches; the optimizer is somewhere else."""
     aggregator = (ctx.ranks("aggregator") or ctx.ranks("aggregator_optimizer"))[0]
-    group, model = own_group(cfg, ctx), build_model(cfg, ctx)
-    server = aggregator if ctx.rank == group.first else group.first  # with `enable_ddp` a worker has several ranks
-    block, members = group.blocks[ctx.rank], group.members_of(ctx.rank)
+    group = own_group(cfg, ctx)  # with `enable_ddp` or `enable_tp` a worker has several ranks
+    model = build_model(cfg, ctx, share=group.share_of(ctx))
+    server, block = group.server_of(ctx.rank, aggregator=aggregator), group.block_of(ctx.rank)
+    members = group.members_of(ctx.rank)
     optimizer = RemoteOptimizer(
         model.parameters(), server, ctx=ctx, block=block, model=model, members=members, shared=model.loss_scaler
     )
@@ -66,7 +68,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     for step in ctx.steps(cfg):
         optimizer.zero_grad()
         losses, tokens = 0.0, 0
-        for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=ctx.ranks("worker")):
+        for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=ranks_of_share(cfg, ctx)):
             expect = partial(optimizer.expect, index)  # in the last backward pass gradients leave as they get ready
             loss, count = differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=expect)
             optimizer.accumulate(index, tokens=count, loss=loss)
@@ -76,7 +78,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         if validation_is_due(cfg, ctx, step):
             send_validation(cfg, ctx, model, dest=server)
     optimizer.receive_weights()
-    ctx.report_parameters(model.named_parameters())
+    ctx.report_parameters(model.named_parts())
 
 
 def aggregator_optimizer(cfg: Config, ctx: RankContext) -> None:

@@ -259,7 +259,17 @@ def test_tied_embeddings_with_two_servers_are_refused(refused):
 
 
 def test_tensor_parallelism_that_no_recipe_does_is_refused(refused):
-    refused(RUN, files={"train.yaml": "device_config:\n  enable_tp: true\n"}, status=3)
+    refused("run data_parallel -c train.yaml", files={"train.yaml": "device_config:\n  enable_tp: true\n"}, status=3)
+
+
+def test_devices_that_cannot_share_the_heads_are_refused(refused):
+    text = "device_config:\n  enable_tp: true\n  mesh_shape: [1, 3]\n"
+    refused(RUN, files={"train.yaml": text}, status=3)
+
+
+def test_a_world_that_is_too_small_for_the_devices_of_workers_is_refused(refused):
+    text = "device_config:\n  enable_tp: true\n  mesh_shape: [1, 2]\n"
+    refused(f"{RUN} --ranks 4", files={"train.yaml": text}, status=3)
 
 
 def test_a_key_that_the_recipe_does_not_read_is_refused(refused):

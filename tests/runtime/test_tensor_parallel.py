@@ -17,6 +17,7 @@ from ttlaunch.launch.saved.tensor_difference import read_weights
 from ttlaunch.launch.saved.tensor_file import read_header, write_tensors
 from ttlaunch.runtime.digests import digests
 from ttlaunch.runtime.tensor.share import ModelShare
+from ttlaunch.stored_parts import parse_part
 
 from .layouts import train_recipe
 from .pipelines import start_from
@@ -205,6 +206,77 @@ def test_a_matrix_of_another_size_is_no_part_of_this_one(train, capsys):
     said = capsys.readouterr().err
     assert "`blocks.0.attention_in.bias` of" in said
     assert "is float32 (48,), this model's is float32 (96,)" in said
+
+
+TWO, THREE = ["aggregator_optimizer"], ["aggregator", "optimizer"]
+
+
+def of_tiers(workers, shape, servers, **device):
+    """A world of the hierarchical recipe whose workers have so many rows and columns of devices; in several buckets."""
+    return {
+        "recipe": "hierarchical_parallel",
+        "roles": ["worker"] * workers * shape[0] * shape[1] + servers,
+        "device_config": {"enable_tp": True, "mesh_shape": shape} | device,
+        "multihost_config": {"num_workers": workers, "bucket_megabytes": 0.004},
+    }
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        of_tiers(2, [1, 2], THREE),
+        of_tiers(1, [2, 2], TWO),  # four ranks split one model
+        of_tiers(1, [2, 2], TWO, enable_ddp=True),
+    ],
+    ids=["two workers", "a square", "both"],
+)
+@pytest.mark.parametrize("changes", [{}, {"transformer": {"tie_embeddings": True}}], ids=["", "tied"])
+def test_workers_that_split_the_model_equal_one_process_up_to_rounding(train, world, changes):
+    """A7: behind the aggregator matrices are whole, so every rank there holds the parameters of any other layout."""
+    whole, found = train(recipe="hierarchical_parallel", **changes), train(**world, **changes)
+    check_close(whole, found)
+    assert found.sha256
+
+
+def test_as_many_workers_as_one_likes_give_the_bits_of_one_that_splits_the_model(train):
+    """A5, A6 with A7: one row of two ranks, two such workers, or one worker of two rows."""
+    worlds = [of_tiers(1, [1, 2], TWO), of_tiers(2, [1, 2], THREE), of_tiers(1, [2, 2], TWO, enable_ddp=True)]
+    alone, *others = (train(**world) for world in worlds)
+    assert [alone.sha256] * 2 == [other.sha256 for other in others]
+    assert [alone.by_step("step", "loss")] * 2 == [other.by_step("step", "loss") for other in others]
+
+
+def test_workers_have_their_shares_of_the_optimizers_weights(train, tmp_path):
+    """A3: bit for bit, at the end."""
+    found = train(**of_tiers(2, [1, 2], THREE), saves=True, checkpoint_config={"interval": STEPS})
+    start_from(found, step=STEPS)
+    exported = tmp_path / "weights.safetensors"
+    write_tensors(exported, read_weights(found.run_dir / contract.checkpoint_dir(STEPS)))
+    whole = load_file(exported)
+    records = {record["rank"]: record["digests"] for record in found.records(contract.KIND_PARAMETERS)}
+    for rank in range(4):
+        parts = {name: parse_part(name) for name in records[rank]}
+        held = {
+            name: whole[name]
+            if part is None
+            else whole[part.name][tuple(slice(at.start, at.stop) for at in part.places)]
+            for name, part in parts.items()
+        }
+        assert digests(held.items()) == records[rank]
+        assert any(parts.values())
+
+
+@pytest.mark.parametrize("servers", [TWO, THREE], ids=["two tiers", "three tiers"])
+def test_the_optimizers_checkpoint_is_that_of_any_layout(train, servers):
+    saving = {"checkpoint_config": {"interval": 3}}
+    world = of_tiers(2, [1, 2], servers)
+    first = train(**world, saves=True, **saving)
+    start, names = start_from(first, step=3)
+    assert not [name for name in names if "@" in name]
+    assert first.sha256 == train(**world, start=start, **saving).sha256
+    assert train().by_step("step", "loss")[STEPS] == pytest.approx(
+        train(2, start=start, **saving).by_step("step", "loss")[STEPS], rel=CLOSE
+    )
 
 
 def test_the_share_of_a_rank_without_a_world_cannot_compute():

@@ -420,3 +420,18 @@ def test_a_split_model_moves_what_it_says(books, ranks, replicas, micro_batches,
     config["training_config"] |= {"micro_batch_size": 2} | training
     config["transformer_config"] |= {"num_heads": 4, "tie_embeddings": replicas > 1}
     check_exact(books("tensor_parallel", ["worker"] * ranks * replicas, config=config))
+
+
+@pytest.mark.parametrize(
+    "training", [{}, {"early_stop_patience": 9, "precision": "fp16"}], ids=["", "all that is agreed"]
+)
+@pytest.mark.parametrize("server", [TWO, THREE], ids=["two tiers", "three tiers"])
+@pytest.mark.parametrize(
+    ("workers", "shape", "both"), [(2, [1, 2], False), (1, [2, 2], True)], ids=["tp", "tp and ddp"]
+)
+def test_workers_that_split_the_model_move_what_they_say(books, server, workers, shape, both, training):
+    """A7 beside A12: activations within a row, shares of gradients to the aggregator, whole ones behind it."""
+    device = {"enable_tp": True, "enable_ddp": both, "mesh_shape": shape}
+    config = small(3, 3, device_config=device, multihost_config={"num_workers": workers})
+    config["training_config"] |= training
+    check_exact(books("hierarchical_parallel", ["worker"] * workers * shape[0] * shape[1] + server, config=config))

@@ -5,39 +5,53 @@ from collections.abc import Iterator
 from ttlaunch.diagnostics import Diagnostic, Label, Severity
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.recipe.config import LoadedConfig
-from ttlaunch.recipe.declare import Layout, Per
+from ttlaunch.recipe.declare import Layout, Per, Recipe
 from ttlaunch.topology.model import Topology
 
 _LOCAL_RANKS = "device_config.local_ranks"
 
 
-def check_devices(loaded: LoadedConfig, topology: Topology, layout: Layout) -> list[Diagnostic]:
+def check_devices(loaded: LoadedConfig, topology: Topology, layout: Layout, *, recipe: Recipe) -> list[Diagnostic]:
     """Every rule of this file that the configuration breaks on this topology."""
-    found = [*_tensor_parallel(loaded)]
-    if loaded.checked.device_config.enable_ddp and _gives_workers_several_ranks(layout):
-        return [*found, *_one_local_rank(loaded)]
-    return [*found, *_mesh_shape(loaded, topology), *_ddp(loaded)]
+    device = loaded.checked.device_config
+    if (device.enable_ddp or device.enable_tp) and _gives_workers_several_ranks(layout):
+        return [*_one_local_rank(loaded)]
+    splits = any(_gives_workers_several_ranks(other) for other in recipe.layouts)
+    return [*_tensor_parallel(loaded, splits=splits), *_mesh_shape(loaded, topology), *_ddp(loaded)]
 
 
 def _gives_workers_several_ranks(layout: Layout) -> bool:
-    """Whether `enable_ddp` makes ranks of a worker's devices."""
+    """Whether `enable_ddp` and `enable_tp` make ranks of a worker's devices."""
     return any(isinstance(count, Per) and _LOCAL_RANKS in {count.key, count.times} for count in layout.roles.values())
 
 
 def _one_local_rank(loaded: LoadedConfig) -> Iterator[Diagnostic]:
     device = loaded.checked.device_config
+    key = "enable_ddp" if device.enable_ddp else "enable_tp"
     if device.local_ranks == 1:
         yield Diagnostic(
             "C020",
-            f"`enable_ddp` is true but has no effect: `mesh_shape` is {device.mesh_shape or 'null'}, one device a worker",
-            _label(loaded, "device_config.enable_ddp", "gives each device of a worker a rank, and there is one"),
+            f"`{key}` is true but has no effect: `mesh_shape` is {device.mesh_shape or 'null'}, one device a worker",
+            _label(loaded, f"device_config.{key}", "gives each device of a worker a rank, and there is one"),
             severity=Severity.WARNING,
             hints=("`--set 'device_config.mesh_shape=[1, 2]'` gives each worker two ranks",),
         )
 
 
-def _tensor_parallel(loaded: LoadedConfig) -> Iterator[Diagnostic]:
-    if loaded.checked.device_config.enable_tp:
+def _tensor_parallel(loaded: LoadedConfig, *, splits: bool) -> Iterator[Diagnostic]:
+    """`splits`: Whether the recipe has a layout, other than the chosen one, whose workers split the model."""
+    if loaded.checked.device_config.enable_tp and splits:
+        yield Diagnostic(
+            "C020",
+            "`enable_tp` is true but has no effect: one process has the whole model",
+            _label(
+                loaded,
+                "device_config.enable_tp",
+                "splits the model over the ranks of a worker, of which there are none",
+            ),
+            severity=Severity.WARNING,
+        )
+    elif loaded.checked.device_config.enable_tp:
         yield Diagnostic(
             "C019",
             "`enable_tp` is true but this recipe does not split matrices over devices",

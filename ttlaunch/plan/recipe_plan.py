@@ -46,7 +46,10 @@ def check_recipe(
         last = choice.recipe.layouts[-1]
         return None, [*check_config(choice.recipe, choice.loaded, last), layout]
     found = check_config(choice.recipe, choice.loaded, layout.layout)
-    found += [*check_fabric(choice.loaded, topology, layout), *check_devices(choice.loaded, topology, layout.layout)]
+    found += [
+        *check_fabric(choice.loaded, topology, layout),
+        *check_devices(choice.loaded, topology, layout.layout, recipe=choice.recipe),
+    ]
     return (None if has_errors(found) else layout), found
 
 

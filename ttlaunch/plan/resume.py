@@ -19,6 +19,8 @@ _FREE = (
     "checkpoint_config",
     "device_config.mesh_shape",
     "device_config.enable_ddp",
+    "device_config.enable_tp",  # more than rounding does not depend on who has which part of a matrix
+    "tensor_parallel_config",
     "training_config.data_path",  # its content counts instead
     "training_config.validation_interval",
     "training_config.validation_sequences",

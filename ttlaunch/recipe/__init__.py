@@ -58,6 +58,7 @@ from ttlaunch.recipe.sections import (
 )
 from ttlaunch.recipe.server_checks import servers_can_share_the_model
 from ttlaunch.recipe.tensor_split import (
+    devices_have_equal_shares,
     ranks_have_equal_shares,
     split_model_traffic,
     split_models_fit,
@@ -111,6 +112,7 @@ __all__ = [
     "compressed_mean_traffic",
     "compression_makes_sense",
     "contiguous_blocks",
+    "devices_have_equal_shares",
     "distributed_data_parallel_traffic",
     "ends",
     "every_replica_has_a_micro_batch",

@@ -120,8 +120,8 @@ GENERAL = (
 
 
 def every_worker_has_a_micro_batch(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
-    """M ≥ W: a worker without a micro-batch would have nothing to do."""
-    workers = layout.counts(config).get("worker", 0)
+    """M ≥ W: a worker without a micro-batch would have nothing to do. Ranks that split a model have the same ones."""
+    workers = layout.counts(config).get("worker", 0) // config.device_config.split_ranks
     training = config.training_config
     if workers <= training.micro_batches:
         return

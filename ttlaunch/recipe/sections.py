@@ -158,17 +158,30 @@ class DeviceConfig(Section):
         1, description="torch threads; 1 gives the same bits on every host"
     )
     mesh_shape: Annotated[list[Positive], Field(min_length=2, max_length=2)] | None = Field(
-        None, description="rows and columns of devices a rank drives, or with `enable_ddp` a worker; null: one device"
+        None,
+        description="rows and columns of devices a rank drives, or a worker with one of the next two keys; null: one device",
     )
     enable_ddp: bool = Field(
         default=False, description="a rank for each device of a worker; their gradients are added up first"
     )
-    enable_tp: bool = Field(default=False, description="split matrices over the devices of a rank")
+    enable_tp: bool = Field(
+        default=False,
+        description="a rank for each device of a worker, which split the model; with enable_ddp those of a row do",
+    )
 
     @property
     def local_ranks(self) -> int:
         """Ranks of a worker, where a recipe has several: one for each device of `mesh_shape`."""
-        return self.mesh_shape[0] * self.mesh_shape[1] if self.enable_ddp and self.mesh_shape else 1
+        if self.mesh_shape is None or not (self.enable_ddp or self.enable_tp):
+            return 1
+        return self.mesh_shape[0] * self.mesh_shape[1]
+
+    @property
+    def split_ranks(self) -> int:
+        """Ranks of a worker that split one model: those of a row where rows have micro-batches of their own, else all."""
+        if not self.enable_tp or self.mesh_shape is None:
+            return 1
+        return self.mesh_shape[1] if self.enable_ddp else self.local_ranks
 
 
 class SchedulerConfig(Section):

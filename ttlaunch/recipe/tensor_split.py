@@ -30,6 +30,14 @@ def split_models_fit(ranks: Per, replicas: Per) -> Check:
     return check
 
 
+def devices_have_equal_shares(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
+    """The devices of a worker that split the model with `enable_tp` can have equal shares of it."""
+    if "worker" in layout.roles and config.device_config.split_ranks > 1:
+        yield from ranks_have_equal_shares(
+            config, ranks=config.device_config.split_ranks, key="device_config.mesh_shape"
+        )
+
+
 def ranks_have_equal_shares(config: TrainingFile, *, ranks: int, key: str) -> Iterator[Problem]:
     """Every rank that splits the matrices gets as many attention heads, or as much of a feed-forward layer.
 

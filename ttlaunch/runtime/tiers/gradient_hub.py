@@ -98,6 +98,11 @@ class GradientHub:
 
         Cost: one message of 32K bytes from each worker; in the first steps one of 16 bytes to each.
         """
+        self.agree_on_buckets()
+        return self.receive_losses()
+
+    def agree_on_buckets(self) -> None:
+        """The first half of `begin_step`: no worker waits for another one in it."""
         if not self._is_settled:
             self._is_settled = self._tuner.is_final
             self.buckets = cut_buckets(self._flat.starts, bucket_bytes=self._tuner.bucket_bytes)
@@ -108,6 +113,9 @@ class GradientHub:
             tell_cut(self._ctx, torch.tensor([self._tuner.bucket_bytes, self._is_settled]), self._followers)
         self._updated.clear()
         self._unsent = len(self.buckets)
+
+    def receive_losses(self) -> tuple[float, int]:
+        """The second half of `begin_step`."""
         total = self._receive_counts()
         tokens, loss = int(total[0].item()), total[1].item()
         self._divisor = max(1, tokens)
