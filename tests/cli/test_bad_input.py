@@ -289,6 +289,30 @@ def test_a_zero_stage_that_nobody_knows_is_refused(refused):
     refused("run zero -c train.yaml", files={"train.yaml": "zero_config:\n  stage: 4\n"}, status=3)
 
 
+CONV = "training_config:\n  model_type: conv\n"
+
+
+def test_images_of_another_size_are_refused(refused):
+    refused(DATA_PARALLEL, files={"train.yaml": CONV + "transformer_config:\n  max_sequence_length: 784\n"}, status=3)
+
+
+def test_a_file_that_has_no_images_is_refused(refused):
+    text = CONV + "  data_path: images.csv\n"
+    refused(DATA_PARALLEL, files={"train.yaml": text, "images.csv": "pixels,label\n"}, status=3)
+
+
+def test_keys_about_text_are_refused_for_images(refused):
+    text = CONV + "  tokenizer_type: char\ntransformer_config:\n  tie_embeddings: true\n"
+    refused(DATA_PARALLEL, files={"train.yaml": text}, status=3)
+
+
+def test_digits_that_are_not_installed_are_refused_with_the_command_that_installs_them(other_machine, here, golden):
+    (here / "train.yaml").write_text(CONV)
+    answer = other_machine("plan data_parallel -c train.yaml", hidden=("sklearn",))
+    assert (3, "") == (answer.status, answer.stdout)
+    golden("refusals/digits_that_are_not_installed_are_refused.txt", answer.stderr)
+
+
 def test_compression_of_what_torch_sends_is_refused(refused):
     text = "data_parallel_config:\n  reduction: fast\ncompression_config:\n  kind: int8\n"
     refused(DATA_PARALLEL, files={"train.yaml": text}, status=3)

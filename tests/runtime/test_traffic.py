@@ -9,6 +9,7 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.launch.runs.recorded import read_run
+from ttlaunch.recipe.images import DIGITS
 from ttlaunch.recipe.importing import import_recipe_module
 from ttlaunch.runtime import build_model
 from ttlaunch.runtime.simulate import simulate
@@ -24,7 +25,7 @@ TWO, THREE = ["aggregator_optimizer"], ["aggregator", "optimizer"]
 def books(tmp_path, corpus):
     """`books(recipe, roles, …)` runs all ranks in this process and settles their books."""
 
-    def run(recipe, roles, *, micro_batches=4, steps=3, config=None, start=None):
+    def run(recipe, roles, *, micro_batches=4, steps=3, config=None, start=None, data=None):
         folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         declared = import_recipe_module(RECIPES / recipe, "recipe").RECIPE
@@ -38,7 +39,7 @@ def books(tmp_path, corpus):
                 for rank, role in enumerate(roles)
             ],
             "config": declared.config.model_validate(values).model_dump(mode="json"),
-            "data": {"path": None, "sha256": corpus.sha256},
+            "data": {"path": data, "sha256": None if data else corpus.sha256},
             "start": start,
         }
         (folder / contract.PLAN_FILE).write_text(json.dumps(plan))
@@ -268,6 +269,23 @@ def test_an_all_reduce_moves_the_least_there_is(books):
         for rank in range(4)
     ]
     assert [3 * 2 * 3 / 4 * size] * 4 == sent
+
+
+@pytest.mark.parametrize(
+    ("recipe", "roles", "multihost"),
+    [
+        ("data_parallel", ["worker"] * 3, {}),
+        ("hierarchical_parallel", ["worker"] * 2 + ["aggregator", "optimizer"], {}),
+        ("pipeline_parallel", ["stage"] * 2, {"pipeline_parallel_config": {"blocks_per_rank": [1, 1]}}),
+    ],
+    ids=["data parallel", "three tiers", "pipeline"],
+)
+def test_images_move_what_the_formula_says(books, recipe, roles, multihost):
+    """D18: a validation goes over its images twice, for the loss and for the accuracy."""
+    config = small(5, 3, multihost_config=multihost)
+    config["training_config"] |= {"model_type": "conv"}
+    config["transformer_config"] |= {"max_sequence_length": 64}
+    check_exact(books(recipe, roles, config=config, data=DIGITS))
 
 
 def stages(blocks, **pipeline):

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from ttlaunch.topology.model import Topology
 
 _CORPUS_CODES = {
-    "missing": "C021",
-    "empty": "C022",
-    "binary": "C023",
-    "too_short": "C024",
-    "unreadable": "C025",
-    "no_response": "C031",
+    "missing": ("C021", "training_config.data_path"),
+    "empty": ("C022", "training_config.data_path"),
+    "binary": ("C023", "training_config.data_path"),
+    "too_short": ("C024", "training_config.data_path"),
+    "unreadable": ("C025", "training_config.data_path"),
+    "no_response": ("C031", "training_config.response_template"),
+    "no_package": ("C088", "training_config.model_type"),
+    "no_image": ("C089", "training_config.data_path"),
+    "image_size": ("C089", "transformer_config.max_sequence_length"),
 }
 _LONGEST_MESSAGE = 500
 SCRIPT_PREFIX = ("-m", "mpi4py")
@@ -268,21 +271,25 @@ def check_data(
 ) -> tuple[dict[str, Any] | None, Diagnostic | None]:
     """Read the training text, so that a missing, empty, binary or short one is found before anything starts."""
     from ttlaunch.contract import referred_variable
-    from ttlaunch.recipe.corpus import CorpusError, CorpusReason, count_sequences, read_corpus
-    from ttlaunch.recipe.responses import check_responses
+    from ttlaunch.recipe.corpus import CorpusError
+    from ttlaunch.recipe.data import check_data as check_content
+    from ttlaunch.recipe.data import default_path, read_data
+    from ttlaunch.recipe.images import DIGITS
 
     given = loaded.config.training_config.data_path
     variable = referred_variable(given or "")
     given = shell.get(variable, given) if variable else given
-    path = None if given is None else _path(given, working_folder)
+    path = default_path(loaded.config) if given is None else Path(given)
+    if path is not None and given not in {None, DIGITS}:
+        path = _path(given, working_folder)
     try:
-        corpus = read_corpus(path)
-        count_sequences(corpus, loaded.config)
-        check_responses(corpus, loaded.config)
+        corpus = read_data(path)
+        check_content(corpus, loaded.config)
     except CorpusError as error:
-        key = "response_template" if error.reason is CorpusReason.NO_RESPONSE else "data_path"
-        span = loaded.span(f"training_config.{key}")
+        code, key = _CORPUS_CODES[str(error.reason)]
+        span = loaded.span(key)
         message = shown(error, longest=_LONGEST_MESSAGE)
-        return None, Diagnostic(_CORPUS_CODES[str(error.reason)], message, Label(span) if span else None)
+        hints = (f"`pip install 'ttlaunch[{error.package}]'`",) if error.package else ()
+        return None, Diagnostic(code, message, Label(span) if span else None, hints=hints)
     size = len(corpus.text)
     return {"path": os.fspath(path) if path else None, "sha256": corpus.sha256, "bytes": size}, None

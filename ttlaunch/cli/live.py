@@ -231,9 +231,11 @@ def _note(record: Mapping[str, Any]) -> str:
 
 
 def _validation(record: Mapping[str, Any]) -> str:
-    """The loss of a validation, and the perplexity where the recipe gives one."""
-    loss, perplexity = record.get("loss"), record.get("perplexity")
+    """The loss of a validation, and the accuracy or the perplexity where there is one."""
+    loss, perplexity, accuracy = record.get("loss"), record.get("perplexity"), record.get("accuracy")
     text = "validation loss " + (f"{loss:.4f}" if isinstance(loss, float) else str(loss))
+    if isinstance(accuracy, int | float):
+        return f"{text}, accuracy {accuracy:.1%}"
     return f"{text}, perplexity {perplexity:,.4g}" if isinstance(perplexity, int | float) else text
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -132,7 +132,7 @@ def make_report(
         parameters_sha256=digest,
         parameters_agree=agree,
         began_from=_began_from(recipe),
-        results={name: value for state in ranks for name, value in state.results.items()},
+        results=_accuracy(validations) | {name: value for state in ranks for name, value in state.results.items()},
         failure=failure,
         leftovers=leftovers + sum((state.exit or {}).get("left_behind", 0) for state in ranks),
         ranks=tuple(_rank_summary(state, last.get(state.row.rank)) for state in ranks),
@@ -196,6 +196,12 @@ def _number(value: Any) -> Any:
     if isinstance(value, str) and value in _NOT_FINITE:
         return float(value)
     return {name: _number(inner) for name, inner in value.items()} if isinstance(value, dict) else value
+
+
+def _accuracy(validations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of the last validation, where answers are right or wrong."""
+    accuracy = validations[-1].get("accuracy") if validations else None
+    return {} if accuracy is None else {"accuracy": f"{accuracy:.1%}"}
 
 
 def _began_from(recipe: RecipeProgram | None) -> dict[str, Any] | None:

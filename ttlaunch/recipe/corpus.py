@@ -27,6 +27,9 @@ class CorpusReason(StrEnum):
     UNREADABLE = "unreadable"
     TOO_SHORT = "too_short"
     NO_RESPONSE = "no_response"
+    NO_PACKAGE = "no_package"
+    NO_IMAGE = "no_image"
+    IMAGE_SIZE = "image_size"
 
 
 class CorpusError(TtlaunchError):
@@ -36,12 +39,20 @@ class CorpusError(TtlaunchError):
         reason: Which rule it breaks.
         path: The file or folder at fault; None for the default corpus, or if the text as a whole is at fault.
         line: Line of `path`, from 1, if one is to blame.
+        package: The extra of ttlaunch that brings what is missing, if that is the reason.
     """
 
     def __init__(
-        self, reason: CorpusReason, message: str, *, path: Path | None = None, line: int | None = None
+        self,
+        reason: CorpusReason,
+        message: str,
+        *,
+        path: Path | None = None,
+        line: int | None = None,
+        package: str | None = None,
     ) -> None:
         super().__init__(message)
+        self.package = package
         self.reason = reason
         self.path = path
         self.line = line
@@ -115,14 +126,23 @@ def count_sequences(corpus: Corpus, cfg: TrainingFile) -> tuple[int, int]:
                 f"{corpus.name} has {total} tokens; {share} leaves {tokens} for {kind}, "
                 f"and one sequence needs {length} + 1 = {length + 1}",
             )
-    epochs = training_config.num_epochs
-    if epochs is not None and epochs * training < training_config.sequences_per_step:
+    check_epochs(corpus, cfg, training, kind="sequences")
+    return training, validation
+
+
+def check_epochs(corpus: Corpus, cfg: TrainingFile, count: int, *, kind: str) -> None:
+    """Check that `num_epochs` passes over so many training sequences, or other samples, fill a step.
+
+    Raises:
+        CorpusError: They do not.
+    """
+    epochs, needed = cfg.training_config.num_epochs, cfg.training_config.sequences_per_step
+    if epochs is not None and epochs * count < needed:
         raise CorpusError(
             CorpusReason.TOO_SHORT,
-            f"{corpus.name} has {training} training sequences; num_epochs {epochs} × {training} = {epochs * training}, "
-            f"and one step needs {training_config.sequences_per_step}",
+            f"{corpus.name} has {count} training {kind}; num_epochs {epochs} × {count} = {epochs * count}, "
+            f"and one step needs {needed}",
         )
-    return training, validation
 
 
 def spread_evenly(count: int, available: int) -> list[int]:

@@ -33,9 +33,13 @@ class TrainingConfig(Section):
     micro_batch_size: Positive | None = Field(
         None, description="sequences of one forward pass; null: batch_size // 8, at least 1"
     )
-    model_type: Literal["gpt", "mlp"] = Field("gpt", description="gpt: transformer; mlp: feed-forward, fixed context")
+    model_type: Literal["gpt", "mlp", "conv"] = Field(
+        "gpt", description="gpt: transformer; mlp: feed-forward, fixed context; conv: convolutions, for images"
+    )
     data_path: str | None = Field(
-        None, description="UTF-8 text file, or folder of them; null: Python's standard library sources"
+        None,
+        description="UTF-8 text file, or folder of them; for images a file of rows; null: Python's standard library "
+        "sources, for images scikit-learn's handwritten digits",
     )
     tokenizer_type: Literal["byte", "char"] = Field("byte", description="byte: 256 tokens; char: those in the text")
     response_template: Annotated[str, Field(min_length=1)] | None = Field(

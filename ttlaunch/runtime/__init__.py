@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.compression.error_feedback import ErrorFeedback
     from ttlaunch.runtime.compression.exchange import CompressedExchange
     from ttlaunch.runtime.context import RankContext
-    from ttlaunch.runtime.data.text import micro_batches, validation_micro_batches
+    from ttlaunch.runtime.data.batches import micro_batches, validation_micro_batches
     from ttlaunch.runtime.gradients.exchange import GradientExchange
     from ttlaunch.runtime.gradients.replicas import replicate
     from ttlaunch.runtime.gradients.sums import all_reduce_mean, reduce_scatter_mean
@@ -183,7 +183,7 @@ _MODULES = {
     "compression.error_feedback": ("ErrorFeedback",),
     "compression.exchange": ("CompressedExchange",),
     "context": ("RankContext",),
-    "data.text": ("micro_batches", "validation_micro_batches"),
+    "data.batches": ("micro_batches", "validation_micro_batches"),
     "gradients.exchange": ("GradientExchange",),
     "tiers.gradient_hub": ("GradientHub",),
     "gradients.sums": ("all_reduce_mean", "reduce_scatter_mean"),

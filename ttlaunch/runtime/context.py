@@ -15,13 +15,13 @@ from ttlaunch.runtime.books.phases import watch_passes
 from ttlaunch.runtime.books.records import ProgressWriter
 from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints, HasParameters, HasState
 from ttlaunch.runtime.collectives.reduction import GradientTree
-from ttlaunch.runtime.data.text import TextData
+from ttlaunch.runtime.data.batches import TrainingData
+from ttlaunch.runtime.data.build import build_data
 from ttlaunch.runtime.digests import digests
 from ttlaunch.runtime.sockets.ledger_socket import LedgerSocket
 from ttlaunch.runtime.sockets.protocol import Pending, Socket
 from ttlaunch.runtime.stop_order import StopOrder
 from ttlaunch.runtime.training.early_stop import EarlyStop
-from ttlaunch.runtime.training.losses import mean_per_token, perplexity
 from ttlaunch.runtime.world import Rank, World
 
 _NAMED_BY_CALLER = _NOTHING = nullcontext()
@@ -67,7 +67,7 @@ class RankContext:
         self._socket = LedgerSocket(socket, self.ledger)
         self._records = records
         self._corpus = corpus
-        self._data: TextData | None = None
+        self._data: TrainingData | None = None
         self._checkpoints = checkpoints
         self.early_stop = early_stop or EarlyStop(None)
         self._stop_order = stop_order or StopOrder(steps_done=self.steps_done)
@@ -145,7 +145,7 @@ class RankContext:
         watch_passes(model, self.ledger)
         return self.ledger
 
-    def data(self, cfg: TrainingFile) -> TextData:
+    def data(self, cfg: TrainingFile) -> TrainingData:
         """The training text, cut into sequences; tokenized on first use.
 
         Raises:
@@ -154,7 +154,7 @@ class RankContext:
         if self._data is None:
             if self._corpus is None:
                 raise ValueError("this recipe declares `uses_data=False`, so there is no text")
-            self._data = TextData(self._corpus, cfg)
+            self._data = build_data(self._corpus, cfg)
             micro_batches, sequences = self._data.validation_micro_batches, self._data.validation_sequences
             self.ledger.note(validation_micro_batches=micro_batches, validation_sequences=sequences)
         return self._data
@@ -239,7 +239,7 @@ class RankContext:
         """What training goes on from besides tensors; learning rate and dropout masks follow from the step alone."""
         return {"data": self._required_data().position(step), "early_stop": self.early_stop.state()}
 
-    def _required_data(self) -> TextData:
+    def _required_data(self) -> TrainingData:
         assert self._data is not None  # noqa: S101 - whoever has a model has asked the data for its vocabulary
         return self._data
 
@@ -273,11 +273,10 @@ class RankContext:
 
         All ranks that know the losses call this; with a `reporter` only that one writes them down.
         """
-        loss = mean_per_token(sum(losses), tokens)
+        values = self._required_data().validation_values(list(losses), tokens=tokens)
         is_last = step == self._required_data().total_steps
-        self.early_stop.observe(step, loss, is_last=is_last)
+        self.early_stop.observe(step, values["loss"], is_last=is_last)
         if reporter in {None, self.rank}:
-            values = {"loss": loss, "perplexity": perplexity(loss), "tokens": tokens}
             self._records.write(contract.KIND_VALIDATION, step=step, **values)
             if self.early_stop.is_over and not is_last:
                 self.result("stopped early", self.early_stop.reason())

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ttlaunch import black_box, contract
 from ttlaunch.recipe import ConfigFile, DeviceConfig, Recipe, TrainingFile
-from ttlaunch.recipe.corpus import Corpus, CorpusError, CorpusReason, read_corpus
+from ttlaunch.recipe.corpus import Corpus, CorpusError, CorpusReason
+from ttlaunch.recipe.data import read_data
 from ttlaunch.recipe.importing import import_recipe_module
 from ttlaunch.runtime.books.black_box import BlackBox, open_black_box
 from ttlaunch.runtime.books.records import ProgressWriter, print_error, write_error
@@ -232,7 +233,7 @@ def read_checked_corpus(recipe: Recipe, world: World) -> Corpus | None:
     """The training text, the same as the launching machine's; None for a recipe that reads none."""
     if not recipe.uses_data:
         return None
-    corpus = read_corpus(world.data_path)
+    corpus = read_data(world.data_path)
     if world.data_sha256 not in {None, corpus.sha256}:
         raise CorpusError(
             CorpusReason.UNREADABLE,

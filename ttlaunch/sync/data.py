@@ -40,9 +40,9 @@ class DataItem:
                 while chunk := file.read(_CHUNK):
                     yield chunk
         else:
-            from ttlaunch.recipe.corpus import read_corpus  # noqa: PLC0415 - 20 ms that few syncs need
+            from ttlaunch.recipe.data import read_data  # noqa: PLC0415 - 20 ms that few syncs need
 
-            yield read_corpus(self.path).text
+            yield read_data(self.path).text
 
 
 def data_item(data: Mapping[str, Any]) -> DataItem:

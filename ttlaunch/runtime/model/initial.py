@@ -20,7 +20,7 @@ def initialise(name: str, parameter: Tensor, *, seed: int, num_blocks: int, is_t
     elif "norm" in name:
         parameter.fill_(1)
     else:
-        std = _STDS.get(HEAD if is_tied and name == EMBEDDING else name, float(parameter.shape[1]) ** -0.5)
+        std = _STDS.get(HEAD if is_tied and name == EMBEDDING else name, float(parameter[0].numel()) ** -0.5)
         if name.endswith("_out.weight"):
             std *= (2 * num_blocks) ** -0.5
         parameter.normal_(0, std, generator=seeded_generator("parameter", seed, name))

@@ -20,10 +20,10 @@ from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.books.ledger import Ledger
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.flat import FlatParameters
-from ttlaunch.runtime.model.gpt import Block, Embedding, Head, Masks
+from ttlaunch.runtime.model.gpt import Masks
 from ttlaunch.runtime.model.initial import initialise
 from ttlaunch.runtime.model.introduce import introduce
-from ttlaunch.runtime.model.mlp import ContextEmbedding, FeedForwardBlock
+from ttlaunch.runtime.model.parts import parts_of
 from ttlaunch.runtime.model.precision import computing
 from ttlaunch.runtime.model.recompute import recomputed
 from ttlaunch.runtime.model.tied import EMBEDDING, HEAD
@@ -56,11 +56,11 @@ class Model(nn.Module):
         share: ModelShare | None = None,
     ) -> None:
         super().__init__()
-        sizes, kind = cfg.transformer_config, cfg.training_config.model_type
-        embedding, block = (Embedding, Block) if kind == "gpt" else (ContextEmbedding, FeedForwardBlock)
+        sizes = cfg.transformer_config
+        embedding, block, head = parts_of(cfg.training_config.model_type)
         self.embedding = embedding(sizes, vocabulary=vocabulary) if has_embedding else None
         self.blocks = nn.ModuleDict({str(index): block(sizes, index=index, share=share) for index in blocks})
-        self.head = Head(sizes, vocabulary=vocabulary) if has_head else None
+        self.head = head(sizes, vocabulary=vocabulary) if has_head else None
         self.num_blocks = sizes.num_blocks
         self.is_tied = sizes.tie_embeddings
         self.vocabulary = vocabulary

@@ -14,7 +14,7 @@ from ttlaunch.runtime.books.ledger import operation
 from ttlaunch.runtime.collectives.collectives import chain_all_gather
 from ttlaunch.runtime.collectives.reduction import GradientTree, contiguous_blocks
 from ttlaunch.runtime.context import RankContext
-from ttlaunch.runtime.data.text import MicroBatch
+from ttlaunch.runtime.data.batches import MicroBatch
 from ttlaunch.runtime.gradients.sums import all_reduce_mean
 from ttlaunch.runtime.model.model import Model, build_model
 from ttlaunch.runtime.pipeline.grid import PipelineGrid, cut_into_parts

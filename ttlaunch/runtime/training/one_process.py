@@ -6,7 +6,7 @@ the same update, with nobody to talk to.
 
 from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.context import RankContext
-from ttlaunch.runtime.data.text import micro_batches
+from ttlaunch.runtime.data.batches import micro_batches
 from ttlaunch.runtime.model.model import build_model
 from ttlaunch.runtime.training.optimizers import build_optimizer, global_norm
 from ttlaunch.runtime.training.passes import differentiate

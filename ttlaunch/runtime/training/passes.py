@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ttlaunch.runtime.data.text import MicroBatch
+from ttlaunch.runtime.data.batches import MicroBatch
 from ttlaunch.runtime.model.gpt import Masks
 from ttlaunch.runtime.training.losses import IGNORED, count_tokens, summed_loss
 

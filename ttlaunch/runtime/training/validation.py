@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.context import RankContext
-from ttlaunch.runtime.data.text import validation_micro_batches
+from ttlaunch.runtime.data.batches import validation_micro_batches
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.training.losses import summed_loss
 from ttlaunch.runtime.training.passes import in_step

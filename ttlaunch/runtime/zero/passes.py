@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.context import RankContext
-from ttlaunch.runtime.data.text import MicroBatch, validation_micro_batches
+from ttlaunch.runtime.data.batches import MicroBatch, validation_micro_batches
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.training.losses import count_tokens, summed_loss
 from ttlaunch.runtime.world import Rank

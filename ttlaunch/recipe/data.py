@@ -1,0 +1,39 @@
+"""What a training reads: found, read and checked by what the configuration says of it. No torch, no numpy.
+
+The launcher calls all three before anything starts; ranks read the same again and compare digests.
+"""
+
+import os
+from pathlib import Path
+
+from ttlaunch.recipe.corpus import Corpus, count_sequences, read_corpus
+from ttlaunch.recipe.images import DIGITS, count_images, has_images, read_digits
+from ttlaunch.recipe.responses import check_responses
+from ttlaunch.recipe.sections import TrainingFile
+
+
+def default_path(cfg: TrainingFile) -> Path | None:
+    """What is read where no `data_path` is given: for images the digits; None: the default text."""
+    return Path(DIGITS) if has_images(cfg) else None
+
+
+def read_data(path: Path | None) -> Corpus:
+    """Read a text, or rows of images; see `read_corpus`.
+
+    Raises:
+        CorpusError: It is not there, or not what it should be.
+    """
+    return read_digits() if path is not None and os.fspath(path) == DIGITS else read_corpus(path)
+
+
+def check_data(corpus: Corpus, cfg: TrainingFile) -> None:
+    """Check that it is enough for the configured training.
+
+    Raises:
+        CorpusError: It is not, or not what the model is for.
+    """
+    if has_images(cfg):
+        count_images(corpus, cfg)
+    else:
+        count_sequences(corpus, cfg)
+        check_responses(corpus, cfg)

@@ -1,0 +1,95 @@
+"""What all data to train on have in common, and which part of a step each rank takes.
+
+Shapes: B = sequences of a micro-batch, T = tokens of a sequence.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ttlaunch.recipe import TrainingFile
+from ttlaunch.runtime.collectives.reduction import contiguous_blocks
+from ttlaunch.runtime.world import Rank
+
+MicroBatch = tuple[int, Tensor, Tensor]
+"""What one forward pass sees: its index in the step, tokens, and what each is to be followed by; int64.
+
+Of a text the tokens and the next ones, (B, T); of images pixels, (B, T), and one label each, (B, 1). A target that does not
+count in the loss is `IGNORED` instead.
+"""
+
+
+class TrainingData(Protocol):
+    """Data to train on, cut into sequences; an image is a sequence of pixels.
+
+    Attributes:
+        vocabulary: Number of different tokens, or of classes.
+        validation_sequences: That one validation evaluates.
+        validation_micro_batches: Of one validation.
+        validation_tokens: Targets that count in one validation.
+        total_steps: Steps until `steps` are done or `num_epochs` are used up, whatever comes first.
+    """
+
+    vocabulary: int
+    validation_sequences: int
+    validation_tokens: int
+    total_steps: int
+
+    @property
+    def validation_micro_batches(self) -> int: ...
+
+    def position(self, step: int) -> dict[str, int]:
+        """Where the data stands after a step: the next sample is number `sample` of epoch `epoch`, both from 0."""
+
+    def training_batch(self, step: int, index: int) -> MicroBatch:
+        """Micro-batch `index` of `step`, from 1."""
+
+    def validation_batch(self, index: int) -> MicroBatch:
+        """Micro-batch `index` of every validation: always the same sequences."""
+
+    def validation_values(self, losses: Sequence[float], *, tokens: int) -> dict[str, float]:
+        """What a validation is worth, from the summed losses of its micro-batches: `loss`, and what else there is."""
+
+
+class HasData(Protocol):
+    """The part of a rank's context that data needs."""
+
+    @property
+    def rank(self) -> Rank: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def data(self, cfg: TrainingFile) -> TrainingData: ...
+
+
+def micro_batches(cfg: TrainingFile, ctx: HasData, step: int, *, among: Sequence[Rank] = ()) -> Iterator[MicroBatch]:
+    """This rank's micro-batches of a step, in the order of their indices.
+
+    Args:
+        cfg: Batch sizes and seed.
+        ctx: The rank, for its data and device.
+        step: From 1.
+        among: Ranks that share the step, each with a contiguous block of it; empty: this rank takes all.
+    """
+    data = ctx.data(cfg)
+    for index in _share(cfg.training_config.micro_batches, ctx.rank, among):
+        yield _on_device(data.training_batch(step, index), ctx.device)
+
+
+def validation_micro_batches(cfg: TrainingFile, ctx: HasData, *, among: Sequence[Rank] = ()) -> Iterator[MicroBatch]:
+    """This rank's micro-batches of a validation, as in `micro_batches`; none if there are more ranks than those."""
+    data = ctx.data(cfg)
+    for index in _share(data.validation_micro_batches, ctx.rank, among):
+        yield _on_device(data.validation_batch(index), ctx.device)
+
+
+def _share(count: int, rank: Rank, among: Sequence[Rank]) -> range:
+    return contiguous_blocks(count, len(among))[among.index(rank)] if among else range(count)
+
+
+def _on_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
+    index, x_BT, y_BT = batch
+    return index, x_BT.to(device), y_BT.to(device)
