@@ -17,8 +17,9 @@ from rich.live import Live
 
 from ttlaunch import contract
 from ttlaunch.cli.live import PlainView, TableView
+from ttlaunch.launch.runs.follow import FollowedRun
 from ttlaunch.launch.runs.recorded import RunFacts
-from ttlaunch.launch.runs.run_folder import RunFolder
+from ttlaunch.launch.runs.run_folder import RunFolder, append_event
 from ttlaunch.launch.watch import Phase, RankState, Watch, fold
 from ttlaunch.plan.launch_plan import RankRow
 
@@ -51,7 +52,7 @@ def test_plain_lines_tell_of_validations_and_the_last_step(capsys):
     assert said.out == (
         "rank 1 optimizer | step 0: validation loss 5.5000\n"
         "rank 1 optimizer | step 1/4 loss 4.0000\n"
-        "rank 1 optimizer | step 4/4 loss 1.0000 100 tokens/s\n"
+        "rank 1 optimizer | step 4/4 loss 1.0000 1,000 ms/step 100 tokens/s\n"
         "rank 1 optimizer | step 4: validation loss 1.2500, perplexity 3.49\n"
         "rank 1 optimizer | step 4: gradient norms embedding 0.25, blocks.0 1.5\n"
     )
@@ -109,13 +110,57 @@ def test_the_table_has_a_row_for_each_rank():
     fold(ranks[1], {"kind": "started", "time": 0, "pid": 1})
     ranks[3].phase = Phase.FAILED
     assert drawn(ranks) == (
-        "rank   role         host   step     loss   tokens/s   state\n"
-        "   0   worker       box       3   1.3333        100   running\n"
-        "   1   aggregator   box                               starting\n"
-        "   2   optimizer    box       4   1.0000        100   done\n"
-        "   3   spare        box                               failed\n"
+        "rank   role         host   step     loss   ms/step   tokens/s   state\n"
+        "   0   worker       box       3   1.3333     1,000        100   running\n"
+        "   1   aggregator   box                                         starting\n"
+        "   2   optimizer    box       4   1.0000     1,000        100   done\n"
+        "   3   spare        box                                         failed\n"
         "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━  4/4  N s    validation loss 1.5000"
     )
+
+
+def test_loss_step_time_speed_gradient_norm_and_connection_are_shown_by_rank(capsys):
+    """D19, D20: all that the training guide wants to see in a console."""
+    ranks = ranks_of("worker", "server")
+    for record in steps(ranks[0], upto=3):
+        fold(ranks[0], record)
+        fold(ranks[1], {**record, "loss": None, "tokens": None, "grad_norm": 0.12345})
+    ranks[1].connection = "silent"
+    assert drawn(ranks).splitlines()[:3] == [
+        "rank   role     host   step     loss   grad norm   ms/step   tokens/s   state",
+        "   0   worker   box       3   1.3333                 1,000        100   running",
+        "   1   server   box       3                0.123     1,000              host silent",
+    ]
+    view = PlainView()
+    fold(ranks[0], {"kind": "step", "time": 4.0, "step": 4, "loss": 1.0, "tokens": 100, "grad_norm": 2.0})
+    view.record(ranks[0], {"kind": "step", "time": 4.0, "step": 4})
+    assert (
+        "rank 0 worker | step 4/4 loss 1.0000 gradient norm 2 1,000 ms/step 100 tokens/s\n" == capsys.readouterr().out
+    )
+
+
+def test_a_host_that_does_not_answer_is_seen_at_its_ranks(tmp_path):
+    """D19, D20: the connection state, from what the supervisor notes; it goes when the host answers again."""
+    (tmp_path / "records").mkdir()
+    rows = (RankRow(0, "near", 0, "worker"), RankRow(1, "far", 0, "worker"))
+    folder = RunFolder("test", tmp_path)
+    seen = []
+
+    class View:
+        def record(self, state, record):
+            pass
+
+        def output(self, stream, line):
+            pass
+
+        def tick(self, ranks):
+            seen.append([state.condition(says_ready=True) for state in ranks])
+
+    run = FollowedRun(folder, RunFacts("r", "two", rows, is_recipe=True), View(), only=())
+    for event in ("host_silent", "host_back", "host_lost"):
+        append_event(folder, event, host="far")
+        run.poll()
+    assert [["waiting", "host silent"], ["waiting", "waiting"], ["waiting", "host lost"]] == seen
 
 
 def test_the_table_of_a_run_without_steps_has_no_bar():

@@ -24,6 +24,7 @@ _REDRAW_S = 0.25
 _LINE_EVERY_S = 2.0
 _MOST_ROWS = 24
 _LONGEST_NOTE = 1000
+_COLUMNS = ("rank", "role", "host", "step", "loss", "grad norm", "ms/step", "tokens/s", "state")
 _CONTROL = dict.fromkeys([*range(9), *range(10, 27), *range(28, 32), 127])  # all but tab and escape
 
 
@@ -147,8 +148,10 @@ class PlainView:
         self._last_line = time.monotonic()
         total = f"/{state.total_steps}" if state.total_steps else ""
         loss = "" if state.loss is None else f" loss {state.loss:.4f}"
+        norm = "" if state.grad_norm is None else f" gradient norm {state.grad_norm:.3g}"
+        time_of_step = "" if state.step_s is None else f" {state.step_s * 1e3:,.0f} ms/step"
         speed = "" if state.tokens_per_s is None else f" {state.tokens_per_s:,.0f} tokens/s"
-        return f"step {step}{total}{loss}{speed}"
+        return f"step {step}{total}{loss}{norm}{time_of_step}{speed}"
 
 
 class TableView:
@@ -190,15 +193,17 @@ class TableView:
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-        for heading in ("rank", "role", "host", "step", "loss", "tokens/s", "state"):
-            table.add_column(heading, justify="right" if heading in {"rank", "step", "loss", "tokens/s"} else "left")
+        optional = {  # programs report neither, and not every rank has the gradients
+            "grad norm": any(state.grad_norm is not None for state in ranks),
+            "ms/step": any(state.step_s is not None for state in ranks),
+        }
+        shown_columns = [name for name in _COLUMNS if optional.get(name, True)]
+        for heading in shown_columns:
+            table.add_column(heading, justify="left" if heading in {"role", "host", "state"} else "right")
         for state in ranks[:_MOST_ROWS]:
-            speed = "" if state.tokens_per_s is None else f"{state.tokens_per_s:,.0f}"
-            loss = "" if state.loss is None else f"{state.loss:.4f}"
-            step = str(state.step) if state.step else ""
             style = {Phase.FAILED: "bold red", Phase.DONE: "green"}.get(state.phase, "")
-            row, condition = state.row, state.condition(says_ready=self._says_ready)
-            table.add_row(str(row.rank), row.role, row.host, step, loss, speed, Text(condition, style=style))
+            cells = _cells(state) | {"state": Text(state.condition(says_ready=self._says_ready), style=style)}
+            table.add_row(*(cells[name] for name in shown_columns))
         rest = len(ranks) - _MOST_ROWS
         more = [Text(f"… and {counted(rest, 'more rank')}")] if rest > 0 else []
         return Group(table, *more, self._progress(ranks))
@@ -224,6 +229,21 @@ class TableView:
             cells.append(_validation(validations[-1]))
         line.add_row(*cells)
         return line
+
+
+def _cells(state: RankState) -> dict[str, Any]:
+    """What the table says of a rank, by column; empty where it has reported nothing of the kind."""
+    row = state.row
+    return {
+        "rank": str(row.rank),
+        "role": row.role,
+        "host": row.host,
+        "step": str(state.step) if state.step else "",
+        "loss": "" if state.loss is None else f"{state.loss:.4f}",
+        "grad norm": "" if state.grad_norm is None else f"{state.grad_norm:.3g}",
+        "ms/step": "" if state.step_s is None else f"{state.step_s * 1e3:,.0f}",
+        "tokens/s": "" if state.tokens_per_s is None else f"{state.tokens_per_s:,.0f}",
+    }
 
 
 def _note(record: Mapping[str, Any]) -> str:

@@ -32,6 +32,8 @@ class RankState:
         step: The last optimizer step it reported.
         tokens: Tokens of all steps it reported.
         layer_norms: By step, the norm of the gradient of each layer that it updates.
+        grad_norm: Of the last step that it reported one of.
+        connection: What is wrong with the line to its host, as `silent` or `lost`; empty if nothing is.
         first_step: The first one it reported; not 1 where it goes on from a checkpoint.
         diverged: The first of the steps up to the last one whose losses are no numbers, and its loss; None if the last
             one's is a number.
@@ -49,6 +51,8 @@ class RankState:
     step: int = 0
     total_steps: int | None = None
     loss: float | None = None
+    grad_norm: float | None = None
+    connection: str = ""
     diverged: tuple[int, float] | None = None
     tokens: int = 0
     first_step: int = 0
@@ -73,6 +77,8 @@ class RankState:
         Args:
             says_ready: Whether it says when its packages are imported, as ranks of recipes do; else it runs at once.
         """
+        if self.connection and self.phase in {Phase.WAITING, Phase.STARTING, Phase.RUNNING}:
+            return f"host {self.connection}"
         is_up = self.phase is Phase.RUNNING or (self.phase is Phase.STARTING and not says_ready)
         if is_up and (self.is_told_to_stop or self.stops_after is not None):
             return "stopping"
@@ -86,6 +92,13 @@ class RankState:
         if self.first_step_time is None or self.last_step_time is None or self.last_step_time <= self.first_step_time:
             return None
         return (self.tokens - self.first_step_tokens) / (self.last_step_time - self.first_step_time)
+
+    @property
+    def step_s(self) -> float | None:
+        """Of the steps after the first one that it reported, on average."""
+        if self.first_step_time is None or self.last_step_time is None or self.step <= self.first_step:
+            return None
+        return (self.last_step_time - self.first_step_time) / (self.step - self.first_step)
 
 
 class HasRanks(Protocol):
@@ -215,6 +228,8 @@ def _fold_step(state: RankState, record: dict[str, Any]) -> None:
     if _is_number(loss):
         state.loss = float(loss)
         state.diverged = None if math.isfinite(state.loss) else state.diverged or (state.step, state.loss)
+    norm = record.get("grad_norm")
+    state.grad_norm = float(norm) if _is_number(norm) else state.grad_norm
     state.tokens += int(tokens) if _is_finite(tokens) else 0
     if state.first_step_time is None:
         state.first_step, state.first_step_time, state.first_step_tokens = state.step, time, state.tokens

@@ -15,6 +15,8 @@ from ttlaunch.launch.runs.tail import Tail
 from ttlaunch.launch.watch import Phase, Watch
 
 _STREAMS = ("stdout", "stderr")
+_CONNECTIONS = {"host_silent": "silent", "host_back": "", "host_lost": "lost"}
+"""Events of the supervisor, and what they say of the line to a host."""
 
 
 class FollowedRun:
@@ -33,6 +35,7 @@ class FollowedRun:
         self._watch = Watch(facts, folder)
         self._printed = ShownOutput(folder.path, facts.ranks, only=only, streams=_STREAMS)
         self._said = {stream: Tail(folder.file(supervisor_file(stream))) for stream in _STREAMS}
+        self._events = Tail(folder.file(contract.EVENTS_FILE))
         self._report = folder.file(contract.REPORT_FILE)
 
     @property
@@ -44,9 +47,19 @@ class FollowedRun:
         """Show what is new."""
         for state, record in self._watch.poll():
             self._view.record(state, record)
+        self._hear_of_hosts()
         for stream, line in (*self._printed.poll(), *self.said()):
             self._view.output(stream, line)
         self._view.tick(self._watch.ranks)
+
+    def _hear_of_hosts(self) -> None:
+        """Mark the ranks of hosts that do not answer, as the supervisor has noted."""
+        for line in self._events.read():
+            event = contract.read_record(line) or {}
+            connection = _CONNECTIONS.get(str(event.get("event")))
+            for state in self._watch.ranks if connection is not None else ():
+                if state.row.host == event.get("host"):
+                    state.connection = str(connection)
 
     def said(self) -> Iterator[tuple[str, bytes]]:
         """What the supervisor has said since, with the stream that it said it on."""
