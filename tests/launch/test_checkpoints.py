@@ -134,6 +134,7 @@ def test_the_newest_of_a_run_is_taken_by_number_not_by_name(make_run, find):
 
 
 def test_latest_is_of_the_newest_run_that_has_one(make_run, find):
+    """D23: latest."""
     make_run("2026-01-01", [10])
     make_run("2026-01-02", [5])
     make_run("2026-01-03", [])
@@ -290,6 +291,7 @@ def test_killed_while_completing_the_next_one_goes_on(make_run, find, monkeypatc
     ],
 )
 def test_the_newest_stay_and_those_of_every_kth_step(make_run, keep, keep_every, left):
+    """D23: keep N."""
     run = make_run("a", range(10, 80, 10))
     remove_old(run, keep=keep, keep_every=keep_every)
     assert left == sorted(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").iterdir())

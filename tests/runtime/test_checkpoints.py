@@ -109,6 +109,7 @@ def test_any_layout_reads_the_checkpoint_of_any_other(make_part, make_checkpoint
 
 
 def test_the_momentum_of_sgd_is_kept(make_part, make_checkpoints, save):
+    """D23: optimizer state."""
     model, optimizer = make_part([4], 0, seed=1, optimizer="sgd")
     start = save({0: (model, optimizer)})
     assert {"mean"} == {name.partition(".")[0] for name, _ in optimizer.named_state()}
