@@ -40,11 +40,9 @@ def main() -> int:
     parser.add_argument("--no-defaults", action="store_true")
     options = parser.parse_args()
     names = options.recipe or [one.name for one in list_recipes(Path.cwd()) if _trains(one.name)]
-    is_met = []
     with tempfile.TemporaryDirectory(prefix="ttl-weak-") as scratch:
         print(f"{'recipe':24} {'ranks':>5} {'tokens/s':>9} {'of two alone':>13}  {'least':>6} {'most':>6}")
-        for name in names:
-            is_met.append(_scaling(name, Path(scratch, name), rounds=options.rounds, steps=options.steps))
+        is_met = [_scaling(name, Path(scratch, name), rounds=options.rounds, steps=options.steps) for name in names]
         if not options.no_defaults:
             print(f"\n{'recipe, as it is':24} {'seconds':>8} {'first loss':>11} {'last loss':>10}")
             is_met += [_defaults(name, Path(scratch, f"{name}-defaults")) for name in names]
