@@ -119,7 +119,7 @@ def test_what_is_no_part_of_the_matrix_is_refused(ttlaunch):
     [
         ("--recipe data_parallel --ranks 50", "no layout has 50 ranks; those of `data_parallel` have 1 to 4"),
         ("--recipe pipeline_parallel --ranks 1", "no layout has 1 rank; those of `pipeline_parallel` have 2 to 4"),
-        ("--ranks 4 --ranks 7", "no layout has 7 ranks; those of `hierarchical_parallel`, `data_parallel` and "),
+        ("--ranks 4 --ranks 7", "no layout has 7 ranks; those of `hierarchical_parallel`, `data_parallel`, "),
         (
             "--recipe hierarchical_parallel --ranks 1 --accumulation 3 --precision bf16",
             "nothing would be compared: all that is left is one process, 1 rank, accumulation 3, bf16",

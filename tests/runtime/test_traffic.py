@@ -137,8 +137,9 @@ def test_workers_of_several_ranks_move_what_they_say(books, server, workers, loc
         ("hierarchical_parallel", ["worker"] * 2 + THREE, {}),
         ("data_parallel", ["worker"] * 3, {}),
         ("pipeline_parallel", ["stage"] * 4, {"pipeline_parallel_config": {"blocks_per_rank": [1, 1], "replicas": 2}}),
+        ("zero", ["worker"] * 2, {}),
     ],
-    ids=["three tiers", "data parallel", "pipeline"],
+    ids=["three tiers", "data parallel", "pipeline", "zero"],
 )
 def test_a_run_that_ends_early_moves_what_it_says(books, recipe, roles, multihost):
     """Only the steps and validations that there were count."""
@@ -163,8 +164,9 @@ def test_a_run_that_ends_early_moves_what_it_says(books, recipe, roles, multihos
         ("hierarchical_parallel", ["worker"] * 2 + THREE, {}),
         ("data_parallel", ["worker"] * 3, {}),
         ("pipeline_parallel", ["stage"] * 2, {"pipeline_parallel_config": {"blocks_per_rank": [1, 1]}}),
+        ("zero", ["worker"] * 3, {}),
     ],
-    ids=["two tiers", "three tiers", "data parallel", "pipeline"],
+    ids=["two tiers", "three tiers", "data parallel", "pipeline", "zero"],
 )
 def test_a_resumed_run_moves_what_it_says(books, recipe, roles, multihost, stops, began, steps, validations):
     """Its opening validation counts, also where nothing is left to train; the sizes of buckets are told in a step."""

@@ -57,6 +57,10 @@ def _two_pipelines(count: int) -> Mapping[str, str]:
     return {"multihost_config": f"pipeline_parallel_config: {{blocks_per_rank: {blocks}, replicas: 2}}"}
 
 
+def _zero(count: int) -> Mapping[str, str]:
+    return {**_workers(count), "zero_config": "stage: 3"}
+
+
 _FORMS = (
     _Form("hierarchical_parallel", "one process", (1,), _workers, is_sized=True),
     _Form("hierarchical_parallel", "two tiers", WORKERS, _workers, others=1, is_sized=True),
@@ -65,6 +69,7 @@ _FORMS = (
     _Form("pipeline_parallel", "pipeline", tuple(_BLOCKS), _stages),
     _Form("hierarchical_parallel", "tiers of pairs", (4,), _pairs, others=1, is_sized=True),
     _Form("pipeline_parallel", "two pipelines", (4,), _two_pipelines),
+    _Form("zero", "ZeRO 3", (3, 4), _zero),
 )
 """The first is the reference."""
 
