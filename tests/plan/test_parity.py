@@ -13,7 +13,9 @@ LAYOUTS = {
     "three_tier": {"three tiers"},
     "data_parallel": {"data parallel"},
     "pipeline": {"pipeline", "two pipelines"},
-    "zero": {"ZeRO 3"},
+    "zero": {"ZeRO 1", "ZeRO 2", "ZeRO 3"},
+    "sync_ps": {"one server", "two servers"},
+    "ring": {"never stale"},
 }
 
 
@@ -22,7 +24,8 @@ def test_every_layout_is_tried_with_one_to_four_workers():
     expected = {(layout, workers) for layout in ("two tiers", "three tiers", "data parallel") for workers in WORKERS}
     expected |= {("pipeline", stages) for stages in (2, 3, 4)} | {("one process", 1)}
     expected |= {("tiers of pairs", 4), ("two pipelines", 4)}
-    expected |= {("ZeRO 3", workers) for workers in (3, 4)}
+    expected |= {("ZeRO 1", 3), ("ZeRO 2", 4), ("ZeRO 3", 2), ("ZeRO 3", 3), ("ZeRO 3", 4)}
+    expected |= {("one server", 3), ("two servers", 2), ("never stale", 4)}
     assert expected == found
     assert len(found) * len(ACCUMULATIONS) * len(PRECISIONS) == len(matrix()) == len(set(matrix()))
 

@@ -57,8 +57,16 @@ def _two_pipelines(count: int) -> Mapping[str, str]:
     return {"multihost_config": f"pipeline_parallel_config: {{blocks_per_rank: {blocks}, replicas: 2}}"}
 
 
-def _zero(count: int) -> Mapping[str, str]:
-    return {**_workers(count), "zero_config": "stage: 3"}
+def _zero(stage: int) -> Callable[[int], Mapping[str, str]]:
+    return lambda count: {**_workers(count), "zero_config": f"stage: {stage}"}
+
+
+def _servers(num_servers: int) -> Callable[[int], Mapping[str, str]]:
+    return lambda count: {**_workers(count), "sync_ps_config": f"num_servers: {num_servers}"}
+
+
+def _never_stale(count: int) -> Mapping[str, str]:
+    return {**_workers(count), "classic_dp_config": "staleness_bound: 0"}
 
 
 _FORMS = (
@@ -69,7 +77,12 @@ _FORMS = (
     _Form("pipeline_parallel", "pipeline", tuple(_BLOCKS), _stages),
     _Form("hierarchical_parallel", "tiers of pairs", (4,), _pairs, others=1, is_sized=True),
     _Form("pipeline_parallel", "two pipelines", (4,), _two_pipelines),
-    _Form("zero", "ZeRO 3", (3, 4), _zero),
+    _Form("zero", "ZeRO 1", (3,), _zero(1)),
+    _Form("zero", "ZeRO 2", (4,), _zero(2)),
+    _Form("zero", "ZeRO 3", (2, 3, 4), _zero(3)),
+    _Form("sync_ps", "one server", (3,), _servers(1), others=1),
+    _Form("sync_ps", "two servers", (2,), _servers(2), others=2),
+    _Form("classic_dp", "never stale", (4,), _never_stale),
 )
 """The first is the reference."""
 
