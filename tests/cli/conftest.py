@@ -44,10 +44,10 @@ def refused(here, ttlaunch, golden, portable, request):
 def trained(here, ttlaunch):
     """`trained(name, *steps, …)`: the folder of a run with checkpoints of these steps, two shards each."""
 
-    def make(name, *steps, options=""):
+    def make(name, *steps, options="", recipe="hierarchical_parallel"):
         run = here / "runs" / name
         run.mkdir(parents=True)
-        plan = json.loads(ttlaunch(f"plan hierarchical_parallel --format json {options}").stdout)
+        plan = json.loads(ttlaunch(f"plan {recipe} --format json {options}").stdout)
         (run / contract.PLAN_FILE).write_text(json.dumps(plan))
         for step in steps:
             folder = run / f"{contract.checkpoint_dir(step)}.tmp"

@@ -1,7 +1,10 @@
 """Ledger ÷ formula of the recipes whose workers drift apart: D6's ring, and averages every so many steps."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from .pipelines import start_from
 from .test_traffic import books, check_exact, small  # noqa: F401  a fixture and its helpers
 
 WORKERS = [(2, 4), (3, 4), (4, 7)]
@@ -22,3 +25,77 @@ def test_a_ring_with_a_bound_moves_what_it_says(books, workers, micro_batches, b
         assert {(rank, (rank + 1) % workers) for rank in range(workers)} == set(edges)
         least = 5 * 2 * (workers - 1) / workers * size
         assert all(abs(sent - least) <= 5 * 2 * 4 for sent in edges.values())  # a value more or less in a shard
+
+
+OWN = {"local_sgd": "local_sgd_config", "diloco": "diloco_config"}
+
+
+@pytest.mark.parametrize(("workers", "micro_batches"), WORKERS)
+@pytest.mark.parametrize("recipe", OWN)
+@pytest.mark.parametrize("every", [1, 2, 3, 9])
+def test_averages_move_what_they_say(books, recipe, workers, micro_batches, every):  # noqa: F811
+    """Weights once in so many steps and after the last: bytes ÷ H."""
+    recorded = books(recipe, ["worker"] * workers, config=small(micro_batches, 5, **{OWN[recipe]: {"every": every}}))
+    check_exact(recorded, steps=5, validations=4)
+    averages = {1: 5, 2: 3, 3: 2, 9: 1}[every]
+    size = 4 * recorded.books[0].facts["values"]
+    sent = sum(edge.size for edge in recorded.traffic.edges if edge.operation == "weights" and edge.source == 0)
+    assert abs(averages * 2 * (workers - 1) / workers * size - sent) <= averages * 2 * 4 * workers
+
+
+def test_local_steps_move_fewer_bytes_than_the_parent_by_the_number_of_steps(books):  # noqa: F811
+    """8 steps: with an average after 4 of them a quarter of what `data_parallel` moves, and of what every step costs."""
+
+    def moved(recipe, **sections):
+        recorded = books(recipe, ["worker"] * 2, config=small(4, 8, **sections))
+        check_exact(recorded, steps=8, validations=5)
+        return sum(edge.size for edge in recorded.traffic.edges if edge.operation in {"weights", "gradients"})
+
+    parent = moved("data_parallel")
+    assert parent == 4 * moved("local_sgd", local_sgd_config={"every": 4})
+    assert parent == moved("local_sgd", local_sgd_config={"every": 1})
+    assert parent == 8 * moved("diloco", diloco_config={"every": 8})
+
+
+def test_gradients_of_sgd_are_averaged_in_every_step_as_the_parent_does(books):  # noqa: F811
+    config = small(7, 3, local_sgd_config={"every": 1})
+    config["training_config"] |= {"optimizer": "sgd"}
+    recorded = books("local_sgd", ["worker"] * 3, config=config)
+    check_exact(recorded)
+    assert {"gradients", "counts", "bucket_size", "all_gather"} == {edge.operation for edge in recorded.traffic.edges}
+
+
+@pytest.mark.parametrize("began", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("recipe", "section"),
+    [
+        ("classic_dp", {"classic_dp_config": {"staleness_bound": 2}}),
+        ("local_sgd", {"local_sgd_config": {"every": 3}}),
+        ("diloco", {"diloco_config": {"every": 2}}),
+    ],
+    ids=["classic_dp", "local_sgd", "diloco"],
+)
+def test_a_resumed_run_moves_what_it_says(books, recipe, section, began):  # noqa: F811
+    config = small(4, 6, checkpoint_config={"interval": 1, "keep": 9}, **section)
+    whole = books(recipe, ["worker"] * 3, config=config)
+    start, _ = start_from(SimpleNamespace(run_dir=whole.path), step=began)
+    resumed = books(recipe, ["worker"] * 3, config=config, start=start)
+    check_exact(resumed, steps=6 - began, validations={2: 3, 3: 3, 4: 2}[began])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "section"),
+    [
+        ("classic_dp", {"classic_dp_config": {"staleness_bound": 2}}),
+        ("local_sgd", {"local_sgd_config": {"every": 3}}),
+        ("diloco", {"diloco_config": {"every": 40}}),
+    ],
+    ids=["classic_dp", "local_sgd", "diloco"],
+)
+def test_a_run_that_ends_early_moves_what_it_says(books, recipe, section):  # noqa: F811
+    config = small(4, 40, **section)
+    config["training_config"] |= {"early_stop_patience": 1, "learning_rate": 1e-9, "early_stop_min_delta": 1.0}
+    traffic = books(recipe, ["worker"] * 3, config=config).traffic
+    assert (None, (), 2) == (traffic.reason, traffic.differing, traffic.validations)
+    assert 1 < traffic.steps < 40
+    assert [] == [edge for edge in traffic.edges if edge.size != edge.expected]

@@ -122,7 +122,9 @@ def _resumed(
         return None, found
     passed_over = [reason for warning in found for reason in warning.notes]
     text_sha256 = choice.data["sha256"] if choice.data else None
-    found += check_same_training(checkpoint.manifest, choice.loaded, text_sha256=text_sha256)
+    found += check_same_training(
+        checkpoint.manifest, choice.loaded, text_sha256=text_sha256, fixed=choice.recipe.same_on_resume
+    )
     folder, manifest = checkpoint.path.resolve(), checkpoint.manifest
     files = [
         {"path": str(folder / name), "sha256": entry["sha256"], "bytes": entry["size"]}

@@ -5,7 +5,7 @@ may not.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ class Change:
 
 
 def check_same_training(
-    manifest: Mapping[str, Any], loaded: LoadedConfig, *, text_sha256: str | None
+    manifest: Mapping[str, Any], loaded: LoadedConfig, *, text_sha256: str | None, fixed: Sequence[str] = ()
 ) -> list[Diagnostic]:
     """Every reason why this configuration does not continue the checkpoint's training.
 
@@ -64,9 +64,10 @@ def check_same_training(
         manifest: Of the checkpoint.
         loaded: The configuration of the new run.
         text_sha256: Of its training text.
+        fixed: Further keys that must be the same, since the bits of this recipe depend on them.
     """
     now = loaded.checked.model_dump(mode="json")
-    changes = list(_changes(manifest["config"], now))
+    changes = list(_changes(manifest["config"], now, fixed=fixed))
     shape = [change for change in changes if _is_in(change.key, _SHAPE) and not _is_in(change.key, _NO_SHAPE)]
     rest = [change for change in changes if change not in shape]
     found = []
@@ -87,14 +88,14 @@ def check_same_training(
     return found
 
 
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any], *, fixed: Sequence[str]) -> Iterator[Change]:
     old, new = dict(_flat(before)), dict(_flat(now))
     is_constant = old.get("scheduler_config.type") == new.get("scheduler_config.type") == "constant"
     unread = [key for key, decider, value in _READ_ONLY_WITH if new.get(decider) != value]
     length = _LENGTH if is_constant else ()  # only then no step depends on how many there are
     free = (*_FREE, *length, *unread)
     for key in sorted(old.keys() | new.keys()):
-        if key in old and key in new and old[key] != new[key] and not _is_in(key, free):
+        if key in old and key in new and old[key] != new[key] and (key in fixed or not _is_in(key, free)):
             yield Change(key, old[key], new[key])
 
 

@@ -17,6 +17,7 @@ from ttlaunch.recipe.checks import (
 from ttlaunch.recipe.collective_traffic import (
     all_reduce_bytes,
     all_reduce_mean_traffic,
+    averaging_traffic,
     distributed_data_parallel_traffic,
     process_group_traffic,
     ring_all_reduce_bytes,
@@ -42,6 +43,7 @@ from ttlaunch.recipe.declare import (
     in_rows,
     per,
 )
+from ttlaunch.recipe.local_steps import local_steps_have_no_loss_scale
 from ttlaunch.recipe.replica_checks import every_replica_has_as_many_workers
 from ttlaunch.recipe.sections import (
     CheckpointConfig,
@@ -108,6 +110,7 @@ __all__ = [
     "all_pairs",
     "all_reduce_bytes",
     "all_reduce_mean_traffic",
+    "averaging_traffic",
     "chain",
     "compressed_mean_traffic",
     "compression_makes_sense",
@@ -121,6 +124,7 @@ __all__ = [
     "every_worker_has_a_micro_batch",
     "in_columns",
     "in_rows",
+    "local_steps_have_no_loss_scale",
     "no_layer_needs_the_matrix_of_another",
     "num_workers_counts_the_stages",
     "payload_bytes",

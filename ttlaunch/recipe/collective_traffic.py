@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from ttlaunch.recipe.traffic import NUMBER_BYTES, VALUE_BYTES, Traffic, shares, sums_of_blocks
+from ttlaunch.recipe.sections import TrainingFile
+from ttlaunch.recipe.traffic import NUMBER_BYTES, VALUE_BYTES, Traffic, agreed_buckets, shares, sums_of_blocks
 
 _GREETING_BYTES = 256
 
@@ -49,6 +50,22 @@ def all_reduce_mean_traffic(among: Sequence[int], values: int, *, micro_batches:
     for source, dest, size in all_reduce_bytes(among, values, value_bytes=VALUE_BYTES, sums=sums):
         counts = 2 * NUMBER_BYTES * sums[among.index(source)]
         found += [Traffic("gradients", source, dest, per_step=size), Traffic("counts", source, dest, per_step=counts)]
+    return found
+
+
+def averaging_traffic(config: TrainingFile, among: Sequence[int], size: int, *, every: int) -> list[Traffic]:
+    """Of an average of weights of so many bytes every so many steps, as `LocalReplica` makes it.
+
+    With SGD and an average after every step that is one of gradients.
+    """
+    values, training = size // VALUE_BYTES, config.training_config
+    if every == 1 and training.optimizer == "sgd":
+        told = [agreed_buckets(among[0], other) for other in among[1:]]
+        return told + all_reduce_mean_traffic(among, values, micro_batches=training.micro_batches)
+    found = []
+    for source, dest, moved in all_reduce_bytes(among, values, value_bytes=VALUE_BYTES):
+        found.append(Traffic("weights", source, dest, per_step=moved, every=every))
+        found.append(Traffic("counts", source, dest, per_step=2 * NUMBER_BYTES, every=every))
     return found
 
 

@@ -203,6 +203,8 @@ class Recipe:
         uses_data: Whether ranks read the training text, so that it is checked before anything starts.
         traffic: The bytes that each pair of ranks moves, as a formula; None: nothing is compared with it.
         needs_processes: Values of its own keys with which ranks cannot share a process.
+        same_on_resume: Dotted keys of `multihost_config` that its bits depend on, so that a run goes on from a checkpoint
+            only if they are the same; recipes with the same bits on any number of ranks name none.
     """
 
     summary: str
@@ -214,6 +216,7 @@ class Recipe:
     uses_data: bool = True
     traffic: Formula | None = None
     needs_processes: Sequence[NeedsProcesses] = ()
+    same_on_resume: Sequence[str] = ()
     _flows: tuple[Flow, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -40,6 +40,7 @@ class Traffic:
         at_end: Bytes after the last step, of a run that comes to its end.
         slack: Bytes more that are as right, of messages whose number is decided in the run.
         late: Bytes that leave in steps after the one that they belong to, and so may not have left in a run that was cut.
+        every: `per_step` is of those steps only that this divides, and of the last one of a training that has come to its end.
         is_measured: False for what another library sends, such as torch's own collectives, which no book counts.
     """
 
@@ -53,6 +54,7 @@ class Traffic:
     at_end: int = 0
     slack: int = 0
     late: int = 0
+    every: int = 1
     is_measured: bool = True
 
 

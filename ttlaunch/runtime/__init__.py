@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.sharded.model import ShardedModel, shard_model
     from ttlaunch.runtime.sharded.shards import Shards
     from ttlaunch.runtime.staleness.exchange import MeanGradients, mean_gradients
+    from ttlaunch.runtime.staleness.local_replica import LocalReplica
     from ttlaunch.runtime.tensor.grid import RankGrid, place_in_grid
     from ttlaunch.runtime.tensor.norms import squared_norms
     from ttlaunch.runtime.tensor.share import ModelShare, share_of
@@ -89,6 +90,7 @@ __all__ = [
     "GradientHub",
     "GradientTree",
     "LayerPasses",
+    "LocalReplica",
     "MeanGradients",
     "Model",
     "ModelShare",
@@ -206,6 +208,7 @@ _MODULES = {
     "pipeline.schedules": ("Action", "order_of_passes"),
     "collectives.torch_group": ("process_group",),
     "staleness.exchange": ("MeanGradients", "mean_gradients"),
+    "staleness.local_replica": ("LocalReplica",),
     "tiers.local_ranks": (
         "WorkerGroup",
         "build_hub",

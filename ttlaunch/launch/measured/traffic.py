@@ -145,7 +145,8 @@ def settle(folder: Path, plan: Mapping[str, Any], ranks: Sequence[RankState], *,
     roles = [state.row.role for state in ranks]
     ended_early = None, "the run ended within its first step", False
     formula, reason, is_mistaken = _formula(plan, roles, books) if until >= 0 else ended_early
-    edges = _edges(measured(books, until=until), formula, steps=steps, validations=validations, is_done=is_done)
+    counted = range(first, first + steps)
+    edges = _edges(measured(books, until=until), formula, steps=counted, validations=validations, is_done=is_done)
     return Settlement(steps, validations, edges, reason, is_mistaken)
 
 
@@ -153,7 +154,7 @@ def _edges(
     found: Mapping[Key, tuple[int, int]],
     formula: Sequence["Traffic"] | None,
     *,
-    steps: int,
+    steps: range,
     validations: int,
     is_done: bool,
 ) -> tuple[Edge, ...]:
@@ -163,7 +164,9 @@ def _edges(
     hidden = set()
     for one in formula or ():
         key = (one.operation, one.source, one.dest)
-        expected[key] += one.once + steps * one.per_step + validations * one.per_validation
+        expected[key] += (
+            one.once + _times(steps, one.every, is_done=is_done) * one.per_step + validations * one.per_validation
+        )
         expected[key] += (one.in_first_step if steps else 0) + (one.at_end if is_done else 0)
         slack[key] += one.slack
         late[key] += 0 if is_done else one.late
@@ -174,6 +177,17 @@ def _edges(
         says = None if formula is None else expected[key]
         edges.append(Edge(*key, messages, None if key in hidden else size, says, slack[key], late[key]))
     return tuple(edges)
+
+
+def _times(steps: range, every: int, *, is_done: bool) -> int:
+    """How many of these steps a number divides, and the last one if training ends there.
+
+    >>> _times(range(1, 11), 4, is_done=True), _times(range(1, 11), 4, is_done=False), _times(range(5, 9), 4, is_done=True)
+    (3, 2, 1)
+    """
+    if not steps:
+        return 0
+    return steps[-1] // every - (steps.start - 1) // every + (is_done and steps[-1] % every > 0)
 
 
 def _formula(

@@ -1,1 +1,1 @@
-"""Data parallelism in which fast workers may lead: who may begin which step, and the ring that carries several steps at once."""
+"""Data parallelism in which workers drift apart: by a bounded number of steps, or for some local steps between averages."""

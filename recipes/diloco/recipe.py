@@ -1,0 +1,52 @@
+"""What the recipe of local steps with an outer optimizer is: its configuration, its roles, who talks to whom. No torch here: the launcher reads it."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from ttlaunch.recipe import (
+    Layout,
+    Recipe,
+    Section,
+    TrainingFile,
+    all_pairs,
+    every_worker_has_a_micro_batch,
+    local_steps_have_no_loss_scale,
+    per,
+)
+
+from .traffic import traffic
+
+
+class DilocoConfig(Section):
+    """How often workers agree, and how."""
+
+    noun: ClassVar[str] = "diloco_config"
+
+    every: Annotated[int, Field(ge=1, le=10**6)] = Field(
+        10, description="steps from one outer step to the next; the last step of training has one too"
+    )
+    outer_learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(
+        0.7, description="of the outer step: how far to go towards the average; 1: all the way"
+    )
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.9, description="Nesterov momentum of the outer step; 0: none"
+    )
+
+
+class Config(TrainingFile):
+    """The sections every recipe shares, and those of the outer optimizer."""
+
+    diloco_config: DilocoConfig = DilocoConfig()
+
+
+RECIPE = Recipe(
+    summary="Every worker takes steps of its own; an outer optimizer takes one with what they have moved on average.",
+    config=Config,
+    layouts=[Layout("single", trainer=1), Layout("local_steps", worker=per("multihost_config.num_workers"))],
+    flows=[all_pairs("worker")],
+    checks=[every_worker_has_a_micro_batch, local_steps_have_no_loss_scale],
+    traffic=traffic,
+    unread=["multihost_config.pipeline_parallel_config", "loss_scale_config"],
+    same_on_resume=["multihost_config.num_workers", "multihost_config.enabled"],
+)

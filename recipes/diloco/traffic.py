@@ -1,0 +1,11 @@
+"""How many bytes the workers move, as a formula. No torch here: the launcher reads it."""
+
+from ttlaunch.recipe import Ranks, Traffic, TrainingFile, averaging_traffic, validation_traffic
+
+
+def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
+    """2(W - 1)/W of S out of each worker, and as much in, every so many steps; the outer step itself sends nothing."""
+    workers = ranks.of("worker")
+    found = validation_traffic(workers, ranks.validation_micro_batches)
+    size = ranks.weight_bytes(workers[0]) if workers else 0
+    return found + averaging_traffic(config, workers, size, every=config.diloco_config.every)

@@ -1,0 +1,97 @@
+"""DiLoCo: workers take H steps of their own; an outer optimizer takes one with what they have moved on average.
+
+    worker 0   step step ... step |         |       | step step ... step |
+    worker 1   step step ... step | average | outer | step step ... step | average ...
+    worker 2   step step ... step |         | step  | step step ... step |
+
+The outer gradient is the agreed weights of H steps ago minus the average of the workers' weights now. SGD with Nesterov
+momentum takes a step with it, and everybody goes on from there. So workers talk as rarely as with `local_sgd`, 2(W - 1)/W
+of the weights' size S each way in H steps, and H may be larger. All workers make the same outer step, so it needs no message.
+What it costs: agreed weights and outer momentum on every worker, 2S more. The state of the inner optimizer stays
+with its worker.
+
+With `outer_learning_rate: 1` and `outer_momentum: 0` the outer step goes to the average, and this is `local_sgd`, bit
+for bit. The last step of training has an outer step, whether or not H divides the number of steps.
+
+    ttlaunch run diloco
+    ttlaunch run diloco --set diloco_config.every=50
+
+Shapes: N = values of all parameters in one flat vector, V = micro-batches of a validation.
+Source: A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, its Algorithm 1.
+An average counts each worker by its tokens, where theirs have equally many.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime import (
+    LocalReplica,
+    RankContext,
+    all_gather,
+    contiguous_blocks,
+    report_layer_norms,
+    validation_is_due,
+)
+
+from .recipe import Config
+
+
+def trainer(cfg: Config, ctx: RankContext) -> None:
+    """One worker alone, whose average is itself; the outer optimizer still has its say."""
+    _train(cfg, ctx, workers=ctx.ranks("trainer"))
+
+
+def worker(cfg: Config, ctx: RankContext) -> None:
+    """Take steps on a contiguous block of each step's micro-batches, and an outer one with the others every H of them."""
+    _train(cfg, ctx, workers=ctx.ranks("worker"))
+
+
+def _train(cfg: Config, ctx: RankContext, *, workers: Sequence[int]) -> None:
+    every, is_first = cfg.diloco_config.every, ctx.rank == workers[0]
+    replica = LocalReplica(cfg, ctx, among=workers, every=every)
+    momentum_N = replica.keep_shared("outer_momentum")
+    replica.restore()
+    _validate(cfg, ctx, replica, ctx.steps_done, workers=workers)
+    for step in ctx.steps(cfg):
+        known = replica.step(step)._asdict()
+        if step % every == 0 or step == ctx.data(cfg).total_steps:
+            loss, tokens = replica.average()
+            outer_step(cfg, replica, momentum_N)
+            known |= {"loss": loss, "tokens": tokens} if is_first else {}
+        ctx.report(step, **known)
+        if validation_is_due(cfg, ctx, step):
+            _validate(cfg, ctx, replica, step, workers=workers)
+        if ctx.early_stop.is_over and not replica.is_agreed:
+            replica.average()
+            outer_step(cfg, replica, momentum_N)
+        if is_first:
+            report_layer_norms(cfg, ctx, replica.optimizer, step)
+        ctx.checkpoint(step, replica, replica, owners=workers)  # each worker's own state; agreed weights once
+    ctx.report_parameters(replica.agreed_model().named_parameters())
+
+
+@torch.no_grad()
+def outer_step(cfg: Config, replica: LocalReplica, momentum_N: Tensor) -> None:
+    """Go from the agreed weights w towards the average, and beyond it with momentum; agree on where that leads.
+
+    With the outer gradient d = w - average and Nesterov momentum m <- b m + d the new weights are w - a (d + b m). They are
+    computed as average - (a (d + b m) - d), which is exactly the average where a is 1 and b is 0.
+    """
+    rate, decay = cfg.diloco_config.outer_learning_rate, cfg.diloco_config.outer_momentum
+    gradient_N = replica.agreed_N - replica.model.weights_N
+    momentum_N.mul_(decay).add_(gradient_N)
+    beyond_N = (gradient_N + decay * momentum_N) * rate - gradient_N
+    replica.model.weights_N.sub_(beyond_N)
+    replica.agree()
+
+
+def _validate(cfg: Config, ctx: RankContext, replica: LocalReplica, step: int, *, workers: Sequence[int]) -> None:
+    """Every worker evaluates its share with the weights of the last outer step; the first one reports the mean of all."""
+    data = ctx.data(cfg)
+    losses_V = torch.zeros(data.validation_micro_batches, dtype=torch.float64)
+    share = contiguous_blocks(len(losses_V), len(workers))[workers.index(ctx.rank)]
+    losses_V[share.start : share.stop] = replica.validation_losses()
+    all_gather(ctx, losses_V, among=workers)
+    ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens, reporter=workers[0])

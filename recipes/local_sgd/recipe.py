@@ -1,0 +1,46 @@
+"""What the recipe of local steps is: its configuration, its roles, who talks to whom. No torch here: the launcher reads it."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from ttlaunch.recipe import (
+    Layout,
+    Recipe,
+    Section,
+    TrainingFile,
+    all_pairs,
+    every_worker_has_a_micro_batch,
+    local_steps_have_no_loss_scale,
+    per,
+)
+
+from .traffic import traffic
+
+
+class LocalSgdConfig(Section):
+    """How often workers agree."""
+
+    noun: ClassVar[str] = "local_sgd_config"
+
+    every: Annotated[int, Field(ge=1, le=10**6)] = Field(
+        8, description="steps from one average of the weights to the next; the last step of training has one too"
+    )
+
+
+class Config(TrainingFile):
+    """The sections every recipe shares, and how often workers agree."""
+
+    local_sgd_config: LocalSgdConfig = LocalSgdConfig()
+
+
+RECIPE = Recipe(
+    summary="Every worker takes steps of its own; every so often they average their weights.",
+    config=Config,
+    layouts=[Layout("single", trainer=1), Layout("local_steps", worker=per("multihost_config.num_workers"))],
+    flows=[all_pairs("worker")],
+    checks=[every_worker_has_a_micro_batch, local_steps_have_no_loss_scale],
+    traffic=traffic,
+    unread=["multihost_config.pipeline_parallel_config", "loss_scale_config"],
+    same_on_resume=["multihost_config.num_workers", "multihost_config.enabled"],
+)
