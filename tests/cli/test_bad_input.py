@@ -306,6 +306,11 @@ def test_keys_about_text_are_refused_for_images(refused):
     refused(DATA_PARALLEL, files={"train.yaml": text}, status=3)
 
 
+def test_a_text_is_no_file_of_tokens(refused):
+    text = "training_config:\n  tokenizer_type: ids\n  data_path: book.txt\n"
+    refused(DATA_PARALLEL, files={"train.yaml": text, "book.txt": "once upon a time\n"}, status=3)
+
+
 def test_digits_that_are_not_installed_are_refused_with_the_command_that_installs_them(other_machine, here, golden):
     (here / "train.yaml").write_text(CONV)
     answer = other_machine("plan data_parallel -c train.yaml", hidden=("sklearn",))

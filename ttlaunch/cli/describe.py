@@ -26,6 +26,7 @@ _CORPUS_CODES = {
     "no_response": ("C031", "training_config.response_template"),
     "no_package": ("C088", "training_config.model_type"),
     "no_image": ("C089", "training_config.data_path"),
+    "no_tokens": ("C089", "training_config.data_path"),
     "image_size": ("C089", "transformer_config.max_sequence_length"),
 }
 _LONGEST_MESSAGE = 500

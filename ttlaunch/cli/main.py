@@ -15,6 +15,7 @@ from ttlaunch.cli import (
     compare,
     configs,
     convert,
+    data,
     diff,
     doctor,
     explain,
@@ -74,6 +75,7 @@ app.command("sync", epilog=sync.EXAMPLES)(sync.sync)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
 app.command("schema", epilog=schema.EXAMPLES)(schema.schema)
 app.command("convert", epilog=convert.EXAMPLES)(convert.convert)
+app.command("data", epilog=data.EXAMPLES)(data.data)
 app.command("init", epilog=init.EXAMPLES)(init.init)
 app.add_typer(weights.app, name="weights")
 app.add_typer(recipes.app, name="recipes")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ttlaunch.diagnostics import Severity
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.recipe.declare import Layout, Problem
-from ttlaunch.recipe.images import images_have_no_text
+from ttlaunch.recipe.images import keys_about_text_have_some
 from ttlaunch.recipe.sections import PipelineParallelConfig, TrainingFile
 
 _HIGHEST_ADAMW_RATE = 1.0
@@ -110,7 +110,7 @@ def templates_come_in_pairs(config: TrainingFile, _layout: Layout) -> Iterator[P
 
 
 GENERAL = (
-    images_have_no_text,
+    keys_about_text_have_some,
     heads_divide_the_embedding,
     a_micro_batch_fits_the_step,
     rates_can_train,

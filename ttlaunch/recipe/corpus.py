@@ -5,6 +5,7 @@ The launcher reads it to check the data before anything starts, and each rank re
 
 import hashlib
 import sysconfig
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +14,9 @@ from pathlib import Path
 
 from ttlaunch.errors import TtlaunchError
 from ttlaunch.recipe.sections import TrainingFile
+
+TOKENS_MARK = "ttlaunch token ids, of a vocabulary of"
+"""Begins the first line of a file of tokens, before their number."""
 
 DEFAULT_CORPUS_BYTES = 2 * 1024 * 1024
 """The default corpus stops before the source file that would take it past this."""
@@ -29,6 +33,7 @@ class CorpusReason(StrEnum):
     NO_RESPONSE = "no_response"
     NO_PACKAGE = "no_package"
     NO_IMAGE = "no_image"
+    NO_TOKENS = "no_tokens"
     IMAGE_SIZE = "image_size"
 
 
@@ -76,6 +81,31 @@ class Corpus:
     def characters(self) -> str:
         """The text as characters."""
         return self.text.decode()
+
+    @cached_property
+    def ids(self) -> "array[int]":
+        """The tokens that a file of `ttlaunch data --tokenizer` has.
+
+        Raises:
+            CorpusError: It is another file, or an id is beyond the vocabulary.
+        """
+        _, _, body = self.text.partition(b"\n")
+        if self.vocabulary_of_ids is None:
+            message = f"{self.name} has no token ids: its first line is not `{TOKENS_MARK} NUMBER`"
+            raise CorpusError(CorpusReason.NO_TOKENS, message)
+        if body.translate(None, b" 0123456789\n"):
+            raise CorpusError(CorpusReason.NO_TOKENS, f"{self.name} has more than token ids below its first line")
+        ids = array("q", map(int, body.split()))
+        if ids and max(ids) >= self.vocabulary_of_ids:
+            message = f"{self.name} has token {max(ids)}, and its first line says there are {self.vocabulary_of_ids}"
+            raise CorpusError(CorpusReason.NO_TOKENS, message)
+        return ids
+
+    @property
+    def vocabulary_of_ids(self) -> int | None:
+        """How many different tokens the first line of such a file says there are; None: it is no such file."""
+        words = self.text.partition(b"\n")[0].decode(errors="replace").rsplit(" ", 1)
+        return int(words[1]) if words[0] == TOKENS_MARK and words[-1].isascii() and words[-1].isdigit() else None
 
 
 def read_corpus(path: Path | None) -> Corpus:
@@ -152,8 +182,8 @@ def spread_evenly(count: int, available: int) -> list[int]:
 
 def split_tokens(corpus: Corpus, cfg: TrainingFile) -> tuple[int, int]:
     """Tokens for training and for validation; the last `validation_fraction` of the text is kept for validation."""
-    byte_level = cfg.training_config.tokenizer_type == "byte"
-    tokens = len(corpus.text) if byte_level else len(corpus.characters)
+    kind = cfg.training_config.tokenizer_type
+    tokens = len(corpus.text if kind == "byte" else corpus.characters if kind == "char" else corpus.ids)
     validation = int(tokens * cfg.training_config.validation_fraction)
     return tokens - validation, validation
 

@@ -71,9 +71,17 @@ def count_images(corpus: Corpus, cfg: TrainingFile) -> tuple[int, int]:
     return len(rows) - validation, validation
 
 
-def images_have_no_text(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
-    """Keys about tokens stay away where images are classified."""
+def keys_about_text_have_some(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """Keys about text stay away where images are classified, or tokens are numbers."""
     training = config.training_config
+    if training.tokenizer_type == "ids" and training.response_template:
+        yield Problem(
+            "C089",
+            "`response_template` is text, and a file of `tokenizer_type` `ids` has none",
+            "training_config.response_template",
+            others=(("training_config.tokenizer_type", "numbers"),),
+            hints=("remove the key",),
+        )
     if training.model_type != "conv":
         return
     given = {

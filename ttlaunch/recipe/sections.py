@@ -41,7 +41,9 @@ class TrainingConfig(Section):
         description="UTF-8 text file, or folder of them; for images a file of rows; null: Python's standard library "
         "sources, for images scikit-learn's handwritten digits",
     )
-    tokenizer_type: Literal["byte", "char"] = Field("byte", description="byte: 256 tokens; char: those in the text")
+    tokenizer_type: Literal["byte", "char", "ids"] = Field(
+        "byte", description="byte: 256 tokens; char: those in the text; ids: a file of `ttlaunch data --tokenizer`"
+    )
     response_template: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="text that begins a response; only tokens of responses count in the loss; null: all do"
     )

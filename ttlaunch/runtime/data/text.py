@@ -77,9 +77,11 @@ class TextData:
 
 
 def tokenize(corpus: Corpus, tokenizer: str) -> tuple[npt.NDArray[np.int64], int]:
-    """Tokens, and the size of the vocabulary: bytes, or the characters of the text in the order of their code points."""
+    """Tokens, and the size of the vocabulary: bytes, characters in the order of their code points, or given ids."""
     if tokenizer == "byte":
         return np.frombuffer(corpus.text, dtype=np.uint8).astype(np.int64), 256
+    if tokenizer == "ids":
+        return np.array(corpus.ids, dtype=np.int64), corpus.vocabulary_of_ids or 0
     points = np.frombuffer(corpus.characters.encode("utf-32-le"), dtype="<u4")
     alphabet, tokens = np.unique(points, return_inverse=True)
     return tokens.astype(np.int64), len(alphabet)

@@ -1,0 +1,66 @@
+"""`ttlaunch data`: make a file to train on of a dataset, of texts, and of a tokenizer."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ttlaunch.cli.console import print_json, refuse, refuse_file
+from ttlaunch.diagnostics import Diagnostic, Format, shown
+from ttlaunch.diagnostics.count import counted
+
+EXAMPLES = """\
+[bold]ttlaunch data stories book.txt[/bold]   the texts of a folder that the library datasets saved
+
+[bold]ttlaunch data stories tokens.txt --tokenizer tokenizer.json[/bold]   their tokens, for tokenizer_type: ids
+
+[bold]ttlaunch data book.txt tokens.txt --tokenizer tokenizer.json[/bold]   those of a text
+"""
+
+
+def data(
+    read: Annotated[Path, typer.Argument(metavar="FROM", help="A dataset's folder, or a text: a file, or a folder.")],
+    write: Annotated[Path, typer.Argument(metavar="TO", help="The file to write.")],
+    *,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A tokenizer.json; then TO has tokens, for tokenizer_type: ids."),
+    ] = None,
+    column: Annotated[str, typer.Option(metavar="NAME", help="The column of a dataset that has the texts.")] = "text",
+    split: Annotated[str, typer.Option(metavar="NAME", help="The split of a dataset that has several.")] = "train",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file.")] = False,
+    form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL,
+) -> None:
+    """Make a file to train on: the texts of a dataset one after the other, or the tokens that a tokenizer makes of them."""
+    from ttlaunch.recipe.adapters import AdapterError, encode_texts, read_dataset
+    from ttlaunch.recipe.corpus import CorpusError, read_corpus
+
+    is_dataset = any((read / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
+    try:
+        texts = list(read_dataset(read, column=column, split=split)) if is_dataset else [read_corpus(read).characters]
+        if tokenizer is None:
+            content = "".join(text if text.endswith("\n") else f"{text}\n" for text in texts).encode()
+        else:
+            content = encode_texts(texts, tokenizer=tokenizer)
+    except CorpusError as error:
+        hints = (f"`pip install 'ttlaunch[{error.package}]'`",) if error.package else ()
+        refuse([Diagnostic("C088" if error.package else "P009", shown(error), hints=hints)], form=form)
+    except AdapterError as error:
+        refuse([Diagnostic("P009", shown(error))], form=form)
+    _write(write, content, force=force, form=form)
+    if form is Format.JSON:
+        print_json({"path": str(write), "bytes": len(content), "texts": len(texts)})
+    else:
+        sys.stdout.write(f"wrote {shown(write)}: {counted(len(texts), 'text')}, {len(content):,} bytes\n")
+
+
+def _write(path: Path, content: bytes, *, force: bool, form: Format) -> None:
+    try:
+        with path.open("wb" if force else "xb") as file:
+            file.write(content)
+    except FileExistsError:
+        message = f"{shown(path)} exists already"
+        refuse([Diagnostic("P009", message, hints=("`--force` overwrites it",))], form=form)
+    except OSError as error:
+        refuse_file(path, error, form=form)
