@@ -168,6 +168,7 @@ KIND_STARTED = "started"  # the shim started the rank's process: pid
 KIND_READY = "ready"  # the runtime has the world and calls the role: total_steps
 KIND_STEP = "step"  # an optimizer step is done: step, and any of loss, tokens, grad_norm, learning_rate, …
 KIND_VALIDATION = "validation"  # step, loss, tokens, perplexity or accuracy
+ARRIVED_FROM = "arrived_from"  # of a step made of one gradient that came when it came: the rank that it came from
 KIND_LAYER_NORMS = "layer_grad_norms"  # step, norms: {layer: norm of its gradient}, of the layers that the rank updates
 KIND_LOST_CHECKPOINT = "lost_checkpoint"  # step, reason: the rank could not write its shard, and training goes on
 KIND_STOPPING = "stopping"  # step: the rank has heard that the run is to end, and begins no later step by itself

@@ -165,7 +165,8 @@ def _report_validation(cfg: Config, ctx: RankContext, losses: Tensor, *, step: i
     tokens = ctx.data(cfg).validation_tokens
     ctx.report_validation(step, losses[0].tolist(), tokens=tokens)
     for average in losses[1:].tolist():
-        ctx.result("validation loss of averaged weights", mean_per_token(sum(average), tokens))
+        values = ctx.data(cfg).validation_values(average, tokens=tokens)
+        ctx.result("validation loss of averaged weights", values["loss"])
 
 
 def _send_validation(cfg: Config, ctx: RankContext, model: Model, link: SyncLink) -> None:

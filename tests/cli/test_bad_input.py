@@ -253,6 +253,15 @@ def test_more_servers_than_layers_are_refused(refused):
     refused(SERVERS, files={"train.yaml": text}, status=3)
 
 
+def test_loss_scaling_with_stale_gradients_is_refused(refused):
+    refused("run elastic_dp -c train.yaml", files={"train.yaml": "training_config:\n  precision: fp16\n"}, status=3)
+
+
+def test_early_stopping_where_nobody_waits_is_refused(refused):
+    text = "training_config:\n  early_stop_patience: 3\n"
+    refused("run elastic_dp -c train.yaml", files={"train.yaml": text}, status=3)
+
+
 def test_tied_embeddings_with_two_servers_are_refused(refused):
     text = "transformer_config:\n  tie_embeddings: true\nsync_ps_config:\n  num_servers: 2\n"
     refused(SERVERS, files={"train.yaml": text}, status=3)

@@ -135,3 +135,31 @@ def test_a_repeated_program_that_falls_silent_is_ended_after_the_hang_timeout(tm
     assert folder.ttlaunch("run", "--", "sh", "once.sh").returncode == 0
     answer = folder.ttlaunch("repro", "--hang-timeout", "1")
     assert (answer.returncode, "error[R0" in answer.stderr) == (6, True), answer.stderr
+
+
+def test_an_asynchronous_run_is_repeated_in_its_order_of_arrivals(tmp_path):
+    """D7: real workers, one of them slow; the order is chance, and the bits are those of the order."""
+    (tmp_path / "book.txt").write_text("to be or not to be, that is the question\n" * 200)
+    (tmp_path / "train.yaml").write_text(
+        TINY.replace("num_workers: 2", "num_workers: 3").replace("steps: 4", "steps: 12")
+        + "elastic_dp_config: {slow_workers: {0: 4}, pull_interval: 2}\ncompression_config: {kind: int8}\n"
+    )
+    folder = Folder.__new__(Folder)
+    folder.path = tmp_path
+    answer = folder.ttlaunch("run", "elastic_dp", "-c", "train.yaml")
+    assert answer.returncode == 0, answer.stderr
+    again = folder.ttlaunch("repro", "latest")
+    assert again.returncode == 0, again.stderr
+    first, second = folder.runs()
+    assert again.stdout.splitlines()[-1] == f"  same bits as     {first.name}"
+
+    def order(run):
+        lines = (run / "records" / "rank-3.progress.jsonl").read_text().splitlines()
+        return [record["arrived_from"] for record in map(json.loads, lines) if "arrived_from" in record]
+
+    assert order(first) == order(second)
+    assert 12 == len(order(first))
+    assert order(first) == json.loads((second / "plan.json").read_text())["replay"]
+    traffic = json.loads((first / "report.json").read_text())["traffic"]
+    assert traffic["not_compared"] is None
+    assert [] == [edge for edge in traffic["edges"] if edge["bytes"] != edge["formula_bytes"]]

@@ -304,6 +304,24 @@ def test_synchronous_servers_move_what_they_say(books, workers, servers, micro_b
     check_exact(books("sync_ps", ["worker"] * workers + ["server"] * servers, config=config))
 
 
+@pytest.mark.parametrize("keys", [{}, {"is_ahead": False, "pull_interval": 2}], ids=str)
+@pytest.mark.parametrize("kind", ["none", "int8"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_asynchronous_server_moves_what_its_workers_say(books, workers, kind, keys):
+    """D7, D8: a header and S for each gradient, S for each pull; each of the steps was somebody's."""
+    config = small(4, 7, elastic_dp_config=keys | {"slow_workers": {0: 1.5}}, compression_config={"kind": kind})
+    recorded = books("elastic_dp", ["worker"] * workers + ["server"], config=config)
+    traffic = recorded.traffic
+    assert (None, False, ()) == (traffic.reason, traffic.is_mistaken, traffic.differing)
+    assert all(edge.size == edge.expected for edge in traffic.edges)
+    pushes = {edge.source: edge for edge in traffic.edges if edge.operation == "pushes"}
+    assert set(range(workers)) == set(pushes)
+    assert 7 == sum(edge.messages for edge in pushes.values())
+    size = 4 * recorded.books[0].facts["values"]
+    if kind == "int8":  # a byte for each value, and four for each 256
+        assert all(3.9 < size / (edge.size / edge.messages - 64) < 4 for edge in pushes.values())
+
+
 @pytest.mark.parametrize("micro_batches", [4, 7])
 @pytest.mark.parametrize(
     ("blocks", "pipeline"),

@@ -49,6 +49,7 @@ class Request:
         is_command: Whether target and arguments are any program's command line, given after `--`.
         trace_steps: How many steps ranks are to trace; None: none.
         profile_steps: Which steps torch's profiler records, such as `5-7`; None: none.
+        replay: Where the gradients of an asynchronous run came from that is repeated, by update.
         without: Hosts of the hostfile that are not to be used, since they were lost.
     """
 
@@ -67,6 +68,7 @@ class Request:
     trace_steps: int | None = None
     profile_steps: str | None = None
     without: Collection[str] = ()
+    replay: tuple[int, ...] = ()
 
 
 @dataclass

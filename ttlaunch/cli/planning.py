@@ -107,7 +107,9 @@ def make_plan(description: Description, request: Request, surroundings: Surround
         return None
     from ttlaunch.plan.recipe_plan import plan_recipe
 
-    plan = plan_recipe(description.choice, description.layout, description.topology, surroundings)
+    plan = plan_recipe(
+        description.choice, description.layout, description.topology, surroundings, replay=request.replay
+    )
     wrong = _wrong_profile_steps(request, description)
     asked = {contract.ENV_TRACE_STEPS: request.trace_steps, ENV_PROFILE_STEPS: request.profile_steps}
     more = {name: str(value) for name, value in asked.items() if value is not None}

@@ -88,6 +88,7 @@ def _prepare_again(origin: "Origin", *, runs_dir: Path, with_changes: bool, form
         arguments=origin.arguments,
         is_command=origin.is_command,
         resume=origin.resume,
+        replay=origin.arrivals,
         runs_dir=runs_dir,
     )
     prepared = prepare(request, form=form, verbose=verbose)

@@ -43,6 +43,7 @@ class RecipeProgram:
         data: Path, SHA-256 and size of the training text; None if the recipe reads none.
         start: What training begins from: `origin`, `step`, `files` (path, SHA-256 and size of each) and, of a
             checkpoint, its `state` and why newer ones were passed over; None: weights are drawn from the seed.
+        replay: Of an asynchronous run that is repeated: by update, the rank whose gradient it was of; else empty.
     """
 
     name: str
@@ -51,6 +52,7 @@ class RecipeProgram:
     config: Mapping[str, Any]
     data: Mapping[str, Any] | None
     start: Mapping[str, Any] | None = None
+    replay: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class LaunchPlan:
             "config": recipe.config if recipe else None,
             "data": recipe.data if recipe else None,
             "start": recipe.start if recipe else None,
+            **({"replay": list(recipe.replay)} if recipe and recipe.replay else {}),
             "rank_command": list(self.rank_command),
             "working_folder": self.working_folder,
             "environment": dict(self.environment),

@@ -53,8 +53,15 @@ def check_recipe(
     return (None if has_errors(found) else layout), found
 
 
-def plan_recipe(choice: RecipeChoice, layout: RoleLayout, topology: Topology, surroundings: Surroundings) -> LaunchPlan:
-    """The plan of a recipe whose checks have passed."""
+def plan_recipe(
+    choice: RecipeChoice,
+    layout: RoleLayout,
+    topology: Topology,
+    surroundings: Surroundings,
+    *,
+    replay: tuple[int, ...] = (),
+) -> LaunchPlan:
+    """The plan of a recipe whose checks have passed; see `RecipeProgram` for `replay`."""
     program = RecipeProgram(
         name=choice.name,
         folder=str(choice.folder),
@@ -62,6 +69,7 @@ def plan_recipe(choice: RecipeChoice, layout: RoleLayout, topology: Topology, su
         config=choice.loaded.checked.model_dump(mode="json"),
         data=choice.data,
         start=choice.start,
+        replay=replay,
     )
     flows = tuple((flow.source, flow.target, str(flow.pattern)) for flow in layout.flows)
     command = (surroundings.python, *_RANK_MODULE)

@@ -58,7 +58,7 @@ from ttlaunch.recipe.sections import (
     TrainingFile,
     TransformerConfig,
 )
-from ttlaunch.recipe.server_checks import servers_can_share_the_model
+from ttlaunch.recipe.server_checks import gradients_may_be_stale, servers_can_share_the_model
 from ttlaunch.recipe.tensor_split import (
     devices_have_equal_shares,
     ranks_have_equal_shares,
@@ -122,6 +122,7 @@ __all__ = [
     "every_replica_has_as_many_workers",
     "every_stage_has_a_block",
     "every_worker_has_a_micro_batch",
+    "gradients_may_be_stale",
     "in_columns",
     "in_rows",
     "local_steps_have_no_loss_scale",

@@ -205,6 +205,8 @@ class Recipe:
         needs_processes: Values of its own keys with which ranks cannot share a process.
         same_on_resume: Dotted keys of `multihost_config` that its bits depend on, so that a run goes on from a checkpoint
             only if they are the same; recipes with the same bits on any number of ranks name none.
+        is_asynchronous: Whether ranks are in steps of their own, and how many each does is decided in the run. Then `traffic`
+            is of the whole run, from counts that ranks have noted, and `ttlaunch repro` repeats the order of arrivals.
     """
 
     summary: str
@@ -217,6 +219,7 @@ class Recipe:
     traffic: Formula | None = None
     needs_processes: Sequence[NeedsProcesses] = ()
     same_on_resume: Sequence[str] = ()
+    is_asynchronous: bool = False
     _flows: tuple[Flow, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

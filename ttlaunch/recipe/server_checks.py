@@ -38,3 +38,24 @@ def _tied_embeddings_have_one_server(config: Any, _layout: Layout) -> Iterator[P
             others=(("sync_ps_config.num_servers", f"{servers} servers"),),
             hints=("`--set sync_ps_config.num_servers=1`", "`--set transformer_config.tie_embeddings=false`"),
         )
+
+
+def gradients_may_be_stale(config: Any, _layout: Layout) -> Iterator[Problem]:
+    """What needs all ranks to be in the same step."""
+    training = config.training_config
+    if training.precision == "fp16":
+        yield Problem(
+            "C072",
+            "`precision` is fp16, whose loss scale changes from step to step",
+            "training_config.precision",
+            "a stale gradient has another scale than the server's",
+            hints=("`--set training_config.precision=bf16`",),
+        )
+    if training.early_stop_patience is not None:
+        yield Problem(
+            "C073",
+            "`early_stop_patience` is set, but training does not wait for its validations here",
+            "training_config.early_stop_patience",
+            "after which step it would end is chance",
+            hints=("`--set training_config.early_stop_patience=null`",),
+        )

@@ -33,11 +33,16 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.pipeline.part import PipelinePart
     from ttlaunch.runtime.pipeline.schedules import Action, order_of_passes
     from ttlaunch.runtime.pipeline.tuning import ScheduleChoice
+    from ttlaunch.runtime.servers.elastic_desk import ElasticDesk
+    from ttlaunch.runtime.servers.elastic_link import ElasticLink
     from ttlaunch.runtime.servers.polyak import AveragedState, PolyakAverage, restore_averaged
     from ttlaunch.runtime.servers.shard import ParameterShard, build_shard, shared_norm
     from ttlaunch.runtime.servers.slow_down import slowed
+    from ttlaunch.runtime.servers.snapshot import SnapshotValidation, begin_task
+    from ttlaunch.runtime.servers.step_size import StalenessCounts, step_size
     from ttlaunch.runtime.servers.sync_desk import Patience, SyncDesk
     from ttlaunch.runtime.servers.sync_link import SyncLink
+    from ttlaunch.runtime.servers.tasks import TaskedState, TaskList
     from ttlaunch.runtime.sharded.model import ShardedModel, shard_model
     from ttlaunch.runtime.sharded.shards import Shards
     from ttlaunch.runtime.staleness.exchange import MeanGradients, mean_gradients
@@ -84,6 +89,8 @@ __all__ = [
     "BucketedUpdate",
     "Codec",
     "CompressedExchange",
+    "ElasticDesk",
+    "ElasticLink",
     "ErrorFeedback",
     "GatheredWeights",
     "GradientExchange",
@@ -111,14 +118,19 @@ __all__ = [
     "ShardedModel",
     "Shards",
     "SharedNorms",
+    "SnapshotValidation",
+    "StalenessCounts",
     "SyncDesk",
     "SyncLink",
+    "TaskList",
+    "TaskedState",
     "WorkerGroup",
     "agree",
     "all_gather",
     "all_reduce",
     "all_reduce_mean",
     "barrier",
+    "begin_task",
     "broadcast",
     "build_codec",
     "build_hub",
@@ -158,6 +170,7 @@ __all__ = [
     "shared_norm",
     "slowed",
     "squared_norms",
+    "step_size",
     "summed_loss",
     "train_in_one_process",
     "update_order",
@@ -218,6 +231,11 @@ _MODULES = {
         "send_validation",
         "worker_groups",
     ),
+    "servers.elastic_desk": ("ElasticDesk",),
+    "servers.elastic_link": ("ElasticLink",),
+    "servers.snapshot": ("SnapshotValidation", "begin_task"),
+    "servers.step_size": ("StalenessCounts", "step_size"),
+    "servers.tasks": ("TaskList", "TaskedState"),
     "servers.polyak": ("AveragedState", "PolyakAverage", "restore_averaged"),
     "servers.shard": ("ParameterShard", "build_shard", "shared_norm"),
     "servers.slow_down": ("slowed",),

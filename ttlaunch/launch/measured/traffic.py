@@ -1,5 +1,7 @@
 """Settle the books of a run: the bytes that ranks counted against those that the recipe's formula says."""
 
+import contextlib
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -135,7 +137,9 @@ def settle(folder: Path, plan: Mapping[str, Any], ranks: Sequence[RankState], *,
     if books is None:
         return None
     until = min(book.last for book in books)
-    if not is_done:
+    if _is_asynchronous(plan):
+        until = max(book.last for book in books)  # ranks are in steps of their own, and say themselves what they did
+    elif not is_done:
         until = min([until - 1, *(state.step - 1 for state in ranks)])
     first = max((state.first_step for state in ranks), default=0)
     steps = max(0, until - first + 1) if first else 0
@@ -190,6 +194,16 @@ def _times(steps: range, every: int, *, is_done: bool) -> int:
     return steps[-1] // every - (steps.start - 1) // every + (is_done and steps[-1] % every > 0)
 
 
+def _is_asynchronous(plan: Mapping[str, Any]) -> bool:
+    if not plan.get("recipe"):
+        return False
+    from ttlaunch.recipe.importing import import_recipe_module  # noqa: PLC0415 - runs of programs read no recipe
+
+    with contextlib.suppress(Exception):  # a recipe that cannot be read any more is told of by `_formula`
+        return bool(import_recipe_module(Path(plan["recipe"]["folder"]), "recipe").RECIPE.is_asynchronous)
+    return False
+
+
 def _formula(
     plan: Mapping[str, Any], roles: Sequence[str], books: Sequence[Book]
 ) -> tuple[list["Traffic"] | None, str | None, bool]:
@@ -204,7 +218,7 @@ def _formula(
         recipe = import_recipe_module(folder, "recipe").RECIPE
         if recipe.traffic is None:
             return None, f"{name} declares no `traffic`", False
-        config = recipe.config.model_validate(plan["config"])
+        config = recipe.config.model_validate_json(json.dumps(plan["config"]))  # keys of JSON are always text
         formula = recipe.traffic(config, Ranks(roles, [book.facts for book in books]))
         undecided = f"with this configuration {name} moves what it measures to be quickest"
         return (None, undecided, False) if formula is None else (list(formula), None, False)

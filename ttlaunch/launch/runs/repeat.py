@@ -4,6 +4,7 @@ A run's folder has the resolved configuration and says which code and which text
 from where it lay, if it is still the same.
 """
 
+import contextlib
 import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ class Origin:
         commit: Of the working folder, if it was in git.
         tree: Hash of the recipe's folder.
         versions: Of what computes.
+        arrivals: Of an asynchronous run: by update, the rank whose gradient it was of; else empty.
     """
 
     run_id: str
@@ -47,6 +49,7 @@ class Origin:
     commit: str | None
     tree: str | None
     versions: Mapping[str, str]
+    arrivals: tuple[int, ...] = ()
 
 
 def read_origin(path: Path) -> Origin:
@@ -76,9 +79,22 @@ def read_origin(path: Path) -> Origin:
             commit=code["commit"],
             tree=code["recipe"]["tree"] if recipe else None,
             versions=versions,
+            arrivals=_arrivals(path, world_size=plan["world_size"]),
         )
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{contract.PLAN_FILE} or {contract.CODE_FILE} lacks {error}") from error
+
+
+def _arrivals(path: Path, *, world_size: int) -> tuple[int, ...]:
+    """Where the gradients of an asynchronous run came from, in the order in which its server has applied them."""
+    found: dict[int, int] = {}
+    for rank in range(world_size):
+        with contextlib.suppress(FileNotFoundError):
+            for line in (path / contract.progress_file(rank)).read_bytes().splitlines():
+                record = contract.read_record(line) or {}
+                if record.get("kind") == contract.KIND_STEP and contract.ARRIVED_FROM in record:
+                    found[int(record["step"])] = int(record[contract.ARRIVED_FROM])
+    return tuple(found[step] for step in sorted(found))
 
 
 def changed_code(origin: Origin) -> str | None:

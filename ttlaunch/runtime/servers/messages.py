@@ -16,7 +16,7 @@ from ttlaunch.runtime.world import Rank
 COUNTS, GRADIENTS, WEIGHTS, VERDICT, ORDER, AVERAGE, VALIDATION = range(30_100, 30_107)
 """Tags of a synchronous server."""
 
-PUSHES, ANSWERS, PULLED = range(30_110, 30_113)
+REGISTER, PUSHES, ANSWERS, PULLED = range(30_110, 30_114)
 """Tags of an asynchronous one."""
 
 TAKE, REFUSE, END = range(3)

@@ -1,0 +1,48 @@
+"""What the asynchronous parameter server is: its configuration, its roles, who talks to whom. No torch: the launcher reads it."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from ttlaunch.recipe import CompressionConfig, Layout, Recipe, Section, TrainingFile, gradients_may_be_stale, per
+
+from .traffic import traffic
+
+
+class ElasticDpConfig(Section):
+    """How often workers take new weights, and how much a stale gradient counts."""
+
+    noun: ClassVar[str] = "elastic_dp_config"
+
+    pull_interval: PositiveInt = Field(1, description="gradients that a worker pushes before it takes weights again")
+    is_ahead: bool = Field(
+        default=True, description="begin a task before weights are there, and take them after its first micro-batch"
+    )
+    staleness_rule: Literal["inverse", "constant"] = Field(
+        "inverse", description="learning rate of a stale gradient: divided by its staleness, or as it is"
+    )
+    slow_workers: dict[NonNegativeInt, Annotated[float, Field(ge=1, le=1000)]] = Field(
+        default={}, description="for experiments: workers by place, and how many times as long their passes take"
+    )
+
+
+class Config(TrainingFile):
+    """The sections every recipe shares, what is asynchronous, and in how few bytes gradients travel."""
+
+    elastic_dp_config: ElasticDpConfig = ElasticDpConfig()
+    compression_config: CompressionConfig = CompressionConfig()
+
+
+RECIPE = Recipe(
+    summary="A server applies each gradient when it comes; workers never wait for each other.",
+    config=Config,
+    layouts=[
+        Layout("single", trainer=1),
+        Layout("elastic_dp", worker=per("multihost_config.num_workers"), server=1),
+    ],
+    flows=[("worker", "server")],
+    checks=[gradients_may_be_stale],
+    unread=["multihost_config.pipeline_parallel_config", "multihost_config.bucket_megabytes"],
+    traffic=traffic,
+    is_asynchronous=True,
+)

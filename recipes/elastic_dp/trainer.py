@@ -1,0 +1,109 @@
+"""An asynchronous parameter server: whoever has a gradient pushes it, and nobody waits for anybody else.
+
+    worker 0 -- gradient, version of its weights --> server -- next task, now and then weights --> worker 0
+    worker 1 -- gradient, ... --------------------->   |    -- ... -------------------------------> worker 1
+
+Each task is the data of one whole step, handed out one after the other, so as many samples are seen as in one process, each
+once, and a fast worker does more tasks than a slow one. The server applies a gradient when it comes: an update for each. By
+then other gradients have changed the weights that it was computed with; the gradient says which version these were, any is
+accepted, and the learning rate is divided by its staleness, which is about W - 1. So as not to wait for the server's answer
+either, a worker begins its next task before that is there, and takes new weights after the first micro-batch (`is_ahead`).
+
+Nothing is saved but waiting: all of it. The price is staleness, and that two runs differ in the order in which gradients
+came. That order is in the records, and `ttlaunch repro` repeats a run in it, to the same bits.
+
+    ttlaunch run elastic_dp
+    ttlaunch run elastic_dp --set multihost_config.num_workers=3 --set 'elastic_dp_config.slow_workers={0: 3}'
+    ttlaunch repro latest
+
+Shapes: B = sequences in a micro-batch, T = tokens in a sequence.
+Source: J. Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012 (Downpour SGD); the step size is that of W. Zhang
+et al., "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016.
+"""
+
+from ttlaunch.runtime import (
+    ElasticDesk,
+    ElasticLink,
+    RankContext,
+    SnapshotValidation,
+    StalenessCounts,
+    TaskedState,
+    TaskList,
+    begin_task,
+    build_model,
+    build_optimizer,
+    differentiate,
+    global_norm,
+    micro_batches,
+    report_layer_norms,
+    slowed,
+    step_size,
+    train_in_one_process,
+    validation_is_due,
+)
+
+from .recipe import Config
+
+
+def trainer(cfg: Config, ctx: RankContext) -> None:
+    """One process: what a single worker that waits for each answer equals, bit for bit."""
+    train_in_one_process(cfg, ctx)
+
+
+def worker(cfg: Config, ctx: RankContext) -> None:
+    """Differentiate whole steps' data with the weights that are here, and push the gradients."""
+    keys, place = cfg.elastic_dp_config, ctx.position("worker")
+    model = build_model(cfg, ctx)
+    sums = ctx.gradient_tree(model.weights_N)
+    link = ElasticLink(
+        ctx,
+        model,
+        pull_interval=keys.pull_interval,
+        is_ahead=keys.is_ahead,
+        compression=cfg.compression_config,
+    )
+    link.register()
+    while task := link.next_task():
+        begin_task(ctx, task)
+        with slowed(keys.slow_workers, place):
+            for index, x_BT, y_BT in micro_batches(cfg, ctx, task):
+                loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(task, index))
+                sums.add(index, model.take_gradients(), tokens=tokens, loss=loss)
+                model.zero_grad()
+                link.advance()
+        loss, tokens = sums.mean(model.grads_N, micro_batches=cfg.training_config.micro_batches)
+        link.push(task, loss=loss, tokens=tokens)
+        ctx.report(task, loss=loss, tokens=tokens)
+    ctx.result(f"idle share of rank {ctx.rank}", round(link.idle_share, 4))
+
+
+def server(cfg: Config, ctx: RankContext) -> None:
+    """Apply each gradient when it comes; evaluate while none does, and sleep when there is nothing left to evaluate."""
+    model, total_steps = build_model(cfg, ctx), ctx.data(cfg).total_steps
+    optimizer = build_optimizer(cfg, model, total_steps=total_steps)
+    tasks = TaskList(done=ctx.steps_done, last=total_steps)
+    state = TaskedState(optimizer, tasks)
+    ctx.restore(model, state)
+    desk = ElasticDesk(ctx, model, tasks, compression=cfg.compression_config)
+    validation, counts = SnapshotValidation(cfg, ctx, model), StalenessCounts()
+    desk.register_workers()
+    validation.begin(ctx.steps_done)
+    for step in ctx.steps(cfg):
+        source, push = desk.next_push(meanwhile=validation.advance)
+        staleness = step - 1 - push.version
+        norm = global_norm(optimizer.squared_norms())
+        rate = optimizer.step(step, norm=norm, rate_factor=step_size(staleness, cfg.elastic_dp_config.staleness_rule))
+        desk.answer(source, push, version=step)
+        counts.add(staleness)
+        measured = {"loss": push.loss, "tokens": push.tokens, "grad_norm": norm, "learning_rate": rate}
+        ctx.report(step, **measured, staleness=staleness, data_step=push.task, arrived_from=source)
+        if validation_is_due(cfg, ctx, step):
+            validation.begin(step)
+        report_layer_norms(cfg, ctx, optimizer, step)
+        ctx.checkpoint(step, model, state)
+    desk.dismiss()
+    validation.finish()
+    ctx.result("staleness average", round(counts.average, 3))
+    ctx.result("staleness maximum", counts.maximum)
+    ctx.result("staleness histogram", counts.histogram())
+    ctx.report_parameters(model.named_parameters())
