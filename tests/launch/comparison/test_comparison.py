@@ -10,10 +10,9 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.draw.bars import Bar, Panel, render_bars
-from ttlaunch.launch.comparison.carry_out import Attempt, Comparison
+from ttlaunch.launch.comparison.carry_out import Attempt, Comparison, code_of
 from ttlaunch.launch.comparison.measure import CODE_FILE, Measured, measure_run
 from ttlaunch.launch.comparison.summary import HEADING, cells, render_json, render_markdown, summarise
-from ttlaunch.launch.parity import code_hash
 from ttlaunch.plan.comparison import Candidate, Workload
 
 WORKLOAD = Workload(8)
@@ -170,7 +169,7 @@ def test_the_picture_is_well_formed_and_has_a_bar_for_each_number():
 def test_a_kept_run_is_taken_only_if_plan_and_code_are_the_same(tmp_path, monkeypatch):
     """E14: after Ctrl-C the same line goes on where it was."""
     kept = a_run(tmp_path / "out" / "runs" / "2026-01-01T00-00-00-aaaa")
-    (kept / CODE_FILE).write_text(json.dumps({"code": code_hash()}))
+    (kept / CODE_FILE).write_text(json.dumps({"code": code_of("r")}))
     old = a_run(tmp_path / "out" / "runs" / "2026-01-01T00-00-00-bbbb")
     (old / CODE_FILE).write_text(json.dumps({"code": "of yesterday"}))
     a_run(tmp_path / "out" / "runs" / "2026-01-01T00-00-00-cccc", plan_hash="other")
@@ -185,6 +184,18 @@ def test_a_kept_run_is_taken_only_if_plan_and_code_are_the_same(tmp_path, monkey
     assert [(1, True), (2, False)] == [(one.repeat, one.was_kept) for one in attempts]
     assert [2] == started
     assert kept.name == attempts[0].measured.run_id
+
+
+def test_a_change_of_a_recipe_makes_its_own_runs_anew_and_no_others(here):
+    """Whoever works on a recipe of their own compares it with ours again and again."""
+    for name in ("mine", "other"):
+        (here / "recipes" / name).mkdir(parents=True)
+        for file in ("recipe.py", "trainer.py"):
+            (here / "recipes" / name / file).write_text("x = 1\n")
+    before = [code_of("mine"), code_of("other")]
+    (here / "recipes" / "mine" / "trainer.py").write_text("x = 2\n")
+
+    assert [False, True] == [old == new for old, new in zip(before, [code_of("mine"), code_of("other")], strict=True)]
 
 
 def test_a_recipe_that_is_refused_is_told_once_and_status_is_1(ttlaunch, here):

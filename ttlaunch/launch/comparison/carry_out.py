@@ -5,6 +5,7 @@ whose plan has the same hash and that the same code made are taken as they are.
 """
 
 import contextlib
+import hashlib
 import json
 import shlex
 import signal
@@ -12,15 +13,17 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.diagnostics import Diagnostic
 from ttlaunch.launch.comparison.measure import CODE_FILE, Measured, measure_run, read_code
-from ttlaunch.launch.parity import code_hash
 from ttlaunch.launch.runs.json_files import read_object_if_any
 from ttlaunch.launch.runs.recorded import run_folders
 from ttlaunch.plan.comparison import Candidate, Workload
+from ttlaunch.recipe.discovery import find_recipe
 
 _LONGEST_S = 3600.0
 _LEAVING_S = 60.0
@@ -62,7 +65,6 @@ class Comparison:
         self._on = on
         self._runs = folder / "runs"
         self._repeats = repeats
-        self._code = code_hash()
         self._broken: set[Candidate] = set()
 
     def attempts(self, candidates: Sequence[Candidate]) -> Iterator[Attempt]:
@@ -74,15 +76,15 @@ class Comparison:
             KeyboardInterrupt: As it was pressed; the run that went on has ended.
         """
         kept = self._kept()
-        hashes: dict[Candidate, str | None] = {}
+        known: dict[Candidate, tuple[str, str]] = {}
         for repeat in range(1, self._repeats + 1):
             for candidate in candidates:
                 if candidate in self._broken:
                     continue
-                if candidate not in hashes:
-                    hashes[candidate] = self._plan_hash(candidate)
-                known = kept.get(hashes[candidate] or "", [])
-                attempt = self._known(candidate, repeat, known.pop(0)) if known else self._run(candidate, repeat)
+                if candidate not in known:
+                    known[candidate] = self._plan_hash(candidate), code_of(candidate.recipe)
+                runs = kept.get(known[candidate], [])
+                attempt = self._known(candidate, repeat, runs.pop(0)) if runs else self._run(candidate, repeat)
                 if attempt.measured is None:
                     self._broken.add(candidate)
                 yield attempt
@@ -91,17 +93,17 @@ class Comparison:
         """What is run, as it would be typed."""
         return ["ttlaunch", "run", *candidate.words(self._workload, on=self._on)]
 
-    def _kept(self) -> dict[str, list[Path]]:
-        """Runs that came to their end, by the hash of their plan, oldest first."""
-        found: dict[str, list[Path]] = {}
+    def _kept(self) -> dict[tuple[str, str], list[Path]]:
+        """Runs that came to their end, by the hashes of their plan and of the code that made them, oldest first."""
+        found: dict[tuple[str, str], list[Path]] = {}
         for path in run_folders(self._runs):
             report = read_object_if_any(path / contract.REPORT_FILE)
-            if report.get("status") == "done" and read_code(path) == self._code:
-                found.setdefault(str(report.get("plan_hash")), []).append(path)
+            if report.get("status") == "done":
+                found.setdefault((str(report.get("plan_hash")), read_code(path)), []).append(path)
         return found
 
-    def _plan_hash(self, candidate: Candidate) -> str | None:
-        """Of the plan that would be carried out; None if there is none, which the run itself then says."""
+    def _plan_hash(self, candidate: Candidate) -> str:
+        """Of the plan that would be carried out; empty if there is none, which the run itself then says."""
         done = subprocess.run(
             [sys.executable, "-m", *self.command(candidate), "--dry-run", "--format", "json"],
             capture_output=True,
@@ -109,7 +111,7 @@ class Comparison:
             check=False,
             timeout=_LONGEST_S,
         )
-        return _parsed(done.stdout).get("hash") if done.returncode == 0 else None
+        return str(_parsed(done.stdout).get("hash", "")) if done.returncode == 0 else ""
 
     def _known(self, candidate: Candidate, repeat: int, path: Path) -> Attempt:
         return Attempt(candidate, repeat, measure_run(path), None, shlex.join(self.command(candidate)), was_kept=True)
@@ -134,11 +136,28 @@ class Comparison:
             return failed
         path = self._runs / str(report["run_id"])
         try:
-            (path / CODE_FILE).write_text(json.dumps({"code": self._code}) + "\n", encoding="utf-8")
+            (path / CODE_FILE).write_text(json.dumps({"code": code_of(candidate.recipe)}) + "\n", encoding="utf-8")
             return Attempt(candidate, repeat, measure_run(path), None, shlex.join(command))
         except (OSError, ValueError, KeyError) as error:
             reason = f"what it measured cannot be compared: {type(error).__name__}: {error}"
             return Attempt(candidate, repeat, None, reason[:_LONGEST_WORDS], shlex.join(command))
+
+
+def code_of(recipe: str) -> str:
+    """The hash of the code that makes a run: a recipe's own, what ranks are given to work with, and torch's version.
+
+    What only launches and watches is not in it: it changes no number that is compared.
+    """
+    digest = hashlib.sha256(sys.version.encode())
+    with contextlib.suppress(PackageNotFoundError):
+        digest.update(version("torch").encode())
+    found = find_recipe(recipe, working_folder=Path.cwd())
+    package = Path(contract.__file__).parent
+    own = [] if isinstance(found, Diagnostic) else [found.folder]
+    for folder in (package / "runtime", package / "recipe", *own):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _parsed(text: str) -> dict[str, Any]:
