@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -229,7 +230,7 @@ def _fold_step(state: RankState, record: dict[str, Any]) -> None:
         state.loss = float(loss)
         state.diverged = None if math.isfinite(state.loss) else state.diverged or (state.step, state.loss)
     norm = record.get("grad_norm")
-    state.grad_norm = float(norm) if _is_number(norm) else state.grad_norm
+    state.grad_norm = float(norm) if isinstance(norm, float) or _is_finite(norm) else state.grad_norm
     state.tokens += int(tokens) if _is_finite(tokens) else 0
     if state.first_step_time is None:
         state.first_step, state.first_step_time, state.first_step_tokens = state.step, time, state.tokens
@@ -238,7 +239,7 @@ def _fold_step(state: RankState, record: dict[str, Any]) -> None:
 
 def _time(record: dict[str, Any]) -> float:
     time = record.get("time")
-    return float(time) if _is_number(time) else 0.0
+    return float(time) if _is_finite(time) else 0.0
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:
@@ -246,7 +247,7 @@ def _is_number(value: Any) -> TypeGuard[int | float]:
 
 
 def _is_finite(value: Any) -> TypeGuard[int | float]:
-    return _is_number(value) and math.isfinite(value)
+    return _is_number(value) and -sys.float_info.max <= value <= sys.float_info.max  # also of whole numbers without end
 
 
 def _mapping(value: Any) -> dict[str, Any]:

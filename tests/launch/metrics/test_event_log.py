@@ -104,6 +104,28 @@ def test_the_written_log_holds_the_events_a_line_each(finished):
     assert [] == [line for line in lines if set(line) - {"time", "kind", "rank", "step", "values"}]
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"kind": "step", "time": "soon", "step": 5, "loss": "low"},
+        {"kind": "step", "time": math.nan, "step": True, "tokens": None},
+        {"kind": "layer_grad_norms", "time": 1.0, "step": 4, "norms": [1, 2]},
+        {"kind": "result", "values": "good"},
+        {"kind": "step", "time": 10**400, "step": 5, "loss": 10**400},
+        {"kind": ["list"], "step": {"a": 1}},
+        {},
+    ],
+)
+def test_what_a_recipe_writes_by_itself_breaks_no_log(finished, record):
+    before = len(EventLog(finished.path).poll())
+    finished.record(0, **record)
+    events = EventLog(finished.path).poll()
+
+    assert before + 1 == len(events)
+    assert [] == [name for event in events for name, value in metrics_of(event).items() if not isinstance(value, float)]
+    assert before + 1 == len(read_event_log(write_event_log(finished.path)))
+
+
 def test_a_folder_of_no_run_gets_no_log(tmp_path):
     assert write_event_log(tmp_path) is None
     assert [] == list(tmp_path.iterdir())

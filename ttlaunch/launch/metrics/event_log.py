@@ -7,6 +7,7 @@ them to `metrics.jsonl` when a run ends; whoever follows a run reads the same ev
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,10 +155,10 @@ class EventLog:
 
     def _of_record(self, state: RankState, record: Mapping[str, Any]) -> Event:
         """A rank's own record; a step also says how long it took since the rank's last one."""
-        rank, step, time = state.row.rank, record.get("step"), float(record.get("time") or 0.0)
+        rank, step, time = state.row.rank, _whole(record.get("step")), _seconds(record.get("time"))
         self._first_times.setdefault(rank, time)
         values = {name: value for name, value in record.items() if name not in _LEFT_OUT}
-        if record.get("kind") == contract.KIND_STEP and isinstance(step, int):
+        if record.get("kind") == contract.KIND_STEP and step is not None:
             before = self._step_times.get(rank)
             self._step_times[rank] = step, time
             self._reported[rank, step] = time
@@ -165,7 +166,7 @@ class EventLog:
                 values["step_time_s"] = round((time - before[1]) / (step - before[0]), 9)
                 if isinstance(values.get("tokens"), int | float):
                     values["tokens_per_s"] = values["tokens"] / values["step_time_s"]
-        return Event(time, str(record.get("kind")), rank, step if isinstance(step, int) else None, values)
+        return Event(time, str(record.get("kind")), rank, step, values)
 
     def _of_books(self, rank: int) -> Iterator[Event]:
         for page in self._books[rank].pages():
@@ -187,7 +188,19 @@ class EventLog:
                 self._exited.add(state.row.rank)
                 names = ("status", "signal", "started", "peak_memory_bytes")
                 values = {name: state.exit[name] for name in names if state.exit.get(name) is not None}
-                yield Event(float(state.exit.get("time") or 0.0), EXITED, state.row.rank, values=values)
+                yield Event(_seconds(state.exit.get("time")), EXITED, state.row.rank, values=values)
+
+
+def _seconds(value: Any) -> float:
+    """A time; 0 for what is none, since a recipe may write records of its own making."""
+    with contextlib.suppress(OverflowError):
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    return 0.0
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def write_event_log(path: Path) -> Path | None:

@@ -1,5 +1,6 @@
 """What each number of an event is called, the same in every sink: `train/loss`, `time/step_s`, `communication/sent_bytes`."""
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -34,21 +35,25 @@ def metrics_of(event: Event) -> dict[str, float]:
     `communication/OPERATION/…` for each; at its end: `memory/peak_bytes`.
     """
     if event.kind == contract.KIND_LAYER_NORMS:
-        return dict(_numbers("gradients", event.values.get("norms") or {}))
+        return dict(_numbers("gradients", event.values.get("norms")))
     if event.kind == TRAFFIC:
         return _traffic(event.values["operations"])
     if event.kind == EXITED:
         peak = event.values.get("peak_memory_bytes")
         return {"memory/peak_bytes": float(peak)} if peak else {}
     prefix = _PREFIXES.get(event.kind)
-    values = event.values.get("values") or {} if event.kind == contract.KIND_RESULT else event.values
+    values = event.values.get("values") if event.kind == contract.KIND_RESULT else event.values
     return dict(_numbers(prefix, values)) if prefix else {}
 
 
-def _numbers(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def _numbers(prefix: str, values: Any) -> Iterator[tuple[str, float]]:
+    """The numbers among named values; none where a recipe has written something else."""
+    if not isinstance(values, Mapping):
+        return
     for name, value in values.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{prefix}/{name}", float(value)
+            with contextlib.suppress(OverflowError):
+                yield f"{prefix}/{name}", float(value)
 
 
 def _traffic(operations: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
