@@ -315,6 +315,10 @@ def test_keys_about_text_are_refused_for_images(refused):
     refused(DATA_PARALLEL, files={"train.yaml": text}, status=3)
 
 
+def test_convolutions_that_ranks_would_not_split_are_refused(refused):
+    refused("run tensor_parallel -c train.yaml", files={"train.yaml": CONV}, status=3)
+
+
 def test_a_text_is_no_file_of_tokens(refused):
     text = "training_config:\n  tokenizer_type: ids\n  data_path: book.txt\n"
     refused(DATA_PARALLEL, files={"train.yaml": text, "book.txt": "once upon a time\n"}, status=3)

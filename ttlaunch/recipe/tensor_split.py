@@ -48,6 +48,15 @@ def ranks_have_equal_shares(config: TrainingFile, *, ranks: int, key: str) -> It
     """
     model, is_gpt = config.transformer_config, config.training_config.model_type == "gpt"
     heads, inner = model.num_heads, _INNER * model.embedding_dim
+    if config.training_config.model_type == "conv" and ranks > 1:
+        yield Problem(
+            "C080",
+            f"{counted(ranks, 'rank')} would split nothing: `model_type` `conv` has no matrices that ranks share",
+            key,
+            others=(("training_config.model_type", "convolutions are not split"),),
+            hints=("`--set training_config.model_type=gpt`", "`data_parallel` and `zero` train images on many ranks"),
+        )
+        return
     if is_gpt and heads % ranks:
         fitting = listed([str(count) for count in range(1, heads + 1) if heads % count == 0], quote="")
         yield Problem(
