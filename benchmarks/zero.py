@@ -1,6 +1,6 @@
 """ZeRO stage 3 against torch's FSDP2 in the same run, what ranks keep at every stage, and bytes against the formula.
 
-    PYTHONPATH=. python benchmarks/zero.py [--rounds 5] [--set KEY=VALUE]
+    PYTHONPATH=. python benchmarks/zero.py [--rounds 5] [--set KEY=VALUE]   0 rounds: only the table of stages
 
 The model is a transformer of 6 blocks, 256 wide, on 64 bytes of text (4.9 million parameters, S = 20 MB); a step sees 16
 sequences, shared by 2 workers; AdamW, and the norm is clipped. Every rank has one thread. `FSDP2` is torch's `fully_shard`
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 _SETTINGS = {
-    "training_config.steps": 25,
+    "training_config.steps": 20,
     "training_config.batch_size": 16,
     "training_config.validation_interval": 1000,
     "training_config.validation_sequences": 2,
@@ -56,7 +56,8 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another model or batch")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ttl-bench-") as folder:
-        _measure_steps(options.rounds, Path(folder), extra=options.set)
+        if options.rounds:
+            _measure_steps(options.rounds, Path(folder), extra=options.set)
         _measure_stages(Path(folder))
 
 
@@ -66,6 +67,7 @@ def _measure_steps(rounds: int, folder: Path, *, extra: Sequence[str]) -> None:
         for name, (recipe, micro_batch) in _VARIANTS.items():
             settings = _SETTINGS | {"training_config.micro_batch_size": micro_batch}
             seconds[name].append(_step_seconds(_run(recipe, folder, settings, extra=extra)))
+        print("round:", ", ".join(f"{name} {found[-1] * 1e3:.0f} ms" for name, found in seconds.items()), flush=True)
     for name, found in seconds.items():
         print(f"{name:32} {statistics.median(found) * 1e3:8.1f} ms   {min(found) * 1e3:.1f} to {max(found) * 1e3:.1f}")
     names = list(_VARIANTS)
@@ -86,7 +88,8 @@ def _measure_stages(folder: Path) -> None:
             kept = max(_kept(run, ranks))
             print(
                 f"{stage:5}  {ranks:5}  {kept:17.3f}  {promised:8.3f}  {kept / promised:.4f}"
-                f"   {_share_of_formula(run):14.3f}"
+                f"   {_share_of_formula(run):14.3f}",
+                flush=True,
             )
 
 
