@@ -178,7 +178,7 @@ def test_a_resumed_run_moves_what_it_says(books, recipe, roles, multihost, stops
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-@pytest.mark.parametrize(("workers", "micro_batches"), [(1, 4), (2, 4), (3, 8), (4, 7)])
+@pytest.mark.parametrize(("workers", "micro_batches"), [(1, 4), (2, 4), (3, 8)])
 def test_every_zero_stage_moves_what_it_says(books, zero_stage, workers, micro_batches):
     """D1-D3, C18: gradients (n - 1)/n of S for each sum of a block, and so for each time that parameters are gathered."""
     config = small(micro_batches, 3, zero_config={"stage": zero_stage})

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ttlaunch import contract
-from ttlaunch.runtime import OwnedParameters, ShardLayout, build_model, build_optimizer, micro_batches
+from ttlaunch.runtime import OwnedParameters, ShardLayout, build_model, build_optimizer
 from ttlaunch.runtime.model.flat import FlatParameters
 from ttlaunch.runtime.sockets.in_process import InProcessWorld
 from ttlaunch.runtime.world import Rank
@@ -91,19 +91,6 @@ def test_a_rank_without_a_part_of_the_validation_gathers_layers_all_the_same(tmp
     found = train_recipe("zero", ["worker"] * 4, tmp_path / "run", config(3, **training), data=None)
     expected = reference(**training).by_step(contract.KIND_VALIDATION, "loss")
     assert expected == found.by_step(contract.KIND_VALIDATION, "loss")
-
-
-def test_workers_read_disjoint_and_complete_parts_of_every_step(make_cfg, make_context):
-    """C13."""
-    cfg = make_cfg(training={"batch_size": 7, "micro_batch_size": 1})
-    whole = [x_BT.tolist() for _, x_BT, _ in micro_batches(cfg, make_context(cfg), 2)]
-    for workers in range(1, 8):
-        contexts = [make_context(cfg) for _ in range(workers)]
-        for rank, ctx in enumerate(contexts):
-            ctx.rank = rank
-        parts = [list(micro_batches(cfg, ctx, 2, among=range(workers))) for ctx in contexts]
-        assert list(range(7)) == [index for part in parts for index, _, _ in part]
-        assert whole == [x_BT.tolist() for part in parts for _, x_BT, _ in part]
 
 
 BYTES = {0: lambda n: 16, 1: lambda n: 8 + 8 / n, 2: lambda n: 4 + 12 / n, 3: lambda n: 16 / n}
