@@ -37,8 +37,11 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
     size = len(workers) // sharing.replicas
     for first in range(0, len(workers), size):
         peers = workers[first : first + size]
-        names = all_reduce_bytes(peers, ranks.tensors(peers[0]), value_bytes=NUMBER_BYTES)
-        found += [Traffic("squared_norms", source, dest, per_step=moved) for source, dest, moved in names]
+        parameters = (
+            ranks.tensors(peers[0]) - config.transformer_config.tie_embeddings
+        )  # a matrix of two uses has one norm
+        norms = all_reduce_bytes(peers, parameters, value_bytes=NUMBER_BYTES)
+        found += [Traffic("squared_norms", source, dest, per_step=moved) for source, dest, moved in norms]
         found += _ring("weights (torch)", peers, per_step=gathered * weight, per_validation=evaluated * weight)
         found += _ring("gradients (torch)", peers, per_step=(blocks + ends) * VALUE_BYTES)
     for place in range(size):

@@ -68,3 +68,43 @@ def test_a_rank_that_dies_leaves_its_peer_in_an_all_reduce_that_has_a_name(start
     assert run.ends(within_s=60) == 1, run.stderr
     assert run.report["failure"]["rank"] == 1
     assert run.report["ranks"][0]["last_operation"]["text"].startswith(f"{OPERATION}, begun ")
+
+
+SHARDED = """\
+import time
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from ttlaunch.runtime import process_group
+from ttlaunch.runtime.sharded.collectives import Ring, enter_collectives
+
+
+def peer(cfg, ctx):
+    torch.manual_seed(1)
+    peers = ctx.ranks("peer")
+    with process_group(ctx, among=peers, device=torch.device("cpu")):
+        with ctx.announced("import"):  # of what torch needs on first use
+            unit = fully_shard(torch.nn.Linear(4, 2), mesh=init_device_mesh("cpu", (2,)))
+        enter_collectives([unit], shards=Ring(ctx.ledger, rank=ctx.rank, among=peers), replicas=None)
+        unit.set_force_sum_reduction_for_comms(True)  # gloo has no mean
+        for step in range(1, 5):
+            ctx.step = step
+            ctx.ledger.begin_step(step)
+            if step == 3 and ctx.rank == 1:
+                time.sleep(600)
+            unit(torch.ones(3, 4)).sum().backward()
+            ctx.report(step)
+"""
+
+
+def test_a_rank_that_does_not_come_to_a_gather_of_torch_is_named(here, start_run):
+    """E1: of FSDP2, with the unit and its bytes."""
+    (here / "mine").mkdir()
+    (here / "mine/recipe.py").write_text(RECIPE)
+    (here / "mine/trainer.py").write_text(SHARDED)
+    run = start_run("mine", "-n", "2", "--hang-timeout", "3")
+    assert run.ends(within_s=60) == 6, run.stderr
+    assert run.report["failure"]["rank"] == 1
+    assert run.report["failure"]["evidence"][0].startswith(
+        "rank 0 (peer)  waits for rank 1  weights (torch) of 40 bytes, bucket 0, step 3"
+    )

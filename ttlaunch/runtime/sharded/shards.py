@@ -101,7 +101,9 @@ class Shards:
 
     def persistent_bytes(self, optimizer: Optimizer) -> int:
         """What this rank keeps from step to step: rows, their gradients and the update rule's state, by the memory they have."""
-        return storage_bytes([*self._own.values(), self.grads_N, *(tensor for _, tensor in optimizer.named_state())])
+        dealt: list[Any] = list(self._model.parameters())  # also where the gradient of a second use is gathered
+        rows = [one.detach().to_local() for one in dealt]
+        return storage_bytes([*rows, self.grads_N, *(tensor for _, tensor in optimizer.named_state())])
 
     @property
     def values_of_whole(self) -> int:
