@@ -118,6 +118,17 @@ def test_a_resumed_run_goes_on_with_the_weights_of_all_steps_before(train, bound
         assert whole.sha256 == train(0, bound, interval=3, start=start).sha256
 
 
+@pytest.mark.parametrize(("workers", "precision"), [(2, "fp32"), (4, "fp32"), (3, "fp16")])
+def test_a_mean_from_the_ring_is_that_of_the_tree_up_to_rounding(train, workers, precision):
+    """With a validation after every step nobody leads, so both see the same weights; shards are of unequal length."""
+    settings = {"validation_interval": 1, "steps": 3, "precision": precision}
+    tree, ring = (train(workers, bound, **settings) for bound in (0, 2))
+    for key in ("grad_norm", "loss"):
+        expected, found = (run.by_step(contract.KIND_STEP, key) for run in (tree, ring))
+        assert expected == pytest.approx(found, rel=2e-5 if precision == "fp32" else 1e-3)
+    assert (0.0, 0, f"0 of {3 * workers}") == statistics(ring)
+
+
 def test_fp16_agrees_on_its_scale_although_gradients_are_old(train):
     run = train(3, 2, steps=8, precision="fp16")
     assert run.sha256

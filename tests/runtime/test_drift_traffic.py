@@ -11,7 +11,7 @@ WORKERS = [(2, 4), (3, 4), (4, 7)]
 
 
 @pytest.mark.parametrize(("workers", "micro_batches"), WORKERS)
-@pytest.mark.parametrize("bound", [0, 1, 3])
+@pytest.mark.parametrize("bound", [0, 2])
 def test_a_ring_with_a_bound_moves_what_it_says(books, workers, micro_batches, bound):  # noqa: F811
     """D6: with a bound 2(n - 1)/n of S out of each rank, and only to the next; also where shards are unequal."""
     config = small(micro_batches, 5, classic_dp_config={"staleness_bound": bound})
@@ -31,13 +31,12 @@ OWN = {"local_sgd": "local_sgd_config", "diloco": "diloco_config"}
 
 
 @pytest.mark.parametrize(("workers", "micro_batches"), WORKERS)
-@pytest.mark.parametrize("recipe", OWN)
-@pytest.mark.parametrize("every", [1, 2, 3, 9])
+@pytest.mark.parametrize(("recipe", "every"), [("local_sgd", 1), ("local_sgd", 3), ("diloco", 2), ("diloco", 9)])
 def test_averages_move_what_they_say(books, recipe, workers, micro_batches, every):  # noqa: F811
     """Weights once in so many steps and after the last: bytes ÷ H."""
     recorded = books(recipe, ["worker"] * workers, config=small(micro_batches, 5, **{OWN[recipe]: {"every": every}}))
     check_exact(recorded, steps=5, validations=4)
-    averages = {1: 5, 2: 3, 3: 2, 9: 1}[every]
+    averages = {1: 5, 2: 3, 3: 2, 9: 1}[every]  # the last one after step 5, whether or not H divides it
     size = 4 * recorded.books[0].facts["values"]
     sent = sum(edge.size for edge in recorded.traffic.edges if edge.operation == "weights" and edge.source == 0)
     assert abs(averages * 2 * (workers - 1) / workers * size - sent) <= averages * 2 * 4 * workers

@@ -159,6 +159,7 @@ def test_a_ring_adds_every_vector_once_in_every_order_of_messages(workers):
                 seen.add(world)
                 waiting.append(world)
     whole = frozenset(range(workers))
+    assert all(part.own_shard == part.shard_to_send(workers - 1) for part in first)  # sent on as it was completed
     assert {((whole,) * workers,) * workers} == ends
 
 
@@ -186,6 +187,13 @@ def contributors(place, hop, shard, workers):
 def test_events_out_of_turn_are_refused():
     clock = Clock(1)
     for wrong in (clock.give, clock.apply, clock.free, lambda: clock.complete(1), lambda: clock.begin().begin()):
+        with pytest.raises(ProtocolError):
+            wrong()
+    for wrong in (
+        clock.begin().free,
+        clock.begin().give().complete(1).free,
+        clock.begin().give().complete(1).begin().apply().begin,
+    ):
         with pytest.raises(ProtocolError):
             wrong()
     led = clock.begin().give().begin().give()

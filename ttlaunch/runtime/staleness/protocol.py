@@ -145,8 +145,7 @@ class RingPart:
 
     def shard_to_send(self, hop: int) -> int:
         """Which shard message `hop` of this worker has."""
-        first = self.place if hop < self.workers - 1 else self.place + self.workers
-        return (first - hop) % self.workers
+        return (self.place - hop) % self.workers
 
     def shard_to_receive(self, hop: int) -> int:
         """Which shard message `hop` of the worker before it has."""
