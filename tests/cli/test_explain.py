@@ -20,6 +20,7 @@ _NEEDS_MORE = {
     "H004": "an mpi4py that is paired with another MPI",
     "H005": "a Python without the packages of a rank",
     "P016": "hosts that are reached over SSH",
+    "P047": "a Python without the package of a sink; `tests/launch/metrics` has it",
 }
 """Pages whose example needs another machine; `test_bad_input.py` has each of these cases."""
 _FIRST_ABOUT_HOSTS = "H009"
