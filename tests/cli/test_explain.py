@@ -28,7 +28,9 @@ _FIRST_ABOUT_HOSTS = "H009"
 
 
 def used_codes():
-    return sorted({code for path in PACKAGE.rglob("*.py") for code in _LITERAL.findall(path.read_text())})
+    """In the package, and in recipes, which have rules of their own."""
+    sources = [*PACKAGE.rglob("*.py"), *(Path(__file__).parents[2] / "recipes").rglob("*.py")]
+    return sorted({code for path in sources for code in _LITERAL.findall(path.read_text())})
 
 
 def commands_of(code):
