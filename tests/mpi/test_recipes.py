@@ -71,6 +71,12 @@ def test_a_worker_of_two_ranks_equals_two_workers(run_ranks, reference):
     check_equal(reference(), found)
 
 
+def test_parameter_servers_equal_one_process(run_ranks, reference):
+    """D9: 3 workers of 12 micro-batches, 2 servers, an average beside the weights."""
+    config = small() | {"sync_ps_config": {"num_servers": 2, "polyak_interval": 5}}
+    check_equal(reference(), run_ranks("sync_ps", ["worker"] * 3 + ["server"] * 2, config))
+
+
 @pytest.mark.parametrize("clips", [True, False])
 def test_small_buckets_equal_one_process(run_ranks, reference, clips):
     """A13: with and without a norm that all updates wait for, many messages a step."""
@@ -119,6 +125,8 @@ def test_the_feed_forward_model_runs_under_both(run_ranks, reference):
             small(6, blocks_per_rank=[2, 2], pipeline={"schedule": "interleaved", "chunks_per_rank": 2, "replicas": 2}),
         ),
         ("fabric_minimal", ["peer"] * 3, {"all_reduce_config": {"megabytes": 0.1, "repeats": 2}}),
+        ("sync_ps", ["worker"] * 2 + ["server"] * 2, small(6) | {"sync_ps_config": {"num_servers": 2}}),
+        ("elastic_dp", ["worker"] * 2 + ["server"], small(6)),
     ],
 )
 def test_no_recipe_relies_on_buffered_sends(run_ranks, recipe, roles, config):

@@ -188,13 +188,16 @@ class SyncDesk:
         return came
 
     def _go_on_without(self, late: Sequence[Rank], step: int) -> None:
-        named = ", ".join(f"rank {worker} (worker)" for worker in late)
-        text = (
-            f"no gradient of step {step} from {named} within {self._patience.timeout_s:g} s of the last one that came"
-        )
-        if self._patience.policy == "fail":
+        """Say who is late, once for each time that somebody falls behind."""
+        fails, timeout_s = self._patience.policy == "fail", self._patience.timeout_s
+        fresh = [worker for worker in late if fails or worker in self.members]
+        named = ", ".join(f"rank {worker} (worker)" for worker in fresh)
+        text = f"no gradient of step {step} from {named} within {timeout_s:g} s of the last one that came"
+        if fails:
             raise StragglerError(text)
-        self._ctx.note(f"{text}; the step is made without {'it' if len(late) == 1 else 'them'}")
+        if fresh:
+            whom = "it until it comes" if len(fresh) == 1 else "them until they come"
+            self._ctx.note(f"{text}; steps are made without {whom}")
 
     def _follow(self, newest: int) -> dict[Rank, Tensor]:
         """Do what the first server says, until it says whose gradients make the step; nobody's after the last."""
