@@ -83,7 +83,8 @@ def _mean_gradient(cfg: Config, ctx: RankContext, model: ShardedModel, shards: S
     """Leave this worker's rows of the gradient of the mean loss in its shards; they are added once in a step."""
     workers = ctx.ranks("worker")
     passes = len(contiguous_blocks(cfg.training_config.micro_batches, len(workers))[0])
-    batches = in_step(micro_batches(cfg, ctx, step, among=workers), passes=passes, device=ctx.device)
+    own = micro_batches(cfg, ctx, step, among=workers)
+    batches = in_step(own, passes=passes, any_batch=lambda: next(micro_batches(cfg, ctx, step)))
     seen = torch.zeros(2, dtype=torch.float64)  # summed loss, tokens
     for done, (index, x_BT, y_BT) in enumerate(batches, start=1):
         model.synchronises(is_last=done == passes)

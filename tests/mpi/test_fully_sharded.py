@@ -43,7 +43,7 @@ def sharded(run_ranks):
     def run(workers, *, start=None, **options):
         key = json.dumps([workers, options, start])
         if key not in found:
-            found[key] = run_ranks("fully_sharded", ["worker"] * workers, small(**options), start=start)
+            found[key] = run_ranks("fully_sharded", ["worker"] * workers, small(**options), start=start, timeout_s=240)
             assert found[key].process.returncode == 0, found[key].output
         return found[key]
 

@@ -3,7 +3,7 @@
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -44,17 +44,22 @@ def differentiate(
     return summed, tokens
 
 
-def in_step(batches: Iterable[MicroBatch], *, passes: int, device: torch.device) -> Iterator[MicroBatch]:
+def in_step(batches: Iterable[MicroBatch], *, passes: int, any_batch: Callable[[], MicroBatch]) -> Iterator[MicroBatch]:
     """Micro-batches, and after them as many as it takes to `passes` in which no target counts.
 
     Every pass of a sharded model needs all ranks, so one with a shorter block would leave the others waiting for ever.
 
-    Cost: a pass over one token for each that is added.
+    Args:
+        batches: Of this rank.
+        passes: That every rank makes.
+        any_batch: Gives a micro-batch, whoever's it is, for the shapes of what is added.
+
+    Cost: a pass over one sequence, or image, for each that is added.
     """
     count = 0
     for batch in batches:
         yield batch
         count += 1
     for _ in range(count, passes):
-        x_BT = torch.zeros(1, 1, dtype=torch.int64, device=device)
-        yield 0, x_BT, torch.full_like(x_BT, IGNORED)
+        index, x_BT, y_BT = any_batch()
+        yield index, x_BT[:1], torch.full_like(y_BT[:1], IGNORED)

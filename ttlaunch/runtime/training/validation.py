@@ -52,7 +52,7 @@ def validation_losses(
         Summed loss of each micro-batch of the share in order, float64, on the CPU; empty if the share is.
     """
     own = list(validation_micro_batches(cfg, ctx, among=among))
-    batches = in_step(own, passes=passes, device=ctx.device)
+    batches = in_step(own, passes=passes, any_batch=lambda: next(validation_micro_batches(cfg, ctx)))
     with ctx.announced("evaluation"):
         losses = [summed_loss(model(x_BT), y_BT).item() for _, x_BT, y_BT in batches]
     return torch.tensor(losses[: len(own)], dtype=torch.float64)
