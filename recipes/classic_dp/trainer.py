@@ -83,6 +83,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         if is_first:
             report_layer_norms(cfg, ctx, optimizer, step)
             ctx.checkpoint(step, model, optimizer, owners=workers[:1])  # all workers get the same
+    means.close()
     if is_first:
         ctx.result("staleness average", round(means.staleness.average, 4))
         ctx.result("staleness maximum", means.staleness.maximum)

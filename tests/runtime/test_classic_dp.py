@@ -54,6 +54,7 @@ def events(monkeypatch):
 
     watch("begin", "begin", lambda means, _: means._clock.begun)
     watch("_give", "give", lambda means, _: means._clock.given)
+    watch("close", "close", lambda means, _: means._clock.freed)
     watch("_apply", "apply", lambda _, mean: mean.step)
     return found
 
@@ -84,6 +85,8 @@ def test_the_bound_holds_and_statistics_are_those_of_the_events(train, events, w
             assert len(range(updates[worker] + 1, step + 1)) <= bound + 1  # steps whose gradients wait in buffers
         elif event == "give":
             finished[worker] = step
+        elif event == "close":
+            assert (steps, steps) == (step, updates[worker])  # nothing is left in a buffer
         else:
             updates[worker] += 1
             assert step == updates[worker]  # each once, in the order of the steps

@@ -45,6 +45,7 @@ class MeanGradients(Protocol):
                 means.accumulate(index, tokens=..., loss=...)  # after it
             for mean in means.ready(until=...):
                 update the model for mean.step
+        means.close()
 
     Attributes:
         staleness: Of all gradients that were applied.
@@ -63,6 +64,9 @@ class MeanGradients(Protocol):
 
     def ready(self, *, until: int) -> Iterator[Mean]:
         """Give the means that are whole, in the order of the steps; wait for those of steps up to `until`."""
+
+    def close(self) -> None:
+        """Free the buffers of all steps, when the last mean has been applied; nothing is under way afterwards."""
 
 
 def mean_gradients(
@@ -120,6 +124,9 @@ class SynchronousMeans:
             self.staleness.count(one)
         yield Mean(until, loss, tokens, staleness)
 
+    def close(self) -> None:
+        """Every step has freed its buffers."""
+
 
 class BoundedMeans:
     """K > 0: every step's mean comes around the ring, while up to K further steps are computed.
@@ -150,8 +157,7 @@ class BoundedMeans:
 
     def begin(self, step: int) -> None:
         while not self._clock.may_begin:
-            self._ring(self._clock.freed + 1).close()
-            self._clock = self._clock.free()
+            self._free()
         self._clock = self._clock.begin()
         assert self._clock.begun == step  # noqa: S101  the caller counts the same steps
         self._ring(step).open()
@@ -179,6 +185,15 @@ class BoundedMeans:
         self._advance()
         while self._clock.due is not None:
             yield self._apply()
+
+    def close(self) -> None:
+        """As every `MeanGradients`; waits for what others have not yet taken from here."""
+        while self._clock.open_steps:
+            self._free()
+
+    def _free(self) -> None:
+        self._ring(self._clock.freed + 1).close()
+        self._clock = self._clock.free()
 
     def _give(self) -> None:
         """The loss scale, which other workers may already have changed, is divided out; it is a power of two."""
