@@ -13,12 +13,16 @@ from ttlaunch.recipe import (
     all_reduce_mean_traffic,
     per,
     sequences_of_blocks,
+    split_model_traffic,
+    split_norm_traffic,
     validation_traffic,
 )
 
 STAGES = per("multihost_config.pipeline_parallel_config.blocks_per_rank")
 REPLICAS = per("multihost_config.pipeline_parallel_config.replicas")
 CHUNKS = per("multihost_config.pipeline_parallel_config.chunks_per_rank")
+SHARES = per("multihost_config.pipeline_parallel_config.ranks_per_stage")
+WIDTH = per(STAGES.key, times=SHARES.key)
 
 
 def closes_the_chain(config: TrainingFile) -> bool:
@@ -37,16 +41,41 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic] | None:
     stages, found = ranks.of("stage"), []
     if not stages:
         return found
-    pipeline, width = config.multihost_config.pipeline_parallel_config, STAGES(config)
+    width, shares = WIDTH(config), SHARES(config)
     if moves_blocks(config):
         return None
     replicas = [stages[at : at + width] for at in range(0, len(stages), width)]
+    for place in range(shares):  # each is a pipeline by itself, with its shares of the stages
+        found += _of_chains(config, ranks, [replica[place::shares] for replica in replicas])
+    if shares > 1:
+        for at, replica in enumerate(replicas):
+            rows = [replica[first : first + shares] for first in range(0, width, shares)]
+            found += [one for row in rows for one in _of_stage(config, ranks, row, at, len(replicas))]
+    return found
+
+
+def _of_chains(config: TrainingFile, ranks: Ranks, replicas: list[list[int]]) -> list[Traffic]:
+    """Of pipelines side by side that have the same shares of their stages."""
+    found = []
     for at, replica in enumerate(replicas):
         found += _passes(config, ranks, replica, at=at, count=len(replicas)) + _norms(config, ranks, replica)
     for column in zip(*replicas, strict=True):
         found += _means(config, ranks, column)
     found += validation_traffic([replica[-1] for replica in replicas], ranks.validation_micro_batches)
-    return found + (_choice(replicas) if pipeline.schedule == "auto" else [])
+    is_measured_first = config.multihost_config.pipeline_parallel_config.schedule == "auto"
+    return found + (_choice(replicas) if is_measured_first else [])
+
+
+def _of_stage(config: TrainingFile, ranks: Ranks, row: list[int], at: int, count: int) -> list[Traffic]:
+    """Of the ranks that split a stage's matrices: sums of activations, and squared norms."""
+    pipeline = config.multihost_config.pipeline_parallel_config
+    stage = row[0] % WIDTH(config) // len(row)
+    found = split_model_traffic(config, ranks, row, replica=at, replicas=count, blocks=pipeline.blocks[stage])
+    found += split_norm_traffic(config, ranks, row, has_both_ends=len(pipeline.blocks) == 1)
+    if pipeline.schedule == "auto":
+        times = all_reduce_bytes(row, 2, value_bytes=NUMBER_BYTES)
+        found += [Traffic("end_step", source, dest, slack=size) for source, dest, size in times]
+    return found
 
 
 def _passes(config: TrainingFile, ranks: Ranks, replica: list[int], *, at: int, count: int) -> list[Traffic]:

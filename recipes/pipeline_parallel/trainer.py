@@ -9,6 +9,9 @@ sent. The schedule orders a stage's passes. `gpipe` runs all forward passes firs
 stage s keeps p - s micro-batches and not m; with `interleaved` a rank has several chunks far apart in the model, which
 shortens the idle time by their number and takes that many times the messages. `auto` measures.
 
+With `ranks_per_stage` over 1 a stage is several ranks, which split its matrices as in `tensor_parallel`; each sends activations
+to the rank with the same shares of the next stage. Then bits are those of any other layout with as many shares.
+
 With R replicas there are R such pipelines, each with a block of the micro-batches; the ranks of a stage average their
 gradients. For every schedule, p and R the gradients, clipping norm and update are those of one process, bit for bit.
 
@@ -42,7 +45,7 @@ from ttlaunch.runtime import (
     validation_micro_batches,
 )
 
-from .recipe import STAGES, Config
+from .recipe import SHARES, STAGES, Config
 
 
 def trainer(cfg: Config, ctx: RankContext) -> None:
@@ -52,7 +55,7 @@ def trainer(cfg: Config, ctx: RankContext) -> None:
 
 def stage(cfg: Config, ctx: RankContext) -> None:
     """Train this rank's blocks; every stage updates its own, with one clipping norm for all."""
-    grid = place_in_pipeline(ctx, num_stages=STAGES(cfg))
+    grid = place_in_pipeline(ctx, num_stages=STAGES(cfg), ranks_per_stage=SHARES(cfg))
     choice = ScheduleChoice(cfg, ctx, grid)
     part = PipelinePart(cfg, ctx, grid, schedule=choice.now)
     ctx.restore(part.model, part.optimizer)
@@ -64,16 +67,17 @@ def stage(cfg: Config, ctx: RankContext) -> None:
         norm = global_norm(part.squared_norms())
         rate = part.optimizer.step(step, norm=norm)
         choice.end_step()
-        if grid.is_last_stage and grid.replica == 0:  # earlier stages have not seen the loss
+        if grid.is_reporting:  # earlier stages have not seen the loss
             ctx.report(step, loss=mean_loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
         else:
             ctx.report(step)
         if validation_is_due(cfg, ctx, step):
             _validate(cfg, ctx, part, step)
         if grid.replica == 0:  # all replicas hold the same
-            report_layer_norms(cfg, ctx, part.optimizer, step)
-            ctx.checkpoint(step, part.model, part.optimizer, owners=grid.stages)
-    ctx.report_parameters(part.model.named_parameters())
+            if grid.rank == grid.shares[0]:
+                report_layer_norms(cfg, ctx, part.optimizer, step)
+            ctx.checkpoint(step, part.model, part.optimizer, owners=grid.pipeline)
+    ctx.report_parameters(part.model.named_parts())
 
 
 def _run_passes(cfg: Config, ctx: RankContext, part: PipelinePart, step: int) -> None:
@@ -122,5 +126,5 @@ def _validate(cfg: Config, ctx: RankContext, part: PipelinePart, step: int) -> N
     links.finish()
     if grid.is_last_stage:
         all_gather(ctx, losses_V, among=grid.replicas)
-        ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens, reporter=grid.replicas[0])
+        ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens, reporter=grid.reporter)
     agree(ctx, ctx.early_stop, source=grid.next_stage, dests=grid.stages[: grid.stage][-1:])

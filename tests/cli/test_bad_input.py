@@ -271,6 +271,16 @@ def test_tensor_parallelism_that_no_recipe_does_is_refused(refused):
     refused("run data_parallel -c train.yaml", files={"train.yaml": "device_config:\n  enable_tp: true\n"}, status=3)
 
 
+def test_ranks_of_a_stage_that_cannot_share_the_heads_are_refused(refused):
+    text = PIPELINE_OF_FOUR.format(blocks="[2, 2]") + "    ranks_per_stage: 3\n"
+    refused(PIPELINE, files={"train.yaml": text}, status=3)
+
+
+def test_fewer_workers_than_ranks_of_all_stages_are_refused(refused):
+    text = PIPELINE_OF_FOUR.format(blocks="[2, 2]") + "    ranks_per_stage: 2\n  num_workers: 2\n"
+    refused(PIPELINE, files={"train.yaml": text}, status=3)
+
+
 def test_devices_that_cannot_share_the_heads_are_refused(refused):
     text = "device_config:\n  enable_tp: true\n  mesh_shape: [1, 3]\n"
     refused(RUN, files={"train.yaml": text}, status=3)
@@ -315,8 +325,9 @@ def test_keys_about_text_are_refused_for_images(refused):
     refused(DATA_PARALLEL, files={"train.yaml": text}, status=3)
 
 
-def test_convolutions_that_ranks_would_not_split_are_refused(refused):
-    refused("run tensor_parallel -c train.yaml", files={"train.yaml": CONV}, status=3)
+def test_convolutions_that_ranks_cannot_share_are_refused(refused):
+    text = CONV + "tensor_parallel_config:\n  ranks: 3\n"
+    refused("run tensor_parallel -c train.yaml", files={"train.yaml": text}, status=3)
 
 
 def test_a_text_is_no_file_of_tokens(refused):

@@ -42,6 +42,24 @@ def test_a_grid_of_ranks_talks_within_its_rows_or_across_them(make, expected):
     assert expected == list(pairs(flow, ["stage"] * 6))
 
 
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (chain, [(0, 2), (1, 3), (4, 6), (5, 7)]),
+        (ends, [(0, 2), (1, 3), (4, 6), (5, 7)]),
+        (in_rows, [(0, 2), (1, 3), (4, 6), (5, 7)]),
+    ],
+)
+def test_ranks_that_split_a_stage_take_turns_in_a_row(make, expected):
+    """E15: two replicas of two stages of two ranks, each of which talks to the one with the same shares."""
+    stages, shares = (
+        f"multihost_config.pipeline_parallel_config.{key}" for key in ("blocks_per_rank", "ranks_per_stage")
+    )
+    blocks = {"multihost_config": {"pipeline_parallel_config": {"blocks_per_rank": [1, 1], "ranks_per_stage": 2}}}
+    flow = make("stage", row=per(stages, times=shares), stride=per(shares)).under(TrainingFile.model_validate(blocks))
+    assert expected == list(pairs(flow, ["stage"] * 8))
+
+
 @pytest.mark.parametrize(("make", "expected"), [(ends, []), (in_columns, []), (in_rows, [])])
 def test_a_grid_of_one_rank_has_nobody_to_talk_to(make, expected):
     blocks = {"multihost_config": {"pipeline_parallel_config": {"blocks_per_rank": [4]}}}

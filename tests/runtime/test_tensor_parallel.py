@@ -6,6 +6,7 @@ bit of float32 differs (1e-7 of the value). Training repeats that some hundred t
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from ttlaunch import contract
 from ttlaunch.launch.saved.joined_tensors import join_parts
 from ttlaunch.launch.saved.tensor_difference import read_weights
 from ttlaunch.launch.saved.tensor_file import read_header, write_tensors
+from ttlaunch.recipe.images import DIGITS
 from ttlaunch.runtime.digests import digests
 from ttlaunch.runtime.tensor.share import ModelShare
 from ttlaunch.stored_parts import parse_part
@@ -49,15 +51,15 @@ def train(tmp_path_factory, fox):
     """`train(ranks, replicas, …)`: a split model; `train()`: one process. What was trained before is not trained again."""
     found = {}
 
-    def run(ranks=1, replicas=1, *, recipe="tensor_parallel", roles=None, saves=False, start=None, **changes):
+    def run(ranks=1, replicas=1, *, recipe="tensor_parallel", roles=None, saves=False, start=None, data=fox, **changes):
         values = config(**changes)
         if recipe == "tensor_parallel":
             values["tensor_parallel_config"] = {"ranks": ranks, "replicas": replicas}
         roles = roles or (["worker"] * ranks * replicas if ranks * replicas > 1 else ["trainer"])
-        key = json.dumps([recipe, roles, saves, start, values])
+        key = json.dumps([recipe, roles, saves, start, str(data), values])
         if key not in found:
             folder = tmp_path_factory.mktemp("trained") / "run"
-            found[key] = train_recipe(recipe, roles, folder, values, data=fox, saves=saves, start=start)
+            found[key] = train_recipe(recipe, roles, folder, values, data=data, saves=saves, start=start)
         return found[key]
 
     return run
@@ -90,6 +92,12 @@ def test_a_split_model_equals_one_process_up_to_rounding(train, ranks, changes):
     whole, split = train(**changes), train(ranks, **changes)
     check_close(whole, split)
     assert whole.sha256 != split.sha256  # whoever makes them equal can say so in the documents
+
+
+def test_a_split_classifier_of_images_equals_one_process_up_to_rounding(train):
+    """Convolutions are split by their output channels, and what follows them by its inputs."""
+    changes = {"training": {"model_type": "conv"}, "transformer": {"max_sequence_length": 64}, "data": Path(DIGITS)}
+    check_close(train(**changes), train(4, **changes))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -277,6 +285,65 @@ def test_the_optimizers_checkpoint_is_that_of_any_layout(train, servers):
     assert train().by_step("step", "loss")[STEPS] == pytest.approx(
         train(2, start=start, **saving).by_step("step", "loss")[STEPS], rel=CLOSE
     )
+
+
+def of_stages(ranks, blocks, *, replicas=1, **pipeline):
+    """A world of the pipeline recipe whose stages are so many ranks."""
+    cut = {"blocks_per_rank": blocks, "ranks_per_stage": ranks, "replicas": replicas} | pipeline
+    return {
+        "recipe": "pipeline_parallel",
+        "roles": ["stage"] * len(blocks) * ranks * replicas,
+        "multihost_config": {"pipeline_parallel_config": cut},
+    }
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        of_stages(2, [1, 1]),
+        of_stages(2, [1, 1], replicas=2, schedule="gpipe"),
+        of_stages(2, [2], replicas=3),
+    ],
+    ids=["pp 2 x tp 2", "dp 2 x pp 2 x tp 2", "dp 3 x tp 2"],
+)
+@pytest.mark.parametrize("changes", [{}, {"transformer": {"tie_embeddings": True}}], ids=["", "tied"])
+def test_stages_and_replicas_of_a_split_model_change_no_bit(train, world, changes):
+    """E15: of a grid dp x pp x tp only tp rounds in another way."""
+    split, found = train(2, **changes), train(**world, **changes)
+    assert split.sha256 == found.sha256
+    for kind, key in (("step", "loss"), ("step", "grad_norm"), ("validation", "loss")):
+        assert split.by_step(kind, key) == found.by_step(kind, key)
+    check_close(train(**changes), found)
+
+
+@pytest.mark.parametrize("pipeline", [{"schedule": "interleaved"}, {"schedule": "auto"}], ids=["interleaved", "auto"])
+def test_chunks_of_split_stages_change_no_bit(train, pipeline):
+    """With `auto` shares of blocks move between the ranks that have the same shares."""
+    changes = {"training": {"steps": 13}, "transformer": {"num_blocks": 4}}
+    world = of_stages(2, [2, 2], chunks_per_rank=2, **pipeline)
+    assert train(2, **changes).sha256 == train(**world, **changes).sha256
+
+
+def test_a_grid_goes_on_from_the_checkpoint_of_another(train):
+    """Every rank of the first replica writes its own parts, and no part is written twice."""
+    saving = {"checkpoint_config": {"interval": 3}}
+    first = train(**of_stages(2, [1, 1], replicas=2), saves=True, **saving)
+    start, names = start_from(first, step=3)
+    assert len(names) == len(set(names))
+    for after in ({"ranks": 2}, of_stages(2, [2])):
+        assert first.sha256 == train(**after, start=start, **saving).sha256
+    alone = train(start=start, **saving)
+    assert train().by_step("step", "loss")[STEPS] == pytest.approx(alone.by_step("step", "loss")[STEPS], rel=CLOSE)
+
+
+def test_layer_norms_of_a_grid_are_those_of_whole_layers(train):
+    changes = {"training": {"log_layer_grad_norms": True, "validation_interval": 1, "steps": 1}}
+    found = {}
+    for record in train(**of_stages(2, [1, 1]), **changes).records(contract.KIND_LAYER_NORMS):
+        assert found.keys().isdisjoint(record["norms"])
+        found |= record["norms"]
+    (whole,) = train(2, **changes).records(contract.KIND_LAYER_NORMS)
+    assert whole["norms"] == found
 
 
 def test_the_share_of_a_rank_without_a_world_cannot_compute():

@@ -279,8 +279,9 @@ def test_an_all_reduce_moves_the_least_there_is(books):
         ("data_parallel", ["worker"] * 3, {}),
         ("hierarchical_parallel", ["worker"] * 2 + ["aggregator", "optimizer"], {}),
         ("pipeline_parallel", ["stage"] * 2, {"pipeline_parallel_config": {"blocks_per_rank": [1, 1]}}),
+        ("tensor_parallel", ["worker"] * 2, {}),
     ],
-    ids=["data parallel", "three tiers", "pipeline"],
+    ids=["data parallel", "three tiers", "pipeline", "a split model"],
 )
 def test_images_move_what_the_formula_says(books, recipe, roles, multihost):
     """D18: a validation goes over its images twice, for the loss and for the accuracy."""
@@ -473,3 +474,27 @@ def test_workers_that_split_the_model_move_what_they_say(books, server, workers,
     config = small(3, 3, device_config=device, multihost_config={"num_workers": workers})
     config["training_config"] |= training
     check_exact(books("hierarchical_parallel", ["worker"] * workers * shape[0] * shape[1] + server, config=config))
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
+@pytest.mark.parametrize(
+    ("blocks", "pipeline"),
+    [
+        ([1, 1], {}),
+        ([2, 1], {"replicas": 2, "schedule": "gpipe"}),
+        ([2, 2], {"schedule": "interleaved", "chunks_per_rank": 2}),
+        ([2], {}),
+    ],
+    ids=str,
+)
+def test_a_pipeline_whose_stages_are_split_moves_what_it_says(books, blocks, pipeline, tied):
+    config = small(3, 3, **stages(blocks, ranks_per_stage=2, **pipeline))
+    config["transformer_config"] = config.pop("sizes") | {"tie_embeddings": tied}
+    check_exact(books("pipeline_parallel", ["stage"] * 2 * len(blocks) * pipeline.get("replicas", 1), config=config))
+
+
+def test_split_stages_that_measure_a_schedule_first_move_what_they_say(books):
+    config = small(4, 10, **stages([1, 1], schedule="auto", ranks_per_stage=2))
+    config["transformer_config"] = config.pop("sizes")
+    recorded = books("pipeline_parallel", ["stage"] * 4, config=config)
+    assert ((), None) == (recorded.traffic.differing, recorded.traffic.reason)

@@ -22,7 +22,7 @@ def check_devices(loaded: LoadedConfig, topology: Topology, layout: Layout, *, r
 
 def _gives_workers_several_ranks(layout: Layout) -> bool:
     """Whether `enable_ddp` and `enable_tp` make ranks of a worker's devices."""
-    return any(isinstance(count, Per) and _LOCAL_RANKS in {count.key, count.times} for count in layout.roles.values())
+    return any(isinstance(count, Per) and _LOCAL_RANKS in {count.key, *count.times} for count in layout.roles.values())
 
 
 def _one_local_rank(loaded: LoadedConfig) -> Iterator[Diagnostic]:

@@ -73,7 +73,7 @@ def _smaller(layout: Layout, loaded: LoadedConfig) -> Iterator[tuple[tuple[str, 
     """Configurations with a smaller value of a key that decides how many ranks the layout has, and what sets them."""
     config = loaded.checked
     numbers = [count for count in layout.roles.values() if isinstance(count, Per)]
-    for key in dict.fromkeys(key for count in numbers for key in (count.times, count.key) if key):
+    for key in dict.fromkeys(key for count in numbers for key in (*count.times, count.key)):
         for text, value in _smaller_values(_value(config, key)):
             smaller = _with_value(config, key.split("."), value)
             if smaller is None:

@@ -72,7 +72,9 @@ def pairs(flow: Flow, roles: Sequence[str]) -> Iterable[tuple[Rank, Rank]]:
 def _pairs_in_grid(ranks: Sequence[Rank], flow: Flow) -> list[tuple[Rank, Rank]]:
     """Pairs of a flow whose ranks are a grid, row by row."""
     length = flow.row if isinstance(flow.row, int) and flow.row else max(1, len(ranks))
-    rows = [ranks[start : start + length] for start in range(0, len(ranks), length)]
+    stride = flow.stride if isinstance(flow.stride, int) and flow.stride else 1
+    whole = [ranks[start : start + length] for start in range(0, len(ranks), length)]
+    rows = [row[place::stride] for row in whole for place in range(stride)]
     match flow.pattern:
         case Pattern.CHAIN:
             return [pair for row in rows for pair in pairwise(row)]

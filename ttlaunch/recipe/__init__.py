@@ -65,6 +65,7 @@ from ttlaunch.recipe.tensor_split import (
     split_model_traffic,
     split_models_fit,
     split_norm_traffic,
+    stages_have_equal_shares,
 )
 from ttlaunch.recipe.traffic import (
     NUMBER_BYTES,
@@ -139,6 +140,7 @@ __all__ = [
     "split_model_traffic",
     "split_models_fit",
     "split_norm_traffic",
+    "stages_have_equal_shares",
     "sums_of_blocks",
     "the_schedule_fits_the_chunks",
     "validation_traffic",

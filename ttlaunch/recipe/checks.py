@@ -216,11 +216,12 @@ def num_workers_counts_the_stages(config: TrainingFile, layout: Layout) -> Itera
     if given and stages and pipeline is not None and config.multihost_config.num_workers != stages:
         replicas = f" in each of {pipeline.replicas} replicas" if pipeline.replicas > 1 else ""
         counted_stages = counted(len(pipeline.blocks), "stage")
+        counted_stages += f" of {pipeline.ranks_per_stage} ranks" if pipeline.ranks_per_stage > 1 else ""
         yield Problem(
             "C016",
             f"`num_workers` is {config.multihost_config.num_workers} but `blocks_per_rank` has {counted_stages}{replicas}",
             "multihost_config.num_workers",
-            "in a pipeline every rank is a stage",
+            "in a pipeline every rank is a stage" if pipeline.ranks_per_stage == 1 else f"there are {stages} ranks",
             others=((_BLOCKS_PER_RANK, counted_stages),),
             hints=("remove `num_workers`",),
         )

@@ -14,6 +14,7 @@ RECIPE = Recipe(
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import prod
 from typing import Any
 
 from ttlaunch.diagnostics.diagnostic import Severity
@@ -27,18 +28,18 @@ class Per:
 
     Attributes:
         key: Dotted, such as `multihost_config.num_workers`.
-        times: A second key whose number multiplies the first's; empty: none.
+        times: Further keys whose numbers multiply the first's.
     """
 
     key: str
-    times: str = ""
+    times: tuple[str, ...] = ()
 
     def __call__(self, config: ConfigFile) -> int:
         """Read the number; 0 if a key has no value."""
-        return _number(config, self.key) * (_number(config, self.times) if self.times else 1)
+        return prod(_number(config, key) for key in (self.key, *self.times))
 
     def __str__(self) -> str:
-        return f"{self.key} × {self.times}" if self.times else self.key
+        return " × ".join((self.key, *self.times))
 
 
 def _number(config: ConfigFile, key: str) -> int:
@@ -50,9 +51,9 @@ def _number(config: ConfigFile, key: str) -> int:
     return value if isinstance(value, int) else len(value)
 
 
-def per(key: str, *, times: str = "") -> Per:
-    """As many ranks as configuration key `key` says, or that many times what key `times` says."""
-    return Per(key, times)
+def per(key: str, *, times: str | Sequence[str] = ()) -> Per:
+    """As many ranks as configuration key `key` says, or that many times what each key of `times` says."""
+    return Per(key, (times,) if isinstance(times, str) else tuple(times))
 
 
 class Layout:
@@ -102,6 +103,8 @@ class Flow:
             other flows; only ratios count. Equal weights suit a recipe whose flows all carry the same vector.
         row: Ranks of a row, for a role whose ranks are a grid, row by row: a number, or what a configuration says; None:
             they are one row.
+        stride: A row is so many rows in one, whose ranks take turns: what a rank does with its row it does with those that
+            are a multiple of this number apart. As `row`; None: 1.
         when: Whether the flow is there under a configuration; None: always.
     """
 
@@ -111,29 +114,35 @@ class Flow:
     weight: float = 1.0
     row: Per | int | None = None
     when: Callable[[Any], bool] | None = None
+    stride: Per | int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < float("inf"):
             raise ValueError(f"the weight of a flow is a positive number, not {self.weight!r}")
 
     def under(self, config: ConfigFile) -> "Flow":
-        """The same flow with the number of ranks that a row has under a configuration."""
-        return replace(self, row=self.row(config)) if isinstance(self.row, Per) else self
+        """The same flow with the numbers of ranks that a configuration says."""
+        row, stride = (one(config) if isinstance(one, Per) else one for one in (self.row, self.stride))
+        return replace(self, row=row, stride=stride)
 
 
-def chain(role: str, *, row: Per | None = None) -> Flow:
-    """Each rank of `role` talks to the next one of its row, as pipeline stages do."""
-    return Flow(role, role, Pattern.CHAIN, row=row)
+def chain(role: str, *, row: Per | None = None, stride: Per | None = None) -> Flow:
+    """Each rank of `role` talks to the next one of its row, as pipeline stages do; see `Flow` for `stride`."""
+    return Flow(role, role, Pattern.CHAIN, row=row, stride=stride)
 
 
-def ends(role: str, *, row: Per | None = None, when: Callable[[Any], bool] | None = None) -> Flow:
+def ends(
+    role: str, *, row: Per | None = None, stride: Per | None = None, when: Callable[[Any], bool] | None = None
+) -> Flow:
     """The first rank of each row talks to the last one."""
-    return Flow(role, role, Pattern.ENDS, row=row, when=when)
+    return Flow(role, role, Pattern.ENDS, row=row, when=when, stride=stride)
 
 
-def in_rows(role: str, *, row: Per | None = None, when: Callable[[Any], bool] | None = None) -> Flow:
+def in_rows(
+    role: str, *, row: Per | None = None, stride: Per | None = None, when: Callable[[Any], bool] | None = None
+) -> Flow:
     """Every rank talks to every other of its row."""
-    return Flow(role, role, Pattern.ROW, row=row, when=when)
+    return Flow(role, role, Pattern.ROW, row=row, when=when, stride=stride)
 
 
 def in_columns(role: str, *, row: Per, when: Callable[[Any], bool] | None = None) -> Flow:

@@ -129,6 +129,7 @@ class PipelineParallelConfig(Section):
         1, description="equal parts of each stage's blocks, which `interleaved` spreads over the model; else 1"
     )
     replicas: Size = Field(1, description="pipelines side by side, each with a share of the micro-batches")
+    ranks_per_stage: Size = Field(1, description="ranks that split the matrices of a stage; divides num_heads")
 
     @property
     def blocks(self) -> list[int]:

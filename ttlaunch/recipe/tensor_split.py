@@ -11,7 +11,7 @@ from ttlaunch.recipe.declare import Check, Layout, Per, Problem
 from ttlaunch.recipe.sections import TrainingFile
 from ttlaunch.recipe.traffic import NUMBER_BYTES, VALUE_BYTES, Ranks, Traffic
 
-_INNER = 4  # a feed-forward layer is so many times as wide inside as the residual stream
+_INNER = {"gpt": 4, "mlp": 4, "conv": 1}  # a block is so many times as wide inside as the residual stream
 
 
 def split_models_fit(ranks: Per, replicas: Per) -> Check:
@@ -38,26 +38,25 @@ def devices_have_equal_shares(config: TrainingFile, layout: Layout) -> Iterator[
         )
 
 
+def stages_have_equal_shares(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
+    """The ranks of each pipeline stage can have equal shares of its matrices."""
+    pipeline = config.multihost_config.pipeline_parallel_config
+    if "stage" in layout.roles and pipeline is not None and pipeline.ranks_per_stage > 1:
+        key = "multihost_config.pipeline_parallel_config.ranks_per_stage"
+        yield from ranks_have_equal_shares(config, ranks=pipeline.ranks_per_stage, key=key)
+
+
 def ranks_have_equal_shares(config: TrainingFile, *, ranks: int, key: str) -> Iterator[Problem]:
-    """Every rank that splits the matrices gets as many attention heads, or as much of a feed-forward layer.
+    """Every rank that splits the matrices gets as many attention heads, or as much of what a block has inside.
 
     Args:
         config: The model's sizes.
         ranks: That split it.
         key: Dotted, which says how many.
     """
-    model, is_gpt = config.transformer_config, config.training_config.model_type == "gpt"
-    heads, inner = model.num_heads, _INNER * model.embedding_dim
-    if config.training_config.model_type == "conv" and ranks > 1:
-        yield Problem(
-            "C080",
-            f"{counted(ranks, 'rank')} would split nothing: `model_type` `conv` has no matrices that ranks share",
-            key,
-            others=(("training_config.model_type", "convolutions are not split"),),
-            hints=("`--set training_config.model_type=gpt`", "`data_parallel` and `zero` train images on many ranks"),
-        )
-        return
-    if is_gpt and heads % ranks:
+    model, kind = config.transformer_config, config.training_config.model_type
+    heads, inner = model.num_heads, _INNER[kind] * model.embedding_dim
+    if kind == "gpt" and heads % ranks:
         fitting = listed([str(count) for count in range(1, heads + 1) if heads % count == 0], quote="")
         yield Problem(
             "C080",
@@ -67,13 +66,14 @@ def ranks_have_equal_shares(config: TrainingFile, *, ranks: int, key: str) -> It
             others=(("transformer_config.num_heads", counted(heads, "head")),),
             hints=(f"{heads} heads can be shared by {fitting} ranks",),
         )
-    elif not is_gpt and inner % ranks:
+    elif kind != "gpt" and inner % ranks:
+        layer = "feed-forward layer" if kind == "mlp" else "convolution"
         yield Problem(
             "C080",
-            f"{counted(ranks, 'rank')} cannot have equal shares of a feed-forward layer that is {inner} wide",
+            f"{counted(ranks, 'rank')} cannot have equal shares of a {layer} that is {inner} wide",
             key,
             f"{inner} / {ranks} leaves {inner % ranks}",
-            others=(("transformer_config.embedding_dim", f"{_INNER} × {model.embedding_dim} = {inner}"),),
+            others=(("transformer_config.embedding_dim", f"{_INNER[kind]} × {model.embedding_dim} = {inner}"),),
         )
 
 
@@ -88,8 +88,8 @@ def split_model_traffic(
 ) -> list[Traffic]:
     """Of a step: for each block and micro-batch the sums of two row-parallel layers, and back the gradients of what went in.
 
-    A block of the feed-forward model has one such pair of layers. In a validation only sums are made; with activation
-    checkpointing they are made again on the way back.
+    A block of the feed-forward model, or of the classifier of images, has one such pair of layers. In a validation only
+    sums are made; with activation checkpointing they are made again on the way back.
 
     Args:
         config: Sizes.
@@ -113,11 +113,21 @@ def split_model_traffic(
     return found
 
 
-def split_norm_traffic(config: TrainingFile, ranks: Ranks, among: Sequence[int]) -> list[Traffic]:
-    """Of a step: the squared norm of each parameter, which ranks that have parts of it add up."""
+def split_norm_traffic(
+    config: TrainingFile, ranks: Ranks, among: Sequence[int], *, has_both_ends: bool = True
+) -> list[Traffic]:
+    """Of a step: the squared norm of each parameter, which ranks that have parts of it add up.
+
+    Args:
+        config: Whether embedding and head share a matrix.
+        ranks: Who has said how many parameters each has.
+        among: The ranks.
+        has_both_ends: Whether they have embedding and head.
+    """
     if len(among) < 2:  # noqa: PLR2004 - one rank has nobody to ask
         return []
-    tensors = ranks.tensors(among[0]) - config.transformer_config.tie_embeddings  # the norm counts that matrix once
+    is_shared_here = has_both_ends and config.transformer_config.tie_embeddings
+    tensors = ranks.tensors(among[0]) - is_shared_here  # the norm counts that matrix once
     shares = all_reduce_bytes(among, tensors, value_bytes=NUMBER_BYTES)
     return [Traffic("squared_norms", source, dest, per_step=size) for source, dest, size in shares]
 

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from ttlaunch.recipe import TransformerConfig
 from ttlaunch.runtime.model.gpt import Dropout, Masks
+from ttlaunch.runtime.tensor.layers import convolution_in, linear_out
 from ttlaunch.runtime.tensor.share import ModelShare
 
 _BRIGHTEST = 255
@@ -38,11 +39,10 @@ class ConvolutionBlock(nn.Module):
 
     def __init__(self, cfg: TransformerConfig, *, index: int, share: ModelShare | None = None) -> None:
         super().__init__()
-        del share  # convolutions are not split: ranks that share a model all have them whole
         width = cfg.embedding_dim
         self.convolution_norm = nn.LayerNorm(width)
-        self.convolution_in = nn.Conv2d(width, width, 3, padding=1)
-        self.convolution_out = nn.Linear(width, width)
+        self.convolution_in = convolution_in(width, width, share)
+        self.convolution_out = linear_out(width, width, share)
         self.dropout = Dropout(f"blocks.{index}.convolution", probability=cfg.dropout_prob)
 
     def forward(self, x_BTD: Tensor, masks: Masks | None) -> Tensor:
@@ -72,6 +72,6 @@ def _as_image(x_BTD: Tensor) -> Tensor:
     return x_BTD.transpose(1, 2).reshape(batch, width, isqrt(pixels), isqrt(pixels))
 
 
-def _convolved(convolution: nn.Conv2d, x_BTD: Tensor) -> Tensor:
+def _convolved(convolution: nn.Module, x_BTD: Tensor) -> Tensor:
     y_BTD: Tensor = convolution(_as_image(x_BTD)).flatten(2).transpose(1, 2)
     return y_BTD.contiguous()

@@ -1,7 +1,9 @@
-"""Who is where in a pipeline: ranks arranged as replicas × stages, and which parts of the model each stage has.
+"""Who is where in a pipeline: ranks arranged as replicas × stages × shares, and which parts of the model each stage has.
 
     replica 0:   rank 0 (stage 0)   rank 1 (stage 1)   ...  rank p-1 (stage p-1)
     replica 1:   rank p             rank p+1           ...  rank 2p-1
+
+Where several ranks split the matrices of a stage, each place here is so many ranks, one behind the other.
 
 The model is cut into `p * v` contiguous parts; part i lies on stage `i % p`, where it is chunk `i // p`. With one chunk
 a stage (v = 1) that is the plain pipeline: part i on stage i.
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.tensor.grid import place_in_grid
 from ttlaunch.runtime.world import Rank
 
 
@@ -22,11 +25,17 @@ class PipelineGrid:
     Attributes:
         stages: The ranks of its replica, from the first stage to the last; activations flow along them.
         replicas: The ranks that have its stage, in the order of their micro-batches; they average their gradients.
+        shares: The ranks that split the matrices of its stage, in its replica.
+        pipeline: All ranks of its replica.
+        reporter: The rank that tells losses: of the first replica's last stage the first.
     """
 
     rank: Rank
     stages: tuple[Rank, ...]
     replicas: tuple[Rank, ...]
+    shares: tuple[Rank, ...]
+    pipeline: tuple[Rank, ...]
+    reporter: Rank
 
     @property
     def stage(self) -> int:
@@ -46,18 +55,31 @@ class PipelineGrid:
         """Only the last stage sees the loss."""
         return self.rank == self.stages[-1]
 
+    @property
+    def is_reporting(self) -> bool:
+        """Of all ranks that know the loss, one tells it."""
+        return self.rank == self.reporter
 
-def place_in_pipeline(ctx: RankContext, *, num_stages: int) -> PipelineGrid:
-    """This rank's place among the ranks of its role, which stand replica by replica.
+
+def place_in_pipeline(ctx: RankContext, *, num_stages: int, ranks_per_stage: int = 1) -> PipelineGrid:
+    """This rank's place among the ranks of its role, which stand replica by replica, and in each stage by stage.
 
     Raises:
         ValueError: They do not make whole replicas.
     """
-    ranks = ctx.ranks(ctx.role)
-    if len(ranks) % num_stages:
+    ranks, width = ctx.ranks(ctx.role), num_stages * ranks_per_stage
+    if len(ranks) % width:
         raise ValueError(f"{len(ranks)} ranks do not make whole pipelines of {num_stages} stages")
-    replica, stage = divmod(ranks.index(ctx.rank), num_stages)
-    return PipelineGrid(ctx.rank, ranks[replica * num_stages : (replica + 1) * num_stages], ranks[stage::num_stages])
+    grid = place_in_grid(ctx.rank, ranks, dp=len(ranks) // width, pp=num_stages, tp=ranks_per_stage)
+    first = grid.place("dp") * width
+    return PipelineGrid(
+        ctx.rank,
+        stages=grid.along("pp"),
+        replicas=grid.along("dp"),
+        shares=grid.along("tp"),
+        pipeline=ranks[first : first + width],
+        reporter=ranks[width - ranks_per_stage],
+    )
 
 
 def cut_into_parts(blocks_per_stage: Sequence[int], *, num_chunks: int) -> list[range]:

@@ -20,6 +20,8 @@ from ttlaunch.runtime.model.model import Model, build_model
 from ttlaunch.runtime.pipeline.grid import PipelineGrid, cut_into_parts
 from ttlaunch.runtime.pipeline.links import PipelineLinks
 from ttlaunch.runtime.pipeline.schedules import Action, ScheduleName, order_of_passes
+from ttlaunch.runtime.tensor.norms import squared_norms
+from ttlaunch.runtime.tensor.share import share_of
 from ttlaunch.runtime.training.optimizers import build_optimizer
 
 _TIED = 30_007
@@ -58,6 +60,7 @@ class PipelinePart:
         schedule: Under which its passes are ordered; may change where the number of chunks stays.
         chunks: In the order of the model.
         model: All of them.
+        share: Of the matrices of its stage; None: it has all of them.
         optimizer: Over all of them.
     """
 
@@ -68,7 +71,10 @@ class PipelinePart:
         pipeline = cfg.multihost_config.pipeline_parallel_config
         assert pipeline is not None  # noqa: S101 - the recipe's checks have passed
         count = num_chunks(cfg, schedule)
-        self.model = build_model(cfg, ctx, stage=grid.stage, blocks_per_stage=pipeline.blocks, chunks_per_stage=count)
+        self.share = share_of(ctx, grid.shares)
+        self.model = build_model(
+            cfg, ctx, stage=grid.stage, blocks_per_stage=pipeline.blocks, chunks_per_stage=count, share=self.share
+        )
         self.optimizer = build_optimizer(cfg, self.model, total_steps=ctx.data(cfg).total_steps)
         if self.model.tied_gradient_VD is not None:
             ctx.ledger.note(tied_values=self.model.tied_gradient_VD.numel())
@@ -154,12 +160,13 @@ class PipelinePart:
     def squared_norms(self) -> list[float]:
         """The squared norm of the gradient of each parameter of the whole model, in the model's order, on every rank.
 
-        Cost: a `chain_all_gather` of two numbers for each parameter.
+        Cost: a `chain_all_gather` of two numbers for each parameter, and what `squared_norms` costs.
         """
+        norms = squared_norms(self.optimizer, self.model, self.share)
         mine = [
             value
             for chunk in self.chunks
-            for norm in self.optimizer.squared_norms(chunk.parameters)
+            for norm in norms[chunk.parameters.start : chunk.parameters.stop]
             for value in (float(chunk.part), norm)
         ]
         found = chain_all_gather(self._ctx, mine, among=self.grid.stages)

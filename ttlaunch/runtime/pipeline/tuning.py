@@ -66,8 +66,8 @@ class ScheduleChoice:
 
         Every rank of the role must call after each step.
 
-        Cost: after the last measured step a `chain_all_gather` of a number for each schedule, and among replicas an
-            `all_reduce`; else no message.
+        Cost: after the last measured step a `chain_all_gather` of a number for each schedule, and among replicas and
+            among ranks that split a stage an `all_reduce`; else no message.
         """
         if not self._is_open:
             return
@@ -83,7 +83,7 @@ class ScheduleChoice:
 
     @property
     def _is_telling(self) -> bool:
-        return self._grid.is_last_stage and self._grid.replica == 0
+        return self._grid.is_reporting
 
     def _undecided(self, steps: int) -> str:
         """What to say of a run that ends before the last measured step; a choice takes its place."""
@@ -98,12 +98,15 @@ class ScheduleChoice:
     def _choose(self) -> None:
         """Add up what all ranks have measured: the same numbers everywhere, hence the same choice."""
         mine = [statistics.median(self._steps_s[name][UNTIMED_STEPS:]) for name in self._candidates]
-        count, stages, replicas = len(mine), self._grid.stages, self._grid.replicas
+        count, stages = len(mine), self._grid.stages
         found = chain_all_gather(self._ctx, mine, among=stages)
         total = torch.tensor(found, dtype=torch.float64).view(-1, count).sum(0)
-        if len(replicas) > 1:
-            all_reduce(self._ctx, total, among=replicas)
-        times_s = (total / (len(stages) * len(replicas))).tolist()
+        summed = len(stages)
+        for others in (self._grid.replicas, self._grid.shares):
+            summed *= len(others)
+            if len(others) > 1:
+                all_reduce(self._ctx, total, among=others)
+        times_s = (total / summed).tolist()
         self.now = self._candidates[times_s.index(min(times_s))]
         if self._is_telling:
             told = ", ".join(

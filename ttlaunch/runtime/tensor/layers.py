@@ -58,6 +58,33 @@ class RowParallelLinear(nn.Module):
         return self._share.leave(functional.linear(x, self.weight)) + self.bias
 
 
+class ColumnParallelConvolution(nn.Module):
+    """Some output channels of a convolution over 3 × 3 pixels, with their biases; every rank gives it the same inputs.
+
+    Attributes:
+        splits: Which values of its parameters the rank has, by their names.
+    """
+
+    def __init__(self, inputs: int, outputs: int, share: ModelShare) -> None:
+        super().__init__()
+        weight = split_evenly((outputs, inputs, 3, 3), dim=0, place=share.place, count=share.count)
+        bias = Split((outputs,), 0, weight.ranges)
+        self.splits: Mapping[str, Split] = {"weight": weight, "bias": bias}
+        self.weight = nn.Parameter(torch.empty(weight.local_shape))
+        self.bias = nn.Parameter(torch.empty(bias.local_shape))
+        self._share = share
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.conv2d(self._share.enter(x), self.weight, self.bias, padding=1)
+
+
+def convolution_in(inputs: int, outputs: int, share: ModelShare | None) -> nn.Module:
+    """A convolution over 3 × 3 pixels, to be followed by `linear_out`: all of it, or the outputs of this rank's share."""
+    if share is None:
+        return nn.Conv2d(inputs, outputs, 3, padding=1)
+    return ColumnParallelConvolution(inputs, outputs, share)
+
+
 def linear_in(inputs: int, outputs: int, share: ModelShare | None, *, matrices: int = 1) -> nn.Module:
     """The first layer of a pair: all of it, or the outputs of this rank's share."""
     if share is None:
@@ -75,6 +102,6 @@ def splits_of(model: nn.Module) -> dict[str, Split]:
     return {
         f"{name}.{parameter}": split
         for name, module in model.named_modules()
-        if isinstance(module, ColumnParallelLinear | RowParallelLinear)
+        if isinstance(module, ColumnParallelLinear | ColumnParallelConvolution | RowParallelLinear)
         for parameter, split in module.splits.items()
     }
