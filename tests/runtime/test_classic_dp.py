@@ -7,8 +7,11 @@ from tests.runtime.test_resume_layouts import start_of
 from ttlaunch import contract
 from ttlaunch.launch.saved.checkpoints import complete_checkpoints
 from ttlaunch.launch.saved.resume import verify
+from ttlaunch.runtime import simulate
+from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.staleness.exchange import BoundedMeans
+from ttlaunch.runtime.stop_order import StopOrder
 
 PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 1, "config": {}, "data": None}
 
@@ -105,6 +108,34 @@ def test_a_loss_falls_with_old_gradients(train):
     losses = run.by_step(contract.KIND_VALIDATION, "loss")
     assert losses[60] < 0.8 * losses[0]
     assert 60 * 7 * 16 == sum(run.by_step(contract.KIND_STEP, "tokens").values())  # every token once
+
+
+def test_ctrl_c_ends_all_workers_after_the_same_step_with_the_same_weights(train, events, monkeypatch):
+    """D4: whoever leads when the order comes; all updates up to there are made, saved, and nothing is left in a buffer."""
+    order_after(monkeypatch, 5)
+    run = train(3, 2, steps=9, saves=True, interval=100)
+    assert {5} == {max(found) for found in steps_by_rank(run).values()}
+    assert [5, 5, 5] == [step for _, event, step in events if event == "close"]
+    assert run.sha256
+    assert [5] == complete_checkpoints(run.run_dir, PLAN, run_id="run")
+
+
+def order_after(monkeypatch, step):
+    """An order to stop that every rank has heard of: the last step is this one."""
+
+    def ordered(**given):
+        order = StopOrder()
+        order.decide(step)
+        return RankContext(**given, stop_order=order)
+
+    monkeypatch.setattr(simulate, "RankContext", ordered)
+
+
+def steps_by_rank(run):
+    found = {}
+    for record in run.records(contract.KIND_STEP):
+        found.setdefault(record["rank"], []).append(record["step"])
+    return found
 
 
 @pytest.mark.parametrize("bound", [0, 2])

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.runtime.layouts import RECIPES, train_recipe
+from tests.runtime.test_classic_dp import order_after, steps_by_rank
 from tests.runtime.test_resume_layouts import start_of
 from ttlaunch import contract
 from ttlaunch.launch.saved.checkpoints import complete_checkpoints
@@ -185,6 +186,21 @@ def test_a_resumed_run_has_the_bits_of_one_that_nobody_interrupted(train, recipe
     for kind in (contract.KIND_STEP, contract.KIND_VALIDATION):
         expected = {step: loss for step, loss in whole.by_step(kind, "loss").items() if step > stop}
         assert expected == {step: loss for step, loss in resumed.by_step(kind, "loss").items() if step > stop}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "own"), [("local_sgd", {"local": {"every": 4}}), ("diloco", {"outer": {"every": 2}})]
+)
+def test_ctrl_c_between_two_averages_costs_no_bit(train, monkeypatch, recipe, own):
+    """All workers leave after the same step, and each goes on from its own weights."""
+    whole = train(recipe, 2, interval=100, **own)
+    with monkeypatch.context() as patched:
+        order_after(patched, 3)
+        cut = train(recipe, 2, saves=True, interval=100, **own)
+    assert {3} == {max(found) for found in steps_by_rank(cut).values()}
+    assert [3] == complete_checkpoints(cut.run_dir, PLAN, run_id="run")
+    start = start_of(verify(cut.run_dir / contract.checkpoint_dir(3)))
+    assert whole.sha256 == train(recipe, 2, interval=100, start=start, **own).sha256
 
 
 def test_another_number_of_workers_cannot_go_on(train, capsys):
