@@ -78,10 +78,6 @@ class ShardedModel(Model):
         for unit in self._units:
             unit.reshard()
 
-    def gathered_bytes(self) -> int:
-        """Bytes of weights that are whole on this rank now, in the precision in which it computes."""
-        return sum(one.nbytes for one in nn.Module.parameters(self) if not hasattr(one, "to_local"))
-
     def _run_block(self, block: nn.Module, x_BTD: Tensor, masks: Masks | None) -> Tensor:
         out_BTD: Tensor = block(x_BTD, masks)
         return out_BTD
