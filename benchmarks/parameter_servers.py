@@ -45,6 +45,7 @@ def main() -> None:
         for _ in range(options.rounds):
             for recipe, found in runs.items():
                 found.append(_run(recipe, Path(folder), steps=options.steps, slow=options.slow))
+                print(f"  {recipe:10} {found[-1]}", flush=True)
     for recipe, found in runs.items():
         idle = ", ".join(f"{statistics.median(one.idle[worker] for one in found):.1%}" for worker in range(_WORKERS))
         loss, seconds = (statistics.median(getattr(one, name) for one in found) for name in ("loss", "seconds"))

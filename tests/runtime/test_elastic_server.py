@@ -45,8 +45,7 @@ def test_one_worker_that_waits_for_each_answer_equals_one_process(elastic, tmp_p
         assert reference.by_step(kind, key) == found.by_step(kind, key)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("keys", [{}, {"is_ahead": False}, {"pull_interval": 2}], ids=str)
+@pytest.mark.parametrize(("workers", "keys"), [(2, {}), (3, {"is_ahead": False}), (3, {"pull_interval": 2})], ids=str)
 def test_every_steps_data_is_computed_once(elastic, workers, keys):
     """C13: whoever computes it."""
     found = elastic(workers, **keys)
@@ -67,13 +66,13 @@ def true_staleness(order, *, pull_interval):
     return found
 
 
-@pytest.mark.parametrize("pull_interval", [1, 2, 3])
+@pytest.mark.parametrize("pull_interval", [1, 3])
 def test_a_gradient_carries_its_true_staleness(elastic, pull_interval):
     """D7, bug 14: counted once for each gradient, by an oracle that knows the order only."""
-    found = elastic(3, training={"steps": 20}, is_ahead=False, pull_interval=pull_interval)
+    found = elastic(3, training={"steps": 12}, is_ahead=False, pull_interval=pull_interval)
     expected = true_staleness(arrivals(found), pull_interval=pull_interval)
     assert expected == [record["staleness"] for record in updates(found)]
-    assert (round(sum(expected) / 20, 3), max(expected)) == (
+    assert (round(sum(expected) / 12, 3), max(expected)) == (
         found.result("staleness average"),
         found.result("staleness maximum"),
     )
@@ -96,8 +95,7 @@ def test_the_rate_is_divided_by_the_staleness(elastic, tmp_path):
     assert [1.0, 1.0, 0.8, 0.25] == [step_size(staleness, "inverse") for staleness in (0, 0.5, 1.25, 4)]
 
 
-@pytest.mark.parametrize("keys", [{}, {"is_ahead": False, "pull_interval": 2}], ids=str)
-@pytest.mark.parametrize("kind", ["none", "int8"])
+@pytest.mark.parametrize(("kind", "keys"), [("none", {}), ("int8", {"is_ahead": False, "pull_interval": 2})], ids=str)
 def test_a_run_is_repeated_in_the_order_of_its_arrivals(elastic, keys, kind):
     """D7: nothing but that order decides what comes out, to the bit; and it does decide."""
     sections, order = {"compression_config": {"kind": kind}}, (1, 1, 0, 1, 0, 1)
