@@ -103,6 +103,18 @@ def test_other_schedules_and_replicas_equal_one_process(run_ranks, reference, ra
     check_equal(reference("pipeline_parallel"), found)
 
 
+def test_split_models_equal_one_process_up_to_rounding(run_ranks, reference):
+    """E15, A7: with real ranks."""
+    found = run_ranks("tensor_parallel", ["worker"] * 2, small(10) | {"tensor_parallel_config": {"ranks": 2}})
+    assert found.process.returncode == 0, found.output
+    assert found.sha256
+    for kind in ("step", "validation"):
+        expected = reference(steps=10).by_step(kind, "loss")
+        told = {record["step"]: record["loss"] for record in found.records(0, kind)}
+        assert expected == pytest.approx(told, rel=1e-5)
+        assert expected
+
+
 def test_the_feed_forward_model_runs_under_both(run_ranks, reference):
     tiers = run_ranks("hierarchical_parallel", ["worker", "worker", "aggregator_optimizer"], small(model_type="mlp"))
     check_equal(reference(model_type="mlp"), tiers)
@@ -124,6 +136,17 @@ def test_the_feed_forward_model_runs_under_both(run_ranks, reference):
             ["stage"] * 4,
             small(6, blocks_per_rank=[2, 2], pipeline={"schedule": "interleaved", "chunks_per_rank": 2, "replicas": 2}),
         ),
+        (
+            "tensor_parallel",
+            ["worker"] * 4,
+            small(6) | {"tensor_parallel_config": {"ranks": 2, "replicas": 2}},
+        ),
+        (
+            "hierarchical_parallel",
+            ["worker"] * 4 + ["aggregator_optimizer"],
+            small(6) | {"device_config": {"enable_tp": True, "enable_ddp": True, "mesh_shape": [2, 2]}},
+        ),
+        ("pipeline_parallel", ["stage"] * 4, small(6, blocks_per_rank=[2, 2], pipeline={"ranks_per_stage": 2})),
         ("fabric_minimal", ["peer"] * 3, {"all_reduce_config": {"megabytes": 0.1, "repeats": 2}}),
         ("sync_ps", ["worker"] * 2 + ["server"] * 2, small(6) | {"sync_ps_config": {"num_servers": 2}}),
         ("elastic_dp", ["worker"] * 2 + ["server"], small(6)),

@@ -22,6 +22,8 @@ from ttlaunch.runtime.collectives.collectives import all_reduce
 from ttlaunch.runtime.sockets.protocol import Socket
 from ttlaunch.runtime.world import Rank
 
+_PAIR = 30_070
+
 
 @dataclass(frozen=True)
 class ModelShare:
@@ -70,6 +72,8 @@ class ModelShare:
             raise ValueError("this share of a model is not on a rank that computes with the others")
         total = x.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
         with operation(self.socket, name):
+            if self.count == 2:  # noqa: PLR2004 - as many bytes as an all-reduce moves, and the same sum, in half the time
+                return _exchanged(self.socket, total, other=self.among[1 - self.place])
             all_reduce(self.socket, total.view(-1), among=self.among)
         return total
 
@@ -77,6 +81,16 @@ class ModelShare:
 def share_of(socket: Socket, among: Sequence[Rank]) -> ModelShare | None:
     """This rank's share among the ranks that split a model; None for a rank that has all of it."""
     return ModelShare(among.index(socket.rank), len(among), socket, tuple(among)) if len(among) > 1 else None
+
+
+def _exchanged(socket: Socket, mine: Tensor, *, other: Rank) -> Tensor:
+    """The sum of two ranks' tensors on both: each sends all it has, where it would else send a half and then a half of the sum."""
+    theirs = torch.empty_like(mine)
+    arriving = socket.irecv(theirs, source=other, tag=_PAIR)
+    sending = socket.isend(mine, dest=other, tag=_PAIR)
+    arriving.wait()
+    sending.wait()
+    return theirs.add_(mine)
 
 
 class _Enter(torch.autograd.Function):
