@@ -13,6 +13,9 @@ from ttlaunch.topology.model import Topology
 _SIZES = "another size of model, batch or training"
 _RATES = "another setting of the optimizer"
 _CHOICES = "another legal choice"
+_CODEC = "gradients in more bytes or fewer"
+_DRIFT = "another lead of the fastest worker"
+_WORLD = "another number of ranks, in a world whose size is open"
 _FREE = {
     **dict.fromkeys(("seed", "steps", "num_epochs", "batch_size", "gradient_accumulation_steps"), _SIZES),
     **dict.fromkeys(("micro_batch_size", "validation_interval", "validation_sequences", "validation_fraction"), _SIZES),
@@ -25,9 +28,18 @@ _FREE = {
     **dict.fromkeys(("use_clip_grad_norm", "model_type", "tokenizer_type", "optimizer", "type", "device"), _CHOICES),
     **dict.fromkeys(("log_layer_grad_norms", "precision", "activation_checkpointing", "tie_embeddings"), _CHOICES),
     **dict.fromkeys(("checkpoint_config.interval", "keep", "keep_every"), "other checkpoints of the same training"),
+    **dict.fromkeys(
+        ("compression_config.kind", "block_size", "k", "compression_config.rank", "error_feedback"), _CODEC
+    ),
+    **dict.fromkeys(
+        ("every", "pull_interval", "is_ahead", "staleness_bound", "staleness_rule", "slow_workers"), _DRIFT
+    ),
+    **dict.fromkeys(("outer_learning_rate", "outer_momentum", "polyak_interval", "polyak_decay"), _RATES),
+    **dict.fromkeys(("straggler", "straggler_timeout_s", "zero_config.stage", "shard"), _CHOICES),
+    **dict.fromkeys(("num_servers", "tensor_parallel_config.ranks", "replicas"), _WORLD),
     "initial_weights": "a file that is looked for when a run is prepared",
     "enabled": "one process instead of several",
-    "num_workers": "another number of workers, in a world whose size is open",
+    "num_workers": _WORLD,
     "pipeline_parallel_config.num_blocks": "a number that was said twice is said once",
 }
 _HIGHEST = {"learning_rate": 1.0, "epsilon": 0.999, "weight_decay": 10.0}

@@ -19,6 +19,7 @@ _NEEDS_MORE = {
     "H003": "an mpirun that is not Open MPI 4.1 or newer",
     "H004": "an mpi4py that is paired with another MPI",
     "H005": "a Python without the packages of a rank",
+    "C088": "a Python without the package of the data",
     "P016": "hosts that are reached over SSH",
     "P047": "a Python without the package of a sink; `tests/launch/metrics` has it",
 }
