@@ -91,7 +91,7 @@ def losses(run, kind="step", key="loss"):
     ids=str,
 )
 def test_the_losses_are_those_of_one_process(sharded, alone, workers, options):
-    """E1, E3, E13: with dropout, clipping, accumulation and blocks of unequal length; norms as in other recipes (D24)."""
+    """E1, E2, E3, E13: with dropout, clipping, accumulation and blocks of unequal length; norms as in other recipes (D24)."""
     found, (expected, _) = sharded(workers, **options), alone(tied=options.get("tied", False))
     for kind, keys in (("step", ("loss", "grad_norm", "learning_rate")), ("validation", ("loss",))):
         for key in keys:

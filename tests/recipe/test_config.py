@@ -122,6 +122,7 @@ def test_values_point_at_their_places(load):
 
 
 def test_several_mistakes_of_file_and_set_are_told_at_once(load):
+    """D17: keys and types of `--set` are checked like those of a file, with the key that was meant."""
     loaded = load("training_config: {steps: 0}", "training_config.sed=4", "nonsense", "training_config.beta1=2")
     assert sorted(d.code for d in loaded.diagnostics) == ["C004", "C005", "C005", "C017"]
 
