@@ -128,6 +128,7 @@ def test_a_finished_run_has_all_its_files(here, start_run):
         "logs/rank-0.stderr",
         "logs/rank-0.stdout",
         "logs/rank-0.times",
+        "metrics.jsonl",
         "plan.json",
         "rankfile.txt",
         "records/rank-0.exit.json",
