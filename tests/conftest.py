@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -29,6 +30,11 @@ MUST_RUN = "ALL_TESTS_MUST_RUN"
 
 def pytest_addoption(parser):
     parser.addoption("--rewrite", action="store_true", help="Write the golden files anew; then read the diff.")
+
+
+def pytest_configure():
+    """A hang-up ends what tests start, also where the tests themselves were told to ignore it (`nohup pytest`)."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_runtest_setup(item):
