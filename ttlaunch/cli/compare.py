@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from ttlaunch import contract
-from ttlaunch.cli.console import leave, print_json, refuse_file, show_diagnostics
+from ttlaunch.cli.console import leave, print_json, refuse, refuse_file, show_diagnostics
 from ttlaunch.cli.interrupt import terminated_as_interrupted
 from ttlaunch.cli.options import On, Overrides
 from ttlaunch.cli.table import render_table
@@ -65,6 +65,7 @@ def compare(
     """
     workload = Workload(steps, tuple(overrides or ()))
     candidates = list(dict.fromkeys(map(parse_candidate, recipes))) if recipes else _all_candidates()
+    _refuse_strangers(candidates, form=form)
     attempts: list[Attempt] = []
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -73,6 +74,16 @@ def compare(
     except OSError as error:
         refuse_file(out, error, verb="used", form=form)
     _tell(rows, attempts, workload, machine=machine, out=out, repeats=repeats, form=form)
+
+
+def _refuse_strangers(candidates: Sequence[Candidate], *, form: Format) -> None:
+    """Leave before anything is run or written if a name is no recipe's."""
+    from ttlaunch.recipe.discovery import find_recipe
+
+    found = [find_recipe(name, working_folder=Path.cwd()) for name in dict.fromkeys(one.recipe for one in candidates)]
+    strangers = [one for one in found if isinstance(one, Diagnostic)]
+    if strangers:
+        refuse(strangers, form=form)
 
 
 def _all_candidates() -> list[Candidate]:

@@ -200,19 +200,25 @@ def test_a_change_of_a_recipe_makes_its_own_runs_anew_and_no_others(here):
 
 def test_a_recipe_that_is_refused_is_told_once_and_status_is_1(ttlaunch, here):
     """R062: nothing is started for it."""
-    answer = ttlaunch("compare fabric_minimal nothing_such --repeats 2 --format json")
+    answer = ttlaunch("compare fabric_minimal --repeats 2 --format json")
 
     content = json.loads(answer.stdout)
     assert 1 == answer.status
-    assert [
-        "fabric_minimal cannot be compared: unknown key `training_config` in the training file",
-        "nothing_such cannot be compared: there is no recipe `nothing_such`",
-    ] == [one["message"] for one in content["diagnostics"]]
-    assert {"R062"} == {one["code"] for one in content["diagnostics"]}
-    assert ["fabric_minimal", "nothing_such"] == [row["name"] for row in content["rows"]]
+    assert [("R062", "fabric_minimal cannot be compared: unknown key `training_config` in the training file")] == [
+        (one["code"], one["message"]) for one in content["diagnostics"]
+    ]
+    assert ["fabric_minimal"] == [row["name"] for row in content["rows"]]
     assert {"comparison.json", "comparison.md", "comparison.svg"} <= {
         path.name for path in (here / "comparison").iterdir()
     }
+
+
+def test_a_name_that_is_no_recipes_is_refused_before_anything_is_run(ttlaunch, here):
+    answer = ttlaunch("compare data_parallel zeroo:zero_config.stage=1")
+    assert (2, "") == (answer.status, answer.stdout)
+    assert answer.stderr.startswith("error[P001]: there is no recipe `zeroo`\n")
+    assert answer.stderr.endswith("hint: did you mean `zero`?\n\n")
+    assert not (here / "comparison").exists()
 
 
 @pytest.mark.mpi
