@@ -4,6 +4,7 @@ Behind it nothing knows that the model is split: the optimizer updates whole mat
 are those of any other layout.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -90,8 +91,7 @@ class SplitHub:
     def mean_gradients(self) -> Iterator[Bucket]:
         """Each bucket of the whole model, after the gradients of all shares have been put together."""
         for hub in self._hubs:
-            for _ in hub.mean_gradients():
-                pass  # it is in the gradients of the share
+            deque(hub.mean_gradients(), maxlen=0)  # each bucket comes to be in the gradients of its share
         self._model.take_gradients()
         for share in self._shares:
             share.take_gradients()
