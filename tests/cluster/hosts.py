@@ -62,6 +62,7 @@ class Cluster:
         self._networks = networks
         self._in_memory, self._size_mb = disk == "tmpfs", size_mb
         self._machines = {}
+        self._started = []
         self._rack = self._network = None
 
     def __enter__(self):
@@ -98,6 +99,7 @@ class Cluster:
     def close(self):
         """End every process of the cluster and remove all it made. Safe to call again."""
         power.remove(list(self._machines.values()), rack=self._rack, network=self._network, state=self.state)
+        power.let_go(self._started)
         self._network = self._rack = None
         self._machines = {}
 
@@ -132,9 +134,10 @@ class Cluster:
         return subprocess.run(self.argv(host, *argv, cwd=cwd), **defaults | options)  # noqa: PLW1510 - in `defaults`
 
     def popen(self, host, argv, *, cwd=None, **options):
-        """Start a program. On the launcher the process is the program; on a host it waits for it and passes nothing on."""
+        """Start a program, until the cluster ends. On the launcher the process is the program; on a host it waits for it."""
         defaults = {"text": True, "env": self.environment(host)}
-        return subprocess.Popen(self.argv(host, *argv, cwd=cwd), **defaults | options)
+        self._started.append(subprocess.Popen(self.argv(host, *argv, cwd=cwd), **defaults | options))
+        return self._started[-1]
 
     def argv(self, host, *command, cwd=None):
         """The words that run a command on a machine from outside."""

@@ -1,7 +1,5 @@
 """A test cluster leaves nothing behind, also when the tests that own it are killed."""
 
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +46,8 @@ def networks():
 
 def test_a_cluster_leaves_no_process_mount_or_file(make_cluster):
     cluster = make_cluster(hosts=2, disk="tmpfs", shared_folder="/shared")
-    sleepers = [cluster.popen(machine, ["setsid", "sleep", "63"]) for machine in ("launcher", "node0")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    sleepers = [cluster.popen(machine, ["setsid", "sleep", "63"], **pipes) for machine in ("launcher", "node0")]
     cluster.delay("node1", 1)
     cluster.silent_port("node1")
     own = {
@@ -60,7 +59,8 @@ def test_a_cluster_leaves_no_process_mount_or_file(make_cluster):
 
     cluster.close()
     for sleeper in sleepers:
-        sleeper.wait(10)
+        assert sleeper.returncode is not None
+        assert [True] * 3 == [pipe.closed for pipe in (sleeper.stdin, sleeper.stdout, sleeper.stderr)]
     assert [] == processes_of(cluster.state)
     assert not own & networks()
     assert not cluster.state.exists()
@@ -74,12 +74,11 @@ def test_an_exception_ends_a_cluster():
 
 
 def test_a_cluster_whose_owner_was_killed_ends_and_the_next_one_clears_its_files(make_cluster):
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    state = Path(owner.stdout.readline().strip())
+    with subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
+        state = Path(owner.stdout.readline().strip())
+        owner.kill()
     assert state.name.startswith(PREFIX)
     assert state.parent == PLACE
-    os.kill(owner.pid, signal.SIGKILL)
-    owner.communicate()
     wait_until(lambda: processes_of(state) == [], what="the machines end with their owner")
     assert state.exists()
     make_cluster(hosts=1)
