@@ -6,6 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from ttlaunch.cli.compare_picture import draw_comparison
 from ttlaunch.diagnostics.count import counted
 
 PAGE = Path(__file__).parent / "explanation" / "choosing.md"
@@ -27,8 +28,8 @@ def main() -> int:
     measured = "\n".join([heading, "", *table, "", *legend, ""])
     page = _PLACE.sub(lambda found: found[1] + measured + found[2], PAGE.read_text(encoding="utf-8"))
     PAGE.write_text(page, encoding="utf-8")
-    for name in ("comparison.json", "comparison.svg"):
-        shutil.copyfile(folder / name, PAGE.with_name(name))
+    shutil.copyfile(folder / "comparison.json", PAGE.with_name("comparison.json"))
+    PAGE.with_name("comparison.svg").write_text(draw_comparison(content), encoding="utf-8")
     return 0
 
 

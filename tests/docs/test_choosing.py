@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+from ttlaunch.cli.compare_picture import draw_comparison
 from ttlaunch.diagnostics import Diagnostic
 from ttlaunch.launch.comparison.summary import HEADING
 from ttlaunch.recipe.discovery import list_recipes, load_recipe
@@ -44,3 +45,8 @@ def test_the_measured_table_is_that_of_the_comparison(tmp_path):
         assert f"{measured['bytes_per_step']['median'] / 1e6:.2f}" == shown[5].removeprefix("≈ ")
         assert len(measured["runs"]) == content["workload"]["repeats"]
         assert measured["name"].partition(" ")[0] in training_recipes(tmp_path)
+
+
+def test_the_picture_is_that_of_the_comparison():
+    content = json.loads(PAGE.with_name("comparison.json").read_text(encoding="utf-8"))
+    assert draw_comparison(content) == PAGE.with_name("comparison.svg").read_text(encoding="utf-8")

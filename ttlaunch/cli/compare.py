@@ -19,7 +19,7 @@ from ttlaunch.plan.comparison import Candidate, Workload, parse_candidate
 
 if TYPE_CHECKING:
     from ttlaunch.launch.comparison.carry_out import Attempt
-    from ttlaunch.launch.comparison.summary import Row, Spread
+    from ttlaunch.launch.comparison.summary import Row
 
 EXAMPLES = """\
 [bold]ttlaunch compare[/bold]   every recipe that trains, three times each; some minutes
@@ -149,13 +149,14 @@ def _write(attempts: "Sequence[Attempt]", workload: Workload, *, out: Path, repe
     """
     import json
 
+    from ttlaunch.cli.compare_picture import draw_comparison
     from ttlaunch.launch.comparison.summary import render_json, render_markdown, summarise
 
     rows, machine = summarise(attempts), _machine()
     found = render_json(rows, workload, machine=machine, repeats=repeats)
     (out / "comparison.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     (out / "comparison.md").write_text(render_markdown(rows, workload, machine=machine), encoding="utf-8")
-    (out / "comparison.svg").write_text(_picture([row for row in rows if row.runs], workload), encoding="utf-8")
+    (out / "comparison.svg").write_text(draw_comparison(found), encoding="utf-8")
     return rows, machine
 
 
@@ -163,28 +164,6 @@ def _machine() -> str:
     import platform
 
     return f"{counted(len(os.sched_getaffinity(0)), 'core')}, {platform.machine()}, Python {platform.python_version()}"
-
-
-def _picture(rows: "Sequence[Row]", workload: Workload) -> str:
-    from ttlaunch.draw.bars import Bar, Panel, render_bars
-
-    def panel(title: str, values: "Sequence[Spread | None]", *, scale: float, form: str) -> Panel:
-        bars = [
-            Bar(one.median * scale, one.least * scale, one.most * scale, form.format(one.median * scale))
-            if one is not None
-            else Bar(None)
-            for one in values
-        ]
-        return Panel(title, tuple(bars))
-
-    panels = [
-        panel("tokens a second", [row.tokens_per_s for row in rows], scale=1, form="{:,.0f}"),
-        panel("validation loss", [row.loss for row in rows], scale=1, form="{:.3f}"),
-        panel("MB sent in a step", [row.bytes_per_step for row in rows], scale=1e-6, form="{:.2f}"),
-        panel("peak memory of a rank, MB", [row.memory_bytes for row in rows], scale=1e-6, form="{:.0f}"),
-        panel("idle, % of a step", [row.idle_share for row in rows], scale=100, form="{:.0f}"),
-    ]
-    return render_bars(f"The same training, {workload.steps} steps", [row.name for row in rows], panels)
 
 
 def _tell(

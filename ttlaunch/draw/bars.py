@@ -1,4 +1,8 @@
-"""Bars as SVG, a panel for each number, a bar for each thing that was measured, with how far its measurements lie apart."""
+"""Measurements as SVG: a column for each number, a line for each thing that was measured, and how far its repeats lie apart.
+
+Numbers whose zero means something are bars that begin there. Of the others only differences count: they are dots on a scale
+of their own, whose ends stand below.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,15 +10,22 @@ from dataclasses import dataclass
 from ttlaunch.draw.style import STYLE
 from ttlaunch.draw.svg_box import SMALL_CHARACTER, svg_text
 
-_BAR, _GAP, _PANEL, _MARGIN = 16, 8, 300, 20
-_TOP, _TITLE = 56, 26
+_LENGTH = 110
+"""Of the longest bar."""
+
+_BAR, _DOT, _LINE, _MARGIN, _BETWEEN, _APART = 14, 4, 15, 20, 22, 10
+_LEAST_WHISKER = 4.0
+_TITLE_CHARACTER = 8.2
+_LIGHT = ".bar{fill:#4a90d9}.row{fill:#f6f8fa}.whisker{stroke:#1f2328}"
+_DARK = ".bar{fill:#3f7fca}.row{fill:#161b22}.whisker{stroke:#f0f6fc}"
+_STYLE = f"{STYLE}.whisker{{fill:none}}{_LIGHT}@media(prefers-color-scheme:dark){{{_DARK}}}"
 
 
 @dataclass(frozen=True)
-class Bar:
-    """One bar: its length, the ends of the whisker on it, and what stands beside it; `value` None: nothing was measured."""
+class Measurement:
+    """Median, least and most of some repeats, and the median as text; `median` None: nothing was measured."""
 
-    value: float | None
+    median: float | None
     least: float = 0.0
     most: float = 0.0
     text: str = "–"
@@ -22,51 +33,138 @@ class Bar:
 
 @dataclass(frozen=True)
 class Panel:
-    """One number of all things, in their order."""
+    """One number of all things, in their order.
+
+    Attributes:
+        note: Its unit, and whether more or less of it is better.
+        begins_at_zero: Bars from 0; else dots between the least and the most of all.
+        ends: How the ends of a scale of dots are written.
+    """
 
     title: str
-    bars: tuple[Bar, ...]
+    note: str
+    measurements: tuple[Measurement, ...]
+    begins_at_zero: bool = True
+    ends: str = "{:.2f}"
 
 
-def render_bars(title: str, names: Sequence[str], panels: Sequence[Panel]) -> str:
-    """The picture, complete; panels stand side by side, so that a thing is one line through all of them."""
-    left = _MARGIN + max(map(len, names), default=0) * SMALL_CHARACTER + 12
-    beside = max((len(bar.text) for panel in panels for bar in panel.bars), default=0) * SMALL_CHARACTER + 12
-    pitch = _PANEL + beside + _MARGIN
-    width = left + len(panels) * pitch
-    height = _TOP + _TITLE + len(names) * (_BAR + _GAP) + _MARGIN
+@dataclass(frozen=True)
+class _Rows:
+    """Where the lines of the picture lie: the top of each, their heights, and the bottom of the last."""
+
+    tops: tuple[float, ...]
+    heights: tuple[float, ...]
+    bottom: float
+
+    def middle(self, number: int) -> float:
+        return self.tops[number] + self.heights[number] / 2
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Where values lie in a panel that begins at `x`."""
+
+    x: float
+    least: float
+    length: float
+
+    def at(self, value: float) -> float:
+        return self.x + (value - self.least) * self.length
+
+
+def render_bars(title: str, names: Sequence[Sequence[str]], panels: Sequence[Panel], *, note: str) -> str:
+    """The picture, complete; panels stand side by side, so that a thing is one line through all of them.
+
+    Args:
+        title: Of the picture.
+        names: Of what was measured, each in one line or several; the first says most.
+        panels: From left to right.
+        note: What all numbers have in common.
+    """
+    rows = _rows(names)
+    left = _MARGIN + max((len(line) for lines in names for line in lines), default=0) * SMALL_CHARACTER + _BETWEEN
+    widths = [_width(panel) for panel in panels]
+    right = left + sum(widths) + _BETWEEN * (len(panels) - 1)
+    width = max(right, _MARGIN + len(note) * SMALL_CHARACTER) + _MARGIN
+    height = rows.bottom + _LINE + _MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" role="img">',
-        f"<title>{svg_text(title)}</title><style>{STYLE}</style>",
+        f"<title>{svg_text(title)}</title><style>{_STYLE}</style>",
         f'<rect class="page" width="{width:.0f}" height="{height:.0f}"/>',
-        f'<text class="heading" x="{_MARGIN}" y="34">{svg_text(title)}</text>',
+        f'<text class="heading" x="{_MARGIN}" y="36">{svg_text(title)}</text>',
+        f'<text class="quiet" x="{_MARGIN}" y="56">{svg_text(note)}</text>',
     ]
-    for number, name in enumerate(names):
-        parts.append(f'<text class="end" x="{left - 12:.1f}" y="{_middle(number) + 4:.1f}">{svg_text(name)}</text>')
-    for number, panel in enumerate(panels):
-        parts += _panel(panel, left + number * pitch, colour=number)
+    parts += _stripes(rows, x=_MARGIN / 2, width=right)
+    for number, lines in enumerate(names):
+        first = rows.middle(number) - (len(lines) - 1) * _LINE / 2 + 4
+        for at, line in enumerate(lines):
+            kind = "quiet" if at else "label"
+            parts.append(f'<text class="{kind}" x="{_MARGIN}" y="{first + at * _LINE:.1f}">{svg_text(line)}</text>')
+    for panel, own in zip(panels, widths, strict=True):
+        parts += _panel(panel, rows, x=left)
+        left += own + _BETWEEN
     return "".join(parts) + "</svg>\n"
 
 
-def _panel(panel: Panel, x: float, *, colour: int) -> list[str]:
-    most = max((max(bar.most, bar.value) for bar in panel.bars if bar.value is not None), default=0.0)
-    scale = _PANEL / most if most > 0 else 0.0
-    parts = [f'<text class="name" x="{x:.1f}" y="{_TOP + 14}">{svg_text(panel.title)}</text>']
-    for number, bar in enumerate(panel.bars):
-        middle, end = _middle(number), x
-        if bar.value is not None:
-            width = max(1.0, bar.value * scale)
-            end = x + max(width, bar.most * scale)
-            parts.append(
-                f'<rect class="role-{colour % 6}" x="{x:.1f}" y="{middle - _BAR / 2:.1f}" width="{width:.1f}" height="{_BAR}"/>'
-            )
-        if bar.value is not None and bar.most > bar.least:
-            parts.append(
-                f'<path class="link" d="M{x + bar.least * scale:.1f} {middle:.1f}H{x + bar.most * scale:.1f}"/>'
-            )
-        parts.append(f'<text x="{end + 6:.1f}" y="{middle + 4:.1f}">{svg_text(bar.text)}</text>')
+def _rows(names: Sequence[Sequence[str]]) -> _Rows:
+    heights = tuple(float(max(1, len(lines)) * _LINE + 9) for lines in names)
+    tops, top = [], 116.0
+    for height in heights:
+        tops.append(top)
+        top += height
+    return _Rows(tuple(tops), heights, top)
+
+
+def _stripes(rows: _Rows, *, x: float, width: float) -> list[str]:
+    """A ground behind every other line, for the eye to go along."""
+    return [
+        f'<rect class="row" x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
+        for top, height in zip(rows.tops[::2], rows.heights[::2], strict=True)
+    ]
+
+
+def _width(panel: Panel) -> float:
+    texts = max((len(one.text) for one in panel.measurements), default=0)
+    return max(
+        len(panel.title) * _TITLE_CHARACTER,
+        len(panel.note) * SMALL_CHARACTER,
+        _LENGTH + _APART + texts * SMALL_CHARACTER,
+    )
+
+
+def _panel(panel: Panel, rows: _Rows, *, x: float) -> list[str]:
+    known = [one for one in panel.measurements if one.median is not None]
+    most = max((one.most for one in known), default=0.0)
+    least = 0.0 if panel.begins_at_zero else min((one.least for one in known), default=0.0)
+    scale = _Scale(x, least, _LENGTH / (most - least) if most > least else 0.0)
+    parts = [
+        f'<text class="name" x="{x:.1f}" y="86">{svg_text(panel.title)}</text>',
+        f'<text class="quiet" x="{x:.1f}" y="102">{svg_text(panel.note)}</text>',
+    ]
+    texts = max((len(one.text) for one in panel.measurements), default=0)
+    text_end = x + _LENGTH + _APART + texts * SMALL_CHARACTER
+    for number, one in enumerate(panel.measurements):
+        y = rows.middle(number)
+        parts += _drawn(one, scale, y, is_bar=panel.begins_at_zero)
+        parts.append(f'<text class="end" x="{text_end:.1f}" y="{y + 4:.1f}">{svg_text(one.text)}</text>')
+    if not panel.begins_at_zero and most > least:
+        for value, kind in ((least, "quiet"), (most, "quiet end")):
+            text = panel.ends.format(value)
+            parts.append(f'<text class="{kind}" x="{scale.at(value):.1f}" y="{rows.bottom + _LINE:.1f}">{text}</text>')
     return parts
 
 
-def _middle(number: int) -> float:
-    return _TOP + _TITLE + number * (_BAR + _GAP) + _BAR / 2
+def _drawn(one: Measurement, scale: _Scale, y: float, *, is_bar: bool) -> list[str]:
+    """A bar or a dot, and a whisker on it where repeats lie visibly apart."""
+    if one.median is None:
+        return []
+    at = scale.at(one.median)
+    parts = [f'<circle class="bar" cx="{at:.1f}" cy="{y:.1f}" r="{_DOT}"/>']
+    if is_bar:
+        width = max(1.0, at - scale.x)
+        parts = [f'<rect class="bar" x="{scale.x:.1f}" y="{y - _BAR / 2:.1f}" width="{width:.1f}" height="{_BAR}"/>']
+    least, most = scale.at(one.least), scale.at(one.most)
+    if most - least >= _LEAST_WHISKER:
+        caps = "".join(f"M{end:.1f} {y - 3:.1f}v6" for end in (least, most))
+        parts.append(f'<path class="whisker" d="M{least:.1f} {y:.1f}H{most:.1f}{caps}"/>')
+    return parts

@@ -9,7 +9,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.draw.bars import Bar, Panel, render_bars
+from ttlaunch.cli.compare_picture import draw_comparison
+from ttlaunch.draw.bars import Measurement, Panel, render_bars
 from ttlaunch.launch.comparison.carry_out import Attempt, Comparison, code_of
 from ttlaunch.launch.comparison.measure import CODE_FILE, Measured, measure_run
 from ttlaunch.launch.comparison.summary import HEADING, cells, render_json, render_markdown, summarise
@@ -150,20 +151,45 @@ def test_bytes_from_a_formula_are_marked_and_unknown_idle_time_is_not_invented()
     assert ("≈ 1.50", "–") == (cells(row)[5], cells(row)[7])
 
 
-def test_the_picture_is_well_formed_and_has_a_bar_for_each_number():
-    bars = (Bar(10.0, 9.0, 12.0, "10"), Bar(None), Bar(5.0, 5.0, 5.0, "5 <&>"))
-    text = render_bars("A & B", ["one", "two <", "three"], [Panel("speed", bars), Panel("loss", bars)])
-    root = ET.fromstring(text)  # noqa: S314 - it is ours
+def drawn(svg, kind, *, css="bar"):
+    return [one for one in ET.fromstring(svg).iter(f"{{http://www.w3.org/2000/svg}}{kind}") if one.get("class") == css]  # noqa: S314 - it is ours
 
-    space = "{http://www.w3.org/2000/svg}"
-    drawn = [one for one in root.iter(f"{space}rect") if one.get("class", "").startswith("role-")]
-    widths = [float(one.get("width")) for one in drawn]
-    assert 4 == len(drawn)
-    assert widths[0] == pytest.approx(2 * widths[1])
-    assert 2 == len(list(root.iter(f"{space}path")))
-    assert ["one", "two <", "three"] == [one.text for one in root.iter(f"{space}text") if one.get("class") == "end"]
-    rights = [float(one.get("x")) + float(one.get("width")) for one in drawn]
-    assert max(rights) < float(root.get("width"))
+
+def test_a_picture_has_bars_from_zero_and_dots_on_a_scale_of_their_own():
+    found = (Measurement(10.0, 9.0, 12.0, "10"), Measurement(None), Measurement(5.0, 5.0, 5.0, "5 <&>"))
+    panels = [Panel("speed", "a second", found), Panel("loss", "less is better", found, begins_at_zero=False)]
+    svg = render_bars("A & B", [["one"], ["two <", "x=3"], ["three"]], panels, note="2 cores")
+
+    bars, dots = drawn(svg, "rect"), drawn(svg, "circle")
+    widths = [float(one.get("width")) for one in bars]
+    assert 2 == len(bars)
+    assert widths[0] == pytest.approx(2 * widths[1], abs=0.2)
+    assert (110 * 5 / 7, 2) == (pytest.approx(float(dots[0].get("cx")) - float(dots[1].get("cx")), abs=0.1), len(dots))
+    assert 2 == len(drawn(svg, "path", css="whisker"))
+    assert ["one", "two <", "three"] == [one.text for one in drawn(svg, "text", css="label")]
+    assert ["2 cores", "x=3", "a second", "less is better", "5.00"] == [
+        one.text for one in drawn(svg, "text", css="quiet")
+    ]
+
+
+def test_a_comparison_is_drawn_from_its_json():
+    """D16: what failed is left out, bytes from a formula are marked, changes have lines of their own."""
+    guessed = replace(FIRST, is_counted=False, idle_share=None)
+    rows = summarise([*tried("a", FIRST), *tried("zero (stage=3, a={b: 1, c: 2})", guessed), *tried("b", error="no")])
+    svg = draw_comparison(json.loads(json.dumps(render_json(rows, WORKLOAD, machine="2 cores", repeats=1))))
+
+    assert ["a", "zero"] == [one.text for one in drawn(svg, "text", css="label")]
+    quiet = [one.text for one in drawn(svg, "text", css="quiet")]
+    assert ["2 cores; 1 run of each: median, least and most", "stage=3", "a={b: 1, c: 2}"] == quiet[:3]
+    numbers = [one.text for one in drawn(svg, "text", css="end")]
+    assert ["10,240", "10,240", "2.500", "2.500", "1.50", "≈1.50", "310", "310", "12", "–"] == numbers
+
+
+def test_a_comparison_in_which_all_failed_is_a_picture_without_bars():
+    rows = summarise(tried("b", error="no"))
+    svg = draw_comparison(render_json(rows, WORKLOAD, machine="2 cores", repeats=1))
+    assert [] == drawn(svg, "rect") + drawn(svg, "circle")
+    assert ["2 cores; nothing was measured"] == [one.text for one in drawn(svg, "text", css="quiet")][:1]
 
 
 def test_a_kept_run_is_taken_only_if_plan_and_code_are_the_same(tmp_path, monkeypatch):

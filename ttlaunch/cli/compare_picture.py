@@ -1,0 +1,54 @@
+"""The picture of a comparison, drawn from its JSON: speed, loss, bytes, memory and idle time of every recipe."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.draw.bars import Measurement, Panel, render_bars
+
+_BETWEEN = re.compile(r", (?=[a-z_][a-z0-9_]*=)")
+
+
+def draw_comparison(content: Mapping[str, Any]) -> str:
+    """The SVG; recipes that failed are not in it.
+
+    Args:
+        content: Of `comparison.json`.
+    """
+    rows = [row for row in content["rows"] if row["runs"]]
+
+    def panel(title: str, note: str, key: str, *, form: str, scale: float = 1.0, begins_at_zero: bool = True) -> Panel:
+        found = tuple(_measurement(row, key, form=form, scale=scale) for row in rows)
+        return Panel(title, note, found, begins_at_zero=begins_at_zero, ends=form)
+
+    panels = [
+        panel("speed", "tokens/s, more is better", "tokens_per_s", form="{:,.0f}"),
+        panel("loss", "validation, less is better", "loss", form="{:.3f}", begins_at_zero=False),
+        panel("traffic", "MB a step, all ranks", "bytes_per_step", form="{:.2f}", scale=1e-6),
+        panel("memory", "MB at most, largest rank", "memory_bytes", form="{:.0f}", scale=1e-6),
+        panel("idle", "% of a step, less is better", "idle_share", form="{:.0f}", scale=100),
+    ]
+    workload = content["workload"]
+    repeats = (
+        f"{counted(workload['repeats'], 'run')} of each: median, least and most" if rows else "nothing was measured"
+    )
+    title = f"The same model, data and seed for {workload['steps']} steps"
+    return render_bars(
+        title, [_name_lines(row["name"]) for row in rows], panels, note=f"{content['machine']}; {repeats}"
+    )
+
+
+def _measurement(row: Mapping[str, Any], key: str, *, form: str, scale: float) -> Measurement:
+    spread = row[key]
+    if spread is None:
+        return Measurement(None)
+    median, least, most = (spread[name] * scale for name in ("median", "least", "most"))
+    sign = "≈" if key == "bytes_per_step" and not row["is_counted"] else ""
+    return Measurement(median, least, most, sign + form.format(median))
+
+
+def _name_lines(name: str) -> Sequence[str]:
+    """`zero (stage=3, a=b)` as three lines, so that long changes leave room for the numbers."""
+    recipe, bracket, changes = name.partition(" (")
+    return [recipe, *_BETWEEN.split(changes.removesuffix(")"))] if bracket else [recipe]
