@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -13,7 +14,7 @@ from ttlaunch.cli.console import leave, print_json, refuse, refuse_file, show_di
 from ttlaunch.cli.interrupt import terminated_as_interrupted
 from ttlaunch.cli.options import On, Overrides
 from ttlaunch.cli.table import render_table
-from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.diagnostics import Diagnostic, Format, Severity, listed, shown
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.plan.comparison import Candidate, Workload, parse_candidate
 
@@ -65,7 +66,7 @@ def compare(
     """
     workload = Workload(steps, tuple(overrides or ()))
     candidates = list(dict.fromkeys(map(parse_candidate, recipes))) if recipes else _all_candidates()
-    _refuse_strangers(candidates, form=form)
+    _refuse_mistakes(candidates, workload, on=on, are_named=bool(recipes), form=form)
     attempts: list[Attempt] = []
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -76,14 +77,55 @@ def compare(
     _tell(rows, attempts, workload, machine=machine, out=out, repeats=repeats, form=form)
 
 
-def _refuse_strangers(candidates: Sequence[Candidate], *, form: Format) -> None:
-    """Leave before anything is run or written if a name is no recipe's."""
-    from ttlaunch.recipe.discovery import find_recipe
+def _refuse_mistakes(
+    candidates: Sequence[Candidate], workload: Workload, *, on: str, are_named: bool, form: Format
+) -> None:
+    """Leave before anything is run or written if one of the recipes that were named cannot be, or none of all."""
+    if workload.sets_steps:
+        hint = "`--steps` says how many steps every run has"
+        refuse([Diagnostic("P009", "`--set training_config.steps` is given to `compare`", hints=(hint,))], form=form)
+    found = [_mistakes(one, workload, on=on) for one in candidates]
+    if any(found) if are_named else all(found):
+        mistakes = {str(one.as_json()): one for group in found for one in group}
+        refuse([replace(one, notes=_notes(one, found, candidates)) for one in mistakes.values()], form=form)
 
-    found = [find_recipe(name, working_folder=Path.cwd()) for name in dict.fromkeys(one.recipe for one in candidates)]
-    strangers = [one for one in found if isinstance(one, Diagnostic)]
-    if strangers:
-        refuse(strangers, form=form)
+
+def _notes(
+    mistake: Diagnostic, found: Sequence[Sequence[Diagnostic]], candidates: Sequence[Candidate]
+) -> tuple[str, ...]:
+    """Those of a mistake, and whose it is, unless it is everybody's or says so itself."""
+    text = str(mistake.as_json())
+    whose = [str(one) for one, group in zip(candidates, found, strict=True) if text in map(str, _as_json(group))]
+    return (
+        mistake.notes
+        if len(whose) == len(candidates) or not mistake.primary
+        else (*mistake.notes, f"of {listed(whose)}")
+    )
+
+
+def _as_json(group: Sequence[Diagnostic]) -> list[dict[str, Any]]:
+    return [one.as_json() for one in group]
+
+
+def _mistakes(candidate: Candidate, workload: Workload, *, on: str) -> list[Diagnostic]:
+    """Why a candidate cannot be run."""
+    from ttlaunch.cli.describe import Request, describe
+    from ttlaunch.recipe.discovery import find_recipe, load_recipe
+
+    found = find_recipe(candidate.recipe, working_folder=Path.cwd())
+    if isinstance(found, Diagnostic):
+        name, colon, changes = candidate.recipe.partition(":")
+        is_known = bool(colon) and not isinstance(find_recipe(name, working_folder=Path.cwd()), Diagnostic)
+        what = f"`{shown(changes)}`" if changes else "what"
+        message = f"{what} after `{shown(name)}:` is not KEY=VALUE"
+        return [Diagnostic("P009", message, hints=(f"`{shown(name)}:KEY=VALUE,KEY=VALUE`",)) if is_known else found]
+    recipe = load_recipe(found)
+    if not isinstance(recipe, Diagnostic) and not recipe.uses_data:
+        return [Diagnostic("P009", f"{candidate.recipe} trains no model, so there is nothing to compare")]
+    settings = (*workload.settings(), *candidate.overrides)
+    request = Request(target=candidate.recipe, on=on, overrides=settings)
+    described = describe(request, working_folder=Path.cwd(), shell=os.environ)
+    return [one for one in described.diagnostics if one.severity is Severity.ERROR]
 
 
 def _all_candidates() -> list[Candidate]:

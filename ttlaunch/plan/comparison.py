@@ -19,6 +19,11 @@ class Workload:
     steps: int
     overrides: tuple[str, ...] = ()
 
+    @property
+    def sets_steps(self) -> bool:
+        """Whether an override says how many steps there are, other than `steps` does."""
+        return any(one.partition("=")[0].strip() == "training_config.steps" for one in self.overrides)
+
     def settings(self) -> list[str]:
         """What follows `--set`: whole sections, so that nothing of a recipe's own training file is left of them."""
         training = (

@@ -224,16 +224,19 @@ def test_a_change_of_a_recipe_makes_its_own_runs_anew_and_no_others(here):
     assert [False, True] == [old == new for old, new in zip(before, [code_of("mine"), code_of("other")], strict=True)]
 
 
-def test_a_recipe_that_is_refused_is_told_once_and_status_is_1(ttlaunch, here):
-    """R062: nothing is started for it."""
-    answer = ttlaunch("compare fabric_minimal --repeats 2 --format json")
+def test_a_run_that_fails_is_told_once_and_status_is_1(ttlaunch, here, monkeypatch):
+    """R062: the table is written all the same."""
+    failed = lambda self, one, repeat: Attempt(one, repeat, None, "there is no more memory", "ttlaunch run zero")  # noqa: E731
+    monkeypatch.setattr(Comparison, "_plan_hash", lambda self, candidate: "")
+    monkeypatch.setattr(Comparison, "_run", failed)
+    answer = ttlaunch("compare zero --repeats 2 --format json")
 
     content = json.loads(answer.stdout)
     assert 1 == answer.status
-    assert [("R062", "fabric_minimal cannot be compared: unknown key `training_config` in the training file")] == [
+    assert [("R062", "zero cannot be compared: there is no more memory")] == [
         (one["code"], one["message"]) for one in content["diagnostics"]
     ]
-    assert ["fabric_minimal"] == [row["name"] for row in content["rows"]]
+    assert ["zero"] == [row["name"] for row in content["rows"]]
     assert {"comparison.json", "comparison.md", "comparison.svg"} <= {
         path.name for path in (here / "comparison").iterdir()
     }
@@ -245,6 +248,35 @@ def test_a_name_that_is_no_recipes_is_refused_before_anything_is_run(ttlaunch, h
     assert answer.stderr.startswith("error[P001]: there is no recipe `zeroo`\n")
     assert answer.stderr.endswith("hint: did you mean `zero`?\n\n")
     assert not (here / "comparison").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "expected"),
+    [
+        ("data_parallel zero:stage", 2, "P009 `stage` after `zero:` is not KEY=VALUE"),
+        ("zero fabric_minimal", 2, "P009 fabric_minimal trains no model, so there is nothing to compare"),
+        ("zero --set training_config.steps=9", 2, "P009 `--set training_config.steps` is given to `compare`"),
+        ("zero zero:zero_config.stage=9", 3, "C005 `stage` is `9`; a number of at most 3 was expected"),
+        ("--set training_config.stepz=9", 3, "C004 unknown key `stepz` in training_config"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_is_run(ttlaunch, here, line, status, expected):
+    """Else it would be told after minutes of what can."""
+    answer = ttlaunch(f"compare {line} --format json")
+    found = [f"{one['code']} {one['message']}" for one in json.loads(answer.stdout)["diagnostics"]]
+    assert (status, [expected]) == (answer.status, found)
+    assert not (here / "comparison").exists()
+
+
+def test_whose_mistake_it_is_is_said(ttlaunch):
+    answer = ttlaunch("compare tensor_parallel zero --set multihost_config.num_workers=3")
+    assert "  = note: of `tensor_parallel`\n" in answer.stderr
+
+
+def test_changes_of_keys_with_one_name_are_two_rows():
+    """`num_blocks` of the model, and of the pipeline."""
+    both = [Candidate("p", (f"{section}.num_blocks=2",)) for section in ("a", "b")]
+    assert 2 == len(summarise([Attempt(one, 1, FIRST, None, "") for one in both]))
 
 
 @pytest.mark.mpi

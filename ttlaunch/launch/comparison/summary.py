@@ -7,7 +7,7 @@ from typing import Any
 
 from ttlaunch.launch.comparison.carry_out import Attempt
 from ttlaunch.launch.comparison.measure import Measured, as_json
-from ttlaunch.plan.comparison import Workload
+from ttlaunch.plan.comparison import Candidate, Workload
 from ttlaunch.plan.parity import class_names
 
 
@@ -49,12 +49,12 @@ class Row:
 
 def summarise(attempts: Sequence[Attempt]) -> list[Row]:
     """A row for each candidate, in the order in which they were first tried."""
-    by_candidate: dict[str, list[Attempt]] = {}
+    by_candidate: dict[Candidate, list[Attempt]] = {}
     for attempt in attempts:
-        by_candidate.setdefault(str(attempt.candidate), []).append(attempt)
-    hashes = {name: {one.measured.sha256 for one in found if one.measured} for name, found in by_candidate.items()}
+        by_candidate.setdefault(attempt.candidate, []).append(attempt)
+    hashes = {one: {each.measured.sha256 for each in found if each.measured} for one, found in by_candidate.items()}
     classes = class_names([text for found in hashes.values() if len(found) == 1 for text in found if text])
-    return [_row(name, found, hashes[name], classes) for name, found in by_candidate.items()]
+    return [_row(str(one), found, hashes[one], classes) for one, found in by_candidate.items()]
 
 
 def _row(name: str, attempts: Sequence[Attempt], hashes: set[str | None], classes: dict[str, str]) -> Row:
