@@ -4,7 +4,16 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from ttlaunch.recipe import CompressionConfig, Layout, Recipe, Section, TrainingFile, gradients_may_be_stale, per
+from ttlaunch.recipe import (
+    CompressionConfig,
+    Layout,
+    Recipe,
+    Section,
+    TrainingFile,
+    gradients_may_be_stale,
+    per,
+    slow_workers_are_there,
+)
 
 from .traffic import traffic
 
@@ -41,7 +50,7 @@ RECIPE = Recipe(
         Layout("elastic_dp", worker=per("multihost_config.num_workers"), server=1),
     ],
     flows=[("worker", "server")],
-    checks=[gradients_may_be_stale],
+    checks=[gradients_may_be_stale, slow_workers_are_there("elastic_dp_config")],
     unread=["multihost_config.pipeline_parallel_config", "multihost_config.bucket_megabytes"],
     traffic=traffic,
     is_asynchronous=True,

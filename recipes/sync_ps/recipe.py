@@ -14,6 +14,7 @@ from ttlaunch.recipe import (
     every_worker_has_a_micro_batch,
     per,
     servers_can_share_the_model,
+    slow_workers_are_there,
 )
 
 from .traffic import traffic
@@ -53,7 +54,7 @@ RECIPE = Recipe(
         Layout("sync_ps", worker=per("multihost_config.num_workers"), server=per("sync_ps_config.num_servers")),
     ],
     flows=[("worker", "server"), all_pairs("server")],
-    checks=[every_worker_has_a_micro_batch, servers_can_share_the_model],
+    checks=[every_worker_has_a_micro_batch, servers_can_share_the_model, slow_workers_are_there("sync_ps_config")],
     unread=["multihost_config.pipeline_parallel_config", "multihost_config.bucket_megabytes"],
     traffic=traffic,
 )

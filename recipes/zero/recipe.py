@@ -1,6 +1,6 @@
 """What the ZeRO recipe is: its configuration, its roles, who talks to whom. No torch here: the launcher reads it."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -23,7 +23,7 @@ class ZeroConfig(Section):
 
     noun: ClassVar[str] = "zero_config"
 
-    stage: Literal[0, 1, 2, 3] = Field(
+    stage: Annotated[int, Field(ge=0, le=3)] = Field(
         3,
         description="what ranks share instead of keeping it whole: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too",
     )

@@ -1,5 +1,7 @@
 """Configurations of recipes whose workers drift apart that cannot train; the transcripts are in `tests/golden/refusals/`."""
 
+import pytest
+
 
 def test_bounded_staleness_over_fabric_sockets_is_refused(refused):
     text = "multihost_config:\n  socket_type: fabric\nclassic_dp_config:\n  staleness_bound: 4\n"
@@ -14,3 +16,24 @@ def test_resume_of_local_steps_with_other_workers_is_refused(refused, trained):
     """Every worker has moments of its own, so here the number of workers belongs to the training."""
     trained("a", 10, recipe="local_sgd")
     refused("run local_sgd --resume latest --set multihost_config.num_workers=3", status=3)
+
+
+def test_a_slow_worker_that_there_is_not_is_refused(refused):
+    text = "elastic_dp_config:\n  slow_workers: {0: 2, 2: 3}\n"
+    refused("run elastic_dp -c train.yaml", files={"train.yaml": text}, status=3)
+
+
+def test_a_decay_of_an_average_that_is_never_made_is_a_warning(ttlaunch, here):
+    (here / "train.yaml").write_text("sync_ps_config:\n  polyak_decay: 0.9\n")
+    answer = ttlaunch("plan sync_ps -c train.yaml --format concise")
+    expected = (
+        "train.yaml:2:17: warning[C062]: `polyak_decay` is 0.9, but without `polyak_interval` there is no average\n"
+    )
+    assert (0, expected) == (answer.status, answer.stderr)
+
+
+@pytest.mark.parametrize("value", ["true", "1.0"])
+def test_a_zero_stage_is_a_whole_number(ttlaunch, value):
+    answer = ttlaunch(f"plan zero --set zero_config.stage={value} --format concise")
+    expected = f"--set:1:19: error[C005]: `stage` is `{value}`; a whole number was expected\n"
+    assert (3, expected) == (answer.status, answer.stderr)

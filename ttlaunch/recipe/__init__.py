@@ -58,7 +58,7 @@ from ttlaunch.recipe.sections import (
     TrainingFile,
     TransformerConfig,
 )
-from ttlaunch.recipe.server_checks import gradients_may_be_stale, servers_can_share_the_model
+from ttlaunch.recipe.server_checks import gradients_may_be_stale, servers_can_share_the_model, slow_workers_are_there
 from ttlaunch.recipe.tensor_split import (
     devices_have_equal_shares,
     ranks_have_equal_shares,
@@ -137,6 +137,7 @@ __all__ = [
     "sequences_of_blocks",
     "servers_can_share_the_model",
     "shares",
+    "slow_workers_are_there",
     "split_model_traffic",
     "split_models_fit",
     "split_norm_traffic",

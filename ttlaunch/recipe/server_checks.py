@@ -3,13 +3,16 @@
 from collections.abc import Iterator
 from typing import Any
 
-from ttlaunch.recipe.declare import Layout, Problem
+from ttlaunch.diagnostics import Severity
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.recipe.declare import Check, Layout, Problem
 
 
 def servers_can_share_the_model(config: Any, layout: Layout) -> Iterator[Problem]:
-    """The rules of `sync_ps_config.num_servers`."""
+    """The rules of `sync_ps_config`, but for its slow workers."""
     yield from _every_server_has_a_layer(config, layout)
     yield from _tied_embeddings_have_one_server(config, layout)
+    yield from _an_average_counts_some_weights(config, layout)
 
 
 def _every_server_has_a_layer(config: Any, _layout: Layout) -> Iterator[Problem]:
@@ -38,6 +41,41 @@ def _tied_embeddings_have_one_server(config: Any, _layout: Layout) -> Iterator[P
             others=(("sync_ps_config.num_servers", f"{servers} servers"),),
             hints=("`--set sync_ps_config.num_servers=1`", "`--set transformer_config.tie_embeddings=false`"),
         )
+
+
+def _an_average_counts_some_weights(config: Any, _layout: Layout) -> Iterator[Problem]:
+    """A warning where the average of the weights is configured, and never made."""
+    servers = config.sync_ps_config
+    if servers.polyak_decay is not None and servers.polyak_interval is None:
+        yield Problem(
+            "C062",
+            f"`polyak_decay` is {servers.polyak_decay:g}, but without `polyak_interval` there is no average",
+            "sync_ps_config.polyak_decay",
+            "set, but without effect",
+            hints=("`--set sync_ps_config.polyak_interval=10`",),
+            severity=Severity.WARNING,
+        )
+
+
+def slow_workers_are_there(section: str) -> Check:
+    """Every worker that `slow_workers` of a section names is one.
+
+    Args:
+        section: The section's name.
+    """
+
+    def check(config: Any, layout: Layout) -> Iterator[Problem]:
+        workers = layout.counts(config).get("worker", 0)
+        missing = [place for place in getattr(config, section).slow_workers if place >= workers]
+        if workers and missing:
+            yield Problem(
+                "C061",
+                f"`slow_workers` slows worker {missing[0]}, and there are {counted(workers, 'worker')}",
+                f"{section}.slow_workers",
+                f"expected 0 to {workers - 1}" if workers > 1 else "expected 0",
+            )
+
+    return check
 
 
 def gradients_may_be_stale(config: Any, _layout: Layout) -> Iterator[Problem]:
