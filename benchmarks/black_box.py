@@ -12,38 +12,17 @@ import time
 from pathlib import Path
 
 import torch
+from null_socket import NullSocket
 from torch import Tensor
 
 from ttlaunch.runtime.books.black_box import BlackBox
 from ttlaunch.runtime.books.ledger import Ledger, operation
 from ttlaunch.runtime.gradients.replicas import Buckets
 from ttlaunch.runtime.sockets.ledger_socket import LedgerSocket
-from ttlaunch.runtime.sockets.protocol import Pending
 from ttlaunch.runtime.world import Rank
 
 ROUNDS, MESSAGES = 61, 2000
 LIMIT_US = 1.0
-
-
-class NullSocket:
-    """Takes every message and does nothing with it."""
-
-    rank = Rank(0)
-
-    def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
-        """Do nothing."""
-
-    def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
-        """Do nothing."""
-
-    def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:  # noqa: ARG002  nothing is done with it
-        return self
-
-    def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:  # noqa: ARG002  likewise
-        return self
-
-    def wait(self) -> None:
-        """Do nothing."""
 
 
 WAYS = {

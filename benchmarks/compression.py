@@ -11,9 +11,7 @@ and decodes at 1 GB/s or more of the core's time, and ends within 0.5 % of the v
 """
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +21,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from trainings import read_report, train
 
 from ttlaunch.recipe import CompressionConfig
 from ttlaunch.runtime import build_codec
@@ -130,12 +129,8 @@ def _trained(kind: str, *, feedback: bool, steps: int) -> float:
         "compression_config.error_feedback": str(feedback).lower(),
         "checkpoint_config.interval": "null",
     }
-    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     with tempfile.TemporaryDirectory(prefix="ttl-bench-") as folder:
-        command = [sys.executable, "-m", "ttlaunch", "run", "data_parallel", "--format", "json", *words]
-        answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-        run_id = json.loads(answer.stdout)["run_id"]
-        report = json.loads((Path(folder) / "runs" / run_id / "report.json").read_text(encoding="utf-8"))
+        report = read_report(train("data_parallel", settings, folder=Path(folder)))
     return float(report["last_validation"])
 
 

@@ -16,11 +16,10 @@ import time
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from null_socket import NullSocket
 
 from ttlaunch.runtime.books.ledger import Ledger, operation
 from ttlaunch.runtime.sockets.ledger_socket import LedgerSocket
-from ttlaunch.runtime.sockets.protocol import Pending
 from ttlaunch.runtime.world import Rank
 
 ROUNDS, MESSAGES = 41, 2000
@@ -56,27 +55,6 @@ LAYOUTS = {
         {f"{_PIPELINE}.blocks_per_rank": "[2,2]", f"{_PIPELINE}.replicas": "2"},
     ),
 }
-
-
-class NullSocket:
-    """Takes every message and does nothing with it."""
-
-    rank = Rank(0)
-
-    def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
-        """Do nothing."""
-
-    def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
-        """Do nothing."""
-
-    def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:  # noqa: ARG002  nothing is done with it
-        return self
-
-    def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:  # noqa: ARG002  likewise
-        return self
-
-    def wait(self) -> None:
-        """Do nothing."""
 
 
 def main() -> int:

@@ -10,13 +10,12 @@ its loss is at most 5 % above that of `sync_ps`.
 """
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
+
+from trainings import read_report, step_ends, train
 
 from ttlaunch.launch.measured.books import read_books
 from ttlaunch.launch.measured.times import step_times
@@ -66,18 +65,13 @@ def _run(recipe: str, folder: Path, *, steps: int, slow: float) -> Found:
         "checkpoint_config.interval": "null",
         f"{recipe}_config.slow_workers": f"{{0: {slow}}}",
     }
-    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "ttlaunch", "run", recipe, "--format", "json", *words]
-    answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    report = json.loads(answer.stdout)
-    run = folder / "runs" / report["run_id"]
+    run = train(recipe, settings, folder=folder)
     books = read_books(run, world_size=_WORKERS + 1)
     assert books is not None
     times = [step_times([book]) for book in books[:_WORKERS]]
     idle = [sum(share.share for share in one.waits) if one else 0.0 for one in times]
-    lines = (run / "records" / f"rank-{_WORKERS}.progress.jsonl").read_text(encoding="utf-8").splitlines()
-    moments = [record["time"] for record in map(json.loads, lines) if record["kind"] == "step"]
-    return Found(idle, report["last_validation"], moments[-1] - moments[0])
+    moments = step_ends(run, rank=_WORKERS)
+    return Found(idle, read_report(run)["last_validation"], moments[-1] - moments[0])
 
 
 if __name__ == "__main__":

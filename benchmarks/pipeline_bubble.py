@@ -173,7 +173,7 @@ def rank_main() -> None:
     rank, cores = Rank(comm.rank), sorted(os.sched_getaffinity(0))
     torch.set_num_threads(1)
     hosts, places = ("localhost",) * STAGES, tuple(range(STAGES))
-    world = World("pipeline", ROOT, "", ("stage",) * STAGES, hosts, places, {}, None, None)
+    world = World(ROOT, "", ("stage",) * STAGES, hosts, places, {}, None, None)
     socket = MpiSocket(comm, world=world, rank=rank)
     if len(cores) >= STAGES:
         os.sched_setaffinity(0, {cores[rank]})

@@ -9,13 +9,11 @@ gloo.
 """
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
-from itertools import pairwise
 from pathlib import Path
+
+from trainings import median_step_s, train
 
 _SETTINGS = {
     "training_config.steps": 40,
@@ -46,13 +44,7 @@ def main() -> None:
 def _step_seconds(kind: str, workers: int, folder: Path) -> float:
     """The median step of one run."""
     settings = _SETTINGS | {"multihost_config.num_workers": workers, "data_parallel_config.reduction": kind}
-    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "ttlaunch", "run", "data_parallel", "--format", "json", *words]
-    answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    run_id = json.loads(answer.stdout)["run_id"]
-    lines = (folder / "runs" / run_id / "records" / "rank-0.progress.jsonl").read_text(encoding="utf-8").splitlines()
-    times = [record["time"] for record in map(json.loads, lines) if record["kind"] == "step"][10:]
-    return statistics.median(after - before for before, after in pairwise(times))
+    return median_step_s(train("data_parallel", settings, folder=folder), skipped=10)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def measure(rounds: int) -> None:
     torch.set_num_threads(1)
     comm = MPI.COMM_WORLD
     me, other = comm.rank, 1 - comm.rank
-    world = World("", Path(), "", ("peer",) * 2, ("here",) * 2, (0, 1), {}, None, None)
+    world = World(Path(), "", ("peer",) * 2, ("here",) * 2, (0, 1), {}, None, None)
     socket = MpiSocket(comm, world=world, rank=Rank(me))
     load = os.getloadavg()[0]
     if me == 0:

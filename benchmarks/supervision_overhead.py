@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+from trainings import median_step_s, step_ends
 
 from ttlaunch import contract
 
@@ -105,15 +106,14 @@ def _supervised(folder: Path, steps: int) -> Steps:
     )
     _wait(lambda: set((folder / "runs").glob("*-*")) - before, process)
     [run] = set((folder / "runs").glob("*-*")) - before
-    path = run / contract.progress_file(0)
-    _wait(lambda: len(_step_times(path)) > _SKIPPED, process)
+    _wait(lambda: len(step_ends(run)) > _SKIPPED, process)
     began, since = _processor_s(run.name, process.pid), time.monotonic()
-    _wait(lambda: len(_step_times(path)) > steps - _SKIPPED, process)
+    _wait(lambda: len(step_ends(run)) > steps - _SKIPPED, process)
     ended, cores_s = _processor_s(run.name, process.pid), RANKS * (time.monotonic() - since)
     if process.wait():
         raise SystemExit(f"the training failed: {run}")
     beside, ranks = (sum(ended[key][pid] - began[key].get(pid, 0) for pid in ended[key]) for key in ("beside", "ranks"))
-    return Steps(_median_step(_step_times(path)), beside / cores_s, ranks / cores_s)
+    return Steps(median_step_s(run, skipped=_SKIPPED), beside / cores_s, ranks / cores_s)
 
 
 def _bare(run: Path, out: Path) -> Steps:
@@ -123,26 +123,14 @@ def _bare(run: Path, out: Path) -> Steps:
     subprocess.run(
         [*words, sys.executable, str(BARE_RANK), str(run), str(out)], cwd=run, check=True, capture_output=True
     )
-    return Steps(_median_step(json.loads((out / "times-0.json").read_text())))
+    times = json.loads((out / "times-0.json").read_text())[_SKIPPED:]
+    return Steps(statistics.median(after - before for before, after in itertools.pairwise(times)))
 
 
 def _until_program(run: Path) -> list[str]:
     """The words of a run's mpirun that come before what it starts."""
     argv: list[str] = json.loads((run / contract.PLAN_FILE).read_text())["engine"]["argv"]
     return argv[: argv.index("-I") - 1]
-
-
-def _step_times(path: Path) -> list[float]:
-    """When each step of a rank was done."""
-    if not path.exists():
-        return []
-    records = [contract.read_record(line) for line in path.read_bytes().splitlines()]
-    return [record["time"] for record in records if record and record["kind"] == contract.KIND_STEP]
-
-
-def _median_step(times: Sequence[float]) -> float:
-    kept = times[_SKIPPED:]
-    return statistics.median(after - before for before, after in itertools.pairwise(kept))
 
 
 def _processor_s(run_id: str, view: int) -> dict[str, dict[int, float]]:

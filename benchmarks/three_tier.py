@@ -15,13 +15,11 @@ worker, the first 20 left out, in which buckets are tuned.
 """
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
-from itertools import pairwise
 from pathlib import Path
+
+from trainings import median_step_s, train
 
 _SETTINGS = {
     "training_config.steps": 34,
@@ -81,18 +79,10 @@ def main() -> None:
 def _step_seconds(name: str, folder: Path, *, extra: list[str]) -> float:
     """The median step of one run."""
     recipe, ranks, settings = _VARIANTS[name]
-    words = [word for key, value in (_SETTINGS | settings).items() for word in ("--set", f"{key}={value}")]
-    words += [word for setting in extra for word in ("--set", setting)]
+    words = ["-n", str(ranks), *(word for setting in extra for word in ("--set", setting))]
     if name in _SPINNING:
         words += ["--mpi-args", "--mca mpi_yield_when_idle 0"]
-    command = [sys.executable, "-m", "ttlaunch", "run", recipe, "-n", str(ranks), "--format", "json", *words]
-    answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if answer.returncode:
-        sys.exit(answer.stderr)
-    records = folder / "runs" / json.loads(answer.stdout)["run_id"] / "records" / "rank-0.progress.jsonl"
-    found = map(json.loads, records.read_text(encoding="utf-8").splitlines())
-    times = [record["time"] for record in found if record["kind"] == "step"][_SKIPPED:]
-    return statistics.median(after - before for before, after in pairwise(times))
+    return median_step_s(train(recipe, _SETTINGS | settings, folder=folder, words=words), skipped=_SKIPPED)
 
 
 if __name__ == "__main__":

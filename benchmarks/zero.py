@@ -13,16 +13,13 @@ the ranks measured it, against 16, 8 + 8/n, 4 + 12/n and 16/n (within 1 %); and 
 """
 
 import argparse
-import json
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from trainings import median_step_s, read_report, train
 
 _SETTINGS = {
     "training_config.steps": 20,
@@ -66,7 +63,8 @@ def _measure_steps(rounds: int, folder: Path, *, extra: Sequence[str]) -> None:
     for _ in range(rounds):
         for name, (recipe, micro_batch) in _VARIANTS.items():
             settings = _SETTINGS | {"training_config.micro_batch_size": micro_batch}
-            seconds[name].append(_step_seconds(_run(recipe, folder, settings, extra=extra)))
+            run = train(recipe, settings, folder=folder, words=[word for one in extra for word in ("--set", one)])
+            seconds[name].append(median_step_s(run, skipped=_SKIPPED))
         print("round:", ", ".join(f"{name} {found[-1] * 1e3:.0f} ms" for name, found in seconds.items()), flush=True)
     for name, found in seconds.items():
         print(f"{name:32} {statistics.median(found) * 1e3:8.1f} ms   {min(found) * 1e3:.1f} to {max(found) * 1e3:.1f}")
@@ -84,30 +82,13 @@ def _measure_stages(folder: Path) -> None:
         for ranks in (2, 3, 4):
             promised = own_bytes + shared_bytes / ranks
             values = {"training_config.steps": 2, "zero_config.stage": stage, "multihost_config.num_workers": ranks}
-            run = _run("zero", folder, _SETTINGS | values | {"training_config.micro_batch_size": 2}, extra=())
+            run = train("zero", _SETTINGS | values | {"training_config.micro_batch_size": 2}, folder=folder)
             kept = max(_kept(run, ranks))
             print(
                 f"{stage:5}  {ranks:5}  {kept:17.3f}  {promised:8.3f}  {kept / promised:.4f}"
                 f"   {_share_of_formula(run):14.3f}",
                 flush=True,
             )
-
-
-def _run(recipe: str, folder: Path, settings: Mapping[str, Any], *, extra: Sequence[str]) -> Path:
-    """The folder of a run that is over."""
-    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    words += [word for setting in extra for word in ("--set", setting)]
-    command = [sys.executable, "-m", "ttlaunch", "run", recipe, "--format", "json", *words]
-    answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if answer.returncode:
-        raise SystemExit(answer.stderr)
-    return folder / "runs" / str(json.loads(answer.stdout)["run_id"])
-
-
-def _step_seconds(run: Path) -> float:
-    lines = (run / "records" / "rank-0.progress.jsonl").read_text(encoding="utf-8").splitlines()
-    times = [record["time"] for record in map(json.loads, lines) if record["kind"] == "step"][_SKIPPED:]
-    return statistics.median(after - before for before, after in pairwise(times))
 
 
 def _kept(run: Path, ranks: int) -> list[float]:
@@ -120,7 +101,7 @@ def _kept(run: Path, ranks: int) -> list[float]:
 
 
 def _share_of_formula(run: Path) -> float:
-    edges = json.loads((run / "report.json").read_text(encoding="utf-8"))["traffic"]["edges"]
+    edges = read_report(run)["traffic"]["edges"]
     return float(sum(edge["bytes"] for edge in edges) / sum(edge["formula_bytes"] for edge in edges))
 
 

@@ -61,7 +61,6 @@ def fill_references(variables: Mapping[str, str], values: Mapping[str, str]) -> 
 
 # How the MPI launcher tells a process which rank it is; the first one that is set counts.
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 # The run folder on the launching machine.
 PLAN_FILE = "plan.json"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ttlaunch import contract
+from ttlaunch.launch.report import combine_digests
 from ttlaunch.recipe.corpus import read_corpus
 from ttlaunch.recipe.importing import import_recipe_module
-from ttlaunch.runtime.digests import combined
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MPIRUN = Path(sys.executable).with_name("mpirun")
@@ -64,7 +64,7 @@ class FinishedRun:
 
     @property
     def sha256(self):
-        return combined(self.digests)
+        return combine_digests([self.digests])[0]
 
 
 @pytest.fixture(scope="session")

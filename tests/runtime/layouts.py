@@ -4,8 +4,8 @@ from collections import defaultdict
 from pathlib import Path
 
 from ttlaunch import contract
+from ttlaunch.launch.report import combine_digests
 from ttlaunch.recipe.importing import import_recipe_module
-from ttlaunch.runtime.digests import combined
 from ttlaunch.runtime.simulate import simulate
 from ttlaunch.runtime.world import World
 
@@ -73,7 +73,7 @@ class Trained:
                 digests[name].add(digest)
         assert digests
         assert {1} == {len(found) for found in digests.values()}, "ranks hold different parameters"
-        return combined({name: found.pop() for name, found in digests.items()})
+        return combine_digests([{name: found.pop() for name, found in digests.items()}])[0]
 
 
 def train(layout, run_dir, config, *, data, saves=False, **world):
@@ -88,7 +88,6 @@ def train_recipe(recipe, roles, run_dir, config, *, data, saves=False, **world):
     resolved = import_recipe_module(folder, "recipe").RECIPE.config.model_validate(config)
     run_dir.mkdir(parents=True)
     planned = World(
-        recipe_name=recipe,
         recipe_folder=folder,
         layout="test",
         roles=tuple(roles),

@@ -1,5 +1,7 @@
 """Pipelines of any layout in one process, for tests that compare them bit for bit."""
 
+from itertools import accumulate
+
 from safetensors import safe_open
 
 from ttlaunch import contract
@@ -47,7 +49,6 @@ class PipelineRuns:
         resolved = import_recipe_module(recipe, "recipe").RECIPE.config.model_validate(config)
         roles = ("stage",) * ranks if pipeline else ("trainer",)
         world = World(
-            recipe_name=recipe.name,
             recipe_folder=recipe,
             layout="test",
             roles=roles,
@@ -72,6 +73,13 @@ def check_equal(expected, found):
         for key in keys:
             assert expected.by_step(kind, key) == found.by_step(kind, key)
     assert [0, 2, STEPS] == list(found.by_step("validation", "loss"))
+
+
+def most_in_flight(order):
+    """How many forward passes a stage keeps the activations of at most."""
+    in_flight = list(accumulate(1 if action.kind == "F" else -1 for action in order))
+    assert 0 == in_flight[-1]
+    return max(in_flight)
 
 
 def start_from(trained, *, step):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ttlaunch.recipe import CompressionConfig
 from ttlaunch.runtime import build_codec
-from ttlaunch.runtime.compression.casts import Bf16, Exact
+from ttlaunch.runtime.compression.casts import Cast
 from ttlaunch.runtime.compression.int8 import BlockInt8
 
 FLT_MAX = torch.finfo(torch.float32).max
@@ -137,7 +137,7 @@ def test_equal_values_make_equal_bytes(size):
 @given(vectors())
 def test_bf16_keeps_8_bits(values_N):
     values_N = values_N.float()
-    found = decoded(Bf16(), values_N)
+    found = decoded(Cast(torch.bfloat16), values_N)
     fits = values_N.abs() < 3.38e38
     error = (found.double() - values_N.double()).abs()
     assert bool((error <= values_N.double().abs() / 256 + 2.0**-134)[fits].all())
@@ -148,8 +148,8 @@ def test_bf16_keeps_8_bits(values_N):
 def test_casts_keep_what_is_not_finite(values):
     values_N = torch.tensor(values, dtype=torch.float32)
     strange = ~values_N.isfinite()
-    assert str(values_N[strange].tolist()) == str(decoded(Bf16(), values_N)[strange].tolist())
-    assert values_N.view(torch.int32).equal(decoded(Exact(), values_N).view(torch.int32))
+    assert str(values_N[strange].tolist()) == str(decoded(Cast(torch.bfloat16), values_N)[strange].tolist())
+    assert values_N.view(torch.int32).equal(decoded(Cast(torch.float32), values_N).view(torch.int32))
 
 
 @pytest.mark.parametrize("kind", ["none", "bf16", "int8", "top_k", "powersgd"])

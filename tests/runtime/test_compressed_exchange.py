@@ -9,6 +9,7 @@ from safetensors import safe_open
 from tests.runtime.layouts import LAYOUTS, RECIPES, train
 from tests.runtime.test_resume_layouts import HALF, PLAN, STEPS, config, start_of
 from ttlaunch import contract
+from ttlaunch.launch.report import combine_digests
 from ttlaunch.launch.saved.checkpoints import complete_checkpoints
 from ttlaunch.launch.saved.resume import verify
 from ttlaunch.recipe import CompressionConfig, payload_bytes
@@ -16,7 +17,7 @@ from ttlaunch.recipe.importing import import_recipe_module
 from ttlaunch.runtime import build_codec, build_model, build_optimizer, differentiate, global_norm, micro_batches
 from ttlaunch.runtime.collectives.reduction import contiguous_blocks
 from ttlaunch.runtime.compression.powersgd import matrices_in
-from ttlaunch.runtime.digests import combined, digests
+from ttlaunch.runtime.digests import digests
 
 KINDS = {
     "bf16": {},
@@ -60,7 +61,7 @@ def test_workers_send_gradients_through_codecs_and_never_parameters(tmp_path, ma
     run = train("data parallel", tmp_path / "run", values, data=None)
     cfg = import_recipe_module(RECIPES / "data_parallel", "recipe").RECIPE.config.model_validate(values)
     expected = weights_after(cfg, make_context(cfg), WORKERS)
-    assert combined(digests(expected.named_parameters())) == run.sha256
+    assert combine_digests([digests(expected.named_parameters())])[0] == run.sha256
 
 
 @pytest.mark.parametrize("kind", ["int8", "powersgd"])

@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
-from ttlaunch.runtime.pipeline.schedules import most_in_flight
+from ttlaunch.runtime.pipeline.schedules import order_of_passes
 
 from .layouts import RECIPES
-from .pipelines import PipelineRuns
+from .pipelines import PipelineRuns, most_in_flight
 
 BLOCKS, MICRO_BATCHES = 12, 8
 METER = """
@@ -111,9 +111,8 @@ def test_a_stage_keeps_what_the_theory_says(kept_bytes, block_bytes, schedule, b
     stages = len(blocks)
     pipeline = {"blocks_per_rank": blocks, "schedule": schedule, "chunks_per_rank": chunks}
     sizes = {"num_stages": stages, "num_micro_batches": MICRO_BATCHES, "num_chunks": chunks}
-    expected = [
-        most_in_flight(schedule, stage, **sizes) * (blocks[stage] // chunks) * block_bytes for stage in range(stages)
-    ]
+    in_flight = [most_in_flight(order_of_passes(schedule, stage, **sizes)) for stage in range(stages)]
+    expected = [count * (blocks[stage] // chunks) * block_bytes for stage, count in enumerate(in_flight)]
     assert expected == kept_bytes(pipeline, stages, MICRO_BATCHES)
 
 

@@ -151,7 +151,6 @@ def play(layout, run_dir, cfg):
     resolved = import_recipe_module(RECIPES / recipe, "recipe").RECIPE.config.model_validate(cfg)
     ranks = tuple(range(len(roles)))
     world = World(
-        recipe_name=recipe,
         recipe_folder=RECIPES / recipe,
         layout=layout,
         roles=tuple(roles),

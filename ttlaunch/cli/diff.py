@@ -15,7 +15,7 @@ from ttlaunch.diagnostics import Format, shown
 from ttlaunch.diagnostics.count import counted
 
 if TYPE_CHECKING:
-    from ttlaunch.launch.runs.compare import Comparison
+    from ttlaunch.launch.runs.differences import RunDifferences
 
 EXAMPLES = """\
 [bold]ttlaunch diff 3fa1 77b2[/bold]   program, placement, configuration, code, environment, results; and where losses part
@@ -33,11 +33,11 @@ def diff(
     form: OutputFormat = Format.FULL,
 ) -> None:
     """Compare two runs. The exit status is 0 whether or not they differ."""
-    from ttlaunch.launch.runs.compare import compare_runs
+    from ttlaunch.launch.runs.differences import find_differences
 
     paths = [find_named_run(name, runs_dir=runs_dir, form=form) for name in (left, right)]
     try:
-        found = compare_runs(*paths)
+        found = find_differences(*paths)
     except (OSError, ValueError) as error:
         refuse_run(paths[0] if str(paths[0]) in str(error) else paths[1], error, form=form)
     if form is Format.JSON:
@@ -55,7 +55,7 @@ def diff(
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def _lines(paths: Sequence[Path], found: "Comparison") -> Iterator[str]:
+def _lines(paths: Sequence[Path], found: "RunDifferences") -> Iterator[str]:
     yield f"{paths[0].name} → {paths[1].name}"
     for section, compared in found.compared.items():
         differences = [difference for difference in found.differences if difference.section == section]
@@ -71,7 +71,7 @@ def _lines(paths: Sequence[Path], found: "Comparison") -> Iterator[str]:
             yield f"{loss.kind}: equal in {counted(loss.common_steps, 'common step')}, to the last bit"
 
 
-def _concise(found: "Comparison") -> Iterator[str]:
+def _concise(found: "RunDifferences") -> Iterator[str]:
     for one in found.differences:
         yield f"{one.section}\t{one.name}\t{_value(one.left, None)}\t{_value(one.right, None)}"
     for loss in found.losses:

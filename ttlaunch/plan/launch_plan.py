@@ -112,9 +112,6 @@ class LaunchPlan:
         """The hosts that ranks run on, in rank order, each once."""
         return tuple(dict.fromkeys(row.host for row in self.ranks))
 
-    def ranks_of(self, role: str) -> tuple[int, ...]:
-        return tuple(row.rank for row in self.ranks if row.role == role)
-
     def as_json(self) -> dict[str, Any]:
         """The content of `plan.json`."""
         content = self._content()

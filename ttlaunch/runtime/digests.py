@@ -1,7 +1,7 @@
 """Fingerprints of parameters, to compare runs bit for bit."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -17,9 +17,3 @@ def digest(name: str, tensor: Tensor) -> str:
 def digests(named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     """The digest of each parameter by name."""
     return {name: digest(name, parameter) for name, parameter in named_parameters}
-
-
-def combined(digests_by_name: Mapping[str, str]) -> str:
-    """One digest for many parameters, whoever holds which: of the lines `name digest` in the order of the names."""
-    lines = "\n".join(f"{name} {digests_by_name[name]}" for name in sorted(digests_by_name))
-    return hashlib.sha256(lines.encode()).hexdigest()

@@ -29,7 +29,6 @@ class World:
         replay: Of an asynchronous run that is repeated: by update, the rank whose gradient it was of; else empty.
     """
 
-    recipe_name: str
     recipe_folder: Path
     layout: str
     roles: tuple[str, ...]
@@ -66,7 +65,6 @@ def read_world(path: Path) -> World:
     rows = sorted(plan["ranks"], key=lambda row: int(row["rank"]))
     data: Mapping[str, Any] = plan.get("data") or {}
     return World(
-        recipe_name=plan["recipe"]["name"],
         recipe_folder=Path(plan["recipe"]["folder"]),
         layout=plan["layout"],
         roles=tuple(row["role"] for row in rows),

@@ -6,7 +6,6 @@ them to `metrics.jsonl` when a run ends; whoever follows a run reads the same ev
 """
 
 import contextlib
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -220,13 +219,3 @@ def write_event_log(path: Path) -> Path | None:
 def event_line(event: Event) -> str:
     """An event as a line of the log; numbers that JSON does not have are written as text, such as `"nan"`."""
     return contract.record_line(event.as_json())
-
-
-def read_event_log(path: Path) -> list[dict[str, Any]]:
-    """The events of a log that was written, as JSON has them.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]

@@ -1,4 +1,4 @@
-"""Codecs that send each value by itself: as it is, or in bfloat16.
+"""The codec that sends each value by itself: as it is, or in bfloat16.
 
 Shapes: N = values.
 """
@@ -11,8 +11,13 @@ from torch import Tensor
 from ttlaunch.runtime.compression.payloads import as_bytes, as_values, check_length
 
 
-class _Cast:
-    """Each value in the bits of one dtype."""
+class Cast:
+    """Each value in the bits of one dtype.
+
+    Float32: 4 bytes a value, every bit kept. Bfloat16, rounded to nearest: 2 bytes a value; error at most `abs(x) / 256`, and
+    2^-134 below the normal range. Zeros, infinities and NaN are kept; what lies beyond bfloat16's range, from about
+    3.396e38, becomes infinite.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -32,21 +37,3 @@ class _Cast:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         pass
-
-
-class Exact(_Cast):
-    """Float32 as it is: 4 bytes a value, every bit kept."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.float32)
-
-
-class Bf16(_Cast):
-    """Bfloat16, rounded to nearest: 2 bytes a value.
-
-    Error: at most `abs(x) / 256`, and 2^-134 below the normal range. Zeros, infinities and NaN are kept; what lies beyond
-    bfloat16's range, from about 3.396e38, becomes infinite.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(torch.bfloat16)

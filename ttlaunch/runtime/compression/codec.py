@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ttlaunch.recipe import CompressionConfig
-from ttlaunch.runtime.compression.casts import Bf16, Exact
+from ttlaunch.runtime.compression.casts import Cast
 from ttlaunch.runtime.compression.error_feedback import ErrorFeedback
 from ttlaunch.runtime.compression.int8 import BlockInt8
 from ttlaunch.runtime.compression.powersgd import Matrix, PowerSgd
@@ -76,7 +76,7 @@ def build_codec(
         device: Where those vectors are; None: the CPU.
     """
     if cfg.kind == "none":
-        return Exact()
+        return Cast(torch.float32)
     codec = _lossy(cfg, num_values, matrices, device)
     return ErrorFeedback(codec, num_values, device=device) if cfg.error_feedback else codec
 
@@ -84,7 +84,7 @@ def build_codec(
 def _lossy(cfg: CompressionConfig, num_values: int, matrices: Sequence[Matrix], device: torch.device | None) -> Codec:
     match cfg.kind:
         case "bf16":
-            return Bf16()
+            return Cast(torch.bfloat16)
         case "int8":
             return BlockInt8(block_size=cfg.block_size)
         case "top_k":

@@ -116,22 +116,6 @@ def order_of_passes(
     return schedule(stage, num_stages=num_stages, num_micro_batches=num_micro_batches)
 
 
-def most_in_flight(
-    name: ScheduleName, stage: int, *, num_stages: int, num_micro_batches: int, num_chunks: int = 1
-) -> int:
-    """How many forward passes a stage keeps the activations of at most, each of one micro-batch through one chunk.
-
-    GPipe: m. 1F1B: p - stage. Interleaved: 2 (p - stage - 1) + (v - 1) p + 1. Never more than there are, v m.
-    """
-    group = len(_groups(num_stages, num_micro_batches)[0])
-    most = {
-        "gpipe": num_micro_batches,
-        "1f1b": num_stages - stage,
-        "interleaved": 2 * (num_stages - stage - 1) + (num_chunks - 1) * group + 1,
-    }
-    return min(most[name], num_chunks * num_micro_batches)
-
-
 def _check(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> None:
     if not 0 <= stage < num_stages or num_micro_batches < 1 or num_chunks < 1:
         chunks = "" if num_chunks == 1 else f" and {num_chunks} chunks"

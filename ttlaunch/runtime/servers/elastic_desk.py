@@ -60,7 +60,6 @@ class ElasticDesk:
         self._in_hand = dict.fromkeys(self._workers, 0)
         self._sending: dict[Rank, list[tuple[Pending, Tensor]]] = {worker: [] for worker in self._workers}
         self._replay = deque(Rank(rank) for rank in ctx.replay)
-        self.discarded = 0
 
     def register_workers(self) -> None:
         """Give each worker that says it is there the weights and as many tasks as it wants in hand."""
@@ -108,7 +107,6 @@ class ElasticDesk:
         while self._asked:
             worker = self._whoever_comes(None)
             push, _ = self._take(worker)
-            self.discarded += 1
             self._send_answer(worker, 0, self._ctx.step, with_weights=push.wants_weights)
             self._ask(worker)
         for worker in self._workers:

@@ -56,7 +56,7 @@ class LossComparison:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunDifferences:
     """Two runs side by side.
 
     Attributes:
@@ -72,7 +72,7 @@ class Comparison:
         return not self.differences and all(loss.first_step is None for loss in self.losses)
 
 
-def compare_runs(left: Path, right: Path) -> Comparison:
+def find_differences(left: Path, right: Path) -> RunDifferences:
     """Everything that is known of both, by section; and where losses part.
 
     Raises:
@@ -89,7 +89,7 @@ def compare_runs(left: Path, right: Path) -> Comparison:
         differences += _differ(section, a, b)
     losses = [_losses(left, len(rows[0])), _losses(right, len(rows[1]))]
     parting = [_compare_losses(name, losses[0][kind], losses[1][kind]) for kind, name in _LOSSES.items()]
-    return Comparison(compared, differences, parting)
+    return RunDifferences(compared, differences, parting)
 
 
 def read_configuration(text: str) -> dict[str, tuple[str, str | None]]:

@@ -1,0 +1,86 @@
+"""What a sink costs a run: steps of `data_parallel` with and without `--sink`, in turns.
+
+    PYTHONPATH=. python benchmarks/sinks.py [--rounds 5] [--steps 400] [--sinks tensorboard wandb mlflow prometheus]
+
+Two workers with the recipe's own model and batch, one torch thread a rank, on this machine: a sink gets no core of its own, so
+what it computes, the ranks lose. A round trains once without a sink and once with each; W&B writes without a network. Compared
+are the median step, the first 20 left out, which is what goes on costing, and all steps together, in which the seconds are that
+a sink takes to load its library. To be met, for each sink and as the median of the rounds: a step at most 3 % longer.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from trainings import median_step_s, step_ends, train
+
+from ttlaunch.launch.metrics.export import SinkState, wait_for_sinks
+
+SINKS = ("tensorboard", "wandb", "mlflow", "prometheus")
+LIMIT = 1.03
+_SKIPPED = 20
+_PATIENCE_S = 120.0
+
+
+class Found(NamedTuple):
+    """Of one run: its median step, all steps together, and how many events the sink took."""
+
+    step_s: float
+    all_s: float
+    events: int
+
+
+def main() -> int:
+    """Print a line for each sink; status 1 if one costs too much."""
+    parser = argparse.ArgumentParser(description="Measure what sinks cost a run.")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--sinks", nargs="+", default=SINKS, choices=SINKS)
+    options = parser.parse_args()
+    os.environ["WANDB_MODE"] = "offline"
+    runs: dict[str | None, list[Found]] = {name: [] for name in (None, *options.sinks)}
+    with tempfile.TemporaryDirectory(prefix="ttl-bench-") as folder:
+        for number in range(options.rounds):
+            for name in [*runs][:: 1 if number % 2 else -1]:
+                runs[name].append(_run(name, Path(folder), steps=options.steps))
+    plain = runs.pop(None)
+    step_ms = statistics.median(one.step_s for one in plain) * 1e3
+    print(
+        f"a step of {step_ms:.1f} ms, {options.rounds} rounds of {options.steps} steps; load {os.getloadavg()[0]:.1f}"
+    )
+    print(f"{'sink':14} {'events':>7} {'median step':>12} {'least':>7} {'most':>7} {'all steps':>10}")
+    is_met = [_tell(str(name), found, plain) for name, found in runs.items()]
+    return 0 if all(is_met) else 1
+
+
+def _tell(name: str, found: list[Found], plain: list[Found]) -> bool:
+    """One line of the table: ratios to the run without a sink of the same round."""
+    pairs = list(zip(found, plain, strict=True))
+    steps = [one.step_s / other.step_s for one, other in pairs]
+    whole = statistics.median(one.all_s / other.all_s for one, other in pairs)
+    median = statistics.median(steps)
+    verdict = "met" if median <= LIMIT else "MISSED"
+    line = f"{name:14} {found[0].events:7} {median:12.3f} {min(steps):7.3f} {max(steps):7.3f} {whole:10.3f}"
+    print(f"{line}   at most {LIMIT}: {verdict}")
+    return median <= LIMIT
+
+
+def _run(sink: str | None, folder: Path, *, steps: int) -> Found:
+    settings = {
+        "training_config.steps": steps,
+        "training_config.validation_interval": steps,
+        "checkpoint_config.interval": "null",
+    }
+    run = train("data_parallel", settings, folder=folder, words=["--sink", sink] if sink else [])
+    ends, records = step_ends(run), wait_for_sinks(run, patience_s=_PATIENCE_S)
+    if any(one.state is not SinkState.DONE for one in records) or len(records) != (sink is not None):
+        raise SystemExit(f"the sink {sink} did not take all of {run}: {records}")
+    return Found(median_step_s(run, skipped=_SKIPPED), ends[-1] - ends[0], sum(one.events for one in records))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
