@@ -109,7 +109,7 @@ def test_tokens_are_those_of_the_tokenizer_and_can_be_trained_on(ttlaunch, here,
 def test_a_file_is_not_overwritten_unless_asked(ttlaunch, here):
     (here / "book.txt").write_text("a text")
     (here / "out.txt").write_text("mine")
-    answer = ttlaunch("data book.txt out.txt")
+    answer = ttlaunch("data book.txt out.txt --tokenizer no.json")  # said before the time is spent
     assert (2, "mine") == (answer.status, (here / "out.txt").read_text())
     assert "error[P009]: out.txt exists already\n\nhint: `--force` overwrites it" == answer.stderr.strip()
     assert 0 == ttlaunch("data book.txt out.txt --force").status
@@ -122,6 +122,8 @@ def test_a_tokenizer_that_is_none_is_named(ttlaunch, here):
     answer = ttlaunch("data book.txt out.txt --tokenizer tokenizer.json")
     assert 2 == answer.status
     assert answer.stderr.startswith("error[P009]: tokenizer.json is no tokenizer: ")
+    answer = ttlaunch("data book.txt out.txt --tokenizer other.json")
+    assert (2, "error[P009]: there is no file other.json") == (answer.status, answer.stderr.strip())
 
 
 @pytest.mark.parametrize("package", ["datasets", "tokenizers"])
@@ -145,7 +147,7 @@ def test_a_library_that_is_not_installed_is_named_with_the_command_that_installs
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1 2 3", "these has no token ids: its first line is not `ttlaunch token ids, of a vocabulary of NUMBER`"),
+        ("1 2 3", "no token ids in these: its first line is not `ttlaunch token ids, of a vocabulary of NUMBER`"),
         ("ttlaunch token ids, of a vocabulary of 9\n1 2 x", "these has more than token ids below its first line"),
         ("ttlaunch token ids, of a vocabulary of 9\n1 9", "these has token 9, and its first line says there are 9"),
     ],

@@ -60,7 +60,7 @@ def test_every_resolved_value_says_where_it_came_from(load):
     assert "  batch_size: 16  # default" in lines
 
 
-@pytest.mark.parametrize("text", ["a: b", "- x", "# no", "tab\there", "ü", "'", "null", "", "1e3", "yes", "a\\nb"])
+@pytest.mark.parametrize("text", ["a: b", "- x", "# no", "tab\there", "ü", "'", "null", " ", "1e3", "yes", "a\\nb"])
 def test_a_text_value_survives_being_resolved(load, text):
     quoted = '"' + text.replace("\t", "\\t") + '"'
     loaded = load(f"training_config:\n  data_path: {quoted}\n")

@@ -1,8 +1,9 @@
 """`ttlaunch data`: make a file to train on of a dataset, of texts, and of a tokenizer."""
 
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -36,6 +37,8 @@ def data(
     from ttlaunch.recipe.adapters import AdapterError, encode_texts, read_dataset
     from ttlaunch.recipe.corpus import CorpusError, read_corpus
 
+    if not force and os.path.lexists(write):  # never raises, and minutes of tokens are not lost
+        _refuse_existing(write, form=form)
     is_dataset = any((read / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
     try:
         texts = list(read_dataset(read, column=column, split=split)) if is_dataset else [read_corpus(read).characters]
@@ -44,7 +47,7 @@ def data(
         else:
             content = encode_texts(texts, tokenizer=tokenizer)
     except CorpusError as error:
-        hints = (f"`pip install 'ttlaunch[{error.package}]'`",) if error.package else ()
+        hints = (error.hint,) if error.hint else ()
         refuse([Diagnostic("C088" if error.package else "P009", shown(error), hints=hints)], form=form)
     except AdapterError as error:
         refuse([Diagnostic("P009", shown(error))], form=form)
@@ -60,7 +63,11 @@ def _write(path: Path, content: bytes, *, force: bool, form: Format) -> None:
         with path.open("wb" if force else "xb") as file:
             file.write(content)
     except FileExistsError:
-        message = f"{shown(path)} exists already"
-        refuse([Diagnostic("P009", message, hints=("`--force` overwrites it",))], form=form)
+        _refuse_existing(path, form=form)
     except OSError as error:
         refuse_file(path, error, form=form)
+
+
+def _refuse_existing(path: Path, *, form: Format) -> NoReturn:
+    message = f"{shown(path)} exists already"
+    refuse([Diagnostic("P009", message, hints=("`--force` overwrites it",))], form=form)

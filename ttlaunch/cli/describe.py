@@ -292,7 +292,7 @@ def check_data(
         code, key = _CORPUS_CODES[str(error.reason)]
         span = loaded.span(key)
         message = shown(error, longest=_LONGEST_MESSAGE)
-        hints = (f"`pip install 'ttlaunch[{error.package}]'`",) if error.package else ()
+        hints = (error.hint,) if error.hint else ()
         return None, Diagnostic(code, message, Label(span) if span else None, hints=hints)
     size = len(corpus.text)
     return {"path": os.fspath(path) if path else None, "sha256": corpus.sha256, "bytes": size}, None

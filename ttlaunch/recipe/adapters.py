@@ -60,6 +60,8 @@ def encode_texts(texts: Sequence[str], *, tokenizer: Path) -> bytes:
         AdapterError: The file is no tokenizer.
     """
     _need("tokenizers")
+    if not tokenizer.is_file():
+        raise AdapterError(f"there is no file {tokenizer}")
     from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
 
     try:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
+from ttlaunch.diagnostics.count import counted
 from ttlaunch.errors import TtlaunchError
 from ttlaunch.recipe.sections import TrainingFile
 
@@ -45,6 +46,7 @@ class CorpusError(TtlaunchError):
         path: The file or folder at fault; None for the default corpus, or if the text as a whole is at fault.
         line: Line of `path`, from 1, if one is to blame.
         package: The extra of ttlaunch that brings what is missing, if that is the reason.
+        hint: What repairs it, where that can be said.
     """
 
     def __init__(
@@ -55,9 +57,11 @@ class CorpusError(TtlaunchError):
         path: Path | None = None,
         line: int | None = None,
         package: str | None = None,
+        hint: str | None = None,
     ) -> None:
         super().__init__(message)
         self.package = package
+        self.hint = f"`pip install 'ttlaunch[{package}]'`" if package else hint
         self.reason = reason
         self.path = path
         self.line = line
@@ -91,8 +95,9 @@ class Corpus:
         """
         _, _, body = self.text.partition(b"\n")
         if self.vocabulary_of_ids is None:
-            message = f"{self.name} has no token ids: its first line is not `{TOKENS_MARK} NUMBER`"
-            raise CorpusError(CorpusReason.NO_TOKENS, message)
+            message = f"no token ids in {self.name}: its first line is not `{TOKENS_MARK} NUMBER`"
+            hint = "`ttlaunch data book.txt tokens.txt --tokenizer tokenizer.json` makes one for `data_path`"
+            raise CorpusError(CorpusReason.NO_TOKENS, message, hint=hint)
         if body.translate(None, b" 0123456789\n"):
             raise CorpusError(CorpusReason.NO_TOKENS, f"{self.name} has more than token ids below its first line")
         ids = array("q", map(int, body.split()))
@@ -150,10 +155,10 @@ def count_sequences(corpus: Corpus, cfg: TrainingFile) -> tuple[int, int]:
     ):
         if not sequences:
             share = f"validation_fraction {training_config.validation_fraction:g}"
-            total = training_tokens + validation_tokens
+            total = counted(training_tokens + validation_tokens, "token")
             raise CorpusError(
                 CorpusReason.TOO_SHORT,
-                f"{corpus.name} has {total} tokens; {share} leaves {tokens} for {kind}, "
+                f"{corpus.name} has {total}; {share} leaves {tokens} for {kind}, "
                 f"and one sequence needs {length} + 1 = {length + 1}",
             )
     check_epochs(corpus, cfg, training, kind="sequences")

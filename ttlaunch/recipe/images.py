@@ -103,13 +103,16 @@ def keys_about_text_have_some(config: TrainingFile, _layout: Layout) -> Iterator
 def _check_row(row: bytes, corpus: Corpus, *, line: int, pixels: int) -> None:
     found = row.count(b",")
     if not _ROW.match(row):
-        raise CorpusError(CorpusReason.NO_IMAGE, f"{corpus.name}: line {line} is not a row of whole numbers and commas")
+        message = f"{corpus.name}: line {line} is not a row of whole numbers and commas"
+        hint = "a row is the pixels of a square image, row by row, and the number of its class: `0,12,255,7,3`"
+        raise CorpusError(CorpusReason.NO_IMAGE, message, hint=hint)
     if isqrt(found) ** 2 != found:
         raise CorpusError(CorpusReason.NO_IMAGE, f"{corpus.name}: line {line} has {found} pixels, which make no square")
     if found != pixels:
         size = f"{isqrt(found)} × {isqrt(found)} = {found} pixels"
         message = f"an image of {corpus.name} has {size}, and `max_sequence_length` is {pixels}"
-        raise CorpusError(CorpusReason.IMAGE_SIZE, message)
+        hint = f"`--set transformer_config.max_sequence_length={found}`"
+        raise CorpusError(CorpusReason.IMAGE_SIZE, message, hint=hint)
     label = int(row[row.rindex(b",") + 1 :])
     if label >= _MOST_CLASSES:
         message = f"{corpus.name}: line {line} is of class {label}; classes are 0 to {_MOST_CLASSES - 1}"

@@ -36,7 +36,7 @@ class TrainingConfig(Section):
     model_type: Literal["gpt", "mlp", "conv"] = Field(
         "gpt", description="gpt: transformer; mlp: feed-forward, fixed context; conv: convolutions, for images"
     )
-    data_path: str | None = Field(
+    data_path: Annotated[str, Field(min_length=1)] | None = Field(
         None,
         description="UTF-8 text file, or folder of them; for images a file of rows; null: Python's standard library "
         "sources, for images scikit-learn's handwritten digits",
@@ -251,7 +251,7 @@ class CheckpointConfig(Section):
     on_error: Literal["stop", "continue"] = Field(
         "stop", description="when one cannot be written, as on a full disk: end the run, or say so and go on"
     )
-    initial_weights: str | None = Field(
+    initial_weights: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="safetensors file with the weights to begin with; null: drawn from the seed"
     )
 
