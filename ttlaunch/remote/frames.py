@@ -15,6 +15,9 @@ _SHOWN = 200
 class FrameStream:
     """Sends and receives frames through a process's standard input and output.
 
+    Once a frame has not come in time, none is received any more: what comes later may be the rest of it, or the answer to a
+    question that was asked before. Whoever wants to go on starts the script anew.
+
     Attributes:
         host: For error messages.
         process: The script.
@@ -23,6 +26,7 @@ class FrameStream:
     def __init__(self, host: str, process: Process) -> None:
         self.host = host
         self.process = process
+        self._overdue: str | None = None
 
     def send(self, header: Mapping[str, Any], body: bytes = b"", *, timeout_s: float) -> None:
         """Send one frame.
@@ -39,17 +43,19 @@ class FrameStream:
         """The next frame, None at the end of the stream.
 
         Raises:
-            HostError: TIMED_OUT if it has not come whole within `timeout_s`, LOST if the connection broke, SCRIPT if
-                something else came.
+            HostError: TIMED_OUT if it has not come whole within `timeout_s`, or one before has not, LOST if the connection
+                broke, SCRIPT if something else came.
         """
+        if self._overdue is not None:
+            raise HostError(self.host, Trouble.TIMED_OUT, self._overdue)
         end = time.monotonic() + timeout_s
         try:
             return contract.read_frame(lambda size: self.process.read(size, timeout_s=time_left(end)))
         except HostError as error:
             if error.trouble is not Trouble.TIMED_OUT:
                 raise
-            reason = f"no answer from our script on it within {in_seconds(timeout_s)}"
-            raise HostError(self.host, Trouble.TIMED_OUT, reason) from error
+            self._overdue = f"no answer from our script on it within {in_seconds(timeout_s)}"
+            raise HostError(self.host, Trouble.TIMED_OUT, self._overdue) from error
         except EOFError as error:
             lost = HostError(self.host, Trouble.LOST, "the connection ended in the middle of a message")
             raise self._with_last_words(lost) from error
