@@ -11,7 +11,7 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.launch.report import combine_digests
-from ttlaunch.recipe.corpus import read_corpus
+from ttlaunch.recipe.data import default_path, read_data
 from ttlaunch.recipe.importing import import_recipe_module
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -123,7 +123,8 @@ def make_plan(recipe, roles, config, data):
     folder = RECIPES / recipe if isinstance(recipe, str) else recipe
     declared = import_recipe_module(folder, "recipe").RECIPE
     resolved = declared.config.model_validate(config)
-    corpus = read_corpus(data) if declared.uses_data else None
+    data = data or (default_path(resolved) if declared.uses_data else None)
+    corpus = read_data(data) if declared.uses_data else None
     return {
         "format": contract.PLAN_FORMAT,
         "hash": "test",

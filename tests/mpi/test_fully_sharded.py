@@ -1,5 +1,5 @@
 """Fully sharded data parallelism with real ranks: one process's losses up to rounding, memory and bytes as the formulas say,
-and checkpoints that any layout reads and that are read in any layout (E1-E4)."""
+and checkpoints that any layout reads and that are read in any layout (E1-E4). The data are drawn."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from ttlaunch.launch.saved.tensor_difference import largest_difference, read_wei
 
 pytestmark = pytest.mark.mpi
 
-STEPS, HALF = 8, 4
+STEPS, HALF, VOCABULARY = 8, 4, 8
 ROUNDING = 1e-5
 """Of a loss in float32, relative: torch adds gradients in another order, and Adam makes more of the last bits."""
 
@@ -29,6 +29,7 @@ def small(*, shard="all", replicas=1, tied=False, initial_power=8, **training):
         "transformer_config": {"num_blocks": 2, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 16}
         | {"dropout_prob": 0.1, "tie_embeddings": tied},
         "scheduler_config": {"type": "cosine", "warmup_steps": 2},
+        "data_config": {"source": "markov", "vocabulary": VOCABULARY, "branching": 2},
         "fully_sharded_config": {"shard": shard, "replicas": replicas},
         "checkpoint_config": {"interval": HALF},
         "loss_scale_config": {"initial_power": initial_power},
@@ -97,7 +98,7 @@ def test_the_losses_are_those_of_one_process(sharded, alone, workers, options):
         for key in keys:
             assert losses(expected, kind, key) == pytest.approx(losses(found, kind, key), rel=ROUNDING)
     assert losses(expected, "step", "tokens") == losses(found, "step", "tokens")
-    assert losses(found, "validation")[STEPS] < 0.97 * losses(found, "validation")[0]
+    assert losses(found, "validation")[STEPS] < 0.98 * losses(found, "validation")[0]
     assert found.digests.keys() == expected.records("parameters")[0]["digests"].keys()
 
 
@@ -125,7 +126,7 @@ def test_it_moves_and_keeps_what_the_formulas_say(sharded, workers, options):
     assert workers == len(each)
     values = sum(math.prod(one.shape) for one in read_weights(kept(found, STEPS)).values())
     unused = (
-        4 * 256 * 16 / values if "tied" in options else 0
+        4 * VOCABULARY * 16 / values if "tied" in options else 0
     )  # where the gradient of the matrix's second use is gathered
     assert 16 + unused <= sum(each[:ranks]) < 16 * 1.05 + unused  # some lies idle where rows cannot be shared evenly
     assert max(each) < (16 * 1.1 + unused) / ranks

@@ -276,10 +276,10 @@ def check_data(
     from ttlaunch.contract import referred_variable
     from ttlaunch.recipe.corpus import CorpusError
     from ttlaunch.recipe.data import check_data as check_content
-    from ttlaunch.recipe.data import default_path, read_data
+    from ttlaunch.recipe.data import default_path, given_path, read_data
     from ttlaunch.recipe.images import DIGITS
 
-    given = loaded.config.training_config.data_path
+    given = given_path(loaded.config)
     variable = referred_variable(given or "")
     given = shell.get(variable, given) if variable else given
     path = default_path(loaded.config) if given is None else Path(given)

@@ -31,13 +31,19 @@ _FREE = (
 )
 _LENGTH = ("training_config.steps", "training_config.num_epochs")
 _READ_ONLY_WITH = (
+    ("data_config", "data_config.source", "markov"),
     ("loss_scale_config", "training_config.precision", "fp16"),
     ("training_config.beta2", "training_config.optimizer", "adamw"),
     ("training_config.epsilon", "training_config.optimizer", "adamw"),
     ("training_config.clip_grad_norm_max_norm", "training_config.use_clip_grad_norm", True),
 )
 """A key or section, and the value of another key without which nothing depends on it."""
-_SHAPE = ("transformer_config", "training_config.model_type", "training_config.tokenizer_type")
+_SHAPE = (
+    "transformer_config",
+    "training_config.model_type",
+    "training_config.tokenizer_type",
+    "data_config.vocabulary",
+)
 _NO_SHAPE = ("transformer_config.dropout_prob",)
 _NEW_TRAINING = "`--set checkpoint_config.initial_weights=FILE` begins a new training with exported weights"
 
@@ -75,7 +81,8 @@ def check_same_training(
         found.append(_diagnose("C041", "the checkpoint is of another model", shape, loaded, ()))
     if rest:
         found.append(_diagnose("C040", "the checkpoint is of another training", rest, loaded, (_NEW_TRAINING,)))
-    if manifest["text_sha256"] != text_sha256:
+    is_told = any(_is_in(change.key, ("data_config",)) for change in changes)
+    if manifest["text_sha256"] != text_sha256 and not is_told:
         before, after = (str(value)[:12] for value in (manifest["text_sha256"], text_sha256))
         message = f"the checkpoint is of another training text: its SHA-256 was {before}… and is {after}…"
         span = loaded.span("training_config.data_path")

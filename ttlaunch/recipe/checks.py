@@ -7,6 +7,7 @@ from ttlaunch.diagnostics.count import counted
 from ttlaunch.recipe.declare import Layout, Problem
 from ttlaunch.recipe.images import keys_about_text_have_some
 from ttlaunch.recipe.sections import PipelineParallelConfig, TrainingFile
+from ttlaunch.recipe.synthetic import drawn_data_fit_the_training
 
 _HIGHEST_ADAMW_RATE = 1.0
 _HIGHEST_SGD_RATE = 100.0
@@ -111,6 +112,7 @@ def templates_come_in_pairs(config: TrainingFile, _layout: Layout) -> Iterator[P
 
 GENERAL = (
     keys_about_text_have_some,
+    drawn_data_fit_the_training,
     heads_divide_the_embedding,
     a_micro_batch_fits_the_step,
     rates_can_train,

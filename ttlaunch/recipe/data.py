@@ -10,19 +10,30 @@ from ttlaunch.recipe.corpus import Corpus, count_sequences, read_corpus
 from ttlaunch.recipe.images import DIGITS, count_images, has_images, read_digits
 from ttlaunch.recipe.responses import check_responses
 from ttlaunch.recipe.sections import TrainingFile
+from ttlaunch.recipe.synthetic import check_synthetic, is_synthetic, synthetic_corpus, synthetic_path
+
+
+def given_path(cfg: TrainingFile) -> str | None:
+    """What the configuration names; None where it names nothing, or the data are drawn."""
+    return None if is_synthetic(cfg) else cfg.training_config.data_path
 
 
 def default_path(cfg: TrainingFile) -> Path | None:
-    """What is read where no `data_path` is given: for images the digits; None: the default text."""
+    """What is read where no `data_path` is given: drawn data, for images the digits; None: the default text."""
+    if is_synthetic(cfg):
+        return synthetic_path(cfg)
     return Path(DIGITS) if has_images(cfg) else None
 
 
 def read_data(path: Path | None) -> Corpus:
-    """Read a text, or rows of images; see `read_corpus`.
+    """Read a text, or rows of images, or the name of data that are drawn; see `read_corpus`.
 
     Raises:
         CorpusError: It is not there, or not what it should be.
     """
+    drawn = synthetic_corpus(path)
+    if drawn is not None:
+        return drawn
     return read_digits() if path is not None and os.fspath(path) == DIGITS else read_corpus(path)
 
 
@@ -32,7 +43,9 @@ def check_data(corpus: Corpus, cfg: TrainingFile) -> None:
     Raises:
         CorpusError: It is not, or not what the model is for.
     """
-    if has_images(cfg):
+    if is_synthetic(cfg):
+        check_synthetic(corpus, cfg)
+    elif has_images(cfg):
         count_images(corpus, cfg)
     else:
         count_sequences(corpus, cfg)

@@ -100,6 +100,26 @@ class TrainingConfig(Section):
         return -(-self.sequences_per_step // self.sequences_per_micro_batch)
 
 
+class DataConfig(Section):
+    """Where training data come from: a file, or a Markov chain that draws them from a seed, the same on every rank."""
+
+    noun: ClassVar[str] = "data_config"
+
+    source: Literal["file", "markov"] = Field(
+        "file",
+        description="file: what training_config.data_path names; markov: sequences that are drawn, without a file",
+    )
+    vocabulary: Annotated[int, Field(ge=2, le=2**16)] = Field(64, description="markov: different tokens")
+    order: Annotated[int, Field(ge=1, le=8)] = Field(1, description="markov: tokens that the next one depends on")
+    branching: Size = Field(
+        4, description="markov: tokens that may follow, all as likely: the perplexity of a perfect model"
+    )
+    sequences: Annotated[int, Field(ge=1, le=10**7)] = Field(
+        10_000, description="markov: training sequences of an epoch; those of validations are others"
+    )
+    seed: NonNegative = Field(0, description="markov: seed of chain and sequences; training_config has another")
+
+
 class TransformerConfig(Section):
     """The size of the model."""
 
@@ -269,6 +289,7 @@ class TrainingFile(ConfigFile):
     """The sections that recipes which train a model share; a recipe adds its own in a subclass."""
 
     training_config: TrainingConfig = TrainingConfig()
+    data_config: DataConfig = DataConfig()
     transformer_config: TransformerConfig = TransformerConfig()
     scheduler_config: SchedulerConfig = SchedulerConfig()
     loss_scale_config: LossScaleConfig = LossScaleConfig()
