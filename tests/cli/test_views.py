@@ -59,6 +59,17 @@ def test_plain_lines_tell_of_validations_and_the_last_step(capsys):
     assert said.err == ""
 
 
+def test_a_line_of_a_step_has_that_steps_loss_when_several_came_at_once(capsys):
+    view, (worker,) = PlainView(), ranks_of("worker")
+    fresh = [*steps(worker, upto=4)]
+    for record in fresh:
+        fold(worker, record)
+    for record in fresh:
+        view.record(worker, record | {"grad_norm": 0.5})
+    lines = [line.split(" gradient norm")[0] for line in capsys.readouterr().out.splitlines()]
+    assert ["rank 0 worker | step 1/4 loss 4.0000", "rank 0 worker | step 4/4 loss 1.0000"] == lines
+
+
 def test_a_note_of_a_rank_is_a_line_in_both_views(capsys):
     (worker,) = ranks_of("worker")
     note = {"kind": "note", "time": 1.0, "text": "schedule gpipe is the quickest\n: 2 ms"}
@@ -132,8 +143,9 @@ def test_loss_step_time_speed_gradient_norm_and_connection_are_shown_by_rank(cap
         "   1   server   box       3                0.123     1,000              host silent",
     ]
     view = PlainView()
-    fold(ranks[0], {"kind": "step", "time": 4.0, "step": 4, "loss": 1.0, "tokens": 100, "grad_norm": 2.0})
-    view.record(ranks[0], {"kind": "step", "time": 4.0, "step": 4})
+    record = {"kind": "step", "time": 4.0, "step": 4, "loss": 1.0, "tokens": 100, "grad_norm": 2.0}
+    fold(ranks[0], record)
+    view.record(ranks[0], record)
     assert (
         "rank 0 worker | step 4/4 loss 1.0000 gradient norm 2 1,000 ms/step 100 tokens/s\n" == capsys.readouterr().out
     )

@@ -147,8 +147,8 @@ class PlainView:
             return None
         self._last_line = time.monotonic()
         total = f"/{state.total_steps}" if state.total_steps else ""
-        loss = "" if state.loss is None else f" loss {state.loss:.4f}"
-        norm = "" if state.grad_norm is None else f" gradient norm {state.grad_norm:.3g}"
+        loss = _number(record.get("loss"), " loss {:.4f}")  # of this record: its rank may be some steps further
+        norm = _number(record.get("grad_norm"), " gradient norm {:.3g}")
         time_of_step = "" if state.step_s is None else f" {state.step_s * 1e3:,.0f} ms/step"
         speed = "" if state.tokens_per_s is None else f" {state.tokens_per_s:,.0f} tokens/s"
         return f"step {step}{total}{loss}{norm}{time_of_step}{speed}"
@@ -244,6 +244,11 @@ def _cells(state: RankState) -> dict[str, Any]:
         "ms/step": "" if state.step_s is None else f"{state.step_s * 1e3:,.0f}",
         "tokens/s": "" if state.tokens_per_s is None else f"{state.tokens_per_s:,.0f}",
     }
+
+
+def _number(value: object, form: str) -> str:
+    """What a rank has reported, if it is a number."""
+    return form.format(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
 
 
 def _note(record: Mapping[str, Any]) -> str:
