@@ -235,9 +235,9 @@ def test_a_sink_asked_for_twice_is_refused(ttlaunch, finished):
     assert answer.stderr.startswith("error[P046]: the sink prometheus is asked for twice\n")
 
 
-def test_a_sink_that_breaks_is_told_and_can_be_fed_again(ttlaunch, here, finished):
-    (here / "file").write_text("in the way")
-    answer = ttlaunch("metrics --to prometheus=file/m.prom")
+def test_a_sink_that_breaks_is_told_and_can_be_fed_again(ttlaunch, finished):
+    too_long = "m" * 300
+    answer = ttlaunch(f"metrics --to prometheus={too_long}")
 
     assert (1, "") == (answer.status, answer.stdout)
     assert answer.stderr.startswith("warning[R060]: the sink prometheus has stopped: ")

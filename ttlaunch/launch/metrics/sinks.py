@@ -1,6 +1,7 @@
 """Where metrics can go besides the run's own log: which sinks there are, what each needs, how one is named."""
 
 import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -68,8 +69,24 @@ def parse_sink(text: str, *, option: str, working_folder: Path) -> SinkChoice | 
         message = f"`{option} {shown(text)}` needs the Python package `{library}`, which is not installed here"
         return Diagnostic("P047", message, notes=(f"sinks: {listed(_LIBRARIES)}",), hints=(hint,))
     if place and "://" not in place:
-        place = str(working_folder / Path(place).expanduser())
+        place = os.path.join(working_folder, os.path.expanduser(place))  # noqa: PTH111, PTH118 - these never raise
+        reason = _why_unwritable(kind, Path(place))
+        if reason is not None:
+            return Diagnostic("P032", f"`{option} {shown(text)}` cannot be written: {reason}")
     return SinkChoice(kind, place or None)
+
+
+def _why_unwritable(kind: str, place: Path) -> str | None:
+    """Why nothing can be written there, as far as looking can tell."""
+    if kind == "prometheus":
+        if os.path.isdir(place):  # noqa: PTH112 - never raises
+            return "it is a folder, and a file was expected"
+        place = place.parent
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    if not os.path.isdir(place):  # noqa: PTH112 - never raises
+        return f"{place} is no folder"
+    return None if os.access(place, os.W_OK | os.X_OK) else f"{place} may not be written to"
 
 
 def _is_installed(library: str) -> bool:
