@@ -16,13 +16,10 @@ With `polyak_interval` servers keep the average of the weights too, which valida
     ttlaunch run sync_ps
     ttlaunch run sync_ps --set sync_ps_config.num_servers=2 --set sync_ps_config.polyak_interval=10
 
-Shapes: B = sequences in a micro-batch, T = tokens in a sequence, V = micro-batches of a validation.
+Shapes: B = sequences in a micro-batch, T = tokens in a sequence.
 Source: M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; J. Chen et al.,
 "Revisiting Distributed Synchronous SGD", ICLR 2016 workshop, for steps without the late ones.
 """
-
-import torch
-from torch import Tensor
 
 from ttlaunch.runtime import (
     Model,
@@ -45,10 +42,10 @@ from ttlaunch.runtime import (
     shared_norm,
     slowed,
     validation_is_due,
-    validation_losses,
 )
 
 from .recipe import Config
+from .validation import evaluate, receive_validation, send_validation
 
 
 def trainer(cfg: Config, ctx: RankContext) -> None:
@@ -58,7 +55,7 @@ def trainer(cfg: Config, ctx: RankContext) -> None:
     average = _make_average(cfg, model)
     state = restore_averaged(ctx, model, optimizer, average)
     sums = ctx.gradient_tree(model.weights_N)
-    _report_validation(cfg, ctx, _evaluate(cfg, ctx, model, average), step=ctx.steps_done)
+    evaluate(cfg, ctx, model, average)
     for step in ctx.steps(cfg):
         for index, x_BT, y_BT in micro_batches(cfg, ctx, step):
             loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index))
@@ -71,7 +68,7 @@ def trainer(cfg: Config, ctx: RankContext) -> None:
             average.update(step)
         ctx.report(step, loss=mean_loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
         if validation_is_due(cfg, ctx, step):
-            _report_validation(cfg, ctx, _evaluate(cfg, ctx, model, average), step=step)
+            evaluate(cfg, ctx, model, average)
         report_layer_norms(cfg, ctx, optimizer, step)
         ctx.checkpoint(step, model, state)
     ctx.report_parameters(model.named_parameters())
@@ -83,12 +80,15 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     model = build_model(cfg, ctx)
     sums = ctx.gradient_tree(model.weights_N)
     block = contiguous_blocks(cfg.training_config.micro_batches, len(workers))[place]
-    link = SyncLink(ctx, model, block=block, compression=cfg.compression_config)
+    straggler = cfg.sync_ps_config.straggler
+    link = SyncLink(ctx, model, block=block, compression=cfg.compression_config, straggler=straggler)
     link.receive_first_weights()
-    _send_validation(cfg, ctx, model, link)
+    send_validation(cfg, ctx, model, link)
     for step in ctx.steps(cfg):
         if step <= link.version:
             continue  # the others made this step while this worker was late
+        if link.is_over:
+            break
         losses, tokens = 0.0, 0
         with slowed(cfg.sync_ps_config.slow_workers, place):
             for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=workers):
@@ -101,9 +101,8 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         if ctx.rank in link.members:
             ctx.report(step, loss=mean_per_token(losses, tokens), tokens=tokens)
             if validation_is_due(cfg, ctx, step):
-                _send_validation(cfg, ctx, model, link)
-        if link.is_over:
-            break
+                send_validation(cfg, ctx, model, link)
+        link.checkpoint(step)  # what its codecs owe; all else is with the servers
     ctx.report_parameters(model.named_parameters())
 
 
@@ -122,7 +121,7 @@ def server(cfg: Config, ctx: RankContext) -> None:
         compression=cfg.compression_config,
     )
     desk.send_first_weights()
-    _receive_validation(cfg, ctx, desk, average, step=ctx.steps_done)
+    receive_validation(cfg, ctx, desk, average)
     for step in ctx.steps(cfg):
         loss, tokens = desk.mean_gradient(step)  # sleeps until all have come, or the late ones are given up
         norm = shared_norm(ctx, optimizer, among=servers)
@@ -135,9 +134,9 @@ def server(cfg: Config, ctx: RankContext) -> None:
         else:
             ctx.report(step)
         if validation_is_due(cfg, ctx, step):
-            _receive_validation(cfg, ctx, desk, average, step=step)
+            receive_validation(cfg, ctx, desk, average)
         report_layer_norms(cfg, ctx, optimizer, step)
-        ctx.checkpoint(step, shard, state)
+        ctx.checkpoint(step, shard, state, owners=desk.owners)
     desk.dismiss()
     if ctx.rank == servers[0] and keys.straggler == "drop":
         ctx.result("refused gradients", desk.refused)
@@ -149,42 +148,3 @@ def _make_average(cfg: Config, model: Model | ParameterShard) -> PolyakAverage |
     if keys.polyak_interval is None:
         return None
     return PolyakAverage(model, interval=keys.polyak_interval, decay=keys.polyak_decay)
-
-
-def _evaluate(cfg: Config, ctx: RankContext, model: Model, average: PolyakAverage | None) -> Tensor:
-    """One process: the losses of the weights, and in a second row those of their average."""
-    losses = [validation_losses(cfg, ctx, model)]
-    if average is not None:
-        with average.in_place():
-            losses.append(validation_losses(cfg, ctx, model))
-    return torch.stack(losses)
-
-
-def _report_validation(cfg: Config, ctx: RankContext, losses: Tensor, *, step: int) -> None:
-    """Report both; the average's only in the summary, where the last one stays."""
-    tokens = ctx.data(cfg).validation_tokens
-    ctx.report_validation(step, losses[0].tolist(), tokens=tokens)
-    for average in losses[1:].tolist():
-        values = ctx.data(cfg).validation_values(average, tokens=tokens)
-        ctx.result("validation loss of averaged weights", values["loss"])
-
-
-def _send_validation(cfg: Config, ctx: RankContext, model: Model, link: SyncLink) -> None:
-    """A worker evaluates its share of the validation, of the average too if there is one."""
-    losses = [validation_losses(cfg, ctx, model, among=link.members)]
-    if cfg.sync_ps_config.polyak_interval is not None:
-        with link.averaged_weights():
-            losses.append(validation_losses(cfg, ctx, model, among=link.members))
-    link.send_losses(torch.stack(losses))
-
-
-def _receive_validation(
-    cfg: Config, ctx: RankContext, desk: SyncDesk, average: PolyakAverage | None, *, step: int
-) -> None:
-    """The first server adds the shares up in the order of the micro-batches, and says whether training goes on."""
-    if average is not None:
-        desk.send_average(average.average_N)
-    if ctx.rank == ctx.ranks("server")[0]:
-        losses = desk.receive_losses(ctx.data(cfg).validation_micro_batches, times=1 if average is None else 2)
-        _report_validation(cfg, ctx, losses, step=step)
-    desk.agree_to_go_on()

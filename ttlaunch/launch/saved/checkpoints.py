@@ -197,7 +197,14 @@ def _joined(records: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
         contract.shard_file(rank): {name: records[rank][name] for name in ("size", "sha256", "tensors")}
         for rank in sorted(records)
     }
-    return {"state": records[min(records)]["state"], "files": files}
+    return {"state": records[_first_with_weights(records)]["state"], "files": files}
+
+
+def _first_with_weights(records: Mapping[int, dict[str, Any]]) -> int:
+    """The rank that is asked where training is: those that only owe what their codecs left out need not know."""
+    is_state = contract.OPTIMIZER_PREFIX
+    knowing = [rank for rank, record in records.items() if not all(n.startswith(is_state) for n in record["tensors"])]
+    return min(knowing or records)
 
 
 def _complete(run_folder: Path, folder: Path, content: dict[str, Any]) -> None:

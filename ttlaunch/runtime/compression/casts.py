@@ -32,6 +32,9 @@ class Cast:
         check_length(payload, self.payload_bytes(len(out_N)))
         out_N.copy_(as_values(payload, self._dtype))
 
+    def take_back(self) -> None:
+        pass
+
     def state(self) -> dict[str, Tensor]:
         return {}
 

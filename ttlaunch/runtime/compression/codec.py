@@ -56,6 +56,9 @@ class Codec(Protocol):
             ValueError: The payload has another length than that of so many values.
         """
 
+    def take_back(self) -> None:
+        """Forget what the last `encode` was given: its payload was not used, since the step was skipped or refused."""
+
     def state(self) -> dict[str, Tensor]:
         """What the next `encode` depends on, by name; the tensors themselves. For checkpoints."""
 

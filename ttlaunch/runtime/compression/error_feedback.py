@@ -40,9 +40,10 @@ class ErrorFeedback:
     """A codec with the residual of the one vector that one rank sends again and again.
 
     Where the residual would not be finite, because the gradient overflowed, it stays what it was: the payload shows
-    that the gradient is not finite, that step is skipped, and the next ones are as good as ever.
+    that the gradient is not finite, that step is skipped, and the next ones are as good as ever. Ranks whose own gradient
+    was finite then `take_back`: what they sent was not used, so they owe what they owed before.
 
-    Cost: `8 * N` bytes: the residual, and room to decode into.
+    Cost: `8 * N` bytes: the residual, and room to decode into, which then keeps the residual of before.
     """
 
     def __init__(self, codec: _Codec, num_values: int, *, device: torch.device | None = None) -> None:
@@ -66,6 +67,7 @@ class ErrorFeedback:
         payload = self._codec.encode(corrected_N)
         self._codec.decode(payload, self._room_N)
         corrected_N.sub_(self._room_N)
+        self._room_N.copy_(self._residual_N)
         if torch.isfinite(corrected_N).all():
             self._residual_N.copy_(corrected_N)
         return payload
@@ -73,10 +75,16 @@ class ErrorFeedback:
     def decode(self, payload: Tensor, out_N: Tensor) -> None:
         self._codec.decode(payload, out_N)
 
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """Owe what was owed before the last `encode`; what the codec has learned of gradients for itself stays."""
+        self._residual_N.copy_(self._room_N)
+
     def state(self) -> dict[str, Tensor]:
         """The residual, and what the codec remembers."""
         return {RESIDUAL: self._residual_N} | self._codec.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         self._residual_N.copy_(state[RESIDUAL])
+        self._room_N.copy_(self._residual_N)
         self._codec.load_state(state)

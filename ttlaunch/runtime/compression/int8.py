@@ -66,6 +66,9 @@ class BlockInt8:
             part.copy_(codes_N[values.start : values.stop])
             part.view(-1, width).mul_(scales[blocks.start : blocks.stop, None])
 
+    def take_back(self) -> None:
+        pass
+
     def state(self) -> dict[str, Tensor]:
         return {}
 

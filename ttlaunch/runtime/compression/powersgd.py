@@ -109,6 +109,9 @@ class PowerSgd:
         for part, values in zip(others, self._between(), strict=True):
             out_N[values.start : values.stop] = part
 
+    def take_back(self) -> None:
+        """The warm start stays: it is only where the next search begins."""
+
     def state(self) -> dict[str, Tensor]:
         """The right factor of each matrix, that the next power iteration begins with."""
         return {f"factor.{at}": factor_CK for at, factor_CK in enumerate(self._factors_CK)}

@@ -51,6 +51,9 @@ class TopK:
         out_N.zero_()
         out_N[as_values(places, torch.int32).long()] = as_values(values, torch.float32)
 
+    def take_back(self) -> None:
+        pass
+
     def state(self) -> dict[str, Tensor]:
         return {}
 

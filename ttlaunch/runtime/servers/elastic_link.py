@@ -16,6 +16,7 @@ from ttlaunch.runtime.compression.codec import build_codec
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.servers import messages
+from ttlaunch.runtime.servers.owners import note_what_is_not_kept
 from ttlaunch.runtime.servers.pushes import Push, pack_push
 from ttlaunch.runtime.sockets.protocol import Pending
 
@@ -48,6 +49,7 @@ class ElasticLink:
         """Nothing is sent."""
         self._ctx, self._model, self._server = ctx, model, ctx.sole("server")
         self._pull_interval, self._is_ahead = pull_interval, is_ahead
+        self._compression = compression
         self._codec = build_codec(compression, model.grads_N.numel(), device=ctx.device)
         self._tasks: deque[int] = deque()
         self._under_way: list[Pending] = []
@@ -68,6 +70,7 @@ class ElasticLink:
 
     def register(self) -> None:
         """Say that this worker is there; the server answers with weights and the first tasks."""
+        note_what_is_not_kept(self._ctx, self._compression)
         hello = torch.tensor([1 + self._is_ahead])  # tasks that it wants in hand
         with operation(self._ctx, "registration"):
             self._ctx.send(hello, dest=self._server, tag=messages.REGISTER)

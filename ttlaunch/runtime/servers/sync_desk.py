@@ -20,6 +20,7 @@ from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.servers import messages
 from ttlaunch.runtime.servers.messages import Verdict, check_counts, empty_counts, pack_order, pack_verdict, read_order
+from ttlaunch.runtime.servers.owners import owners_of_checkpoints
 from ttlaunch.runtime.servers.shard import ParameterShard
 from ttlaunch.runtime.sockets.protocol import Pending
 from ttlaunch.runtime.training.losses import mean_per_token
@@ -63,6 +64,7 @@ class SyncDesk:
     Cost of a step: W * K * S bytes in, W * S out, S = 4N. Buffers for all of a step's gradients of its shard.
 
     Attributes:
+        owners: Who writes checkpoints.
         members: Whose gradients made the last step.
         refused: Gradients that came too late.
     """
@@ -86,6 +88,8 @@ class SyncDesk:
         }
         size = shard.grads_N.numel()
         self._codec = build_codec(compression.model_copy(update={"error_feedback": False}), size, device=ctx.device)
+        self._is_lossy = compression.kind != "none"
+        self.owners = owners_of_checkpoints(ctx, compression, straggler=patience.policy)
         room = self._codec.payload_bytes(size)
         ctx.ledger.note(payload_bytes=room)
         self._payloads = {
@@ -120,6 +124,9 @@ class SyncDesk:
         ]
         tokens, loss = add_up(rows).tolist()
         torch.div(sum_N, max(1, int(tokens)), out=self._shard.grads_N)
+        if self._is_lossy and self._shard.loss_scaler.is_on:  # workers have divided it out
+            self._shard.grads_N.mul_(self._shard.loss_scaler.scale)
+        self._ctx.ledger.note(steps_made=1)
         return mean_per_token(loss, int(tokens)), int(tokens)
 
     def send_weights(self, step: int) -> None:
@@ -147,6 +154,7 @@ class SyncDesk:
 
     def agree_to_go_on(self) -> None:
         """Let the other servers and the members know whether training goes on after a validation."""
+        self._ctx.ledger.note(validations=1, **{f"validations_with_{worker}": 1 for worker in self.members})
         first, others = self._servers[0], self._servers[1:]
         source, dests = (None, (*others, *self.members)) if self._is_first else (first, ())
         agree(self._ctx, self._ctx.early_stop, source=source, dests=dests)
@@ -245,6 +253,7 @@ class SyncDesk:
     def _order(self, kind: int, chosen: Sequence[Rank]) -> None:
         """Tell the other servers, if this one is the first."""
         if self._is_first:
+            self._ctx.ledger.note(orders=1)
             for server in self._servers[1:]:
                 with operation(self._ctx, "orders"):
                     self._ctx.send(pack_order(kind, chosen, self._workers), dest=server, tag=messages.ORDER)
@@ -284,6 +293,7 @@ class SyncDesk:
             agree(self._ctx, self._shard.loss_scaler, dests=workers)
 
     def _send(self, values_N: Tensor, workers: Sequence[Rank], tag: int, name: str) -> None:
+        self._ctx.ledger.note(**{f"{name}_to_{worker}": 1 for worker in workers})
         with operation(self._ctx, name):
             for sending in [self._ctx.isend(values_N, dest=worker, tag=tag) for worker in workers]:
                 sending.wait()

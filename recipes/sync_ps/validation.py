@@ -1,0 +1,53 @@
+"""What is evaluated and where the losses go: the weights and, beside them, their average, if servers keep one.
+
+    server  -- average, its part --> worker -- losses of its share, a row each --> first server -- go on? --> all
+
+The weights are at the workers anyway. Losses of micro-batches are put together in their order, so the mean has the bits of
+one process.
+
+Shapes: V = micro-batches of a validation, R = 1 for the weights alone, 2 with their average.
+"""
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime import Model, PolyakAverage, RankContext, SyncDesk, SyncLink, validation_losses
+
+from .recipe import Config
+
+
+def evaluate(cfg: Config, ctx: RankContext, model: Model, average: PolyakAverage | None) -> None:
+    """One process evaluates all of it."""
+    losses = [validation_losses(cfg, ctx, model)]
+    if average is not None:
+        with average.in_place():
+            losses.append(validation_losses(cfg, ctx, model))
+    _report(cfg, ctx, torch.stack(losses))
+
+
+def send_validation(cfg: Config, ctx: RankContext, model: Model, link: SyncLink) -> None:
+    """A worker evaluates its share of the validation, of the average too if there is one."""
+    losses = [validation_losses(cfg, ctx, model, among=link.members)]
+    if cfg.sync_ps_config.polyak_interval is not None:
+        with link.averaged_weights():
+            losses.append(validation_losses(cfg, ctx, model, among=link.members))
+    link.send_losses(torch.stack(losses))
+
+
+def receive_validation(cfg: Config, ctx: RankContext, desk: SyncDesk, average: PolyakAverage | None) -> None:
+    """The first server adds the shares up in the order of the micro-batches, and says whether training goes on."""
+    if average is not None:
+        desk.send_average(average.average_N)
+    if ctx.rank == ctx.ranks("server")[0]:
+        losses_RV = desk.receive_losses(ctx.data(cfg).validation_micro_batches, times=1 if average is None else 2)
+        _report(cfg, ctx, losses_RV)
+    desk.agree_to_go_on()
+
+
+def _report(cfg: Config, ctx: RankContext, losses_RV: Tensor) -> None:
+    """Report both; the average's only in the summary, where the last one stays."""
+    tokens = ctx.data(cfg).validation_tokens
+    ctx.report_validation(ctx.step, losses_RV[0].tolist(), tokens=tokens)
+    for average in losses_RV[1:].tolist():
+        values = ctx.data(cfg).validation_values(average, tokens=tokens)
+        ctx.result("validation loss of averaged weights", values["loss"])
