@@ -33,8 +33,10 @@ def reference(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("workers", "servers"), [(1, 3), (2, 1), (3, 2), (4, 3)])
-def test_any_workers_and_servers_equal_one_process(reference, tmp_path, workers, servers):
-    """D9: a step is made of the gradients of all, added in one order, and each server updates its layers."""
+def test_any_workers_and_servers_equal_one_process(reference, tmp_path, monkeypatch, workers, servers):
+    """D9: a step is made of the gradients of all, added in one order; each server has its layers, and the first weights."""
+    receive = SyncLink.receive_first_weights
+    monkeypatch.setattr(SyncLink, "receive_first_weights", lambda self: (self._model.weights_N.zero_(), receive(self)))
     found = train(*layout_and(tmp_path, *ps(workers, servers)), data=None)
     assert reference.sha256 == found.sha256
     for kind, key in (("step", "loss"), ("step", "grad_norm"), ("validation", "loss")):
@@ -263,7 +265,9 @@ def test_compressed_gradients_train_nearly_as_well(reference, tmp_path, kind):
     found = train(name, tmp_path / "run", cfg, data=None)
     losses = [list(one.by_step("validation", "loss").values())[-1] for one in (reference, found)]
     assert losses[1] < 1.05 * losses[0]
-    assert reference.sha256 != found.sha256
+    cfg["compression_config"] |= {"error_feedback": False}
+    without = train(name, tmp_path / "without", cfg, data=None)
+    assert 3 == len({reference.sha256, found.sha256, without.sha256})
 
 
 def test_one_server_is_only_what_its_layers_need(tmp_path):

@@ -1,6 +1,7 @@
 """ZeRO over our collectives: the bits of one process at every stage, and what a rank keeps of the model (C7, C8, D1-D3)."""
 
 import gc
+import itertools
 import math
 from functools import partial
 
@@ -9,7 +10,14 @@ import torch
 from torch import nn
 
 from ttlaunch import contract
-from ttlaunch.runtime import OwnedParameters, ShardLayout, build_model, build_optimizer
+from ttlaunch.runtime import (
+    LayerPasses,
+    OwnedParameters,
+    ScatteredGradients,
+    ShardLayout,
+    build_model,
+    build_optimizer,
+)
 from ttlaunch.runtime.model.flat import FlatParameters
 from ttlaunch.runtime.sockets.in_process import InProcessWorld
 from ttlaunch.runtime.world import Rank
@@ -74,6 +82,40 @@ def test_whatever_is_configured_the_bits_are_those_of_one_process(tmp_path, refe
     """C8, D2."""
     found = train_recipe("zero", ["worker"] * 3, tmp_path / "run", config(3, **training), data=None)
     assert reference(**training).sha256 == found.sha256
+
+
+def test_messages_of_a_layer_travel_while_others_compute(tmp_path, monkeypatch):
+    """C8: at stage 3 a layer is being gathered before the one before it computes; gradients leave with their layer."""
+    found = []
+
+    def watch(kind, name, event, layer_of):
+        method = getattr(kind, name)
+
+        def watched(self, *given, **named):
+            found.append((event, layer_of(self, *given)))
+            return method(self, *given, **named)
+
+        monkeypatch.setattr(kind, name, watched)
+
+    watch(GatheredWeights, "_gather", "gather", lambda _, layer: layer.index)
+    watch(LayerPasses, "forward", "forward", lambda _, layer: layer)
+    watch(LayerPasses, "backward", "backward", lambda _, layer, at: layer)
+    watch(ScatteredGradients, "reduce", "reduce", lambda _, layer, counts: layer.index)
+    watch(ScatteredGradients, "_finish", "finish", lambda _, under_way: under_way.layer.index)
+    train_recipe("zero", ["worker"], tmp_path / "run", config(3, steps=1, validation_interval=9), data=None)
+    begin = found.index(("forward", 0))
+    step = [event for event, _ in itertools.groupby(found[begin - 2 : found.index(("finish", 0)) + 1])]
+    last = 4  # embedding, three blocks, head
+    forward = [event for layer in range(last) for event in [("gather", layer + 1), ("forward", layer)]]
+    assert [("gather", 0), *forward] == step[: 2 * last + 1]
+    rest = step[2 * last + 1 :]
+    for layer in range(last, 0, -1):
+        assert rest.index(("backward", layer)) < rest.index(("reduce", layer)) < rest.index(("backward", layer - 1))
+        assert rest.index(("backward", layer - 1)) < rest.index(("finish", layer))  # not waited for before
+    gathered = [layer for event, layer in rest if event == "gather"]
+    assert list(range(last - 2, -1, -1)) == gathered
+    for layer in gathered:
+        assert rest.index(("gather", layer)) < rest.index(("backward", layer + 1))
 
 
 def test_layers_are_reported_alike(tmp_path, reference):
