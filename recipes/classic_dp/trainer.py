@@ -87,7 +87,8 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     if is_first:
         ctx.result("staleness average", round(means.staleness.average, 4))
         ctx.result("staleness maximum", means.staleness.maximum)
-        ctx.result("stale gradients", f"{means.staleness.stale} of {means.staleness.gradients}")
+        ctx.result("stale gradients", means.staleness.stale)
+        ctx.result("gradients", means.staleness.gradients)
     ctx.report_parameters(model.named_parameters())
 
 

@@ -50,6 +50,7 @@ def events(monkeypatch):
 
         def watched(self, *given):
             answer = method(self, *given)
+            assert self._clock.bound + 1 == len(self._rings)  # rooms for gradients
             found.append((self._rings[0]._place, event, step_of(self, answer)))
             return answer
 
@@ -69,11 +70,12 @@ def test_without_a_bound_the_bits_are_those_of_one_process(train, workers):
     assert expected.sha256 == found.sha256
     for key in ("loss", "grad_norm", "learning_rate", "tokens"):
         assert expected.by_step(contract.KIND_STEP, key) == found.by_step(contract.KIND_STEP, key)
-    assert (0.0, 0, f"0 of {6 * workers}") == statistics(found)
+    assert (0.0, 0, 0, 6 * workers) == statistics(found)
 
 
 def statistics(run):
-    return tuple(run.result(name) for name in ("staleness average", "staleness maximum", "stale gradients"))
+    names = ("staleness average", "staleness maximum", "stale gradients", "gradients")
+    return tuple(run.result(name) for name in names)
 
 
 @pytest.mark.parametrize(("workers", "bound", "steps"), [(2, 1, 9), (3, 1, 7), (3, 4, 13), (2, 30, 5)])
@@ -97,7 +99,7 @@ def test_the_bound_holds_and_statistics_are_those_of_the_events(train, events, w
     assert [steps] * workers == updates
     assert min(bound, steps - 1) == max(leads)  # up to K, and never more
     stale = sum(age > 0 for age in ages.values())
-    expected = (round(sum(ages.values()) / len(ages), 4), max(ages.values()), f"{stale} of {workers * steps}")
+    expected = (round(sum(ages.values()) / len(ages), 4), max(ages.values()), stale, workers * steps)
     assert expected == statistics(run)
     assert 0 < stale
     assert run.sha256  # fails unless all workers hold the same parameters
@@ -160,7 +162,7 @@ def test_a_mean_from_the_ring_is_that_of_the_tree_up_to_rounding(train, workers,
     for key in ("grad_norm", "loss"):
         expected, found = (run.by_step(contract.KIND_STEP, key) for run in (tree, ring))
         assert expected == pytest.approx(found, rel=2e-5 if precision == "fp32" else 1e-3)
-    assert (0.0, 0, f"0 of {3 * workers}") == statistics(ring)
+    assert (0.0, 0, 0, 3 * workers) == statistics(ring)
 
 
 def test_fp16_agrees_on_its_scale_although_gradients_are_old(train):

@@ -39,6 +39,7 @@ class Written:
             self.record(0, kind="step", time=100.0 + step / 4, step=step, **numbers)
             self.record(1, kind="step", time=100.0 + step / 4, step=step)
         self.record(0, kind="layer_grad_norms", time=101.5, step=4, norms=NORMS)
+        self.record(0, kind="result", time=101.75, values={"stale gradients": 3, "network": "eth0"})
 
     def books(self, rank=0, steps=STEPS):
         """Each step of 6 ms sends two messages, 100 bytes in all, and waits for 1.5 ms."""

@@ -14,6 +14,7 @@ from ttlaunch.diagnostics import Diagnostic
 from ttlaunch.launch.metrics import export as exporting
 from ttlaunch.launch.metrics.event_log import EventLog
 from ttlaunch.launch.metrics.export import SinkRecord, SinkState, export, read_sinks, start_sinks, wait_for_sinks
+from ttlaunch.launch.metrics.names import metrics_of
 from ttlaunch.launch.metrics.sinks import SinkChoice, parse_sink
 from ttlaunch.launch.metrics.to_prometheus import PrometheusSink, render_prometheus
 from ttlaunch.launch.runs.launcher import write_launcher
@@ -84,6 +85,15 @@ def history(path):
     return rows
 
 
+def summary(path):
+    """What a run came to."""
+    found = {}
+    for record in wandb_records(path):
+        if record.WhichOneof("record_type") == "summary":
+            found |= {one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in record.summary.update}
+    return found
+
+
 @pytest.mark.slow
 def test_wandb_has_an_offline_run_for_each_rank_with_the_names_and_keys_of_the_guide(needs, here, finished):
     """D21: `{Algorithm}-{role}-{hostname}_rank{X}_lr{Y}_bs{Z}`."""
@@ -101,10 +111,14 @@ def test_wandb_has_an_offline_run_for_each_rank_with_the_names_and_keys_of_the_g
     assert [(step, 4.0 / step) for step in (1, 2, 3, 4)] == [
         (row["step"], row["train/loss"]) for row in rows if "train/loss" in row
     ]
-    keys = {key for row in rows for key in row if not key.startswith("_")}
-    wanted = {"train/loss", "validation/loss", "validation/accuracy", "train/learning_rate", "gradients/blocks.0"}
-    wanted |= {"train/step_time_s", "train/tokens_per_s", "time/step_s"}
-    assert wanted == wanted & keys
+    events = [event for event in EventLog(finished.path).poll() if event.rank == 0]
+    of_steps = {name for event in events if event.step is not None for name in metrics_of(event)}
+    assert {"step", *of_steps} == {key for row in rows for key in row if not key.startswith("_")}
+    of_the_guide = {"train/loss", "validation/loss", "validation/accuracy", "train/learning_rate", "gradients/blocks.0"}
+    assert {*of_the_guide, "train/step_time_s", "train/tokens_per_s"} <= of_steps
+    assert {"result/stale gradients": 3.0, "memory/peak_bytes": 3e8, "status": "done"}.items() <= summary(
+        files["EDP-worker-box-0_rank0_lr0.001_bs32"]
+    ).items()
 
 
 @pytest.mark.slow

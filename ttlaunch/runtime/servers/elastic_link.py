@@ -35,7 +35,7 @@ class ElasticLink:
     then it has come. The price: that micro-batch is of older weights. Without, it waits for every answer. Either way,
     what a worker computes depends on the order in which the server answers, and on no time.
 
-    Cost of a task: a message of S bytes out, or the codec's, S = 4N, and one of 24 bytes back, with one of S bytes every
+    Cost of a task: a message of S bytes out, or the codec's, S = 4N, and one of 16 bytes back, with one of S bytes every
     `pull_interval` tasks. Buffers for a gradient on its way and, when pulling, for weights on theirs.
 
     Attributes:
