@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.topology.clusters import WIDE, WIDE_BINDINGS
 from ttlaunch.cli.describe import Request
 from ttlaunch.cli.planning import prepare
 from ttlaunch.cli.replan import Replanned, repeatable, replan, wait_for_lease
@@ -15,26 +16,6 @@ from ttlaunch.launch.restarts import Restart
 pytestmark = pytest.mark.mpi  # a plan names an mpirun
 
 HOSTS = "a slots=1\nb slots=1\nc slots=1\nd slots=1\n"
-MESHES = """\
-ChipSpec: {arch: wormhole_b0, ethernet_ports: {N: 2, E: 2, S: 2, W: 2}}
-Board: [
-  {name: lbox, type: Mesh, topology: [1, 8]},
-]
-Mesh: [
-  {id: 0, board: lbox, device_topology: [2, 8], host_topology: [2, 1]},
-  {id: 1, board: lbox, device_topology: [1, 8], host_topology: [1, 1]},
-]
-RelaxedGraph: [
-  [M0, M1, 2],
-]
-"""
-BINDINGS = """\
-rank_bindings:
-  - {rank: 0, mesh_id: 0, mesh_host_rank: 0}
-  - {rank: 1, mesh_id: 0, mesh_host_rank: 1}
-  - {rank: 2, mesh_id: 1}
-mesh_graph_desc_path: "mgd.yaml"
-"""
 WORKERS = "multihost_config.num_workers"
 
 
@@ -48,7 +29,7 @@ def lost(here):
         (folder / "hosts.txt").write_text("".join(HOSTS.splitlines(keepends=True)[: 3 if bindings else 4]))
         if bindings:
             (folder / "rank_bindings.yaml").write_text(bindings)
-            (folder / "mgd.yaml").write_text(MESHES)
+            (folder / "mgd.yaml").write_text(WIDE)
         request = Request(target, on="lab", **typed)
         first = prepare(request, form=Format.FULL, verbose=False)
         asked = {host: HostError(host, Trouble.UNREACHABLE, "no route to host") for host in silent}
@@ -95,7 +76,7 @@ def test_ranks_that_were_asked_for_may_become_fewer(lost):
 def test_bound_ranks_keep_their_meshes(lost):
     overrides = (f"{WORKERS}=3",)
     change = f", without c, 2 ranks instead of 3 (`--set {WORKERS}=2`)"
-    assert (change, ["a", "b"]) == lost("c", bindings=BINDINGS, overrides=overrides)
+    assert (change, ["a", "b"]) == lost("c", bindings=WIDE_BINDINGS, overrides=overrides)
 
 
 def test_a_program_needs_as_many_slots_as_it_had(lost):
@@ -118,7 +99,7 @@ def test_a_recipe_is_given_up_where_no_host_is_left(lost):
 def test_a_mesh_of_several_hosts_is_not_driven_in_part(lost):
     message = "given up: the bindings allow no run without a: mesh 0 spans several hosts and cannot be driven without one of them"
     hints = ("once a is back, `--resume latest` goes on",)
-    assert Diagnostic("R055", message, hints=hints) == lost("a", bindings=BINDINGS, overrides=(f"{WORKERS}=3",))
+    assert Diagnostic("R055", message, hints=hints) == lost("a", bindings=WIDE_BINDINGS, overrides=(f"{WORKERS}=3",))
 
 
 def test_what_came_on_standard_input_is_read_from_the_first_attempt(here):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.recipes.peers import write_peers
+
 SMALL = {
     "training_config.steps": 8,
     "training_config.batch_size": 6,
@@ -21,17 +23,6 @@ SMALL = {
 
 def settings(values):
     return " ".join(f"--set {key}={value}" for key, value in values.items())
-
-
-def write_recipe(folder, trainer):
-    folder.mkdir()
-    (folder / "recipe.py").write_text(
-        "from ttlaunch.recipe import ConfigFile, Layout, Recipe, all_pairs\n"
-        "class Config(ConfigFile): pass\n"
-        "RECIPE = Recipe('A test.', Config, [Layout('all', peer=None)], [all_pairs('peer')], uses_data=False)\n"
-    )
-    (folder / "trainer.py").write_text("import torch\nfrom .recipe import Config\n" + trainer)
-    return folder
 
 
 @pytest.mark.mpi
@@ -84,7 +75,7 @@ def test_every_byte_is_counted(ttlaunch):
 
 
 def test_what_ranks_print_comes_in_one_order(ttlaunch, here):
-    write_recipe(here / "talk", "def peer(cfg, ctx):\n    print('hello from', ctx.rank)\n")
+    write_peers(here / "talk", "def peer(cfg, ctx):\n    print('hello from', ctx.rank)\n")
     first, second = (ttlaunch("simulate ./talk --ranks 3") for _ in range(2))
     lines = [line for line in first.stdout.splitlines() if line.startswith("hello")]
     assert [f"hello from {rank}" for rank in range(3)] == lines
@@ -100,7 +91,7 @@ def check_finding(answer, *texts):
 
 
 def test_a_mismatch_is_shown_at_both_lines(ttlaunch, here):
-    write_recipe(
+    write_peers(
         here / "shapes",
         "def peer(cfg, ctx):\n"
         "    if ctx.rank == 0:\n"
@@ -118,7 +109,7 @@ def test_a_mismatch_is_shown_at_both_lines(ttlaunch, here):
 
 
 def test_a_deadlock_is_shown_with_who_waits_for_whom(ttlaunch, here):
-    write_recipe(
+    write_peers(
         here / "both",
         "def peer(cfg, ctx):\n    ctx.send(torch.ones(2), dest=1 - ctx.rank)\n    ctx.recv(torch.ones(2), source=1 - ctx.rank)\n",
     )
@@ -131,7 +122,7 @@ def test_a_deadlock_is_shown_with_who_waits_for_whom(ttlaunch, here):
 
 
 def test_a_rank_that_raises_is_named_with_its_line(ttlaunch, here):
-    write_recipe(
+    write_peers(
         here / "breaks",
         "def peer(cfg, ctx):\n    if ctx.rank == 1:\n        raise ValueError('no such bucket')\n"
         "    ctx.recv(torch.ones(2), source=1)\n",
@@ -150,13 +141,13 @@ def test_a_rank_that_raises_is_named_with_its_line(ttlaunch, here):
 
 
 def test_a_process_that_dies_is_told(ttlaunch, here):
-    write_recipe(here / "dies", "import os\ndef peer(cfg, ctx):\n    os._exit(7)\n")
+    write_peers(here / "dies", "import os\ndef peer(cfg, ctx):\n    os._exit(7)\n")
     answer = ttlaunch("simulate ./dies --ranks 2")
     assert (1, True) == (answer.status, "the process of all ranks ended with status 7" in answer.stderr)
 
 
 def test_nothing_is_left_in_the_working_folder(ttlaunch, here):
-    write_recipe(here / "quiet", "def peer(cfg, ctx):\n    pass\n")
+    write_peers(here / "quiet", "def peer(cfg, ctx):\n    pass\n")
     assert 0 == ttlaunch("simulate ./quiet --ranks 2").status
     assert ["quiet"] == [path.name for path in here.iterdir()]
 

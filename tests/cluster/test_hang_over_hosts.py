@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster.keeper import wait_until
 from tests.cluster.test_run import lab, leftovers  # noqa: F401 - a fixture
+from tests.recipes.peers import PEERS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi]
 
@@ -17,17 +18,6 @@ TIMEOUT_S = 4
 BOXES_LATE_S = 5
 WITHIN_S = TIMEOUT_S + 5 + BOXES_LATE_S
 
-RECIPE = """\
-from ttlaunch.recipe import ConfigFile, Layout, Recipe, all_pairs
-
-RECIPE = Recipe(
-    summary="Ranks that send each other nothing much.",
-    config=ConfigFile,
-    layouts=[Layout("all", peer=None)],
-    flows=[all_pairs("peer")],
-    uses_data=False,
-)
-"""
 TRAINER = """\
 import time
 import torch
@@ -62,7 +52,7 @@ def cluster(make_cluster):
 def hanging(cluster, ttlaunch_on, lab, tmp_path):  # noqa: F811 - the fixture
     """`hanging(body)`: a run of three ranks, one on each host, whose third step does something else; it is there by now."""
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/recipe.py").write_text(RECIPE)
+    (tmp_path / "mine/recipe.py").write_text(PEERS)
     (tmp_path / "mine/train.yaml").write_text("{}\n")
     lab(cluster.hostfile())
 

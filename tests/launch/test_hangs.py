@@ -8,22 +8,13 @@ import time
 
 import pytest
 
+from tests.recipes.peers import PEERS
+
 pytestmark = pytest.mark.mpi
 
 TIMEOUT_S = 2
 WITHIN_S = TIMEOUT_S + 5.0
 
-RECIPE = """\
-from ttlaunch.recipe import ConfigFile, Layout, Recipe, all_pairs
-
-RECIPE = Recipe(
-    summary="Ranks that send each other nothing much.",
-    config=ConfigFile,
-    layouts=[Layout("all", peer=None)],
-    flows=[all_pairs("peer")],
-    uses_data=False,
-)
-"""
 TRAINER = """\
 import os, pathlib, signal, time
 import torch
@@ -120,7 +111,7 @@ def rounded(text):
 def start_recipe(here, start_run):
     """`start_recipe(body, ranks, *options)` runs a small recipe whose second step does something else."""
     (here / "mine").mkdir()
-    (here / "mine/recipe.py").write_text(RECIPE)
+    (here / "mine/recipe.py").write_text(PEERS)
     (here / "mine/train.yaml").write_text("{}\n")
 
     def start(body, ranks, *options):

@@ -2,19 +2,10 @@
 
 import pytest
 
+from tests.recipes.peers import PEERS
+
 pytestmark = pytest.mark.mpi
 
-RECIPE = """\
-from ttlaunch.recipe import ConfigFile, Layout, Recipe, all_pairs
-
-RECIPE = Recipe(
-    summary="Replicas of a layer.",
-    config=ConfigFile,
-    layouts=[Layout("all", peer=None)],
-    flows=[all_pairs("peer")],
-    uses_data=False,
-)
-"""
 TRAINER = """\
 import os, signal, time
 import torch
@@ -42,7 +33,7 @@ OPERATION = "torch's all_reduce of 40 bytes, bucket 0, step 3"
 @pytest.fixture
 def start(here, start_run):
     (here / "mine").mkdir()
-    (here / "mine/recipe.py").write_text(RECIPE)
+    (here / "mine/recipe.py").write_text(PEERS)
     (here / "mine/train.yaml").write_text("{}\n")
 
     def start(breaks):
@@ -100,7 +91,7 @@ def peer(cfg, ctx):
 def test_a_rank_that_does_not_come_to_a_gather_of_torch_is_named(here, start_run):
     """E1: of FSDP2, with the unit and its bytes."""
     (here / "mine").mkdir()
-    (here / "mine/recipe.py").write_text(RECIPE)
+    (here / "mine/recipe.py").write_text(PEERS)
     (here / "mine/trainer.py").write_text(SHARDED)
     run = start_run("mine", "-n", "2", "--hang-timeout", "3")
     assert run.ends(within_s=60) == 6, run.stderr

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.recipes.peers import write_peers
 from ttlaunch import contract
 
 pytestmark = pytest.mark.mpi
@@ -175,17 +176,6 @@ def test_a_vector_shorter_than_the_ring_is_summed_too(run_ranks):
     assert "in all 2 places" in run.process.stdout
 
 
-def make_recipe(folder, trainer):
-    folder.mkdir()
-    (folder / "recipe.py").write_text(
-        "from ttlaunch.recipe import ConfigFile, Layout, Recipe, all_pairs\n"
-        "class Config(ConfigFile): pass\n"
-        "RECIPE = Recipe('A test.', Config, [Layout('all', peer=None)], [all_pairs('peer')], uses_data=False)\n"
-    )
-    (folder / "trainer.py").write_text("import torch, time\nfrom .recipe import Config\n" + trainer)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("statement", "kind", "message"),
     [
@@ -198,7 +188,7 @@ def test_a_rank_that_raises_leaves_a_record_and_ends_the_world(run_ranks, tmp_pa
     trainer = (
         f"def peer(cfg, ctx):\n    if ctx.rank == 1:\n        {statement}\n    ctx.recv(torch.zeros(1), source=1)\n"
     )
-    folder = make_recipe(tmp_path / kind, trainer)
+    folder = write_peers(tmp_path / kind, trainer)
     run = run_ranks(folder, ["peer"] * 2, timeout_s=60)
     assert run.process.returncode != 0
     error = run.error(1)
@@ -215,7 +205,7 @@ def test_a_message_of_another_shape_names_the_peer(run_ranks, tmp_path):
         "    if ctx.rank == 1:\n        ctx.send(torch.zeros(3), dest=0)\n        time.sleep(60)\n"
         "    ctx.recv(torch.zeros(2, 2, dtype=torch.float64), source=1)\n"
     )
-    run = run_ranks(make_recipe(tmp_path / "shapes", trainer), ["peer"] * 2, timeout_s=60)
+    run = run_ranks(write_peers(tmp_path / "shapes", trainer), ["peer"] * 2, timeout_s=60)
     expected = "rank 1 (peer) sent float32 of shape (3,), expected float64 of shape (2, 2)"
     assert (expected, "SocketError") == (run.error(0)["message"], run.error(0)["type"])
 
@@ -228,7 +218,7 @@ def test_large_tensors_travel_in_chunks(run_ranks, tmp_path):
         "    if ctx.rank == 1:\n        return ctx.send(sent, dest=0)\n"
         "    found = torch.zeros(7001)\n    ctx.recv(found, source=1)\n    assert torch.equal(sent, found)\n"
     )
-    run = run_ranks(make_recipe(tmp_path / "chunks", trainer), ["peer"] * 2, timeout_s=60)
+    run = run_ranks(write_peers(tmp_path / "chunks", trainer), ["peer"] * 2, timeout_s=60)
     assert run.process.returncode == 0, run.output
 
 

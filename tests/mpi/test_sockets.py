@@ -5,20 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.recipes.peers import write_peers
+
 pytestmark = pytest.mark.mpi
 
 CONTRACT = Path(__file__).parents[1] / "runtime" / "socket_contract.py"
-
-
-def write_recipe(folder, trainer):
-    folder.mkdir()
-    (folder / "recipe.py").write_text(
-        "from ttlaunch.recipe import ConfigFile, Layout, Recipe, all_pairs\n"
-        "class Config(ConfigFile): pass\n"
-        "RECIPE = Recipe('A test.', Config, [Layout('all', peer=None)], [all_pairs('peer')], uses_data=False)\n"
-    )
-    (folder / "trainer.py").write_text("import torch\nfrom .recipe import Config\n" + trainer)
-    return folder
 
 
 KEEP_PROMISES = f"""
@@ -41,7 +32,7 @@ def test_every_promise_of_a_socket_is_kept(run_ranks, tmp_path, peers, sends):
     """One rank talks to itself; chunks of 1,000 bytes stand for those of 1 GiB, with the same arithmetic."""
     trainer = KEEP_PROMISES + ("mpi.CHUNK_BYTES, mpi.INLINE_BYTES = 1000, 100\n" if sends == "in chunks" else "")
     environment = {"TTLAUNCH_SYNCHRONOUS_SENDS": "1"} if sends == "synchronous" else {}
-    folder = write_recipe(tmp_path / "promises", trainer)
+    folder = write_peers(tmp_path / "promises", trainer)
     run = run_ranks(folder, ["peer"] * peers, environment=environment, timeout_s=100)
     assert run.error(0) is None, run.error(0)["traceback"]
     notes = [record["text"] for record in run.records(0, "note")]
@@ -52,7 +43,7 @@ def test_every_promise_of_a_socket_is_kept(run_ranks, tmp_path, peers, sends):
 @pytest.mark.parametrize("peers", [1, 2, 3])
 def test_fabric_sockets_keep_every_promise(run_ranks, tmp_path, peers):
     """Over gloo, set up from the launch contract; rank by rank the same functions as over MPI."""
-    folder = write_recipe(tmp_path / "promises", KEEP_PROMISES)
+    folder = write_peers(tmp_path / "promises", KEEP_PROMISES)
     config = {"multihost_config": {"socket_type": "fabric"}}
     run = run_ranks(folder, ["peer"] * peers, config, timeout_s=100)
     assert run.error(0) is None, run.error(0)["traceback"]
@@ -97,7 +88,7 @@ def exchange(ctx, vector, other):
         else:
             ctx.recv(vector, source=other)
 """
-    run = run_ranks(write_recipe(tmp_path / "large", trainer), ["peer"] * 2, timeout_s=100)
+    run = run_ranks(write_peers(tmp_path / "large", trainer), ["peer"] * 2, timeout_s=100)
     assert 0 == run.process.returncode, run.output
     grown = [value for record in run.all_records("result") for value in record["values"].values()]
     assert 2 == len(grown)

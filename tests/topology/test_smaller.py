@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.topology.clusters import WIDE, WIDE_BINDINGS
 from ttlaunch.topology.smaller import leave_out, why_not_without
 
 THREE = {
@@ -29,26 +30,6 @@ rank_bindings:
 mesh_graph_desc_path: "mgd.yaml"
 """,
 }
-WIDE = """\
-ChipSpec: {arch: wormhole_b0, ethernet_ports: {N: 2, E: 2, S: 2, W: 2}}
-Board: [
-  {name: lbox, type: Mesh, topology: [1, 8]},
-]
-Mesh: [
-  {id: 0, board: lbox, device_topology: [2, 8], host_topology: [2, 1]},
-  {id: 1, board: lbox, device_topology: [1, 8], host_topology: [1, 1]},
-]
-RelaxedGraph: [
-  [M0, M1, 2],
-]
-"""
-SHARED = """\
-rank_bindings:
-  - {rank: 0, mesh_id: 0, mesh_host_rank: 0}
-  - {rank: 1, mesh_id: 0, mesh_host_rank: 1}
-  - {rank: 2, mesh_id: 1}
-mesh_graph_desc_path: "mgd.yaml"
-"""
 
 
 def bound(topology):
@@ -79,14 +60,14 @@ def test_no_more_ranks_stay_bound_than_are_wanted(load):
 @pytest.mark.parametrize(
     ("bindings", "gone", "expected"),
     [
-        (SHARED, ["a"], "mesh 0 spans several hosts and cannot be driven without one of them"),
-        (SHARED, ["c"], None),
+        (WIDE_BINDINGS, ["a"], "mesh 0 spans several hosts and cannot be driven without one of them"),
+        (WIDE_BINDINGS, ["c"], None),
         (THREE["rank_bindings.yaml"], ["a", "b"], "all 3 bound ranks ran there"),
     ],
 )
 def test_a_mesh_cannot_be_driven_in_part(load, bindings, gone, expected):
     files = THREE | {"rank_bindings.yaml": bindings}
-    files |= {"mgd.yaml": WIDE, "hosts.txt": "a slots=1\nb slots=1\nc slots=1\n"} if bindings is SHARED else {}
+    files |= {"mgd.yaml": WIDE, "hosts.txt": "a slots=1\nb slots=1\nc slots=1\n"} if bindings is WIDE_BINDINGS else {}
     loaded = load(files)
     assert loaded.topology is not None, loaded.diagnostics
     assert expected == why_not_without(loaded.topology, gone)

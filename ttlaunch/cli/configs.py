@@ -1,13 +1,12 @@
 """`ttlaunch configs`: list the clusters that `--on` can name."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ttlaunch.cli.console import print_json
+from ttlaunch.cli.listing import print_listing
 from ttlaunch.diagnostics import Format
 
 app = typer.Typer(help="List configurations.", no_args_is_help=True)
@@ -34,10 +33,4 @@ def list_(*, form: Annotated[Format, typer.Option("--format", help="full, concis
             world = counted(topology.world_size, "rank") if topology.world_size else "world size open"
             size = f"{counted(len(topology.hosts), 'host')}, {counted(len(topology.slots), 'slot')}, {world}"
         rows.append({"name": found.name, "size": size, "folder": str(found.folder), "built_in": found.built_in})
-    if form is Format.JSON:
-        print_json(rows)
-    elif form is Format.CONCISE:
-        sys.stdout.write("".join(f"{row['name']}\n" for row in rows))
-    else:
-        width = max((len(str(row["name"])) for row in rows), default=0)
-        sys.stdout.write("".join(f"{row['name']:{width}}  {row['size']}\n" for row in rows))
+    print_listing(rows, about="size", form=form)

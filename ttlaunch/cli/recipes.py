@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from ttlaunch.cli.console import leave, print_json, refuse_file, show_diagnostics
+from ttlaunch.cli.listing import print_listing
 from ttlaunch.cli.options import complete_recipes
 from ttlaunch.diagnostics import Diagnostic, Format
 
@@ -33,13 +34,7 @@ def list_(*, form: _OutputFormat = Format.FULL) -> None:
         recipe = load_recipe(found)
         summary = f"cannot be read: {recipe.message}" if isinstance(recipe, Diagnostic) else recipe.summary
         rows.append({"name": found.name, "summary": summary, "folder": str(found.folder), "built_in": found.built_in})
-    if form is Format.JSON:
-        print_json(rows)
-    elif form is Format.CONCISE:
-        sys.stdout.write("".join(f"{row['name']}\n" for row in rows))
-    else:
-        width = max((len(str(row["name"])) for row in rows), default=0)
-        sys.stdout.write("".join(f"{row['name']:{width}}  {row['summary']}\n" for row in rows))
+    print_listing(rows, about="summary", form=form)
 
 
 @app.command()

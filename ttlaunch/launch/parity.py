@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.launch.answers import parse_answer, why_it_failed
 from ttlaunch.launch.saved.tensor_difference import largest_difference, read_weights
 from ttlaunch.launch.saved.tensor_file import FiledTensor
 from ttlaunch.plan.parity import Cell
@@ -154,9 +155,9 @@ class Parity:
         finally:
             self._running.discard(process)
         seconds = time.monotonic() - began
-        report = _parsed(out)
+        report = parse_answer(out)
         if process.returncode != 0 or report.get("parameters_sha256") is None:
-            why = _why(report, err, process.returncode)
+            why = why_it_failed(report, err, status=process.returncode, longest=_LONGEST_WORDS)
             return Result(cell, command, None, None, None, seconds, error=why)
         sent, formula = _traffic(report)
         return Result(cell, command, report["parameters_sha256"], None, _peak(report), seconds, sent, formula)
@@ -226,18 +227,3 @@ def _traffic(report: dict[str, Any]) -> tuple[int | None, int | None]:
     sent = sum(edge["bytes"] for edge in traffic["edges"])
     compared = traffic["not_compared"] is None
     return sent, sum(edge["formula_bytes"] for edge in traffic["edges"]) if compared else None
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        content = json.loads(text)
-        return content if isinstance(content, dict) else {}
-    return {}
-
-
-def _why(report: dict[str, Any], err: str, status: int) -> str:
-    """The failure in one line: what the cell's own diagnostics say, or its last words."""
-    diagnostics = report.get("diagnostics") or [report.get("failure") or {}]
-    message = diagnostics[0].get("message")
-    last = next((line for line in reversed(err.splitlines()) if line.strip()), "")
-    return str(message or last or f"it ended with status {status}")[:_LONGEST_WORDS]

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.launch.answers import parse_answer, why_it_failed
 from ttlaunch.launch.comparison.measure import CODE_FILE, Measured, measure_run, read_code
 from ttlaunch.launch.runs.json_files import read_object_if_any
 from ttlaunch.launch.runs.recorded import run_folders
@@ -111,7 +111,7 @@ class Comparison:
             check=False,
             timeout=_LONGEST_S,
         )
-        return str(_parsed(done.stdout).get("hash", "")) if done.returncode == 0 else ""
+        return str(parse_answer(done.stdout).get("hash", "")) if done.returncode == 0 else ""
 
     def _known(self, candidate: Candidate, repeat: int, path: Path) -> Attempt:
         return Attempt(candidate, repeat, measure_run(path), None, shlex.join(self.command(candidate)), was_kept=True)
@@ -130,8 +130,14 @@ class Comparison:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=_LEAVING_S)
             raise
-        report = _parsed(out)
-        failed = Attempt(candidate, repeat, None, _why(report, err, process.returncode), shlex.join(command))
+        report = parse_answer(out)
+        failed = Attempt(
+            candidate,
+            repeat,
+            None,
+            why_it_failed(report, err, status=process.returncode, longest=_LONGEST_WORDS),
+            shlex.join(command),
+        )
         if process.returncode != 0 or report.get("status") != "done":
             return failed
         path = self._runs / str(report["run_id"])
@@ -158,19 +164,3 @@ def code_of(recipe: str) -> str:
         for path in sorted(folder.rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        content = json.loads(text)
-        return content if isinstance(content, dict) else {}
-    return {}
-
-
-def _why(report: dict[str, Any], err: str, status: int) -> str:
-    """The failure in one line: what the run's own diagnostics say, or its last words."""
-    diagnostics = report.get("diagnostics") or [report.get("failure") or {}]
-    errors = [one for one in diagnostics if one.get("severity", "error") == "error"]
-    message = (errors or diagnostics)[0].get("message")
-    last = next((line for line in reversed(err.splitlines()) if line.strip()), "")
-    return str(message or last or f"it ended with status {status}")[:_LONGEST_WORDS]

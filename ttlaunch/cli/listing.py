@@ -1,0 +1,24 @@
+"""Things that have a name and something to say about each: as lines, as names alone, as JSON."""
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from ttlaunch.cli.console import print_json
+from ttlaunch.diagnostics import Format
+
+
+def print_listing(rows: Sequence[Mapping[str, object]], *, about: str, form: Format) -> None:
+    """Print them.
+
+    Args:
+        rows: Each has a `name`.
+        about: The key of what stands beside it.
+        form: JSON has all keys.
+    """
+    if form is Format.JSON:
+        print_json(rows)
+    elif form is Format.CONCISE:
+        sys.stdout.write("".join(f"{row['name']}\n" for row in rows))
+    else:
+        width = max((len(str(row["name"])) for row in rows), default=0)
+        sys.stdout.write("".join(f"{row['name']:{width}}  {row[about]}\n" for row in rows))
