@@ -5,11 +5,13 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from ttlaunch.recipe import (
+    CompressionConfig,
     Layout,
     Recipe,
     Section,
     TrainingFile,
     all_pairs,
+    compression_makes_sense,
     every_worker_has_a_micro_batch,
     local_steps_have_no_loss_scale,
     per,
@@ -35,9 +37,10 @@ class DilocoConfig(Section):
 
 
 class Config(TrainingFile):
-    """The sections every recipe shares, and those of the outer optimizer."""
+    """The sections every recipe shares, the outer optimizer, and in how few bytes workers agree."""
 
     diloco_config: DilocoConfig = DilocoConfig()
+    compression_config: CompressionConfig = CompressionConfig()
 
 
 RECIPE = Recipe(
@@ -45,7 +48,7 @@ RECIPE = Recipe(
     config=Config,
     layouts=[Layout("single", trainer=1), Layout("local_steps", worker=per("multihost_config.num_workers"))],
     flows=[all_pairs("worker")],
-    checks=[every_worker_has_a_micro_batch, local_steps_have_no_loss_scale],
+    checks=[every_worker_has_a_micro_batch, local_steps_have_no_loss_scale, compression_makes_sense],
     traffic=traffic,
     unread=["multihost_config.pipeline_parallel_config", "loss_scale_config"],
     same_on_resume=["multihost_config.num_workers", "multihost_config.enabled"],

@@ -6,7 +6,8 @@
 
 The outer gradient is the agreed weights of H steps ago minus the average of the workers' weights now. SGD with Nesterov
 momentum takes a step with it, and everybody goes on from there. So workers talk as rarely as with `local_sgd`, 2(W - 1)/W
-of the weights' size S each way in H steps, and H may be larger. All workers make the same outer step, so it needs no message.
+of the weights' size S each way in H steps, and H may be larger; with `compression_config` each sends its part of the outer
+gradient through a codec. All workers make the same outer step, so that needs no message.
 What it costs: agreed weights and outer momentum on every worker, 2S more. The state of the inner optimizer stays
 with its worker.
 
@@ -50,7 +51,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
 
 def _train(cfg: Config, ctx: RankContext, *, workers: Sequence[int]) -> None:
     every, is_first = cfg.diloco_config.every, ctx.rank == workers[0]
-    replica = LocalReplica(cfg, ctx, among=workers, every=every)
+    replica = LocalReplica(cfg, ctx, among=workers, every=every, compression=cfg.compression_config)
     momentum_N = replica.keep_shared("outer_momentum")
     replica.restore()
     _validate(cfg, ctx, replica, ctx.steps_done, workers=workers)

@@ -5,11 +5,13 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from ttlaunch.recipe import (
+    CompressionConfig,
     Layout,
     Recipe,
     Section,
     TrainingFile,
     all_pairs,
+    compression_makes_sense,
     every_worker_has_a_micro_batch,
     local_steps_have_no_loss_scale,
     per,
@@ -29,9 +31,10 @@ class LocalSgdConfig(Section):
 
 
 class Config(TrainingFile):
-    """The sections every recipe shares, and how often workers agree."""
+    """The sections every recipe shares, how often workers agree, and in how few bytes."""
 
     local_sgd_config: LocalSgdConfig = LocalSgdConfig()
+    compression_config: CompressionConfig = CompressionConfig()
 
 
 RECIPE = Recipe(
@@ -39,7 +42,7 @@ RECIPE = Recipe(
     config=Config,
     layouts=[Layout("single", trainer=1), Layout("local_steps", worker=per("multihost_config.num_workers"))],
     flows=[all_pairs("worker")],
-    checks=[every_worker_has_a_micro_batch, local_steps_have_no_loss_scale],
+    checks=[every_worker_has_a_micro_batch, local_steps_have_no_loss_scale, compression_makes_sense],
     traffic=traffic,
     unread=["multihost_config.pipeline_parallel_config", "loss_scale_config"],
     same_on_resume=["multihost_config.num_workers", "multihost_config.enabled"],

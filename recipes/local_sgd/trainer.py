@@ -7,7 +7,7 @@
 Workers talk only every H steps (`local_sgd_config.every`), so H times fewer bytes than `data_parallel` sends: 2(W - 1)/W of
 the weights' size S each way in H steps. That suits slow networks. The price: between two averages workers see only
 their own micro-batches and drift apart, so a large H learns less from a sample. The state of the optimizer stays with
-its worker and is never averaged.
+its worker and is never averaged. With `compression_config` each sends what it has moved, in fewer bytes yet.
 
 With H = 1 and SGD, with or without momentum, this is `data_parallel`, bit for bit: then the average of the weights after a
 step is one step with the average gradient, and workers average that. With AdamW or a larger H the number of workers is a
@@ -50,7 +50,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
 
 def _train(cfg: Config, ctx: RankContext, *, workers: Sequence[int]) -> None:
     every, is_first = cfg.local_sgd_config.every, ctx.rank == workers[0]
-    replica = LocalReplica(cfg, ctx, among=workers, every=every)
+    replica = LocalReplica(cfg, ctx, among=workers, every=every, compression=cfg.compression_config)
     replica.restore()
     _validate(cfg, ctx, replica, ctx.steps_done, workers=workers)
     for step in ctx.steps(cfg):

@@ -42,6 +42,19 @@ def test_averages_move_what_they_say(books, recipe, workers, micro_batches, ever
     assert abs(averages * 2 * (workers - 1) / workers * size - sent) <= averages * 2 * 4 * workers
 
 
+@pytest.mark.parametrize(("recipe", "every", "kind"), [("local_sgd", 3, "int8"), ("diloco", 2, "powersgd")])
+def test_averages_through_a_codec_move_what_they_say(books, recipe, every, kind):  # noqa: F811
+    """D8: a payload to every other worker in so many steps, and no weights."""
+    config = small(4, 5, compression_config={"kind": kind}, **{OWN[recipe]: {"every": every}})
+    recorded = books(recipe, ["worker"] * 3, config=config)
+    check_exact(recorded, steps=5, validations=4)
+    assert {"differences", "counts", "all_gather"} == {edge.operation for edge in recorded.traffic.edges}
+    size = 4 * recorded.books[0].facts["values"]
+    sent = {edge.size / edge.messages for edge in recorded.traffic.edges if edge.operation == "differences"}
+    assert 1 == len(sent)
+    assert kind != "int8" or 3.9 < size / sent.pop() < 4
+
+
 def test_local_steps_move_fewer_bytes_than_the_parent_by_the_number_of_steps(books):  # noqa: F811
     """8 steps: with an average after 4 of them a quarter of what `data_parallel` moves, and of what every step costs."""
 
@@ -62,6 +75,9 @@ def test_gradients_of_sgd_are_averaged_in_every_step_as_the_parent_does(books): 
     recorded = books("local_sgd", ["worker"] * 3, config=config)
     check_exact(recorded)
     assert {"gradients", "counts", "bucket_size", "all_gather"} == {edge.operation for edge in recorded.traffic.edges}
+    recorded = books("local_sgd", ["worker"] * 3, config=config | {"compression_config": {"kind": "int8"}})
+    check_exact(recorded)
+    assert {"gradients", "counts", "all_gather"} == {edge.operation for edge in recorded.traffic.edges}
 
 
 @pytest.mark.parametrize("began", [2, 3, 4])

@@ -24,6 +24,7 @@ from ttlaunch.recipe.collective_traffic import (
     validation_traffic,
 )
 from ttlaunch.recipe.compression import (
+    compressed_averaging_traffic,
     compressed_mean_traffic,
     compression_makes_sense,
     payload_bytes,
@@ -115,6 +116,7 @@ __all__ = [
     "all_reduce_mean_traffic",
     "averaging_traffic",
     "chain",
+    "compressed_averaging_traffic",
     "compressed_mean_traffic",
     "compression_makes_sense",
     "contiguous_blocks",

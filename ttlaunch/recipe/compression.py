@@ -49,6 +49,19 @@ def values_sent(k: float, values: int) -> int:
 
 def compressed_mean_traffic(among: Sequence[int], cfg: CompressionConfig, ranks: Ranks) -> list[Traffic]:
     """Of a step: each rank's payload and its counts to every other."""
+    return _to_all_others(among, cfg, ranks, name="gradients", every=1)
+
+
+def compressed_averaging_traffic(config: Any, among: Sequence[int], ranks: Ranks, *, every: int) -> list[Traffic]:
+    """The same for an average every so many steps, as `LocalReplica` makes it of what each rank has moved."""
+    cfg: CompressionConfig = config.compression_config
+    of_gradients = every == 1 and config.training_config.optimizer == "sgd"
+    return _to_all_others(among, cfg, ranks, name="gradients" if of_gradients else "differences", every=every)
+
+
+def _to_all_others(
+    among: Sequence[int], cfg: CompressionConfig, ranks: Ranks, *, name: str, every: int
+) -> list[Traffic]:
     found = []
     for source in among:
         facts = ranks.facts[source]
@@ -56,8 +69,8 @@ def compressed_mean_traffic(among: Sequence[int], cfg: CompressionConfig, ranks:
         size = payload_bytes(cfg, ranks.weight_bytes(source) // VALUE_BYTES, sides=sides, factored=factored)
         for dest in among:
             if dest != source:
-                found.append(Traffic("gradients", source, dest, per_step=size))
-                found.append(Traffic("counts", source, dest, per_step=2 * NUMBER_BYTES))
+                found.append(Traffic(name, source, dest, per_step=size, every=every))
+                found.append(Traffic("counts", source, dest, per_step=2 * NUMBER_BYTES, every=every))
     return found
 
 

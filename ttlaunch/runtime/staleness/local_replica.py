@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ttlaunch.recipe import TrainingFile
+from ttlaunch.recipe import CompressionConfig, TrainingFile
 from ttlaunch.runtime.books.ledger import operation
 from ttlaunch.runtime.collectives.collectives import all_gather, all_reduce
 from ttlaunch.runtime.collectives.reduction import contiguous_blocks
+from ttlaunch.runtime.compression.exchange import CompressedExchange
+from ttlaunch.runtime.compression.saved import OwedState
+from ttlaunch.runtime.compression.sums import CompressedSum
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data.batches import micro_batches
 from ttlaunch.runtime.gradients.exchange import GradientExchange
@@ -43,13 +46,20 @@ class LocalReplica:
     in the order of `data_parallel` and with its norm, and have its bits, which are those of one process. AdamW divides
     by a root of the gradient's square; there an average after every step is another algorithm.
 
+    With a codec, what a worker has moved since the last agreement goes through it, and what is lost of that is added to what
+    it moves next; all workers decode the same payloads, so the average is equal on all. Weights are never rounded.
+    Source: D. Basu, D. Data, C. Karakus, S. Diggavi, "Qsparse-local-SGD: Distributed SGD with Quantization,
+        Sparsification, and Local Computations", NeurIPS 2019.
+
     Attributes:
         model, optimizer: Of this worker.
         agreed_N: The weights that all workers last agreed on, shape `(N,)`.
         is_agreed: Whether these are the model's: no local step has been taken since.
     """
 
-    def __init__(self, cfg: TrainingFile, ctx: RankContext, *, among: Sequence[Rank], every: int) -> None:
+    def __init__(
+        self, cfg: TrainingFile, ctx: RankContext, *, among: Sequence[Rank], every: int, compression: CompressionConfig
+    ) -> None:
         """Build a model, equal on all workers, and an optimizer.
 
         Args:
@@ -57,6 +67,7 @@ class LocalReplica:
             ctx: This rank.
             among: The workers, in the order of their blocks of micro-batches.
             every: Steps from one average to the next.
+            compression: How what a worker has moved travels; one worker alone sends nothing, and loses nothing.
         """
         self._cfg, self._ctx, self._among = cfg, ctx, among
         self._place = among.index(ctx.rank)
@@ -70,15 +81,29 @@ class LocalReplica:
         self._shared: dict[str, Tensor] = {}
         self._last = 0.0, 0
         self._copied: Callable[[], object] = _nothing
-        self._exchange: GradientExchange | None = None
+        self._exchange: GradientExchange | CompressedExchange | None = None
+        self._sum: CompressedSum | None = None
+        self._owed = OwedState({})
+        is_lossy = compression.kind != "none" and len(among) > 1
         if every == 1 and cfg.training_config.optimizer == "sgd":
-            self._exchange = GradientExchange(
-                self.model.parameters(),
-                ctx=ctx,
-                among=among,
-                micro_batches=cfg.training_config.micro_batches,
-                bucket_megabytes=cfg.multihost_config.bucket_megabytes,
-            )
+            self._exchange = self._gradient_exchange(compression) if is_lossy else self._exact_exchange()
+        elif is_lossy:
+            self._sum = CompressedSum(self.model, cfg=compression, ctx=ctx, among=among)
+            self._owed = OwedState({f"{self._place}of{len(among)}": self._sum.codec})
+
+    def _exact_exchange(self) -> GradientExchange:
+        return GradientExchange(
+            self.model.parameters(),
+            ctx=self._ctx,
+            among=self._among,
+            micro_batches=self._cfg.training_config.micro_batches,
+            bucket_megabytes=self._cfg.multihost_config.bucket_megabytes,
+        )
+
+    def _gradient_exchange(self, compression: CompressionConfig) -> CompressedExchange:
+        exchange = CompressedExchange(self.model, cfg=compression, ctx=self._ctx, among=self._among)
+        self._owed = exchange.saved_with(self.optimizer).owed
+        return exchange
 
     def keep_shared(self, kind: str) -> Tensor:
         """Zeros, shape `(N,)`, for further state that is equal on all workers; checkpoints have it. Call before `restore`."""
@@ -109,8 +134,10 @@ class LocalReplica:
         Returns:
             Mean loss per token since the last average, and tokens, of all workers.
 
-        Cost: `2 * (W - 1)` messages each way, `2 * (W - 1) / W * S` bytes, and 16 bytes to every other worker.
-        Order: the tree over the workers' places, as `all_reduce`: the same bits on every run with this W.
+        Cost: `2 * (W - 1)` messages each way, `2 * (W - 1) / W * S` bytes, and 16 bytes to every other worker; with a codec
+            `W - 1` messages of a payload each way.
+        Order: the tree over the workers' places, as `all_reduce`: the same bits on every run with this W. With a codec, that
+            of the workers.
         """
         if self._exchange is not None:  # every worker has made the same step
             self._window.zero_()
@@ -121,11 +148,23 @@ class LocalReplica:
             all_gather(self._ctx, counts, among=self._among)
         tokens, loss = counts.view(-1, 2).sum(dim=0).tolist()
         share = self._window[0].item() / tokens if tokens else 1 / len(self._among)
-        self.model.weights_N.mul_(share)
-        with operation(self._ctx, "weights"):
-            all_reduce(self._ctx, self.model.weights_N, among=self._among)
+        if self._sum is not None:
+            self._add_up_differences(self._sum, share)
+        else:
+            self.model.weights_N.mul_(share)
+            with operation(self._ctx, "weights"):
+                all_reduce(self._ctx, self.model.weights_N, among=self._among)
         self._window.zero_()
         return mean_per_token(loss, int(tokens)), int(tokens)
+
+    def _add_up_differences(self, total: CompressedSum, share: float) -> None:
+        """Add to the agreed weights what all codecs let through of how far the workers have moved from them."""
+        moved_N = (self.model.weights_N - self.agreed_N).mul_(share)
+        self._owed.wait_before_encode()
+        for message in total.begin(moved_N, name="differences"):
+            message.wait()
+        total.finish(moved_N)
+        torch.add(self.agreed_N, moved_N, out=self.model.weights_N)
 
     @torch.no_grad()
     def agree(self) -> None:
@@ -159,7 +198,7 @@ class LocalReplica:
             model.zero_grad()
         return self._tree.mean(model.grads_N, micro_batches=len(self._block))
 
-    def _mean_gradient(self, exchange: GradientExchange, step: int) -> tuple[float, int]:
+    def _mean_gradient(self, exchange: GradientExchange | CompressedExchange, step: int) -> tuple[float, int]:
         """Likewise of the mean loss of all workers' blocks."""
         for index, x_BT, y_BT in micro_batches(self._cfg, self._ctx, step, among=self._among):
             expect, masks = partial(exchange.expect, index), self.model.masks(step, index)
@@ -188,12 +227,14 @@ class LocalReplica:
         yield from ((f"weights.{name}{own}", view) for name, view in self._views(self.model.weights_N))
         yield from ((f"{name}{own}", tensor) for name, tensor in self.optimizer.named_state())
         yield f"window{own}", self._window
+        yield from self._owed.named_state()
         for kind, flat_N in self._shared.items():
             yield from ((f"{kind}.{name}", view) for name, view in self._views(flat_N))
 
     def wait_before_update(self, ready: Callable[[], object]) -> None:
         self._copied = ready
         self.optimizer.wait_before_update(ready)
+        self._owed.wait_before_update(ready)
 
     def scaler_state(self) -> None:
         """None: recipes with local steps refuse fp16, since every worker would choose another scale."""
