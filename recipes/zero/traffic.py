@@ -21,7 +21,8 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
     """Of a step (W - 1)/W of S out of each worker for gradients, once for each sum of its block, and for parameters.
 
     At stage 3 parameters go out twice, but for the two layers that a forward pass leaves behind for the backward pass. Each
-    rank says how many values it owns, which is S / W up to a row, and how many of them leave again.
+    rank says how many values it owns, which is S / W up to a row, and how many of them leave again. A matrix that embedding and
+    head share has two gradients, and at stage 3 goes out for each of the two layers.
     """
     workers, zero_stage = ranks.of("worker"), config.zero_config.stage
     sums = sums_of_blocks(config.training_config.micro_batches, len(workers))
@@ -38,7 +39,9 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
             if zero_stage:
                 found += _shared(ranks, source, dest, layers=layers)
             if 0 < zero_stage < _SHARES_PARAMETERS:
-                found.append(Traffic("weights", source, dest, once=owned[source], per_step=owned[source]))
+                again = VALUE_BYTES * ranks.fact(source, "values_of_second_use")
+                size = owned[source] - again
+                found.append(Traffic("weights", source, dest, once=size, per_step=size))
             if zero_stage == _SHARES_PARAMETERS:
                 again = VALUE_BYTES * ranks.fact(source, "values_of_backward")
                 size = owned[source]

@@ -46,6 +46,7 @@ from ttlaunch.runtime import (
     losses_by_layer,
     micro_batches,
     norms_of_layers,
+    place_of_second_use,
     report_memory,
     train_in_one_process,
     validation_is_due,
@@ -63,7 +64,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     """Own a shard of each layer; compute with layers that are gathered from all owners."""
     workers, is_first = ctx.ranks("worker"), ctx.position("worker") == 0
     model = build_model(cfg, ctx)  # drawn from the seed; what others own is given up at once
-    layout = ShardLayout(dict(model.named_parameters()), ranks=len(workers))
+    layout = ShardLayout(dict(model.named_parameters()), ranks=len(workers), second_use=place_of_second_use(model))
     owned = OwnedParameters(model, layout, place=ctx.position("worker"), zero_stage=cfg.zero_config.stage)
     optimizer = build_optimizer(cfg, owned, total_steps=ctx.data(cfg).total_steps)
     ctx.restore(owned, optimizer)
@@ -73,6 +74,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     )
     norms = SharedNorms(owned, ctx=ctx, among=workers, ledger=ctx.ledger)
     ctx.ledger.note(owned_values=owned.count(layout.layers), values_of_backward=owned.count(layout.layers[:-2]))
+    ctx.ledger.note(values_of_second_use=owned.count_again())
     weights.publish(ctx.steps_done)
     _validate(cfg, ctx, model, weights, ctx.steps_done)
     for step in ctx.steps(cfg):

@@ -262,11 +262,6 @@ def test_early_stopping_where_nobody_waits_is_refused(refused):
     refused("run elastic_dp -c train.yaml", files={"train.yaml": text}, status=3)
 
 
-def test_tied_embeddings_with_two_servers_are_refused(refused):
-    text = "transformer_config:\n  tie_embeddings: true\nsync_ps_config:\n  num_servers: 2\n"
-    refused(SERVERS, files={"train.yaml": text}, status=3)
-
-
 def test_tensor_parallelism_that_no_recipe_does_is_refused(refused):
     refused("run data_parallel -c train.yaml", files={"train.yaml": "device_config:\n  enable_tp: true\n"}, status=3)
 
@@ -297,11 +292,6 @@ def test_a_key_that_the_recipe_does_not_read_is_refused(refused):
 
 
 DATA_PARALLEL = "plan data_parallel -c train.yaml"
-
-
-def test_tied_embeddings_where_layers_come_and_go_are_refused(refused):
-    text = "transformer_config:\n  tie_embeddings: true\n"
-    refused("run zero -c train.yaml", files={"train.yaml": text}, status=3)
 
 
 def test_a_zero_stage_that_nobody_knows_is_refused(refused):

@@ -29,8 +29,6 @@ SECTIONS = {
 """What a layout needs in the configuration."""
 
 OTHERS = [name for name in LAYOUTS if name != "single"]
-TIED = [name for name in LAYOUTS if name != "two servers"]
-"""Those that a model with tied embeddings may have: its matrix has one server."""
 
 
 class Trained:

@@ -59,8 +59,9 @@ def test_a_scaled_loss_equals_one_process(tmp_path):
     assert found.result("skipped steps")
 
 
-def test_tied_embeddings_are_updated_by_one_server(tmp_path):
-    name, cfg = ps(2, 1)
+@pytest.mark.parametrize("servers", [1, 3])
+def test_tied_embeddings_are_updated_by_one_server(tmp_path, servers):
+    name, cfg = ps(2, servers)
     cfg["transformer_config"] = cfg["transformer_config"] | {"tie_embeddings": True}
     found = train(name, tmp_path / "run", cfg, data=None)
     assert train("single", tmp_path / "single", cfg, data=None).sha256 == found.sha256

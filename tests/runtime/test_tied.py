@@ -6,7 +6,7 @@ import torch
 from ttlaunch.runtime import build_model, build_optimizer, global_norm, summed_loss
 from ttlaunch.runtime.model.tied import EMBEDDING, HEAD
 
-from .layouts import TIED as LAYOUTS_OF_TIED
+from .layouts import LAYOUTS
 from .layouts import train as train_layout
 from .pipelines import SMALL, check_equal, start_from
 
@@ -44,7 +44,7 @@ def test_blocks_move_around_a_shared_matrix(train, precision):
 
 
 @pytest.mark.parametrize("clips", [True, False])
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS_OF_TIED if name not in {"single", "pipeline"}])
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in {"single", "pipeline"}])
 def test_tiers_and_data_parallelism_equal_one_process(tmp_path, fox, layout, clips):
     """Without clipping, buckets are updated before the last gradient has arrived."""
     config = {name: dict(values) for name, values in SMALL.items()}

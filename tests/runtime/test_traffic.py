@@ -182,6 +182,7 @@ def test_a_resumed_run_moves_what_it_says(books, recipe, roles, multihost, stops
 def test_every_zero_stage_moves_what_it_says(books, zero_stage, workers, micro_batches):
     """D1-D3, C18: gradients (n - 1)/n of S for each sum of a block, and so for each time that parameters are gathered."""
     config = small(micro_batches, 3, zero_config={"stage": zero_stage})
+    config["transformer_config"] |= {"tie_embeddings": workers == 3}
     recorded = books("zero", ["worker"] * workers, config=config)
     check_exact(recorded) if workers > 1 else check_nothing(recorded)
 
@@ -301,6 +302,7 @@ def stages(blocks, **pipeline):
 def test_synchronous_servers_move_what_they_say(books, workers, servers, micro_batches, keys):
     """D9: a worker sends S for each of its sums and gets S back, whatever the number of servers."""
     config = small(micro_batches, 3, sync_ps_config=keys | {"num_servers": servers})
+    config["transformer_config"] |= {"tie_embeddings": bool(keys)}
     config["training_config"] |= {"precision": "fp16", "early_stop_patience": 9}
     check_exact(books("sync_ps", ["worker"] * workers + ["server"] * servers, config=config))
 

@@ -28,12 +28,12 @@ from .layouts import train, train_recipe
 STAGES = [0, 1, 2, 3]
 
 
-def config(zero_stage=3, **training):
+def config(zero_stage=3, *, tied=False, **training):
     small = {"steps": 3, "batch_size": 7, "micro_batch_size": 1, "validation_sequences": 3, "validation_interval": 2}
     sizes = {"num_blocks": 3, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 16, "dropout_prob": 0.1}
     return {
         "training_config": small | {"clip_grad_norm_max_norm": 0.1} | training,
-        "transformer_config": sizes,
+        "transformer_config": sizes | {"tie_embeddings": tied},
         "zero_config": {"stage": zero_stage},
     }
 
@@ -66,11 +66,23 @@ def test_every_stage_trains_to_the_bits_of_one_process(tmp_path, reference, zero
             assert expected.by_step(kind, key) == found.by_step(kind, key)
 
 
+@pytest.mark.parametrize("zero_stage", STAGES)
+@pytest.mark.parametrize(("workers", "training"), [(2, {}), (3, {"model_type": "mlp"})], ids=str)
+def test_a_matrix_that_two_layers_share_has_one_owner(tmp_path, reference, zero_stage, workers, training):
+    """C8, D2: the gradients of both uses meet where its rows are owned, at every stage; norms count it once."""
+    expected = reference(tied=True, **training)
+    values = config(zero_stage, tied=True, **training)
+    found = train_recipe("zero", ["worker"] * workers, tmp_path / "run", values, data=None)
+    assert expected.sha256 == found.sha256
+    for key in ("loss", "grad_norm"):
+        assert expected.by_step(contract.KIND_STEP, key) == found.by_step(contract.KIND_STEP, key)
+
+
 @pytest.mark.parametrize(
     "training",
     [
         {"precision": "bf16"},
-        {"precision": "fp16"},
+        {"precision": "fp16", "tied": True},
         {"optimizer": "sgd", "learning_rate": 0.05},
         {"model_type": "mlp"},
         {"activation_checkpointing": True},

@@ -1,4 +1,7 @@
-"""Checkpoints of ZeRO have rows: any layout goes on from them, and ZeRO from those of any layout, to the same bits (C16, D23)."""
+"""Checkpoints of ZeRO have rows: any layout goes on from them, and ZeRO from those of any layout, to the same bits (C16, D23).
+
+Embedding and head share a matrix here, which has one owner and one name.
+"""
 
 import pytest
 
@@ -13,10 +16,12 @@ from .test_resume_layouts import HALF, PLAN, STEPS, config, start_of
 
 def run(layout, folder, **world):
     """A layout of another recipe by its name, or workers and stage of ZeRO."""
+    values = config()
+    values["transformer_config"] |= {"tie_embeddings": True}
     if isinstance(layout, str):
-        return train(layout, folder, config(), data=None, saves=True, **world)
+        return train(layout, folder, values, data=None, saves=True, **world)
     workers, zero_stage = layout
-    values = config() | {"zero_config": {"stage": zero_stage}}
+    values |= {"zero_config": {"stage": zero_stage}}
     return train_recipe("zero", ["worker"] * workers, folder, values, data=None, saves=True, **world)
 
 

@@ -10,7 +10,6 @@ from ttlaunch.recipe.checks import (
     every_replica_has_a_micro_batch,
     every_stage_has_a_block,
     every_worker_has_a_micro_batch,
-    no_layer_needs_the_matrix_of_another,
     num_workers_counts_the_stages,
     the_schedule_fits_the_chunks,
 )
@@ -131,7 +130,6 @@ __all__ = [
     "in_columns",
     "in_rows",
     "local_steps_have_no_loss_scale",
-    "no_layer_needs_the_matrix_of_another",
     "num_workers_counts_the_stages",
     "payload_bytes",
     "per",

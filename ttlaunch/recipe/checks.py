@@ -144,19 +144,6 @@ def every_worker_has_a_micro_batch(config: TrainingFile, layout: Layout) -> Iter
     )
 
 
-def no_layer_needs_the_matrix_of_another(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
-    """Where layers come and go one by one, first and last cannot share a matrix."""
-    key = "transformer_config.tie_embeddings"
-    if config.transformer_config.tie_embeddings and sum(layout.counts(config).values()) > 1:
-        yield Problem(
-            "C060",
-            "`tie_embeddings` is true, but this recipe gathers and frees each layer by itself",
-            key,
-            "the first and the last layer would share a matrix",
-            hints=(f"`--set {key}=false`",),
-        )
-
-
 def every_stage_has_a_block(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
     """The blocks of the stages add up to the model's, and no stage is empty."""
     pipeline = config.multihost_config.pipeline_parallel_config

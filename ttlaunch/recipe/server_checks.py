@@ -11,7 +11,6 @@ from ttlaunch.recipe.declare import Check, Layout, Problem
 def servers_can_share_the_model(config: Any, layout: Layout) -> Iterator[Problem]:
     """The rules of `sync_ps_config`, but for its slow workers."""
     yield from _every_server_has_a_layer(config, layout)
-    yield from _tied_embeddings_have_one_server(config, layout)
     yield from _an_average_counts_some_weights(config, layout)
 
 
@@ -26,20 +25,6 @@ def _every_server_has_a_layer(config: Any, _layout: Layout) -> Iterator[Problem]
             "more than there are layers",
             others=(("transformer_config.num_blocks", f"embedding + {blocks} + head = {blocks + 2} layers"),),
             hints=(f"`--set sync_ps_config.num_servers={blocks + 2}`",),
-        )
-
-
-def _tied_embeddings_have_one_server(config: Any, _layout: Layout) -> Iterator[Problem]:
-    """The matrix that the first and the last layer share has one owner."""
-    servers = config.sync_ps_config.num_servers
-    if config.transformer_config.tie_embeddings and servers > 1:
-        yield Problem(
-            "C071",
-            f"`tie_embeddings` makes one matrix of the first and the last layer, which are with two of {servers} servers",
-            "transformer_config.tie_embeddings",
-            "needs both layers on one server",
-            others=(("sync_ps_config.num_servers", f"{servers} servers"),),
-            hints=("`--set sync_ps_config.num_servers=1`", "`--set transformer_config.tie_embeddings=false`"),
         )
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.gradients.replicas import replicate
     from ttlaunch.runtime.gradients.sums import all_reduce_mean, reduce_scatter_mean
     from ttlaunch.runtime.model.model import Model, build_model
+    from ttlaunch.runtime.model.tied import place_of_second_use
     from ttlaunch.runtime.pipeline.grid import PipelineGrid, place_in_pipeline
     from ttlaunch.runtime.pipeline.part import PipelinePart
     from ttlaunch.runtime.pipeline.schedules import Action, order_of_passes
@@ -154,6 +155,7 @@ __all__ = [
     "own_group",
     "place_in_grid",
     "place_in_pipeline",
+    "place_of_second_use",
     "process_group",
     "ranks_of_share",
     "receive_validation",
@@ -204,6 +206,7 @@ _MODULES = {
     "gradients.sums": ("all_reduce_mean", "reduce_scatter_mean"),
     "training.losses": ("count_tokens", "mean_per_token", "summed_loss"),
     "model.model": ("Model", "build_model"),
+    "model.tied": ("place_of_second_use",),
     "training.one_process": ("train_in_one_process",),
     "training.optimizers": ("Optimizer", "build_optimizer", "global_norm", "learning_rate", "norms_of_layers"),
     "training.passes": ("differentiate", "in_step"),

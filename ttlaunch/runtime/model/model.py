@@ -43,7 +43,10 @@ class Model(nn.Module):
         ledger: The books of the rank that has it; None: nobody keeps any.
         loss_scaler: By what losses are multiplied before a backward pass, in this step.
         splits: Which values it has of each parameter that ranks split, by name; the others it has whole.
+        head_has_copy: Whether the head has a copy of a shared matrix although the embedding is here, too.
     """
+
+    head_has_copy = False
 
     def __init__(
         self,
@@ -237,7 +240,7 @@ class Model(nn.Module):
             x = self._run_block(block, x, masks)
         if self.head is None or (blocks is not None and blocks.stop < self.num_blocks):
             return x
-        tied_VD = self._both_uses[0] if self._both_uses is not None else None
+        tied_VD = self._both_uses[0] if self._both_uses is not None and not self.head_has_copy else None
         logits_BTV: Tensor = self.head(x, tied_VD=tied_VD)
         return logits_BTV
 

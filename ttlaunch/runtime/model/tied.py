@@ -8,18 +8,21 @@ differently: the sum of sums is another one.)
 
 Where one rank has both uses, `head.output.weight` is only the place where the gradient of the second use is gathered: its
 values are zero and unused, and nobody who asks for named parameters sees it. It costs a gradient of V * D values in memory
-and in what is reduced, and as many unused values among the weights. Where embedding and head are on different ranks,
-`head.output.weight` is a copy, under the name of the embedding.
+and in what is reduced, and as many unused values among the weights. Where embedding and head are on different ranks, or come
+and go one after the other, `head.output.weight` is a copy, under the name of the embedding.
 
 Shapes: V = vocabulary, D = embedding_dim.
 Source: O. Press, L. Wolf, "Using the Output Embedding to Improve Language Models", EACL 2017, for the idea.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from ttlaunch.runtime.model.model import Model
 
 EMBEDDING = "embedding.token.weight"
 """The matrix."""
@@ -32,6 +35,11 @@ def second_use(matrix_VD: Tensor, gradient_of_VD: Tensor) -> Tensor:
     """The values of one parameter, whose gradient goes to another of the same shape."""
     apply: Callable[[Tensor, Tensor], Tensor] = _SecondUse.apply
     return apply(matrix_VD, gradient_of_VD)
+
+
+def place_of_second_use(model: "Model") -> Tensor | None:
+    """Where a whole model gathers the gradient of its shared matrix's second use, behind all others; None if it shares none."""
+    return list(model.parameters())[-1] if model.is_tied else None
 
 
 class _SecondUse(torch.autograd.Function):

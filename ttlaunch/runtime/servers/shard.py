@@ -6,6 +6,7 @@ Shapes: N = values of the whole model's flat vector, S = values of a shard.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 
+import torch
 from torch import Tensor, nn
 
 from ttlaunch.recipe import TrainingFile
@@ -14,6 +15,7 @@ from ttlaunch.runtime.collectives.collectives import chain_all_gather
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.flat import FlatParameters
 from ttlaunch.runtime.model.model import Model, build_model
+from ttlaunch.runtime.model.tied import EMBEDDING, place_of_second_use
 from ttlaunch.runtime.tensor.split import Split
 from ttlaunch.runtime.training.loss_scaling import LossScaler
 from ttlaunch.runtime.training.optimizers import Optimizer, global_norm, layer_of
@@ -23,9 +25,11 @@ from ttlaunch.runtime.world import Rank
 class ParameterShard:
     """Parameters without the model around them, under their names in it; all that an optimizer and a checkpoint need.
 
+    Where embedding and head share a matrix, the shard that has the embedding owns it, and gets the gradients of both uses.
+
     Attributes:
         weights_N: Its part of the model's flat vector, a copy.
-        grads_N: Likewise of the gradients.
+        grads_N: Likewise of the gradients; behind them that of a matrix's second use.
         ledger: The books of the rank that has it.
         loss_scaler: That of the model.
         copies: No parameter is somebody else's.
@@ -42,8 +46,10 @@ class ParameterShard:
         """
         named = list(model.named_parameters())[places.start : places.stop]
         self._named = {name: nn.Parameter(parameter.detach().clone()) for name, parameter in named}
-        flat = FlatParameters(self._named.values())
-        self.weights_N, self.grads_N = flat.weights_N, flat.grads_N
+        second = None if places.start else place_of_second_use(model)
+        self._second_use = [] if second is None else [nn.Parameter(second.detach().clone())]
+        flat = FlatParameters([*self._named.values(), *self._second_use])
+        self.weights_N, self.grads_N = flat.weights_N[: flat.starts[len(named)]], flat.grads_N
         self.ledger: Ledger | None = model.ledger
         self.loss_scaler: LossScaler = model.loss_scaler
         self.splits: Mapping[str, Split] = {}
@@ -61,8 +67,14 @@ class ParameterShard:
         """All gradients, `grads_N`."""
         return self.grads_N
 
+    @torch.no_grad()
     def add_second_use(self) -> None:
-        """No parameter is used twice: with tied embeddings there is one server."""
+        """Add the mean gradients of both uses of a shared matrix, if it is here."""
+        for second in self._second_use:
+            first = self._named[EMBEDDING]
+            if first.grad is not None and second.grad is not None:
+                first.grad.add_(second.grad)
+                second.grad.zero_()
 
 
 def build_shard(cfg: TrainingFile, ctx: RankContext, *, among: Sequence[Rank]) -> "Model | ParameterShard":
@@ -115,14 +127,27 @@ def cut_layers(model: Model, *, parts: int) -> list[range]:
 
 
 def cut_values(model: Model, *, parts: int) -> list[range]:
-    """Where those parts are in the model's flat vectors; together all of it."""
+    """Where those parts are in the model's flat vectors; together all of it, but for the place of a second use."""
     if parts == 1:
         return [range(model.weights_N.numel())]
     parameters = [parameter for _, parameter in model.named_parameters()]
     starts = [parameters[part.start].storage_offset() for part in cut_layers(model, parts=parts)]
-    return [range(*pair) for pair in zip(starts, [*starts[1:], model.weights_N.numel()], strict=True)]
+    ends = [*starts[1:], second_use_values(model).start]
+    return [range(*pair) for pair in zip(starts, ends, strict=True)]
+
+
+def second_use_values(model: Model) -> range:
+    """Where a whole model's flat gradient has that of a shared matrix's second use; empty if none is shared."""
+    second, size = place_of_second_use(model), model.weights_N.numel()
+    return range(size if second is None else int(second.storage_offset()), size)
 
 
 def own_values(weights_N: Tensor, part: range) -> Tensor:
     """The part of a flat vector, a view."""
     return weights_N[part.start : part.stop]
+
+
+def own_gradients(gradient_N: Tensor, parts: Sequence[range]) -> Tensor:
+    """The parts of a flat gradient that one server gets; a view if they are one."""
+    values = [own_values(gradient_N, part) for part in parts if part]
+    return values[0] if len(values) == 1 else torch.cat(values)

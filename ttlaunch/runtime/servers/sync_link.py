@@ -21,7 +21,7 @@ from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.servers import messages
 from ttlaunch.runtime.servers.messages import Verdict, pack_counts, pack_verdict, read_verdict
 from ttlaunch.runtime.servers.owners import note_what_is_not_kept, owners_of_checkpoints
-from ttlaunch.runtime.servers.shard import cut_values, own_values
+from ttlaunch.runtime.servers.shard import cut_values, own_gradients, own_values, second_use_values
 from ttlaunch.runtime.sockets.protocol import Pending
 
 
@@ -71,7 +71,10 @@ class SyncLink:
         self._ctx, self._model = ctx, model
         self._workers, self._servers = ctx.ranks("worker"), ctx.ranks("server")
         self._parts = cut_values(model, parts=len(self._servers))
-        sizes = [len(part) for part in self._parts]
+        self._gradients = [[part] for part in self._parts]
+        if len(self._servers) > 1:
+            self._gradients[0].append(second_use_values(model))  # of the matrix that the first server has
+        sizes = [sum(map(len, parts)) for parts in self._gradients]
         nodes = list(aligned_subtrees(block))
         self._codecs = [[build_codec(compression, size, device=ctx.device) for size in sizes] for _ in nodes]
         self._straggler, self._compression = straggler, compression
@@ -110,11 +113,11 @@ class SyncLink:
             for node in sums.subtrees():
                 node.gradient_N.mul_(1 / self._model.loss_scaler.scale)
         self._ctx.ledger.note(pushes=1)
-        for server, part in enumerate(self._parts):
+        for server, parts in enumerate(self._gradients):
             with operation(self._ctx, "counts"):
                 self._sending.append(self._ctx.isend(counts, dest=self._servers[server], tag=messages.COUNTS))
             for node, codecs in zip(sums.subtrees(), self._codecs, strict=True):
-                payload = codecs[server].encode(own_values(node.gradient_N, part))
+                payload = codecs[server].encode(own_gradients(node.gradient_N, parts))
                 self._kept.append(payload)
                 with operation(self._ctx, "gradients"):
                     self._sending.append(self._ctx.isend(payload, dest=self._servers[server], tag=messages.GRADIENTS))

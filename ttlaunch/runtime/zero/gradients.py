@@ -145,6 +145,7 @@ class ScatteredGradients:
         for message in self._gathering:
             message.wait()
         self._gathering.clear()
+        self._owned.add_second_use()
         return mean_per_token(self._loss, self._tokens), self._tokens
 
     @property

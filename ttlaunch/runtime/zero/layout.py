@@ -5,6 +5,10 @@ tree that squared norms are added along, which is also that of memory. Such bord
 divide a parameter. Where that does not divide evenly, the next layer makes up for it: over the whole model shares differ
 by less than one such piece.
 
+Where embedding and head share a matrix, the head has a place for the gradient of the second use, as in `model/tied.py`: its
+rows are cut as those of the matrix, so that whoever owns a row of the matrix gets both gradients of it, and nothing else of
+the place is owned. The rest of the head is then the first rank's.
+
 Shapes: N = values of the flat vector of the whole model.
 """
 
@@ -16,6 +20,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from ttlaunch.runtime.model.tied import EMBEDDING, HEAD
 from ttlaunch.runtime.training.norms import LEAF_VALUES, Part
 
 
@@ -27,7 +32,8 @@ class Layer:
         index: In the order of a forward pass.
         parameters: Places of its parameters among the model's.
         values: Where they are in the flat vector.
-        shards: What each rank owns of these values, in their order; may be empty.
+        shards: What each rank owns of these values, in their order; may be empty. Of the place of a matrix's second use it
+            owns the gradient alone.
     """
 
     index: int
@@ -68,22 +74,31 @@ class ShardLayout:
         layers: In the order of a forward pass.
         shapes: Of the parameters by name, in the model's order.
         starts: Where each of them begins in the flat vector.
+        second_use: The values that stand for the second use of the embedding's matrix; at the end, empty if none is shared.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], *, ranks: int) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], *, ranks: int, second_use: Tensor | None = None) -> None:
         """Deal the values.
 
         Args:
             parameters: Of the whole model by name, in its order, as views of its flat vector.
             ranks: That share them.
+            second_use: The place behind them all where the gradient of a shared matrix's second use is gathered, if one is.
         """
+        if second_use is not None:
+            parameters = {**parameters, HEAD: second_use}
         self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         self.starts = [int(parameter.storage_offset()) for parameter in parameters.values()]
         self._names = list(parameters)
+        end = self._end(len(self._names) - 1)
+        self.second_use = range(end if second_use is None else self.starts[-1], end)
         self.layers: list[Layer] = []
         owned, total = [0] * ranks, 0
         for index, places in enumerate(_layers(self._names)):
             values = range(self.starts[places.start], self._end(places.stop - 1))
+            if self.second_use and places.stop == len(self._names):
+                self.layers.append(Layer(index, places, values, self._shards_of_second_use(values)))
+                break
             total += len(values)
             borders = self._borders(places, values)
             ends = [values.start]
@@ -112,6 +127,18 @@ class ShardLayout:
         named = list(model.named_parameters())
         return named[layer.parameters.start : layer.parameters.stop]
 
+    def kept(self, layer: Layer, rank: int) -> range:
+        """What a rank owns of a layer's parameters: its shard without the place of a second use."""
+        shard = layer.shards[rank]
+        return range(shard.start, max(shard.start, min(shard.stop, self.second_use.start)))
+
+    def use_again(self, layer: Layer, values: range) -> tuple[range, range]:
+        """Those of a layer's values that stand for the second use of a matrix, and the values of the matrix themselves."""
+        start = max(values.start, self.second_use.start)
+        again = range(start, max(start, values.stop)) if layer is self.layers[-1] else range(0)
+        shift = self.starts[0] - self.second_use.start
+        return again, range(again.start + shift, again.stop + shift)
+
     def name(self, parameter: int) -> str:
         """Of the parameter at a place."""
         return self._names[parameter]
@@ -119,6 +146,14 @@ class ShardLayout:
     def _end(self, at: int) -> int:
         count = math.prod(self.shapes[self._names[at]])
         return self.starts[at] + -(-count // LEAF_VALUES) * LEAF_VALUES
+
+    def _shards_of_second_use(self, values: range) -> tuple[range, ...]:
+        """The last layer's: of the second use whoever owns the rows in the first layer, of the rest the first rank."""
+        matrix = range(self.starts[0], self.starts[0] + math.prod(self.shapes[EMBEDDING]))
+        stops = [shard.stop for shard in self.layers[0].shards[:-1]]
+        ends = [len(self.second_use) if stop >= matrix.stop else stop - matrix.start for stop in stops]
+        borders = [values.start, *(self.second_use.start + end for end in ends), values.stop]
+        return tuple(range(start, stop) for start, stop in itertools.pairwise(borders))
 
     def _borders(self, places: range, values: range) -> list[int]:
         """Where shards may begin and end, ascending."""

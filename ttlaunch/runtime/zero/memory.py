@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.model.tied import HEAD
 from ttlaunch.runtime.training.optimizers import Optimizer
 from ttlaunch.runtime.zero.owned import OwnedParameters
 
@@ -33,7 +34,7 @@ def report_memory(
         optimizer: Over these.
         buffer_bytes: Of the memory that layers in computation take in turns.
     """
-    count = sum(math.prod(shape) for shape in owned.layout.shapes.values())
+    count = sum(math.prod(shape) for name, shape in owned.layout.shapes.items() if name != HEAD or not model.is_tied)
     kept = [owned.weights_N, owned.grads_N, *(tensor for _, tensor in optimizer.named_state())]
     kept += [] if owned.shares_parameters else list(model.parameters())
     ctx.result(f"bytes a parameter, rank {ctx.rank}", round(storage_bytes(kept) / count, 4))

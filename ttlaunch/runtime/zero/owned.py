@@ -26,8 +26,9 @@ class OwnedParameters:
         shares_state, shares_gradients, shares_parameters: What ranks have shards of: from stage 1, 2 and 3 on.
         place: Of this rank among those that share the model.
         splits: Which rows of its parameters a rank has, by name; whole ones are not here.
-        weights_N, grads_N: The flat vectors that this rank has: whole, or `n` values of its own. The model's parameters lie
-            in `weights_N` up to stage 2; at stage 3 they have no memory until they are given some.
+        weights_N, grads_N: The flat vectors that this rank has: whole, or `n` values of its own, of the gradients also those
+            of a matrix's second use. The model's parameters lie in `weights_N` up to stage 2; at stage 3 they have no memory
+            until they are given some.
         copies: Numbers of the optimizer's, one for each parameter, that the rank with its first row writes.
     """
 
@@ -40,7 +41,7 @@ class OwnedParameters:
         self._starts = _starts([layer.shards[place] for layer in layout.layers])
         self.weights_N, self.grads_N = model.weights_N, model.grads_N
         if self.shares_parameters:
-            self.weights_N = torch.cat([self.weights_N[_slice(layer.shards[place])] for layer in layout.layers])
+            self.weights_N = torch.cat([self.weights_N[_slice(layout.kept(layer, place))] for layer in layout.layers])
         if self.shares_gradients:
             self.grads_N = self.weights_N.new_zeros(self._starts[-1])
             model.give_up_flat(weights=self.shares_parameters)
@@ -48,7 +49,7 @@ class OwnedParameters:
         self._parameters = [
             (fragment, self._parameter(layer, fragment))
             for layer, values in zip(layout.layers, owned, strict=True)
-            for fragment in layout.fragments(values)
+            for fragment in _updated(layout, values)
         ]
         cut = [fragment for fragment, _ in self._parameters if not fragment.is_whole]
         self.splits = {one.name: Split(tuple(one.shape), 0, (one.rows,)) for one in cut}
@@ -56,15 +57,25 @@ class OwnedParameters:
 
     def weights(self, layer: Layer) -> Tensor:
         """This rank's shard of a layer's parameters."""
-        return self._of(self.weights_N, layer, is_whole=not self.shares_parameters)
+        return self._of(self.weights_N, layer, self.layout.kept(layer, self.place), is_whole=not self.shares_parameters)
+
+    def weights_again(self, layer: Layer) -> Tensor:
+        """What this rank owns of a matrix that a layer uses a second time; empty for all but the head."""
+        _, matrix = self.layout.use_again(layer, layer.shards[self.place])
+        return self._of(self.weights_N, self.layout.layers[0], matrix, is_whole=not self.shares_parameters)
 
     def gradients(self, layer: Layer) -> Tensor:
-        """This rank's shard of the gradients of a layer."""
-        return self._of(self.grads_N, layer, is_whole=not self.shares_gradients)
+        """This rank's shard of the gradients of a layer, of a second use too."""
+        return self._of(self.grads_N, layer, layer.shards[self.place], is_whole=not self.shares_gradients)
 
     def count(self, layers: Sequence[Layer]) -> int:
-        """Values of this rank's shards of some layers."""
+        """Values of this rank's shards of some layers, with those of a second use."""
         return sum(len(layer.shards[self.place]) for layer in layers)
+
+    def count_again(self) -> int:
+        """How many of those are of a second use."""
+        again, _ = self.layout.use_again(self.layout.layers[-1], self.layout.layers[-1].shards[self.place])
+        return len(again)
 
     def squared_norms(self) -> "list[SquaredNorms]":
         """The sums that give the norm of the gradient: of each layer's shard, or of all that there is at stage 0."""
@@ -93,8 +104,15 @@ class OwnedParameters:
         """All gradients that this rank keeps."""
         return self.grads_N
 
+    @torch.no_grad()
     def add_second_use(self) -> None:
-        """No matrix has a second use: the recipe refuses tied embeddings."""
+        """Add the mean gradients of both uses of a shared matrix, as far as this rank owns it."""
+        first, last = self.layout.layers[0], self.layout.layers[-1]
+        values = last.shards[self.place] if self.shares_state else last.values
+        again, matrix = self.layout.use_again(last, values)
+        second = self._of(self.grads_N, last, again, is_whole=not self.shares_gradients)
+        self._of(self.grads_N, first, matrix, is_whole=not self.shares_gradients).add_(second)
+        second.zero_()
 
     def _parameter(self, layer: Layer, fragment: Fragment) -> nn.Parameter:
         shape = (len(fragment.rows), *fragment.shape[1:])
@@ -105,10 +123,10 @@ class OwnedParameters:
         parameter.grad = self.grads_N[grads_at : grads_at + len(values)].view(shape)
         return parameter
 
-    def _of(self, vector_N: Tensor, layer: Layer, *, is_whole: bool) -> Tensor:
-        shard = layer.shards[self.place]
+    def _of(self, vector_N: Tensor, layer: Layer, values: range, *, is_whole: bool) -> Tensor:
+        """Values of a layer that this rank has, where they are in a vector."""
         shift = 0 if is_whole else self._shift(layer)
-        return vector_N[shard.start + shift : shard.stop + shift]
+        return vector_N[values.start + shift : values.stop + shift]
 
     def _shift(self, layer: Layer) -> int:
         """From places in the flat vector of the model to those in this rank's own."""
@@ -126,6 +144,11 @@ def _slice(values: range) -> slice:
     return slice(values.start, values.stop)
 
 
+def _updated(layout: ShardLayout, values: range) -> list[Fragment]:
+    """The parameters that are updated there, or rows of them; nothing for a second use."""
+    return [fragment for fragment in layout.fragments(values) if fragment.part.values.start not in layout.second_use]
+
+
 def _parts(layout: ShardLayout, values: range, *, shift: int) -> list[Part]:
-    parts = [fragment.part for fragment in layout.fragments(values)]
+    parts = [fragment.part for fragment in _updated(layout, values)]
     return [Part(one.parameter, one.first, range(one.values.start + shift, one.values.stop + shift)) for one in parts]

@@ -35,7 +35,7 @@ class GatheredWeights:
 
     Up to stage 2 every rank has the whole model: owners send their shards right after the update, and a layer's first use
     waits for it. At stage 3 there is memory for two layers, which all others take in turns: one computes while the next one
-    comes.
+    comes. A matrix that embedding and head share is gathered for each of the two, as if there were two.
 
     Cost: a gather of a layer is a message of each owner's shard to each other rank: `n - 1` messages and (n - 1)/n of its
         bytes each way, as a ring. Stages 1 and 2 gather every layer once a step. Stage 3 does for a forward and for a
@@ -66,6 +66,7 @@ class GatheredWeights:
         self._coming: dict[int, list[Pending]] = {}
         self._published: list[Pending] = []
         self._slots = self._share_memory(model) if owned.shares_parameters else []
+        model.head_has_copy = owned.shares_parameters
         model.register_forward_pre_hook(self._check, with_kwargs=True)
 
     def publish(self, version: int) -> None:
@@ -154,21 +155,29 @@ class GatheredWeights:
 
     def _gather(self, layer: Layer) -> None:
         """Begin to gather a layer where its parameters lie."""
+        layout, place = self._owned.layout, self._owned.place
+        mine = [(layout.kept(layer, place), self._owned.weights(layer))]
         if self._slots:
             whole = self._slots[layer.index % _SLOTS]
             for other in range(layer.index % _SLOTS, len(self.layers), _SLOTS):
                 self._has.pop(other, None)
-            whole[layer.within(layer.shards[self._owned.place])] = self._owned.weights(layer)
+            again, _ = layout.use_again(layer, layer.shards[place])
+            mine.append((again, self._owned.weights_again(layer)))
+            for values, part in mine:
+                whole[layer.within(values)] = part
         else:
             whole = self._owned.weights_N[layer.values.start : layer.values.stop]
-        mine, messages = self._owned.weights(layer), []
+        messages = []
         with operation(self._ctx, "weights", bucket=layer.index):
             for other in self._others:
-                part = whole[layer.within(layer.shards[other])]
-                if part.numel():
-                    messages.append(self._ctx.irecv(part, source=self._among[other], tag=_WEIGHTS))
-            if mine.numel():
-                messages += [self._ctx.isend(mine, dest=self._among[other], tag=_WEIGHTS) for other in self._others]
+                parts = [layout.kept(layer, other)]
+                parts += [layout.use_again(layer, layer.shards[other])[0]] if self._slots else []
+                for values in filter(None, parts):
+                    box = whole[layer.within(values)]
+                    messages.append(self._ctx.irecv(box, source=self._among[other], tag=_WEIGHTS))
+            for _, part in mine:
+                others = [self._among[other] for other in self._others] if part.numel() else []
+                messages += [self._ctx.isend(part, dest=other, tag=_WEIGHTS) for other in others]
         self._coming[layer.index] = messages
 
     @torch.no_grad()
