@@ -9,6 +9,7 @@ from tests.runtime.layouts import RECIPES, train_recipe
 from tests.runtime.test_compressed_exchange import names_in
 from tests.runtime.test_resume_layouts import HALF, PLAN, STEPS, config, start_of
 from ttlaunch import contract
+from ttlaunch.launch.report import combine_digests
 from ttlaunch.launch.saved.checkpoints import complete_checkpoints
 from ttlaunch.launch.saved.resume import verify
 from ttlaunch.recipe.importing import import_recipe_module
@@ -22,7 +23,7 @@ from ttlaunch.runtime import (
     global_norm,
     micro_batches,
 )
-from ttlaunch.runtime.digests import combined, digests
+from ttlaunch.runtime.digests import digests
 
 INT8 = {"compression_config": {"kind": "int8", "block_size": 64}}
 
@@ -102,7 +103,7 @@ def oracle(cfg, ctx, workers, *, takes_back):
         if scaler.skipped > skipped and takes_back:
             for codec, state in zip(codecs, before, strict=True):
                 codec.load_state(state)
-    return combined(digests(model.named_parameters())), scaler.skipped
+    return combine_digests([digests(model.named_parameters())])[0], scaler.skipped
 
 
 @pytest.mark.parametrize("recipe", ["sync_ps", "data_parallel"])
