@@ -9,8 +9,11 @@ from tests.cluster.command import CommandLine
 from tests.cluster.hosts import Cluster
 from tests.cluster.needs import what_hosts_lack
 from tests.cluster.prepared import prepared_cluster, wheels_for_ranks  # noqa: F401 - fixtures
+from tests.cluster.sshd import LOG
 
 HERE = Path(__file__).parent
+_LAST_WORDS = 2000
+CLUSTERS = pytest.StashKey[list]()
 
 
 @pytest.fixture(scope="session")
@@ -27,10 +30,32 @@ def cluster4(_hosts_can_start):
 
 
 @pytest.fixture
-def make_cluster(_hosts_can_start):
+def make_cluster(_hosts_can_start, request):
     """`make_cluster(hosts=2, …)`: a cluster of this test's own; takes the arguments of `Cluster`."""
     with ExitStack() as clusters:
-        yield lambda **wishes: clusters.enter_context(Cluster(**wishes))
+        made = request.node.stash[CLUSTERS] = []
+
+        def make(**wishes):
+            made.append(clusters.enter_context(Cluster(**wishes)))
+            return made[-1]
+
+        yield make
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """Show what the sshd of each host wrote, where a test with hosts of its own has failed."""
+    report = yield
+    for cluster in item.stash.get(CLUSTERS, []) if report.failed else ():
+        report.sections += [(f"sshd of {host}", _sshd_log(cluster, host)) for host in cluster.hosts]
+    return report
+
+
+def _sshd_log(cluster, host):
+    try:
+        return cluster.path(host, LOG).read_text(encoding="utf-8")[-_LAST_WORDS:]
+    except (OSError, KeyError, ValueError) as error:  # the host has no power, or the test has ended its cluster
+        return f"cannot be read: {error}"
 
 
 @pytest.fixture

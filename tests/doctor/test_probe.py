@@ -18,7 +18,7 @@ from ttlaunch import contract
 from ttlaunch.doctor.facts import Clock, parse_facts
 from ttlaunch.doctor.pairs import measure_pairs
 from ttlaunch.doctor.probe_hosts import Question, probe, probe_all, question_for
-from ttlaunch.errors import Trouble
+from ttlaunch.errors import HostError, Trouble
 from ttlaunch.remote.local import LocalTransport
 from ttlaunch.remote.pushed import start_script
 
@@ -229,6 +229,39 @@ def test_a_host_that_never_answers_does_not_hold_up_the_others():
     assert answers.seconds["fine"] < 2.0
     for host in hosts:
         host.close()
+
+
+class _Breaking(LocalTransport):
+    """A host whose connection breaks as soon as something is asked, `times` times; it is `back` or gone afterwards."""
+
+    def __init__(self, host, *, times, back):
+        super().__init__(host)
+        self.times, self.back, self.connected = times, back, 0
+
+    def connect(self, *, timeout_s=5.0):
+        if not self.back:
+            raise HostError(self.host, Trouble.UNREACHABLE, "no answer on port 22")
+        self.connected += 1
+
+    def start(self, command, *, timeout_s=5.0):
+        if self.times:
+            self.times -= 1
+            raise HostError(self.host, Trouble.LOST, "the connection broke: the host hung up")
+        return super().start(command, timeout_s=timeout_s)
+
+
+def test_a_connection_that_breaks_is_made_again_once_for_the_question():
+    question = Question((sys.executable,), "~/.ttlaunch")
+    once = _Breaking("once", times=1, back=True)
+    hosts = [once, _Breaking("twice", times=2, back=True), _Breaking("gone", times=1, back=False)]
+
+    answers = probe_all(hosts, question, timeout_s=20.0)
+
+    assert (["once"], 1) == (list(answers.facts), once.connected)
+    lost = (Trouble.LOST, "the connection broke: the host hung up")
+    assert {"twice": lost, "gone": lost} == {
+        host: (error.trouble, error.evidence) for host, error in answers.errors.items()
+    }
 
 
 def test_an_answer_that_is_no_answer_names_its_first_wrong_value():

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ttlaunch.doctor.facts import Clock, HostFacts, parse_facts
 from ttlaunch.errors import HostError, Trouble
+from ttlaunch.remote.deadline import time_left
 from ttlaunch.remote.fleet import on_each
 from ttlaunch.remote.pushed import explain_end, start_script
 from ttlaunch.remote.transport import Transport
@@ -85,11 +86,27 @@ def probe_all(transports: Sequence[Transport], question: Question, *, timeout_s:
 
 
 def probe(transport: Transport, question: Question, *, timeout_s: float = PROBE_S) -> HostFacts:
-    """Ask one connected host.
+    """Ask one connected host; once more, over a new connection, if the first one breaks meanwhile.
+
+    A question changes nothing on a host, and an sshd that is started anew is no reason not to start a run.
 
     Raises:
         HostError: If it does not answer, or not in time.
     """
+    end = time.monotonic() + timeout_s
+    try:
+        return _ask(transport, question, timeout_s=timeout_s)
+    except HostError as error:
+        if error.trouble is not Trouble.LOST:
+            raise
+        try:
+            transport.connect(timeout_s=time_left(end))
+        except HostError:
+            raise error from None
+        return _ask(transport, question, timeout_s=time_left(end))
+
+
+def _ask(transport: Transport, question: Question, *, timeout_s: float) -> HostFacts:
     end = time.monotonic() + timeout_s
     arguments = {
         "remote_folder": question.remote_folder,
@@ -104,11 +121,11 @@ def probe(transport: Transport, question: Question, *, timeout_s: float = PROBE_
         transport, "probe", beside=_MODULES, arguments=arguments, pythons=pythons, timeout_s=timeout_s
     )
     try:
-        first = stream.receive(timeout_s=max(0.0, end - time.monotonic()))
+        first = stream.receive(timeout_s=time_left(end))
         heard = time.time()
         if first is None:
             raise explain_end(stream, timeout_s=_END_S) or _no_answer(stream.process.stderr(), transport.host)
-        answer, _ = stream.expect(timeout_s=max(0.0, end - time.monotonic()))
+        answer, _ = stream.expect(timeout_s=time_left(end))
         theirs = float(first[0]["time"])
         return parse_facts(answer["facts"], clock=Clock(theirs - heard, theirs - asked))
     except (KeyError, TypeError, ValueError) as error:
