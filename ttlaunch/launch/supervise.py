@@ -31,6 +31,7 @@ from ttlaunch.launch.ending import (
 )
 from ttlaunch.launch.engine import with_home
 from ttlaunch.launch.hang.hangs import HangWatch
+from ttlaunch.launch.hang.stopped import StoppedWatch
 from ttlaunch.launch.hosts.silence import SilenceWatch
 from ttlaunch.launch.measured.trace import write_trace
 from ttlaunch.launch.metrics.event_log import write_event_log
@@ -98,6 +99,7 @@ class _Supervision:
         self._lost = LostCheckpoints(view)
         self._hangs = HangWatch(plan, folder, crew, timeout_s=hang_timeout_s)
         self._silence = SilenceWatch(folder, view)
+        self._standing = StoppedWatch(folder, view, crew)
         self.end = RunEnd(self._ending, plan, grace_s=grace.seconds)
 
     def carry_out(self, environment: Mapping[str, str]) -> Report:
@@ -172,6 +174,7 @@ class _Supervision:
 
     def _notice_hang(self) -> None:
         if self._ending.since is None and self._ending.failure is None:
+            self._standing.notice(self._watch.ranks)
             self._ending.failure = self._hangs.check(self._watch.ranks)
 
     def _notice_losses(self) -> None:
