@@ -1,16 +1,18 @@
 """How the first failure of a run is told: the diagnostic, from the report and nothing else."""
 
+import io
 import signal
 
 import pytest
 
-from ttlaunch.cli.summary import failure_diagnostic
+from ttlaunch.cli.summary import failure_diagnostic, show_summary
 from ttlaunch.diagnostics.render import render
 from ttlaunch.launch.failures.attribution import Witnesses, first_failure
 from ttlaunch.launch.failures.last_words import parse_last_words
 from ttlaunch.launch.report import Report
+from ttlaunch.launch.runs.recorded import RunFacts
 from ttlaunch.launch.runs.run_folder import RunFolder
-from ttlaunch.launch.watch import RankState
+from ttlaunch.launch.watch import RankState, fold, steps_done
 from ttlaunch.plan.launch_plan import RankRow
 
 LAST = "recv of 13.2 MB from rank 0 (worker), gradients, tag 3, step 8, begun 0.4 s before the end, at trainer.py:41"
@@ -88,3 +90,30 @@ def test_a_line_of_a_hosts_copy_of_the_code_is_shown_from_here(told, here):
     error["file"] = f"/home/me/.ttlaunch/releases/{'a1' * 32}/project/mine/trainer.py"
     text = told({0: None}, error=error)
     assert " --> mine/trainer.py:2:5\n  |\n2 |     raise ValueError\n" in text
+
+
+def test_steps_are_updates_and_not_data_that_was_handed_out():
+    """A worker of an asynchronous server has the data of step 9 while 7 gradients have been applied."""
+    worker, server = (RankState(RankRow(rank, "box", rank, role)) for rank, role in enumerate(("worker", "server")))
+    fold(worker, {"kind": "step", "time": 1.0, "step": 9, "loss": 1.0, "tokens": 8})
+    assert 9 == steps_done([worker, server])
+    fold(server, {"kind": "step", "time": 1.0, "step": 7, "loss": 1.0, "tokens": 8, "grad_norm": 0.5})
+    assert 7 == steps_done([worker, server])
+
+
+def test_results_of_long_names_stand_in_one_column_and_one_validation_is_not_two(here):
+    known = dict.fromkeys(Report.__dataclass_fields__)
+    known |= {"name": "mine", "status": "done", "world_size": 1, "duration_s": 2.0, "steps": 3, "ranks": ()}
+    known |= {"first_validation": 5.5, "last_validation": 5.5, "results": {"staleness average": 1.5, "stale": "2 of 9"}}
+    stream = io.StringIO()
+    show_summary(
+        Report(**known), RunFacts("mine", "local", (), is_recipe=True), RunFolder("a", here / "runs/a"), stream=stream
+    )
+    assert stream.getvalue().splitlines() == [
+        "done: mine on local, 1 rank, 2.0 s",
+        "  steps            3",
+        "  validation loss  5.5000",
+        "  staleness average 1.5",
+        "  stale             2 of 9",
+        "  run folder       runs/a",
+    ]

@@ -14,7 +14,7 @@ from ttlaunch.launch.printed.output import View
 from ttlaunch.launch.printed.shown_output import ShownOutput
 from ttlaunch.launch.runs.recorded import RunFacts
 from ttlaunch.launch.runs.run_folder import RunFolder
-from ttlaunch.launch.watch import Phase, RankState
+from ttlaunch.launch.watch import Phase, RankState, steps_done
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -213,7 +213,7 @@ class TableView:
         from rich.table import Table
 
         total = max((state.total_steps or 0 for state in ranks), default=0)
-        done = max((state.step for state in ranks), default=0)
+        done = steps_done(ranks)
         validations = [v for state in ranks for v in state.validations]
         line = Table.grid(padding=(0, 2, 0, 0))
         elapsed = time.monotonic() - self._started

@@ -35,12 +35,18 @@ def show_summary(
     if report.first_validation is not None and report.last_validation is not None:
         first, last = report.first_validation, report.last_validation
         change = f" ({(last / first - 1) * 100:+.0f} %)" if first and math.isfinite(last / first) else ""
-        lines.append(f"  validation loss  {first:.4f} first, {last:.4f} last{change}")
+        only = first == last
+        lines.append(
+            f"  validation loss  {last:.4f}"
+            if only
+            else f"  validation loss  {first:.4f} first, {last:.4f} last{change}"
+        )
     if report.last_perplexity is not None:
         lines.append(f"  perplexity       {report.last_perplexity:,.4g}")
     if report.tokens_per_s:
         lines.append(f"  speed            {report.tokens_per_s:,.0f} tokens/s")
-    lines += [f"  {name:16} {_plain(value)}" for name, value in report.results.items()]
+    width = max(16, *(len(name) for name in report.results)) if report.results else 0
+    lines += [f"  {name:{width}} {_plain(value)}" for name, value in report.results.items()]
     if report.parameters_sha256:
         agree = "" if report.parameters_agree else " (ranks DISAGREE)"
         lines.append(f"  parameters       sha256 {report.parameters_sha256}{agree}")

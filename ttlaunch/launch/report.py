@@ -14,7 +14,7 @@ from ttlaunch.launch.failures.failure import Failure
 from ttlaunch.launch.measured.traffic import Settlement, settle
 from ttlaunch.launch.runs.json_files import read_object
 from ttlaunch.launch.runs.run_folder import RunFolder
-from ttlaunch.launch.watch import RankState
+from ttlaunch.launch.watch import RankState, steps_done
 from ttlaunch.plan.launch_plan import LaunchPlan, RecipeProgram
 
 _NOT_FINITE = {"inf", "-inf", "nan"}
@@ -123,7 +123,7 @@ def make_report(
         exit_status=exit_status,
         world_size=plan.world_size,
         duration_s=round(duration_s, 3),
-        steps=max((state.step for state in ranks), default=0),
+        steps=steps_done(ranks),
         first_validation=validations[0]["loss"] if validations else None,
         last_validation=validations[-1]["loss"] if validations else None,
         last_perplexity=validations[-1].get("perplexity") if validations else None,

@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -175,6 +176,15 @@ class Watch:
         if not offset or not _is_number(record.get("time")):
             return record
         return {**record, "time": record["time"] - offset}
+
+
+def steps_done(ranks: Sequence[RankState]) -> int:
+    """How far a training has come: the steps of ranks that update weights, and so know the gradient's norm; else of all.
+
+    Without a barrier a worker's step is one whose data it has, and which nobody may have applied yet.
+    """
+    updating = [state.step for state in ranks if state.grad_norm is not None]
+    return max(updating or [state.step for state in ranks], default=0)
 
 
 def failed_exit(record: dict[str, Any]) -> bool:
