@@ -12,6 +12,7 @@ from ttlaunch.recipe import (
     TrainingFile,
     gradients_may_be_stale,
     per,
+    pushes_are_compressed,
     slow_workers_are_there,
 )
 
@@ -50,7 +51,7 @@ RECIPE = Recipe(
         Layout("elastic_dp", worker=per("multihost_config.num_workers"), server=1),
     ],
     flows=[("worker", "server")],
-    checks=[gradients_may_be_stale, slow_workers_are_there("elastic_dp_config")],
+    checks=[gradients_may_be_stale, slow_workers_are_there("elastic_dp_config"), pushes_are_compressed],
     unread=["multihost_config.pipeline_parallel_config", "multihost_config.bucket_megabytes"],
     traffic=traffic,
     is_asynchronous=True,

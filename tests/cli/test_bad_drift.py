@@ -35,3 +35,27 @@ def test_a_zero_stage_is_a_whole_number(ttlaunch, value):
     answer = ttlaunch(f"plan zero --set zero_config.stage={value} --format concise")
     expected = f"--set:1:19: error[C005]: `stage` is `{value}`; a whole number was expected\n"
     assert (3, expected) == (answer.status, answer.stderr)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "keys", "expected"),
+    [
+        ("sync_ps", "kind: int8, block_size: 1", "2:46: warning[C087]: `int8` makes a gradient no smaller"),
+        ("elastic_dp", "kind: top_k, k: 0.5", "2:38: warning[C087]: `top_k` makes a gradient no smaller"),
+        ("elastic_dp", "kind: bf16", None),
+        (
+            "sync_ps",
+            "kind: powersgd, rank: 64",
+            "2:44: warning[C087]: `powersgd` of rank 64 makes no matrix smaller, so all are sent as they are",
+        ),
+        (
+            "elastic_dp",
+            "kind: top_k, error_feedback: false",
+            "2:51: warning[C086]: `kind` is `top_k` without `error_feedback`: what a gradient leaves out is never sent",
+        ),
+    ],
+)
+def test_compression_of_what_is_pushed_that_does_no_good_is_a_warning(ttlaunch, here, recipe, keys, expected):
+    (here / "train.yaml").write_text(f"# pushed\ncompression_config: {{{keys}}}\n")
+    answer = ttlaunch(f"plan {recipe} -c train.yaml --format concise")
+    assert (0, f"train.yaml:{expected}\n" if expected else "") == (answer.status, answer.stderr)

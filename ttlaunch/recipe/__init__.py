@@ -27,6 +27,7 @@ from ttlaunch.recipe.compression import (
     compressed_mean_traffic,
     compression_makes_sense,
     payload_bytes,
+    pushes_are_compressed,
 )
 from ttlaunch.recipe.declare import (
     Flow,
@@ -134,6 +135,7 @@ __all__ = [
     "payload_bytes",
     "per",
     "process_group_traffic",
+    "pushes_are_compressed",
     "ranks_have_equal_shares",
     "ring_all_reduce_bytes",
     "sequences_of_blocks",

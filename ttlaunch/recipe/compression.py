@@ -76,7 +76,18 @@ def _to_all_others(
 
 def compression_makes_sense(config: Any, layout: Layout) -> Iterator[Problem]:
     """The rules of `compression_config`, for recipes whose `worker`s send their gradients through codecs."""
-    for rule in (_torch_compresses_nothing, _what_is_dropped_is_made_up_for, _compression_saves_bytes):
+    for rule in (
+        _torch_compresses_nothing,
+        _what_is_dropped_is_made_up_for,
+        _factors_are_thin,
+        _compression_saves_bytes,
+    ):
+        yield from rule(config, layout)
+
+
+def pushes_are_compressed(config: Any, layout: Layout) -> Iterator[Problem]:
+    """The rules of `compression_config`, for recipes whose `worker`s push their gradients to a server."""
+    for rule in (_what_is_dropped_is_made_up_for, _factors_are_thin, _a_payload_is_smaller):
         yield from rule(config, layout)
 
 
@@ -106,6 +117,39 @@ def _what_is_dropped_is_made_up_for(config: Any, _layout: Layout) -> Iterator[Pr
             "off",
             others=((_KIND, "leaves most of a gradient out"),),
             hints=("`--set compression_config.error_feedback=true`",),
+            severity=Severity.WARNING,
+        )
+
+
+def _factors_are_thin(config: Any, _layout: Layout) -> Iterator[Problem]:
+    """A warning where factors are as wide as the matrices, which are then sent as they are."""
+    cfg: CompressionConfig = config.compression_config
+    width = config.transformer_config.embedding_dim
+    if cfg.kind == "powersgd" and cfg.rank >= width:
+        yield Problem(
+            "C087",
+            f"`powersgd` of rank {cfg.rank} makes no matrix smaller, so all are sent as they are",
+            "compression_config.rank",
+            f"expected far less than {width}",
+            others=(("transformer_config.embedding_dim", "no matrix is wider on both sides"),),
+            hints=("`--set compression_config.rank=4`",),
+            severity=Severity.WARNING,
+        )
+
+
+def _a_payload_is_smaller(config: Any, _layout: Layout) -> Iterator[Problem]:
+    """A warning where a payload is as large as the gradient that it stands for."""
+    cfg: CompressionConfig = config.compression_config
+    many = 10**9
+    share = 0.0 if cfg.kind == "powersgd" else payload_bytes(cfg, many) / (VALUE_BYTES * many)
+    if cfg.kind != "none" and share >= 1:
+        yield Problem(
+            "C087",
+            f"`{cfg.kind}` makes a gradient no smaller",
+            {"int8": "compression_config.block_size", "top_k": "compression_config.k"}.get(cfg.kind, _KIND),
+            f"a payload is {share:.0%} of the gradient",
+            others=((_KIND, "needs less than 100%"),),
+            hints=("`--set compression_config.kind=none`",),
             severity=Severity.WARNING,
         )
 
