@@ -7,7 +7,8 @@ of each other: what two processes on this machine take from each other in caches
 communication, waiting and further ranks. Recipe and reference take turns; medians of the rounds are compared. The model is
 compute-bound: 4 blocks of width 256, 8 sequences of 128 tokens for each worker, 3.3 million values, so that 13 MB of gradient
 meet about 20 GFLOP in each step of each worker. To be met: 0.95, by recipes whose workers have the whole model. Those that
-split it, or that have servers beside two workers on two cores, are told and not judged.
+split it, or that have servers beside two workers on two cores, are told and not judged. Buckets have 4 MB from the first step
+on, since trying sizes out takes the first 17 steps of a run.
 
 Defaults: `ttlaunch run RECIPE` as it is, which has to end within 30 s with a loss that has fallen.
 """
@@ -28,6 +29,7 @@ from ttlaunch.recipe.discovery import find_recipe, list_recipes, load_recipe
 LIMIT, LONGEST_S = 0.95, 30.0
 WORKERS, SEQUENCES, LENGTH = 2, 8, 128
 _ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_BUCKETS = "multihost_config.bucket_megabytes"
 _SPLITS_THE_MODEL = {"pipeline_parallel", "tensor_parallel"}
 
 
@@ -86,6 +88,8 @@ def _words(recipe: str, *, steps: int, workers: int) -> list[str]:
         "checkpoint_config": "{interval: null}",
         "scheduler_config": "{warmup_steps: 2}",
     }
+    if _BUCKETS not in load_recipe(find_recipe(recipe, working_folder=Path.cwd())).unread:
+        settings[_BUCKETS] = "4"
     size = ["--ranks", "1"] if workers == 1 else []
     return [recipe, *size, *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))]
 
