@@ -32,7 +32,7 @@ class DilocoConfig(Section):
         0.7, description="of the outer step: how far to go towards the average; 1: all the way"
     )
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.9, description="Nesterov momentum of the outer step; 0: none"
+        0.5, description="Nesterov momentum of the outer step; 0: none; 0.9 in the paper, for hundreds of outer steps"
     )
 
 

@@ -13,7 +13,6 @@ from ttlaunch.recipe import (
     all_pairs,
     every_worker_has_a_micro_batch,
     per,
-    pushes_are_compressed,
     servers_can_share_the_model,
     slow_workers_are_there,
 )
@@ -55,12 +54,7 @@ RECIPE = Recipe(
         Layout("sync_ps", worker=per("multihost_config.num_workers"), server=per("sync_ps_config.num_servers")),
     ],
     flows=[("worker", "server"), all_pairs("server")],
-    checks=[
-        every_worker_has_a_micro_batch,
-        servers_can_share_the_model,
-        slow_workers_are_there("sync_ps_config"),
-        pushes_are_compressed,
-    ],
+    checks=[every_worker_has_a_micro_batch, servers_can_share_the_model, slow_workers_are_there("sync_ps_config")],
     unread=["multihost_config.pipeline_parallel_config", "multihost_config.bucket_megabytes"],
     traffic=traffic,
 )

@@ -18,6 +18,15 @@ def test_resume_of_local_steps_with_other_workers_is_refused(refused, trained):
     refused("run local_sgd --resume latest --set multihost_config.num_workers=3", status=3)
 
 
+def test_resume_of_compressed_gradients_with_other_workers_is_a_warning(ttlaunch, trained, golden):
+    """D8: it goes on, but to other bits, and what the codecs of others owed is dropped."""
+    sets = "--set compression_config.kind=int8 --set sync_ps_config.num_servers="
+    trained("a", 10, recipe="sync_ps", options=f"{sets}1")
+    answer = ttlaunch(f"run sync_ps --resume latest {sets}2 --dry-run")
+    assert 0 == answer.status
+    golden("warnings/C077.txt", answer.stderr)
+
+
 def test_a_slow_worker_that_there_is_not_is_refused(refused):
     text = "elastic_dp_config:\n  slow_workers: {0: 2, 2: 3}\n"
     refused("run elastic_dp -c train.yaml", files={"train.yaml": text}, status=3)

@@ -124,7 +124,7 @@ def groups(model, training):
     ("recipe", "own", "arguments"),
     [
         ("local_sgd", {"local": {"every": 3}}, {}),
-        ("diloco", {"outer": {"every": 2}}, {"outer_rate": 0.7, "outer_momentum": 0.9}),
+        ("diloco", {"outer": {"every": 2}}, {"outer_rate": 0.7, "outer_momentum": 0.5}),
     ],
 )
 def test_local_steps_are_those_of_an_independent_loop(train, make_context, recipe, own, arguments):

@@ -6,10 +6,10 @@ may not.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ttlaunch.diagnostics import Diagnostic, Label, shown
+from ttlaunch.diagnostics import Diagnostic, Label, Severity, shown
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.recipe.config import LoadedConfig
 
@@ -21,6 +21,10 @@ _FREE = (
     "device_config.enable_ddp",
     "device_config.enable_tp",  # more than rounding does not depend on who has which part of a matrix
     "tensor_parallel_config",
+    "sync_ps_config.num_servers",
+    "sync_ps_config.straggler_timeout_s",
+    "sync_ps_config.slow_workers",
+    "elastic_dp_config.slow_workers",
     "training_config.data_path",  # its content counts instead
     "training_config.validation_interval",
     "training_config.validation_sequences",
@@ -45,6 +49,8 @@ _SHAPE = (
     "data_config.vocabulary",
 )
 _NO_SHAPE = ("transformer_config.dropout_prob",)
+_SENDERS = ("multihost_config.enabled", "multihost_config.num_workers", "sync_ps_config.num_servers")
+"""What decides whose sums of gradients a codec encodes."""
 _NEW_TRAINING = "`--set checkpoint_config.initial_weights=FILE` begins a new training with exported weights"
 
 
@@ -92,7 +98,22 @@ def check_same_training(
         span = loaded.span("training_config.steps")
         message = f"the checkpoint is of step {manifest['step']}, but the run has {counted(steps, 'step')}"
         found.append(Diagnostic("C040", message, Label(span) if span else None))
-    return found
+    return found or list(_other_senders(manifest["config"], now, loaded))
+
+
+def _other_senders(before: Mapping[str, Any], now: Mapping[str, Any], loaded: LoadedConfig) -> Iterator[Diagnostic]:
+    """A warning where gradients travel compressed, so that the bits do depend on how many share the work."""
+    old, new = dict(_flat(before)), dict(_flat(now))
+    kind = new.get("compression_config.kind", "none")
+    changed = [
+        Change(key, old[key], new[key]) for key in _SENDERS if key in old and key in new and old[key] != new[key]
+    ]
+    if kind == "none" or old.get("compression_config.kind") != kind or not changed:
+        return
+    owed = "what a worker's codec owes is kept by its place; one that is not in the checkpoint begins with nothing owed"
+    what = f"with `compression_config.kind: {kind}` bits depend on who sends"
+    told = _diagnose("C077", what, changed, loaded, ())
+    yield replace(told, notes=(*told.notes, owed), severity=Severity.WARNING)
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], *, fixed: Sequence[str]) -> Iterator[Change]:

@@ -5,11 +5,13 @@ from typing import Any
 
 from ttlaunch.diagnostics import Severity
 from ttlaunch.diagnostics.count import counted
+from ttlaunch.recipe.compression import pushes_are_compressed
 from ttlaunch.recipe.declare import Check, Layout, Problem
 
 
 def servers_can_share_the_model(config: Any, layout: Layout) -> Iterator[Problem]:
-    """The rules of `sync_ps_config`, but for its slow workers."""
+    """The rules of `sync_ps_config`, but for its slow workers, and of how gradients travel to servers."""
+    yield from pushes_are_compressed(config, layout)
     yield from _every_server_has_a_layer(config, layout)
     yield from _an_average_counts_some_weights(config, layout)
 
