@@ -15,6 +15,12 @@ TINY += ["transformer_config.max_sequence_length=16", "scheduler_config.warmup_s
 TINY += ["data_parallel_config.reduction=fast"]
 
 
+def ttlaunch(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "ttlaunch", *words], capture_output=True, text=True, timeout=200, check=True
+    ).stdout
+
+
 @pytest.mark.mpi
 def test_the_traces_of_a_run_name_its_collectives(here):
     """E7, E8, E1: also how often: torch adds up once a step, and not after each of a worker's four micro-batches."""
@@ -31,3 +37,9 @@ def test_the_traces_of_a_run_name_its_collectives(here):
         assert {"step 2", "step 3", "gloo:all_reduce", "wait all_reduce", "isend all_reduce"} <= found.keys()
         assert {"step 1", "step 4"} & found.keys() == set()
         assert 2 == found["gloo:all_reduce"]  # the model is one bucket
+    memory = json.loads(ttlaunch("report", "--format", "json"))["memory"]
+    assert [(0, 4), (1, 4)] == [(one["rank"], one["step"]) for one in memory]
+    assert "memory of tensors in step 4, MB: the most of each at any moment" in ttlaunch("report")
+    assert ["memory", "memory"] == [
+        line.split("\t")[0] for line in ttlaunch("report", "--format", "concise").splitlines()[-2:]
+    ]

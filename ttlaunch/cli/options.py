@@ -103,7 +103,7 @@ ProfileSteps = Annotated[
     typer.Option(
         "--profile-steps",
         metavar="A-B",
-        help="Record these steps with torch's profiler, on every rank, for ui.perfetto.dev; they are slower.",
+        help="Record these steps with torch's profiler, on every rank, for ui.perfetto.dev, and count memory in the next one.",
     ),
 ]
 MaxRestarts = Annotated[

@@ -54,7 +54,7 @@ def report(
     recorded = _read(run, runs_dir, form=form)
     found = [
         *unkept_diagnostics((recorded.report or {}).get("ranks") or ()),
-        *traffic_diagnostics(recorded.traffic, [state.row.role for state in recorded.ranks]),
+        *traffic_diagnostics(recorded.traffic, _roles(recorded)),
     ]
     if form is Format.JSON:
         print_json({**_as_json(recorded), "diagnostics": [diagnostic.as_json() for diagnostic in found]})
@@ -117,7 +117,9 @@ def _heading(recorded: "Recorded") -> list[str]:
 
 
 def _lines(recorded: "Recorded") -> list[str]:
+    from ttlaunch.cli.memory_view import render_memory
     from ttlaunch.cli.traffic_view import render_edges, render_times
+    from ttlaunch.launch.measured.memory import memory_of_ranks
 
     lines = _heading(recorded)
     lasts = _last_operations(recorded)
@@ -126,22 +128,36 @@ def _lines(recorded: "Recorded") -> list[str]:
         lines += [f"    {who:{max(map(len, lasts))}}  {text}" for who, text in lasts.items()]
     if recorded.traffic is None or recorded.books is None:
         return [*lines, "", "  " + _without_books(recorded)]
-    lines += ["", *render_edges(recorded.traffic, [state.row.role for state in recorded.ranks])]
-    times = _by_role(recorded)
-    return [*lines, "", *render_times(times)] if times else lines
+    lines += ["", *render_edges(recorded.traffic, _roles(recorded))]
+    times, memory = _by_role(recorded), memory_of_ranks(recorded.books)
+    lines += ["", *render_times(times)] if times else []
+    return [*lines, "", *render_memory(memory, _roles(recorded), _processes(recorded))] if memory else lines
 
 
 def _concise_lines(recorded: "Recorded") -> list[str]:
+    from ttlaunch.cli.memory_view import memory_lines
     from ttlaunch.cli.traffic_view import edge_lines, time_lines
+    from ttlaunch.launch.measured.memory import memory_of_ranks
 
     lasts = [f"last\t{who}\t{text}" for who, text in _last_operations(recorded).items()]
     if recorded.traffic is None or recorded.books is None:
         return [*lasts, _without_books(recorded)]
     return [
         *lasts,
-        *edge_lines(recorded.traffic, [state.row.role for state in recorded.ranks]),
+        *edge_lines(recorded.traffic, _roles(recorded)),
         *time_lines(_by_role(recorded)),
+        *memory_lines(memory_of_ranks(recorded.books), _roles(recorded)),
     ]
+
+
+def _roles(recorded: "Recorded") -> list[str]:
+    return [state.row.role for state in recorded.ranks]
+
+
+def _processes(recorded: "Recorded") -> dict[int, int]:
+    """By rank, the most memory that its process held, of those that have ended."""
+    rows = (recorded.report or {}).get("ranks") or ()
+    return {row["rank"]: row["peak_memory_bytes"] for row in rows if row.get("peak_memory_bytes")}
 
 
 def _last_operations(recorded: "Recorded") -> dict[str, str]:
@@ -191,6 +207,7 @@ def _by_role(recorded: "Recorded") -> dict[str, "StepTimes"]:
 
 
 def _as_json(recorded: "Recorded") -> dict[str, Any]:
+    from ttlaunch.launch.measured.memory import memory_of_ranks
     from ttlaunch.launch.measured.times import step_times
 
     by_rank = [step_times([book]) for book in recorded.books or ()]
@@ -215,5 +232,6 @@ def _as_json(recorded: "Recorded") -> dict[str, Any]:
         ],
         "traffic": recorded.traffic.as_json() if recorded.traffic else None,
         "communication": [cost.as_json() for cost in _communication(recorded)],
+        "memory": [one.as_json() for one in memory_of_ranks(recorded.books or ())],
         "times": [times.as_json() for times in by_rank if times is not None],
     }

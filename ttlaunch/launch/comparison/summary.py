@@ -136,8 +136,8 @@ _LEGEND = (
     "Medians over repeats; least and most in brackets. steps/s: global batches a second, after a fourth of the steps.",
     "loss: of the validation after the last step. MB/step: sent by all ranks together; ≈: partly by the recipe's formula,",
     "because another library sends it. peak memory: of the largest rank, all that its process held, torch's own libraries",
-    "included. idle: share of a step in which ranks that compute gradients could only wait. bits: equal letters, equal",
-    "parameters to the last bit; –: the repeats of one recipe differ.",
+    "included; `--profile-steps` counts what tensors take. idle: share of a step in which ranks that compute gradients",
+    "could only wait. bits: equal letters, equal parameters to the last bit; –: the repeats of one recipe differ.",
 )
 
 

@@ -115,7 +115,7 @@ class Ledger:
             self.trace.span(f"step {self.step}", "step", self._step_began, self._since)
             self.trace.end_step()
         if self.profile is not None:
-            self.profile.end_step(self.step)
+            self.note(**self.profile.end_step(self.step))
 
     def marked(self, verb: str, operation: str) -> AbstractContextManager[Any]:
         """Name a block in the profiler's trace, while one is recorded."""

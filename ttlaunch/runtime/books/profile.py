@@ -16,6 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ttlaunch.profiling import ENV_PROFILE_STEPS, parse_steps, profile_file
+from ttlaunch.runtime.books.memory import StepMemory
 from ttlaunch.runtime.world import Rank
 
 
@@ -34,9 +35,14 @@ class StepProfile:
         self._unfinished = run_dir / f"unfinished.{self._path.name}"  # hosts send home what appears in `records/`
         self._profile: Any = None
         self._step: Any = None
+        self._memory: StepMemory | None = None
 
     def begin_step(self, step: int) -> None:
         """Begin to record before the first of the steps; one that a resumed run has passed is not made up for."""
+        self._look_away()  # from a step that had no end
+        if step == self._steps[-1] + 1:
+            self._memory = StepMemory()
+            self._memory.__enter__()
         if step in self._steps and not self.is_active:
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
             self._profile = profile(activities=activities)
@@ -46,13 +52,22 @@ class StepProfile:
             self._step = self.mark(f"step {step}")
             self._step.__enter__()
 
-    def end_step(self, step: int) -> None:
-        """Close the step, and the trace after the last one."""
+    def end_step(self, step: int) -> dict[str, int]:
+        """Close the step, and the trace after the last one.
+
+        Returns:
+            What is to be in the books: what tensors took, after the step that shows it.
+        """
         if self.is_active:
             self._step.__exit__(None, None, None)
             self._step = None
             if step >= self._steps[-1]:
                 self.close()
+        if self._memory is None:
+            return {}
+        peaks = {f"memory_{kind}": size for kind, size in self._memory.peaks.items()}
+        self._look_away()
+        return {"memory_step": step, **peaks}
 
     def mark(self, name: str) -> AbstractContextManager[Any]:
         """Name what a block does in the trace."""
@@ -60,6 +75,7 @@ class StepProfile:
 
     def close(self) -> None:
         """Stop, and write what was recorded; a full disk costs the trace, not the run."""
+        self._look_away()
         if not self.is_active:
             return
         self.is_active = False
@@ -71,6 +87,11 @@ class StepProfile:
             self._profile.export_chrome_trace(str(self._unfinished))
             self._unfinished.replace(self._path)
         self._profile = None
+
+    def _look_away(self) -> None:
+        if self._memory is not None:
+            self._memory.__exit__(None, None, None)
+            self._memory = None
 
 
 def open_profile(run_dir: Path, *, rank: Rank, environment: Mapping[str, str] = os.environ) -> StepProfile | None:
