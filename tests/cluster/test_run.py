@@ -56,12 +56,15 @@ def digest(answer):
     ("recipe", "settings"),
     [
         ("fabric_minimal", "--ranks 4 --set all_reduce_config.repeats=2"),
-        ("hierarchical_parallel", STEPS),
+        ("fully_sharded", f"{STEPS} --set multihost_config.num_workers=4 --set fully_sharded_config.replicas=2"),
         ("pipeline_parallel", f"{STEPS} --set multihost_config.pipeline_parallel_config.blocks_per_rank=[1,1,1,1]"),
     ],
 )
-def test_every_recipe_runs_across_four_hosts(cluster4, ttlaunch_on, lab, tmp_path, recipe, settings):
-    """Their books and traces come home: bytes are those of the formula, and every host's clock was compared."""
+def test_recipes_run_across_four_hosts(cluster4, ttlaunch_on, lab, tmp_path, recipe, settings):
+    """Their books and traces come home: bytes are those of the formula, and every host's clock was compared.
+
+    Of `fully_sharded` torch's own groups have found the network between the hosts.
+    """
     lab(cluster4.hostfile())
     answer = ttlaunch_on(cluster4)(f"run {recipe} --on lab {settings} --trace --format json", timeout_s=120)
     assert answer.status == 0, answer.stderr

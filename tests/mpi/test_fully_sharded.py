@@ -163,6 +163,14 @@ def test_rows_go_on_from_one_process(sharded, alone):
     assert expected == pytest.approx(losses(found), rel=ROUNDING)
 
 
+def test_workers_go_on_to_the_bits_of_a_run_that_nobody_interrupted(sharded):
+    """E11: torch adds in an order that depends on the number of workers, and on nothing else."""
+    whole = sharded(3, shard="optimizer+gradients")
+    found = sharded(3, shard="optimizer+gradients", start=start_of(whole.run_dir, HALF))
+    assert {step: loss for step, loss in losses(whole).items() if step > HALF} == losses(found)
+    assert whole.sha256 == found.sha256
+
+
 def test_lower_precision_trains_too(sharded, alone):
     """E12: weights travel in half the bytes, gradients are added in float32; bfloat16 has 8 bits, so losses differ by less than 1 %."""
     found, (expected, _) = sharded(2, precision="bf16"), alone()

@@ -1,5 +1,6 @@
 """The recipes with real ranks under mpirun: every layout against one process, bit for bit."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -76,6 +77,24 @@ def test_parameter_servers_equal_one_process(run_ranks, reference):
     """D9: 3 workers of 12 micro-batches, 2 servers, an average beside the weights."""
     config = small() | {"sync_ps_config": {"num_servers": 2, "polyak_interval": 5}}
     check_equal(reference(), run_ranks("sync_ps", ["worker"] * 3 + ["server"] * 2, config))
+
+
+def test_a_slow_worker_is_waited_for_so_long_and_then_dropped_and_counted(run_ranks):
+    """D9: in real time; a step that is made of less than all tokens ends no sooner than the timeout after the one before."""
+    keys = {"straggler": "drop", "straggler_timeout_s": 0.05, "slow_workers": {1: 20}}
+    found = run_ranks("sync_ps", ["worker"] * 2 + ["server"], small(6) | {"sync_ps_config": keys}, timeout_s=60)
+    assert found.process.returncode == 0, found.output
+    assert found.sha256
+    steps = [record for record in found.records(2, "step") if "tokens" in record]
+    assert list(range(1, 7)) == [record["step"] for record in steps]
+    whole = 12 * 16
+    waits = [b["time"] - a["time"] for a, b in itertools.pairwise(steps) if b["tokens"] < whole]
+    assert waits
+    assert min(waits) > 0.05
+    (refused,) = [
+        r["values"]["refused gradients"] for r in found.records(2, "result") if "refused gradients" in r["values"]
+    ]
+    assert 1 <= refused <= len(waits) + 1
 
 
 @pytest.mark.parametrize("clips", [True, False])

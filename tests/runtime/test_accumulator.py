@@ -1,6 +1,7 @@
 """The accumulator of gradients that come when they like (C1-C4): keys never collide, nothing counts twice, nothing stays."""
 
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ttlaunch.runtime.zero import accumulator as accumulators
 from ttlaunch.runtime.zero.accumulator import GradientAccumulator, Receipt
 
 SENDERS = ("a", "b", "c")
@@ -89,8 +91,19 @@ def test_a_thousand_sends_at_once_add_up_exactly():
     assert ({Receipt.COUNTED: count}, 0) == (dict(accumulator.receipts), accumulator.held_bytes)
 
 
-def test_the_same_gradient_from_many_threads_counts_once():
-    """C1: a transport that repeats what it thinks lost."""
+class Hesitant(set):
+    """Lets other threads go first between a look and what follows from it."""
+
+    def __contains__(self, place):
+        found = super().__contains__(place)
+        time.sleep(0)  # gives the interpreter's lock away
+        return found
+
+
+def test_the_same_gradient_from_many_threads_counts_once(monkeypatch):
+    """C1, C2: a transport that repeats what it thinks lost; nobody comes between the look whether it was and the count."""
+    whole = accumulators._Sum
+    monkeypatch.setattr(accumulators, "_Sum", lambda: whole(Hesitant()))
     accumulator = GradientAccumulator({"bias": torch.zeros(3)}, senders=["a", "b"])
     begin = threading.Barrier(8)
 

@@ -163,6 +163,20 @@ def test_more_workers_than_steps_leave_at_once(elastic):
     assert [1, 2] == sorted(record["data_step"] for record in updates(found))
 
 
+def test_a_gradient_of_weights_that_nobody_has_sent_is_a_mistake(elastic, monkeypatch, capsys):
+    """D7: any version is accepted that there has been."""
+    push = ElasticLink.push
+
+    def lies(self, task, **named):
+        self._versions = [99]
+        push(self, task, **named)
+
+    monkeypatch.setattr(ElasticLink, "push", lies)
+    with pytest.raises(AssertionError):
+        elastic(1)
+    assert "rank 0 brings a gradient of version 99.0 in step 1" in capsys.readouterr().err
+
+
 def test_int8_gradients_train_nearly_as_well(elastic):
     """D8, C17: with error feedback within 0.5 % of what whole gradients come to in the same order."""
     plain = elastic(2, training={"steps": 9})

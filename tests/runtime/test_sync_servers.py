@@ -10,7 +10,15 @@ from tests.runtime.layouts import LAYOUTS, RECIPES, train
 from tests.runtime.test_resume_layouts import config
 from ttlaunch import contract
 from ttlaunch.recipe.importing import import_recipe_module
-from ttlaunch.runtime import PolyakAverage, SyncLink, build_model
+from ttlaunch.runtime import (
+    PolyakAverage,
+    SyncLink,
+    build_model,
+    build_optimizer,
+    differentiate,
+    global_norm,
+    micro_batches,
+)
 from ttlaunch.runtime.servers.messages import check_counts
 from ttlaunch.runtime.servers.shard import cut_layers, cut_values
 from ttlaunch.runtime.simulate import simulate
@@ -93,7 +101,7 @@ def one_is_late(monkeypatch):
 
 
 @pytest.mark.parametrize("servers", [2])
-def test_a_late_gradient_is_refused_and_counted_and_its_worker_goes_on(one_is_late, tmp_path, servers):
+def test_a_late_gradient_is_refused_and_counted_and_its_worker_goes_on(one_is_late, tmp_path, make_context, servers):
     """D9, bugs 15, 16 and 19: steps 2 and 3 are made without it, weighted by the tokens that came; then it takes part again."""
     name, cfg = ps(3, servers, sync_ps_config={"straggler": "drop", "straggler_timeout_s": 5.0, "num_servers": servers})
     found = train(name, tmp_path / "run", cfg, data=None)
@@ -108,10 +116,28 @@ def test_a_late_gradient_is_refused_and_counted_and_its_worker_goes_on(one_is_la
     step_2 = [by_worker[rank, FROM] for rank in (0, 2)]
     mean = sum(record["loss"] * record["tokens"] for record in step_2) / sum(record["tokens"] for record in step_2)
     assert math.isclose(mean, first[1]["loss"], rel_tol=1e-12)
+    resolved = import_recipe_module(RECIPES / "sync_ps", "recipe").RECIPE.config.model_validate(cfg)
+    assert first[1]["grad_norm"] == pytest.approx(norm_without(range(4, 8), resolved, make_context(resolved)), rel=1e-5)
     (note,) = [record["text"] for record in found.records(contract.KIND_NOTE)]  # steps 2 and 3 are one lateness
     late = "no gradient of step 2 from rank 1 (worker) within 5 s of the last one that came"
     assert f"{late}; steps are made without it until it comes" == note
     assert found.sha256  # the late one ends with the servers' weights, too
+
+
+def norm_without(missing, cfg, ctx):
+    """Of the gradient of step 2 where these micro-batches are missing: the mean over the others' tokens."""
+    model = build_model(cfg, ctx)
+    optimizer = build_optimizer(cfg, model, total_steps=cfg.training_config.steps)
+    for step, left_out in ((1, ()), (FROM, missing)):
+        model.zero_grad()
+        tokens = 0
+        for index, x_BT, y_BT in micro_batches(cfg, ctx, step):
+            if index not in left_out:
+                tokens += differentiate(model, x_BT, y_BT, masks=model.masks(step, index))[1]
+        model.take_gradients().div_(tokens)
+        norm = global_norm(optimizer.squared_norms())
+        optimizer.step(step, norm=norm)
+    return norm
 
 
 def test_a_worker_that_is_late_at_the_end_is_waited_for(monkeypatch, tmp_path):
