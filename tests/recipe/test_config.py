@@ -123,8 +123,11 @@ def test_values_point_at_their_places(load):
 
 def test_several_mistakes_of_file_and_set_are_told_at_once(load):
     """D17: keys and types of `--set` are checked like those of a file, with the key that was meant."""
-    loaded = load("training_config: {steps: 0}", "training_config.sed=4", "nonsense", "training_config.beta1=2")
+    assert 16 == load(None, "training_config.batch_size=16").checked.training_config.batch_size
+    loaded = load("training_config: {steps: 0}", "training_config.sed=4", "nonsense", "training_config.batch_size=many")
     assert sorted(d.code for d in loaded.diagnostics) == ["C004", "C005", "C005", "C017"]
+    (unknown,) = [diagnostic for diagnostic in loaded.diagnostics if diagnostic.code == "C004"]
+    assert ("did you mean `seed`?",) == unknown.hints
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,10 @@ def tried(candidate, *runs, error=None):
 
 
 def a_run(path, *, roles=("worker", "worker", "server"), plan_hash="abc", steps=8, server_reports=True, times=None):
-    """A run of two workers that see half of a step's 64 tokens each, a step every 0.5 s after a slow first fourth."""
+    """A run of two workers that see half of a step's 64 tokens each, a step every 0.5 s after a slow first fourth.
+
+    The first step is only waited for: connections are opened.
+    """
     (path / contract.RECORDS_DIR).mkdir(parents=True)
     rows = [{"rank": rank, "host": "box", "slot": 0, "role": role} for rank, role in enumerate(roles)]
     config = {
@@ -72,7 +75,8 @@ def a_run(path, *, roles=("worker", "worker", "server"), plan_hash="abc", steps=
             ["losses", None, "after", 2, [[steps, steps, 1, 1, 77]]],
         ]
         waited = 250 if role == "worker" else 900
-        stretch["waited"] = [["gradients", "exchange", {str(step): waited for step in range(1, steps + 1)}]]
+        waits = {str(step): 1000 if step == 1 else waited for step in range(1, steps + 1)}
+        stretch["waited"] = [["gradients", "exchange", waits]]
         (path / contract.ledger_file(rank)).write_text(json.dumps(stretch) + "\n")
     ranks = [{**row, "peak_memory_bytes": 1000 + row["rank"]} for row in rows]
     report = {"status": "done", "plan_hash": plan_hash, "ranks": ranks, "first_validation": 5.0, "last_validation": 2.0}
