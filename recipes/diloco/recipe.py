@@ -51,5 +51,5 @@ RECIPE = Recipe(
     checks=[every_worker_has_a_micro_batch, local_steps_have_no_loss_scale, compression_makes_sense],
     traffic=traffic,
     unread=["multihost_config.pipeline_parallel_config", "loss_scale_config"],
-    same_on_resume=["multihost_config.num_workers", "multihost_config.enabled"],
+    same_on_resume=["multihost_config.num_workers", "multihost_config.enabled", "diloco_config.every"],
 )

@@ -57,4 +57,5 @@ RECIPE = Recipe(
     checks=[every_worker_has_a_micro_batch, servers_can_share_the_model, slow_workers_are_there("sync_ps_config")],
     unread=["multihost_config.pipeline_parallel_config", "multihost_config.bucket_megabytes"],
     traffic=traffic,
+    same_on_resume=["sync_ps_config.polyak_interval"],
 )

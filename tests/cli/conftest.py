@@ -44,7 +44,7 @@ def refused(here, ttlaunch, golden, portable, request):
 def trained(here, ttlaunch):
     """`trained(name, *steps, …)`: the folder of a run with checkpoints of these steps, two shards each."""
 
-    def make(name, *steps, options="", recipe="hierarchical_parallel"):
+    def make(name, *steps, options="", recipe="hierarchical_parallel", also=None):
         run = here / "runs" / name
         run.mkdir(parents=True)
         plan = json.loads(ttlaunch(f"plan {recipe} --format json {options}").stdout)
@@ -52,7 +52,7 @@ def trained(here, ttlaunch):
         for step in steps:
             folder = run / f"{contract.checkpoint_dir(step)}.tmp"
             folder.mkdir(parents=True)
-            for rank, tensors in enumerate([{"b": [1, 2], "optimizer.mean.b": [3]}, {"a": [4, 5, 6]}]):
+            for rank, tensors in enumerate([{"b": [1, 2], "optimizer.mean.b": [3]}, {"a": [4, 5, 6], **(also or {})}]):
                 data = tensor_file(tensors)
                 (folder / contract.shard_file(rank)).write_bytes(data)
                 record = {"owners": [0, 1], "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}

@@ -39,6 +39,18 @@ def test_a_decay_of_an_average_that_is_never_made_is_a_warning(ttlaunch, here, g
     golden("warnings/C062.txt", answer.stderr)
 
 
+@pytest.mark.parametrize("recipe", ["sync_ps", "diloco"])
+def test_resume_of_a_recipe_that_keeps_more_than_the_checkpoint_has_is_refused(refused, trained, recipe):
+    """Ranks would find out one after the other, by the names of tensors that are not there."""
+    trained("a", 10, recipe="zero")
+    refused(f"run {recipe} --resume latest", status=3)
+
+
+def test_resume_from_weights_of_single_workers_is_refused(refused, trained):
+    trained("a", 10, recipe="local_sgd", also={"optimizer.weights.b~1of2": [1]})
+    refused("run zero --resume latest", status=3)
+
+
 @pytest.mark.parametrize("value", ["true", "1.0"])
 def test_a_zero_stage_is_a_whole_number(ttlaunch, value):
     answer = ttlaunch(f"plan zero --set zero_config.stage={value} --format concise")

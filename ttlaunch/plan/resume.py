@@ -5,9 +5,10 @@ may not.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from ttlaunch.diagnostics import Diagnostic, Label, Severity, shown
 from ttlaunch.diagnostics.count import counted
@@ -51,6 +52,7 @@ _SHAPE = (
 _NO_SHAPE = ("transformer_config.dropout_prob",)
 _SENDERS = ("multihost_config.enabled", "multihost_config.num_workers", "sync_ps_config.num_servers")
 """What decides whose sums of gradients a codec encodes."""
+_OF_ONE_WORKER = re.compile(r"optimizer\.weights\..+~[0-9]+of[0-9]+\Z")
 _NEW_TRAINING = "`--set checkpoint_config.initial_weights=FILE` begins a new training with exported weights"
 
 
@@ -82,7 +84,7 @@ def check_same_training(
     changes = list(_changes(manifest["config"], now, fixed=fixed))
     shape = [change for change in changes if _is_in(change.key, _SHAPE) and not _is_in(change.key, _NO_SHAPE)]
     rest = [change for change in changes if change not in shape]
-    found = []
+    found = list(_state_of_another_recipe(manifest, loaded, now, fixed=fixed))
     if shape:
         found.append(_diagnose("C041", "the checkpoint is of another model", shape, loaded, ()))
     if rest:
@@ -114,6 +116,35 @@ def _other_senders(before: Mapping[str, Any], now: Mapping[str, Any], loaded: Lo
     what = f"with `compression_config.kind: {kind}` bits depend on who sends"
     told = _diagnose("C077", what, changed, loaded, ())
     yield replace(told, notes=(*told.notes, owed), severity=Severity.WARNING)
+
+
+def _state_of_another_recipe(
+    manifest: Mapping[str, Any], loaded: LoadedConfig, now: Mapping[str, Any], *, fixed: Sequence[str]
+) -> Iterator[Diagnostic]:
+    """What one recipe keeps beside weights and moments, and another one lacks or cannot use."""
+    before, values = dict(_flat(manifest["config"])), dict(_flat(now))
+    name = shown(manifest.get("recipe"))
+    missing = [key for key in fixed if key not in before and values.get(key) is not None]
+    is_told = any(key in before for key in fixed if not _is_in(key, ("multihost_config",)))
+    if missing:
+        message = f"the checkpoint is of `{name}`, which has no `{missing[0]}` and keeps nothing of it"
+        span = loaded.span(missing[0])
+        do_without = (f"`--set {missing[0]}=null` goes on without",) if _may_be_null(loaded, missing[0]) else ()
+        yield Diagnostic("C040", message, Label(span) if span else None, hints=(*do_without, _NEW_TRAINING))
+    elif not is_told and any(_OF_ONE_WORKER.match(tensor) for tensor in _tensors(manifest)):
+        message = f"the checkpoint is of `{name}`, whose workers have weights of their own; only that goes on from them"
+        yield Diagnostic("C040", message, hints=(f"`ttlaunch run {name} --resume …`", _NEW_TRAINING))
+
+
+def _may_be_null(loaded: LoadedConfig, key: str) -> bool:
+    section, _, name = key.partition(".")
+    field = type(getattr(loaded.checked, section)).model_fields[name]
+    return type(None) in get_args(field.annotation)
+
+
+def _tensors(manifest: Mapping[str, Any]) -> Iterator[str]:
+    for entry in manifest.get("files", {}).values():
+        yield from entry.get("tensors", ())
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], *, fixed: Sequence[str]) -> Iterator[Change]:

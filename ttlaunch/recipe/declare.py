@@ -213,7 +213,8 @@ class Recipe:
         traffic: The bytes that each pair of ranks moves, as a formula; None: nothing is compared with it.
         needs_processes: Values of its own keys with which ranks cannot share a process.
         same_on_resume: Dotted keys of `multihost_config` that its bits depend on, so that a run goes on from a checkpoint
-            only if they are the same; recipes with the same bits on any number of ranks name none.
+            only if they are the same; recipes with the same bits on any number of ranks name none. And keys of its own for
+            which checkpoints keep something that those of other recipes lack.
         is_asynchronous: Whether ranks are in steps of their own, and how many each does is decided in the run. Then `traffic`
             is of the whole run, from counts that ranks have noted, and `ttlaunch repro` repeats the order of arrivals.
     """
