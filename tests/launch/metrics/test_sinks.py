@@ -1,7 +1,6 @@
 """Sinks for metrics, each with its real library: what was written is read back as its own readers read it (D21, E6)."""
 
 import json
-import os
 import re
 import struct
 import subprocess
@@ -10,7 +9,6 @@ from importlib import util
 
 import pytest
 
-from ttlaunch.diagnostics import Diagnostic
 from ttlaunch.launch.metrics import export as exporting
 from ttlaunch.launch.metrics.event_log import EventLog
 from ttlaunch.launch.metrics.export import SinkRecord, SinkState, export, read_sinks, start_sinks, wait_for_sinks
@@ -286,19 +284,23 @@ def test_a_sink_that_breaks_on_the_way_says_why_in_a_line(finished, monkeypatch)
     assert (SinkState.FAILED, "RuntimeError: no route to the server") == (record.state, record.error)
 
 
-def test_a_slow_sink_is_not_waited_for(ttlaunch, finished):
-    """The command says so after its patience and leaves; the sink goes on."""
-    folder = finished.path / "sinks"
-    folder.mkdir()
-    record = SinkRecord("wandb", str(folder / "wandb"), os.getpid(), SinkState.WORKING, 3)
-    (folder / "wandb.json").write_text(json.dumps(vars(record)))
-
-    assert [record] == wait_for_sinks(finished.path, patience_s=0.0)
+def test_a_slow_sink_is_not_waited_for_and_one_that_was_killed_has_failed(finished):
+    """The command says so after its patience and leaves; a sink that is there goes on."""
     from ttlaunch.cli.sink_view import sink_diagnostics  # noqa: PLC0415
 
-    (found,) = sink_diagnostics([record], finished.path)
-    assert isinstance(found, Diagnostic)
-    assert ("R061", "the sink wandb has not come to its end yet; it goes on by itself") == (found.code, found.message)
+    (finished.path / "sinks").mkdir()
+    words = [sys.executable, "-c", "input()", str(finished.path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+        record = SinkRecord("wandb", "w", process.pid, SinkState.WORKING, 3)
+        (finished.path / "sinks" / "wandb.json").write_text(json.dumps(vars(record)))
+        assert [record] == wait_for_sinks(finished.path, patience_s=0.0)
+        process.kill()
+    (killed,) = wait_for_sinks(finished.path, patience_s=60.0)
+    said = [(one.code, one.message) for one in sink_diagnostics([record, killed], finished.path)]
+    assert said == [
+        ("R061", "the sink wandb has not come to its end yet; it goes on by itself"),
+        ("R060", "the sink wandb has stopped: its process was killed, or there was no room for its last word"),
+    ]
 
 
 def test_a_process_beside_the_run_follows_it_to_its_end(here, written):

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -108,14 +108,15 @@ def start_sinks(path: Path, choices: Sequence[SinkChoice]) -> None:
         try:
             (path / SINKS_DIR).mkdir(exist_ok=True)
             _write_record(path, record)
-            _start([sys.executable, "-m", "ttlaunch", *words], log=path / SINKS_DIR / f"{choice.kind}.log")
+            pid = _start([sys.executable, "-m", "ttlaunch", *words], log=path / SINKS_DIR / f"{choice.kind}.log")
+            _write_record(path, replace(record, pid=pid))
         except OSError as error:
             failed = SinkRecord(choice.kind, record.place, 0, SinkState.FAILED, 0, _why(error))
             _write_record(path, failed)
 
 
-def _start(argv: Sequence[str], *, log: Path) -> None:
-    """Start a process in a session of its own that prints into a file; nobody waits for it.
+def _start(argv: Sequence[str], *, log: Path) -> int:
+    """Start a process in a session of its own that prints into a file; nobody waits for it, and its id is returned.
 
     Raises:
         OSError: It cannot be started.
@@ -126,7 +127,7 @@ def _start(argv: Sequence[str], *, log: Path) -> None:
         (os.POSIX_SPAWN_OPEN, 1, str(log), writing, 0o644),
         (os.POSIX_SPAWN_OPEN, 2, str(log), writing, 0o644),
     ]
-    os.posix_spawn(argv[0], list(argv), os.environ, file_actions=files, setsid=True)
+    return os.posix_spawn(argv[0], list(argv), os.environ, file_actions=files, setsid=True)
 
 
 def tell_failure(path: Path, record: SinkRecord) -> None:
@@ -151,10 +152,30 @@ def wait_for_sinks(path: Path, *, patience_s: float) -> list[SinkRecord]:
     """What became of the sinks of a run that has ended; those that still work after some seconds are as they are then."""
     until = time.monotonic() + patience_s
     while True:
-        found = read_sinks(path)
+        found = [_settled(record, path) for record in read_sinks(path)]
         if all(one.state is not SinkState.WORKING for one in found) or time.monotonic() >= until:
             return found
         time.sleep(_TICK_S / 5)
+
+
+def _settled(record: SinkRecord, path: Path) -> SinkRecord:
+    """A sink that still works as its record says, but whose process is gone, has failed."""
+    if record.state is not SinkState.WORKING or not record.pid or _is_at_work(record.pid, path):
+        return record
+    latest = next((one for one in read_sinks(path) if one.kind == record.kind), record)  # it may have ended meanwhile
+    if latest.state is not SinkState.WORKING:
+        return latest
+    return replace(
+        record, state=SinkState.FAILED, error="its process was killed, or there was no room for its last word"
+    )
+
+
+def _is_at_work(pid: int, path: Path) -> bool:
+    """Whether a process goes on that was started for the run; one that has ended has no command line any more."""
+    try:
+        return os.fsencode(path) in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _write_record(path: Path, record: SinkRecord) -> None:
