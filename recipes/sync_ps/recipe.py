@@ -26,9 +26,7 @@ class SyncPsConfig(Section):
     noun: ClassVar[str] = "sync_ps_config"
 
     num_servers: PositiveInt = Field(1, description="ranks that share the parameters and their state, by layers")
-    straggler: Literal["wait", "drop", "fail"] = Field(
-        "wait", description="wait for late workers; drop: make the step of what came; fail: end the run and name them"
-    )
+    straggler: Literal["wait", "drop", "fail"] = Field("wait", description="for late workers; or do without; or end")
     straggler_timeout_s: PositiveFloat = Field(30.0, description="after the last that came; then others are late")
     polyak_interval: PositiveInt | None = Field(None, description="steps between weights that their average counts")
     polyak_decay: Annotated[float, Field(ge=0, lt=1)] | None = Field(

@@ -168,7 +168,11 @@ def test_the_feed_forward_model_runs_under_both(run_ranks, reference):
         ),
         ("pipeline_parallel", ["stage"] * 4, small(6, blocks_per_rank=[2, 2], pipeline={"ranks_per_stage": 2})),
         ("fabric_minimal", ["peer"] * 3, {"all_reduce_config": {"megabytes": 0.1, "repeats": 2}}),
-        ("sync_ps", ["worker"] * 2 + ["server"] * 2, small(6) | {"sync_ps_config": {"num_servers": 2}}),
+        (
+            "sync_ps",
+            ["worker"] * 2 + ["server"] * 2,
+            small(6) | {"sync_ps_config": {"num_servers": 2}} | {"compression_config": {"kind": "int8"}},
+        ),
         ("elastic_dp", ["worker"] * 2 + ["server"], small(6)),
     ],
 )
