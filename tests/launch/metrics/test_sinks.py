@@ -213,6 +213,7 @@ def test_a_sink_that_is_not_known_is_refused(here, text, message):
 
 def test_a_missing_library_is_told_before_anything_starts(ttlaunch, here, monkeypatch):
     """D21: with the command that installs it; a folder of that name, as W&B makes one, is no library."""
+    assert 0 == ttlaunch("run data_parallel --dry-run --sink prometheus=m.prom").status  # imports what it needs
     (here / "wandb").mkdir()
     monkeypatch.setattr(sys, "path", [str(here)])
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -289,8 +290,7 @@ def test_a_slow_sink_is_not_waited_for_and_one_that_was_killed_has_failed(finish
     from ttlaunch.cli.sink_view import sink_diagnostics  # noqa: PLC0415
 
     (finished.path / "sinks").mkdir()
-    words = [sys.executable, "-c", "input()", str(finished.path)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         record = SinkRecord("wandb", "w", process.pid, SinkState.WORKING, 3)
         (finished.path / "sinks" / "wandb.json").write_text(json.dumps(vars(record)))
         assert [record] == wait_for_sinks(finished.path, patience_s=0.0)

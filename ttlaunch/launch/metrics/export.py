@@ -160,7 +160,7 @@ def wait_for_sinks(path: Path, *, patience_s: float) -> list[SinkRecord]:
 
 def _settled(record: SinkRecord, path: Path) -> SinkRecord:
     """A sink that still works as its record says, but whose process is gone, has failed."""
-    if record.state is not SinkState.WORKING or not record.pid or _is_at_work(record.pid, path):
+    if record.state is not SinkState.WORKING or not record.pid or _is_at_work(record.pid):
         return record
     latest = next((one for one in read_sinks(path) if one.kind == record.kind), record)  # it may have ended meanwhile
     if latest.state is not SinkState.WORKING:
@@ -170,12 +170,13 @@ def _settled(record: SinkRecord, path: Path) -> SinkRecord:
     )
 
 
-def _is_at_work(pid: int, path: Path) -> bool:
-    """Whether a process goes on that was started for the run; one that has ended has no command line any more."""
+def _is_at_work(pid: int) -> bool:
+    """Whether a process is there, and not only what is left of one that nobody has asked about since."""
     try:
-        return os.fsencode(path) in Path(f"/proc/{pid}/cmdline").read_bytes()
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1]
     except OSError:
         return False
+    return state not in {b"Z", b"X"}
 
 
 def _write_record(path: Path, record: SinkRecord) -> None:
