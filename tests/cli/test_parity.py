@@ -38,14 +38,27 @@ def test_a_right_recipe_has_one_class(ttlaunch):
     assert verdict.startswith("fp32: 2 cells in class A (")
 
 
-def test_concise_is_a_line_for_each_cell_and_nothing_else(ttlaunch):
+@pytest.fixture
+def carried_out(monkeypatch):
+    """Cells that have come to one and the same end, each named once it is carried out; nothing is trained."""
+    cells = []
+
+    def carry_out(_self, cell, _folder):
+        cells.append(cell.layout)
+        size = 1_500_000 * (len(cells) > 1)
+        return Result(cell, cell.command(steps=3, simulated=True), "a" * 64, None, 300_000_000, 1.25, size, size)
+
+    monkeypatch.setattr(Parity, "_carry_out", carry_out)
+    return cells
+
+
+def test_concise_is_a_line_for_each_cell_and_nothing_else(ttlaunch, carried_out):
     answer = ttlaunch(f"{SIMULATED} --format concise")
-    rows = [line.split("\t") for line in answer.stdout.splitlines()]
     assert [
-        ["fp32", "one process", "1", "3", "A", "0", "0.00 MB", "1"],
-        ["fp32", "data parallel", "3", "3", "A", "0"],
-    ] == [rows[0][:8], rows[1][:6]]
-    assert (2, {10}, "") == (len(rows), {len(row) for row in rows}, answer.stderr)
+        ["fp32", "one process", "1", "3", "A", "0", "0.00 MB", "1", "300 MB", "1.2 s"],
+        ["fp32", "data parallel", "3", "3", "A", "0", "1.50 MB", "1.000", "300 MB", "1.2 s"],
+    ] == [line.split("\t") for line in answer.stdout.splitlines()]
+    assert "" == answer.stderr
 
 
 @pytest.mark.mpi
@@ -88,21 +101,28 @@ def test_a_recipe_that_breaks_is_named_and_the_others_are_compared(ttlaunch, her
     answer = json.loads(ttlaunch(f"{SIMULATED} --format json").stdout)
     assert ["A", None] == [cell["class"] for cell in answer["cells"]]
     (diagnostic,) = answer["diagnostics"]
-    annotated = ttlaunch(f"{SIMULATED} --format github")
-    assert annotated.stderr.startswith("::error ")
     assert "R041" == diagnostic["code"]
     assert "data parallel, 3 ranks, accumulation 3, fp32 did not come to its end: rank 0" in diagnostic["message"]
     assert "raised ValueError" in diagnostic["message"]
 
 
-def test_kept_results_are_not_repeated_unless_the_code_changes(ttlaunch, here):
+def test_kept_results_are_not_repeated_unless_the_code_changes(ttlaunch, here, carried_out):
     line = f"{SIMULATED} --results kept.jsonl --format json"
     first, second = (json.loads(ttlaunch(line).stdout)["cells"] for _ in range(2))
     assert [False, False] == [cell["was_kept"] for cell in first]
     assert [False, True] == [cell["was_kept"] for cell in second]  # the reference's weights are needed
     assert [cell["sha256"] for cell in first] == [cell["sha256"] for cell in second]
     wrong_recipe(here, "    raise ValueError('no such bucket')\n")
-    assert 1 == ttlaunch(line).status
+    third = json.loads(ttlaunch(line).stdout)["cells"]
+    assert [False, False] == [cell["was_kept"] for cell in third]
+    assert 2 + 1 + 2 == len(carried_out)
+
+
+def test_a_failure_is_an_annotation_in_ci(ttlaunch, monkeypatch):
+    failed = lambda _self, cell, _folder: Result(cell, "", None, None, None, 0.0, error="no such bucket")  # noqa: E731
+    monkeypatch.setattr(Parity, "_carry_out", failed)
+    answer = ttlaunch(f"{SIMULATED} --format github")
+    assert (1, True) == (answer.status, answer.stderr.startswith("::error "))
 
 
 def test_what_is_no_part_of_the_matrix_is_refused(ttlaunch):

@@ -14,6 +14,8 @@ from ttlaunch.runtime.sockets.protocol import SocketError
 
 from .pipelines import PipelineRuns
 
+FOX = "the quick brown fox jumps over the lazy dog, and then it rests for a while. " * 40
+
 
 class QueueSocket:
     """Messages between ranks that are threads, or one after the other, of this process."""
@@ -79,7 +81,7 @@ def sockets():
 def fox(tmp_path):
     """A short text."""
     path = tmp_path / "text.txt"
-    path.write_text("the quick brown fox jumps over the lazy dog, and then it rests for a while. " * 40)
+    path.write_text(FOX)
     return path
 
 

@@ -1,5 +1,7 @@
 """Gradients in buckets while others are computed, weights in buckets while others are used: the bits of one process."""
 
+from functools import cache
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -83,6 +85,7 @@ def loss_of(model, step, index):
     return functional.mse_loss(model(x, step), y, reduction="sum")
 
 
+@cache
 def alone(micro_batches):
     """Weights and losses of one process."""
     model = Layers(0)
@@ -192,7 +195,7 @@ def train(workers, local, micro_batches, megabytes, *, tiers, watches):
     return [found[rank] for rank in ranks], found["losses"], outcome
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(
     st.data(),
     st.integers(1, 6),
@@ -204,7 +207,7 @@ def train(workers, local, micro_batches, megabytes, *, tiers, watches):
 def test_any_ranks_and_buckets_give_the_bits_of_one_process(data, workers, local, megabytes, tiers, watches):
     """A5, A6, A9, A14: ragged blocks, several ranks a worker, buckets of a parameter and of everything, layers that
     get no gradient; with hooks that send while the backward pass runs, and without."""
-    micro_batches = data.draw(st.integers(workers * local, max(workers * local, 20)))
+    micro_batches = data.draw(st.integers(workers * local, max(workers * local, 12)))
     expected_N, losses = alone(micro_batches)
     weights, found, _ = train(workers, local, micro_batches, megabytes, tiers=tiers, watches=watches)
     assert losses == found
@@ -316,11 +319,11 @@ def test_an_update_by_buckets_has_the_bits_of_a_whole_one(make_cfg, make_context
             assert torch.equal(ours, theirs), name
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(st.data(), st.integers(1, 6), st.sampled_from([1e-6, ONE_LAYER, 2 * ONE_LAYER, 1.0, None]), st.booleans())
 def test_an_all_reduce_in_buckets_has_the_bits_of_one_process(data, ranks, megabytes, watches):
     """A5, A9, A14 without a server: ragged blocks, shards smaller than ranks, layers that get no gradient."""
-    micro_batches = data.draw(st.integers(ranks, 20))
+    micro_batches = data.draw(st.integers(ranks, 12))
     expected_N, losses = alone(micro_batches)
     world, found = InProcessWorld(["worker"] * ranks), {}
     blocks = contiguous_blocks(micro_batches, ranks)

@@ -3,11 +3,31 @@
 Sends of the in-process world are synchronous, and a deadlock or a message that nobody receives fails the test.
 """
 
+import json
+
 import pytest
 
 from ttlaunch import contract
 
-from .pipelines import check_equal, start_from
+from .conftest import FOX
+from .pipelines import PipelineRuns, check_equal, start_from
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """`alone(SECTION={…})`: one process, trained once for all tests that compare with it."""
+    folder, found = tmp_path_factory.mktemp("alone"), {}
+    text = folder / "text.txt"
+    text.write_text(FOX)
+    train = PipelineRuns(folder, text)
+
+    def run(**sections):
+        key = json.dumps(sections)
+        if key not in found:
+            found[key] = train(**sections)
+        return found[key]
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -26,10 +46,10 @@ from .pipelines import check_equal, start_from
     ],
 )
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_every_schedule_and_number_of_replicas_equals_one_process(train, blocks, schedule, chunks, replicas):
+def test_every_schedule_and_number_of_replicas_equals_one_process(train, alone, blocks, schedule, chunks, replicas):
     """Seven micro-batches: neither stages nor replicas divide them."""
     pipeline = {"blocks_per_rank": blocks, "schedule": schedule, "chunks_per_rank": chunks, "replicas": replicas}
-    check_equal(train(), train(pipeline, ranks=len(blocks) * replicas))
+    check_equal(alone(), train(pipeline, ranks=len(blocks) * replicas))
 
 
 def test_as_many_replicas_as_micro_batches(train):
@@ -39,14 +59,14 @@ def test_as_many_replicas_as_micro_batches(train):
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
-def test_auto_measures_each_schedule_in_steps_that_count(train, chunks):
+def test_auto_measures_each_schedule_in_steps_that_count(train, alone, chunks):
     """With chunks, blocks and their optimizer state move between ranks in mid-training; the bits stay."""
     steps = {"training_config": {"steps": 15, "validation_interval": 5}}
     pipeline = {"blocks_per_rank": [2, 4, 2], "schedule": "auto", "chunks_per_rank": chunks}
-    alone, found = train(**steps), train(pipeline, ranks=3, **steps)
-    assert alone.sha256 == found.sha256
-    assert alone.by_step("step", "loss") == found.by_step("step", "loss")
-    assert alone.by_step("validation", "loss") == found.by_step("validation", "loss")
+    expected, found = alone(**steps), train(pipeline, ranks=3, **steps)
+    assert expected.sha256 == found.sha256
+    assert expected.by_step("step", "loss") == found.by_step("step", "loss")
+    assert expected.by_step("validation", "loss") == found.by_step("validation", "loss")
     names = ["gpipe", "1f1b", "interleaved"][: chunks + 1]
     times = {name: found.result(f"{name}_s") for name in names}
     assert min(times, key=times.get) == found.result("schedule")
@@ -87,25 +107,38 @@ def test_a_chosen_schedule_is_not_measured(train):
     assert train({"blocks_per_rank": [4, 4]}, ranks=2).result("schedule") is None
 
 
+OTHERS = (None, 1), ({"blocks_per_rank": [2, 6], "replicas": 3}, 6), ({"blocks_per_rank": [2, 2, 4]}, 3)
+
+
+def check_going_on(train, expected, first, *, at, **steps):
+    """From a checkpoint of each of three steps another layout goes on to the same bits."""
+    for step, (other, count) in zip(at, OTHERS, strict=True):
+        start, names = start_from(first, step=step)
+        assert len(names) == len(set(names))
+        assert expected.sha256 == train(other, ranks=count, start=start, **steps).sha256
+
+
 @pytest.mark.parametrize(
     ("before", "ranks"),
     [
         ({"blocks_per_rank": [3, 5], "replicas": 2}, 4),
         ({"blocks_per_rank": [4, 4], "schedule": "interleaved", "chunks_per_rank": 2}, 2),
-        ({"blocks_per_rank": [2, 4, 2], "schedule": "auto", "chunks_per_rank": 2}, 3),
         (None, 1),
     ],
 )
-def test_one_replica_writes_and_any_layout_goes_on(train, before, ranks):
+def test_one_replica_writes_and_any_layout_goes_on(train, alone, before, ranks):
+    steps = {"training_config": {"steps": 6, "validation_interval": 3}}
+    first = train(before, ranks=ranks, saves=True, checkpoint_config={"interval": 2}, **steps)
+    assert alone(**steps).sha256 == first.sha256
+    check_going_on(train, alone(**steps), first, at=(2, 4, 4), **steps)
+
+
+def test_checkpoints_of_blocks_that_move_are_whole_and_any_layout_goes_on(train, alone):
     """With `auto` blocks have moved between the two checkpoints, and move again after the resume."""
     steps = {"training_config": {"steps": 16, "validation_interval": 8}}
-    whole = train(**steps)
-    first = train(before, ranks=ranks, saves=True, checkpoint_config={"interval": 5}, **steps)
-    assert whole.sha256 == first.sha256
-    others = (None, 1), ({"blocks_per_rank": [2, 6], "replicas": 3}, 6), ({"blocks_per_rank": [2, 2, 4]}, 3)
-    for step, (other, count) in zip((5, 10, 15), others, strict=True):
-        start, names = start_from(first, step=step)
-        assert len(names) == len(set(names))
-        assert whole.sha256 == train(other, ranks=count, start=start, **steps).sha256
-    again = {"blocks_per_rank": [2, 4, 2], "schedule": "auto", "chunks_per_rank": 2}
-    assert whole.sha256 == train(again, ranks=3, start=start_from(first, step=5)[0], **steps).sha256
+    auto = {"blocks_per_rank": [2, 4, 2], "schedule": "auto", "chunks_per_rank": 2}
+    first = train(auto, ranks=3, saves=True, checkpoint_config={"interval": 5}, **steps)
+    assert alone(**steps).sha256 == first.sha256
+    check_going_on(train, alone(**steps), first, at=(5, 10, 15), **steps)
+    start, _ = start_from(first, step=5)
+    assert alone(**steps).sha256 == train(auto, ranks=3, start=start, **steps).sha256
