@@ -132,6 +132,8 @@ def test_what_is_no_part_of_the_matrix_is_refused(ttlaunch):
     assert 3 == len(lines)
     assert "`--accumulation 5` is not among" in lines[2]
     assert "" == answer.stdout
+    (said,) = ttlaunch("parity --recipe fully_sharded --simulate").stderr.splitlines()[1:2]
+    assert " = note: these end with the bits of one process; torch, as in fully_sharded, adds in another order" in said
 
 
 @pytest.mark.parametrize(

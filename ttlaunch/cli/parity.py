@@ -84,7 +84,7 @@ def parity(
     with its share of what the recipe's formula says.
     """
     mistakes = [
-        *_strangers("--recipe", recipes, RECIPES),
+        *_strangers("--recipe", recipes, RECIPES, notes=(_OTHERS,)),
         *_strangers("--precision", precision, PRECISIONS),
         *_strangers("--accumulation", accumulation, [k for k in range(1, SEQUENCES + 1) if SEQUENCES % k == 0]),
     ]
@@ -112,10 +112,15 @@ def parity(
     leave(contract.STATUS_RANK_FAILED if diagnostics else contract.STATUS_DONE)
 
 
-def _strangers(option: str, given: Sequence[object] | None, known: Sequence[object]) -> Iterator[Diagnostic]:
+_OTHERS = "these end with the bits of one process; torch, as in fully_sharded, adds in another order, and other recipes may differ"
+
+
+def _strangers(
+    option: str, given: Sequence[object] | None, known: Sequence[object], *, notes: tuple[str, ...] = ()
+) -> Iterator[Diagnostic]:
     for value in given or ():
         if value not in known:
-            yield Diagnostic("P009", f"`{option} {value}` is not among {listed(list(map(str, known)))}")
+            yield Diagnostic("P009", f"`{option} {value}` is not among {listed(list(map(str, known)))}", notes=notes)
 
 
 def _unknown_sizes(recipes: Sequence[str], ranks: Sequence[int]) -> Iterator[Diagnostic]:
