@@ -2,9 +2,10 @@
 
     python benchmarks/bits.py [--steps 200] [--simulate] [--fresh]
 
-One process, two tiers, three tiers and data parallelism with 1, 2, 3 and 4 workers, pipelines of 2, 3 and 4 stages; dropout
-and clipping on, fp32, 12 micro-batches a step in 3 accumulations. To be met: one class. Interrupted, the same command goes on:
-results are kept in `.benchmarks/bits.jsonl`, and count as long as nothing that computes was changed.
+One process, two tiers, three tiers and data parallelism with 1, 2, 3 and 4 workers, pipelines of 2, 3 and 4 stages, ZeRO,
+parameter servers and `classic_dp` without a lead; dropout and clipping on, fp32, 12 micro-batches a step in 3 accumulations.
+To be met: one class. Interrupted, the same command goes on: results are kept in `.benchmarks/bits.jsonl`, and count as long as
+nothing that computes was changed.
 """
 
 import argparse
