@@ -11,7 +11,7 @@ import typer
 
 from ttlaunch import contract
 from ttlaunch.cli.console import leave, print_json, refuse, refuse_file, show_diagnostics
-from ttlaunch.cli.interrupt import terminated_as_interrupted
+from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.cli.options import On, Overrides
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import Diagnostic, Format, Severity, listed, shown
@@ -151,7 +151,7 @@ def _carry_out(
 
     total = len(candidates) * repeats
     comparison = Comparison(workload, on=on, folder=out, repeats=repeats)
-    with terminated_as_interrupted():
+    with interruptible():
         try:
             for attempt in comparison.attempts(candidates):
                 attempts.append(attempt)

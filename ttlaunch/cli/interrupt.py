@@ -1,4 +1,4 @@
-"""Let a SIGTERM end a command as Ctrl-C does, so that the processes it started are ended too."""
+"""Let Ctrl-C, and a SIGTERM too, be something that a command can answer: it ends what it started and says how far it came."""
 
 import signal
 from collections.abc import Iterator
@@ -7,13 +7,18 @@ from typing import NoReturn
 
 
 @contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """A SIGTERM raises KeyboardInterrupt in here."""
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+def interruptible(*numbers: signal.Signals) -> Iterator[None]:
+    """A signal raises KeyboardInterrupt in here; elsewhere Ctrl-C leaves the command at once.
+
+    Args:
+        numbers: Which; without any, SIGINT and SIGTERM.
+    """
+    previous = {number: signal.signal(number, _interrupt) for number in numbers or (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _interrupt(_number: int, _frame: object) -> NoReturn:

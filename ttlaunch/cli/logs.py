@@ -1,6 +1,7 @@
 """`ttlaunch logs`: what the ranks of a run have printed, in the order in which it came; also while it runs."""
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Collection
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ttlaunch.cli.console import refuse
+from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.cli.named_run import find_named_run, refuse_run
 from ttlaunch.cli.options import Only, OutputFormat, RunsDir
 from ttlaunch.diagnostics import Diagnostic, Format, listed, shown
@@ -56,10 +58,11 @@ def logs(
     chosen = choose_ranks(only or (), rows, form=form)
     streams = ("stdout", "stderr") if stream is None else (stream,)
     try:
-        if form is Format.JSON:
-            _show_json(path, rows, chosen, streams, follow=follow)
-        else:
-            _show(path, rows, chosen, streams, follow=follow)
+        with interruptible(signal.SIGINT):
+            if form is Format.JSON:
+                _show_json(path, rows, chosen, streams, follow=follow)
+            else:
+                _show(path, rows, chosen, streams, follow=follow)
     except KeyboardInterrupt:  # how one stops to follow
         return
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 from ttlaunch import contract
 from ttlaunch.cli.console import leave, needs_no_reader, print_json, refuse, show_diagnostics
+from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.cli.named_run import find_named_run, refuse_run
 from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.cli.sink_view import parse_sinks, sink_diagnostics
@@ -63,13 +65,14 @@ def metrics(
     choices = parse_sinks(to or (), option="--to", form=form)
     path = find_named_run(run, runs_dir=runs_dir, form=form)
     try:
-        log = EventLog(path)
-        if choices:
-            _export(path, choices, follow=follow, beside=beside, form=form)
-        elif form is Format.JSON:
-            _print_events(log, follow=follow)
-        else:
-            _print_table(log, form=form)
+        with interruptible(signal.SIGINT):
+            log = EventLog(path)
+            if choices:
+                _export(path, choices, follow=follow, beside=beside, form=form)
+            elif form is Format.JSON:
+                _print_events(log, follow=follow)
+            else:
+                _print_table(log, form=form)
     except KeyboardInterrupt:  # how one stops to follow
         leave(contract.STATUS_INTERRUPTED if choices else contract.STATUS_DONE)
     except (OSError, ValueError) as error:

@@ -12,7 +12,7 @@ import typer
 
 from ttlaunch import contract
 from ttlaunch.cli.console import leave, print_json, refuse, refuse_file, show_diagnostics
-from ttlaunch.cli.interrupt import terminated_as_interrupted
+from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.diagnostics import Diagnostic, Format, listed
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.plan.parity import ACCUMULATIONS, PRECISIONS, RECIPES, SEQUENCES, Cell, class_names, matrix, world_sizes
@@ -141,7 +141,7 @@ def _carry_out(
     from ttlaunch.launch.parity import Parity
 
     found: list[Result] = []
-    with tempfile.TemporaryDirectory(prefix="ttl-parity-") as scratch, terminated_as_interrupted():
+    with tempfile.TemporaryDirectory(prefix="ttl-parity-") as scratch, interruptible():
         try:
             run = Parity(steps=steps, simulated=simulated, jobs=jobs, scratch=Path(scratch), kept=kept)
             if form not in {Format.JSON, Format.CONCISE}:

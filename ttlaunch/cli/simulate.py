@@ -15,7 +15,7 @@ import typer
 from ttlaunch import contract
 from ttlaunch.cli.console import leave, print_json, refuse, refuse_file, show_diagnostics, stop_on_errors
 from ttlaunch.cli.describe import Request, describe, is_script
-from ttlaunch.cli.interrupt import terminated_as_interrupted
+from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.cli.options import ConfigFile, On, OutputFormat, Overrides, Ranks, Verbose, complete_recipes
 from ttlaunch.diagnostics import Diagnostic, Format, Label, Source
 
@@ -69,6 +69,7 @@ def simulate(
     try:
         simulation = _carry_out(plan, python, keep=keep, form=form)
     except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted\n")
         leave(contract.STATUS_INTERRUPTED)
     found = _diagnostics(simulation)
     if form is Format.JSON:
@@ -128,7 +129,7 @@ def _carry_out(plan: "LaunchPlan", python: str, *, keep: Path | None, form: Form
         view = stack.enter_context(
             make_following_view(facts_of(plan), RunFolder(run_id, path), quiet=form is Format.JSON)
         )
-        stack.enter_context(terminated_as_interrupted())
+        stack.enter_context(interruptible())
         saves = keep is not None
         try:
             return simulate(plan, path, python=python, environment=os.environ, view=view, run_id=run_id, saves=saves)
