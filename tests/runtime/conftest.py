@@ -1,5 +1,6 @@
 """A rank without a launcher: a context over a socket inside the process, and small configurations."""
 
+import json
 import queue
 from collections import defaultdict
 
@@ -89,6 +90,23 @@ def fox(tmp_path):
 def train(tmp_path, fox):
     """`train(pipeline, ranks=…, SECTION={…})`: one process or a pipeline; see `PipelineRuns`."""
     return PipelineRuns(tmp_path, fox)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """`alone(SECTION={…})`: one process, trained once for all tests of a file that compare with it."""
+    folder, found = tmp_path_factory.mktemp("alone"), {}
+    text = folder / "text.txt"
+    text.write_text(FOX)
+    train = PipelineRuns(folder, text)
+
+    def run(**sections):
+        key = json.dumps(sections)
+        if key not in found:
+            found[key] = train(**sections)
+        return found[key]
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,8 @@
 """Ledger ÷ formula of the recipes whose workers drift apart: D6's ring, and averages every so many steps."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from .pipelines import start_from
-from .test_traffic import books, check_exact, small  # noqa: F401  a fixture and its helpers
+from .test_traffic import books, check_exact, small, start_of_run  # noqa: F401  fixtures and their helpers
 
 WORKERS = [(2, 4), (3, 4), (4, 7)]
 
@@ -90,10 +87,9 @@ def test_gradients_of_sgd_are_averaged_in_every_step_as_the_parent_does(books): 
     ],
     ids=["classic_dp", "local_sgd", "diloco"],
 )
-def test_a_resumed_run_moves_what_it_says(books, recipe, section, began):  # noqa: F811
+def test_a_resumed_run_moves_what_it_says(books, start_of_run, recipe, section, began):  # noqa: F811
     config = small(4, 6, checkpoint_config={"interval": 1, "keep": 9}, **section)
-    whole = books(recipe, ["worker"] * 3, config=config)
-    start, _ = start_from(SimpleNamespace(run_dir=whole.path), step=began)
+    start = start_of_run(recipe, ["worker"] * 3, config, step=began)
     resumed = books(recipe, ["worker"] * 3, config=config, start=start)
     check_exact(resumed, steps=6 - began, validations={2: 3, 3: 3, 4: 2}[began])
 

@@ -3,31 +3,11 @@
 Sends of the in-process world are synchronous, and a deadlock or a message that nobody receives fails the test.
 """
 
-import json
-
 import pytest
 
 from ttlaunch import contract
 
-from .conftest import FOX
-from .pipelines import PipelineRuns, check_equal, start_from
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """`alone(SECTION={…})`: one process, trained once for all tests that compare with it."""
-    folder, found = tmp_path_factory.mktemp("alone"), {}
-    text = folder / "text.txt"
-    text.write_text(FOX)
-    train = PipelineRuns(folder, text)
-
-    def run(**sections):
-        key = json.dumps(sections)
-        if key not in found:
-            found[key] = train(**sections)
-        return found[key]
-
-    return run
+from .pipelines import check_equal, start_from
 
 
 @pytest.mark.parametrize(

@@ -24,20 +24,20 @@ TIED = {"transformer_config": {"tie_embeddings": True}}
         (2, {"blocks_per_rank": [8], "replicas": 2, "schedule": "interleaved", "chunks_per_rank": 2}),
     ],
 )
-def test_pipelines_equal_one_process(train, kind, ranks, pipeline):
+def test_pipelines_equal_one_process(train, alone, kind, ranks, pipeline):
     """Digests of first and last stage must agree, or `sha256` fails; the norm counts the matrix once."""
     sections = TIED | {"training_config": {"model_type": kind}}
-    alone, found = train(**sections), train(pipeline, ranks=ranks, **sections)
-    check_equal(alone, found)
-    assert alone.sha256 != train(training_config={"model_type": kind}).sha256
+    check_equal(alone(**sections), train(pipeline, ranks=ranks, **sections))
+    assert alone(**sections).sha256 != alone(training_config={"model_type": kind}).sha256
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_blocks_move_around_a_shared_matrix(train, precision):
     """With fp16 the first steps overflow, so the loss scale moves along, too."""
-    sections = TIED | {"training_config": {"steps": 13, "precision": precision}}
+    sizes = {"tie_embeddings": True, "num_blocks": 4}
+    sections = {"transformer_config": sizes, "training_config": {"steps": 13, "precision": precision}}
     sections["loss_scale_config"] = {"initial_power": 24}
-    pipeline = {"blocks_per_rank": [4, 4], "schedule": "auto", "chunks_per_rank": 2}
+    pipeline = {"blocks_per_rank": [2, 2], "schedule": "auto", "chunks_per_rank": 2}
     alone, found = train(**sections), train(pipeline, ranks=2, **sections)
     assert alone.sha256 == found.sha256
     assert (precision == "fp16") == (found.result("skipped steps") is not None)
@@ -45,13 +45,12 @@ def test_blocks_move_around_a_shared_matrix(train, precision):
 
 @pytest.mark.parametrize("clips", [True, False])
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in {"single", "pipeline"}])
-def test_tiers_and_data_parallelism_equal_one_process(tmp_path, fox, layout, clips):
+def test_tiers_and_data_parallelism_equal_one_process(tmp_path, fox, alone, layout, clips):
     """Without clipping, buckets are updated before the last gradient has arrived."""
-    config = {name: dict(values) for name, values in SMALL.items()}
-    config["transformer_config"] |= {"tie_embeddings": True, "num_blocks": 2}
-    config["training_config"] |= {"use_clip_grad_norm": clips}
-    alone = train_layout("single", tmp_path / "alone", config, data=fox)
-    check_equal(alone, train_layout(layout, tmp_path / "found", config, data=fox))
+    changes = {"transformer_config": {"tie_embeddings": True, "num_blocks": 2}}
+    changes["training_config"] = {"use_clip_grad_norm": clips}
+    config = {name: values | changes.get(name, {}) for name, values in SMALL.items()}
+    check_equal(alone(**changes), train_layout(layout, tmp_path / "found", config, data=fox))
 
 
 @pytest.fixture

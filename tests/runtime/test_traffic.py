@@ -21,13 +21,12 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 TWO, THREE = ["aggregator_optimizer"], ["aggregator", "optimizer"]
 
 
-@pytest.fixture
-def books(tmp_path, corpus):
+@pytest.fixture(scope="module")
+def books(tmp_path_factory, corpus):
     """`books(recipe, roles, …)` runs all ranks in this process and settles their books."""
 
     def run(recipe, roles, *, micro_batches=4, steps=3, config=None, start=None, data=None):
-        folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
-        folder.mkdir()
+        folder = tmp_path_factory.mktemp("run")
         declared = import_recipe_module(RECIPES / recipe, "recipe").RECIPE
         values = config or small(micro_batches, steps)
         plan = {
@@ -50,6 +49,20 @@ def books(tmp_path, corpus):
         assert sum(outcome.message_bytes.values()) == sum(edge.size for edge in recorded.traffic.edges)
         assert sum(outcome.messages.values()) == sum(edge.messages for edge in recorded.traffic.edges)
         return recorded
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def start_of_run(books):
+    """`start_of_run(recipe, roles, config, step=…)`: what goes on from a checkpoint of a run; equal runs are run once."""
+    found = {}
+
+    def run(recipe, roles, config, *, step):
+        key = json.dumps([recipe, roles, config])
+        if key not in found:
+            found[key] = books(recipe, roles, config=config)
+        return start_from(SimpleNamespace(run_dir=found[key].path), step=step)[0]
 
     return run
 
@@ -168,12 +181,13 @@ def test_a_run_that_ends_early_moves_what_it_says(books, recipe, roles, multihos
     ],
     ids=["two tiers", "three tiers", "data parallel", "pipeline", "zero"],
 )
-def test_a_resumed_run_moves_what_it_says(books, recipe, roles, multihost, stops, began, steps, validations):
+def test_a_resumed_run_moves_what_it_says(
+    books, start_of_run, recipe, roles, multihost, stops, began, steps, validations
+):
     """Its opening validation counts, also where nothing is left to train; the sizes of buckets are told in a step."""
     config = small(4, 6, multihost_config=multihost, checkpoint_config={"interval": 1, "keep": 9})
     config["training_config"] |= stops
-    whole = books(recipe, roles, config=config)
-    start, _ = start_from(SimpleNamespace(run_dir=whole.path), step=began)
+    start = start_of_run(recipe, roles, config, step=began)
     check_exact(books(recipe, roles, config=config, start=start), steps=steps, validations=validations)
 
 
