@@ -65,3 +65,14 @@ def test_the_readme_names_every_recipe():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
 
     assert [] == [folder.name for folder in ROOT.glob("recipes/*/") if f"recipes/{folder.name}/" not in readme]
+
+
+def test_help_texts_leave_the_ends_of_lines_to_the_terminal():
+    """A line break in a later paragraph of a docstring would be shown as one, in the middle of a sentence."""
+    commands = get_command(app).commands
+    broken = [
+        name
+        for name, command in commands.items()
+        if any("\n" in part for part in (command.help or "").split("\n\n")[1:])
+    ]
+    assert [] == broken

@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +44,12 @@ from ttlaunch.cli import (
 from ttlaunch.cli.after_dashes import CommandAfterDashes
 from ttlaunch.cli.last_resort import status_of
 
+
+def _paragraphs(function: Callable[..., None]) -> str:
+    """A docstring whose paragraphs are a line each, so that the terminal's width alone decides where lines end."""
+    return "\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
+
+
 app = typer.Typer(
     name="ttlaunch",
     no_args_is_help=True,
@@ -57,8 +64,8 @@ app.command("repro", epilog=repro.EXAMPLES)(repro.repro)
 app.command("chaos", epilog=chaos.EXAMPLES, cls=CommandAfterDashes)(chaos.chaos)
 app.command("plan", epilog=plan.EXAMPLES, cls=CommandAfterDashes)(plan.plan)
 app.command("simulate", epilog=simulate.EXAMPLES)(simulate.simulate)
-app.command("parity", epilog=parity.EXAMPLES)(parity.parity)
-app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
+app.command("parity", epilog=parity.EXAMPLES, help=_paragraphs(parity.parity))(parity.parity)
+app.command("compare", epilog=compare.EXAMPLES, help=_paragraphs(compare.compare))(compare.compare)
 app.command("attach", epilog=attach.EXAMPLES)(attach.attach)
 app.command("ps", epilog=ps.EXAMPLES)(ps.ps)
 app.command("logs", epilog=logs.EXAMPLES)(logs.logs)
