@@ -20,12 +20,15 @@ from .traffic import traffic
 
 
 class ClassicDpConfig(Section):
-    """How far workers may drift apart."""
+    """How far workers may drift apart, and how much less a stale gradient counts."""
 
     noun: ClassVar[str] = "classic_dp_config"
 
     staleness_bound: Annotated[int, Field(ge=0, le=100)] = Field(
         2, description="steps by which the fastest worker may lead the slowest; 0: none, with the bits of one process"
+    )
+    staleness_damping: Annotated[float, Field(ge=0, le=10)] = Field(
+        0.25, description="a mean of gradients s updates old has its learning rate divided by 1 + this times s"
     )
 
 

@@ -16,15 +16,17 @@ from ttlaunch.runtime.stop_order import StopOrder
 PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 1, "config": {}, "data": None}
 
 
-def config(bound, *, steps=6, interval=None, **training):
+def config(bound, *, steps=6, interval=None, damping=None, **training):
     small = {"steps": steps, "batch_size": 7, "micro_batch_size": 1, "validation_sequences": 3}
+    classic = {"staleness_bound": bound} | ({} if damping is None else {"staleness_damping": damping})
+    schedule = {"type": "cosine", "warmup_steps": 2} if damping is None else {"type": "constant", "warmup_steps": 0}
     return {
         "training_config": small | {"validation_interval": 1000} | training,
         "transformer_config": {"num_blocks": 1, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 16}
         | {"dropout_prob": 0.1},
-        "scheduler_config": {"type": "cosine", "warmup_steps": 2},
+        "scheduler_config": schedule,
         "checkpoint_config": {"interval": interval},
-        "classic_dp_config": {"staleness_bound": bound},
+        "classic_dp_config": classic,
     }
 
 
@@ -110,6 +112,16 @@ def test_a_loss_falls_with_old_gradients(train):
     losses = run.by_step(contract.KIND_VALIDATION, "loss")
     assert losses[60] < 0.8 * losses[0]
     assert 60 * 7 * 16 == sum(run.by_step(contract.KIND_STEP, "tokens").values())  # every token once
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.5])
+def test_stale_means_have_a_smaller_learning_rate(train, damping):
+    run = train(3, 2, steps=10, damping=damping, learning_rate=0.01)
+    values = ("learning_rate", "staleness", "tokens")
+    rates, ages, tokens = (run.by_step(contract.KIND_STEP, name) for name in values)
+    single = [step for step, count in tokens.items() if count == 7 * 16]  # in which one mean was applied
+    assert {0.01 / (1 + damping * ages[step]) for step in single} == {rates[step] for step in single}
+    assert len({ages[step] for step in single}) > 1
 
 
 def test_ctrl_c_ends_all_workers_after_the_same_step_with_the_same_weights(train, events, monkeypatch):
