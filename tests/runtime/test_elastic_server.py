@@ -1,5 +1,7 @@
 """D7, D8: an asynchronous parameter server in one process, where the order of arrivals is the same every time."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -8,7 +10,16 @@ from tests.runtime.test_resume_layouts import HALF, PLAN, STEPS, config, start_o
 from ttlaunch import contract
 from ttlaunch.launch.saved.checkpoints import complete_checkpoints
 from ttlaunch.launch.saved.resume import verify
-from ttlaunch.runtime import ElasticLink, RankContext, StalenessCounts, TaskList, step_size
+from ttlaunch.runtime import (
+    ElasticLink,
+    RankContext,
+    SnapshotValidation,
+    StalenessCounts,
+    TaskList,
+    build_model,
+    step_size,
+    validation_losses,
+)
 from ttlaunch.runtime.servers.pushes import HEADER_BYTES, Push, pack_push, read_push
 
 
@@ -186,6 +197,22 @@ def test_int8_gradients_train_nearly_as_well(elastic):
     forgets = {"compression_config": {"kind": "int8", "error_feedback": False}}
     without = elastic(2, training={"steps": 9}, sections=forgets, replay=arrivals(plain))
     assert 3 == len({plain.sha256, found.sha256, without.sha256})
+
+
+def test_a_validation_is_of_the_weights_that_it_began_with(make_cfg, make_context):
+    """The server updates meanwhile."""
+    cfg = make_cfg(training={"validation_sequences": 6})
+    ctx, reported = make_context(cfg), []
+    ctx.announced = lambda phase: nullcontext()
+    ctx.report_validation = lambda step, losses, *, tokens: reported.append((step, losses))
+    model = build_model(cfg, ctx)
+    expected = validation_losses(cfg, ctx, model).tolist()
+    validation = SnapshotValidation(cfg, ctx, model)
+    validation.begin(3)
+    assert validation.advance()
+    model.weights_N.zero_()
+    validation.finish()
+    assert [(3, expected)] == reported
 
 
 def test_a_push_says_what_it_is():
