@@ -30,12 +30,11 @@ def settings(values):
     ("recipe", "values"),
     [
         ("hierarchical_parallel --ranks 5", SMALL | {"multihost_config.num_workers": 3}),
-        ("hierarchical_parallel --ranks 3", SMALL | {"multihost_config.num_workers": 2}),
         ("pipeline_parallel", SMALL),
         ("data_parallel", SMALL | {"multihost_config.num_workers": 3}),
         ("zero", SMALL | {"multihost_config.num_workers": 3}),
     ],
-    ids=["three tiers", "two tiers", "pipeline", "data parallel", "zero"],
+    ids=["three tiers", "pipeline", "data parallel", "zero"],
 )
 def test_a_simulated_recipe_has_the_bits_of_a_run(ttlaunch, recipe, values):
     """C6."""

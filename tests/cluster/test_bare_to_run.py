@@ -6,15 +6,8 @@ import pytest
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(900)]
 
-FOUR = {
-    "fabric_minimal": "--ranks 4 --set all_reduce_config.repeats=2",
-    "hierarchical_parallel": "--set training_config.steps=3",
-    "pipeline_parallel": "--set training_config.steps=3"
-    " --set multihost_config.pipeline_parallel_config.blocks_per_rank=[1,1,1,1]",
-}
-FIVE = {
+ON_FIVE_HOSTS = {
     "fabric_minimal": "--ranks 5 --set all_reduce_config.repeats=2",
-    "hierarchical_parallel": "--set training_config.steps=3 --set multihost_config.num_workers=3",
     "pipeline_parallel": "--set training_config.steps=3 --set transformer_config.num_blocks=5"
     " --set multihost_config.pipeline_parallel_config.num_blocks=5"
     " --set multihost_config.pipeline_parallel_config.blocks_per_rank=[1,1,1,1,1]",
@@ -45,24 +38,25 @@ def test_sync_brings_one_tree_to_all(prepared_cluster, ttlaunch_on, lab):
     assert len(trees) == 1
 
 
-@pytest.mark.parametrize("recipe", FOUR)
-@pytest.mark.parametrize(("hosts", "settings"), [(4, FOUR), (5, FIVE)])
-def test_every_recipe_runs_on_prepared_hosts(prepared_cluster, ttlaunch_on, lab, recipe, hosts, settings):
-    answer = ttlaunch_on(prepared_cluster, cwd=lab)(
-        f"run {recipe} --on lab {settings[recipe]} --format json", timeout_s=200
-    )
+def run_on_hosts(prepared_cluster, ttlaunch_on, lab, words, *, hosts):
+    """The report of a run that has a rank on each of so many hosts, or one here without hosts."""
+    answer = ttlaunch_on(prepared_cluster, cwd=lab)(f"run {words} --format json", timeout_s=200)
     assert answer.status == 0, answer.stderr
     report = json.loads(answer.stdout)
-    assert [row["host"] for row in report["ranks"]] == prepared_cluster.hosts[:hosts]
     assert report["parameters_agree"]
+    assert not hosts or [row["host"] for row in report["ranks"]] == prepared_cluster.hosts[:hosts]
+    return report
+
+
+@pytest.mark.parametrize("recipe", ON_FIVE_HOSTS)
+def test_other_recipes_run_on_prepared_hosts(prepared_cluster, ttlaunch_on, lab, recipe):
+    run_on_hosts(prepared_cluster, ttlaunch_on, lab, f"{recipe} --on lab {ON_FIVE_HOSTS[recipe]}", hosts=5)
 
 
 def test_four_hosts_and_five_give_the_bits_of_one_process(prepared_cluster, ttlaunch_on, lab):
-    run = ttlaunch_on(prepared_cluster, cwd=lab)
+    ways = {"--ranks 1": 0, "--on lab": 4, "--on lab --set multihost_config.num_workers=3": 5}
     digests = set()
-    for words in ("--ranks 1", "--on lab", "--on lab --set multihost_config.num_workers=3"):
-        line = f"run hierarchical_parallel {words} --set training_config.steps=3 --format json"
-        answer = run(line, timeout_s=200)
-        assert answer.status == 0, answer.stderr
-        digests.add(json.loads(answer.stdout)["parameters_sha256"])
+    for words, hosts in ways.items():
+        line = f"hierarchical_parallel {words} --set training_config.steps=3"
+        digests.add(run_on_hosts(prepared_cluster, ttlaunch_on, lab, line, hosts=hosts)["parameters_sha256"])
     assert len(digests) == 1

@@ -35,7 +35,7 @@ def reported(run, kind, key):
     return {record["step"]: record[key] for record in run.records(0, kind) if key in record}
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [1, 2, 4])
 def test_workers_equal_one_process(run_ranks, alone, workers):
     """The spine: parameters, losses, norms and validations, with ragged blocks, dropout, clipping and accumulation."""
     run = run_ranks("data_parallel", ["worker"] * workers, small())
@@ -49,6 +49,7 @@ def test_workers_equal_one_process(run_ranks, alone, workers):
 
 
 def test_no_worker_relies_on_buffered_sends(run_ranks, alone):
+    """And three workers, too, equal one process."""
     run = run_ranks(
         "data_parallel", ["worker"] * 3, small(), environment={"TTLAUNCH_SYNCHRONOUS_SENDS": "1"}, timeout_s=100
     )
@@ -56,11 +57,10 @@ def test_no_worker_relies_on_buffered_sends(run_ranks, alone):
     assert alone.sha256 == run.sha256
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_torchs_reduction_trains_the_same_model_up_to_rounding(run_ranks, alone, workers):
+def test_torchs_reduction_trains_the_same_model_up_to_rounding(run_ranks, alone):
     """E1: each step's loss is that of the canonical run within what 30 steps of Adam make of rounding; 3 workers have
     unequal blocks, so a mean over workers instead of over tokens would show in the first step."""
-    run = run_ranks("data_parallel", ["worker"] * workers, small(reduction="fast"))
+    run = run_ranks("data_parallel", ["worker"] * 3, small(reduction="fast"))
     assert run.process.returncode == 0, run.output
     assert run.sha256
     expected, found = reported(alone, "step", "loss"), reported(run, "step", "loss")

@@ -110,11 +110,11 @@ def interrupted(tmp_path_factory):
         ("four stages", "two tiers"),
         ("two tiers", "data parallel"),
         ("data parallel", "single"),
-        ("three tiers", "three tiers"),
     ],
 )
 def test_a_run_goes_on_in_any_layout(interrupted, undisturbed, before, after):
-    """A ring through all layouts; all pairs, in one process, in `tests/runtime/test_resume_layouts.py`."""
+    """A ring through all layouts; all pairs, in one process, in `tests/runtime/test_resume_layouts.py`; three tiers that go on
+    as three tiers below."""
     training = interrupted(before)
     report, err = training.run(after, "--resume", training.runs()[0].name)
     assert ("done", "") == (report["status"], err)
@@ -177,8 +177,8 @@ def test_killed_while_saving_the_run_goes_on_to_the_same_bits(tmp_path, undistur
 
 def test_a_run_that_has_nothing_left_to_train_says_so_and_nothing_else(tmp_path):
     training = Training(tmp_path)
-    whole, _ = training.run("two tiers", steps=3)
-    process = training.start("two tiers", "--resume", "latest", "--format", "full", steps=3)
+    whole, _ = training.run("two stages", steps=3)
+    process = training.start("two stages", "--resume", "latest", "--format", "full", steps=3)
     shown, said = process.communicate(timeout=60)
     assert (0, True) == (process.returncode, whole["parameters_sha256"] in shown)
     assert "  steps            none: nothing is left to train after step 3\n" in shown
