@@ -116,6 +116,14 @@ def test_a_file_is_not_overwritten_unless_asked(ttlaunch, here):
     assert "a text\n" == (here / "out.txt").read_text()
 
 
+def test_standard_output_is_no_file_to_train_on(ttlaunch, here):
+    """It would be a file of that name."""
+    (here / "book.txt").write_text("a text")
+    answer = ttlaunch("data book.txt - --format concise")
+    assert (2, "error[P009]: `-` is no file that a training could read\n") == (answer.status, answer.stderr)
+    assert ["book.txt"] == [path.name for path in here.iterdir()]
+
+
 def test_a_tokenizer_that_is_none_is_named(ttlaunch, here):
     (here / "book.txt").write_text("a text")
     (here / "tokenizer.json").write_text("{}")

@@ -37,6 +37,9 @@ def data(
     from ttlaunch.recipe.adapters import AdapterError, encode_texts, read_dataset
     from ttlaunch.recipe.corpus import CorpusError, read_corpus
 
+    if str(write) == "-":
+        message = "`-` is no file that a training could read"
+        refuse([Diagnostic("P009", message, hints=("name the file to write",))], form=form)
     if not force and os.path.lexists(write):  # never raises, and minutes of tokens are not lost
         _refuse_existing(write, form=form)
     is_dataset = any((read / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
