@@ -11,7 +11,7 @@ from ttlaunch import contract
 
 pytestmark = pytest.mark.mpi
 
-STEPS = 50
+STEPS = 30
 
 
 def small(steps=STEPS, *, blocks_per_rank=None, pipeline=None, **training):
@@ -52,7 +52,7 @@ def check_equal(expected, found):
     for kind, keys in (("step", ("loss", "tokens", "grad_norm", "learning_rate")), ("validation", ("loss", "tokens"))):
         for key in keys:
             assert expected.by_step(kind, key) == found.by_step(kind, key)
-    assert [0, 20, 40, STEPS] == list(found.by_step("validation", "loss"))
+    assert [0, 20, STEPS] == list(found.by_step("validation", "loss"))
     assert STEPS == len(found.by_step("step", "loss"))
 
 
