@@ -1,18 +1,17 @@
 """What the recipe of bounded staleness is: its configuration, its roles, who talks to whom. No torch here: the launcher reads it."""
 
-from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from ttlaunch.recipe import (
     Layout,
-    Problem,
     Recipe,
     Section,
     TrainingFile,
     all_pairs,
     every_worker_has_a_micro_batch,
+    messages_of_several_steps_overtake,
     per,
 )
 
@@ -36,20 +35,6 @@ class Config(TrainingFile):
     """The sections every recipe shares, and how far workers may drift apart."""
 
     classic_dp_config: ClassicDpConfig = ClassicDpConfig()
-
-
-def messages_of_several_steps_overtake(config: Config, _layout: Layout) -> Iterator[Problem]:
-    """Messages of a step pass those of the step before, which only sockets with tags allow."""
-    bound = config.classic_dp_config.staleness_bound
-    if bound and config.multihost_config.socket_type == "fabric":
-        yield Problem(
-            "C075",
-            f"`staleness_bound` is {bound}, which needs `socket_type: mpi`",
-            "multihost_config.socket_type",
-            "here the messages of a step cannot overtake those of another",
-            others=(("classic_dp_config.staleness_bound", "lets several steps be under way"),),
-            hints=("`--set multihost_config.socket_type=mpi`", "`--set classic_dp_config.staleness_bound=0`"),
-        )
 
 
 RECIPE = Recipe(

@@ -44,7 +44,7 @@ from ttlaunch.recipe.declare import (
     in_rows,
     per,
 )
-from ttlaunch.recipe.local_steps import local_steps_have_no_loss_scale
+from ttlaunch.recipe.local_steps import local_steps_have_no_loss_scale, messages_of_several_steps_overtake
 from ttlaunch.recipe.replica_checks import every_replica_has_as_many_workers
 from ttlaunch.recipe.sections import (
     CheckpointConfig,
@@ -131,6 +131,7 @@ __all__ = [
     "in_columns",
     "in_rows",
     "local_steps_have_no_loss_scale",
+    "messages_of_several_steps_overtake",
     "num_workers_counts_the_stages",
     "payload_bytes",
     "per",

@@ -1,6 +1,7 @@
-"""What recipes whose workers take steps of their own have in common: a rule for their configuration."""
+"""Rules for recipes whose workers take steps of their own, or lead each other."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from ttlaunch.recipe.declare import Layout, Problem
 from ttlaunch.recipe.sections import TrainingFile
@@ -15,4 +16,18 @@ def local_steps_have_no_loss_scale(config: TrainingFile, _layout: Layout) -> Ite
             "training_config.precision",
             "expected fp32 or bf16 where workers take steps of their own",
             hints=("`--set training_config.precision=bf16`",),
+        )
+
+
+def messages_of_several_steps_overtake(config: Any, _layout: Layout) -> Iterator[Problem]:
+    """Messages of a step pass those of the step before, which only sockets with tags allow."""
+    bound = config.classic_dp_config.staleness_bound
+    if bound and config.multihost_config.socket_type == "fabric":
+        yield Problem(
+            "C075",
+            f"`staleness_bound` is {bound}, which needs `socket_type: mpi`",
+            "multihost_config.socket_type",
+            "here the messages of a step cannot overtake those of another",
+            others=(("classic_dp_config.staleness_bound", "lets several steps be under way"),),
+            hints=("`--set multihost_config.socket_type=mpi`", "`--set classic_dp_config.staleness_bound=0`"),
         )
