@@ -114,6 +114,8 @@ class SshTransport:
                     return connection, channel
             if not main.alive:
                 raise HostError(self.host, Trouble.LOST, main.why_lost())
+            if not time_left(end):
+                raise TimeoutError  # the host says nothing; that is no lack of room
             with self._only_one(time_left(end)):
                 if all(connection in tried for connection in self._connections):
                     return self._another(end)
