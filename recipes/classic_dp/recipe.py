@@ -27,7 +27,8 @@ class ClassicDpConfig(Section):
         2, description="steps by which the fastest worker may lead the slowest; 0: none, with the bits of one process"
     )
     staleness_damping: Annotated[float, Field(ge=0, le=10)] = Field(
-        0.25, description="a mean of gradients s updates old has its learning rate divided by 1 + this times s"
+        1.0,
+        description="weight of a gradient s updates old in the mean: 1 / (1 + this times s); 0: that of a fresh one",
     )
 
 

@@ -6,7 +6,7 @@ Gradients of a step travel around a ring, 2(W - 1)/W of the weights' size S from
 `staleness_bound: 0` every worker waits for that in the same step. With K it goes on meanwhile, with the weights it has,
 and the mean is applied when it has come: at the latest before step s + K + 1 begins, so nobody leads by more than K
 steps. What is saved is waiting, where workers are now quicker and now slower; a worker that is always slower still sets the
-pace. What it costs: buffers for K + 1 steps, 2S each, and gradients that are up to K updates old. Those get a smaller learning rate: `staleness_damping`.
+pace. What it costs: buffers for K + 1 steps, 2S each, and gradients that are up to K updates old. Those count less: `staleness_damping`.
 
 All workers apply the same means in the order of the steps, so they have the same weights after the same update. With K > 0
 which weights a gradient was computed with depends on who was quicker; with K = 0 nothing does, gradients are added along
@@ -20,7 +20,7 @@ V = micro-batches of a validation.
 Source: Q. Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013, for the
 bound; Y. Li et al., "Pipe-SGD: A Decentralized Pipelined SGD Framework for Distributed Deep Net Training", NeurIPS 2018,
 for an all-reduce that is applied steps later; W. Zhang et al., "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI
-2016, for a learning rate that falls with staleness.
+2016, for gradients that count less the older they are.
 """
 
 from functools import partial
@@ -66,6 +66,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         among=workers,
         blocks=contiguous_blocks(cfg.training_config.micro_batches, len(workers)),
         bound=bound,
+        damping=cfg.classic_dp_config.staleness_damping,
         steps_done=ctx.steps_done,
         bucket_megabytes=cfg.multihost_config.bucket_megabytes,
     )
@@ -77,7 +78,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
             expect = partial(means.expect, index)
             loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=expect)
             means.accumulate(index, tokens=tokens, loss=loss)
-        known = _update(cfg, means, optimizer, until=step if _is_looked_at(cfg, ctx, step) else step - bound)
+        known = _update(means, optimizer, until=step if _is_looked_at(cfg, ctx, step) else step - bound)
         ctx.report(step, **known if is_first else {})
         if validation_is_due(cfg, ctx, step):
             _validate(cfg, ctx, model, step)
@@ -99,15 +100,13 @@ def _is_looked_at(cfg: Config, ctx: RankContext, step: int) -> bool:
     return validation_is_due(cfg, ctx, step) or (interval is not None and step % interval == 0) or ctx.should_stop()
 
 
-def _update(cfg: Config, means: MeanGradients, optimizer: Optimizer, *, until: int) -> dict[str, float]:
+def _update(means: MeanGradients, optimizer: Optimizer, *, until: int) -> dict[str, float]:
     """Update for every mean that is here, waiting for those of steps up to `until`; says what is known of them together."""
-    damping = cfg.classic_dp_config.staleness_damping
     known: dict[str, float] = {}
     losses, tokens, ages = list[float](), 0, list[int]()
     for mean in means.ready(until=until):
         norm = global_norm(optimizer.squared_norms())  # of the mean, so the same on every worker
-        share = 1 / (1 + damping * sum(mean.staleness) / len(mean.staleness))  # all of the rate for fresh gradients
-        known = {"grad_norm": norm, "learning_rate": optimizer.step(mean.step, norm=norm, rate_factor=share)}
+        known = {"grad_norm": norm, "learning_rate": optimizer.step(mean.step, norm=norm)}
         losses, tokens, ages = [*losses, mean.loss], tokens + mean.tokens, [*ages, *mean.staleness]
     if not losses:
         return {}

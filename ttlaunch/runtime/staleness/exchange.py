@@ -76,6 +76,7 @@ def mean_gradients(
     among: Sequence[Rank],
     blocks: Sequence[range],
     bound: int,
+    damping: float,
     steps_done: int = 0,
     bucket_megabytes: float | None = None,
 ) -> MeanGradients:
@@ -87,11 +88,14 @@ def mean_gradients(
         among: The workers.
         blocks: Micro-batches of each worker.
         bound: K.
+        damping: By how much a stale gradient counts less than a fresh one; see `BoundedMeans`.
         steps_done: Steps before the first.
         bucket_megabytes: Size of a bucket where K is 0; None: measured.
     """
     if bound:
-        return BoundedMeans(model, ctx=ctx, among=among, blocks=blocks, bound=bound, steps_done=steps_done)
+        return BoundedMeans(
+            model, ctx=ctx, among=among, blocks=blocks, bound=bound, damping=damping, steps_done=steps_done
+        )
     count = blocks[-1].stop
     exchange = GradientExchange(
         model.parameters(), ctx=ctx, among=among, micro_batches=count, bucket_megabytes=bucket_megabytes
@@ -134,7 +138,12 @@ class BoundedMeans:
     Messages are taken, added and passed on before each backward pass and after it; a worker that may not go on waits
     for the oldest step that is not whole, which needs no step that comes after it, so somebody can always go on.
 
+    The mean is weighted: each of a worker's tokens counts 1 / (1 + damping * s) if its gradient is s updates old. So where one
+    worker leads, the others' fresh gradients say more; gradients that are all as old have the plain mean.
+
     Cost of a step: that of `RingBuffers`. Memory: `2 * (K + 1) * S`.
+    Source: W. Zhang, S. Gupta, X. Lian, J. Liu, "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016, where
+    it is the learning rate that falls with staleness; here the gradients of one mean are weighed against each other.
     """
 
     def __init__(
@@ -145,6 +154,7 @@ class BoundedMeans:
         among: Sequence[Rank],
         blocks: Sequence[range],
         bound: int,
+        damping: float,
         steps_done: int,
     ) -> None:
         """Make room for K + 1 steps; nothing is sent."""
@@ -153,6 +163,7 @@ class BoundedMeans:
         self._last = blocks[among.index(ctx.rank)][-1]
         self._clock = Clock.after(steps_done, bound=bound)
         self._rings = [RingBuffers(ctx, among=among, like_N=model.grads_N, tag=tag) for tag in range(bound + 1)]
+        self._damping = damping
         self._tokens, self._loss = 0, 0.0
 
     def begin(self, step: int) -> None:
@@ -202,6 +213,7 @@ class BoundedMeans:
         if scaler.is_on:
             grads_N.mul_(1 / scaler.scale)
         staleness = self._clock.staleness
+        grads_N.mul_(1 / (1 + self._damping * staleness))
         self._ring(self._clock.given).give(grads_N, tokens=self._tokens, loss=self._loss, staleness=staleness)
         self._model.zero_grad()
 
@@ -216,10 +228,12 @@ class BoundedMeans:
         self._clock = self._clock.apply()
         ring = self._ring(self._clock.applied)
         tokens, loss, _ = ring.counts.sum(dim=0).tolist()
-        staleness = tuple(int(one) for one in ring.counts[:, 2].tolist())
+        counted, _, ages = ring.counts.T.tolist()  # by worker
+        staleness = tuple(int(one) for one in ages)
         for one in staleness:
             self.staleness.count(one)
-        torch.div(ring.sum_N, max(1, int(tokens)), out=self._model.grads_N)
+        weighted = sum(count / (1 + self._damping * one) for count, one in zip(counted, staleness, strict=True))
+        torch.div(ring.sum_N, weighted or 1.0, out=self._model.grads_N)
         if self._model.loss_scaler.is_on:
             self._model.grads_N.mul_(self._model.loss_scaler.scale)
         return Mean(self._clock.applied, mean_per_token(loss, int(tokens)), int(tokens), staleness)
