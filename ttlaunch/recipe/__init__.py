@@ -16,14 +16,12 @@ from ttlaunch.recipe.checks import (
 from ttlaunch.recipe.collective_traffic import (
     all_reduce_bytes,
     all_reduce_mean_traffic,
-    averaging_traffic,
     distributed_data_parallel_traffic,
     process_group_traffic,
     ring_all_reduce_bytes,
     validation_traffic,
 )
 from ttlaunch.recipe.compression import (
-    compressed_averaging_traffic,
     compressed_mean_traffic,
     compression_makes_sense,
     payload_bytes,
@@ -44,7 +42,11 @@ from ttlaunch.recipe.declare import (
     in_rows,
     per,
 )
-from ttlaunch.recipe.local_steps import local_steps_have_no_loss_scale, messages_of_several_steps_overtake
+from ttlaunch.recipe.local_steps import (
+    local_steps_have_no_loss_scale,
+    local_steps_traffic,
+    messages_of_several_steps_overtake,
+)
 from ttlaunch.recipe.replica_checks import every_replica_has_as_many_workers
 from ttlaunch.recipe.sections import (
     CheckpointConfig,
@@ -114,9 +116,7 @@ __all__ = [
     "all_pairs",
     "all_reduce_bytes",
     "all_reduce_mean_traffic",
-    "averaging_traffic",
     "chain",
-    "compressed_averaging_traffic",
     "compressed_mean_traffic",
     "compression_makes_sense",
     "contiguous_blocks",
@@ -131,6 +131,7 @@ __all__ = [
     "in_columns",
     "in_rows",
     "local_steps_have_no_loss_scale",
+    "local_steps_traffic",
     "messages_of_several_steps_overtake",
     "num_workers_counts_the_stages",
     "payload_bytes",

@@ -1,10 +1,13 @@
-"""Rules for recipes whose workers take steps of their own, or lead each other."""
+"""Rules and bytes of recipes whose workers take steps of their own, or lead each other."""
 
 from collections.abc import Iterator
 from typing import Any
 
+from ttlaunch.recipe.collective_traffic import averaging_traffic, validation_traffic
+from ttlaunch.recipe.compression import compressed_averaging_traffic
 from ttlaunch.recipe.declare import Layout, Problem
 from ttlaunch.recipe.sections import TrainingFile
+from ttlaunch.recipe.traffic import Ranks, Traffic
 
 
 def local_steps_have_no_loss_scale(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
@@ -31,3 +34,13 @@ def messages_of_several_steps_overtake(config: Any, _layout: Layout) -> Iterator
             others=(("classic_dp_config.staleness_bound", "lets several steps be under way"),),
             hints=("`--set multihost_config.socket_type=mpi`", "`--set classic_dp_config.staleness_bound=0`"),
         )
+
+
+def local_steps_traffic(config: Any, ranks: Ranks, *, every: int) -> list[Traffic]:
+    """2(W - 1)/W of S out of each worker, and as much in, every so many steps, or W - 1 payloads; and validations."""
+    workers = ranks.of("worker")
+    found = validation_traffic(workers, ranks.validation_micro_batches)
+    if config.compression_config.kind != "none":
+        return found + compressed_averaging_traffic(config, workers, ranks, every=every)
+    size = ranks.weight_bytes(workers[0]) if workers else 0
+    return found + averaging_traffic(config, workers, size, every=every)
