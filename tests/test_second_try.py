@@ -1,0 +1,77 @@
+"""A second try for failed tests: what passes alone is printed and does not fail the run, unless there are many of it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CI = Path(__file__).parents[1] / ".ci"
+FLAKY = """\
+    assert "PYTHONPATH" not in os.environ
+    print("said in try", len(list(HERE.glob("{name}.*"))))
+    (HERE / f"{name}.{{len(list(HERE.glob('{name}.*')))}}").touch()
+    assert len(list(HERE.glob("{name}.*"))) == 2
+"""
+
+
+def second_try(folder, bodies):
+    """Run tests with these bodies as `.ci/run` does; the second try's exit status and what it printed."""
+    tests = [f"def test_{name}():\n{body}" for name, body in bodies.items()]
+    head = "import os\nfrom pathlib import Path\nHERE = Path(__file__).parent\n\n\n"
+    (folder / "test_some.py").write_text(head + "\n\n".join(tests), encoding="utf-8")
+    kept = folder / "failed.json"
+    first = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "second_try", "-n", "2", "-c", os.devnull, "--rootdir", folder, folder],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(CI), "SECOND_TRY_FILE": str(kept)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert first.returncode == 1, first.stdout + first.stderr
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", folder]
+    again = subprocess.run(
+        [sys.executable, CI / "second_try.py", kept, "--", *words],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return again.returncode, again.stdout
+
+
+@pytest.mark.slow
+def test_a_test_that_passes_alone_is_printed_with_both_outputs(tmp_path):
+    status, printed = second_try(tmp_path, {"calm": "    pass\n", "shy": FLAKY.format(name="shy")})
+    assert status == 0
+    assert "=== FLAKY: test_some.py::test_shy\n--- the first time" in printed
+    assert "said in try 0" in printed
+    assert "--- alone" in printed
+    assert printed.count("FLAKY: ") == 2
+    assert "test_calm" not in printed
+
+
+@pytest.mark.slow
+def test_a_test_that_fails_again_fails_the_run_beside_a_flaky_one(tmp_path):
+    status, printed = second_try(tmp_path, {"shy": FLAKY.format(name="shy"), "wrong": "    assert 1 == 2\n"})
+    assert status == 1
+    assert "failed twice: test_some.py::test_wrong" in printed
+    assert "FLAKY: test_some.py::test_shy" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "expected"), [(3, 0), (4, 1)])
+def test_more_than_three_flaky_tests_fail_the_run(tmp_path, number, expected):
+    status, printed = second_try(tmp_path, {f"shy{n}": FLAKY.format(name=f"shy{n}") for n in range(number)})
+    assert status == expected
+    assert printed.count("=== FLAKY: ") == number
+
+
+@pytest.mark.slow
+def test_with_many_failures_none_is_tried_again(tmp_path):
+    status, printed = second_try(tmp_path, {f"shy{n}": FLAKY.format(name=f"shy{n}") for n in range(9)})
+    assert status == 1
+    assert "9 tests failed, more than 8: none is tried again" in printed
