@@ -23,16 +23,16 @@ from mutation_kinds import kinds_of_config, kinds_of_topology
 
 from ttlaunch.cli.describe import check_data
 from ttlaunch.diagnostics import Diagnostic, Source, has_errors
-from ttlaunch.plan.launch_plan import LaunchPlan
-from ttlaunch.plan.make import Surroundings, plan_command
-from ttlaunch.plan.openmpi import OpenMpi
-from ttlaunch.plan.recipe_plan import RecipeChoice, check_recipe, plan_recipe
-from ttlaunch.recipe.config import load_config
-from ttlaunch.recipe.declare import Recipe
-from ttlaunch.recipe.discovery import find_recipe, load_recipe
-from ttlaunch.topology.convert import convert
-from ttlaunch.topology.load import load_topology
-from ttlaunch.topology.model import Topology
+from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.planning.make import Surroundings, plan_command
+from ttlaunch.planning.openmpi import OpenMpi
+from ttlaunch.planning.recipe_plan import RecipeChoice, check_recipe, plan_recipe
+from ttlaunch.spec.recipe.config import load_config
+from ttlaunch.spec.recipe.declare import Recipe
+from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
+from ttlaunch.spec.topology.convert import convert
+from ttlaunch.spec.topology.load import load_topology
+from ttlaunch.spec.topology.model import Topology
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {"HOME": "/home/ann", "PATH": "/usr/bin"}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ttlaunch.topology.model import Topology
+from ttlaunch.spec.topology.model import Topology
 
 _SIZES = "another size of model, batch or training"
 _RATES = "another setting of the optimizer"

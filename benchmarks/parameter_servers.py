@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from trainings import read_report, step_ends, train
 
-from ttlaunch.launch.measured.books import read_books
-from ttlaunch.launch.measured.times import step_times
+from ttlaunch.running.metrics.books import read_books
+from ttlaunch.running.metrics.times import step_times
 
 _WORKERS = 2
 _MOST_IDLE, _MOST_LOSS = 0.02, 1.05

@@ -164,10 +164,10 @@ def rank_main() -> None:
     import torch
     from mpi4py import MPI
 
-    from ttlaunch.recipe.importing import import_recipe_module
     from ttlaunch.runtime import process_group
     from ttlaunch.runtime.sockets.mpi import MpiSocket
     from ttlaunch.runtime.world import Rank, World
+    from ttlaunch.spec.recipe.importing import import_recipe_module
 
     comm = MPI.COMM_WORLD
     rank, cores = Rank(comm.rank), sorted(os.sched_getaffinity(0))
@@ -217,9 +217,9 @@ def _measure(comm, socket, ours, torchs):  # noqa: ANN001, ANN202
 def _context(world, rank, socket):  # noqa: ANN001, ANN202
     import torch
 
-    from ttlaunch.recipe.corpus import read_corpus
     from ttlaunch.runtime import RankContext
     from ttlaunch.runtime.books.records import ProgressWriter
+    from ttlaunch.spec.recipe.corpus import read_corpus
 
     records = ProgressWriter(Path(tempfile.mkdtemp(prefix="bubble-")), rank)
     device = torch.device("cpu")

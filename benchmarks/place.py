@@ -12,8 +12,8 @@ import random
 import sys
 import time
 
-from ttlaunch.plan.arrangement import Assignment, all_arrangements
-from ttlaunch.plan.search import solve
+from ttlaunch.planning.arrangement import Assignment, all_arrangements
+from ttlaunch.planning.search import solve
 
 RUNS, TRIES = 20, 400_000
 

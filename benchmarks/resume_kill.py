@@ -144,7 +144,7 @@ def _runs(folder: Path) -> set[Path]:
 
 def main() -> int:
     """Run, kill, resume, compare."""
-    from ttlaunch.launch.parity import code_hash
+    from ttlaunch.lab.parity import code_hash
 
     parser = argparse.ArgumentParser(description="Kill -9 at random moments, resume, compare the bits.")
     parser.add_argument("--times", type=int, default=100, help="kills")

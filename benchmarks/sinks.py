@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from trainings import median_step_s, step_ends, train
 
-from ttlaunch.launch.metrics.export import SinkState, wait_for_sinks
+from ttlaunch.running.metrics.export import SinkState, wait_for_sinks
 
 SINKS = ("tensorboard", "wandb", "mlflow", "prometheus")
 LIMIT = 1.03

@@ -16,11 +16,11 @@ from tests.cluster.hosts import Cluster
 
 _OURS = """
 import json, sys, time
-from ttlaunch.remote.fleet import on_each
-from ttlaunch.remote.hosts import HostAddress
-from ttlaunch.remote.key_ring import KeyRing
-from ttlaunch.remote.ssh import SshTransport
-from ttlaunch.remote.transport import run
+from ttlaunch.hosts.transport.fleet import on_each
+from ttlaunch.hosts.transport.hosts import HostAddress
+from ttlaunch.hosts.transport.key_ring import KeyRing
+from ttlaunch.hosts.transport.ssh import SshTransport
+from ttlaunch.hosts.transport.transport import run
 
 def clock(call):
     began = time.perf_counter()

@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from ttlaunch.launch.measured.books import read_books
+from ttlaunch.running.metrics.books import read_books
 
 _RECIPE = Path(__file__).parents[1] / "recipes" / "classic_dp"
 _JITTERED = Path(__file__).parent / "jittered" / "trainer.py"

@@ -17,11 +17,11 @@ from pathlib import Path
 from time import perf_counter
 
 from ttlaunch.diagnostics import Diagnostic, Source, has_errors, render
-from ttlaunch.topology.convert import convert
-from ttlaunch.topology.hosts import parse_hosts
-from ttlaunch.topology.mgd_textproto import parse_mesh_graph_textproto
-from ttlaunch.topology.mgd_yaml import parse_mesh_graph
-from ttlaunch.topology.sub_contexts import parse_any_bindings
+from ttlaunch.spec.topology.convert import convert
+from ttlaunch.spec.topology.hosts import parse_hosts
+from ttlaunch.spec.topology.mgd_textproto import parse_mesh_graph_textproto
+from ttlaunch.spec.topology.mgd_yaml import parse_mesh_graph
+from ttlaunch.spec.topology.sub_contexts import parse_any_bindings
 
 HOSTS = [
     "metal-wh-01 slots=1\nmetal-wh-04 slots=1\n",

@@ -30,7 +30,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from ttlaunch.diagnostics import Severity, Source
-from ttlaunch.topology.hosts import parse_hosts
+from ttlaunch.spec.topology.hosts import parse_hosts
 
 NODE = re.compile(r"^\s+(?P<name>\S+): slots=(?P<slots>\d+) max_slots=(?P<most>\d+)", re.MULTILINE)
 NAMES = [

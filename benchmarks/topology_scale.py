@@ -18,7 +18,7 @@ from time import perf_counter
 
 import yaml
 
-from ttlaunch.topology.load import load_topology
+from ttlaunch.spec.topology.load import load_topology
 
 _MOST_TIMES = 3.0
 _MOST_MEGABYTES = 500

@@ -23,8 +23,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ttlaunch.launch.comparison.measure import measure_run
-from ttlaunch.recipe.discovery import find_recipe, list_recipes, load_recipe
+from ttlaunch.lab.comparison.measure import measure_run
+from ttlaunch.spec.recipe.discovery import find_recipe, list_recipes, load_recipe
 
 LIMIT, LONGEST_S = 0.95, 30.0
 WORKERS, SEQUENCES, LENGTH = 2, 8, 128

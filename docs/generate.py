@@ -16,10 +16,10 @@ from typer.main import get_command
 from ttlaunch import contract
 from ttlaunch.cli.main import app
 from ttlaunch.diagnostics.explain import known_codes, load_page
-from ttlaunch.located.schema import Section
-from ttlaunch.plan.environment import MANAGED, PASSED_PREFIXES
-from ttlaunch.recipe.sections import CompressionConfig, TrainingFile
-from ttlaunch.topology.schema import BindingsFile, ClusterFile, MeshGraphFile, SubContextFilesFile
+from ttlaunch.planning.environment import MANAGED, PASSED_PREFIXES
+from ttlaunch.spec.located.schema import Section
+from ttlaunch.spec.recipe.sections import CompressionConfig, TrainingFile
+from ttlaunch.spec.topology.schema import BindingsFile, ClusterFile, MeshGraphFile, SubContextFilesFile
 
 REFERENCE = Path(__file__).parent / "reference"
 _GENERATED = "<!-- Written by docs/generate.py; change the code instead. -->\n\n"

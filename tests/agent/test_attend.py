@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from ttlaunch import contract
 from ttlaunch.errors import HostError
-from ttlaunch.remote.local import LocalTransport
-from ttlaunch.remote.pushed import start_script
+from ttlaunch.hosts.transport.local import LocalTransport
+from ttlaunch.hosts.transport.pushed import start_script
 
 DEADLINE_S = 60.0
 RUN = f"run-{os.getpid()}"

@@ -10,7 +10,7 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.agent.spy import find_py_spy, render_threads, spy_on
-from ttlaunch.launch.hang.stacks import Frame, parse_main_stack, told_frame
+from ttlaunch.running.hang.stacks import Frame, parse_main_stack, told_frame
 
 SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 RUN = f"spy-{os.getpid()}"  # no sweep of another test on this machine ends it

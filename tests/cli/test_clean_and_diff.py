@@ -9,9 +9,9 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.cli.runs import render_bytes
-from ttlaunch.launch.runs.clean import _GOING, measure, parse_age, remove
-from ttlaunch.launch.runs.launcher import Launcher, this_process
-from ttlaunch.launch.runs.overview import summarise
+from ttlaunch.running.runs.clean import _GOING, measure, parse_age, remove
+from ttlaunch.running.runs.launcher import Launcher, this_process
+from ttlaunch.running.runs.overview import summarise
 
 TRAIN = """\
 multihost_config:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.runtime.layouts import train
 from ttlaunch import contract
-from ttlaunch.recipe.corpus import CorpusError, read_corpus
+from ttlaunch.spec.recipe.corpus import CorpusError, read_corpus
 
 TEXTS = [f"story {at}: a fox that had {at} friends went home, and {at} friends went with it." for at in range(60)]
 MAKE = """\
@@ -64,7 +64,7 @@ def test_the_texts_of_a_dataset_become_a_file(stories, options):
 ASK = """\
 import sys
 from pathlib import Path
-from ttlaunch.recipe.adapters import AdapterError, read_dataset
+from ttlaunch.spec.recipe.adapters import AdapterError, read_dataset
 for folder, column, split in (("stories", "body", ""), ("split", "text", "all"), ("stories", "number", "")):
     try:
         print(list(read_dataset(Path(folder), column=column, split=split)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ttlaunch.cli import parity, place, plan, report, run, simulate, weights
-from ttlaunch.launch.parity import Parity
+from ttlaunch.lab.parity import Parity
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TINY = {

@@ -21,11 +21,11 @@ _NEEDS_MORE = {
     "H005": "a Python without the packages of a rank",
     "C088": "a Python without the package of the data",
     "P016": "hosts that are reached over SSH",
-    "P047": "a Python without the package of a sink; `tests/launch/metrics` has it",
+    "P047": "a Python without the package of a sink; `tests/running/metrics` has it",
 }
 """Pages whose example needs another machine; `test_bad_input.py` has each of these cases."""
 _FIRST_ABOUT_HOSTS = "H009"
-"""From here on, pages tell of hosts that are reached over SSH; `tests/doctor` and `tests/cluster` have each case."""
+"""From here on, pages tell of hosts that are reached over SSH; `tests/hosts/doctor` and `tests/cluster` have each case."""
 
 
 def used_codes():

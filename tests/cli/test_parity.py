@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ttlaunch.cli.interrupt import interruptible
-from ttlaunch.launch.parity import Parity, Result
+from ttlaunch.lab.parity import Parity, Result
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "data_parallel"
 PART = "--recipe data_parallel --ranks 3 --accumulation 3 --precision fp32 --steps 3"

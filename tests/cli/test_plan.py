@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.launch.conftest import wait_until
+from tests.running.conftest import wait_until
 
 NASTY = 'it\'s a $HOME of "quotes"; and `ticks`'
 LAB = "--on 5loudboxes --set multihost_config.num_workers=3"

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.topology.clusters import WIDE, WIDE_BINDINGS
+from tests.spec.topology.clusters import WIDE, WIDE_BINDINGS
 from ttlaunch.cli.describe import Request
 from ttlaunch.cli.planning import prepare
 from ttlaunch.cli.replan import Replanned, repeatable, replan, wait_for_lease
 from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.errors import HostError, Trouble
-from ttlaunch.launch.restarts import Restart
+from ttlaunch.running.restarts import Restart
 
 pytestmark = pytest.mark.mpi  # a plan names an mpirun
 

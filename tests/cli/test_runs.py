@@ -13,8 +13,8 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.cli.ps import render_age
-from ttlaunch.launch.runs.launcher import Launcher, is_running
-from ttlaunch.launch.runs.registry import find_registry
+from ttlaunch.running.runs.launcher import Launcher, is_running
+from ttlaunch.running.runs.registry import find_registry
 
 ROLES = ("worker", "worker", "optimizer")
 

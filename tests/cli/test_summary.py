@@ -7,13 +7,13 @@ import pytest
 
 from ttlaunch.cli.summary import failure_diagnostic, show_summary
 from ttlaunch.diagnostics.render import render
-from ttlaunch.launch.failures.attribution import Witnesses, first_failure
-from ttlaunch.launch.failures.last_words import parse_last_words
-from ttlaunch.launch.report import Report
-from ttlaunch.launch.runs.recorded import RunFacts
-from ttlaunch.launch.runs.run_folder import RunFolder
-from ttlaunch.launch.watch import RankState, fold, steps_done
-from ttlaunch.plan.launch_plan import RankRow
+from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.running.failures.attribution import Witnesses, first_failure
+from ttlaunch.running.failures.last_words import parse_last_words
+from ttlaunch.running.report import Report
+from ttlaunch.running.runs.recorded import RunFacts
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import RankState, fold, steps_done
 
 LAST = "recv of 13.2 MB from rank 0 (worker), gradients, tag 3, step 8, begun 0.4 s before the end, at trainer.py:41"
 KILLED = {"time": 1.0, "signal": signal.SIGKILL, "status": None, "oom_kills": 0}

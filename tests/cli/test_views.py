@@ -17,11 +17,11 @@ from rich.live import Live
 
 from ttlaunch import contract
 from ttlaunch.cli.live import PlainView, TableView
-from ttlaunch.launch.runs.follow import FollowedRun
-from ttlaunch.launch.runs.recorded import RunFacts
-from ttlaunch.launch.runs.run_folder import RunFolder, append_event
-from ttlaunch.launch.watch import Phase, RankState, Watch, fold
-from ttlaunch.plan.launch_plan import RankRow
+from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.running.runs.follow import FollowedRun
+from ttlaunch.running.runs.recorded import RunFacts
+from ttlaunch.running.runs.run_folder import RunFolder, append_event
+from ttlaunch.running.watch import Phase, RankState, Watch, fold
 
 HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.keeper import wait_until
 from tests.cluster.prepared import PREPARE
-from tests.prepare.wheels import PINS, WheelFolder
+from tests.hosts.prepare.wheels import PINS, WheelFolder
 from ttlaunch import contract
 
 pytestmark = pytest.mark.cluster

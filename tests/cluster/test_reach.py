@@ -12,10 +12,10 @@ pytestmark = pytest.mark.cluster
 DRIVER = """
 import json, sys, time
 from ttlaunch.errors import HostError
-from ttlaunch.remote.fleet import on_each
-from ttlaunch.remote.hosts import HostAddress
-from ttlaunch.remote.ssh import SshTransport
-from ttlaunch.remote.transport import run
+from ttlaunch.hosts.transport.fleet import on_each
+from ttlaunch.hosts.transport.hosts import HostAddress
+from ttlaunch.hosts.transport.ssh import SshTransport
+from ttlaunch.hosts.transport.transport import run
 
 def say(**words):
     print(json.dumps(words), flush=True)

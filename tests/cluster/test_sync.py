@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.hosts import Cluster
 from tests.cluster.keeper import wait_until
-from tests.sync.files import git, tree
+from tests.hosts.sync.files import git, tree
 from ttlaunch import contract
 
 pytestmark = pytest.mark.cluster

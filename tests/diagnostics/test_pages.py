@@ -7,7 +7,7 @@ import pytest
 
 import ttlaunch
 from ttlaunch.diagnostics.explain import Page, known_codes, load_page
-from ttlaunch.topology.load import load_topology
+from ttlaunch.spec.topology.load import load_topology
 
 SOURCES = Path(ttlaunch.__file__).parent
 GOOD = {

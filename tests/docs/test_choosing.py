@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ttlaunch.cli.compare_picture import draw_comparison
 from ttlaunch.diagnostics import Diagnostic
-from ttlaunch.launch.comparison.summary import HEADING
-from ttlaunch.recipe.discovery import list_recipes, load_recipe
+from ttlaunch.lab.comparison.summary import HEADING
+from ttlaunch.spec.recipe.discovery import list_recipes, load_recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "choosing.md"
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ttlaunch.draw.scene import Wire, make_scene
-from ttlaunch.topology.load import load_topology
-from ttlaunch.topology.model import Switch, SwitchLink
+from ttlaunch.spec.topology.load import load_topology
+from ttlaunch.spec.topology.model import Switch, SwitchLink
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.launch.report import combine_digests
-from ttlaunch.recipe.data import default_path, read_data
-from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.running.report import combine_digests
+from ttlaunch.spec.recipe.data import default_path, read_data
+from ttlaunch.spec.recipe.importing import import_recipe_module
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MPIRUN = Path(sys.executable).with_name("mpirun")

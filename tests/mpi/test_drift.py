@@ -4,7 +4,7 @@ import pytest
 
 from tests.runtime.layouts import train_recipe
 from ttlaunch import contract
-from ttlaunch.launch.runs.recorded import read_run
+from ttlaunch.running.runs.recorded import read_run
 
 pytestmark = pytest.mark.mpi
 

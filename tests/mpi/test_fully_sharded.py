@@ -8,10 +8,10 @@ import pytest
 
 from tests.runtime.layouts import train
 from ttlaunch import contract
-from ttlaunch.launch.runs.recorded import read_run
-from ttlaunch.launch.saved.checkpoints import complete_checkpoints
-from ttlaunch.launch.saved.resume import verify
-from ttlaunch.launch.saved.tensor_difference import largest_difference, read_weights
+from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.resume import verify
+from ttlaunch.running.checkpoints.tensor_difference import largest_difference, read_weights
+from ttlaunch.running.runs.recorded import read_run
 
 pytestmark = pytest.mark.mpi
 

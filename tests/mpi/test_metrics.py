@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from ttlaunch.launch.measured.books import measured, read_books
-from ttlaunch.launch.metrics.export import read_sinks
+from ttlaunch.running.metrics.books import measured, read_books
+from ttlaunch.running.metrics.export import read_sinks
 
 TINY = ["training_config.steps=4", "training_config.validation_sequences=2", "transformer_config.embedding_dim=16"]
 TINY += ["transformer_config.max_sequence_length=16", "training_config.log_layer_grad_norms=true"]

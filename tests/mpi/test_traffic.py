@@ -3,8 +3,8 @@
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.launch.measured.times import step_times
-from ttlaunch.launch.runs.recorded import read_run
+from ttlaunch.running.metrics.times import step_times
+from ttlaunch.running.runs.recorded import read_run
 
 pytestmark = pytest.mark.mpi
 

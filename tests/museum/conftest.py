@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ttlaunch.recipe.corpus import read_corpus
+from ttlaunch.spec.recipe.corpus import read_corpus
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from tests.runtime.layouts import RECIPES, Trained
 from ttlaunch import contract
-from ttlaunch.launch.runs.recorded import read_run
-from ttlaunch.launch.saved.checkpoints import complete_checkpoints
-from ttlaunch.launch.saved.resume import verify
-from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.resume import verify
+from ttlaunch.running.runs.recorded import read_run
 from ttlaunch.runtime.simulate import simulate
 from ttlaunch.runtime.world import read_world
+from ttlaunch.spec.recipe.importing import import_recipe_module
 
 HERE = Path(__file__).parent
 STEPS, HALF = 4, 2

@@ -8,10 +8,10 @@ import pytest
 import ttlaunch
 from ttlaunch.contract import pack_frame
 from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.recipe import Section
-from ttlaunch.recipe.importing import import_recipe_module
-from ttlaunch.remote.frames import FrameStream
 from ttlaunch.runtime.staleness import exchange
+from ttlaunch.spec.recipe.importing import import_recipe_module
 
 from .judge import Judge
 from .test_parts import exhibit

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.conftest import StartedRun
+from tests.running.conftest import StartedRun
 
 pytestmark = pytest.mark.mpi
 

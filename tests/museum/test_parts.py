@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ttlaunch
-from ttlaunch.launch.saved.checkpoints import remove_old
+from ttlaunch.running.checkpoints.checkpoints import remove_old
 from ttlaunch.runtime.compression.int8 import BlockInt8
 from ttlaunch.runtime.model.gpt import seeded_generator
 from ttlaunch.runtime.staleness.protocol import Clock, Staleness

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.spec.recipe.importing import import_recipe_module
 
 RECIPES = sorted(path.parent for path in (Path(__file__).parents[2] / "recipes").glob("*/recipe.py"))
 recipes = pytest.mark.parametrize("folder", RECIPES, ids=lambda folder: folder.name)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from ttlaunch.recipe import TrainingFile
-from ttlaunch.recipe.corpus import read_corpus
 from ttlaunch.runtime.collectives.reduction import GradientTree
 from ttlaunch.runtime.data.text import TextData
 from ttlaunch.runtime.sockets.protocol import SocketError
+from ttlaunch.spec.recipe.corpus import read_corpus
 
 from .pipelines import PipelineRuns
 

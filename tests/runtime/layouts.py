@@ -4,10 +4,10 @@ from collections import defaultdict
 from pathlib import Path
 
 from ttlaunch import contract
-from ttlaunch.launch.report import combine_digests
-from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.running.report import combine_digests
 from ttlaunch.runtime.simulate import simulate
 from ttlaunch.runtime.world import World
+from ttlaunch.spec.recipe.importing import import_recipe_module
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 LAYOUTS = {

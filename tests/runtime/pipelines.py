@@ -5,11 +5,11 @@ from itertools import accumulate
 from safetensors import safe_open
 
 from ttlaunch import contract
-from ttlaunch.launch.saved.checkpoints import complete_checkpoints
-from ttlaunch.launch.saved.resume import verify
-from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.runtime.simulate import simulate
 from ttlaunch.runtime.world import World
+from ttlaunch.spec.recipe.importing import import_recipe_module
 
 from .layouts import RECIPES, Trained
 

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ttlaunch import contract
-from ttlaunch.launch.saved.checkpoints import complete_checkpoints
-from ttlaunch.launch.saved.resume import Checkpoint, verify
 from ttlaunch.recipe import CheckpointConfig
+from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.resume import Checkpoint, verify
 from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
 from ttlaunch.runtime.checkpoint.image import ShardImage
 from ttlaunch.runtime.checkpoint.reader import CheckpointReadError, read_tensors

@@ -9,15 +9,15 @@ from safetensors import safe_open
 from tests.runtime.layouts import LAYOUTS, RECIPES, train
 from tests.runtime.test_resume_layouts import HALF, PLAN, STEPS, config, start_of
 from ttlaunch import contract
-from ttlaunch.launch.report import combine_digests
-from ttlaunch.launch.saved.checkpoints import complete_checkpoints
-from ttlaunch.launch.saved.resume import verify
 from ttlaunch.recipe import CompressionConfig, payload_bytes
-from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.resume import verify
+from ttlaunch.running.report import combine_digests
 from ttlaunch.runtime import build_codec, build_model, build_optimizer, differentiate, global_norm, micro_batches
 from ttlaunch.runtime.collectives.reduction import contiguous_blocks
 from ttlaunch.runtime.compression.powersgd import matrices_in
 from ttlaunch.runtime.digests import digests
+from ttlaunch.spec.recipe.importing import import_recipe_module
 
 KINDS = {
     "bf16": {},

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttlaunch.recipe.corpus import Corpus, CorpusError, CorpusReason, count_sequences, read_corpus
 from ttlaunch.runtime.data.batches import micro_batches
 from ttlaunch.runtime.data.order import permutation
 from ttlaunch.runtime.data.text import TextData, tokenize
+from ttlaunch.spec.recipe.corpus import Corpus, CorpusError, CorpusReason, count_sequences, read_corpus
 
 TEXT = "".join(chr(97 + number % 26) for number in range(2000)) + "é"
 

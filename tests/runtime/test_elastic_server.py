@@ -8,8 +8,8 @@ import torch
 from tests.runtime.layouts import LAYOUTS, train
 from tests.runtime.test_resume_layouts import HALF, PLAN, STEPS, config, start_of
 from ttlaunch import contract
-from ttlaunch.launch.saved.checkpoints import complete_checkpoints
-from ttlaunch.launch.saved.resume import verify
+from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.runtime import (
     ElasticLink,
     RankContext,

@@ -12,12 +12,12 @@ from tests.runtime.layouts import RECIPES, train_recipe
 from tests.runtime.test_classic_dp import order_after, steps_by_rank
 from tests.runtime.test_resume_layouts import start_of
 from ttlaunch import contract
-from ttlaunch.launch.saved.checkpoints import complete_checkpoints
-from ttlaunch.launch.saved.resume import verify
 from ttlaunch.recipe import TrainingFile
-from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.runtime import build_model, contiguous_blocks, learning_rate, micro_batches, summed_loss
 from ttlaunch.runtime.model.model import Model
+from ttlaunch.spec.recipe.importing import import_recipe_module
 
 PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 1, "config": {}, "data": None}
 SGD = {"optimizer": "sgd", "learning_rate": 0.05}

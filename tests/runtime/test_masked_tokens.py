@@ -7,12 +7,12 @@ import torch
 from torch.nn import functional
 
 from ttlaunch import contract
-from ttlaunch.recipe.corpus import Corpus, CorpusError, CorpusReason
-from ttlaunch.recipe.responses import check_responses, response_ranges
 from ttlaunch.runtime import build_model, count_tokens, differentiate, summed_loss
 from ttlaunch.runtime.collectives.reduction import GradientTree
 from ttlaunch.runtime.data.text import TextData
 from ttlaunch.runtime.training.losses import IGNORED
+from ttlaunch.spec.recipe.corpus import Corpus, CorpusError, CorpusReason
+from ttlaunch.spec.recipe.responses import check_responses, response_ranges
 
 from .layouts import OTHERS, train
 

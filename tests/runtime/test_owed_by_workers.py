@@ -9,10 +9,9 @@ from tests.runtime.layouts import RECIPES, train_recipe
 from tests.runtime.test_compressed_exchange import names_in
 from tests.runtime.test_resume_layouts import HALF, PLAN, STEPS, config, start_of
 from ttlaunch import contract
-from ttlaunch.launch.report import combine_digests
-from ttlaunch.launch.saved.checkpoints import complete_checkpoints
-from ttlaunch.launch.saved.resume import verify
-from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.resume import verify
+from ttlaunch.running.report import combine_digests
 from ttlaunch.runtime import (
     GradientTree,
     build_codec,
@@ -24,6 +23,7 @@ from ttlaunch.runtime import (
     micro_batches,
 )
 from ttlaunch.runtime.digests import digests
+from ttlaunch.spec.recipe.importing import import_recipe_module
 
 INT8 = {"compression_config": {"kind": "int8", "block_size": 64}}
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.runtime.layouts import LAYOUTS, train
 from ttlaunch import contract
-from ttlaunch.launch.saved.checkpoints import complete_checkpoints
-from ttlaunch.launch.saved.resume import Checkpoint, verify
+from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.resume import Checkpoint, verify
 
 PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 1, "config": {}, "data": None}
 STEPS, HALF = 6, 3

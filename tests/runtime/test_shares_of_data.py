@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttlaunch.recipe import TrainingFile
-from ttlaunch.recipe.corpus import Corpus
 from ttlaunch.runtime.data.batches import micro_batches, validation_micro_batches
 from ttlaunch.runtime.data.build import build_data
+from ttlaunch.spec.recipe.corpus import Corpus
 
 SIDE = 2
 

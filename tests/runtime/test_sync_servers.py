@@ -9,7 +9,6 @@ import torch
 from tests.runtime.layouts import LAYOUTS, RECIPES, train
 from tests.runtime.test_resume_layouts import config
 from ttlaunch import contract
-from ttlaunch.recipe.importing import import_recipe_module
 from ttlaunch.runtime import (
     PolyakAverage,
     SyncLink,
@@ -24,6 +23,7 @@ from ttlaunch.runtime.servers.shard import cut_layers, cut_values
 from ttlaunch.runtime.simulate import simulate
 from ttlaunch.runtime.sockets.protocol import SocketError
 from ttlaunch.runtime.world import World
+from ttlaunch.spec.recipe.importing import import_recipe_module
 
 LATE, FROM, UNTIL = 1, 2, 4
 """A worker whose gradient of one step comes when the others are in another."""
@@ -244,8 +244,8 @@ def test_the_average_is_validated_and_kept_and_gone_on_from(tmp_path, servers):
     from safetensors import safe_open  # noqa: PLC0415
 
     from tests.runtime.test_resume_layouts import HALF, PLAN, start_of  # noqa: PLC0415
-    from ttlaunch.launch.saved.checkpoints import complete_checkpoints  # noqa: PLC0415
-    from ttlaunch.launch.saved.resume import verify  # noqa: PLC0415
+    from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints  # noqa: PLC0415
+    from ttlaunch.running.checkpoints.resume import verify  # noqa: PLC0415
 
     LAYOUTS.setdefault("ps alone", ("sync_ps", ["trainer"]))
     name, cfg = ps(2, servers, sync_ps_config={"polyak_interval": 1, "polyak_decay": 0.5, "num_servers": servers})

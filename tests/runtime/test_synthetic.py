@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from ttlaunch.recipe import DataConfig, TrainingFile
-from ttlaunch.recipe.corpus import CorpusError
-from ttlaunch.recipe.data import check_data, default_path, read_data
 from ttlaunch.runtime.data.batches import micro_batches
 from ttlaunch.runtime.data.build import build_data
 from ttlaunch.runtime.data.synthetic import MarkovChain
+from ttlaunch.spec.recipe.corpus import CorpusError
+from ttlaunch.spec.recipe.data import check_data, default_path, read_data
 
 from .layouts import train
 from .pipelines import start_from

@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file
 
 from ttlaunch import contract
-from ttlaunch.launch.saved.joined_tensors import join_parts
-from ttlaunch.launch.saved.tensor_difference import read_weights
-from ttlaunch.launch.saved.tensor_file import read_header, write_tensors
-from ttlaunch.recipe.images import DIGITS
+from ttlaunch.running.checkpoints.joined_tensors import join_parts
+from ttlaunch.running.checkpoints.tensor_difference import read_weights
+from ttlaunch.running.checkpoints.tensor_file import read_header, write_tensors
 from ttlaunch.runtime.digests import digests
 from ttlaunch.runtime.tensor.share import ModelShare
+from ttlaunch.spec.recipe.images import DIGITS
 from ttlaunch.stored_parts import parse_part
 
 from .layouts import train_recipe

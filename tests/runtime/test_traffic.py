@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.launch.runs.recorded import read_run
-from ttlaunch.recipe.images import DIGITS
-from ttlaunch.recipe.importing import import_recipe_module
+from ttlaunch.running.runs.recorded import read_run
 from ttlaunch.runtime import build_model
 from ttlaunch.runtime.simulate import simulate
 from ttlaunch.runtime.world import read_world
+from ttlaunch.spec.recipe.images import DIGITS
+from ttlaunch.spec.recipe.importing import import_recipe_module
 
 from .pipelines import start_from
 

@@ -8,10 +8,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.runtime.layouts import LAYOUTS, train
 from ttlaunch import contract
-from ttlaunch.launch.report import combine_digests
-from ttlaunch.launch.saved.checkpoints import complete_checkpoints
-from ttlaunch.launch.saved.tensor_difference import read_weights
-from ttlaunch.launch.saved.tensor_file import write_tensors
+from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.tensor_difference import read_weights
+from ttlaunch.running.checkpoints.tensor_file import write_tensors
+from ttlaunch.running.report import combine_digests
 from ttlaunch.runtime.checkpoint.reader import CheckpointReadError, read_tensors
 from ttlaunch.runtime.digests import digests
 from ttlaunch.runtime.model.model import build_model

@@ -6,9 +6,9 @@ Embedding and head share a matrix here, which has one owner and one name.
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.launch.saved.checkpoints import complete_checkpoints
-from ttlaunch.launch.saved.resume import verify
-from ttlaunch.launch.saved.tensor_difference import largest_difference, read_weights
+from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.resume import verify
+from ttlaunch.running.checkpoints.tensor_difference import largest_difference, read_weights
 
 from .layouts import train, train_recipe
 from .test_resume_layouts import HALF, PLAN, STEPS, config, start_of

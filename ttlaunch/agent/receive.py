@@ -36,7 +36,7 @@ _NAMES = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL}
 
 
 def main(arguments: Mapping[str, Any]) -> int:
-    """Take one release in; see `ttlaunch.sync.send` for the arguments."""
+    """Take one release in; see `ttlaunch.hosts.sync.send` for the arguments."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(0, _F_SETPIPE_SZ, releases.CHUNK)
     talk = Talk()

@@ -34,7 +34,7 @@ def attach(
     from ttlaunch.cli.session import Attached
     from ttlaunch.cli.sink_view import judge_sinks
     from ttlaunch.cli.watching import watch
-    from ttlaunch.launch.runs.recorded import read_rows
+    from ttlaunch.running.runs.recorded import read_rows
 
     path = find_named_run(run, runs_dir=runs_dir, form=form)
     launcher = read_launcher_here(path, "attach", form=form)

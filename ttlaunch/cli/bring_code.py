@@ -10,14 +10,14 @@ import typer
 
 from ttlaunch.cli.console import exit_status, leave, refuse, show_diagnostics, use_colour
 from ttlaunch.diagnostics import Diagnostic, Format
-from ttlaunch.doctor.troubles import explain_troubles
 from ttlaunch.errors import HostError, SyncError
-from ttlaunch.remote.transport import Transport
-from ttlaunch.sync.release import Release
-from ttlaunch.sync.report import LARGEST_UNASKED_BYTES, check_size, check_synced
-from ttlaunch.sync.send import Outcome, Progress, SourceChangedError, sync_release
-from ttlaunch.sync.sizes import render_size
-from ttlaunch.topology.model import Topology
+from ttlaunch.hosts.doctor.troubles import explain_troubles
+from ttlaunch.hosts.sync.release import Release
+from ttlaunch.hosts.sync.report import LARGEST_UNASKED_BYTES, check_size, check_synced
+from ttlaunch.hosts.sync.send import Outcome, Progress, SourceChangedError, sync_release
+from ttlaunch.hosts.sync.sizes import render_size
+from ttlaunch.hosts.transport.transport import Transport
+from ttlaunch.spec.topology.model import Topology
 
 _SHOW_AFTER_S = 1.0
 

@@ -20,11 +20,11 @@ from ttlaunch.diagnostics import Diagnostic, Format
 if TYPE_CHECKING:
     from ttlaunch.cli.planning import Prepared
     from ttlaunch.cli.ready_here import Ready
-    from ttlaunch.launch.crew import Crew
-    from ttlaunch.launch.printed.output import View
-    from ttlaunch.launch.runs.run_folder import RunFolder
-    from ttlaunch.launch.watch import RankState
-    from ttlaunch.plan.launch_plan import LaunchPlan
+    from ttlaunch.planning.launch_plan import LaunchPlan
+    from ttlaunch.running.crew import Crew
+    from ttlaunch.running.logs.output import View
+    from ttlaunch.running.runs.run_folder import RunFolder
+    from ttlaunch.running.watch import RankState
 
 WatchedBy = Callable[["View", "Crew", "RunFolder", Path], "View"]
 _ELSEWHERE = "`--runs-dir DIR` makes run folders somewhere else"
@@ -83,12 +83,12 @@ def carry_out(
         watched_by: Puts something between the run and the view, which shows the run then; None: nobody shows it here.
     """
     from ttlaunch.cli.registering import registered
-    from ttlaunch.launch.ending import Grace
-    from ttlaunch.launch.guard import guarded
-    from ttlaunch.launch.runs.recorded import facts_of
-    from ttlaunch.launch.runs.run_folder import scratch_folder
-    from ttlaunch.launch.supervise import supervise
-    from ttlaunch.launch.watch import Watch
+    from ttlaunch.running.ending import Grace
+    from ttlaunch.running.guard import guarded
+    from ttlaunch.running.runs.recorded import facts_of
+    from ttlaunch.running.runs.run_folder import scratch_folder
+    from ttlaunch.running.supervise import supervise
+    from ttlaunch.running.watch import Watch
 
     ready = ready or make_ready(prepared, way)
     plan, folder = ready.plan, _make_folder(ready, prepared, way)
@@ -123,7 +123,7 @@ def _view(
         yield Spokesman()
         return
     from ttlaunch.cli.live import make_following_view
-    from ttlaunch.launch.runs.recorded import facts_of
+    from ttlaunch.running.runs.recorded import facts_of
 
     with make_following_view(facts_of(plan), folder, quiet=way.form is Format.JSON, only=way.only) as view:
         yield watched_by(view, crew, folder, scratch)
@@ -145,8 +145,8 @@ class Spokesman:
 def _make_folder(ready: "Ready", prepared: "Prepared", way: Way) -> "RunFolder":
     """The run's folder with all that is decided; leaves if it cannot be made."""
     from ttlaunch.errors import RunFolderError
-    from ttlaunch.launch.runs.record_inputs import write_inputs
-    from ttlaunch.launch.runs.run_folder import create_run_folder
+    from ttlaunch.running.runs.record_inputs import write_inputs
+    from ttlaunch.running.runs.run_folder import create_run_folder
 
     try:
         folder = create_run_folder(way.runs_dir)

@@ -38,9 +38,9 @@ from ttlaunch.diagnostics import Diagnostic, Format, Source, has_errors
 
 if TYPE_CHECKING:
     from ttlaunch.cli.planning import Prepared
-    from ttlaunch.launch.faults.audit import Left
-    from ttlaunch.plan.faults import Fault
-    from ttlaunch.remote.transport import Transport
+    from ttlaunch.hosts.transport.transport import Transport
+    from ttlaunch.lab.chaos.audit import Left
+    from ttlaunch.planning.faults import Fault
 
 EXAMPLES = """\
 [bold]ttlaunch chaos hierarchical_parallel --plan "kill rank=2 at step=5"[/bold]   SIGKILL one rank and see who is named
@@ -148,9 +148,9 @@ def _orders(
     source: Source | None, prepared: "Prepared", *, count: int | None, seed: int, form: Format
 ) -> "list[Fault]":
     """The faults, checked against the run; leaves if there is a mistake."""
-    from ttlaunch.launch.faults.draw_faults import draw_faults
-    from ttlaunch.plan.fault_checks import check_faults, field_of
-    from ttlaunch.plan.fault_parser import parse_faults
+    from ttlaunch.lab.chaos.draw_faults import draw_faults
+    from ttlaunch.planning.fault_checks import check_faults, field_of
+    from ttlaunch.planning.fault_parser import parse_faults
 
     ground = field_of(prepared.plan, is_here=prepared.is_here)
     if source is None:
@@ -163,7 +163,7 @@ def _orders(
 
 
 def _announce(orders: "Sequence[Fault]", *, seed: int | None, form: Format) -> None:
-    from ttlaunch.plan.faults import render_faults
+    from ttlaunch.planning.faults import render_faults
 
     if form is not Format.JSON:
         drawn = "" if seed is None else f" (drawn with --seed {seed})"
@@ -173,8 +173,8 @@ def _announce(orders: "Sequence[Fault]", *, seed: int | None, form: Format) -> N
 
 def _break(start: "partial[Outcome]", prepared: "Prepared", orders: "Sequence[Fault]", *, form: Format) -> Outcome:
     """Carry the plan out and make the faults in it."""
-    from ttlaunch.launch.faults.inject import Injector
-    from ttlaunch.plan.faults import Kind
+    from ttlaunch.lab.chaos.inject import Injector
+    from ttlaunch.planning.faults import Kind
 
     transports: Sequence[Transport] = []
     if not prepared.is_here and any(fault.target.kind in {Kind.SHIM, Kind.AGENT} for fault in orders):
@@ -200,8 +200,8 @@ def _tell(
     """Judge, look what is left, say both, and leave."""
     from ttlaunch.cli.chaos_view import chaos_diagnostics, chaos_json, show_chaos
     from ttlaunch.cli.console import print_json, show_diagnostics
-    from ttlaunch.launch.faults.chaos import judge_faults
-    from ttlaunch.launch.runs.run_folder import read_events
+    from ttlaunch.lab.chaos.verdict import judge_faults
+    from ttlaunch.running.runs.run_folder import read_events
 
     events, report = read_events(outcome.folder.path), outcome.report.as_json()
     verdicts = judge_faults(orders, events, report, lease_s=lease_s)
@@ -218,7 +218,7 @@ def _tell(
 
 def _look(outcome: Outcome, prepared: "Prepared", *, began: float, lease_s: float) -> "Sequence[Left]":
     from ttlaunch.cli.reach import open_transports
-    from ttlaunch.launch.faults.audit import audit
+    from ttlaunch.lab.chaos.audit import audit
 
     transports: Sequence[Transport] = []
     if not prepared.is_here:

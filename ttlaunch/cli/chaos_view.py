@@ -9,12 +9,12 @@ from ttlaunch.cli.outcome import Outcome
 from ttlaunch.cli.summary import show_summary
 from ttlaunch.diagnostics import Diagnostic, listed
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.launch.faults.audit import Left
-from ttlaunch.launch.faults.chaos import Outcome as Fate
-from ttlaunch.launch.faults.chaos import Verdict
-from ttlaunch.launch.report import Report
-from ttlaunch.launch.saved.checkpoints import newest_step
-from ttlaunch.plan.faults import Fault, render_faults
+from ttlaunch.lab.chaos.audit import Left
+from ttlaunch.lab.chaos.verdict import Outcome as Fate
+from ttlaunch.lab.chaos.verdict import Verdict
+from ttlaunch.planning.faults import Fault, render_faults
+from ttlaunch.running.checkpoints.checkpoints import newest_step
+from ttlaunch.running.report import Report
 
 _HEADINGS = ("fault", "made at", "outcome", "detected", "run over")
 _MOST_NAMED = 4

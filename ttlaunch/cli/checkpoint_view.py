@@ -1,7 +1,7 @@
 """What a run has no checkpoint of, as a diagnostic at its end."""
 
 from ttlaunch.diagnostics import Diagnostic, Severity
-from ttlaunch.launch.report import Report
+from ttlaunch.running.report import Report
 
 _MOST_STEPS = 20
 _MOST_REASONS = 3

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ttlaunch.cli.table import render_table
-from ttlaunch.launch.measured.communication import OperationCost
+from ttlaunch.running.metrics.communication import OperationCost
 
 _HEADING = (
     "operation",

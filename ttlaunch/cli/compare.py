@@ -16,11 +16,11 @@ from ttlaunch.cli.options import On, Overrides
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import Diagnostic, Format, Severity, listed, shown
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.plan.comparison import Candidate, Workload, parse_candidate
+from ttlaunch.planning.comparison import Candidate, Workload, parse_candidate
 
 if TYPE_CHECKING:
-    from ttlaunch.launch.comparison.carry_out import Attempt
-    from ttlaunch.launch.comparison.summary import Row
+    from ttlaunch.lab.comparison.carry_out import Attempt
+    from ttlaunch.lab.comparison.summary import Row
 
 EXAMPLES = """\
 [bold]ttlaunch compare[/bold]   every recipe that trains, three times each; some minutes
@@ -110,7 +110,7 @@ def _as_json(group: Sequence[Diagnostic]) -> list[dict[str, Any]]:
 def _mistakes(candidate: Candidate, workload: Workload, *, on: str) -> list[Diagnostic]:
     """Why a candidate cannot be run."""
     from ttlaunch.cli.describe import Request, describe
-    from ttlaunch.recipe.discovery import find_recipe, load_recipe
+    from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
 
     found = find_recipe(candidate.recipe, working_folder=Path.cwd())
     if isinstance(found, Diagnostic):
@@ -130,7 +130,7 @@ def _mistakes(candidate: Candidate, workload: Workload, *, on: str) -> list[Diag
 
 def _all_candidates() -> list[Candidate]:
     """Each recipe that trains a model on text."""
-    from ttlaunch.recipe.discovery import list_recipes, load_recipe
+    from ttlaunch.spec.recipe.discovery import list_recipes, load_recipe
 
     found = [(one.name, load_recipe(one)) for one in list_recipes(Path.cwd())]
     return [Candidate(name) for name, recipe in found if not isinstance(recipe, Diagnostic) and recipe.uses_data]
@@ -147,7 +147,7 @@ def _carry_out(
     form: Format,
 ) -> None:
     """Run everything, and add to `attempts` what each run came to; leaves if Ctrl-C was pressed."""
-    from ttlaunch.launch.comparison.carry_out import Comparison
+    from ttlaunch.lab.comparison.carry_out import Comparison
 
     total = len(candidates) * repeats
     comparison = Comparison(workload, on=on, folder=out, repeats=repeats)
@@ -192,7 +192,7 @@ def _write(attempts: "Sequence[Attempt]", workload: Workload, *, out: Path, repe
     import json
 
     from ttlaunch.cli.compare_picture import draw_comparison
-    from ttlaunch.launch.comparison.summary import render_json, render_markdown, summarise
+    from ttlaunch.lab.comparison.summary import render_json, render_markdown, summarise
 
     rows, machine = summarise(attempts), _machine()
     found = render_json(rows, workload, machine=machine, repeats=repeats)
@@ -218,7 +218,7 @@ def _tell(
     repeats: int,
     form: Format,
 ) -> NoReturn:
-    from ttlaunch.launch.comparison.summary import HEADING, cells, render_json
+    from ttlaunch.lab.comparison.summary import HEADING, cells, render_json
 
     found = [_failure(attempt) for attempt in attempts if attempt.error is not None]
     if form is Format.JSON:

@@ -21,8 +21,8 @@ def _group() -> None:
 def list_(*, form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL) -> None:
     """Name every configuration with its size; those in ./configurations hide built-in ones."""
     from ttlaunch.diagnostics.count import counted
-    from ttlaunch.topology.discovery import list_configurations
-    from ttlaunch.topology.load import load_topology
+    from ttlaunch.spec.topology.discovery import list_configurations
+    from ttlaunch.spec.topology.load import load_topology
 
     rows = []
     for found in list_configurations(Path.cwd()):

@@ -34,8 +34,8 @@ def convert(
 ) -> None:
     """Convert a mesh graph descriptor between YAML (version 1) and textproto (version 2); older YAML becomes newer."""
     from ttlaunch.diagnostics import has_errors
-    from ttlaunch.topology.convert import convert as convert_descriptor
-    from ttlaunch.topology.convert import version_of
+    from ttlaunch.spec.topology.convert import convert as convert_descriptor
+    from ttlaunch.spec.topology.convert import version_of
 
     if to not in {None, "yaml", "textproto"}:
         _refuse(f"`--to {shown(to)}` is not a version; `yaml` or `textproto` was expected", form)
@@ -62,7 +62,7 @@ def convert(
 
 
 def _source(name: str) -> "tuple[Source | None, list[Diagnostic]]":
-    from ttlaunch.located import TOPOLOGY, read_source, source_from_bytes
+    from ttlaunch.spec.located import TOPOLOGY, read_source, source_from_bytes
 
     if name == "-":
         return source_from_bytes(sys.stdin.buffer.read(), codes=TOPOLOGY, what=_WHAT, name="standard input")

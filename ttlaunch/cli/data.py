@@ -34,8 +34,8 @@ def data(
     form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL,
 ) -> None:
     """Make a file to train on: the texts of a dataset one after the other, or the tokens that a tokenizer makes of them."""
-    from ttlaunch.recipe.adapters import AdapterError, encode_texts, read_dataset
-    from ttlaunch.recipe.corpus import CorpusError, read_corpus
+    from ttlaunch.spec.recipe.adapters import AdapterError, encode_texts, read_dataset
+    from ttlaunch.spec.recipe.corpus import CorpusError, read_corpus
 
     if str(write) == "-":
         message = "`-` is no file that a training could read"

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ttlaunch.diagnostics import Diagnostic, Label, has_errors, shown
 
 if TYPE_CHECKING:
-    from ttlaunch.plan.recipe_plan import RecipeChoice
-    from ttlaunch.plan.roles import RoleLayout
-    from ttlaunch.recipe.config import LoadedConfig
-    from ttlaunch.topology.model import Topology
+    from ttlaunch.planning.recipe_plan import RecipeChoice
+    from ttlaunch.planning.roles import RoleLayout
+    from ttlaunch.spec.recipe.config import LoadedConfig
+    from ttlaunch.spec.topology.model import Topology
 
 _CORPUS_CODES = {
     "missing": ("C021", "training_config.data_path"),
@@ -117,8 +117,8 @@ def load_topology_into(
 ) -> None:
     """Read the topology that `--on`, or `--hostfile`, `--rank-bindings` and `--mpi-args` name."""
     from ttlaunch.cli.named_files import named_files
-    from ttlaunch.topology.discovery import find_configuration
-    from ttlaunch.topology.load import load_topology, load_topology_files
+    from ttlaunch.spec.topology.discovery import find_configuration
+    from ttlaunch.spec.topology.load import load_topology, load_topology_files
 
     files, mistakes = named_files(request)
     result.diagnostics += mistakes
@@ -141,7 +141,7 @@ def load_topology_into(
         loaded = load_topology(found.folder, name=found.name, environment=shell, working_folder=working_folder)
     result.topology = loaded.topology
     if loaded.topology and request.without:
-        from ttlaunch.topology.smaller import leave_out
+        from ttlaunch.spec.topology.smaller import leave_out
 
         result.topology = leave_out(loaded.topology, request.without, most=request.ranks)
     result.diagnostics += loaded.diagnostics
@@ -179,7 +179,7 @@ def _describe_command(result: Description, request: Request, working_folder: Pat
 
 def _is_here(result: Description) -> bool:
     """Whether ranks run on this machine alone; what other hosts have is asked there."""
-    from ttlaunch.remote.local import is_this_machine
+    from ttlaunch.hosts.transport.local import is_this_machine
 
     return result.topology is None or all(is_this_machine(host.name) for host in result.topology.hosts)
 
@@ -197,9 +197,9 @@ def _refuse_recipe_options(result: Description, request: Request) -> None:
 
 def _describe_recipe(result: Description, request: Request, working_folder: Path, shell: Mapping[str, str]) -> None:
     from ttlaunch.cli.resume import find_start
-    from ttlaunch.plan.recipe_plan import RecipeChoice, check_recipe
-    from ttlaunch.recipe.config import load_config
-    from ttlaunch.recipe.discovery import find_recipe, load_recipe
+    from ttlaunch.planning.recipe_plan import RecipeChoice, check_recipe
+    from ttlaunch.spec.recipe.config import load_config
+    from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
 
     found = find_recipe(str(request.target), working_folder=working_folder)
     with contextlib.redirect_stdout(sys.stderr):  # what a recipe.py prints must not mix with our results
@@ -274,10 +274,10 @@ def check_data(
 ) -> tuple[dict[str, Any] | None, Diagnostic | None]:
     """Read the training text, so that a missing, empty, binary or short one is found before anything starts."""
     from ttlaunch.contract import referred_variable
-    from ttlaunch.recipe.corpus import CorpusError
-    from ttlaunch.recipe.data import check_data as check_content
-    from ttlaunch.recipe.data import default_path, given_path, read_data
-    from ttlaunch.recipe.images import DIGITS
+    from ttlaunch.spec.recipe.corpus import CorpusError
+    from ttlaunch.spec.recipe.data import check_data as check_content
+    from ttlaunch.spec.recipe.data import default_path, given_path, read_data
+    from ttlaunch.spec.recipe.images import DIGITS
 
     given = given_path(loaded.config)
     variable = referred_variable(given or "")

@@ -16,13 +16,13 @@ from ttlaunch.diagnostics import Diagnostic, Format, did_you_mean, has_errors
 
 if TYPE_CHECKING:
     from ttlaunch.cli.doctor_view import Shown, View
-    from ttlaunch.doctor.facts import HostFacts
-    from ttlaunch.doctor.network import NetworkChoice
-    from ttlaunch.doctor.pairs import Pair
     from ttlaunch.errors import HostError
-    from ttlaunch.remote.key_ring import KeyRing
-    from ttlaunch.remote.transport import Transport
-    from ttlaunch.topology.model import Topology
+    from ttlaunch.hosts.doctor.facts import HostFacts
+    from ttlaunch.hosts.doctor.network import NetworkChoice
+    from ttlaunch.hosts.doctor.pairs import Pair
+    from ttlaunch.hosts.transport.key_ring import KeyRing
+    from ttlaunch.hosts.transport.transport import Transport
+    from ttlaunch.spec.topology.model import Topology
 
 EXAMPLES = """\
 [bold]ttlaunch doctor --on my_cluster[/bold]   every host, and every way between two of them
@@ -112,9 +112,9 @@ def _chosen_hosts(topology: "Topology", names: str | None) -> "Topology":
 
 def _examine(topology: "Topology", shown: "Shown", view: "View", *, bandwidth: bool) -> _Examined:
     from ttlaunch.cli.reach import open_transports
-    from ttlaunch.doctor.checks import check_everything
-    from ttlaunch.doctor.troubles import explain_troubles
-    from ttlaunch.remote.local import LocalTransport
+    from ttlaunch.hosts.doctor.checks import check_everything
+    from ttlaunch.hosts.doctor.troubles import explain_troubles
+    from ttlaunch.hosts.transport.local import LocalTransport
 
     transports, keys = open_transports(topology)
     launcher = LocalTransport("this machine")
@@ -141,7 +141,7 @@ class _Asking:
     """Connects to hosts and probes each as soon as it is connected, so that nobody waits for the slowest twice."""
 
     def __init__(self, topology: "Topology", shown: "Shown", view: "View", keys: "KeyRing") -> None:
-        from ttlaunch.doctor.probe_hosts import question_for
+        from ttlaunch.hosts.doctor.probe_hosts import question_for
 
         self.question = question_for(topology, launcher_python=sys.executable)
         self.seconds: dict[str, float] = {}
@@ -165,9 +165,9 @@ class _Asking:
         self._shown.facts = dict(sorted(self._shown.facts.items(), key=lambda item: order[item[0]]))
 
     def _ask_once(self, transports: "Sequence[Transport]") -> None:
-        from ttlaunch.doctor.probe_hosts import PROBE_S
-        from ttlaunch.remote.fleet import on_each
-        from ttlaunch.remote.transport import CONNECT_S
+        from ttlaunch.hosts.doctor.probe_hosts import PROBE_S
+        from ttlaunch.hosts.transport.fleet import on_each
+        from ttlaunch.hosts.transport.transport import CONNECT_S
 
         self._shown.states |= {t.host: "connecting" for t in transports if t.host in self._shown.hosts}
         self._view.draw(self._shown)
@@ -176,8 +176,8 @@ class _Asking:
             self._view.draw(self._shown)
 
     def _ask_one(self, transport: "Transport") -> "HostFacts":
-        from ttlaunch.doctor.probe_hosts import probe
-        from ttlaunch.remote.transport import CONNECT_S
+        from ttlaunch.hosts.doctor.probe_hosts import probe
+        from ttlaunch.hosts.transport.transport import CONNECT_S
 
         began = time.monotonic()
         transport.connect(timeout_s=CONNECT_S)
@@ -210,10 +210,10 @@ def _examine_network(
     bandwidth: bool,
 ) -> None:
     """Choose the network among the hosts that answered, and let them try each other on it."""
-    from ttlaunch.doctor.network import choose_network
-    from ttlaunch.doctor.pair_checks import check_mtu, check_pairs
-    from ttlaunch.doctor.pairs import measure_pairs
-    from ttlaunch.doctor.probe_hosts import SYSTEM_PYTHON
+    from ttlaunch.hosts.doctor.network import choose_network
+    from ttlaunch.hosts.doctor.pair_checks import check_mtu, check_pairs
+    from ttlaunch.hosts.doctor.pairs import measure_pairs
+    from ttlaunch.hosts.doctor.probe_hosts import SYSTEM_PYTHON
 
     connections = {transport.host: transport.addresses for transport in transports}
     choice = choose_network(shown.facts, wanted=topology.cluster.network, connections=connections)
@@ -252,7 +252,7 @@ def _verdict(topology: "Topology", diagnostics: list[Diagnostic], states: Mappin
 
 def _as_json(examined: _Examined, shown: "Shown") -> dict[str, object]:
     from ttlaunch.cli.doctor_view import pairs_as_json
-    from ttlaunch.doctor.facts import facts_as_json
+    from ttlaunch.hosts.doctor.facts import facts_as_json
 
     choice = examined.choice
     return {

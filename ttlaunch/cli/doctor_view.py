@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from ttlaunch.diagnostics import Diagnostic, Severity
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.doctor.facts import HostFacts
-from ttlaunch.doctor.network import NetworkChoice
-from ttlaunch.doctor.pairs import Pair
-from ttlaunch.doctor.software import open_mpi_version
 from ttlaunch.errors import HostError
-from ttlaunch.topology.model import Topology
+from ttlaunch.hosts.doctor.facts import HostFacts
+from ttlaunch.hosts.doctor.network import NetworkChoice
+from ttlaunch.hosts.doctor.pairs import Pair
+from ttlaunch.hosts.doctor.software import open_mpi_version
+from ttlaunch.spec.topology.model import Topology
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -5,8 +5,8 @@ from pathlib import Path
 from ttlaunch import contract
 from ttlaunch.cli.describe import short_name
 from ttlaunch.diagnostics import Diagnostic, Severity
-from ttlaunch.launch.report import Report
-from ttlaunch.launch.runs.run_folder import RunFolder
+from ttlaunch.running.report import Report
+from ttlaunch.running.runs.run_folder import RunFolder
 
 _MOST_RANKS = 5
 

@@ -36,8 +36,8 @@ def init(
     form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL,
 ) -> None:
     """Write a new configuration: hosts.txt, mgd.yaml and rank_bindings.yaml."""
-    from ttlaunch.topology.mesh_graph import ARCHITECTURES
-    from ttlaunch.topology.scaffold import parse_host_list, scaffold
+    from ttlaunch.spec.topology.mesh_graph import ARCHITECTURES
+    from ttlaunch.spec.topology.scaffold import parse_host_list, scaffold
 
     parsed = parse_host_list(hosts)
     mistakes = [parsed] if isinstance(parsed, Diagnostic) else []

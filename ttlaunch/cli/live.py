@@ -10,11 +10,11 @@ from ttlaunch import contract
 from ttlaunch.cli.console import needs_no_reader
 from ttlaunch.diagnostics import shown
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.launch.printed.output import View
-from ttlaunch.launch.printed.shown_output import ShownOutput
-from ttlaunch.launch.runs.recorded import RunFacts
-from ttlaunch.launch.runs.run_folder import RunFolder
-from ttlaunch.launch.watch import Phase, RankState, steps_done
+from ttlaunch.running.logs.output import View
+from ttlaunch.running.logs.shown_output import ShownOutput
+from ttlaunch.running.runs.recorded import RunFacts
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import Phase, RankState, steps_done
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

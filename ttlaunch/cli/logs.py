@@ -18,8 +18,8 @@ from ttlaunch.diagnostics import Diagnostic, Format, listed, shown
 from ttlaunch.diagnostics.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from ttlaunch.launch.printed.merged import Line
-    from ttlaunch.plan.launch_plan import RankRow
+    from ttlaunch.planning.launch_plan import RankRow
+    from ttlaunch.running.logs.merged import Line
 
 EXAMPLES = """\
 [bold]ttlaunch logs[/bold]   what the newest run has printed
@@ -46,7 +46,7 @@ def logs(
     form: OutputFormat = Format.FULL,
 ) -> None:
     """Show the lines of all ranks in the order in which they came; equal ones of several ranks as one."""
-    from ttlaunch.launch.runs.recorded import read_rows
+    from ttlaunch.running.runs.recorded import read_rows
 
     if stream not in {None, "stdout", "stderr"}:
         refuse([_wrong_stream(str(stream))], form=form)
@@ -69,7 +69,7 @@ def logs(
 
 def choose_ranks(only: Collection[str], rows: "Collection[RankRow]", *, form: Format) -> frozenset[int]:
     """The ranks that `--only` names; leaves if it names none."""
-    from ttlaunch.launch.printed.fold import only_choices, parse_only
+    from ttlaunch.running.logs.fold import only_choices, parse_only
 
     chosen = parse_only(list(only), list(rows))
     if isinstance(chosen, str):
@@ -83,8 +83,8 @@ def choose_ranks(only: Collection[str], rows: "Collection[RankRow]", *, form: Fo
 def _show(
     path: Path, rows: "list[RankRow]", chosen: Collection[int], streams: Collection[str], *, follow: bool
 ) -> None:
-    from ttlaunch.launch.printed.shown_output import ShownOutput
-    from ttlaunch.launch.runs.launcher import is_running
+    from ttlaunch.running.logs.shown_output import ShownOutput
+    from ttlaunch.running.runs.launcher import is_running
 
     output = ShownOutput(path, rows, only=chosen, streams=streams)
     while follow and is_running(path):
@@ -96,8 +96,8 @@ def _show(
 def _show_json(
     path: Path, rows: "list[RankRow]", chosen: Collection[int], streams: Collection[str], *, follow: bool
 ) -> None:
-    from ttlaunch.launch.printed.merged import MergedLog
-    from ttlaunch.launch.runs.launcher import is_running
+    from ttlaunch.running.logs.merged import MergedLog
+    from ttlaunch.running.runs.launcher import is_running
 
     log = MergedLog(path, [row.rank for row in rows])
 

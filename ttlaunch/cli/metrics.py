@@ -20,9 +20,9 @@ from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
-    from ttlaunch.launch.metrics.event_log import EventLog
-    from ttlaunch.launch.metrics.export import SinkRecord
-    from ttlaunch.launch.metrics.sinks import SinkChoice
+    from ttlaunch.running.metrics.event_log import EventLog
+    from ttlaunch.running.metrics.export import SinkRecord
+    from ttlaunch.running.metrics.sinks import SinkChoice
 
 EXAMPLES = """\
 [bold]ttlaunch metrics[/bold]   every number that the newest run has measured: first, last, least and most, by rank
@@ -60,7 +60,7 @@ def metrics(
 
     The events are those of the run's `metrics.jsonl`, which is written when it ends; they can be read before.
     """
-    from ttlaunch.launch.metrics.event_log import EventLog
+    from ttlaunch.running.metrics.event_log import EventLog
 
     choices = parse_sinks(to or (), option="--to", form=form)
     path = find_named_run(run, runs_dir=runs_dir, form=form)
@@ -80,7 +80,7 @@ def metrics(
 
 
 def _export(path: Path, choices: "Sequence[SinkChoice]", *, follow: bool, beside: bool, form: Format) -> None:
-    from ttlaunch.launch.metrics.export import SinkState, export, tell_failure
+    from ttlaunch.running.metrics.export import SinkState, export, tell_failure
 
     if beside:
         os.nice(_NICE)  # whatever a sink does, the ranks' work comes first
@@ -103,7 +103,7 @@ def _export(path: Path, choices: "Sequence[SinkChoice]", *, follow: bool, beside
 
 
 def _tell(records: "Sequence[SinkRecord]", path: Path, *, form: Format) -> None:
-    from ttlaunch.launch.metrics.export import SinkState
+    from ttlaunch.running.metrics.export import SinkState
 
     for record in records:
         if record.state is SinkState.DONE:
@@ -115,7 +115,7 @@ def _tell(records: "Sequence[SinkRecord]", path: Path, *, form: Format) -> None:
 def _print_events(log: "EventLog", *, follow: bool) -> None:
     import time
 
-    from ttlaunch.launch.metrics.event_log import event_line
+    from ttlaunch.running.metrics.event_log import event_line
 
     with needs_no_reader(sys.stdout):
         while True:
@@ -127,7 +127,7 @@ def _print_events(log: "EventLog", *, follow: bool) -> None:
 
 
 def _print_table(log: "EventLog", *, form: Format) -> None:
-    from ttlaunch.launch.metrics.summary import summarise
+    from ttlaunch.running.metrics.summary import summarise
 
     found = summarise(log.poll())
     cells = [

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ttlaunch.diagnostics import Diagnostic, shown
-from ttlaunch.plan.mpi_args import MpiArgs, parse_mpi_args
+from ttlaunch.planning.mpi_args import MpiArgs, parse_mpi_args
 
 if TYPE_CHECKING:
     from ttlaunch.cli.describe import Request

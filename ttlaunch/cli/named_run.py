@@ -10,7 +10,7 @@ from ttlaunch.diagnostics import Diagnostic, Format, listed, shown
 from ttlaunch.diagnostics.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from ttlaunch.launch.runs.launcher import Launcher
+    from ttlaunch.running.runs.launcher import Launcher
 
 
 def find_named_run(where: str, *, runs_dir: Path, form: Format) -> Path:
@@ -30,7 +30,7 @@ def find_named_run(where: str, *, runs_dir: Path, form: Format) -> Path:
 
 def name_run(where: str, *, runs_dir: Path, working_folder: Path) -> Path | Diagnostic:
     """The folder of the run that the words name, or why there is none or which several are meant."""
-    from ttlaunch.launch.runs.recorded import find_run, matching_runs, run_folders
+    from ttlaunch.running.runs.recorded import find_run, matching_runs, run_folders
 
     path = find_run(where, runs_folder=working_folder / runs_dir, working_folder=working_folder)
     if path is not None:
@@ -44,7 +44,7 @@ def name_run(where: str, *, runs_dir: Path, working_folder: Path) -> Path | Diag
 
 
 def _registered() -> list[Path]:
-    from ttlaunch.launch.runs.registry import RegistryError, find_registry
+    from ttlaunch.running.runs.registry import RegistryError, find_registry
 
     try:
         folders = [entry.folder for entry in find_registry(os.environ).entries()]
@@ -59,7 +59,7 @@ def _several(where: str, matching: list[Path]) -> Diagnostic:
 
 
 def _no_run(where: str, runs_dir: Path, known: list[str]) -> Diagnostic:
-    from ttlaunch.launch.runs.recorded import LATEST
+    from ttlaunch.running.runs.recorded import LATEST
 
     where_runs_are = "`--runs-dir DIR` says where runs are"
     if where == LATEST:
@@ -77,7 +77,7 @@ def read_launcher_here(path: Path, command: str, *, form: Format) -> "Launcher |
         command: What was to be done with it.
         form: Of what is said.
     """
-    from ttlaunch.launch.runs.launcher import read_launcher
+    from ttlaunch.running.runs.launcher import read_launcher
 
     launcher = read_launcher(path)
     if launcher is not None and not launcher.is_here and not (path / contract.REPORT_FILE).is_file():

@@ -10,14 +10,14 @@ from ttlaunch.diagnostics import Format
 
 def complete_recipes(incomplete: str) -> list[str]:
     """Names for the shell's completion."""
-    from ttlaunch.recipe.discovery import list_recipes
+    from ttlaunch.spec.recipe.discovery import list_recipes
 
     return [recipe.name for recipe in list_recipes(Path.cwd()) if recipe.name.startswith(incomplete)]
 
 
 def complete_configurations(incomplete: str) -> list[str]:
     """Names for the shell's completion."""
-    from ttlaunch.topology.discovery import list_configurations
+    from ttlaunch.spec.topology.discovery import list_configurations
 
     return [found.name for found in list_configurations(Path.cwd()) if found.name.startswith(incomplete)]
 

@@ -11,9 +11,9 @@ from ttlaunch.cli.console import needs_no_reader, print_json, show_diagnostics
 from ttlaunch.diagnostics import Diagnostic, Format
 
 if TYPE_CHECKING:
-    from ttlaunch.launch.report import Report
-    from ttlaunch.launch.runs.recorded import RunFacts
-    from ttlaunch.launch.runs.run_folder import RunFolder
+    from ttlaunch.running.report import Report
+    from ttlaunch.running.runs.recorded import RunFacts
+    from ttlaunch.running.runs.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

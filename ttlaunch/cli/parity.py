@@ -15,10 +15,19 @@ from ttlaunch.cli.console import leave, print_json, refuse, refuse_file, show_di
 from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.diagnostics import Diagnostic, Format, listed
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.plan.parity import ACCUMULATIONS, PRECISIONS, RECIPES, SEQUENCES, Cell, class_names, matrix, world_sizes
+from ttlaunch.planning.parity import (
+    ACCUMULATIONS,
+    PRECISIONS,
+    RECIPES,
+    SEQUENCES,
+    Cell,
+    class_names,
+    matrix,
+    world_sizes,
+)
 
 if TYPE_CHECKING:
-    from ttlaunch.launch.parity import Result
+    from ttlaunch.lab.parity import Result
 
 EXAMPLES = """\
 [bold]ttlaunch parity[/bold]   every layout with real ranks on this machine; some minutes
@@ -138,7 +147,7 @@ def _carry_out(
     cells: Sequence[Cell], *, steps: int, simulated: bool, jobs: int, kept: Path | None, form: Format
 ) -> "list[Result]":
     """Run all cells; prints a row as soon as it and those before it are there."""
-    from ttlaunch.launch.parity import Parity
+    from ttlaunch.lab.parity import Parity
 
     found: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="ttl-parity-") as scratch, interruptible():

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ttlaunch.cli.describe import Description
-    from ttlaunch.plan.place import Proposal
-    from ttlaunch.plan.roles import RoleLayout
-    from ttlaunch.topology.model import Topology
+    from ttlaunch.planning.place import Proposal
+    from ttlaunch.planning.roles import RoleLayout
+    from ttlaunch.spec.topology.model import Topology
 
 EXAMPLES = """\
 [bold]ttlaunch place hierarchical_parallel --on 5loudboxes --set multihost_config.num_workers=3[/bold]   who would go where, and what it saves
@@ -58,7 +58,7 @@ def place(
     verbose: Verbose = False,
 ) -> None:
     """Propose a better order of hosts; ranks that talk come close together, and nothing is started."""
-    from ttlaunch.plan.place import propose_placement
+    from ttlaunch.planning.place import propose_placement
 
     request = Request(
         target=recipe,
@@ -106,7 +106,7 @@ def _show_tables(
 ) -> None:
     from rich.text import Text
 
-    from ttlaunch.plan.place import render_cost, render_hops
+    from ttlaunch.planning.place import render_cost, render_hops
 
     title = f"{name} ({layout.layout.name}) on {topology.name}"
     how = "the best of all orders" if proposal.exact else "the best order found"
@@ -166,7 +166,7 @@ def _as_json(name: str, topology: "Topology", layout: "RoleLayout", proposal: "P
 
 
 def _write(found: "Description", proposal: "Proposal", folder: Path, form: Format) -> None:
-    from ttlaunch.plan.placed_files import render_placed_files
+    from ttlaunch.planning.placed_files import render_placed_files
 
     assert found.topology is not None  # noqa: S101 - checked by the caller
     present = [name for name in ("hosts.txt", "rank_bindings.yaml") if os.path.lexists(folder / name)]

@@ -28,7 +28,7 @@ from ttlaunch.diagnostics import Format
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ttlaunch.plan.launch_plan import LaunchPlan
+    from ttlaunch.planning.launch_plan import LaunchPlan
 
 _FLOWS = {
     "chain": "{} → next {}",
@@ -127,7 +127,7 @@ def _table(plan: "LaunchPlan") -> "Table":
 
 
 def _write(plan: "LaunchPlan", folder: Path, form: Format) -> None:
-    from ttlaunch.launch.runs.run_folder import write_plan
+    from ttlaunch.running.runs.run_folder import write_plan
 
     try:
         paths = write_plan(plan, folder)

@@ -11,12 +11,12 @@ from ttlaunch.agent import SHIM
 from ttlaunch.cli.console import refuse, show_diagnostics
 from ttlaunch.cli.describe import Description, Request, describe
 from ttlaunch.diagnostics import Diagnostic, Format, shown
-from ttlaunch.launch.engine import find_openmpi
-from ttlaunch.plan.launch_plan import LaunchPlan
-from ttlaunch.plan.make import Surroundings, plan_command
+from ttlaunch.hosts.transport.local import is_this_machine
+from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.planning.make import Surroundings, plan_command
 from ttlaunch.profiling import ENV_PROFILE_STEPS, parse_steps
-from ttlaunch.remote.local import is_this_machine
-from ttlaunch.topology.model import Topology
+from ttlaunch.running.engine import find_openmpi
+from ttlaunch.spec.topology.model import Topology
 
 _QUIET = "99"
 """Of what torch's profiler prints: nothing."""
@@ -59,7 +59,7 @@ def prepare(request: Request, *, form: Format, verbose: bool) -> Prepared:
         refuse(found, form=form, verbose=verbose)
     local = local_hosts.intersection(plan.hosts)
     if len(local) > 1:
-        from ttlaunch.doctor.identity import check_local_names
+        from ttlaunch.hosts.doctor.identity import check_local_names
 
         found += check_local_names(local, topology=description.topology, hostname=platform.node())
         refuse(found, form=form, verbose=verbose)
@@ -73,7 +73,7 @@ def _resolved(description: Description) -> str:
     choice = description.choice
     if choice is None:
         return ""
-    from ttlaunch.recipe.config import render_resolved  # not for programs, which start without reading recipes
+    from ttlaunch.spec.recipe.config import render_resolved  # not for programs, which start without reading recipes
 
     return render_resolved(choice.recipe, choice.loaded)
 
@@ -105,7 +105,7 @@ def make_plan(description: Description, request: Request, surroundings: Surround
         )
     if description.choice is None or description.layout is None:
         return None
-    from ttlaunch.plan.recipe_plan import plan_recipe
+    from ttlaunch.planning.recipe_plan import plan_recipe
 
     plan = plan_recipe(
         description.choice, description.layout, description.topology, surroundings, replay=request.replay

@@ -14,9 +14,9 @@ from ttlaunch.cli.options import Hostfile, On, OutputFormat, Verbose
 from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
-    from ttlaunch.prepare.cluster import Outcome
-    from ttlaunch.prepare.locking import Locksmith
-    from ttlaunch.topology.model import Topology
+    from ttlaunch.hosts.prepare.cluster import Outcome
+    from ttlaunch.hosts.prepare.locking import Locksmith
+    from ttlaunch.spec.topology.model import Topology
 
 EXAMPLES = """\
 [bold]ttlaunch prepare --on my_cluster[/bold]   bare hosts become ready
@@ -71,7 +71,7 @@ def prepare(
     """
     from ttlaunch.cli.prepare_view import make_view
     from ttlaunch.cli.reach import reach_hosts
-    from ttlaunch.prepare.cluster import Options, prepare_hosts
+    from ttlaunch.hosts.prepare.cluster import Options, prepare_hosts
 
     topology = _load(on, hostfile, form=form, verbose=verbose)
     locksmith = _locksmith(constraints, requirements)
@@ -107,10 +107,10 @@ def _load(on: str, hostfile: Path | None, *, form: Format, verbose: bool) -> "To
 
 
 def _locksmith(constraints: Path | None, requirements: Path | None) -> "Locksmith":
-    from ttlaunch.prepare.lock import Store
-    from ttlaunch.prepare.locking import Locksmith
-    from ttlaunch.prepare.pip import Pip
-    from ttlaunch.prepare.wishes import Wishes, find_constraints, rank_requirements
+    from ttlaunch.hosts.prepare.lock import Store
+    from ttlaunch.hosts.prepare.locking import Locksmith
+    from ttlaunch.hosts.prepare.pip import Pip
+    from ttlaunch.hosts.prepare.wishes import Wishes, find_constraints, rank_requirements
 
     text, origin = find_constraints(constraints, working_folder=Path.cwd())
     wishes = Wishes(rank_requirements(), text, origin, requirements.resolve() if requirements else None)
@@ -139,7 +139,7 @@ def _show(outcome: "Outcome", topology: "Topology") -> None:
 
 
 def _words(last: Mapping[str, Any], sent: int, seconds: float) -> str:
-    from ttlaunch.prepare.mistakes import size_text
+    from ttlaunch.hosts.prepare.mistakes import size_text
 
     mpi = f", {last['mpi']}" if last.get("mpi") else ""
     if not last["made"]:

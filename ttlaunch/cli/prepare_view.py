@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from ttlaunch.prepare.mistakes import size_text
+from ttlaunch.hosts.prepare.mistakes import size_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

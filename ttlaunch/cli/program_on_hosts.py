@@ -8,10 +8,10 @@ from pathlib import Path
 from ttlaunch import contract
 from ttlaunch.cli.describe import SCRIPT_PREFIX
 from ttlaunch.diagnostics import Diagnostic, listed, shown
-from ttlaunch.plan.launch_plan import CommandProgram
-from ttlaunch.remote.fleet import on_each
-from ttlaunch.remote.transport import Completed, Transport, run
-from ttlaunch.sync.release import Release
+from ttlaunch.hosts.sync.release import Release
+from ttlaunch.hosts.transport.fleet import on_each
+from ttlaunch.hosts.transport.transport import Completed, Transport, run
+from ttlaunch.planning.launch_plan import CommandProgram
 
 _LOOK_S = 5.0
 _LONGEST = 300

@@ -13,7 +13,7 @@ from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.diagnostics import Diagnostic, Format, shown
 
 if TYPE_CHECKING:
-    from ttlaunch.launch.runs.overview import RunSummary
+    from ttlaunch.running.runs.overview import RunSummary
 
 EXAMPLES = """\
 [bold]ttlaunch ps[/bold]   what runs now, wherever it was started from
@@ -37,8 +37,8 @@ def ps(
     """List runs: those of this user's registry, and those in the folder of runs."""
     from ttlaunch.cli.registering import registry_diagnostic
     from ttlaunch.diagnostics.count import counted
-    from ttlaunch.launch.runs.overview import list_runs
-    from ttlaunch.launch.runs.registry import RegistryError, find_registry
+    from ttlaunch.running.runs.overview import list_runs
+    from ttlaunch.running.runs.registry import RegistryError, find_registry
 
     try:
         registry, problem = find_registry(os.environ), None

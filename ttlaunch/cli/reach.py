@@ -12,11 +12,11 @@ from ttlaunch.cli.console import refuse
 from ttlaunch.diagnostics import Format
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.errors import HostError
-from ttlaunch.remote.fleet import on_each
-from ttlaunch.remote.hosts import HostAddress, open_transport
-from ttlaunch.remote.key_ring import KeyRing
-from ttlaunch.remote.transport import CONNECT_S, Transport
-from ttlaunch.topology.model import Topology
+from ttlaunch.hosts.transport.fleet import on_each
+from ttlaunch.hosts.transport.hosts import HostAddress, open_transport
+from ttlaunch.hosts.transport.key_ring import KeyRing
+from ttlaunch.hosts.transport.transport import CONNECT_S, Transport
+from ttlaunch.spec.topology.model import Topology
 
 _SHOW_AFTER_S = 1.0
 
@@ -60,7 +60,7 @@ def reach_hosts(
     with show_progress(len(transports), form=form) as advance:
         reached = connect_all(transports, keys, timeout_s=timeout_s, answered=advance, then=then)
     if reached.errors:
-        from ttlaunch.doctor.troubles import explain_troubles
+        from ttlaunch.hosts.doctor.troubles import explain_troubles
 
         for transport in transports:
             transport.close()

@@ -9,11 +9,11 @@ from typing import Protocol
 from ttlaunch.cli.console import stop_on_errors
 from ttlaunch.cli.planning import Prepared
 from ttlaunch.diagnostics import Diagnostic, Format
-from ttlaunch.launch.crew import Crew, LocalCrew
-from ttlaunch.launch.preflight import check_machine, installed_version
-from ttlaunch.launch.runs.run_folder import RunFolder
-from ttlaunch.launch.watch import Watch
-from ttlaunch.plan.launch_plan import LaunchPlan
+from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.running.crew import Crew, LocalCrew
+from ttlaunch.running.preflight import check_machine, installed_version
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import Watch
 
 
 class Ready(Protocol):
@@ -45,7 +45,7 @@ def _check_cuda(prepared: Prepared) -> list[Diagnostic]:
     if choice is None or choice.loaded.checked.device_config.device != "cuda":
         return []
     from ttlaunch.agent.probe import gpu_files
-    from ttlaunch.doctor.cuda import Gpus, check_cuda
+    from ttlaunch.hosts.doctor.cuda import Gpus, check_cuda
 
     is_ours = prepared.surroundings.python == sys.executable  # else its packages are not those we can look at
     gpus = Gpus(tuple(gpu_files()), installed_version("torch") if is_ours else None)

@@ -19,26 +19,26 @@ from ttlaunch.cli.program_on_hosts import check_program
 from ttlaunch.cli.reach import reach_hosts
 from ttlaunch.cli.ready_here import Ready
 from ttlaunch.diagnostics import Diagnostic, Format
-from ttlaunch.doctor.checks import check_ready
-from ttlaunch.doctor.cuda import check_cuda, gpus_of_hosts
-from ttlaunch.doctor.facts import HostFacts, facts_of_launcher
-from ttlaunch.doctor.network import NetworkChoice, choose_network
-from ttlaunch.doctor.pair_checks import check_pairs
-from ttlaunch.doctor.pairs import Pairs, measure_pairs
-from ttlaunch.doctor.probe_hosts import probe_all, question_for
-from ttlaunch.doctor.troubles import explain_troubles
 from ttlaunch.errors import HostError
-from ttlaunch.launch.crew import Crew
-from ttlaunch.launch.hosts.over_hosts import ReadyHost, RunOnHosts, start_crew
-from ttlaunch.launch.runs.run_folder import RunFolder
-from ttlaunch.launch.watch import Watch
-from ttlaunch.plan.launch_plan import CommandProgram, LaunchPlan, RecipeProgram
-from ttlaunch.plan.make import Networks
-from ttlaunch.remote.transport import Transport
-from ttlaunch.sync.data import DataItem, data_item
-from ttlaunch.sync.release import Release, make_release
-from ttlaunch.sync.send import Outcome, Synced
-from ttlaunch.topology.model import Topology
+from ttlaunch.hosts.doctor.checks import check_ready
+from ttlaunch.hosts.doctor.cuda import check_cuda, gpus_of_hosts
+from ttlaunch.hosts.doctor.facts import HostFacts, facts_of_launcher
+from ttlaunch.hosts.doctor.network import NetworkChoice, choose_network
+from ttlaunch.hosts.doctor.pair_checks import check_pairs
+from ttlaunch.hosts.doctor.pairs import Pairs, measure_pairs
+from ttlaunch.hosts.doctor.probe_hosts import probe_all, question_for
+from ttlaunch.hosts.doctor.troubles import explain_troubles
+from ttlaunch.hosts.sync.data import DataItem, data_item
+from ttlaunch.hosts.sync.release import Release, make_release
+from ttlaunch.hosts.sync.send import Outcome, Synced
+from ttlaunch.hosts.transport.transport import Transport
+from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan, RecipeProgram
+from ttlaunch.planning.make import Networks
+from ttlaunch.running.agents.over_hosts import ReadyHost, RunOnHosts, start_crew
+from ttlaunch.running.crew import Crew
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import Watch
+from ttlaunch.spec.topology.model import Topology
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _Name = Annotated[
 @app.command("list")
 def list_(*, form: _OutputFormat = Format.FULL) -> None:
     """Name every recipe with what it does; those in ./recipes hide built-in ones of the same name."""
-    from ttlaunch.recipe.discovery import list_recipes, load_recipe
+    from ttlaunch.spec.recipe.discovery import list_recipes, load_recipe
 
     rows = []
     for found in list_recipes(Path.cwd()):
@@ -40,8 +40,8 @@ def list_(*, form: _OutputFormat = Format.FULL) -> None:
 @app.command()
 def show(name: _Name, *, form: _OutputFormat = Format.FULL) -> None:
     """Show a recipe's layouts, flows and training file."""
-    from ttlaunch.recipe.declare import Pattern, Per
-    from ttlaunch.recipe.discovery import find_recipe, load_recipe
+    from ttlaunch.spec.recipe.declare import Pattern, Per
+    from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
 
     found = find_recipe(name, working_folder=Path.cwd())
     if isinstance(found, Diagnostic):
@@ -82,7 +82,7 @@ def copy(
     target: Annotated[Path | None, typer.Argument(help="New folder; ./recipes/<name> if left out.")] = None,
 ) -> None:
     """Copy a recipe's folder to change it; a copy under ./recipes hides the built-in one."""
-    from ttlaunch.recipe.discovery import find_recipe
+    from ttlaunch.spec.recipe.discovery import find_recipe
 
     found = find_recipe(name, working_folder=Path.cwd())
     if isinstance(found, Diagnostic):

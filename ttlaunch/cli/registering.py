@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 from ttlaunch.cli.console import show_diagnostics
 from ttlaunch.diagnostics import Diagnostic, Format, Severity
-from ttlaunch.launch.runs.registry import RegistryError, find_registry
-from ttlaunch.launch.runs.run_folder import RunFolder
-from ttlaunch.plan.launch_plan import LaunchPlan
+from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.running.runs.registry import RegistryError, find_registry
+from ttlaunch.running.runs.run_folder import RunFolder
 
 _STILL = "the run goes on; in the folder where it was started, `ttlaunch ps` finds it all the same"
 

@@ -13,13 +13,13 @@ from ttlaunch.cli.describe import Description, Request, describe
 from ttlaunch.diagnostics import Diagnostic, listed
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.errors import HostError
-from ttlaunch.topology.model import Topology
-from ttlaunch.topology.smaller import leave_out, why_not_without
+from ttlaunch.spec.topology.model import Topology
+from ttlaunch.spec.topology.smaller import leave_out, why_not_without
 
 if TYPE_CHECKING:
     from ttlaunch.cli.planning import Prepared
-    from ttlaunch.launch.restarts import Restart
-    from ttlaunch.plan.launch_plan import LaunchPlan
+    from ttlaunch.planning.launch_plan import LaunchPlan
+    from ttlaunch.running.restarts import Restart
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ def replan(
 
 def _smaller(request: Request, first: "Prepared") -> tuple[Request, int] | None:
     """The request for the hosts that are left, and how many ranks it has; None if it fits no world."""
-    from ttlaunch.plan.fewer_ranks import largest_world
-    from ttlaunch.plan.launch_plan import RecipeProgram
+    from ttlaunch.planning.fewer_ranks import largest_world
+    from ttlaunch.planning.launch_plan import RecipeProgram
 
     before, program = first.plan.world_size, first.plan.program
     left = leave_out(first.topology, request.without)
@@ -153,7 +153,7 @@ def _change(request: Request, first: "Prepared", used: Collection[str], ranks: i
 
 
 def _no_world(first: "Prepared", left: Topology, used: Collection[str]) -> str:
-    from ttlaunch.plan.launch_plan import RecipeProgram
+    from ttlaunch.planning.launch_plan import RecipeProgram
 
     if not left.hosts:
         return f"given up: no host is left without {_names(used)}"
@@ -169,7 +169,7 @@ def _said_by(silent: Mapping[str, HostError]) -> tuple[str, ...]:
 
 
 def _back(used: Collection[str], plan: "LaunchPlan") -> tuple[str, ...]:
-    from ttlaunch.launch.ending import keeps_checkpoints
+    from ttlaunch.running.ending import keeps_checkpoints
 
     if not keeps_checkpoints(plan):
         return ()

@@ -11,9 +11,9 @@ from ttlaunch.cli.named_run import find_named_run, refuse_run
 from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
-    from ttlaunch.launch.measured.communication import OperationCost
-    from ttlaunch.launch.measured.times import StepTimes
-    from ttlaunch.launch.runs.recorded import Recorded
+    from ttlaunch.running.metrics.communication import OperationCost
+    from ttlaunch.running.metrics.times import StepTimes
+    from ttlaunch.running.runs.recorded import Recorded
 
 EXAMPLES = """\
 [bold]ttlaunch report[/bold]   the newest run: bytes by operation and edge, and the time of a step
@@ -84,14 +84,14 @@ def _show_communication(recorded: "Recorded", *, form: Format) -> None:
 
 
 def _communication(recorded: "Recorded") -> "list[OperationCost]":
-    from ttlaunch.launch.measured.communication import communication_costs
+    from ttlaunch.running.metrics.communication import communication_costs
 
     rows = [state.row for state in recorded.ranks]
     return communication_costs(recorded.books or (), rows, folder=recorded.path)
 
 
 def _read(where: str, runs_dir: Path, *, form: Format) -> "Recorded":
-    from ttlaunch.launch.runs.recorded import read_run
+    from ttlaunch.running.runs.recorded import read_run
 
     path = find_named_run(where, runs_dir=runs_dir, form=form)
     try:
@@ -119,7 +119,7 @@ def _heading(recorded: "Recorded") -> list[str]:
 def _lines(recorded: "Recorded") -> list[str]:
     from ttlaunch.cli.memory_view import render_memory
     from ttlaunch.cli.traffic_view import render_edges, render_times
-    from ttlaunch.launch.measured.memory import memory_of_ranks
+    from ttlaunch.running.metrics.memory import memory_of_ranks
 
     lines = _heading(recorded)
     lasts = _last_operations(recorded)
@@ -137,7 +137,7 @@ def _lines(recorded: "Recorded") -> list[str]:
 def _concise_lines(recorded: "Recorded") -> list[str]:
     from ttlaunch.cli.memory_view import memory_lines
     from ttlaunch.cli.traffic_view import edge_lines, time_lines
-    from ttlaunch.launch.measured.memory import memory_of_ranks
+    from ttlaunch.running.metrics.memory import memory_of_ranks
 
     lasts = [f"last\t{who}\t{text}" for who, text in _last_operations(recorded).items()]
     if recorded.traffic is None or recorded.books is None:
@@ -170,7 +170,7 @@ def _last_operations(recorded: "Recorded") -> dict[str, str]:
 
 def _ended_by(recorded: "Recorded") -> str:
     """What ended the run, if it was not its last step."""
-    from ttlaunch.launch.failures.failure import Failure
+    from ttlaunch.running.failures.failure import Failure
 
     if recorded.report is None:
         if recorded.is_running:
@@ -196,7 +196,7 @@ def _without_books(recorded: "Recorded") -> str:
 
 
 def _by_role(recorded: "Recorded") -> dict[str, "StepTimes"]:
-    from ttlaunch.launch.measured.times import step_times
+    from ttlaunch.running.metrics.times import step_times
 
     books, found = recorded.books or [], {}
     for role in dict.fromkeys(state.row.role for state in recorded.ranks):
@@ -207,8 +207,8 @@ def _by_role(recorded: "Recorded") -> dict[str, "StepTimes"]:
 
 
 def _as_json(recorded: "Recorded") -> dict[str, Any]:
-    from ttlaunch.launch.measured.memory import memory_of_ranks
-    from ttlaunch.launch.measured.times import step_times
+    from ttlaunch.running.metrics.memory import memory_of_ranks
+    from ttlaunch.running.metrics.times import step_times
 
     by_rank = [step_times([book]) for book in recorded.books or ()]
     rows = (recorded.report or {}).get("ranks") or ()

@@ -16,8 +16,8 @@ from ttlaunch.diagnostics import Diagnostic, Format, Severity, has_errors
 
 if TYPE_CHECKING:
     from ttlaunch.cli.planning import Prepared
-    from ttlaunch.launch.report import Report
-    from ttlaunch.launch.runs.repeat import Origin
+    from ttlaunch.running.report import Report
+    from ttlaunch.running.runs.repeat import Origin
 
 EXAMPLES = """\
 [bold]ttlaunch repro[/bold]   the newest run once more: same code, configuration, text, seeds and number of ranks
@@ -101,7 +101,7 @@ def _prepare_again(origin: "Origin", *, runs_dir: Path, with_changes: bool, form
 
 
 def _read(path: Path, *, form: Format) -> "Origin":
-    from ttlaunch.launch.runs.repeat import read_origin
+    from ttlaunch.running.runs.repeat import read_origin
 
     try:
         return read_origin(path.resolve())
@@ -111,7 +111,7 @@ def _read(path: Path, *, form: Format) -> "Origin":
 
 def _differences(origin: "Origin", *, with_changes: bool) -> list[Diagnostic]:
     """What is not as it was: an error where another program would run, a warning where other libraries would."""
-    from ttlaunch.launch.runs.repeat import changed_code, changed_versions
+    from ttlaunch.running.runs.repeat import changed_code, changed_versions
 
     code, versions = changed_code(origin), changed_versions(origin)
     found = [_changed(origin, code, with_changes=with_changes)] if code else []

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ttlaunch.cli.planning import Prepared
     from ttlaunch.cli.ready_here import Ready
     from ttlaunch.cli.replan import Replanned
-    from ttlaunch.launch.restarts import Restart
-    from ttlaunch.launch.runs.run_folder import RunFolder
+    from ttlaunch.running.restarts import Restart
+    from ttlaunch.running.runs.run_folder import RunFolder
 
 
 def run_with_restarts(
@@ -45,7 +45,7 @@ def run_with_restarts(
         begun: Told of the folder of each start.
     """
     from ttlaunch.cli.planning import prepare
-    from ttlaunch.launch.restarts import GiveUp, attempt_of, plan_restart, write_follow_up
+    from ttlaunch.running.restarts import GiveUp, attempt_of, plan_restart, write_follow_up
 
     outcomes = [carry_out(prepared, way, ready=ready, begun=begun)]
     while True:
@@ -106,14 +106,14 @@ def _order(number: int) -> NoReturn:
 
 
 def _say_waiting(folder: Path, text: str) -> None:
-    from ttlaunch.launch.restarts import write_follow_up
+    from ttlaunch.running.restarts import write_follow_up
 
     write_follow_up(folder, waiting=text)
 
 
 def exit_status_of(outcomes: "Sequence[Outcome]") -> int:
     """That of the last start, unless restarts came to nothing."""
-    from ttlaunch.launch.restarts import read_follow_up
+    from ttlaunch.running.restarts import read_follow_up
 
     if read_follow_up(outcomes[-1].folder.path).get("no_progress"):
         return contract.STATUS_NO_PROGRESS
@@ -122,7 +122,7 @@ def exit_status_of(outcomes: "Sequence[Outcome]") -> int:
 
 def given_up(outcomes: "Sequence[Outcome]") -> list[Diagnostic]:
     """That restarts came to nothing; empty if they did not, or there were none."""
-    from ttlaunch.launch.restarts import read_follow_up
+    from ttlaunch.running.restarts import read_follow_up
 
     in_a_row = read_follow_up(outcomes[-1].folder.path).get("no_progress")
     if not isinstance(in_a_row, int) or not in_a_row:

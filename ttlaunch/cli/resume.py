@@ -12,8 +12,8 @@ from ttlaunch.diagnostics import Diagnostic, Label, Severity, shown
 from ttlaunch.diagnostics.count import counted
 
 if TYPE_CHECKING:
-    from ttlaunch.launch.saved.resume import Checkpoint, Search
-    from ttlaunch.plan.recipe_plan import RecipeChoice
+    from ttlaunch.planning.recipe_plan import RecipeChoice
+    from ttlaunch.running.checkpoints.resume import Checkpoint, Search
 
 _WEIGHTS_KEY = "checkpoint_config.initial_weights"
 _LONGEST = 300
@@ -33,7 +33,7 @@ def find_start(
     Returns:
         None if weights are drawn from the seed; and every mistake.
     """
-    from ttlaunch.recipe.sections import TrainingFile
+    from ttlaunch.spec.recipe.sections import TrainingFile
 
     config = choice.loaded.config
     if not isinstance(config, TrainingFile):
@@ -55,7 +55,7 @@ def search_checkpoint(
     where: str, *, runs_dir: Path, working_folder: Path
 ) -> tuple["Checkpoint | None", list[Diagnostic]]:
     """The newest whole checkpoint that the words name; says which were passed over and why, or that there is none."""
-    from ttlaunch.launch.saved.resume import find_checkpoint
+    from ttlaunch.running.checkpoints.resume import find_checkpoint
 
     if not where.strip():
         hints = ("`latest` is the newest checkpoint of all runs",)
@@ -77,7 +77,7 @@ def search_checkpoint(
 def _named(where: str, *, runs_dir: Path, working_folder: Path) -> str | Diagnostic:
     """A folder that is there, as it was typed; else the run that all other commands understand by these words."""
     from ttlaunch.cli.named_run import name_run
-    from ttlaunch.launch.runs.recorded import LATEST
+    from ttlaunch.running.runs.recorded import LATEST
 
     if where == LATEST or any(os.path.lexists(folder / where) for folder in (runs_dir, working_folder)):
         return where
@@ -115,7 +115,7 @@ def _no_checkpoint(
 def _resumed(
     choice: "RecipeChoice", where: str, *, runs_dir: Path, working_folder: Path
 ) -> tuple[dict[str, Any] | None, list[Diagnostic]]:
-    from ttlaunch.plan.resume import check_same_training
+    from ttlaunch.planning.resume import check_same_training
 
     checkpoint, found = search_checkpoint(where, runs_dir=runs_dir, working_folder=working_folder)
     if checkpoint is None:
@@ -135,7 +135,7 @@ def _resumed(
 
 
 def _initial_weights(choice: "RecipeChoice", path: Path) -> tuple[dict[str, Any] | None, list[Diagnostic]]:
-    from ttlaunch.launch.saved.tensor_file import TensorFileError, read_header
+    from ttlaunch.running.checkpoints.tensor_file import TensorFileError, read_header
 
     span = choice.loaded.span(_WEIGHTS_KEY)
     try:

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from ttlaunch.cli.planning import Prepared
     from ttlaunch.cli.session import Session
     from ttlaunch.cli.supervisor import Begun
-    from ttlaunch.launch.metrics.sinks import SinkChoice
-    from ttlaunch.launch.runs.run_folder import RunFolder
+    from ttlaunch.running.metrics.sinks import SinkChoice
+    from ttlaunch.running.runs.run_folder import RunFolder
 
 EXAMPLES = """\
 [bold]ttlaunch run hierarchical_parallel[/bold]   three tiers on this machine
@@ -163,7 +163,7 @@ def _start(request: Request, prepared: "Prepared", way: Way, *, most: int, sinks
         def begun_with_sinks(folder: "RunFolder") -> None:
             begun(folder)
             if sinks:
-                from ttlaunch.launch.metrics.export import start_sinks
+                from ttlaunch.running.metrics.export import start_sinks
 
                 start_sinks(folder.path, sinks)
 

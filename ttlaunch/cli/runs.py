@@ -13,7 +13,7 @@ from ttlaunch.diagnostics import Diagnostic, Format, shown
 from ttlaunch.diagnostics.count import counted
 
 if TYPE_CHECKING:
-    from ttlaunch.launch.runs.clean import Removable
+    from ttlaunch.running.runs.clean import Removable
 
 app = typer.Typer(no_args_is_help=True, help="Look after the folders of runs.")
 EXAMPLES = """\
@@ -39,8 +39,8 @@ def clean(
     form: OutputFormat = Format.FULL,
 ) -> None:
     """Remove the folders of runs that are over, with their logs and checkpoints."""
-    from ttlaunch.launch.runs.clean import measure, parse_age, plan_clean
-    from ttlaunch.launch.runs.overview import list_runs
+    from ttlaunch.running.runs.clean import measure, parse_age, plan_clean
+    from ttlaunch.running.runs.overview import list_runs
 
     age = None if older_than is None else parse_age(older_than)
     if older_than is not None and age is None:
@@ -95,8 +95,8 @@ def _ask(count: int, *, form: Format) -> None:
 
 
 def _remove(going: "list[Removable]") -> "tuple[list[Removable], list[Diagnostic]]":
-    from ttlaunch.launch.runs.clean import remove
-    from ttlaunch.launch.runs.registry import RegistryError, find_registry
+    from ttlaunch.running.runs.clean import remove
+    from ttlaunch.running.runs.registry import RegistryError, find_registry
 
     removed, found = [], []
     for one in going:

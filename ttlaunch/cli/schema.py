@@ -13,7 +13,7 @@ from ttlaunch.cli.options import complete_recipes
 from ttlaunch.diagnostics import Diagnostic, Format
 
 if TYPE_CHECKING:
-    from ttlaunch.recipe.declare import Recipe
+    from ttlaunch.spec.recipe.declare import Recipe
 
 EXAMPLES = """\
 [bold]ttlaunch schema bindings > bindings.schema.json[/bold]   one file
@@ -62,8 +62,8 @@ def schema(
 
 
 def _cluster_file(kind: File) -> dict[str, Any]:
-    from ttlaunch.located.json_schema import json_schema
-    from ttlaunch.topology.schema import BindingsFile, ClusterFile, MeshGraphFile, SubContextFilesFile
+    from ttlaunch.spec.located.json_schema import json_schema
+    from ttlaunch.spec.topology.schema import BindingsFile, ClusterFile, MeshGraphFile, SubContextFilesFile
 
     if kind is File.BINDINGS:
         return json_schema(BindingsFile, title="rank_bindings.yaml of ttlaunch")
@@ -76,8 +76,8 @@ def _cluster_file(kind: File) -> dict[str, Any]:
 
 def _training_files(recipe: str | None, *, every: bool) -> dict[str, dict[str, Any]]:
     """Of one recipe; else of every recipe that loads, or only the sections that they share."""
-    from ttlaunch.recipe.discovery import find_recipe, list_recipes, load_recipe
-    from ttlaunch.recipe.sections import TrainingFile
+    from ttlaunch.spec.recipe.discovery import find_recipe, list_recipes, load_recipe
+    from ttlaunch.spec.recipe.sections import TrainingFile
 
     if recipe is not None:
         found = find_recipe(recipe, working_folder=Path.cwd())
@@ -92,13 +92,13 @@ def _training_files(recipe: str | None, *, every: bool) -> dict[str, dict[str, A
             for name, declared in loaded.items()
             if not isinstance(declared, Diagnostic)
         }
-    from ttlaunch.located.json_schema import json_schema
+    from ttlaunch.spec.located.json_schema import json_schema
 
     return {File.TRAIN: json_schema(TrainingFile, title="training file of ttlaunch")}
 
 
 def _training_file(declared: "Recipe", name: str) -> dict[str, Any]:
-    from ttlaunch.located.json_schema import json_schema
+    from ttlaunch.spec.located.json_schema import json_schema
 
     return json_schema(declared.config, title=f"training file of {name}", unread=declared.unread)
 

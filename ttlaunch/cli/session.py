@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.launch.runs.launcher import Launcher
+from ttlaunch.running.runs.launcher import Launcher
 
 _PIECE = 65536
 _FREE = b"free\n"

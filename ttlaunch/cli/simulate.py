@@ -20,8 +20,8 @@ from ttlaunch.cli.options import ConfigFile, On, OutputFormat, Overrides, Ranks,
 from ttlaunch.diagnostics import Diagnostic, Format, Label, Source
 
 if TYPE_CHECKING:
-    from ttlaunch.launch.simulate import Simulation
-    from ttlaunch.plan.launch_plan import LaunchPlan
+    from ttlaunch.lab.simulate import Simulation
+    from ttlaunch.planning.launch_plan import LaunchPlan
 
 EXAMPLES = """\
 [bold]ttlaunch simulate pipeline_parallel[/bold]   the roles, sizes and number of ranks that its training file says
@@ -84,12 +84,12 @@ def simulate(
 def _plan(request: Request, *, form: Format, verbose: bool) -> tuple["LaunchPlan", str]:
     """The plan of a run on these hosts, none of which is asked: their ranks are played here, and no MPI is needed."""
     from ttlaunch.agent import SHIM
-    from ttlaunch.launch.preflight import check_packages
-    from ttlaunch.plan.launch_plan import RecipeProgram
-    from ttlaunch.plan.make import Surroundings
-    from ttlaunch.plan.openmpi import OpenMpi
-    from ttlaunch.plan.recipe_plan import plan_recipe
-    from ttlaunch.recipe.config import check_one_process
+    from ttlaunch.planning.launch_plan import RecipeProgram
+    from ttlaunch.planning.make import Surroundings
+    from ttlaunch.planning.openmpi import OpenMpi
+    from ttlaunch.planning.recipe_plan import plan_recipe
+    from ttlaunch.running.preflight import check_packages
+    from ttlaunch.spec.recipe.config import check_one_process
 
     working_folder = Path.cwd()
     if is_script(str(request.target), working_folder):
@@ -112,9 +112,9 @@ def _plan(request: Request, *, form: Format, verbose: bool) -> tuple["LaunchPlan
 
 def _carry_out(plan: "LaunchPlan", python: str, *, keep: Path | None, form: Format) -> "Simulation":
     from ttlaunch.cli.live import make_following_view
-    from ttlaunch.launch.runs.recorded import facts_of
-    from ttlaunch.launch.runs.run_folder import RunFolder
-    from ttlaunch.launch.simulate import simulate
+    from ttlaunch.lab.simulate import simulate
+    from ttlaunch.running.runs.recorded import facts_of
+    from ttlaunch.running.runs.run_folder import RunFolder
 
     run_id = f"simulation-{secrets.token_hex(2)}"
     with contextlib.ExitStack() as stack:
@@ -146,7 +146,7 @@ def _diagnostics(simulation: "Simulation") -> list[Diagnostic]:
     from ttlaunch.cli.checkpoint_view import checkpoint_diagnostics
     from ttlaunch.cli.summary import failure_diagnostic
     from ttlaunch.cli.traffic_view import traffic_diagnostics
-    from ttlaunch.launch.runs.run_folder import RunFolder
+    from ttlaunch.running.runs.run_folder import RunFolder
 
     found = [_diagnostic(finding) for finding in simulation.findings]
     if simulation.report.status == "done":  # else the first thing named is what broke

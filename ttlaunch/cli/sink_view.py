@@ -10,8 +10,8 @@ from ttlaunch.diagnostics import Diagnostic, Format, Severity
 
 if TYPE_CHECKING:
     from ttlaunch.cli.outcome import Outcome
-    from ttlaunch.launch.metrics.export import SinkRecord
-    from ttlaunch.launch.metrics.sinks import SinkChoice
+    from ttlaunch.running.metrics.export import SinkRecord
+    from ttlaunch.running.metrics.sinks import SinkChoice
 
 _PATIENCE_S = 5.0
 """For which a command waits, after a run, for what its sinks still have to write."""
@@ -21,7 +21,7 @@ def parse_sinks(given: Sequence[str], *, option: str, form: Format) -> "tuple[Si
     """The sinks that were asked for; leaves if one is not known, or lacks its library."""
     if not given:
         return ()
-    from ttlaunch.launch.metrics.sinks import parse_sink
+    from ttlaunch.running.metrics.sinks import parse_sink
 
     found = [parse_sink(text, option=option, working_folder=Path.cwd()) for text in given]
     mistakes = [one for one in found if isinstance(one, Diagnostic)]
@@ -37,7 +37,7 @@ def parse_sinks(given: Sequence[str], *, option: str, form: Format) -> "tuple[Si
 
 def judge_sinks(outcome: "Outcome") -> list[Diagnostic]:
     """What is to be said of the sinks of a run that has ended, after a moment for what they still have to write."""
-    from ttlaunch.launch.metrics.export import wait_for_sinks
+    from ttlaunch.running.metrics.export import wait_for_sinks
 
     path = outcome.folder.path
     return sink_diagnostics(wait_for_sinks(path, patience_s=_PATIENCE_S), path)
@@ -45,14 +45,14 @@ def judge_sinks(outcome: "Outcome") -> list[Diagnostic]:
 
 def sink_diagnostics(records: "Sequence[SinkRecord]", path: Path) -> list[Diagnostic]:
     """A warning for each sink that has failed, and one for each that still writes."""
-    from ttlaunch.launch.metrics.export import SinkState
+    from ttlaunch.running.metrics.export import SinkState
 
     return [_diagnostic(record, path) for record in records if record.state is not SinkState.DONE]
 
 
 def _diagnostic(record: "SinkRecord", path: Path) -> Diagnostic:
-    from ttlaunch.launch.metrics.export import SinkState
-    from ttlaunch.launch.metrics.sinks import SINKS_DIR
+    from ttlaunch.running.metrics.export import SinkState
+    from ttlaunch.running.metrics.sinks import SINKS_DIR
 
     again = f"`ttlaunch metrics {path.name} --to {record.kind}={record.place}` writes everything once more"
     if record.state is SinkState.FAILED:

@@ -15,7 +15,7 @@ from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.diagnostics import Diagnostic, Format
 
 if TYPE_CHECKING:
-    from ttlaunch.launch.runs.launcher import Launcher
+    from ttlaunch.running.runs.launcher import Launcher
 
 EXAMPLES = """\
 [bold]ttlaunch stop latest[/bold]   the newest run: its ranks finish a step and save, then leave
@@ -42,7 +42,7 @@ def stop(
     form: OutputFormat = Format.FULL,
 ) -> None:
     """Tell a run's launcher to end it, and wait until it has."""
-    from ttlaunch.launch.runs.launcher import is_running
+    from ttlaunch.running.runs.launcher import is_running
 
     path = find_named_run(run, runs_dir=runs_dir, form=form)
     launcher = read_launcher_here(path, "stop", form=form)
@@ -96,7 +96,7 @@ def _end_processes(path: Path, *, form: Format) -> None:
 
 
 def _say(path: Path, text: str, *, form: Format, was_running: bool) -> None:
-    from ttlaunch.launch.runs.overview import summarise
+    from ttlaunch.running.runs.overview import summarise
 
     (run,) = summarise([path])
     if form is Format.JSON:

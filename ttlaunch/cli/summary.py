@@ -12,12 +12,12 @@ from ttlaunch.cli.describe import short_name
 from ttlaunch.cli.ending_view import render_stop
 from ttlaunch.diagnostics import Diagnostic, Label, Source
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.launch.failures.causes import Cause
-from ttlaunch.launch.failures.failure import render_cascade
-from ttlaunch.launch.report import Report
-from ttlaunch.launch.runs.recorded import RunFacts
-from ttlaunch.launch.runs.run_folder import RunFolder
 from ttlaunch.profiling import profile_file
+from ttlaunch.running.failures.causes import Cause
+from ttlaunch.running.failures.failure import render_cascade
+from ttlaunch.running.report import Report
+from ttlaunch.running.runs.recorded import RunFacts
+from ttlaunch.running.runs.run_folder import RunFolder
 
 _OF_RELEASE = re.compile(f".*/{contract.RELEASES_DIR}/[0-9a-f]{{64}}/{contract.PROJECT_DIR}/(?P<path>.+)")
 """A file of this folder as it lies on another host."""

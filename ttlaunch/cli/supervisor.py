@@ -12,7 +12,7 @@ from ttlaunch.cli.signals import handled
 
 if TYPE_CHECKING:
     from ttlaunch.cli.outcome import Outcome
-    from ttlaunch.launch.runs.run_folder import RunFolder
+    from ttlaunch.running.runs.run_folder import RunFolder
 
 _TICK_S = 0.1
 
@@ -32,7 +32,7 @@ def start_supervisor(
 
     def supervise(line: Line) -> int:
         def begun(folder: "RunFolder") -> None:
-            from ttlaunch.launch.runs.run_folder import supervisor_file
+            from ttlaunch.running.runs.run_folder import supervisor_file
 
             leave_terminal({name: str(folder.file(supervisor_file(name))) for name in ("stdout", "stderr")})
             line.tell(run=str(folder.path))

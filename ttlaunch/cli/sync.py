@@ -25,10 +25,10 @@ from ttlaunch.diagnostics import Diagnostic, Format
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from ttlaunch.remote.transport import Process, Transport
-    from ttlaunch.sync.data import DataItem
-    from ttlaunch.sync.release import Release
-    from ttlaunch.sync.send import Outcome
+    from ttlaunch.hosts.sync.data import DataItem
+    from ttlaunch.hosts.sync.release import Release
+    from ttlaunch.hosts.sync.send import Outcome
+    from ttlaunch.hosts.transport.transport import Process, Transport
 
 EXAMPLES = """\
 [bold]ttlaunch sync --on my_cluster[/bold]   the project around the current folder
@@ -114,9 +114,9 @@ def _read_and_reach(
     open_transports(found.topology)  # imports what SSH needs before files are read, which is for the time of waiting
     from ttlaunch.cli.background import in_background
     from ttlaunch.cli.bring_code import wait_for_files
-    from ttlaunch.remote.pushed import start_interpreter
-    from ttlaunch.remote.transport import CONNECT_S
-    from ttlaunch.sync.release import make_release
+    from ttlaunch.hosts.sync.release import make_release
+    from ttlaunch.hosts.transport.pushed import start_interpreter
+    from ttlaunch.hosts.transport.transport import CONNECT_S
 
     recipe = found.choice.folder if found.choice is not None else None
     pythons = [found.topology.cluster.python] if found.topology.cluster.python else []
@@ -140,7 +140,7 @@ def _read_and_reach(
 
 
 def _texts(found: Description) -> list["DataItem"]:
-    from ttlaunch.sync.data import data_item
+    from ttlaunch.hosts.sync.data import data_item
 
     data = found.choice.data if found.choice is not None else None
     return [data_item(data)] if data is not None else []

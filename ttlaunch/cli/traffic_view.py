@@ -6,8 +6,8 @@ from itertools import groupby
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import Diagnostic, Severity
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.launch.measured.times import Share, StepTimes
-from ttlaunch.launch.measured.traffic import TOLERANCE, Edge, Settlement
+from ttlaunch.running.metrics.times import Share, StepTimes
+from ttlaunch.running.metrics.traffic import TOLERANCE, Edge, Settlement
 
 _MOST_EDGES = 4
 

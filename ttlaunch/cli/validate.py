@@ -85,7 +85,7 @@ def validate(
     )
     result = describe(request, working_folder=Path.cwd(), shell=os.environ)
     if result.ok and result.topology is not None and result.layout is not None:
-        from ttlaunch.plan.place import check_placement
+        from ttlaunch.planning.place import check_placement
 
         result.diagnostics += check_placement(result.topology, result.layout, recipe=result.name)
     _show(result, form=form, verbose=verbose)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ttlaunch.cli.console import exit_status, leave, print_json, refuse, show_diagnostics
 from ttlaunch.diagnostics import Diagnostic, Format, Label, Severity, has_errors, shown
-from ttlaunch.topology.recognise import Kind, recognise
+from ttlaunch.spec.topology.recognise import Kind, recognise
 
 if TYPE_CHECKING:
     from ttlaunch.diagnostics.span import Source
@@ -32,7 +32,7 @@ class _Checked:
 
 def names_a_file(target: str, *, kind: str | None, working_folder: Path) -> bool:
     """Whether a target is one file rather than a configuration; one that is not there is refused here."""
-    from ttlaunch.topology.discovery import find_configuration
+    from ttlaunch.spec.topology.discovery import find_configuration
 
     if target == "-" or kind is not None:
         return True
@@ -95,8 +95,8 @@ def _name(target: str) -> str:
 def _check(
     target: str, kind: Kind | None, recipe: str | None, overrides: Sequence[str], working_folder: Path
 ) -> _Checked:
-    from ttlaunch.located.codes import CONFIGURATION, TOPOLOGY
-    from ttlaunch.located.source import source_from_bytes
+    from ttlaunch.spec.located.codes import CONFIGURATION, TOPOLOGY
+    from ttlaunch.spec.located.source import source_from_bytes
 
     path = working_folder / (_STANDARD_INPUT if target == "-" else Path(target).expanduser())
     data = _read(target, path)
@@ -123,7 +123,7 @@ def _check(
 
 def _read(target: str, path: Path) -> bytes | Diagnostic:
     from ttlaunch.diagnostics import did_you_mean
-    from ttlaunch.located.source import ends_by_itself
+    from ttlaunch.spec.located.source import ends_by_itself
 
     try:
         if target != "-" and path.exists() and not path.is_dir() and not ends_by_itself(path):
@@ -158,7 +158,7 @@ def _kind(source: "Source", given: Kind | None) -> tuple[Kind | None, list[Diagn
 
 
 def _check_topology(source: "Source", kind: Kind, path: Path, working_folder: Path) -> _Checked:
-    from ttlaunch.topology.single import check_file
+    from ttlaunch.spec.topology.single import check_file
 
     checked = check_file(source, kind, path, environment=os.environ, working_folder=working_folder)
     remarks = [f"descriptor found: {checked.descriptor_found}"] if checked.descriptor_found else []
@@ -169,8 +169,8 @@ def _check_training(
     data: bytes, name: str, recipe: str | None, overrides: Sequence[str], working_folder: Path
 ) -> _Checked:
     from ttlaunch.cli.describe import check_data
-    from ttlaunch.recipe.discovery import find_recipe, load_recipe
-    from ttlaunch.recipe.shared import check_training_file
+    from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
+    from ttlaunch.spec.recipe.shared import check_training_file
 
     declared = None
     if recipe is not None:

@@ -20,12 +20,12 @@ from ttlaunch.cli.outcome import Outcome, tell
 from ttlaunch.cli.restarts import announce
 from ttlaunch.cli.signals import handled
 from ttlaunch.diagnostics import Format
-from ttlaunch.launch.pace import Pace
-from ttlaunch.launch.report import Report, read_report
-from ttlaunch.launch.restarts import read_follow_up
-from ttlaunch.launch.runs.follow import FollowedRun
-from ttlaunch.launch.runs.recorded import read_facts
-from ttlaunch.launch.runs.run_folder import RunFolder
+from ttlaunch.running.pace import Pace
+from ttlaunch.running.report import Report, read_report
+from ttlaunch.running.restarts import read_follow_up
+from ttlaunch.running.runs.follow import FollowedRun
+from ttlaunch.running.runs.recorded import read_facts
+from ttlaunch.running.runs.run_folder import RunFolder
 
 _TICK_S = 0.1
 _HUNG_UP = 129

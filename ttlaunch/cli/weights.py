@@ -17,7 +17,7 @@ from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.diagnostics.count import counted
 
 if TYPE_CHECKING:
-    from ttlaunch.launch.saved.tensor_file import FiledTensor
+    from ttlaunch.running.checkpoints.tensor_file import FiledTensor
 
 app = typer.Typer(help="Show and export weights.", no_args_is_help=True)
 
@@ -50,7 +50,7 @@ def export(
     form: Annotated[Format, typer.Option("--format", help="Of mistakes: full, concise, json or github.")] = Format.FULL,
 ) -> None:
     """Write the weights of the newest whole checkpoint under the names that the model gives its parameters."""
-    from ttlaunch.launch.saved.tensor_file import write_tensors
+    from ttlaunch.running.checkpoints.tensor_file import write_tensors
 
     if not file.strip():
         refuse([Diagnostic("P009", "an empty text names no file to write")], form=form)
@@ -84,7 +84,7 @@ def show(
     ] = Format.FULL,
 ) -> None:
     """Name the weights in a checkpoint or a file, with their types and shapes."""
-    from ttlaunch.launch.saved.tensor_file import TensorFileError, read_header
+    from ttlaunch.running.checkpoints.tensor_file import TensorFileError, read_header
 
     if os.path.isfile(what):  # noqa: PTH113 - never raises
         try:
@@ -114,7 +114,7 @@ def _of_checkpoint(
 ) -> tuple[int, Mapping[str, "FiledTensor"]]:
     """Step and weights, or their average, of the newest whole checkpoint that the words name; leaves if there is none."""
     from ttlaunch.cli.resume import search_checkpoint
-    from ttlaunch.launch.saved.tensor_difference import read_weights
+    from ttlaunch.running.checkpoints.tensor_difference import read_weights
 
     here = Path.cwd()
     checkpoint, found = search_checkpoint(run, runs_dir=here / runs_dir, working_folder=here)

@@ -3,8 +3,8 @@
 from math import ceil, isqrt
 
 from ttlaunch.draw.scene import Scene
-from ttlaunch.plan.arrangement import Assignment
-from ttlaunch.plan.search import solve
+from ttlaunch.planning.arrangement import Assignment
+from ttlaunch.planning.search import solve
 
 _LOOKUPS = 200_000
 _MOST_BOXES = 100

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.plan.roles import RoleLayout
-from ttlaunch.topology.model import Mesh, MeshId, Topology
+from ttlaunch.planning.roles import RoleLayout
+from ttlaunch.spec.topology.model import Mesh, MeshId, Topology
 
 _MOST_RANKS = 8
 

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from ttlaunch import contract
-from ttlaunch.recipe import TrainingFile
-from ttlaunch.recipe.corpus import Corpus
 from ttlaunch.runtime.books.ledger import Ledger, operation
 from ttlaunch.runtime.books.phases import watch_passes
 from ttlaunch.runtime.books.records import ProgressWriter
@@ -23,6 +21,8 @@ from ttlaunch.runtime.sockets.protocol import Pending, Socket
 from ttlaunch.runtime.stop_order import StopOrder
 from ttlaunch.runtime.training.early_stop import EarlyStop
 from ttlaunch.runtime.world import Rank, World
+from ttlaunch.spec.recipe.corpus import Corpus
+from ttlaunch.spec.recipe.sections import TrainingFile
 
 _NAMED_BY_CALLER = _NOTHING = nullcontext()
 

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ttlaunch import black_box, contract
-from ttlaunch.recipe import ConfigFile, DeviceConfig, Recipe, TrainingFile
-from ttlaunch.recipe.corpus import Corpus, CorpusError, CorpusReason
-from ttlaunch.recipe.data import read_data
-from ttlaunch.recipe.importing import import_recipe_module
 from ttlaunch.runtime.books.black_box import BlackBox, open_black_box
 from ttlaunch.runtime.books.records import ProgressWriter, print_error, write_error
 from ttlaunch.runtime.stop_order import StopOrder, hold_stop_signals, take_stop_signals
 from ttlaunch.runtime.world import Rank, World, read_world
+from ttlaunch.spec.recipe.corpus import Corpus, CorpusError, CorpusReason
+from ttlaunch.spec.recipe.data import read_data
+from ttlaunch.spec.recipe.declare import Recipe
+from ttlaunch.spec.recipe.importing import import_recipe_module
+from ttlaunch.spec.recipe.sections import ConfigFile, DeviceConfig, TrainingFile
 
 if TYPE_CHECKING:
     import torch

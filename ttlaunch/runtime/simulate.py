@@ -15,9 +15,6 @@ from pathlib import Path
 from types import ModuleType
 
 from ttlaunch import contract
-from ttlaunch.recipe import ConfigFile, TrainingFile
-from ttlaunch.recipe.corpus import Corpus
-from ttlaunch.recipe.importing import import_recipe_module
 from ttlaunch.runtime.books.ledger import Ledger
 from ttlaunch.runtime.books.records import ProgressWriter, print_error, write_error
 from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
@@ -27,6 +24,9 @@ from ttlaunch.runtime.sockets.in_process import InProcessWorld, Outcome
 from ttlaunch.runtime.sockets.protocol import SocketError
 from ttlaunch.runtime.training.early_stop import make_early_stop
 from ttlaunch.runtime.world import Rank, World, read_world
+from ttlaunch.spec.recipe.corpus import Corpus
+from ttlaunch.spec.recipe.importing import import_recipe_module
+from ttlaunch.spec.recipe.sections import ConfigFile, TrainingFile
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from ttlaunch import contract
 from ttlaunch.errors import HostError
-from ttlaunch.remote.frames import FrameStream
+from ttlaunch.hosts.transport.frames import FrameStream
 
 
 class Wrong(FrameStream):

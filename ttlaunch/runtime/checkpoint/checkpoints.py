@@ -7,12 +7,12 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ttlaunch import contract
-from ttlaunch.recipe import CheckpointConfig
 from ttlaunch.runtime.checkpoint.image import ShardImage
 from ttlaunch.runtime.checkpoint.reader import CheckpointReadError, read_tensors
 from ttlaunch.runtime.checkpoint.writer import Shard, ShardWriter
 from ttlaunch.runtime.tensor.split import Split
 from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import CheckpointConfig
 
 CODEC_PREFIX = "codec."
 """Of the names, in an optimizer's state, of what a sender's codec still owes: a checkpoint of other senders lacks them."""

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ttlaunch.recipe.blocks import aligned_subtrees, contiguous_blocks
 from ttlaunch.runtime.training.losses import mean_per_token
+from ttlaunch.spec.recipe.blocks import aligned_subtrees, contiguous_blocks
 
 __all__ = ["GradientTree", "Subtree", "aligned_subtrees", "contiguous_blocks"]
 

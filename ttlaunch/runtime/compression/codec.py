@@ -25,12 +25,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ttlaunch.recipe import CompressionConfig
 from ttlaunch.runtime.compression.casts import Cast
 from ttlaunch.runtime.compression.error_feedback import ErrorFeedback
 from ttlaunch.runtime.compression.int8 import BlockInt8
 from ttlaunch.runtime.compression.powersgd import Matrix, PowerSgd
 from ttlaunch.runtime.compression.top_k import TopK
+from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
 class Codec(Protocol):

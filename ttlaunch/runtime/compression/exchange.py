@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import torch
 
-from ttlaunch.recipe import CompressionConfig
 from ttlaunch.runtime.compression.saved import CodecState
 from ttlaunch.runtime.compression.sums import CompressedSum, swap
 from ttlaunch.runtime.context import RankContext
@@ -21,6 +20,7 @@ from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.training.losses import mean_per_token
 from ttlaunch.runtime.training.optimizers import Optimizer
 from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import CompressionConfig
 
 _COUNTS = 30_051
 

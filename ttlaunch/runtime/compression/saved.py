@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ttlaunch.recipe import CompressionConfig
 from ttlaunch.runtime.checkpoint.checkpoints import CODEC_PREFIX, HasState
 from ttlaunch.runtime.compression.codec import Codec
 from ttlaunch.runtime.tensor.split import Split
+from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
 def remembers(cfg: CompressionConfig) -> bool:

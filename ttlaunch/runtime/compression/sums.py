@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ttlaunch.recipe import CompressionConfig
 from ttlaunch.runtime.books.ledger import operation
 from ttlaunch.runtime.compression.codec import Codec, build_codec
 from ttlaunch.runtime.compression.powersgd import PowerSgd, matrices_in
@@ -21,6 +20,7 @@ from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.sockets.protocol import Pending
 from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import CompressionConfig
 
 _PAYLOAD = 30_050
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ttlaunch.recipe.compression import values_sent
 from ttlaunch.runtime.compression.payloads import as_bytes, as_values, check_length
+from ttlaunch.spec.recipe.compression import values_sent
 
 _MOST_VALUES = 2**31 - 1
 

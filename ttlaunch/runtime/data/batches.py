@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.collectives.reduction import contiguous_blocks
 from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import TrainingFile
 
 MicroBatch = tuple[int, Tensor, Tensor]
 """What one forward pass sees: its index in the step, tokens, and what each is to be followed by; int64.

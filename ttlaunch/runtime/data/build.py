@@ -1,13 +1,13 @@
 """The data that a configuration asks for."""
 
-from ttlaunch.recipe import TrainingFile
-from ttlaunch.recipe.corpus import Corpus
-from ttlaunch.recipe.images import has_images
-from ttlaunch.recipe.synthetic import is_synthetic
 from ttlaunch.runtime.data.batches import TrainingData
 from ttlaunch.runtime.data.images import ImageData
 from ttlaunch.runtime.data.synthetic import SyntheticData
 from ttlaunch.runtime.data.text import TextData
+from ttlaunch.spec.recipe.corpus import Corpus
+from ttlaunch.spec.recipe.images import has_images
+from ttlaunch.spec.recipe.sections import TrainingFile
+from ttlaunch.spec.recipe.synthetic import is_synthetic
 
 
 def build_data(corpus: Corpus, cfg: TrainingFile) -> TrainingData:

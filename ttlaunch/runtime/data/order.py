@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ttlaunch.recipe import TrainingConfig
+from ttlaunch.spec.recipe.sections import TrainingConfig
 
 
 class SampleOrder:

@@ -22,12 +22,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ttlaunch.recipe import DataConfig, TrainingFile
-from ttlaunch.recipe.corpus import Corpus
-from ttlaunch.recipe.synthetic import check_synthetic
 from ttlaunch.runtime.data.batches import MicroBatch
 from ttlaunch.runtime.data.order import SampleOrder, micro_batch_ranges
 from ttlaunch.runtime.training.losses import mean_per_token, perplexity
+from ttlaunch.spec.recipe.corpus import Corpus
+from ttlaunch.spec.recipe.sections import DataConfig, TrainingFile
+from ttlaunch.spec.recipe.synthetic import check_synthetic
 
 
 class MarkovChain:

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ttlaunch.recipe import TrainingFile
-from ttlaunch.recipe.corpus import Corpus, count_sequences, split_tokens, spread_evenly
-from ttlaunch.recipe.responses import check_responses, response_ranges
 from ttlaunch.runtime.data.batches import MicroBatch
 from ttlaunch.runtime.data.order import SampleOrder, micro_batch_ranges
 from ttlaunch.runtime.training.losses import IGNORED, count_tokens, mean_per_token, perplexity
+from ttlaunch.spec.recipe.corpus import Corpus, count_sequences, split_tokens, spread_evenly
+from ttlaunch.spec.recipe.responses import check_responses, response_ranges
+from ttlaunch.spec.recipe.sections import TrainingFile
 
 _Text = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """Tokens, and the same as targets: those that do not count are `IGNORED`."""

@@ -12,10 +12,10 @@ from math import isqrt
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ttlaunch.recipe import TransformerConfig
 from ttlaunch.runtime.model.gpt import Dropout, Masks
 from ttlaunch.runtime.tensor.layers import convolution_in, linear_out
 from ttlaunch.runtime.tensor.share import ModelShare
+from ttlaunch.spec.recipe.sections import TransformerConfig
 
 _BRIGHTEST = 255
 

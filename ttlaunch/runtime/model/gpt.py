@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ttlaunch.recipe import TransformerConfig
 from ttlaunch.runtime.model.tied import second_use
 from ttlaunch.runtime.tensor.layers import linear_in, linear_out
 from ttlaunch.runtime.tensor.share import ModelShare
+from ttlaunch.spec.recipe.sections import TransformerConfig
 
 
 class Masks(NamedTuple):

@@ -9,10 +9,10 @@ Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = embedding_
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ttlaunch.recipe import TransformerConfig
 from ttlaunch.runtime.model.gpt import Dropout, Masks
 from ttlaunch.runtime.tensor.layers import linear_in, linear_out
 from ttlaunch.runtime.tensor.share import ModelShare
+from ttlaunch.spec.recipe.sections import TransformerConfig
 
 CONTEXT_TOKENS = 8
 """C: the present token and those before it that a prediction sees."""

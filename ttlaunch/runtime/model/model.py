@@ -16,7 +16,6 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.books.ledger import Ledger
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.flat import FlatParameters
@@ -32,6 +31,7 @@ from ttlaunch.runtime.tensor.layers import splits_of
 from ttlaunch.runtime.tensor.share import ModelShare
 from ttlaunch.runtime.tensor.split import Split
 from ttlaunch.runtime.training.loss_scaling import LossScaler
+from ttlaunch.spec.recipe.sections import TrainingFile
 
 
 class Model(nn.Module):

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from ttlaunch.recipe import TrainingConfig
+from ttlaunch.spec.recipe.sections import TrainingConfig
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.pipeline.grid import cut_into_parts
 from ttlaunch.runtime.pipeline.part import PipelinePart
 from ttlaunch.runtime.sockets.protocol import Socket
 from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import TrainingFile
 
 _MOVE = 30_006
 _BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.books.ledger import operation
 from ttlaunch.runtime.collectives.collectives import chain_all_gather
 from ttlaunch.runtime.collectives.reduction import GradientTree, contiguous_blocks
@@ -23,6 +22,7 @@ from ttlaunch.runtime.pipeline.schedules import Action, ScheduleName, order_of_p
 from ttlaunch.runtime.tensor.norms import squared_norms
 from ttlaunch.runtime.tensor.share import share_of
 from ttlaunch.runtime.training.optimizers import build_optimizer
+from ttlaunch.spec.recipe.sections import TrainingFile
 
 _TIED = 30_007
 

@@ -10,13 +10,13 @@ from collections import defaultdict
 
 import torch
 
-from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.collectives.collectives import all_reduce, chain_all_gather
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.pipeline.grid import PipelineGrid
 from ttlaunch.runtime.pipeline.move import move_blocks
 from ttlaunch.runtime.pipeline.part import PipelinePart, num_chunks
 from ttlaunch.runtime.pipeline.schedules import ScheduleName
+from ttlaunch.spec.recipe.sections import TrainingFile
 
 UNTIMED_STEPS = 1
 """Of each schedule, before its timed ones: memory is allocated and caches are filled."""

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ttlaunch.recipe import CompressionConfig
 from ttlaunch.runtime.books.ledger import operation
 from ttlaunch.runtime.compression.codec import build_codec
 from ttlaunch.runtime.context import RankContext
@@ -19,6 +18,7 @@ from ttlaunch.runtime.servers.pushes import HEADER_BYTES, Push, read_push
 from ttlaunch.runtime.servers.tasks import TaskList
 from ttlaunch.runtime.sockets.protocol import Pending, SocketError
 from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
 class ElasticDesk:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ttlaunch.recipe import CompressionConfig
 from ttlaunch.runtime.books.ledger import operation
 from ttlaunch.runtime.compression.codec import build_codec
 from ttlaunch.runtime.context import RankContext
@@ -19,6 +18,7 @@ from ttlaunch.runtime.servers import messages
 from ttlaunch.runtime.servers.owners import note_what_is_not_kept
 from ttlaunch.runtime.servers.pushes import Push, pack_push
 from ttlaunch.runtime.sockets.protocol import Pending
+from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
 class ElasticLink:

@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from ttlaunch.recipe import CompressionConfig
 from ttlaunch.runtime.compression.saved import remembers
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
 def owners_of_checkpoints(

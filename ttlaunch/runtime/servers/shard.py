@@ -9,7 +9,6 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.books.ledger import Ledger, operation
 from ttlaunch.runtime.collectives.collectives import chain_all_gather
 from ttlaunch.runtime.context import RankContext
@@ -20,6 +19,7 @@ from ttlaunch.runtime.tensor.split import Split
 from ttlaunch.runtime.training.loss_scaling import LossScaler
 from ttlaunch.runtime.training.optimizers import Optimizer, global_norm, layer_of
 from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import TrainingFile
 
 
 class ParameterShard:

@@ -7,11 +7,11 @@ from collections import deque
 
 import torch
 
-from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data.batches import validation_micro_batches
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.training.losses import summed_loss
+from ttlaunch.spec.recipe.sections import TrainingFile
 
 
 class SnapshotValidation:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ttlaunch.errors import TtlaunchError
-from ttlaunch.recipe import CompressionConfig
 from ttlaunch.runtime.books.ledger import operation
 from ttlaunch.runtime.collectives.agreement import agree
 from ttlaunch.runtime.collectives.reduction import aligned_subtrees, contiguous_blocks
@@ -25,6 +24,7 @@ from ttlaunch.runtime.servers.shard import ParameterShard
 from ttlaunch.runtime.sockets.protocol import Pending
 from ttlaunch.runtime.training.losses import mean_per_token
 from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
 class StragglerError(TtlaunchError):

@@ -10,7 +10,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ttlaunch.recipe import CompressionConfig
 from ttlaunch.runtime.books.ledger import operation
 from ttlaunch.runtime.collectives.agreement import agree
 from ttlaunch.runtime.collectives.reduction import GradientTree, aligned_subtrees
@@ -23,6 +22,7 @@ from ttlaunch.runtime.servers.messages import Verdict, pack_counts, pack_verdict
 from ttlaunch.runtime.servers.owners import note_what_is_not_kept, owners_of_checkpoints
 from ttlaunch.runtime.servers.shard import cut_values, own_gradients, own_values, second_use_values
 from ttlaunch.runtime.sockets.protocol import Pending
+from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
 class SyncLink:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.gpt import Masks
 from ttlaunch.runtime.model.introduce import introduce
@@ -24,6 +23,7 @@ from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.model.recompute import recomputed
 from ttlaunch.runtime.sharded.shards import Shards, padded_values
 from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import TrainingFile
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ttlaunch.recipe import CompressionConfig, TrainingFile
 from ttlaunch.runtime.books.ledger import operation
 from ttlaunch.runtime.collectives.collectives import all_gather, all_reduce
 from ttlaunch.runtime.collectives.reduction import contiguous_blocks
@@ -26,6 +25,7 @@ from ttlaunch.runtime.training.optimizers import build_optimizer, global_norm
 from ttlaunch.runtime.training.passes import differentiate
 from ttlaunch.runtime.training.validation import validation_losses
 from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import CompressionConfig, TrainingFile
 
 
 class LocalStep(NamedTuple):

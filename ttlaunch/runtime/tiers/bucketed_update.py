@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.gradients.buckets import Bucket
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.training.optimizers import Optimizer, global_norm
+from ttlaunch.spec.recipe.sections import TrainingFile
 
 
 class BucketedUpdate:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.books.ledger import operation
 from ttlaunch.runtime.collectives.agreement import agree
 from ttlaunch.runtime.collectives.reduction import contiguous_blocks
@@ -29,6 +28,7 @@ from ttlaunch.runtime.tiers.gradient_hub import GradientHub
 from ttlaunch.runtime.tiers.split_hub import SplitHub
 from ttlaunch.runtime.training.validation import validation_losses
 from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import TrainingFile
 
 
 @dataclass(frozen=True)

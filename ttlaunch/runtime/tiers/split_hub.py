@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.gradients.bucket_messages import tell_cut
 from ttlaunch.runtime.gradients.buckets import BYTES_PER_MEGABYTE, Bucket, cut_buckets
 from ttlaunch.runtime.model.flat import FlatParameters
@@ -19,6 +18,7 @@ from ttlaunch.runtime.sockets.protocol import Socket
 from ttlaunch.runtime.tensor.share import ModelShare
 from ttlaunch.runtime.tiers.gradient_hub import GradientHub
 from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import TrainingFile
 
 
 class SplitHub:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ttlaunch.recipe import ConfigFile, TrainingConfig, TrainingFile
+from ttlaunch.spec.recipe.sections import ConfigFile, TrainingConfig, TrainingFile
 
 
 class EarlyStop:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ttlaunch.recipe import TrainingFile
+from ttlaunch.spec.recipe.sections import TrainingFile
 
 
 class LossScaler:

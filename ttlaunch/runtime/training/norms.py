@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ttlaunch.recipe.blocks import aligned_subtrees
+from ttlaunch.spec.recipe.blocks import aligned_subtrees
 
 LEAF_VALUES = 16
 """The border that `FlatParameters` begins each parameter at."""

@@ -4,13 +4,13 @@ Not a shortcut beside the recipes: the same micro-batches, the same tree of sums
 the same update, with nobody to talk to.
 """
 
-from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data.batches import micro_batches
 from ttlaunch.runtime.model.model import build_model
 from ttlaunch.runtime.training.optimizers import build_optimizer, global_norm
 from ttlaunch.runtime.training.passes import differentiate
 from ttlaunch.runtime.training.validation import report_layer_norms, validation_is_due, validation_losses
+from ttlaunch.spec.recipe.sections import TrainingFile
 
 
 def train_in_one_process(cfg: TrainingFile, ctx: RankContext) -> None:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.books.ledger import UPDATE
 from ttlaunch.runtime.books.phases import phase
 from ttlaunch.runtime.training.loss_scaling import LossScaler
 from ttlaunch.runtime.training.norms import Part, SquaredNorms, join_sums
+from ttlaunch.spec.recipe.sections import TrainingFile
 
 
 def learning_rate(cfg: TrainingFile, step: int, *, total_steps: int) -> float:

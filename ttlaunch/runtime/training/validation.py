@@ -6,13 +6,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data.batches import validation_micro_batches
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.training.losses import summed_loss
 from ttlaunch.runtime.training.passes import in_step
 from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import TrainingFile
 
 
 class HasLayerNorms(Protocol):

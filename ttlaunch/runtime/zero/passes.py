@@ -15,13 +15,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data.batches import MicroBatch, validation_micro_batches
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.training.losses import count_tokens, summed_loss
 from ttlaunch.runtime.world import Rank
 from ttlaunch.runtime.zero.weights import GatheredWeights
+from ttlaunch.spec.recipe.sections import TrainingFile
 
 
 class LayerPasses:

@@ -1,0 +1,108 @@
+"""What tests of the copying share: a project to copy, a host that is this machine, and what arrived there."""
+
+import os
+
+import pytest
+
+from tests.hosts.sync.files import git
+from ttlaunch.hosts.sync.answers import Synced
+from ttlaunch.hosts.sync.release import make_release
+from ttlaunch.hosts.sync.send import sync_release
+from ttlaunch.hosts.transport.local import LocalTransport
+
+
+@pytest.fixture
+def project(tmp_path):
+    """An empty folder, which is no repository."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def repository(project):
+    """An empty git repository."""
+    git(project, "init", "-q")
+    return project
+
+
+@pytest.fixture
+def surroundings(tmp_path):
+    """An environment in which nothing is remembered from other tests."""
+    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "GIT_CONFIG_GLOBAL": os.devnull}
+
+
+@pytest.fixture
+def release_of(surroundings):
+    """`release_of(folder)`: the release of a project that nothing is to be said about."""
+
+    def make(here, **wishes):
+        release, problems = make_release(here, environment=surroundings, **wishes)
+        assert [] == problems
+        assert release is not None
+        return release
+
+    return make
+
+
+@pytest.fixture
+def problems_of(surroundings):
+    """`problems_of(folder)`: severity, code and text of what there is to say about a project."""
+
+    def make(here, **wishes):
+        _, problems = make_release(here, environment=surroundings, **wishes)
+        return [(str(problem.severity), problem.code, problem.message) for problem in problems]
+
+    return make
+
+
+@pytest.fixture
+def copied(release_of):
+    """`copied(folder)`: which paths of a project would be copied; folders end in a slash."""
+
+    def look(here, **wishes):
+        entries = release_of(here, **wishes).manifest.entries
+        names = [entry.path.decode("utf-8", "backslashreplace") + "/" * (entry.kind == "d") for entry in entries]
+        return [name.removeprefix("project/") for name in names if name.startswith("project/") and name != "project/"]
+
+    return look
+
+
+class Host:
+    """This machine as a host, with a remote folder of the test's own."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    @property
+    def current(self):
+        """The project as the host has it."""
+        return self.folder / "current/project"
+
+    @property
+    def releases(self):
+        """Names of the releases, and of anything that was left behind."""
+        return sorted(name for name in os.listdir(self.folder / "releases") if not name.endswith(".lock"))
+
+    def ask(self, release, **wishes):
+        transport = LocalTransport("localhost")
+        try:
+            outcome = sync_release([transport], release=release, remote_folder=str(self.folder), **wishes)
+            for process in transport._processes:
+                process.wait(timeout_s=10)
+            return outcome
+        finally:
+            transport.close()
+
+    def take(self, release, **wishes):
+        """Sync it, and what came of it."""
+        answer = self.ask(release, **wishes).hosts["localhost"]
+        if isinstance(answer, Exception):
+            raise answer
+        assert isinstance(answer, Synced)
+        return answer
+
+
+@pytest.fixture
+def host(tmp_path):
+    return Host(tmp_path / "remote")

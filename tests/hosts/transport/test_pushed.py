@@ -1,0 +1,150 @@
+"""Scripts that travel to a host through standard input, and the frames that they answer with."""
+
+import shlex
+from textwrap import dedent
+
+import pytest
+
+from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.transport import pushed
+from ttlaunch.hosts.transport.frames import FrameStream
+from ttlaunch.hosts.transport.pushed import explain_end, start_script
+
+ECHO = """
+    import os, sys
+    from ttlaunch import contract
+
+    def main(arguments):
+        os.write(1, contract.pack_frame({"arguments": arguments, "path": sys.path, "argv": sys.argv}))
+        while True:
+            frame = contract.read_frame(lambda size: os.read(0, size))
+            if frame is None:
+                return 5
+            os.write(1, contract.pack_frame({"got": frame[0]}, frame[1][::-1]))
+"""
+
+
+@pytest.fixture
+def script(shell_host, monkeypatch):
+    """`script(text, …)`: start that text on a host as if it were one of our scripts."""
+
+    def start(text=ECHO, **options):
+        monkeypatch.setattr(pushed, "_source", lambda _: dedent(text))
+        return start_script(shell_host.transport, "echo", timeout_s=10, **options)
+
+    return start
+
+
+def error_of(call):
+    with pytest.raises(HostError) as caught:
+        call()
+    return caught.value
+
+
+def test_a_script_runs_and_speaks_in_frames(script):
+    stream = script(arguments={"name": "it's", "n": [1, None]})
+    header, body = stream.expect(timeout_s=10)
+    assert (header["arguments"], body) == ({"name": "it's", "n": [1, None]}, b"")
+    stream.send({"step": 1}, b"abc", timeout_s=10)
+    assert stream.expect(timeout_s=10) == ({"got": {"step": 1}}, b"cba")
+    stream.process.close_stdin()
+    assert stream.receive(timeout_s=10) is None
+    assert stream.process.wait(timeout_s=10) == 5
+
+
+def test_arguments_show_on_no_command_line_and_the_current_folder_is_no_place_to_import_from(script):
+    header, _ = script(arguments={"secret": "canary"}).expect(timeout_s=10)
+    assert "canary" not in str(header["argv"])
+    assert "" not in header["path"]
+
+
+def test_a_large_frame_arrives_whole(script):
+    stream = script()
+    stream.expect(timeout_s=10)
+    body = bytes(range(256)) * 20_000
+    stream.send({}, body, timeout_s=30)
+    assert stream.expect(timeout_s=30) == ({"got": {}}, body[::-1])
+
+
+def test_a_script_that_breaks_is_quoted(script):
+    stream = script("def main(arguments):\n    raise ValueError('no such disk')\n")
+    error = error_of(lambda: stream.expect(timeout_s=10))
+    assert (error.trouble, error.evidence) == (Trouble.SCRIPT, "our script on it broke: ValueError: no such disk")
+
+
+def test_a_script_that_prints_is_told_apart(script):
+    stream = script("def main(arguments):\n    print('hello, I am here')\n    return 0\n")
+    error = error_of(lambda: stream.expect(timeout_s=10))
+    assert (error.trouble, error.evidence) == (
+        Trouble.SCRIPT,
+        "something prints into our connection: not a frame: b'hello, I'",
+    )
+
+
+def test_a_script_that_ends_in_the_middle_of_a_frame_is_lost(script):
+    stream = script(
+        "import os\ndef main(arguments):\n    os.write(1, bytes([0, 0, 0, 9, 0, 0, 0, 0, 65]))\n    return 0\n"
+    )
+    error = error_of(lambda: stream.expect(timeout_s=10))
+    assert (error.trouble, error.evidence) == (Trouble.LOST, "the connection ended in the middle of a message")
+
+
+def test_a_script_that_says_nothing_is_given_up_at_the_deadline(script):
+    stream = script()
+    stream.expect(timeout_s=10)
+    error = error_of(lambda: stream.expect(timeout_s=0.3))
+    assert (error.trouble, error.evidence) == (Trouble.TIMED_OUT, "no answer from our script on it within 0.3 s")
+
+
+def test_an_interpreter_that_the_caller_names_is_tried_first(script, fake_python):
+    old = fake_python("2.7.18")
+    stream = script(pythons=[f"{old}/python3", "no-such-python", "~/no/python"])
+    assert stream.expect(timeout_s=10)[0]["arguments"] == {}
+    assert b"is 2.7" in stream.process.stderr()
+
+
+def test_interpreters_that_are_all_too_old_are_named(script, fake_python, monkeypatch):
+    old, older = fake_python("3.8.10"), fake_python("2.7.18")
+    monkeypatch.setattr(pushed, "PYTHONS", (f"{old}/python3", f"{older}/python3"))
+    error = error_of(lambda: _start_and_explain(script))
+    assert error.trouble is Trouble.NO_PYTHON
+    assert error.evidence.startswith("its Python is too old: ")
+    assert error.evidence.endswith(" is 2.7; 3.9 or newer is needed")
+    assert " is 3.8, " in error.evidence
+
+
+def test_a_host_without_python_is_told_apart(script, monkeypatch):
+    monkeypatch.setattr(pushed, "PYTHONS", ("no-python", "/no/python3", "~/no/python3"))
+    error = error_of(lambda: _start_and_explain(script))
+    assert (error.trouble, error.evidence) == (
+        Trouble.NO_PYTHON,
+        "no Python 3.9 or newer: looked for no-python, /no/python3, ~/no/python3 and others",
+    )
+
+
+def _start_and_explain(script):
+    stream = script()
+    assert stream.receive(timeout_s=10) is None
+    raise explain_end(stream, timeout_s=10)
+
+
+def test_any_other_end_is_left_to_the_caller(script):
+    stream = script("def main(arguments):\n    return 3\n")
+    assert stream.receive(timeout_s=10) is None
+    assert explain_end(stream, timeout_s=10) is None
+
+
+def test_frames_can_be_spoken_with_any_program(host):
+    stream = FrameStream("box", host.start("cat"))
+    stream.send({"a": "ü"}, b"\0\1", timeout_s=10)
+    assert stream.expect(timeout_s=10) == ({"a": "ü"}, b"\0\1")
+    stream.process.close_stdin()
+    assert stream.receive(timeout_s=10) is None
+
+
+def test_the_loader_is_understood_by_pythons_that_are_too_old():
+    """No f-string, no annotation, no walrus before the version has been looked at: it would be a syntax error there."""
+    head = pushed._LOADER.partition("sys.exit")[0]
+    assert 'f"' not in head
+    assert "print" not in head
+    assert shlex.split(pushed._command(["~/a b/python"]))

@@ -1,0 +1,75 @@
+"""The command line and the files for Open MPI 4.1 and 5, compared with `tests/golden/`."""
+
+import subprocess
+
+import pytest
+
+from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.planning.openmpi import OpenMpi, OverHosts, plan_openmpi, relay_settings, scratch_settings
+
+SLOTS = [("box-01", 2), ("ann@box-02", 1)]
+ROWS = [
+    RankRow(0, "box-01", 0, "worker"),
+    RankRow(1, "box-01", 1, "aggregator"),
+    RankRow(2, "box-02", 0, "optimizer"),
+]
+
+
+def command(version, rows=ROWS, slots=SLOTS, **more):
+    engine = OpenMpi("/opt/bin/mpirun", version)
+    return plan_openmpi(engine, python="/opt/bin/python", shim="/opt/shim.py", rows=rows, slots=slots, **more)
+
+
+@pytest.mark.parametrize("version", [(5, 0, 11), (4, 1, 4)], ids=["5", "4"])
+def test_the_command_and_its_files_are_the_known_good_ones(golden, version):
+    engine = command(version)
+    settings = {**engine.environment, **scratch_settings(engine.name, "SCRATCH")}
+    text = f"# {engine.name}\n" + "\n".join(engine.argv) + "\n"
+    text += "\n# environment of mpirun\n" + "".join(f"{name}={value}\n" for name, value in settings.items())
+    text += "".join(f"\n# {name}\n{content}" for name, content in engine.files.items())
+    golden(f"openmpi-{version[0]}.txt", text)
+
+
+@pytest.mark.parametrize("version", [(5, 0, 11), (4, 1, 4)], ids=["5", "4"])
+def test_the_command_over_hosts_is_the_known_good_one(golden, version):
+    over_hosts = OverHosts("~/.ttlaunch", ("10.0.0.0/24", "10.0.1.0/24"), ("10.0.0.0/24", "192.168.1.0/24"))
+    engine = command(version, over_hosts=over_hosts)
+    settings = relay_settings(engine.name, "sh SCRATCH/ssh")
+    text = "\n".join(engine.argv) + "\n" + "".join(f"{name}={value}\n" for name, value in settings.items())
+    golden(f"openmpi-{version[0]}-over-hosts.txt", text)
+
+
+def test_open_mpi_is_free_to_use_rdma_where_every_host_has_it():
+    argv = command((5, 0, 11), over_hosts=OverHosts("~/.ttlaunch", ("10.0.0.0/24",), (), has_rdma=True)).argv
+    assert {"pml", "btl", "btl_tcp_if_include"} & set(argv) == set()
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [
+        ("~/.ttlaunch", "/home/ann/.ttlaunch/runs/r1/start"),
+        ("kept here", "/home/ann/kept here/runs/r1/start"),
+        ("/srv/it's $HOME", "/srv/it's $HOME/runs/r1/start"),
+    ],
+)
+def test_the_script_on_a_host_is_found_wherever_its_home_is(folder, expected):
+    *_, shell, flag, script = command((5, 0, 11), over_hosts=OverHosts(folder)).argv
+    environment = {"HOME": "/home/ann", "TTLAUNCH_RUN_ID": "r1", "PATH": "/usr/bin:/bin"}
+    shown = script.replace('exec sh "$TTLAUNCH_START"', 'printf %s "$TTLAUNCH_START"')
+    said = subprocess.run([shell, flag, shown], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout == expected
+
+
+def test_the_command_does_not_grow_with_the_ranks():
+    many = [RankRow(rank, f"box-{rank:04}", 0, "worker") for rank in range(1000)]
+    long = command((5, 0, 11), rows=many, slots=[(row.host, 1) for row in many]).argv
+    short = command((5, 0, 11)).argv
+    assert [word for word in long if word != "1000"] == [word for word in short if word != "3"]
+    assert len(long) == len(short)
+
+
+def test_every_rank_has_its_line_in_the_rankfile():
+    many = [RankRow(rank, f"box-{rank // 8}", rank % 8, "worker") for rank in range(64)]
+    text = command((5, 0, 11), rows=many, slots=[(f"box-{host}", 8) for host in range(8)]).files["rankfile.txt"]
+    assert text.splitlines()[63] == "rank 63=box-7 slot=0"
+    assert len(text.splitlines()) == 64

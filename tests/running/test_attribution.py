@@ -1,0 +1,222 @@
+"""Which rank broke first, from scripted records: what an ending is outranks when it was recorded."""
+
+import json
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.running.conclude import different_parameters, with_standstill
+from ttlaunch.running.failures.attribution import Witnesses, first_failure
+from ttlaunch.running.failures.failure import Failure
+from ttlaunch.running.report import combine_digests
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import Phase, RankState, Watch, fold
+
+ROLES = ["worker", "worker", "aggregator", "optimizer"]
+
+
+def states(**by_rank):
+    """Four ranks; `r1={"exit": {...}}` says what is known of rank 1."""
+    ranks = [RankState(RankRow(rank, "box", rank, role)) for rank, role in enumerate(ROLES)]
+    for name, known in by_rank.items():
+        for key, value in known.items():
+            setattr(ranks[int(name[1:])], key, value)
+    return ranks
+
+
+def ended(time, *, status=None, number=None, early=False):
+    return {"exit": {"time": time, "status": status, "signal": number, "left_early": early}}
+
+
+def raised(time, kind="ValueError", message="short", step=0):
+    return {"error": {"time": time, "type": kind, "message": message, "file": "t.py", "line": 7, "step": step}}
+
+
+def blamed(ranks, *, lost=None, ordered=False):
+    failure = first_failure(ranks, lost_shims=lost or {}, ordered=ordered)
+    return failure and (failure.code, failure.message)
+
+
+def test_nobody_is_blamed_when_all_ranks_are_done():
+    assert blamed(states(r0=ended(1, status=0), r1=ended(2, status=0))) is None
+
+
+def test_the_earlier_of_two_exceptions_is_the_first():
+    ranks = states(r2=raised(5.0), r1=raised(4.9))
+    assert blamed(ranks) == ("R002", "rank 1 (worker, box) raised ValueError")
+
+
+def test_a_kill_outranks_the_exit_that_was_recorded_before_it():
+    """A peer that loses its connection can be recorded before the kill that caused it."""
+    ranks = states(r0=ended(1.00000, status=14), r3=ended(1.00009, number=signal.SIGKILL))
+    assert blamed(ranks) == ("R004", "rank 3 (optimizer, box) was killed by SIGKILL")
+
+
+NOTICED = "prterun noticed that process rank 1 with PID 4930 on node box exited on\nsignal 9 (Killed).\n"
+
+
+def test_a_shim_that_was_killed_before_it_wrote_anything_is_known_from_mpirun():
+    said = Witnesses(mpi_words=NOTICED, killing_since=3.0)
+    ranks = states(r0=ended(1.0, number=signal.SIGTERM), r1={"started": {}})
+    failure = first_failure(ranks, lost_shims={}, ordered=False, witnesses=said)
+    assert ("R006", 1) == (failure.code, failure.rank)
+    ranks = states(r0=ended(1.0, number=signal.SIGSEGV))
+    assert 0 == first_failure(ranks, lost_shims={}, ordered=False, witnesses=said).rank, "mpirun may kill a late shim"
+
+
+def test_of_ranks_that_starved_together_the_one_that_held_most_is_named():
+    def starved(time, peak):
+        return {"exit": ended(time, number=signal.SIGKILL)["exit"] | {"oom_kills": 2, "peak_memory_bytes": peak}}
+
+    ranks = states(r0=starved(1.0, 200), r1=starved(1.4, 900))
+    assert blamed(ranks) == ("R024", "rank 1 (worker, box) ran out of memory")
+    ranks = states(r0=starved(1.0, 200), r1=starved(9.0, 900))
+    assert blamed(ranks) == ("R024", "rank 0 (worker, box) ran out of memory")
+
+
+DAEMON = "PRTE has lost communication with a remote daemon.\n\n  Remote daemon: [prterun-box-1@0,2] on node box\n"
+
+
+def test_a_shim_that_went_with_mpiruns_daemon_is_not_blamed():
+    failure = first_failure(states(), lost_shims={1: 2.0}, ordered=False, witnesses=Witnesses(mpi_words=DAEMON))
+    assert ("R057", None, "box") == (failure.code, failure.rank, failure.host)
+    assert "mpirun's daemon on box was killed, and took the ranks there along" == failure.message
+    both = Witnesses(mpi_words=NOTICED + DAEMON)
+    assert "R006" == first_failure(states(), lost_shims={1: 2.0}, ordered=False, witnesses=both).code, (
+        "first was the shim"
+    )
+
+
+def test_an_own_exception_outranks_the_exits_that_follow():
+    ranks = states(r0=ended(1.0, status=1), r1=raised(1.1))
+    assert blamed(ranks) == ("R002", "rank 1 (worker, box) raised ValueError")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("ConnectionResetError", "[Errno 104]"), ("Exception", "MPI_ERR_PROC_FAILED: Process Failure")],
+)
+@pytest.mark.parametrize("cause", [ended(1.1, status=3), ended(1.1, number=signal.SIGSEGV)], ids=["exit", "crash"])
+def test_a_rank_that_lost_its_peer_is_not_blamed_for_it(kind, message, cause):
+    ranks = states(r0=raised(1.0, kind, message), r3=cause)
+    assert first_failure(ranks, lost_shims={}, ordered=False).rank == 3
+    assert blamed(states(r0=raised(1.0, kind, message))) == ("R026", f"rank 0 (worker, box) lost its peer: {kind}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ranks_that_mpirun_ended_are_the_last_to_be_blamed(number):
+    ranks = states(r0=ended(1.0, number=number), r1=ended(2.0, status=3))
+    assert blamed(ranks) == ("R003", "rank 1 (worker, box) exited with status 3")
+    assert blamed(states(r0=ended(1.0, number=number))) == ("R004", f"rank 0 (worker, box) was ended by {number.name}")
+
+
+def test_a_rank_that_left_early_outranks_those_ended_because_of_it():
+    ranks = states(r0=ended(1.0, number=signal.SIGTERM), r2=ended(2.0, status=0, early=True))
+    assert blamed(ranks) == ("R005", "rank 2 (aggregator, box) left with status 0 before its role was finished")
+
+
+def test_a_lost_shim_is_blamed_at_the_time_it_was_missed():
+    ranks = states(r1=raised(5.0))
+    assert blamed(ranks, lost={3: 4.0}) == (
+        "R006",
+        "rank 3 (optimizer, box) was lost: its shim was killed from outside",
+    )
+    assert blamed(ranks, lost={3: 6.0}) == ("R002", "rank 1 (worker, box) raised ValueError")
+
+
+def test_a_shim_that_wrote_how_its_rank_ended_is_not_lost():
+    assert blamed(states(r0=ended(1.0, status=0)), lost={0: 1.1}) is None
+
+
+def test_a_rank_that_could_not_be_started_says_why():
+    ranks = states(r0={"exit": {"time": 1.0, "start_error": "No such file or directory: /no/python"}})
+    assert blamed(ranks) == ("R007", "rank 0 (worker, box) could not be started: No such file or directory: /no/python")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_signals_that_we_sent_blame_nobody(number):
+    assert blamed(states(r0=ended(1.0, number=number)), lost={1: 1.0}, ordered=True) is None
+
+
+def test_an_exception_is_told_even_when_the_user_ended_the_run():
+    ranks = states(r0=ended(1.0, number=signal.SIGTERM), r1=raised(0.9))
+    assert blamed(ranks, ordered=True) == ("R002", "rank 1 (worker, box) raised ValueError")
+
+
+def test_an_unknown_signal_is_named_by_its_number():
+    assert blamed(states(r0=ended(1.0, number=40))) == ("R004", "rank 0 (worker, box) was killed by signal 40")
+
+
+def test_the_step_of_the_exception_is_told_with_its_place():
+    failure = first_failure(states(r1=raised(1.0, step=41)), lost_shims={}, ordered=False)
+    assert failure.message == "rank 1 (worker, box) raised ValueError in step 41"
+    assert (failure.step, failure.place, failure.evidence) == (41, "t.py:7", ("`ValueError: short`",))
+
+
+def test_a_death_without_words_is_in_the_step_after_the_last_reported_one():
+    ranks = states(r1=ended(1.0, number=signal.SIGKILL) | {"step": 40})
+    assert blamed(ranks) == ("R004", "rank 1 (worker, box) was killed by SIGKILL in step 41")
+
+
+def test_ranks_that_agree_on_what_they_share_have_one_digest():
+    digest, agree = combine_digests([{"w": "1", "b": "2"}, {"b": "2", "w": "1"}, {}])
+    assert agree
+    assert digest == combine_digests([{"w": "1"}, {"b": "2"}])[0]
+    assert combine_digests([{}]) == (None, True)
+
+
+def test_ranks_with_other_bits_in_a_shared_parameter_are_named():
+    ranks = states(r0={"digests": {"w": "1", "b": "2"}}, r2={"digests": {"w": "3"}})
+    assert combine_digests([state.digests for state in ranks])[1] is False
+    failure = different_parameters(ranks)
+    said = "rank 2 (aggregator, box) ended with other bits in `w` than rank 0 (worker)"
+    assert (failure.code, failure.message) == ("R009", said)
+
+
+def test_records_are_read_as_they_grow_and_half_a_line_waits(tmp_path):
+    folder = RunFolder("x", tmp_path)
+    watch = Watch(SimpleNamespace(ranks=[RankRow(0, "box", 0, "worker"), RankRow(1, "box", 1, "optimizer")]), folder)
+    (tmp_path / "records").mkdir()
+    first, second = tmp_path / "records/rank-0.progress.jsonl", tmp_path / "records/rank-1.progress.jsonl"
+    first.write_text('{"kind": "step", "time": 2, "step": 1, "loss": 3.5}\n{"kind": "step", "ti')
+    second.write_text('{"kind": "ready", "time": 1, "total_steps": 9}\nnot json\n[1]\n')
+    assert [(state.row.rank, record["kind"]) for state, record in watch.poll()] == [(1, "ready"), (0, "step")]
+    assert (watch.ranks[0].step, watch.ranks[0].loss, watch.ranks[1].total_steps) == (1, 3.5, 9)
+    with first.open("a") as file:
+        file.write('me": 3, "step": 2}\n')
+    assert [record["step"] for _, record in watch.poll()] == [2]
+    assert watch.poll() == []
+
+
+def test_an_ending_decides_the_phase(tmp_path):
+    (tmp_path / "records").mkdir()
+    for rank, record in enumerate([{"status": 0}, {"status": 0, "left_early": True}, {"status": None, "signal": 9}]):
+        (tmp_path / f"records/rank-{rank}.exit.json").write_text(json.dumps(record))
+    rows = [RankRow(rank, "box", rank, "worker") for rank in range(4)]
+    watch = Watch(SimpleNamespace(ranks=rows), RunFolder("x", tmp_path))
+    watch.poll()
+    assert [state.phase for state in watch.ranks] == [Phase.DONE, Phase.FAILED, Phase.FAILED, Phase.WAITING]
+
+
+def test_speed_counts_from_the_first_reported_step():
+    state = states()[0]
+    for step, time in enumerate([10.0, 11.0, 12.0], start=1):
+        fold(state, {"kind": "step", "time": time, "step": step, "tokens": 100})
+    assert state.tokens_per_s == 100.0
+
+
+def test_a_host_that_was_lost_while_we_stood_still_is_told_with_it_and_no_other_failure_is():
+    lost = Failure("R012", None, None, "b", 3, "host b was lost: it has not answered for 25 s", 1.0)
+    raised = Failure("R002", 1, "worker", "b", 3, "raised ValueError", 1.0)
+    note = (
+        "this machine, or the supervisor, stood still for 25 s; "
+        "hosts that hear nothing from it for the time of their lease end their ranks"
+    )
+    assert (note,) == with_standstill(lost, 25.2).evidence
+    assert [lost, raised, None] == [
+        with_standstill(lost, 0.0),
+        with_standstill(raised, 25.2),
+        with_standstill(None, 25.2),
+    ]

@@ -1,0 +1,148 @@
+"""What a run under ordered faults proves, from its history and report alone."""
+
+import pytest
+
+from ttlaunch.diagnostics import Source
+from ttlaunch.lab.chaos.verdict import judge_faults
+from ttlaunch.planning.fault_parser import parse_faults
+
+START = 1000.0
+
+
+def failed(kind, *, rank=None, host=None, code="R004", time=START + 5.2):
+    failure = {"class": kind, "rank": rank, "host": host, "code": code, "time": time}
+    return {"status": "failed", "failure": failure}
+
+
+DONE = {"status": "done", "failure": None}
+INTERRUPTED = {"status": "interrupted", "failure": None}
+
+
+def judged(plan, made, report, *, missed=(), extra=(), end=START + 6.0):
+    """The verdicts on a plan of which some faults were made: index, seconds after the start, ranks."""
+    faults, found = parse_faults(Source("--plan", plan))
+    assert [] == found
+    events = [{"event": "start", "time": START}]
+    events += [
+        {"event": "fault", "time": START + at_s, "index": index, "ranks": ranks, "step": 7}
+        for index, at_s, ranks in made
+    ]
+    events += [
+        {"event": "fault_missed", "time": START + 5, "index": index, "reason": reason} for index, reason in missed
+    ]
+    events += [*extra, {"event": "end", "time": end}]
+    return judge_faults(faults, events, report)
+
+
+def outcomes(*args, **options):
+    return [str(verdict.outcome) for verdict in judged(*args, **options)]
+
+
+def test_a_killed_rank_that_is_named_has_its_times():
+    (verdict,) = judged("kill rank=2 at step=5", [(0, 5.0, [2])], failed("killed", rank=2))
+    assert {
+        "fault": "kill rank=2 at step=5",
+        "outcome": "named",
+        "reason": None,
+        "ranks": [2],
+        "step": 7,
+        "at_s": 5.0,
+        "detected_s": 0.2,
+        "over_s": 1.0,
+    } == verdict.as_json()
+
+
+RIGHT = {
+    "segv role=worker at 5s": ([0, 1], failed("crashed", rank=1)),
+    "term rank=1 at 5s": ([1], failed("raised", rank=1, code="R002")),
+    "stop rank=1 at 5s": ([1], {**failed("hung", rank=1, code="R013"), "status": "hung"}),
+    "kill shim=1 at 5s": ([1], failed("shim_lost", rank=1, code="R006")),
+    "kill mpirun at 5s": ([], failed("other", code="R008")),
+    "cut host=b at 5s": ([], failed("host_lost", host="b", code="R012")),
+    "kill agent=b at 5s": ([], failed("host_lost", host="b", code="R012")),
+    "interrupt at 5s": ([], INTERRUPTED),
+    "term launcher at 5s": ([], {"status": "terminated", "failure": None}),
+}
+
+
+@pytest.mark.parametrize("plan", RIGHT)
+def test_a_fault_is_named_by_what_it_does(plan):
+    ranks, report = RIGHT[plan]
+    assert ["named"] == outcomes(plan, [(0, 5.0, ranks)], report)
+    assert ["unnoticed"] == outcomes(plan, [(0, 5.0, ranks)], DONE)
+    assert ["misnamed"] == outcomes(plan, [(0, 5.0, ranks)], failed("raised", rank=3, code="R002"))
+
+
+def test_the_right_class_of_the_wrong_rank_is_wrong_and_so_is_the_other_way_round():
+    assert ["misnamed"] == outcomes("kill rank=2 at 5s", [(0, 5.0, [2])], failed("killed", rank=1))
+    assert ["misnamed"] == outcomes("kill rank=2 at 5s", [(0, 5.0, [2])], failed("crashed", rank=2))
+    assert ["misnamed"] == outcomes("cut host=b at 5s", [(0, 5.0, [])], failed("host_lost", host="a", code="R012"))
+
+
+def test_the_first_fault_that_breaks_the_run_must_be_named():
+    plan, made = "kill rank=2 at step=5; segv rank=1 at step=9", [(0, 5.0, [2]), (1, 5.5, [1])]
+    assert ["named", "overtaken"] == outcomes(plan, made, failed("killed", rank=2))
+    assert ["misnamed", "overtaken"] == outcomes(plan, made, failed("crashed", rank=1))
+
+
+def test_of_faults_at_one_moment_either_may_be_named():
+    plan, made = "kill rank=2 at step=5; segv rank=1 at step=5", [(0, 5.0, [2]), (1, 5.01, [1])]
+    assert ["overtaken", "named"] == outcomes(plan, made, failed("crashed", rank=1))
+
+
+def test_a_stopped_rank_breaks_the_run_only_if_nothing_else_does():
+    plan, made = "stop rank=1 at 5s; kill rank=2 at 6s", [(0, 5.0, [1]), (1, 6.0, [2])]
+    assert ["overtaken", "named"] == outcomes(plan, made, failed("killed", rank=2, time=START + 6.1))
+    hung = {**failed("hung", rank=1, code="R013"), "status": "hung"}
+    assert ["named", "not made"] == outcomes(plan, made[:1], hung)
+
+
+def test_a_rank_that_is_let_go_on_is_endured():
+    plan, made = "stop rank=1 at 5s; continue rank=1 at 6s", [(0, 5.0, [1]), (1, 6.0, [1])]
+    assert ["endured", "endured"] == outcomes(plan, made, DONE)
+    assert ["misnamed", "misnamed"] == outcomes(plan, made, failed("raised", rank=1))
+
+
+def test_a_stopped_rank_takes_a_signal_when_it_goes_on():
+    plan = "stop rank=1 at 1s; segv rank=1 at 2s; kill rank=2 at 3s; continue rank=1 at 4s"
+    made = [(0, 1.0, [1]), (1, 2.0, [1]), (2, 3.0, [2]), (3, 4.0, [1])]
+    assert ["endured", "overtaken", "named", "endured"] == outcomes(plan, made, failed("killed", rank=2))
+
+
+def test_several_interrupts_are_all_named():
+    made = [(0, 1.0, []), (1, 2.0, [])]
+    assert ["named", "named"] == outcomes("interrupt at 1s; interrupt at 2s", made, INTERRUPTED)
+
+
+def test_what_could_not_be_made_says_why():
+    found = judged("kill rank=2 at 5s; kill rank=1 at 50s", [], DONE, missed=[(0, "rank 2 had ended")])
+    assert [("not made", "rank 2 had ended"), ("not made", "the run had ended")] == [
+        (str(verdict.outcome), verdict.reason) for verdict in found
+    ]
+
+
+def test_a_lost_host_is_detected_when_something_follows_from_it():
+    extra = [{"event": "ending", "time": START + 14.0}]
+    report = failed("host_lost", host="b", code="R012", time=START + 3.9)
+    (verdict,) = judged("cut host=b at 5s", [(0, 5.0, [])], report, extra=extra, end=START + 15.0)
+    assert (9.0, 10.0) == (verdict.detected_s, verdict.over_s)
+
+
+def test_a_hang_that_was_seen_before_another_fault_came_is_named():
+    plan, made = "stop rank=1 at 1s; kill mpirun at 5.5s", [(0, 1.0, [1]), (1, 5.5, [])]
+    hung = {**failed("hung", rank=1, code="R013", time=START + 5.2), "status": "hung"}
+    assert ["named", "overtaken"] == outcomes(plan, made, hung)
+    assert ["overtaken", "misnamed"] == outcomes(plan, [(0, 1.0, [1]), (1, 4.0, [])], hung)
+
+
+def test_a_host_that_is_silent_for_a_while_may_be_overtaken():
+    plan, made = "cut host=b at 1s; kill rank=2 at 5s", [(0, 1.0, []), (1, 5.0, [2])]
+    assert ["overtaken", "named"] == outcomes(plan, made, failed("killed", rank=2))
+    assert ["named", "overtaken"] == outcomes(plan, made, failed("host_lost", host="b", code="R012", time=START + 0.9))
+    late = [(0, 1.0, []), (1, 22.0, [2])]
+    assert ["misnamed", "overtaken"] == outcomes(plan, late, failed("killed", rank=2, time=START + 22.1))
+
+
+def test_a_run_that_had_broken_by_itself_is_no_fault_of_the_fault():
+    broken = failed("raised", rank=0, code="R002", time=START + 4.0)
+    assert ["overtaken"] == outcomes("kill mpirun at 5s", [(0, 5.0, [])], broken)

@@ -1,0 +1,255 @@
+"""How long nothing may move before a run counts as hanging, on a clock of our own."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from ttlaunch import contract
+from ttlaunch.black_box import COLLECTIVE, DONE, GROUP, box_file
+from ttlaunch.planning.launch_plan import CommandProgram, RankRow, RecipeProgram
+from ttlaunch.running.crew import Look
+from ttlaunch.running.hang.hangs import HangWatch
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import Phase, RankState
+from ttlaunch.runtime.books.black_box import BlackBox
+
+SECOND = 10**9
+
+
+class Crew:
+    """Ranks that are well and answer at once, or as `late` says after so many questions."""
+
+    looks_at_once = True
+
+    def __init__(self, folder):
+        self.boxes = self.folder = folder
+        self.stopped, self.faults = frozenset(), {}
+        self.signals, self.looks, self.spied = [], [], []
+        self.late = 0
+
+    def look(self, ranks, *, since):
+        self.looks.append(since)
+        if len(self.looks) <= self.late:
+            return None
+        return Look(self.stopped, self.faults)
+
+    def signal_ranks(self, ranks, number, *, word=None):
+        self.signals.append(number)
+        for state in ranks:
+            path = self.folder / contract.stacks_file(state.row.rank)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("Thread 0x1 (most recent call first):\n")
+
+    def spy_on(self, ranks):
+        self.spied += [state.row.rank for state in ranks]
+
+
+class Run:
+    """Two ranks with black boxes, and a clock that moves when it is told to."""
+
+    def __init__(self, folder, *, timeout_s=None, program=RecipeProgram):
+        self.now = 1000.0
+        self.crew = Crew(folder)
+        self.ranks = [RankState(RankRow(rank, "box", rank, "peer"), Phase.RUNNING) for rank in (0, 1)]
+        self.boxes = [BlackBox(folder / box_file(rank), rank=rank) for rank in (0, 1)]
+        plan = SimpleNamespace(program=object.__new__(program), world_size=2)
+        self.watch = HangWatch(plan, RunFolder("run", folder), self.crew, timeout_s=timeout_s, clock=lambda: self.now)
+
+    def rest(self, seconds, *, tick=0.5):
+        """The failure that is told while nothing moves for so long, and when; else None."""
+        for count in range(round(seconds / tick)):
+            self.now += tick
+            failure = self.watch.check(self.ranks)
+            if failure is not None:
+                return failure, (count + 1) * tick
+        return None
+
+    def steps(self, count, *, seconds):
+        for step in range(1, count + 1):
+            self.boxes[0].begin_step(step)
+            self.boxes[0].end_step(int(seconds * SECOND))
+        assert self.rest(0.5) is None
+
+
+@pytest.fixture
+def run(tmp_path):
+    """`run(…)`: a run of two ranks that are at work."""
+
+    def make(**options):
+        return Run(tmp_path, **options)
+
+    return make
+
+
+def told_after(run, *, least, most):
+    failure, seconds = run.rest(most + 1)
+    assert least <= seconds <= most, seconds
+    return failure
+
+
+def test_until_ten_steps_have_been_timed_it_takes_two_minutes(run):
+    one = run()
+    one.steps(9, seconds=0.1)
+    told_after(one, least=120, most=124)
+
+
+def test_after_ten_steps_it_takes_half_a_minute_where_steps_are_short(run):
+    one = run()
+    one.steps(10, seconds=0.1)
+    told_after(one, least=30, most=34)
+
+
+def test_after_ten_steps_it_takes_ten_of_the_slowest(run):
+    one = run()
+    one.steps(9, seconds=1.0)
+    one.boxes[1].begin_step(1)
+    one.boxes[1].end_step(20 * SECOND)
+    one.steps(1, seconds=1.0)
+    assert one.rest(199) is None
+    told_after(one, least=1, most=5)
+
+
+def test_a_timeout_that_is_named_holds_from_the_start(run):
+    one = run(timeout_s=7.0)
+    one.steps(50, seconds=20.0)
+    told_after(one, least=7, most=11)
+
+
+def test_every_counter_of_every_rank_is_a_sign_of_life(run):
+    one = run(timeout_s=7.0)
+    box = one.boxes[1]
+    for move in (box.passed, lambda: box.end_step(1), lambda: box.announce("x"), lambda: box.announce("")):
+        assert one.rest(6) is None
+        move()
+    at = box.begin(1, ("a", None), None, 0, 0, 8, 10)
+    assert one.rest(6) is None
+    box.end(at, 20)
+    assert one.rest(6) is None
+    one.ranks[0].phase = Phase.DONE
+    assert one.rest(6) is None
+    told_after(one, least=1, most=5)
+
+
+def test_what_is_announced_may_take_half_an_hour(run):
+    one = run()
+    one.steps(10, seconds=0.1)
+    with one.boxes[0].announced("evaluation"):
+        assert one.rest(1790, tick=1.0) is None
+        told_after(one, least=5, most=20)
+
+
+def test_what_is_announced_is_over_when_its_block_is(run):
+    one = run()
+    one.steps(10, seconds=0.1)
+    with one.boxes[0].announced("evaluation"):
+        assert one.rest(100) is None
+    told_after(one, least=30, most=34)
+
+
+def test_an_announced_rank_that_waits_for_another_one_does_not_excuse_it(run):
+    one = run(timeout_s=7.0)
+    one.boxes[0].announce("evaluation")
+    one.boxes[0].begin(2, ("a", None), None, 1, 0, 8, 10)
+    failure = told_after(one, least=7, most=11)
+    assert (failure.code, failure.rank) == ("R014", 1)
+
+
+def test_a_launcher_that_slept_takes_none_of_its_sleep_for_a_hang(run):
+    one = run(timeout_s=7.0)
+    assert one.rest(5) is None
+    one.now += 3600
+    assert one.watch.check(one.ranks) is None
+    assert one.rest(1) is None
+
+
+def test_what_has_come_with_the_hosts_answer_is_read_before_anything_is_judged(run):
+    one = run(timeout_s=7.0)
+    one.crew.looks_at_once, one.crew.late = False, 3
+    assert one.rest(8.5) is None
+    one.boxes[0].passed()
+    assert one.rest(6) is None
+    assert one.crew.signals == []
+    told_after(one, least=1, most=6)
+
+
+def test_a_host_that_never_answers_delays_the_verdict_and_no_more(run):
+    one = run(timeout_s=7.0)
+    one.crew.looks_at_once, one.crew.late = False, 10**6
+    told_after(one, least=16, most=22)
+
+
+def test_a_stopped_rank_is_looked_into_from_outside(run):
+    one = run(timeout_s=7.0)
+    one.crew.stopped = frozenset({1})
+    one.crew.signal_ranks = lambda ranks, number, word=None: None
+    failure = told_after(one, least=7, most=13)
+    assert (failure.code, failure.rank) == ("R013", 1)
+    assert one.crew.spied == [0, 1]
+
+
+def test_ranks_that_load_their_libraries_are_left_alone(run):
+    one = run(timeout_s=7.0)
+    for state in one.ranks:
+        state.phase = Phase.STARTING
+    for count in range(40):
+        one.crew.faults = {0: count, 1: 5}
+        assert one.rest(1) is None
+    told_after(one, least=6, most=11)
+
+
+def test_ranks_that_load_their_libraries_on_other_hosts_are_looked_at_twice(run):
+    one = run(timeout_s=7.0)
+    one.crew.looks_at_once = False
+    for state in one.ranks:
+        state.phase = Phase.STARTING
+    one.boxes[1].begin(COLLECTIVE, ("MPI_Init", None), None, GROUP, 0, 0, 10)
+    assert one.rest(0.5) is None
+    for count in range(80):
+        one.crew.faults = {0: count, 1: 5}
+        assert one.rest(0.5) is None
+    failure = told_after(one, least=1, most=14)
+    assert (failure.code, failure.rank) == ("R014", 0)
+
+
+def test_a_rank_that_does_not_come_to_mpi_init_is_named(run):
+    one = run(timeout_s=7.0)
+    for state in one.ranks:
+        state.phase = Phase.STARTING
+    one.boxes[0].begin(COLLECTIVE, ("MPI_Init", None), None, GROUP, 0, 0, 10)
+    failure = told_after(one, least=7, most=11)
+    assert (failure.code, failure.rank, failure.when) == ("R014", 1, "while it was starting")
+
+
+def test_ranks_that_mpirun_does_not_start_are_told(run):
+    one = run(timeout_s=7.0)
+    one.ranks[1].phase = Phase.WAITING
+    assert one.rest(119) is None
+    failure = told_after(one, least=1, most=3)
+    assert (failure.code, failure.message) == ("R038", "mpirun has not started 1 of 2 ranks within 120 s")
+    assert failure.evidence == ("on box: rank 1",)
+
+
+def test_processes_that_end_have_two_minutes_for_it(run):
+    one = run(timeout_s=7.0)
+    for state, box in zip(one.ranks, one.boxes, strict=True):
+        state.phase = Phase.DONE
+        box.announce(DONE)
+    assert one.rest(119) is None
+    failure = told_after(one, least=1, most=6)
+    assert (failure.code, failure.rank) == ("R014", 0)
+    assert failure.cause.startswith("has returned from its role, and its process has not ended for 12")
+
+
+def test_a_program_that_is_silent_is_judged_only_where_that_was_asked_for(run, tmp_path):
+    assert run(program=CommandProgram).rest(7200, tick=1.0) is None
+
+
+def test_a_program_that_prints_now_and_then_is_left_alone(run, tmp_path):
+    one = run(program=CommandProgram, timeout_s=7.0)
+    path = tmp_path / contract.stdout_file(1)
+    path.parent.mkdir()
+    for count in range(5):
+        path.write_text("." * count)
+        assert one.rest(6.5) is None
+    failure = told_after(one, least=0.5, most=6)
+    assert (failure.code, failure.cause) == ("R017", "no rank has printed anything for 10 s")

@@ -1,0 +1,206 @@
+"""The launcher's end of the line to an attendant: connections break and are made again, until a host must count as lost."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ttlaunch import contract
+from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.transport.local import LocalTransport
+from ttlaunch.hosts.transport.memory import MemoryTransport
+from ttlaunch.running.agents.attendants import write_piece
+from ttlaunch.running.agents.host_link import HostLink
+
+DEADLINE_S = 60.0
+
+
+class Flaky(LocalTransport):
+    """This machine behind a network that can be taken away."""
+
+    def __init__(self):
+        super().__init__("box")
+        self.up = True
+        self.begun = []
+
+    def connect(self, **_):
+        if not self.up:
+            raise HostError("box", Trouble.UNREACHABLE, "no answer on port 22 within 1 s")
+
+    def start(self, command, **limits):
+        self.connect()
+        self.begun.append(super().start(command, **limits))
+        return self.begun[-1]
+
+    def breaks(self):
+        self.up = False
+        self.begun[-1].kill()
+
+
+class Linked:
+    """A run on this machine and the link to its attendant."""
+
+    def __init__(self, folder, *, lease_s=15.0):
+        self.run_id = f"linked-{os.getpid()}-{folder.name}"
+        self.there, self.here, self.scratch = folder / "there" / self.run_id, folder / "here", folder / "s"
+        self.events, self.transport = [], Flaky()
+        arguments = {
+            "run_id": self.run_id,
+            "folder": str(self.there),
+            "scratch": str(self.scratch),
+            "socket": str(self.scratch / "a"),
+            "lease_s": lease_s,
+            "files": {},
+        }
+        self.link = HostLink(self.transport, arguments, pythons=(), keep=self.keep, note=self.note)
+        self.link.start()
+        self.link.follow()
+        self.rank = subprocess.Popen(["sleep", "600"], env={**os.environ, "TTLAUNCH_RUN_ID": self.run_id})
+
+    def keep(self, piece, body):
+        write_piece(self.here / piece.name, piece, body)
+
+    def note(self, kind, **values):
+        self.events.append(kind)
+
+    def print(self, data):
+        with (self.there / "logs/rank-0.stdout").open("ab") as file:
+            file.write(data)
+
+    def printed(self):
+        with contextlib.suppress(OSError):
+            return (self.here / "logs/rank-0.stdout").read_bytes()
+
+    def ends(self):
+        self.link.end()
+        assert self.link.over.wait(DEADLINE_S)
+
+    def close(self):
+        self.transport.up = True
+        self.ends()
+        self.rank.kill()
+        self.rank.wait()
+        self.transport.close()
+
+
+@pytest.fixture
+def linked(tmp_path):
+    made = []
+
+    def make(**options):
+        made.append(Linked(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_a_connection_that_breaks_is_made_again_and_nothing_is_lost(linked, until):
+    run = linked()
+    run.print(b"before\n")
+    until(lambda: run.printed() == b"before\n", within_s=DEADLINE_S, what="the first line is here")
+    run.transport.breaks()
+    run.print(b"meanwhile\n")
+    run.transport.up = True
+    until(lambda: run.printed() == b"before\nmeanwhile\n", within_s=DEADLINE_S, what="the second line is here")
+    assert (run.rank.poll(), run.events) == (None, ["host_joined_again"])
+    run.ends()
+    assert (run.link.killed, run.link.lost, run.rank.wait(DEADLINE_S)) == (1, None, -9)
+
+
+def test_a_host_that_stays_away_is_lost_when_its_ranks_must_have_ended_and_brought_home_when_it_is_back(linked, until):
+    run = linked(lease_s=1.5)
+    run.transport.breaks()
+    run.print(b"alone\n")
+    assert run.rank.wait(DEADLINE_S) == -signal.SIGKILL
+    assert run.link.lost is None, "the agent ends its ranks before anybody may count on it"
+    lost = until(lambda: run.link.lost, within_s=DEADLINE_S, what="the host is lost")
+    assert lost.error.notes == ("connecting to it again: no answer on port 22 within 1 s",)
+    run.transport.up = True
+    run.ends()
+    assert run.printed() == b"alone\n"
+    assert not run.scratch.exists()
+
+
+def test_a_host_whose_agent_was_killed_is_lost_at_once_and_swept_in_the_end(linked, until):
+    run = linked()
+    [attendant] = set(_holders(run.scratch / "attended"))
+    os.kill(attendant, signal.SIGKILL)
+    lost = until(lambda: run.link.lost, within_s=DEADLINE_S, what="the host is lost")
+    assert lost.error.evidence == "its agent is gone: connection refused"
+    assert run.rank.poll() is None
+    run.ends()
+    assert (run.link.killed, run.rank.wait(DEADLINE_S)) == (1, -9)
+
+
+def test_a_host_that_is_cut_gets_and_gives_nothing(linked, until):
+    run = linked(lease_s=1.5)
+    run.link.cut()
+    run.print(b"unheard\n")
+    assert run.rank.wait(DEADLINE_S) == -signal.SIGKILL
+    until(lambda: run.link.lost, within_s=DEADLINE_S, what="the host is lost")
+    run.ends()
+    assert (run.printed(), run.events) == (None, [])
+
+
+def test_an_order_that_was_given_while_the_line_was_down_is_carried_out(linked, until):
+    run = linked()
+    record = run.there / "records/rank-0.progress.jsonl"
+    record.write_text(json.dumps({"pid": run.rank.pid, "shim_pid": os.getpid()}) + "\n")
+    until((run.here / "records" / record.name).is_file, within_s=DEADLINE_S, what="the rank is known")
+    run.transport.breaks()
+    run.link.order("signal", ranks=[0], number=int(signal.SIGTERM), word=None)
+    run.transport.up = True
+    assert run.rank.wait(DEADLINE_S) == -signal.SIGTERM
+
+
+def _holders(path):
+    """The processes that have a file open."""
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if link.readlink() == path:
+                yield int(link.parts[2])
+
+
+GARBAGE = [
+    b"Welcome to box!\n" * 20,
+    contract.pack_frame({"kind": "file", "name": "../x", "offset": 0, "whole": True, "number": 1}, b"x"),
+    contract.pack_frame({"kind": "file", "name": "logs/rank-0.stdout", "offset": 0, "whole": False, "number": 9}, b"x"),
+    contract.pack_frame({"kind": "alive", "clock": "noon", "done": -1}),
+    contract.pack_frame({"kind": "ended", "killed": None}),
+    contract.pack_frame({"kind": "refused", "reason": "no word"}),
+    b"[" * 100,
+]
+
+
+def test_a_host_that_talks_nonsense_over_every_connection_is_lost_and_named(tmp_path, until):
+    kept, said = [], []
+    ready = {"kind": "ready", "time": time.time(), "clock": 1.0, "done": 0, "pid": 1, "sent": 0}
+
+    def talk(streams):
+        said.append(GARBAGE[len(said) % len(GARBAGE)])
+        streams.write(contract.pack_frame(ready) + said[-1])
+        while streams.read():
+            continue
+        return 0
+
+    link = HostLink(
+        MemoryTransport("box", {"old=78;": talk}),
+        {"lease_s": 3.0, "socket": "", "folder": ""},
+        pythons=(),
+        keep=lambda piece, _: kept.append(piece),
+        note=lambda *_, **__: None,
+    )
+    link.start()
+    link.follow()
+    lost = until(lambda: link.lost, within_s=DEADLINE_S, what="the host is lost")
+    assert (lost.error.trouble, kept) == (Trouble.SCRIPT, [])
+    assert len(said) > len(GARBAGE), "everything was said"
+    link.end()
+    assert link.over.wait(DEADLINE_S)

@@ -1,0 +1,121 @@
+"""Faults are made at their moments, once, in what is there, and stand in the run's history."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from ttlaunch.diagnostics import Source
+from ttlaunch.lab.chaos.inject import Injector
+from ttlaunch.planning.fault_parser import parse_faults
+from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.running.runs.run_folder import RunFolder, append_event, read_events
+from ttlaunch.running.watch import RankState
+
+
+class Crew:
+    """Writes down what it is told to do."""
+
+    def __init__(self):
+        self.done = []
+
+    def signal_ranks(self, ranks, number, *, word=None):
+        self.done.append(([state.row.rank for state in ranks], signal.Signals(number).name))
+
+    def cut(self, host):
+        self.done.append(host)
+
+
+class View:
+    def __init__(self):
+        self.ticks = 0
+
+    def tick(self, ranks):
+        self.ticks += 1
+
+
+class Scene:
+    def __init__(self, folder, plan, *, mpirun):
+        self.folder, self.crew, self.view = RunFolder("run-1", folder), Crew(), View()
+        faults, found = parse_faults(Source("--plan", plan))
+        assert [] == found
+        roles = [("a", "worker"), ("a", "worker"), ("b", "server")]
+        self.ranks = [RankState(RankRow(rank, host, 0, role)) for rank, (host, role) in enumerate(roles)]
+        for state in self.ranks:
+            state.started = {"pid": 1, "shim_pid": 1}
+        append_event(self.folder, "start", mpirun=mpirun)
+        self.injector = Injector(faults, view=self.view, crew=self.crew, folder=self.folder, scratch=folder)
+
+    def tick(self):
+        self.injector.tick(self.ranks)
+        return self.crew.done
+
+    def history(self):
+        return [{k: v for k, v in event.items() if k != "time"} for event in read_events(self.folder.path)[1:]]
+
+
+@pytest.fixture
+def scene(tmp_path):
+    """`scene(plan)`: a run of three ranks that has just begun, whose mpirun is this process."""
+    return lambda plan, *, mpirun=None: Scene(tmp_path, plan, mpirun=mpirun or os.getpid())
+
+
+def test_a_fault_waits_for_the_step_of_its_rank_and_is_made_once(scene):
+    run = scene("kill rank=1 at step=5")
+    run.ranks[0].step = 9
+    assert [] == run.tick()
+    run.ranks[1].step = 6
+    assert [([1], "SIGKILL")] == run.tick()
+    assert [([1], "SIGKILL")] == run.tick()
+    assert [{"event": "fault", "index": 0, "fault": "kill rank=1 at step=5", "step": 6, "ranks": [1]}] == run.history()
+    assert 3 == run.view.ticks
+
+
+def test_a_role_and_a_host_are_all_their_ranks_and_the_furthest_counts(scene):
+    run = scene("stop role=worker at step=5; cut host=b at step=7; segv host=a at step=7")
+    run.ranks[1].step = 5
+    assert [([0, 1], "SIGSTOP")] == run.tick()
+    run.ranks[2].step = 7
+    assert "b" == run.tick()[-1]
+    run.ranks[0].step = 7
+    assert ([0, 1], "SIGSEGV") == run.tick()[-1]
+
+
+def test_what_has_not_begun_is_waited_for_and_what_has_ended_is_left_out(scene):
+    run = scene("kill role=worker at 0s")
+    run.ranks[0].started = {}
+    assert [] == run.tick()
+    run.ranks[0].started, run.ranks[1].exit = {"pid": 1}, {"status": 0}
+    assert [([0], "SIGKILL")] == run.tick()
+
+
+def test_a_rank_that_has_ended_is_missed_with_the_reason(scene):
+    run = scene("kill rank=2 at 0s; kill role=worker at 0s")
+    for state in run.ranks:
+        state.exit = {"status": 0}
+    assert [] == run.tick()
+    assert [("fault_missed", 0, "rank 2 had ended"), ("fault_missed", 1, "its ranks had ended")] == [
+        (event["event"], event["index"], event["reason"]) for event in run.history()
+    ]
+
+
+def test_nothing_is_made_once_mpirun_has_ended(scene):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    run = scene("kill rank=2 at 0s; interrupt at 0s", mpirun=dead.pid)
+    assert [] == run.tick()
+    assert [] == run.history()
+
+
+def test_an_interrupt_and_a_sigterm_come_to_this_process(scene):
+    came = []
+    before = {
+        number: signal.signal(number, lambda got, _: came.append(got)) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        scene("interrupt at 0s; term launcher at 0s").tick()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert [signal.SIGINT, signal.SIGTERM] == sorted(came)

@@ -1,0 +1,120 @@
+"""What the supervisor makes of other hosts: lost ones are named before what follows, and clocks are compared."""
+
+import json
+import signal
+
+import pytest
+
+from ttlaunch.errors import HostError, Trouble
+from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.running.agents.attendant_frames import FilePiece
+from ttlaunch.running.agents.attendants import write_piece
+from ttlaunch.running.conclude import Ending, find_failure
+from ttlaunch.running.crew import LostHost
+from ttlaunch.running.failures.attribution import first_failure
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import RankState, Watch
+
+ROWS = [RankRow(0, "box-a", 0, "worker"), RankRow(1, "box-b", 0, "worker")]
+SILENT = {"box-b": LostHost(HostError("box-b", Trouble.TIMED_OUT, "no answer within 10 s"), last_heard=5.0)}
+
+
+def blamed(*, exits=None, error=None, lost=None):
+    ranks = [RankState(row) for row in ROWS]
+    for rank, record in (exits or {}).items():
+        ranks[rank].exit = record
+    ranks[0].error = error
+    return first_failure(ranks, lost_shims={}, lost_hosts=lost or {}, ordered=False)
+
+
+def test_a_lost_host_is_named_with_its_ranks():
+    failure = blamed(lost=SILENT)
+    assert (failure.code, failure.message) == ("R012", "host box-b was lost: no answer within 10 s")
+    assert failure.evidence == ("it ran rank 1 (worker)",)
+
+
+def test_what_mpirun_kills_after_a_host_was_lost_is_not_blamed():
+    killed = {"time": 9.0, "status": None, "signal": signal.SIGKILL}
+    assert blamed(exits={0: killed}, lost=SILENT).code == "R012"
+
+
+def test_a_rank_that_broke_before_the_host_was_lost_is_blamed():
+    error = {"time": 4.0, "type": "ValueError", "message": "short"}
+    assert blamed(error=error, lost=SILENT).message == "rank 0 (worker, box-a) raised ValueError"
+
+
+def test_a_rank_that_only_lost_its_peer_is_not_blamed_for_a_lost_host():
+    error = {"time": 4.0, "type": "ConnectionResetError", "message": "by peer"}
+    assert blamed(error=error, lost=SILENT).code == "R012"
+
+
+class _Plan:
+    ranks = ROWS
+
+
+@pytest.fixture
+def watch(tmp_path):
+    (tmp_path / "records").mkdir()
+    return Watch(_Plan, RunFolder("test", tmp_path)), tmp_path / "records"
+
+
+def test_times_of_a_host_whose_clock_is_wrong_are_put_right(watch):
+    seen, records = watch
+    seen.set_clock("box-b", 3600.0)
+    for rank, time in ((0, 101.0), (1, 3700.0)):
+        (records / f"rank-{rank}.error.json").write_text(json.dumps({"time": time, "type": "ValueError"}))
+    seen.poll()
+    failure = first_failure(seen.ranks, lost_shims={}, ordered=False)
+    assert (failure.rank, failure.time) == (1, 100.0)
+
+
+def test_progress_of_hosts_comes_in_the_order_in_which_it_happened(watch):
+    seen, records = watch
+    seen.set_clock("box-b", -50.0)
+    (records / "rank-0.progress.jsonl").write_text('{"kind": "note", "time": 100.0, "text": "second"}\n')
+    (records / "rank-1.progress.jsonl").write_text('{"kind": "note", "time": 49.0, "text": "first"}\n')
+    assert [record["text"] for _, record in seen.poll()] == ["first", "second"]
+
+
+def test_pieces_of_a_file_may_come_in_any_order(tmp_path):
+    path = tmp_path / "log"
+    for offset, body in ((3, b"lo\n"), (0, b"hel")):
+        write_piece(path, FilePiece(path.name, offset, whole=False, number=1), body)
+    assert path.read_bytes() == b"hello\n"
+
+
+def test_a_whole_record_replaces_what_was_there(tmp_path):
+    path = tmp_path / "rank-0.exit.json"
+    path.write_bytes(b'{"a": 1, "b": 2}')
+    write_piece(path, FilePiece(path.name, 0, whole=True, number=1), b"{}")
+    assert path.read_bytes() == b"{}"
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def _concluded(tmp_path, *, returncode, exits, lost=()):
+    """The failure of a run of two ranks whose mpirun has ended by itself."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/mpirun.stderr").write_text("")
+    (tmp_path / "records").mkdir(exist_ok=True)
+    seen = Watch(_Plan, RunFolder("test", tmp_path))
+    for rank, record in exits.items():
+        seen.ranks[rank].exit = record
+    ending = Ending(lost_shims=dict.fromkeys(lost, 5.0))
+    return find_failure(RunFolder("test", tmp_path), seen, ending, returncode)
+
+
+def test_an_mpirun_that_leaves_a_rank_behind_has_failed_whatever_its_status(tmp_path):
+    failure = _concluded(tmp_path, returncode=0, exits={0: {"status": 0, "time": 1.0}})
+    message = "mpirun exited with status 0 before rank 1 (worker, box-b) had ended; no rank had failed"
+    assert (failure.code, failure.message) == ("R008", message)
+
+
+def test_an_mpirun_that_takes_all_shims_along_is_named_and_no_rank(tmp_path):
+    failure = _concluded(tmp_path, returncode=143, exits={}, lost=(1, 0))
+    assert failure.message.startswith("mpirun exited with status 143")
+
+
+def test_one_shim_that_was_killed_is_named(tmp_path):
+    ended = {"status": None, "signal": signal.SIGTERM, "time": 6.0}
+    failure = _concluded(tmp_path, returncode=1, exits={0: ended}, lost=(1,))
+    assert (failure.code, failure.rank) == ("R006", 1)

@@ -1,0 +1,193 @@
+"""The training configuration: defaults, the file, `--set` on top, and the resolved file that loads again."""
+
+from pathlib import Path
+
+import pytest
+
+from ttlaunch.diagnostics import render
+from ttlaunch.spec.recipe.config import check_config, load_config, render_resolved
+from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
+
+RECIPES = ["fabric_minimal", "hierarchical_parallel", "pipeline_parallel"]
+
+
+def declared(recipe):
+    return load_recipe(find_recipe(recipe, working_folder=Path("/")))
+
+
+@pytest.fixture
+def load(here):
+    """`load(text, overrides…)`: the configuration of a recipe, and its diagnostics as text."""
+
+    def read(text, *overrides, recipe="hierarchical_parallel"):
+        path = None
+        if text is not None:
+            path = here / "train.yaml"
+            path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return load_config(declared(recipe), path, name="train.yaml", overrides=overrides)
+
+    return read
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_resolved_file_loads_again_and_is_the_same(load, recipe):
+    text = Path(find_recipe(recipe, working_folder=Path("/")).train_file).read_text()
+    first = load(text, "multihost_config.socket_type=mpi", recipe=recipe)
+    again = load(render_resolved(declared(recipe), first), recipe=recipe)
+    assert render(again.diagnostics) == ""
+    assert again.config == first.config
+
+
+def test_a_resolved_pipeline_of_any_length_agrees_with_itself(load):
+    stages = "multihost_config: {pipeline_parallel_config: {blocks_per_rank: [1, 1, 1]}}\ntransformer_config: {num_blocks: 3}\n"
+    recipe = declared("pipeline_parallel")
+    again = load(render_resolved(recipe, load(stages, recipe="pipeline_parallel")), recipe="pipeline_parallel")
+    assert [] == check_config(recipe, again, recipe.layouts[-1])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipes_own_file_has_no_mistakes(load, recipe):
+    found = find_recipe(recipe, working_folder=Path("/"))
+    loaded = load(found.train_file.read_text(), recipe=recipe)
+    assert render(loaded.diagnostics) == ""
+
+
+def test_every_resolved_value_says_where_it_came_from(load):
+    loaded = load("training_config:\n  steps: 7\n  seed: 3\n", "training_config.seed=4", "device_config={}")
+    lines = render_resolved(declared("hierarchical_parallel"), loaded).splitlines()
+    assert "  steps: 7  # train.yaml:2" in lines
+    assert "  seed: 4  # --set" in lines
+    assert "  batch_size: 16  # default" in lines
+
+
+@pytest.mark.parametrize("text", ["a: b", "- x", "# no", "tab\there", "ü", "'", "null", " ", "1e3", "yes", "a\\nb"])
+def test_a_text_value_survives_being_resolved(load, text):
+    quoted = '"' + text.replace("\t", "\\t") + '"'
+    loaded = load(f"training_config:\n  data_path: {quoted}\n")
+    expected = loaded.checked.training_config.data_path
+    again = load(render_resolved(declared("hierarchical_parallel"), loaded))
+    assert again.checked.training_config.data_path == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"training_config:\r\n  steps: 7\r\n",
+        b"\xef\xbb\xbftraining_config:\n  steps: 7\n",
+        b"training_config: {steps: 7}",
+    ],
+    ids=["crlf", "bom", "flow"],
+)
+def test_files_of_other_editors_are_read(load, text):
+    assert load(text).checked.training_config.steps == 7
+
+
+def test_no_file_means_defaults(load):
+    assert load(None).checked.training_config.steps == 100
+
+
+def test_the_last_set_wins_and_other_keys_stay(load):
+    loaded = load("training_config: {steps: 7, seed: 3}", "training_config.steps=8", "training_config.steps=9")
+    assert (loaded.checked.training_config.steps, loaded.checked.training_config.seed) == (9, 3)
+
+
+def test_set_may_make_a_section_that_the_file_lacks(load):
+    loaded = load("training_config: {steps: 7}", "multihost_config.num_workers=5")
+    assert loaded.checked.multihost_config.num_workers == 5
+
+
+def test_set_may_replace_a_whole_section(load):
+    loaded = load("training_config: {steps: 7, seed: 3}", "training_config={steps: 8}")
+    assert (loaded.checked.training_config.steps, loaded.checked.training_config.seed) == (8, 0)
+
+
+def test_set_without_a_value_means_null(load):
+    assert (
+        load("training_config: {num_epochs: 2}", "training_config.num_epochs=").checked.training_config.num_epochs
+        is None
+    )
+
+
+def test_set_keeps_what_follows_the_first_equals_sign(load):
+    assert load(None, "training_config.data_path=a=b").checked.training_config.data_path == "a=b"
+
+
+def test_values_point_at_their_places(load):
+    loaded = load("training_config:\n  steps: 7\n", "training_config.seed=4")
+    assert [str(loaded.span(f"training_config.{key}")) for key in ("steps", "seed", "batch_size")] == [
+        "train.yaml:2:10",
+        "--set:1:22",
+        "None",
+    ]
+
+
+def test_several_mistakes_of_file_and_set_are_told_at_once(load):
+    """D17: keys and types of `--set` are checked like those of a file, with the key that was meant."""
+    assert 16 == load(None, "training_config.batch_size=16").checked.training_config.batch_size
+    loaded = load("training_config: {steps: 0}", "training_config.sed=4", "nonsense", "training_config.batch_size=many")
+    assert sorted(d.code for d in loaded.diagnostics) == ["C004", "C005", "C005", "C017"]
+    (unknown,) = [diagnostic for diagnostic in loaded.diagnostics if diagnostic.code == "C004"]
+    assert ("did you mean `seed`?",) == unknown.hints
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{learning_rate: 5.0e3}", "`learning_rate` is 5000; adamw is not known to train above 1"),
+        ("{learning_rate: 500, optimizer: sgd}", "`learning_rate` is 500; sgd is not known to train above 100"),
+        ("{learning_rate: 0.01, weight_decay: 10}", "`weight_decay` takes 10% off every matrix in every step"),
+        ("{epsilon: 1.0e8}", "`epsilon` is 1e+08, which hides the second moment of every gradient"),
+        ("{epsilon: 1.0e8, optimizer: sgd}", None),
+        ("{learning_rate: 1.0, weight_decay: 0.05}", None),
+    ],
+)
+def test_a_rate_with_which_nothing_learns_is_a_warning(load, text, message):
+    recipe = declared("hierarchical_parallel")
+    found = check_config(recipe, load(f"training_config: {text}\n"), recipe.layouts[-1])
+    assert [("C028", "warning", message)][: message is not None] == [(d.code, d.severity, d.message) for d in found]
+
+
+def test_strings_are_found_at_any_depth_with_their_keys(load):
+    strings = dict(load("training_config: {data_path: book.txt}\n").strings())
+    assert strings["training_config.data_path"] == "book.txt"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ("type: cosine, warmup_steps: 10, hold_steps: 40", "warm-up and hold take all 50 steps"),
+        ("type: linear, warmup_steps: 60", "warm-up and hold take all 50 steps"),
+        ("type: linear, warmup_steps: 10, hold_steps: 39", None),
+        ("type: constant, warmup_steps: 10, hold_steps: 40", None),
+    ],
+)
+def test_a_rate_that_never_falls_is_a_warning(load, schedule, message):
+    loaded = load(f"training_config: {{steps: 50}}\nscheduler_config: {{{schedule}}}\n")
+    recipe = declared("hierarchical_parallel")
+    found = check_config(recipe, loaded, recipe.layouts[0])
+    expected = [("C032", "warning", f"the learning rate never falls: {message}")][: message is not None]
+    assert expected == [(d.code, d.severity, d.message) for d in found]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("training_config.response_template", "''"),
+        ("training_config.instruction_template", "5"),
+        ("training_config.early_stop_patience", "0"),
+        ("training_config.early_stop_min_delta", "-0.1"),
+        ("training_config.log_layer_grad_norms", "often"),
+        ("training_config.precision", "fp8"),
+        ("training_config.activation_checkpointing", "3"),
+        ("scheduler_config.hold_steps", "-1"),
+        ("loss_scale_config.initial_power", "101"),
+        ("loss_scale_config.growth_interval", "0"),
+        ("loss_scale_config.min_power", "-25"),
+        ("loss_scale_config.max_power", "0.5"),
+    ],
+)
+def test_a_value_out_of_bounds_is_one_mistake_at_its_place(load, key, value):
+    loaded = load(None, f"{key}={value}")
+    (diagnostic,) = loaded.diagnostics
+    assert "C005" == diagnostic.code
+    assert key.split(".")[1] in diagnostic.message

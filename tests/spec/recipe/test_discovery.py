@@ -1,0 +1,85 @@
+"""Which recipe a name means, and that its code is loaded from its own folder."""
+
+import pytest
+
+from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.recipe import Layout, Recipe, TrainingFile, per
+from ttlaunch.spec.recipe.discovery import find_recipe, list_recipes, load_recipe
+
+DECLARATION = """\
+from ttlaunch.recipe import ConfigFile, Layout, Recipe
+
+RECIPE = Recipe(summary="{summary}", config=ConfigFile, layouts=[Layout("all", peer=None)], uses_data=False)
+"""
+
+
+def make_recipe(folder, summary="Mine."):
+    folder.mkdir(parents=True)
+    (folder / "recipe.py").write_text(DECLARATION.format(summary=summary))
+    (folder / "trainer.py").write_text(
+        "def peer(cfg, ctx): ...\nraise RuntimeError('the launcher must not import this')\n"
+    )
+
+
+def test_built_in_recipes_are_found_from_anywhere(here):
+    assert {r.name for r in list_recipes(here)} >= {"fabric_minimal", "hierarchical_parallel", "pipeline_parallel"}
+    assert all(recipe.built_in for recipe in list_recipes(here))
+
+
+def test_a_recipe_of_the_current_folder_hides_the_built_in_one(here):
+    make_recipe(here / "recipes/fabric_minimal")
+    found = find_recipe("fabric_minimal", working_folder=here)
+    assert (found.built_in, load_recipe(found).summary) == (False, "Mine.")
+
+
+@pytest.mark.parametrize("name", ["mine", "./mine", "mine/", "deep/er/mine", "with space/it's $mine"])
+def test_a_recipe_is_found_by_path(here, name):
+    make_recipe(here / name)
+    found = find_recipe(name, working_folder=here)
+    assert found.folder == (here / name).resolve()
+    assert load_recipe(found).summary == "Mine."
+
+
+def test_two_recipes_of_one_name_in_two_folders_are_two(here):
+    make_recipe(here / "a/mine", "First.")
+    make_recipe(here / "b/mine", "Second.")
+    names = ["a/mine", "b/mine", "a/mine"]
+    summaries = [load_recipe(find_recipe(name, working_folder=here)).summary for name in names]
+    assert summaries == ["First.", "Second.", "First."]
+
+
+def test_a_missing_recipe_is_a_diagnostic(here):
+    assert isinstance(find_recipe("mine", working_folder=here), Diagnostic)
+
+
+@pytest.mark.parametrize("roles", [{}, {"a": None, "b": None}], ids=["none", "two-open"])
+def test_a_layout_has_roles_and_at_most_one_of_open_size(roles):
+    with pytest.raises(ValueError, match="needs at least one role and at most one of open size"):
+        Layout("odd", **roles)
+
+
+def test_flows_are_between_roles_that_exist():
+    with pytest.raises(ValueError, match="flows name roles that no layout has: server"):
+        Recipe(summary="", config=TrainingFile, layouts=[Layout("all", client=1)], flows=[("client", "server")])
+
+
+def test_a_recipe_has_a_layout():
+    with pytest.raises(ValueError, match="a recipe needs at least one layout"):
+        Recipe(summary="", config=TrainingFile, layouts=[])
+
+
+@pytest.mark.parametrize(("world_size", "count"), [(None, 2), (4, 3), (1, 0)])
+def test_a_role_of_open_size_gets_what_the_others_leave(world_size, count):
+    layout = Layout("all", server=1, peer=None)
+    assert layout.counts(TrainingFile(), world_size=world_size) == {"server": 1, "peer": count}
+
+
+def test_a_number_of_ranks_may_be_a_value_or_a_length():
+    layout = Layout(
+        "x", a=per("multihost_config.num_workers"), b=per("multihost_config.pipeline_parallel_config.blocks_per_rank")
+    )
+    config = TrainingFile.model_validate(
+        {"multihost_config": {"pipeline_parallel_config": {"blocks_per_rank": [1, 2, 1]}}}
+    )
+    assert layout.counts(config) == {"a": 2, "b": 3}
+    assert layout.counts(TrainingFile()) == {"a": 2, "b": 0}

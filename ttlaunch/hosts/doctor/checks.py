@@ -1,0 +1,65 @@
+"""All rules about hosts, in the order in which their answers are read: facts in, diagnostics out, nothing is touched."""
+
+from collections.abc import Mapping
+
+from ttlaunch.diagnostics import Diagnostic, Severity
+from ttlaunch.hosts.doctor import identity, machine, software
+from ttlaunch.hosts.doctor.facts import HostFacts
+from ttlaunch.spec.topology.model import Topology
+
+
+def check_ready(
+    facts: Mapping[str, HostFacts],
+    *,
+    topology: Topology,
+    launcher: HostFacts | None = None,
+    needs_packages: bool = True,
+    connections: Mapping[str, tuple[str, str] | None] | None = None,
+) -> list[Diagnostic]:
+    """Why a run could not work on these hosts; empty if it could. Arguments as for `check_everything`."""
+    found = check_everything(
+        facts, topology=topology, launcher=launcher, needs_packages=needs_packages, connections=connections
+    )
+    return [diagnostic for diagnostic in found if diagnostic.severity is Severity.ERROR]
+
+
+def check_everything(
+    facts: Mapping[str, HostFacts],
+    *,
+    topology: Topology,
+    launcher: HostFacts | None = None,
+    needs_packages: bool = True,
+    connections: Mapping[str, tuple[str, str] | None] | None = None,
+) -> list[Diagnostic]:
+    """Everything that is wrong or worth knowing.
+
+    Args:
+        facts: Of the hosts that answered, in the order of the hostfile.
+        topology: The cluster.
+        launcher: Facts of this machine; None if they are not to be compared with.
+        needs_packages: Whether ranks are recipes or Python scripts that import torch and mpi4py, not just any program.
+        connections: Addresses of the connection to each host: ours and the host's.
+    """
+    found = [
+        *identity.check_machines(facts, topology=topology),
+        *machine.check_answers(facts, topology=topology),
+        *software.check_python(facts, topology=topology, needs_packages=needs_packages),
+    ]
+    if needs_packages:
+        found += software.check_packages(facts, topology=topology)
+        found += software.check_same_versions(facts, topology=topology, launcher=launcher)
+        found += software.check_pairing(facts, topology=topology)
+    return [
+        *found,
+        *software.check_open_mpi(facts, topology=topology),
+        *software.check_same_open_mpi(facts, topology=topology, launcher=launcher),
+        *machine.check_disk(facts, topology=topology),
+        *machine.check_shared_memory(facts, topology=topology),
+        *identity.check_clocks(facts, topology=topology),
+        *identity.check_names(facts, topology=topology, connections=connections),
+        *machine.check_limits(facts, topology=topology),
+        *machine.check_processors(facts, topology=topology),
+        *machine.check_devices(facts, topology=topology),
+        *machine.check_gpus(facts, topology=topology),
+        *machine.check_leftovers(facts, topology=topology),
+    ]

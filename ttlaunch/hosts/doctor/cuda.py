@@ -1,0 +1,67 @@
+"""Whether ranks that are to compute on CUDA devices can find any, as far as that is known without importing torch.
+
+Where a device file and a torch that was built for it are there, only the rank can tell; it says so when it starts (R002).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ttlaunch.diagnostics import Diagnostic, Label
+from ttlaunch.hosts.doctor.facts import HostFacts
+from ttlaunch.spec.recipe.config import LoadedConfig
+from ttlaunch.spec.topology.model import Topology
+
+_KEY = "device_config.device"
+_INSTEAD = f"`--set {_KEY}=auto` computes on the CPU where there is no GPU"
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What tells whether torch can find a CUDA device.
+
+    Attributes:
+        files: Device files of GPUs.
+        torch: Version of torch; None if it is not known.
+    """
+
+    files: tuple[str, ...]
+    torch: str | None
+
+
+def gpus_of_hosts(facts: Mapping[str, HostFacts]) -> dict[str, Gpus]:
+    """The same of every host that has said what devices it has."""
+    known = {host: (one.devices, one.python) for host, one in facts.items()}
+    return {
+        host: Gpus(devices.gpu_files, python.packages.get("torch") if python else None)
+        for host, (devices, python) in known.items()
+        if devices is not None
+    }
+
+
+def check_cuda(loaded: LoadedConfig, hosts: Mapping[str, Gpus], *, topology: Topology) -> list[Diagnostic]:
+    """An error if `device` is `cuda` and a host surely has no CUDA device.
+
+    Args:
+        loaded: The configuration.
+        hosts: By the name of the hostfile.
+        topology: Where the hosts stand in it.
+    """
+    if loaded.checked.device_config.device != "cuda":
+        return []
+    reasons = {host: reason for host, gpus in hosts.items() if (reason := _why_not(gpus))}
+    if not reasons:
+        return []
+    first, reason = next(iter(reasons.items()))
+    more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+    spans = {str(host.name): host.span for host in topology.hosts}
+    span = loaded.span(_KEY)
+    label = Label(span, "needs one on every host") if span else None
+    others = tuple(Label(spans[host], text) for host, text in reasons.items() if host in spans)
+    message = f"`device` is `cuda`, and torch can find no CUDA device on {first}{more}: {reason}"
+    return [Diagnostic("P044", message, label, others, hints=(_INSTEAD,))]
+
+
+def _why_not(gpus: Gpus) -> str | None:
+    if gpus.torch is not None and gpus.torch.endswith("+cpu"):
+        return f"torch {gpus.torch} was built without CUDA"
+    return None if gpus.files else "there is no GPU in /dev"

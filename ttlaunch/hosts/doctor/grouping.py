@@ -1,0 +1,67 @@
+"""One mistake on many hosts is one diagnostic: how many hosts, at the first one's line, with each host's own evidence."""
+
+from collections.abc import Mapping, Sequence
+
+from ttlaunch.diagnostics import Diagnostic, Label, Severity, shown
+from ttlaunch.spec.topology.model import Topology
+
+_LONGEST_EVIDENCE = 200
+_MOST_PLACES = 8
+
+
+def of_hosts(
+    code: str,
+    evidence: Mapping[str, str],
+    *,
+    topology: Topology,
+    says: tuple[str, str],
+    notes: Sequence[str] = (),
+    hints: Sequence[str] = (),
+    severity: Severity = Severity.ERROR,
+) -> list[Diagnostic]:
+    """The diagnostic for these hosts, or none for no host.
+
+    Args:
+        code: Of the rule.
+        evidence: What is wrong with each host.
+        topology: Where the hosts stand in their file.
+        says: The sentence that follows one host's name, and the one that follows the number of several.
+        notes: Facts.
+        hints: What to type or change.
+        severity: Of the rule.
+    """
+    if not evidence:
+        return []
+    if len(evidence) == 1:
+        message = f"host `{shown(next(iter(evidence)))}` {says[0]}"
+    else:
+        message = f"{len(evidence)} of {len(topology.hosts)} hosts {says[1]}"
+    labels, unplaced = place(evidence, topology=topology)
+    return [
+        Diagnostic(
+            code,
+            message,
+            labels[0] if labels else None,
+            tuple(labels[1:]),
+            notes=(*unplaced, *notes),
+            hints=tuple(hints),
+            severity=severity,
+        )
+    ]
+
+
+def place(evidence: Mapping[str, str], *, topology: Topology) -> tuple[list[Label], list[str]]:
+    """A label at each host's line, and notes for hosts without a line; evidence that is repeated is said once."""
+    spans = {str(host.name): host.span for host in topology.hosts}
+    first = next(iter(evidence.values()), "")
+    labels: list[Label] = []
+    unplaced: list[str] = []
+    for number, (host, text) in enumerate(evidence.items()):
+        said = "likewise" if number and text == first else shown(text, longest=_LONGEST_EVIDENCE)
+        if host not in spans:
+            unplaced.append(f"{host}: {said}")
+        elif len(labels) < _MOST_PLACES:
+            labels.append(Label(spans[host], said))
+        else:
+            unplaced.append(f"{host} {said}" if said == "likewise" else f"{host}: {said}")
+    return labels, unplaced

@@ -1,0 +1,102 @@
+"""What it means that some hosts could not talk to each other: one diagnostic for each way in which they could not."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ttlaunch.diagnostics import Diagnostic, Label, Severity, listed, shown
+from ttlaunch.hosts.doctor.network import NetworkChoice
+from ttlaunch.hosts.doctor.pairs import Pair
+from ttlaunch.spec.topology.model import Host, Topology
+
+LOST = "large packets are lost"
+"""What `agent/pairs.py` says of a way on which small packets pass and large ones do not."""
+
+_MOST_PAIRS = 8
+
+
+def check_pairs(pairs: Sequence[Pair], choice: NetworkChoice, *, topology: Topology) -> list[Diagnostic]:
+    """Pairs that did not get through."""
+    hosts = {str(host.name): host for host in topology.hosts}
+    lost = [pair for pair in pairs if pair.problem == LOST]
+    broken = [pair for pair in pairs if pair.problem is not None and pair.problem != LOST]
+    found = []
+    if broken:
+        found.append(_explain("H028", broken, pairs, choice, hosts))
+    if lost:
+        found.append(_explain("H029", lost, pairs, choice, hosts))
+    return found
+
+
+def check_mtu(choice: NetworkChoice, *, topology: Topology) -> list[Diagnostic]:
+    """Interfaces of one network with different MTUs: large packets may be lost, or only be cut up."""
+    mtus = {host: interface.mtu for host, interface in choice.interfaces.items()}
+    if len(set(mtus.values())) <= 1:
+        return []
+    usual = Counter(mtus.values()).most_common(1)[0][0]
+    other = {host: mtu for host, mtu in mtus.items() if mtu != usual}
+    first = next(iter(other))
+    hosts = {str(host.name): host for host in topology.hosts}
+    which = listed(other, last="and") if len(other) > 1 else f"host `{shown(first)}`"
+    sizes = listed(sorted(set(other.values())), last="and", quote="")
+    return [
+        Diagnostic(
+            "H029",
+            f"{which} {'has' if len(other) == 1 else 'have'} MTU {sizes} on the chosen network, the others have {usual}",
+            Label(hosts[first].span, f"{choice.interfaces[first].name} has MTU {other[first]}"),
+            notes=("messages between ranks pass, but may be slow; a switch that cannot cut packets up loses them",),
+            hints=(f"`ssh {first} sudo ip link set {choice.interfaces[first].name} mtu {usual}`",),
+            severity=Severity.WARNING,
+        )
+    ]
+
+
+def _explain(
+    code: str, failed: Sequence[Pair], pairs: Sequence[Pair], choice: NetworkChoice, hosts: Mapping[str, Host]
+) -> Diagnostic:
+    where = listed(choice.ranks, last="and", quote="")
+    shared = _shared_by_all(failed, pairs)
+    ways = "large packets are lost" if code == "H029" else "cannot talk to each other"
+    ends = list(dict.fromkeys(end for pair in failed for end in (pair.source, pair.target)))
+    if shared and len(ends) > 2:  # noqa: PLR2004 - more than one pair
+        subject = f"no other host gets through to and from `{shown(shared)}` on {where}"
+        first, rest = shared, []
+    elif len(ends) == 2:  # noqa: PLR2004
+        first, rest = ends[0], ends[1:]
+        one, other = shown(first), shown(rest[0])
+        subject = f"between `{one}` and `{other}` {ways}" if code == "H029" else f"`{one}` and `{other}` {ways}"
+        subject += f" on {where}"
+    else:
+        first, rest = ends[0], ends[1:]
+        subject = f"{len(failed)} of {len(pairs)} ways between hosts do not work on {where}"
+    details = {(pair.source, pair.target): pair.problem or "" for pair in failed}
+    notes = [
+        f"from {source} to {target}: {problem}" for (source, target), problem in list(details.items())[:_MOST_PAIRS]
+    ]
+    more = len(details) - _MOST_PAIRS
+    notes += [f"and {more} more"] if more > 0 else []
+    secondary = [Label(hosts[end].span, choice.addresses[end]) for end in rest[: _MOST_PAIRS - 1]]
+    return Diagnostic(
+        code,
+        f"{subject}; nothing was started",
+        Label(hosts[first].span, choice.addresses[first]),
+        tuple(secondary),
+        notes=tuple(notes),
+        hints=(_HINTS[code],),
+    )
+
+
+def _shared_by_all(failed: Sequence[Pair], pairs: Sequence[Pair]) -> str | None:
+    """The host that no other gets through to, if it takes part in every failure and none of its ways works."""
+    common = set.intersection(*({pair.source, pair.target} for pair in failed))
+    broken = {(pair.source, pair.target) for pair in failed}
+    for host in sorted(common):
+        ways = {(pair.source, pair.target) for pair in pairs if host in {pair.source, pair.target}}
+        if ways == broken:
+            return host
+    return None
+
+
+_HINTS = {
+    "H028": "open ports 1024 to 65535 between these hosts in their firewalls, or choose another network: `network: 10.0.0.0/24` in cluster.yaml",
+    "H029": "`ip link show` on both hosts and the switch between them: all need one MTU",
+}

@@ -1,0 +1,206 @@
+"""Let every host connect to every other over the chosen network, in both directions, and judge what came of it."""
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.transport.fleet import on_each
+from ttlaunch.hosts.transport.frames import FrameStream
+from ttlaunch.hosts.transport.pushed import explain_end, start_script
+from ttlaunch.hosts.transport.transport import Transport
+
+START_S = 5.0
+REACH_S = 3.0
+MEASURE_S = 0.5
+_MARGIN_S = 3.0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """How one host got through to another.
+
+    Attributes:
+        seconds: Until the other accepted the connection; None if it did not.
+        latency_s: Median round trip of one byte, where it was measured.
+        bytes_per_s: Likewise, towards `target`.
+        problem: What went wrong; None: nothing.
+    """
+
+    source: str
+    target: str
+    seconds: float | None
+    problem: str | None = None
+    latency_s: float | None = None
+    bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """All ordered pairs of those hosts that took part.
+
+    Attributes:
+        errors: Why the other hosts did not.
+    """
+
+    pairs: list[Pair] = field(default_factory=list)
+    errors: dict[str, HostError] = field(default_factory=dict)
+
+
+def measure_pairs(
+    transports: Sequence[Transport],
+    addresses: Mapping[str, str],
+    *,
+    pythons: Sequence[str] = (),
+    bandwidth: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Pairs:
+    """Try every ordered pair of hosts at once; with `bandwidth` measure each afterwards, one pair of a host at a time.
+
+    Args:
+        transports: The hosts; connected.
+        addresses: Of each host, on the chosen network; hosts without one do not take part.
+        pythons: Interpreters to try first for our script.
+        bandwidth: Takes a second for each host, more or less, since a round of disjoint pairs takes one.
+        progress: Told how many rounds of measuring are done, and of how many.
+    """
+    meeting = _Meeting(addresses, pythons)
+    try:
+        meeting.listen([transport for transport in transports if transport.host in addresses])
+        meeting.reach()
+        if bandwidth:
+            meeting.measure(progress or _ignore)
+    finally:
+        meeting.close()
+    order = {host: number for number, host in enumerate(addresses)}
+    pairs = sorted(meeting.pairs.values(), key=lambda pair: (order[pair.source], order[pair.target]))
+    return Pairs(pairs, meeting.errors)
+
+
+def _ignore(_done: int, _total: int) -> None:
+    """Nobody wants to know."""
+
+
+class _Meeting:
+    """Our scripts on all hosts, for as long as they try each other."""
+
+    def __init__(self, addresses: Mapping[str, str], pythons: Sequence[str]) -> None:
+        self.errors: dict[str, HostError] = {}
+        self.pairs: dict[tuple[str, str], Pair] = {}
+        self._addresses = addresses
+        self._pythons = pythons
+        self._token = secrets.token_hex(32)
+        self._ready: list[Transport] = []
+        self._streams: dict[str, FrameStream] = {}
+        self._peers: dict[str, tuple[str, str, int]] = {}
+
+    def listen(self, transports: Sequence[Transport]) -> None:
+        """Start a script on each host, which opens a port."""
+        for transport, answer in on_each(transports, self._listen, timeout_s=START_S, most_at_once=_all(transports)):
+            host = transport.host
+            if isinstance(answer, HostError):
+                self.errors[host] = answer
+                continue
+            self._streams[host], port = answer
+            self._peers[host] = (host, self._addresses[host], port)
+            self._ready.append(transport)
+
+    def reach(self) -> None:
+        """Let all hosts connect to all others, at the same time."""
+        deadline = REACH_S + _MARGIN_S
+        for transport, answer in on_each(self._ready, self._reach, timeout_s=deadline, most_at_once=_all(self._ready)):
+            if isinstance(answer, HostError):
+                self.errors[transport.host] = answer
+            else:
+                self.pairs |= {(pair.source, pair.target): pair for pair in answer}
+
+    def measure(self, progress: Callable[[int, int], None]) -> None:
+        """Measure every pair that got through, both ways, so that no host takes part in two measurements at once."""
+        rounds = plan_rounds([transport.host for transport in self._ready])
+        for done, matches in enumerate(rounds):
+            progress(done, len(rounds))
+            threads = [threading.Thread(target=self._measure_both, args=match, daemon=True) for match in matches]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    def close(self) -> None:
+        for stream in self._streams.values():
+            stream.process.kill()
+
+    def _listen(self, transport: Transport) -> tuple[FrameStream, int]:
+        arguments: dict[str, Any] = {
+            "name": transport.host,
+            "address": self._addresses[transport.host],
+            "token": self._token,
+            "timeout_s": REACH_S,
+        }
+        stream = start_script(transport, "pairs", arguments=arguments, pythons=self._pythons, timeout_s=START_S)
+        try:
+            return stream, _port(stream, arguments["address"])
+        except HostError:
+            stream.process.kill()
+            raise
+
+    def _reach(self, transport: Transport) -> list[Pair]:
+        host = transport.host
+        stream = self._streams[host]
+        peers = [peer for name, peer in self._peers.items() if name != host]
+        stream.send({"kind": "reach", "peers": peers}, timeout_s=REACH_S)
+        answer, _ = stream.expect(timeout_s=REACH_S + _MARGIN_S)
+        return [Pair(host, str(target), seconds, problem) for target, seconds, problem in answer["results"]]
+
+    def _measure_both(self, one: str, other: str) -> None:
+        for source, target in ((one, other), (other, one)):
+            pair = self.pairs.get((source, target))
+            if pair is None or pair.problem is not None:
+                continue
+            try:
+                stream = self._streams[source]
+                order = {"kind": "measure", "peer": self._peers[target], "seconds": MEASURE_S}
+                stream.send(order, timeout_s=REACH_S)
+                answer, _ = stream.expect(timeout_s=MEASURE_S + 2 * _MARGIN_S)
+            except HostError as error:
+                self.errors.setdefault(source, error)
+                return
+            self.pairs[source, target] = replace(
+                pair,
+                latency_s=answer.get("latency_s"),
+                bytes_per_s=answer.get("bytes_per_s"),
+                problem=answer.get("problem"),
+            )
+
+
+def _port(stream: FrameStream, address: str) -> int:
+    """The port on which our script on a host listens."""
+    frame = stream.receive(timeout_s=START_S)
+    if frame is None:
+        raise explain_end(stream, timeout_s=1.0) or HostError(stream.host, Trouble.SCRIPT, "our script ended")
+    if frame[0]["problem"] is not None:
+        evidence = f"no port can be opened at {address}: {frame[0]['problem']}"
+        raise HostError(stream.host, Trouble.SCRIPT, evidence)
+    return int(frame[0]["port"])
+
+
+def plan_rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
+    """Rounds of disjoint pairs in which everybody meets everybody once, as in a chess tournament.
+
+    >>> plan_rounds(["a", "b", "c", "d"])
+    [[('a', 'd'), ('b', 'c')], [('a', 'c'), ('d', 'b')], [('a', 'b'), ('c', 'd')]]
+    """
+    seats: list[str | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
+    rounds = []
+    for _ in range(len(seats) - 1):
+        half = len(seats) // 2
+        matches = zip(seats[:half], reversed(seats[half:]), strict=True)
+        rounds.append([(one, other) for one, other in matches if one is not None and other is not None])
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return rounds
+
+
+def _all(transports: Sequence[Transport]) -> int:
+    """Nobody may wait for a turn: they talk to each other."""
+    return max(1, len(transports))

@@ -1,0 +1,141 @@
+"""Ask many hosts at once what they have; a slow or dead one never delays the answers of the others."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.doctor.facts import Clock, HostFacts, parse_facts
+from ttlaunch.hosts.transport.deadline import time_left
+from ttlaunch.hosts.transport.fleet import on_each
+from ttlaunch.hosts.transport.pushed import explain_end, start_script
+from ttlaunch.hosts.transport.transport import Transport
+from ttlaunch.spec.topology.model import Topology
+
+PROBE_S = 5.0
+"""How long a connected host may take to say what it has."""
+
+RANK_PACKAGES = ("torch", "mpi4py", "numpy", "pydantic")
+SYSTEM_PYTHON = "python3"
+"""Runs our scripts where it can, so that an interpreter for ranks that is broken can still be told of."""
+
+_MODULES = ("probe_network", "probe_software")
+_END_S = 1.0
+
+
+@dataclass(frozen=True)
+class Question:
+    """What every host is asked.
+
+    Attributes:
+        pythons: Interpreters that ranks could run with, in order; the first that starts counts. `~/` is the host's home.
+        remote_folder: Where ttlaunch keeps its things.
+        names: To be resolved on every host.
+        mpi_prefix: Folder of Open MPI; None: it belongs to the interpreter, or is in PATH.
+    """
+
+    pythons: tuple[str, ...]
+    remote_folder: str
+    names: tuple[str, ...] = ()
+    mpi_prefix: str | None = None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What hosts said, by their names; each host is in `facts` or in `errors`.
+
+    Attributes:
+        seconds: How long each host in `facts` took.
+    """
+
+    facts: dict[str, HostFacts] = field(default_factory=dict)
+    errors: dict[str, HostError] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def question_for(topology: Topology, *, launcher_python: str) -> Question:
+    """The question that fits a cluster: the Python it names, else the one that `prepare` makes, else one like ours."""
+    cluster = topology.cluster
+    folder = cluster.remote_folder
+    made = f"{folder if folder.startswith(('/', '~/')) else f'~/{folder}'}/env/bin/python"
+    pythons = (cluster.python,) if cluster.python else (made, launcher_python, "python3")
+    return Question(pythons, folder, tuple(host.name for host in topology.hosts), cluster.mpi_prefix)
+
+
+def probe_hosts(
+    transports: Sequence[Transport], question: Question, *, timeout_s: float = PROBE_S
+) -> Iterator[tuple[Transport, HostFacts | HostError]]:
+    """Ask connected hosts; answers in the order in which they come, each within `timeout_s`."""
+    yield from on_each(transports, lambda host: probe(host, question, timeout_s=timeout_s), timeout_s=timeout_s)
+
+
+def probe_all(transports: Sequence[Transport], question: Question, *, timeout_s: float = PROBE_S) -> Answers:
+    """Ask connected hosts and wait for all of them."""
+    answers = Answers()
+    began = time.monotonic()
+    for transport, answer in probe_hosts(transports, question, timeout_s=timeout_s):
+        if isinstance(answer, HostError):
+            answers.errors[transport.host] = answer
+        else:
+            answers.facts[transport.host] = answer
+            answers.seconds[transport.host] = time.monotonic() - began
+    order = [transport.host for transport in transports]
+    facts = {host: answers.facts[host] for host in order if host in answers.facts}
+    errors = {host: answers.errors[host] for host in order if host in answers.errors}
+    return Answers(facts, errors, answers.seconds)
+
+
+def probe(transport: Transport, question: Question, *, timeout_s: float = PROBE_S) -> HostFacts:
+    """Ask one connected host; once more, over a new connection, if the first one breaks meanwhile.
+
+    A question changes nothing on a host, and an sshd that is started anew is no reason not to start a run.
+
+    Raises:
+        HostError: If it does not answer, or not in time.
+    """
+    end = time.monotonic() + timeout_s
+    try:
+        return _ask(transport, question, timeout_s=timeout_s)
+    except HostError as error:
+        if error.trouble is not Trouble.LOST:
+            raise
+        try:
+            transport.connect(timeout_s=time_left(end))
+        except HostError:
+            raise error from None
+        return _ask(transport, question, timeout_s=time_left(end))
+
+
+def _ask(transport: Transport, question: Question, *, timeout_s: float) -> HostFacts:
+    end = time.monotonic() + timeout_s
+    arguments = {
+        "remote_folder": question.remote_folder,
+        "pythons": question.pythons,
+        "packages": RANK_PACKAGES,
+        "mpi_prefix": question.mpi_prefix,
+        "names": question.names,
+    }
+    asked = time.time()
+    pythons = (SYSTEM_PYTHON, *question.pythons)
+    stream = start_script(
+        transport, "probe", beside=_MODULES, arguments=arguments, pythons=pythons, timeout_s=timeout_s
+    )
+    try:
+        first = stream.receive(timeout_s=time_left(end))
+        heard = time.time()
+        if first is None:
+            raise explain_end(stream, timeout_s=_END_S) or _no_answer(stream.process.stderr(), transport.host)
+        answer, _ = stream.expect(timeout_s=time_left(end))
+        theirs = float(first[0]["time"])
+        return parse_facts(answer["facts"], clock=Clock(theirs - heard, theirs - asked))
+    except (KeyError, TypeError, ValueError) as error:
+        raise HostError(transport.host, Trouble.SCRIPT, str(error)) from error
+    finally:
+        stream.process.kill()
+
+
+def _no_answer(stderr: bytes, host: str) -> HostError:
+    words = stderr.decode("utf-8", "replace").strip().splitlines()
+    return HostError(
+        host, Trouble.SCRIPT, f"our script on it broke: {words[-1]}" if words else "our script on it said nothing"
+    )

@@ -1,0 +1,124 @@
+"""Hosts that cannot be used, as diagnostics: one for each kind of reason, at the first such host's line.
+
+A reason comes from the connection as a `HostError`, with its evidence; here it gets its code, its place in the
+hostfile, and who did answer. That other hosts answered tells a wrong name from a pulled cable.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ttlaunch.diagnostics import Diagnostic, listed, shown
+from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.doctor.grouping import place
+from ttlaunch.spec.topology.model import ClusterSettings, Host, Topology
+
+
+@dataclass(frozen=True)
+class _Reason:
+    """A code and what it says of one host and of several."""
+
+    code: str
+    one: str
+    several: str
+
+
+_NOT_READY = _Reason("H002", "is not ready", "are not ready")
+_UNFINISHED = _Reason("H013", "did not answer our questions to the end", "did not answer our questions to the end")
+_REASONS = {
+    Trouble.UNKNOWN_NAME: _NOT_READY,
+    Trouble.UNREACHABLE: _NOT_READY,
+    Trouble.SILENT: _NOT_READY,
+    Trouble.UNKNOWN_KEY: _Reason(
+        "H009", "has a host key that is not known here", "have host keys that are not known here"
+    ),
+    Trouble.CHANGED_KEY: _Reason(
+        "H010", "has another host key than the known one", "have other host keys than the known ones"
+    ),
+    Trouble.LOGIN: _Reason("H011", "refuses the login", "refuse the login"),
+    Trouble.SETTINGS: _Reason(
+        "H012", "cannot be reached with the ssh settings here", "cannot be reached with the ssh settings here"
+    ),
+    Trouble.LOST: _UNFINISHED,
+    Trouble.TIMED_OUT: _UNFINISHED,
+    Trouble.SCRIPT: _UNFINISHED,
+    Trouble.DISK: _Reason("H016", "cannot hold the files of a run", "cannot hold the files of a run"),
+    Trouble.NO_PYTHON: _Reason("H014", "has no Python that can be used", "have no Python that can be used"),
+}
+_TRY_BY_HAND = {"H002", "H011"}
+_BY_HAND = "try it by hand"
+_MOST_HINTS = 8
+
+
+def explain_troubles(
+    errors: Sequence[HostError], *, topology: Topology, answered: Mapping[str, float] | None = None
+) -> list[Diagnostic]:
+    """One diagnostic for each kind of trouble, in the order of the hostfile.
+
+    Args:
+        errors: At most one per host.
+        topology: Where the hosts stand in their file.
+        answered: Seconds that each of the other hosts took to answer.
+    """
+    hosts = {str(host.name): host for host in topology.hosts}
+    order = {name: number for number, name in enumerate(hosts)}
+    groups: dict[str, list[HostError]] = {}
+    for error in sorted(errors, key=lambda error: order.get(error.host, len(order))):
+        groups.setdefault(_REASONS[error.trouble].code, []).append(error)
+    return [_explain(group, topology, hosts, answered or {}) for group in groups.values()]
+
+
+def _explain(
+    errors: list[HostError], topology: Topology, hosts: Mapping[str, Host], answered: Mapping[str, float]
+) -> Diagnostic:
+    reason = _REASONS[errors[0].trouble]
+    if len(errors) == 1:
+        subject = f"host `{shown(errors[0].host)}` {reason.one}"
+    else:
+        subject = f"{len(errors)} of {len(hosts)} hosts {reason.several}"
+    evidence = {error.host: error.evidence for error in errors}
+    labels, notes = place(evidence, topology=topology)
+    notes += _once(note for error in errors for note in error.notes)
+    if answered:
+        took = max(answered.values())
+        notes.append(f"{listed(answered, last='and', quote='')} answered within {max(took, 0.1):.1f} s")
+    hints = _hints(errors)
+    if errors[0].trouble is Trouble.DISK and not hints:
+        hints = _disk_hints(errors[0].host, topology.cluster.remote_folder)
+    if reason.code in _TRY_BY_HAND and not hints:
+        hints = [f"{_BY_HAND}: `{_by_hand(errors[0].host, hosts, topology.cluster)}`"]
+    return Diagnostic(
+        reason.code,
+        f"{subject}; nothing was started",
+        labels[0] if labels else None,
+        tuple(labels[1:]),
+        notes=tuple(notes),
+        hints=tuple(hints),
+    )
+
+
+def _hints(errors: Sequence[HostError]) -> list[str]:
+    """What the connections propose: each command once, and of those that only try again the first."""
+    hints = _once(hint for error in errors for hint in error.hints)
+    again = [hint for hint in hints if hint.startswith(_BY_HAND)]
+    kept = [hint for hint in hints if hint not in again[1:]]
+    more = len(kept) - _MOST_HINTS
+    return kept if more <= 0 else [*kept[:_MOST_HINTS], f"and {more} more like these for the other hosts"]
+
+
+def _disk_hints(host: str, remote_folder: str) -> list[str]:
+    """A run has its files in the remote folder and in shared memory."""
+    look = f"`ssh {host} df -h '{remote_folder}' /dev/shm`: is one of them full, or read-only?"
+    return [look, "`remote_folder:` in cluster.yaml chooses another place"]
+
+
+def _by_hand(name: str, hosts: Mapping[str, Host], cluster: ClusterSettings) -> str:
+    """The command that does what we did."""
+    user = (hosts[name].user if name in hosts else None) or cluster.user
+    words = ["ssh -o BatchMode=yes"]
+    words += [f"-p {cluster.port}"] if cluster.port else []
+    words += [f"-i {cluster.identity_file}"] if cluster.identity_file else []
+    return " ".join([*words, f"{user}@{name}" if user else name, "true"])
+
+
+def _once(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(texts))

@@ -1,0 +1,179 @@
+"""Let the launching machine's pip settle versions and fetch wheels for a host of another kind.
+
+The user's pip configuration holds: indexes, proxies, certificates, folders of wheels. pip judges conditions such as
+`platform_machine == "aarch64"` by the interpreter that runs it, so it is started with the host's values in their place.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from ttlaunch.hosts.prepare.kind import Kind
+from ttlaunch.hosts.prepare.lock import Lock, Wheel, normalised
+from ttlaunch.hosts.prepare.wishes import Wishes
+
+_RESOLVE_S = 1800
+_FETCH_S = 7200
+_CONFIG_S = 60
+
+# Run as `python -P -c … MARKERS WORDS…`.
+_DRIVER = """\
+import json, sys
+markers = json.loads(sys.argv.pop(1))
+from pip._vendor.packaging import markers as module
+module.default_environment = lambda: dict(markers)
+from pip._internal.cli.main import main
+sys.exit(main())
+"""
+
+
+class PipError(Exception):
+    """pip could not do it.
+
+    Attributes:
+        output: All that it printed.
+    """
+
+    def __init__(self, output: str) -> None:
+        super().__init__(output)
+        self.output = output
+
+
+@dataclass(frozen=True)
+class Pip:
+    """The pip of one interpreter on this machine."""
+
+    python: str = sys.executable
+
+    def is_there(self) -> bool:
+        """Whether this environment has a pip at all."""
+        return self.python != sys.executable or find_spec("pip") is not None
+
+    def configuration(self) -> str:
+        """What the user told pip, by files and variables."""
+        return self._run(["config", "list"], deadline_s=_CONFIG_S)
+
+    def resolve(self, wishes: Wishes, kind: Kind) -> Lock:
+        """Settle the version of every package for a kind of host.
+
+        Raises:
+            PipError: With pip's own words.
+        """
+        with tempfile.TemporaryDirectory(prefix="ttlaunch-") as folder:
+            constraints, report = Path(folder) / "constraints.txt", Path(folder) / "report.json"
+            constraints.write_text(wishes.constraints, encoding="utf-8")
+            words = ["install", "--dry-run", "--ignore-installed", f"--report={report}", f"--constraint={constraints}"]
+            words += [f"--target={folder}/target", *_for_host(kind), *wishes.requirements]
+            words += [f"--requirement={wishes.requirements_file}"] if wishes.requirements_file else []
+            self._run(words, kind=kind, deadline_s=_RESOLVE_S)
+            found = json.loads(report.read_text(encoding="utf-8"))["install"]
+        return Lock(tuple(sorted((_wheel(row) for row in found), key=lambda wheel: wheel.name)))
+
+    def has_wheel(self, requirement: str, kind: Kind) -> bool:
+        """Whether a package alone, without what it needs, has a wheel for a kind of host."""
+        with tempfile.TemporaryDirectory(prefix="ttlaunch-") as folder:
+            words = ["install", "--dry-run", "--ignore-installed", "--no-deps", f"--target={folder}", *_for_host(kind)]
+            try:
+                self._run([*words, requirement], kind=kind, deadline_s=_RESOLVE_S)
+            except PipError:
+                return False
+        return True
+
+    def fetch(self, wheels: Sequence[Wheel], kind: Kind, folder: Path, *, told: Callable[[str], None]) -> None:
+        """Download exactly these wheels into a folder.
+
+        Args:
+            wheels: Of a lock.
+            kind: That the lock is for.
+            folder: An empty one.
+            told: Hears the name of each file when its download begins.
+
+        Raises:
+            PipError: With pip's own words.
+        """
+        listing = folder / "lock.txt"
+        lines = [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheels]
+        listing.write_text("".join(lines), encoding="utf-8")
+        words = ["download", "--no-deps", "--require-hashes", f"--requirement={listing}", f"--dest={folder}"]
+        self._run([*words, *_for_host(kind)], kind=kind, deadline_s=_FETCH_S, told=told)
+        listing.unlink()
+
+    def _run(
+        self,
+        words: Sequence[str],
+        *,
+        kind: Kind | None = None,
+        deadline_s: float,
+        told: Callable[[str], None] | None = None,
+    ) -> str:
+        markers = json.dumps(kind.markers()) if kind else ""
+        start = ["-c", _DRIVER, markers] if kind else ["-m", "pip"]
+        command = [self.python, "-P", *start, "--no-input", "--no-color", "--disable-pip-version-check", *words]
+        with (
+            tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
+            subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                env={**os.environ, "LC_ALL": "C.UTF-8", "PYTHONWARNINGS": "ignore"},
+            ) as process,
+        ):
+            guard = threading.Timer(deadline_s, process.kill)
+            guard.start()
+            try:
+                printed = _listen(process, told)
+                status = process.wait()
+            finally:
+                guard.cancel()
+                process.kill()
+            errors.seek(0)
+            if status == -signal.SIGKILL:
+                raise PipError(f"ERROR: pip was killed, or did not end within {deadline_s} s")
+            if status:
+                raise PipError(printed + errors.read())
+        return printed
+
+
+def _listen(process: "subprocess.Popen[str]", told: Callable[[str], None] | None) -> str:
+    """Everything that pip prints; downloads are told of as they begin."""
+    lines = []
+    for line in process.stdout or ():
+        lines.append(line)
+        begun = re.match(r"\s*(?:Downloading|Using cached|Processing) (?:\S*/)?(\S+\.whl)", line)
+        if begun and told:
+            told(begun.group(1))
+    return "".join(lines)
+
+
+def _for_host(kind: Kind) -> list[str]:
+    words = ["--only-binary=:all:", "--implementation=cp", f"--python-version={kind.python}"]
+    return words + [f"--platform={tag}" for tag in kind.platforms()]
+
+
+def _wheel(row: dict[str, object]) -> Wheel:
+    metadata, source = row["metadata"], row["download_info"]
+    assert isinstance(metadata, dict)  # noqa: S101 - the format of pip's report, version 1
+    assert isinstance(source, dict)  # noqa: S101
+    archive = source["archive_info"]
+    sha256 = archive.get("hashes", {}).get("sha256") or str(archive["hash"]).removeprefix("sha256=")
+    file = os.path.basename(str(source["url"]).partition("#")[0])  # noqa: PTH119 - it is a URL
+    return Wheel(normalised(str(metadata["name"])), str(metadata["version"]), sha256, _unquoted(file))
+
+
+def _unquoted(name: str) -> str:
+    from urllib.parse import unquote  # noqa: PLC0415 - only a resolution needs it
+
+    return unquote(name)

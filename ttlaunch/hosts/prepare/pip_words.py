@@ -1,0 +1,100 @@
+"""What pip prints when it cannot settle or fetch packages, as one diagnostic: which of a few reasons it was."""
+
+import re
+from collections.abc import Sequence
+
+from ttlaunch.diagnostics import Diagnostic, listed, shown
+from ttlaunch.hosts.prepare.kind import Kind
+from ttlaunch.hosts.prepare.wishes import Wishes
+
+_LONGEST = 240
+_MOST_LINES = 8
+_UNREACHABLE = re.compile(
+    r"((?:Failed to establish a new connection|Temporary failure in name resolution|Name or service not known"
+    r"|Could not fetch URL|Connection refused|Network is unreachable|Read timed out|ProxyError|SSLError|timed out\b)[^\n']*)"
+)
+_ASKED = re.compile(r"Retrying \(.*?\) after connection broken by '(.*)': (\S+)")
+_NONE_FITS = re.compile(r"No matching distribution found for (\S+(?: *[<>=!~]+ *\S+)?)")
+_VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
+_PINNED = re.compile(r"The user requested \(constraint\) ([\w.-]+==[\w.+!-]+)")
+_CAUSE = re.compile(r"The conflict is caused by:\n((?:    .*\n)+)")
+
+
+def explain_no_pip() -> Diagnostic:
+    """This machine's environment has no pip."""
+    return Diagnostic(
+        "H033",
+        "the packages of the ranks cannot be settled: this machine's Python has no pip",
+        hints=("`python -m ensurepip`, in the environment that ttlaunch runs in",),
+    )
+
+
+def pinned_in_conflict(output: str) -> list[str]:
+    """The exact versions that take part in a conflict. pip calls it one, too, when such a version has no wheel."""
+    return list(dict.fromkeys(_PINNED.findall(output)))
+
+
+def explain_lock(output: str, kind: Kind, wishes: Wishes, *, missing: Sequence[str]) -> Diagnostic:
+    """Why there is no lock for a kind of host.
+
+    Args:
+        output: pip's.
+        kind: Of the hosts.
+        wishes: What was asked for.
+        missing: Exact versions of which there is no wheel, found by asking for each alone.
+    """
+    none_fits = _NONE_FITS.search(output)
+    asked = _ASKED.search(output)
+    if asked or (none_fits is None and not missing and _UNREACHABLE.search(output)):
+        return _explain_unreachable(output)
+    if missing:
+        return _explain_missing(listed(missing, last="and"), kind, (), wishes)
+    if none_fits:
+        versions = [v.strip() for v in found.group(1).split(",")] if (found := _VERSIONS.search(output)) else []
+        there = [v for v in versions if v != "none"]
+        notes = (f"there are wheels of {listed(there[-_MOST_LINES:], last='and')}",) if there else ()
+        return _explain_missing(f"`{none_fits.group(1)}`", kind, notes, wishes)
+    cause = _CAUSE.search(output)
+    lines = [line.strip() for line in cause.group(1).splitlines()] if cause else []
+    if lines:
+        asked_for = [line.removeprefix("The user requested ") for line in lines if line.startswith("The user")]
+        subject = listed(asked_for[:2] or lines[:2], last="and")
+        return Diagnostic(
+            "H033",
+            f"these cannot be had together: {shown(subject, longest=_LONGEST)}",
+            notes=(*(shown(line, longest=_LONGEST) for line in lines[:_MOST_LINES]), _origin(wishes)),
+            hints=("change one of them, in the constraints or in the requirements",),
+        )
+    errors = [line.removeprefix("ERROR: ") for line in output.splitlines() if line.startswith("ERROR: ")]
+    said = errors or [line for line in output.splitlines() if line.strip()][-1:] or ["nothing"]
+    return Diagnostic(
+        "H033",
+        f"the packages of the ranks cannot be settled: {shown(said[0], longest=_LONGEST)}",
+        notes=(*(shown(line, longest=_LONGEST) for line in said[1:_MOST_LINES]), _origin(wishes)),
+    )
+
+
+def _explain_missing(what: str, kind: Kind, notes: tuple[str, ...], wishes: Wishes) -> Diagnostic:
+    return Diagnostic(
+        "H032",
+        f"there is no wheel of {what} for {kind}",
+        notes=(*notes, _origin(wishes)),
+        hints=("name a version that has one, or let pip look elsewhere too: `PIP_FIND_LINKS`, `PIP_EXTRA_INDEX_URL`",),
+    )
+
+
+def _explain_unreachable(output: str) -> Diagnostic:
+    found = _UNREACHABLE.search(output)
+    reason = found.group(1).rpartition("] ")[2] if found else "no answer"
+    return Diagnostic(
+        "H034",
+        f"this machine reaches no package index: {reason[0].lower()}{reason[1:]}",
+        notes=("wheels are fetched here and carried to the hosts, which need no index",),
+        hints=(
+            "`pip config list` shows where pip looks; `PIP_FIND_LINKS=DIR` with `PIP_NO_INDEX=1` takes wheels of a folder",
+        ),
+    )
+
+
+def _origin(wishes: Wishes) -> str:
+    return f"versions are held by {wishes.constraints_origin}"

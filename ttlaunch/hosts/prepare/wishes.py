@@ -1,0 +1,83 @@
+"""What the environment of a rank should hold, before any version is settled."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from ttlaunch.hosts.prepare.kind import Kind
+from ttlaunch.hosts.prepare.lock import normalised
+
+_RUNTIME = {"pydantic", "pyyaml"}
+"""What `ttlaunch.runtime` and `ttlaunch.spec.recipe` import besides the extra `train`; ttlaunch itself comes by sync."""
+
+IMPORTS = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "mpi4py": "mpi4py.MPI",
+    "pydantic": "pydantic",
+    "pyyaml": "yaml",
+    "safetensors": "safetensors",
+}
+"""What the check after installing imports, by package."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What to install.
+
+    Attributes:
+        requirements: What ranks need, as pip reads it.
+        constraints: One `name==version` a line, or whatever a constraints file says.
+        constraints_origin: Where they come from, in words.
+        requirements_file: The user's own packages; absolute.
+    """
+
+    requirements: tuple[str, ...]
+    constraints: str
+    constraints_origin: str
+    requirements_file: Path | None = None
+
+    def key(self, kind: Kind, *, pip_configuration: str) -> str:
+        """Equal for equal wishes, and different where anything differs that may lead to other wheels."""
+        own = self.requirements_file.read_text(encoding="utf-8", errors="replace") if self.requirements_file else ""
+        parts = [self.requirements, self.constraints, own, str(kind), kind.python, pip_configuration]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def rank_requirements() -> tuple[str, ...]:
+    """What a rank needs, by ttlaunch's own metadata, and the pip that installs it."""
+    kept = ["pip"]
+    for line in metadata.requires("ttlaunch") or ():
+        requirement, _, marker = (part.strip() for part in line.partition(";"))
+        is_train = marker.replace("'", '"') == 'extra == "train"'
+        if is_train or (not marker and _bare_name(requirement) in _RUNTIME):
+            kept.append(requirement)
+    return tuple(kept)
+
+
+def find_constraints(given: Path | None, *, working_folder: Path) -> tuple[str, str]:
+    """The text of the constraints and where it comes from: a named file, the project's own, or what is installed here."""
+    path = given or working_folder / "constraints.txt"
+    if given or path.is_file():
+        return path.read_text(encoding="utf-8", errors="replace"), str(given) if given else path.name
+    return installed_versions(), "the versions installed here"
+
+
+def installed_versions(distributions: Sequence[metadata.Distribution] | None = None) -> str:
+    """The packages of this environment, as constraints; those installed from a folder or a repository are left out."""
+    lines = []
+    for found in metadata.distributions() if distributions is None else distributions:
+        name = found.metadata["Name"]
+        read = found.read_text
+        is_wheel = "archive_info" in (read("direct_url.json") or "archive_info")
+        if name and is_wheel and normalised(name) not in {"pip", "ttlaunch"}:
+            lines.append(f"{name}=={found.version}\n")
+    return "".join(sorted(set(lines), key=str.lower))
+
+
+def _bare_name(requirement: str) -> str:
+    end = next((i for i, c in enumerate(requirement) if not (c.isalnum() or c in "-_.")), len(requirement))
+    return normalised(requirement[:end])

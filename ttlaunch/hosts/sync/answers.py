@@ -1,0 +1,90 @@
+"""What a sync answers: how far a host is, what would be done to it, what was done to it."""
+
+from dataclasses import dataclass
+
+from ttlaunch.errors import HostError
+from ttlaunch.hosts.sync.release import Release
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one host is.
+
+    Attributes:
+        sent: Bytes of content that are on their way to it.
+        total: Bytes of content that it lacks.
+        finished: Whether it has said its last word.
+    """
+
+    host: str
+    sent: int
+    total: int
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class Synced:
+    """A host that has the release.
+
+    Attributes:
+        remote_folder: Absolute, on the host.
+        release: Absolute, on the host.
+        data: Absolute path of each text on the host, by SHA-256.
+        sent_bytes: What went over the network, compressed.
+        files: How many contents were sent.
+        seconds: From the first word to the last.
+        already_there: Whether nothing was missing and nothing damaged.
+        pruned: Tree hashes of old releases that were removed.
+        repaired: Files of the release that somebody had changed on the host.
+        differing_data: Paths at which the host has another text.
+    """
+
+    host: str
+    tree_hash: str
+    remote_folder: str
+    release: str
+    data: dict[str, str]
+    sent_bytes: int
+    files: int
+    seconds: float
+    already_there: bool
+    pruned: tuple[str, ...] = ()
+    repaired: tuple[str, ...] = ()
+    differing_data: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What would be done to a host.
+
+    Attributes:
+        files: How many contents it lacks.
+        bytes: How large they are, before compression.
+        already_there: Whether nothing is missing and nothing damaged.
+        pruned: Tree hashes of old releases that would be removed.
+        repaired: Files of the release that somebody has changed on the host.
+        differing_data: Paths at which the host has another text.
+    """
+
+    host: str
+    tree_hash: str
+    remote_folder: str
+    files: int
+    bytes: int
+    already_there: bool
+    pruned: tuple[str, ...] = ()
+    repaired: tuple[str, ...] = ()
+    differing_data: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a sync.
+
+    Attributes:
+        release: What was sent: made anew if files changed on the way.
+        hosts: In the order of the transports.
+    """
+
+    release: Release
+    hosts: dict[str, Synced | Planned | HostError]

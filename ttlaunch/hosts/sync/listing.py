@@ -1,0 +1,224 @@
+"""Which files a folder has: as git sees it, or by walking through it where there is no git.
+
+Paths are bytes relative to the folder, as the system has them; a name need not be text.
+"""
+
+import os
+import stat
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ttlaunch.hosts.sync.ignore import GIT_RULES, OWN_RULES, IgnoreRules, UselessLine
+
+_NEVER = {b".git", b"__pycache__"}
+_VIRTUAL_ENVIRONMENT = b"pyvenv.cfg"
+_GIT_TIMEOUT_S = 60.0
+_MISLEADING = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_NAMESPACE"}
+
+
+@dataclass
+class Listing:
+    """What may be copied, before `.ttlaunchignore` and secrets are looked at.
+
+    Attributes:
+        paths: Files and links.
+        ignored: Files that git would leave out; only looked for where a rule of ours may name one of them.
+        folders: Those that are to be there even if nothing is in them.
+        special: Named pipes, sockets and devices.
+        unreadable: Folders that cannot be read, and why.
+        rules: Those of `.ttlaunchignore` files.
+        useless: Lines of rule files that we read and that mean nothing.
+        without_git: Why git could not be asked, in its own words; None where it was, or where there is no repository.
+    """
+
+    rules: IgnoreRules
+    paths: set[bytes] = field(default_factory=set)
+    ignored: set[bytes] = field(default_factory=set)
+    folders: set[bytes] = field(default_factory=set)
+    special: set[bytes] = field(default_factory=set)
+    unreadable: dict[bytes, OSError] = field(default_factory=dict)
+    useless: list[UselessLine] = field(default_factory=list)
+    without_git: str | None = None
+
+
+def list_files(root: bytes, *, environment: Mapping[str, str], ask_git: bool = True) -> Listing:
+    """List a folder; in a git repository tracked files and those that are neither tracked nor ignored."""
+    listing = Listing(IgnoreRules(root, OWN_RULES))
+    if ask_git and _is_in_repository(root):
+        try:
+            listing.paths = _ask_git(root, environment=environment)
+        except _GitError as error:
+            listing.without_git = str(error)
+        else:
+            _look_around(root, listing, environment=environment)
+            listing.useless = listing.rules.useless
+            if listing.rules.has_exceptions:
+                listing.ignored = _ask_git(root, "--others", "--ignored", environment=environment) - listing.paths
+            return listing
+    walk = _Walk(root, listing)
+    walk.folder(b"", ignored=False)
+    listing.useless = [*walk.git_rules.useless, *listing.rules.useless]
+    return listing
+
+
+def folders_of(paths: Iterable[bytes]) -> set[bytes]:
+    """All folders that some paths lie in, without the root."""
+    folders = {b""}
+    for path in paths:
+        folder = path[: max(0, path.rfind(b"/"))]
+        while folder not in folders:
+            folders.add(folder)
+            folder = folder[: max(0, folder.rfind(b"/"))]
+    return folders - {b""}
+
+
+class _GitError(Exception):
+    """Why git does not say what belongs to the project."""
+
+
+def _is_in_repository(root: bytes) -> bool:
+    folder = root
+    while not os.path.lexists(os.path.join(folder, b".git")):
+        if folder == os.path.dirname(folder):
+            return False
+        folder = os.path.dirname(folder)
+    return True
+
+
+def _ask_git(root: bytes, *which: str, environment: Mapping[str, str]) -> set[bytes]:
+    """Paths below a folder, those of repositories inside it included."""
+    chosen = which or ("--cached", "--others")
+    command = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", "--exclude-standard", *chosen]
+    names = {name: value for name, value in environment.items() if name not in _MISLEADING}
+    try:
+        answer = subprocess.run(
+            command,
+            cwd=root,
+            env={**names, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=_GIT_TIMEOUT_S,
+        )
+    except FileNotFoundError as error:
+        raise _GitError("there is no git") from error
+    except (OSError, subprocess.SubprocessError) as error:
+        raise _GitError(str(error)) from error
+    if answer.returncode:
+        said = answer.stderr.decode("utf-8", "replace").strip().splitlines() or [f"status {answer.returncode}"]
+        raise _GitError(said[0].removeprefix("fatal: "))
+    paths: set[bytes] = set()
+    for listed in answer.stdout.split(b"\0"):
+        path = listed.rstrip(b"/")
+        full = root + b"/" + path
+        try:
+            mode = os.lstat(full).st_mode if path else 0
+        except OSError:
+            continue  # tracked, and deleted
+        if stat.S_ISDIR(mode):  # a submodule, or a repository inside this one
+            paths |= {os.path.join(path, inner) for inner in _ask_git(full, *which, environment=environment)}
+        elif path:
+            paths.add(path)
+    return paths
+
+
+def _look_around(root: bytes, listing: Listing, *, environment: Mapping[str, str]) -> None:
+    """Find what git does not list: rules of ours, empty folders, special files, environments."""
+    known = {b"", *folders_of(listing.paths)}
+    empty: set[bytes] = set()
+    environments = []
+    for folder in sorted(known):
+        for entry in _scan(root, folder, listing):
+            path = folder + b"/" + entry.name if folder else entry.name
+            if entry.name == OWN_RULES:
+                _read_rules(listing.rules, folder, listing)
+            elif entry.name == _VIRTUAL_ENVIRONMENT and folder:
+                environments.append(folder + b"/")
+            elif entry.is_dir(follow_symlinks=False):
+                empty |= set() if path in known else _empty_folders(root, path)
+            elif not entry.is_file(follow_symlinks=False) and not entry.is_symlink():
+                listing.special.add(path)
+    listing.folders = known - {b""} | empty - _ignored_by_git(root, empty, environment=environment)
+
+    def belongs(path: bytes) -> bool:
+        return not _NEVER.intersection(path.split(b"/")) and not (path + b"/").startswith(tuple(environments))
+
+    listing.paths = {path for path in listing.paths if belongs(path)}
+    listing.folders = {path for path in listing.folders if belongs(path)}
+
+
+def _scan(root: bytes, folder: bytes, listing: Listing) -> list[os.DirEntry[bytes]]:
+    try:
+        with os.scandir(os.path.join(root, folder)) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        listing.unreadable[folder] = error
+        return []
+
+
+def _read_rules(rules: IgnoreRules, folder: bytes, listing: Listing) -> None:
+    try:
+        rules.read(folder)
+    except OSError as error:
+        listing.unreadable[os.fsencode(error.filename or folder)] = error
+
+
+def _empty_folders(root: bytes, folder: bytes) -> set[bytes]:
+    """A folder and those in it, if there is no file among them at any depth."""
+    found = set()
+    for inner, _, files in os.walk(os.path.join(root, folder)):
+        if files:
+            return set()
+        found.add(os.path.relpath(inner, root))
+    return found
+
+
+def _ignored_by_git(root: bytes, folders: Iterable[bytes], *, environment: Mapping[str, str]) -> set[bytes]:
+    asked = b"\0".join(folder + b"/" for folder in folders)
+    if not asked:
+        return set()
+    names = {name: value for name, value in environment.items() if name not in _MISLEADING}
+    command = ["git", "check-ignore", "-z", "--stdin"]
+    answer = subprocess.run(command, cwd=root, env=names, input=asked, capture_output=True, check=False)
+    return {path.rstrip(b"/") for path in answer.stdout.split(b"\0")}
+
+
+class _Walk:
+    """Walks through a folder by the rules of its `.gitignore` files."""
+
+    def __init__(self, root: bytes, listing: Listing) -> None:
+        self._root, self._listing = root, listing
+        self.git_rules = IgnoreRules(root, GIT_RULES)
+
+    def folder(self, folder: bytes, *, ignored: bool) -> None:
+        """List what is in one folder, `ignored` if only what our own rules name is wanted of it."""
+        entries = _scan(self._root, folder, self._listing)
+        names = {entry.name for entry in entries}
+        if _VIRTUAL_ENVIRONMENT in names and folder:
+            self._listing.folders.discard(folder)
+            return
+        for rules, name in ((self.git_rules, GIT_RULES), (self._listing.rules, OWN_RULES)):
+            if name in names:
+                _read_rules(rules, folder, self._listing)
+        if folder and self.git_rules.verdict(os.path.join(folder, b"anything")):
+            self._listing.folders.discard(folder)  # it ignores itself, as run folders do
+        for entry in entries:
+            if entry.name not in _NEVER:
+                self._entry(entry, os.path.join(folder, entry.name), ignored=ignored)
+
+    def _entry(self, entry: os.DirEntry[bytes], path: bytes, *, ignored: bool) -> None:
+        is_folder = entry.is_dir(follow_symlinks=False)
+        ignored = ignored or self.git_rules.verdict(path, is_folder=is_folder) is True
+        if is_folder:
+            if not ignored:
+                self._listing.folders.add(path)
+            if not ignored or self._listing.rules.has_exceptions:
+                self.folder(path, ignored=ignored)
+        elif not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode) and not entry.is_symlink():
+            if not ignored:
+                self._listing.special.add(path)
+        else:
+            (self._listing.ignored if ignored else self._listing.paths).add(path)

@@ -1,0 +1,121 @@
+"""Read files into entries of a manifest, each with the SHA-256 of what was read in one piece."""
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ttlaunch.diagnostics import shown
+from ttlaunch.errors import TtlaunchError
+from ttlaunch.hosts.sync.hash_cache import HashCache
+from ttlaunch.hosts.sync.manifest import FILE, FOLDER, LINK, Entry
+
+CHUNK = 1024 * 1024
+_ATTEMPTS = 3
+_OWNER_MAY = 0o700
+_LONGEST_NAME = 500
+
+
+class UnreadableError(TtlaunchError):
+    """A file cannot be read.
+
+    Attributes:
+        path: Of the file.
+        reason: Of the system.
+        changes: Whether it is because somebody writes it all the time.
+    """
+
+    def __init__(self, path: bytes, reason: str, *, changes: bool = False) -> None:
+        super().__init__(f"{name_of(path)} cannot be read: {reason}")
+        self.path, self.reason, self.changes = path, reason, changes
+
+
+def name_of(path: bytes) -> str:
+    """A path in words, whatever bytes it has."""
+    return shown(path.decode("utf-8", "backslashreplace"), longest=_LONGEST_NAME)
+
+
+class FileReader:
+    """Reads the files of one release.
+
+    Attributes:
+        bytes_read: Of all files together, known ones included.
+    """
+
+    def __init__(self, cache: HashCache, *, on_progress: Callable[[int, int], None] | None = None) -> None:
+        self._cache, self._on_progress = cache, on_progress
+        self._files = 0
+        self.bytes_read = 0
+
+    def read_all(
+        self, root: bytes, paths: Iterable[bytes], *, folders: Iterable[bytes], into: bytes
+    ) -> tuple[list[Entry], list[UnreadableError]]:
+        """Entries for paths below `root`, as they are to lie below `into` in the release."""
+        entries, errors = [], []
+        below, above = root + b"/", into + b"/"
+        for kind_paths in (folders, paths):
+            for path in kind_paths:
+                try:
+                    entry = self._read(below + path, above + path if path else into)
+                except UnreadableError as error:
+                    errors.append(error)
+                else:
+                    entries += [entry] if entry else []
+        return entries, errors
+
+    def _read(self, source: bytes, path: bytes) -> Entry | None:
+        """One entry; None if it has gone since it was listed."""
+        try:
+            found = os.lstat(source)
+            if stat.S_ISDIR(found.st_mode):
+                return Entry(FOLDER, path, mode=found.st_mode & 0o777 | _OWNER_MAY)
+            if stat.S_ISLNK(found.st_mode):
+                return Entry(LINK, path, content=os.readlink(source))
+            if not stat.S_ISREG(found.st_mode):
+                return None
+            sha256 = self._cache.find(source, found)
+            if sha256 is None:
+                found, sha256 = _read_steadily(source)
+                self._cache.keep(source, found, sha256)
+        except OSError as error:
+            if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+                return None
+            raise UnreadableError(source, (error.strerror or str(error)).lower()) from error
+        self._files += 1
+        self.bytes_read += found.st_size
+        if self._on_progress is not None:
+            self._on_progress(self._files, self.bytes_read)
+        return Entry(FILE, path, found.st_mode & 0o777, found.st_size, sha256.encode(), source)
+
+
+def _read_steadily(source: bytes) -> tuple[os.stat_result, str]:
+    """Read a file that nobody writes meanwhile.
+
+    Raises:
+        UnreadableError: If somebody does, each time that it is tried.
+    """
+    sizes: list[int] = []
+    for _ in range(_ATTEMPTS):
+        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            before = os.fstat(descriptor)
+            digest, size = hashlib.sha256(), 0
+            while chunk := os.read(descriptor, CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+            after = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+        same = (before.st_mtime_ns, before.st_ctime_ns) == (after.st_mtime_ns, after.st_ctime_ns)
+        if same and size == after.st_size:
+            return after, digest.hexdigest()
+        sizes.append(size)
+    read = ", ".join(map(str, sizes))
+    raise UnreadableError(source, f"it was read {_ATTEMPTS} times and had {read} bytes", changes=True)
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path lies in a folder, both made absolute without links."""
+    return path == folder or folder in path.parents

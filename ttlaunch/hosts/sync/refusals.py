@@ -1,0 +1,54 @@
+"""Why a host could not take the code in, as one clause with the wrong value in it, from what its side says."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ttlaunch.diagnostics import shown
+from ttlaunch.errors import HostError, SyncError, Trouble
+from ttlaunch.hosts.sync.sizes import render_size
+
+_LONGEST = 200
+
+
+def explain_refusal(host: str, facts: Mapping[str, Any]) -> SyncError:
+    """What the `error` frame of `agent/receive.py` means."""
+    why, reason = facts["why"], facts.get("reason", "")
+    path = shown(facts.get("path", ""), longest=_LONGEST)
+    match why:
+        case "space":
+            room = f"{render_size(facts['free'])} free in {path}, {render_size(facts['needed'])} needed"
+            return SyncError(host, code="S009", evidence=f"the disk of {host} is too full: {room}")
+        case "inodes":
+            room = f"room for {facts['free']} more files in {path}, {facts['needed']} needed"
+            return SyncError(host, code="S009", evidence=f"the disk of {host} is too full: {room}")
+        case "full":
+            return SyncError(host, code="S009", evidence=f"the disk of {host} is full: {reason} at {path}")
+        case "read-only" | "denied" | "in the way":
+            notes = ("`remote_folder` in cluster.yaml says where code goes on hosts",)
+            evidence = f"{path} on {host} cannot be written: {reason}"
+            return SyncError(host, code="S010", evidence=evidence, notes=notes)
+        case "case":
+            first, second = (shown(name.partition("/")[2], longest=_LONGEST) for name in facts["names"])
+            evidence = f"{host} takes `{first}` and `{second}` for one file"
+            hints = (f"rename one of them, or put `{second}` into .ttlaunchignore",)
+            return SyncError(host, code="S008", evidence=evidence, hints=hints)
+        case "name":
+            return SyncError(host, code="S015", evidence=f"{host} cannot have a file named {path}: {reason}")
+        case "damaged":
+            evidence = f"{path} came to {host} with other content than was sent"
+            return SyncError(host, code="S013", evidence=evidence, hints=("look for disk errors there: `dmesg`",))
+        case _:
+            at = f" at {path}" if path else ""
+            return SyncError(host, code="S016", evidence=f"{host} could not take the code in: {reason}{at}")
+
+
+def explain_loss(error: HostError) -> HostError:
+    """What ended the talk with a host that had been reached."""
+    if isinstance(error, SyncError) or error.trouble is Trouble.NO_PYTHON:
+        return error
+    if error.trouble in {Trouble.LOST, Trouble.TIMED_OUT}:
+        evidence = f"{error.host} was lost while code was copied to it: {error.evidence}"
+        notes = ("the code that it had before is untouched", *error.notes)
+        return SyncError(error.host, code="S011", evidence=evidence, notes=notes, hints=error.hints)
+    evidence = f"{error.host} could not take the code in: {error.evidence}"
+    return SyncError(error.host, code="S016", evidence=evidence, notes=error.notes, hints=error.hints)

@@ -1,0 +1,194 @@
+"""Make a release: the project, ttlaunch itself and, if it lies elsewhere, the recipe, under one tree hash."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from ttlaunch import contract
+from ttlaunch.diagnostics import Diagnostic, has_errors
+from ttlaunch.hosts.sync.collect import Collected, collect
+from ttlaunch.hosts.sync.hash_cache import HashCache, cache_folder
+from ttlaunch.hosts.sync.listing import folders_of
+from ttlaunch.hosts.sync.manifest import FILE, FOLDER, Entry, Manifest, make_manifest
+from ttlaunch.hosts.sync.read_files import FileReader, UnreadableError, is_inside
+from ttlaunch.hosts.sync.report import check_collected, check_links, check_read
+
+_PACKAGE = Path(__file__).parents[2]
+_BUNDLED = ("recipes", "configurations")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a release is made from, so that it can be made again when files have changed.
+
+    Attributes:
+        working_folder: The current folder, without links.
+        folder: `--folder`; None: the repository around the current folder, else that folder.
+        recipe: The recipe's folder, without links; None without one.
+        environment: Of the launching machine: how git behaves, and where the cache lies.
+    """
+
+    working_folder: Path
+    folder: Path | None
+    recipe: Path | None
+    environment: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Release:
+    """Code as every host is to have it.
+
+    Attributes:
+        project: Root of the project on the launching machine.
+        working_folder: Where the current folder lies in the release, relative to it.
+        recipe: Where the recipe's folder lies in the release, relative to it; None without one.
+    """
+
+    manifest: Manifest
+    project: Path
+    working_folder: str
+    recipe: str | None
+    origin: Origin
+
+    @property
+    def tree_hash(self) -> str:
+        return self.manifest.tree_hash
+
+    @cached_property
+    def files(self) -> int:
+        """How many files it has."""
+        return sum(entry.kind == FILE for entry in self.manifest.entries)
+
+    @cached_property
+    def bytes(self) -> int:
+        """How large they are together."""
+        return sum(entry.size for entry in self.manifest.entries)
+
+    @cached_property
+    def same_names(self) -> list[str]:
+        """Two paths that differ in nothing but upper and lower case; empty if there are none."""
+        seen: dict[str, str] = {}
+        for entry in self.manifest.entries:
+            name = os.fsdecode(entry.path)
+            other = seen.setdefault(name.casefold(), name)
+            if other != name:
+                return [other, name]
+        return []
+
+    def again(self) -> "Release | None":
+        """The same from what the files hold now; None if they cannot be read any more."""
+        return _make(self.origin, on_progress=None)[0]
+
+
+def make_release(
+    working_folder: Path,
+    *,
+    folder: Path | None = None,
+    recipe: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> tuple[Release | None, list[Diagnostic]]:
+    """Read everything that is to be copied.
+
+    Args:
+        working_folder: The current folder; it chooses the project unless `folder` does.
+        folder: The project's root.
+        recipe: The recipe's folder.
+        environment: Of the launching machine; None: this process's.
+        on_progress: Called with the number of files and of bytes read so far.
+
+    Returns:
+        The release, and what there is to say; no release if that is an error.
+    """
+    origin = Origin(
+        Path(os.path.realpath(working_folder)),
+        Path(os.path.realpath(folder)) if folder is not None else None,
+        Path(os.path.realpath(recipe)) if recipe is not None else None,
+        os.environ if environment is None else environment,
+    )
+    return _make(origin, on_progress=on_progress)
+
+
+def _make(origin: Origin, *, on_progress: Callable[[int, int], None] | None) -> tuple[Release | None, list[Diagnostic]]:
+    root, collected = _choose_project(origin)
+    cache = HashCache(cache_folder(origin.environment), os.fsencode(root))
+    reader = FileReader(cache, on_progress=on_progress)
+    into = contract.PROJECT_DIR.encode()
+    entries, errors = reader.read_all(os.fsencode(root), collected.paths, folders=[b"", *collected.folders], into=into)
+    problems = [*check_collected(collected, root=root), *check_links(entries, into=into)]
+    for source, name in _package_parts():
+        found, unreadable = _read_part(reader, source, into=f"{contract.PACKAGE_DIR}/{name}", origin=origin)
+        entries, errors = entries + found, errors + unreadable
+    recipe, place = origin.recipe, None
+    if recipe is not None:
+        place = _recipe_in_release(recipe, root=root, entries=entries)
+        if place is None:
+            place = f"{contract.RECIPES_DIR}/{recipe.name}"
+            found, unreadable = _read_part(reader, recipe, into=place, origin=origin)
+            entries, errors = entries + found, errors + unreadable
+    cache.save()
+    problems += check_read(errors, root=root)
+    if has_errors(problems):
+        return None, problems
+    manifest = make_manifest(_with_parents(entries))
+    release = Release(manifest, root, _in_project(origin.working_folder, root), place, origin)
+    _ = release.tree_hash, release.manifest.sources, release.same_names  # known from now on, while hosts are reached
+    return release, problems
+
+
+def _choose_project(origin: Origin) -> tuple[Path, Collected]:
+    """The project's root, and what of it is copied."""
+    environment = origin.environment
+    if origin.folder is not None:
+        return origin.folder, collect(os.fsencode(origin.folder), environment=environment)
+    here = origin.working_folder
+    root = next((folder for folder in (here, *here.parents) if os.path.lexists(folder / ".git")), here)
+    collected = collect(os.fsencode(root), environment=environment)
+    inside = os.fsencode(os.path.relpath(here, root))
+    if root != here and inside not in collected.folders:  # the repository ignores the current folder
+        return here, collect(os.fsencode(here), environment=environment, ask_git=False)
+    return root, collected
+
+
+def _package_parts() -> list[tuple[Path, str]]:
+    """Folders of ttlaunch, and their names in the release, where they lie as in an installed package."""
+    bundled = [(_bundled_folder(kind), f"ttlaunch/_{kind}") for kind in _BUNDLED]
+    return [(_PACKAGE, "ttlaunch"), *((source, name) for source, name in bundled if source.parent != _PACKAGE)]
+
+
+def _bundled_folder(kind: str) -> Path:
+    """As `recipe.discovery.built_in_folder`, without the time to import what declares recipes."""
+    packaged = _PACKAGE / f"_{kind}"
+    return packaged if packaged.is_dir() else _PACKAGE.parent / kind
+
+
+def _read_part(
+    reader: FileReader, source: Path, *, into: str, origin: Origin
+) -> tuple[list[Entry], list[UnreadableError]]:
+    found = collect(os.fsencode(source), environment=origin.environment, ask_git=False)
+    return reader.read_all(os.fsencode(source), found.paths, folders=[b"", *found.folders], into=into.encode())
+
+
+def _recipe_in_release(recipe: Path, *, root: Path, entries: list[Entry]) -> str | None:
+    """Where a recipe lies that is part of the project or of ttlaunch; None if it has to be copied by itself."""
+    bundled = _bundled_folder("recipes").resolve()
+    if is_inside(recipe, bundled):
+        return f"{contract.PACKAGE_DIR}/ttlaunch/_recipes/{recipe.relative_to(bundled)}"
+    place = _in_project(recipe, root)
+    declared = os.fsencode(f"{place}/recipe.py")
+    return place if is_inside(recipe, root) and any(entry.path == declared for entry in entries) else None
+
+
+def _in_project(path: Path, root: Path) -> str:
+    if path == root or not is_inside(path, root):
+        return contract.PROJECT_DIR
+    return f"{contract.PROJECT_DIR}/{path.relative_to(root)}"
+
+
+def _with_parents(entries: list[Entry]) -> list[Entry]:
+    """All entries, and the folders that hold them."""
+    folders = {entry.path for entry in entries if entry.kind == FOLDER}
+    missing = folders_of(entry.path for entry in entries) - folders
+    return [*entries, *(Entry(FOLDER, folder, mode=0o755) for folder in missing)]

@@ -1,0 +1,86 @@
+"""Talk in frames to one of our scripts on a host; see `contract.pack_frame` for how a frame travels."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.transport.deadline import in_seconds, time_left
+from ttlaunch.hosts.transport.transport import Process
+
+_SHOWN = 200
+
+
+class FrameStream:
+    """Sends and receives frames through a process's standard input and output.
+
+    Once a frame has not come in time, none is received any more: what comes later may be the rest of it, or the answer to a
+    question that was asked before. Whoever wants to go on starts the script anew.
+
+    Attributes:
+        host: For error messages.
+        process: The script.
+    """
+
+    def __init__(self, host: str, process: Process) -> None:
+        self.host = host
+        self.process = process
+        self._overdue: str | None = None
+
+    def send(self, header: Mapping[str, Any], body: bytes = b"", *, timeout_s: float) -> None:
+        """Send one frame.
+
+        Raises:
+            HostError: As `Process.write`; SCRIPT if the script has ended and says why.
+        """
+        try:
+            self.process.write(contract.pack_frame(header, body), timeout_s=timeout_s)
+        except HostError as error:
+            raise self._with_last_words(error) from error
+
+    def receive(self, *, timeout_s: float) -> tuple[dict[str, Any], bytes] | None:
+        """The next frame, None at the end of the stream.
+
+        Raises:
+            HostError: TIMED_OUT if it has not come whole within `timeout_s`, or one before has not, LOST if the connection
+                broke, SCRIPT if something else came.
+        """
+        if self._overdue is not None:
+            raise HostError(self.host, Trouble.TIMED_OUT, self._overdue)
+        end = time.monotonic() + timeout_s
+        try:
+            return contract.read_frame(lambda size: self.process.read(size, timeout_s=time_left(end)))
+        except HostError as error:
+            if error.trouble is not Trouble.TIMED_OUT:
+                raise
+            self._overdue = f"no answer from our script on it within {in_seconds(timeout_s)}"
+            raise HostError(self.host, Trouble.TIMED_OUT, self._overdue) from error
+        except EOFError as error:
+            lost = HostError(self.host, Trouble.LOST, "the connection ended in the middle of a message")
+            raise self._with_last_words(lost) from error
+        except ValueError as error:
+            raise HostError(
+                self.host,
+                Trouble.SCRIPT,
+                f"something prints into our connection: {str(error)[:_SHOWN]}",
+                hints=("let shell start-up files on the host print nothing when no terminal is there",),
+            ) from error
+
+    def expect(self, *, timeout_s: float) -> tuple[dict[str, Any], bytes]:
+        """The next frame, where one must come.
+
+        Raises:
+            HostError: As `receive`; SCRIPT with the script's own last words if the stream has ended.
+        """
+        frame = self.receive(timeout_s=timeout_s)
+        if frame is None:
+            raise self._with_last_words(HostError(self.host, Trouble.LOST, "our script on it ended without an answer"))
+        return frame
+
+    def _with_last_words(self, error: HostError) -> HostError:
+        """A script that broke says why on its standard error; that is better evidence than a closed pipe."""
+        words = self.process.stderr().decode("utf-8", "replace").strip().splitlines()
+        if not words or error.trouble is Trouble.TIMED_OUT:
+            return error
+        return HostError(self.host, Trouble.SCRIPT, f"our script on it broke: {words[-1][:_SHOWN]}", notes=error.notes)

@@ -1,0 +1,56 @@
+"""From a line of the hostfile to a `Transport`: the only place that decides how a host is reached."""
+
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from ttlaunch.hosts.transport.key_ring import KeyRing
+from ttlaunch.hosts.transport.local import LocalTransport, is_this_machine
+from ttlaunch.hosts.transport.transport import Transport
+
+
+@dataclass(frozen=True)
+class HostAddress:
+    """What hostfile and cluster.yaml say about reaching a host; None leaves it to the ssh configuration.
+
+    Attributes:
+        name: As in the hostfile; the ssh configuration may give it another meaning.
+        user: `user@` of the hostfile's line, else `user` of cluster.yaml.
+        port: `port` of cluster.yaml.
+        identity_file: `identity_file` of cluster.yaml.
+    """
+
+    name: str
+    user: str | None = None
+    port: int | None = None
+    identity_file: Path | None = None
+
+
+def open_transport(address: HostAddress, *, keys: KeyRing | None = None) -> Transport:
+    """The way to reach a host; nothing is connected yet.
+
+    Args:
+        address: Names of this machine need no sshd.
+        keys: Private keys, shared by all hosts so that each is read and unlocked once.
+    """
+    if is_this_machine(address.name):
+        return LocalTransport(address.name)
+    _import_paramiko()
+    from ttlaunch.hosts.transport.ssh import SshTransport  # noqa: PLC0415 - 0.1 s that one machine alone does not need
+
+    return SshTransport(address, keys=keys)
+
+
+def _import_paramiko() -> None:
+    """Import paramiko without invoke, which alone takes 70 ms more.
+
+    paramiko would run the commands of `Match exec` with it; ours are run in `ssh_config`.
+    """
+    if "paramiko" in sys.modules or "invoke" in sys.modules:
+        return
+    sys.modules["invoke"] = None  # type: ignore[assignment]  # what the import system takes for "not installed"
+    try:
+        import_module("paramiko")
+    finally:
+        del sys.modules["invoke"]

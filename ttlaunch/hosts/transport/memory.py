@@ -1,0 +1,249 @@
+"""A host that exists only in memory: its programs are Python functions, and it breaks in the ways that hosts break.
+
+For tests of everything that works through a `Transport`, in this project and in yours: no sshd, no process, no network.
+
+    def greet(streams: Streams) -> int:
+        streams.write(b"hello " + streams.read())
+        return 0
+
+    host = MemoryTransport("metal-01", {"greet": greet})
+"""
+
+import shlex
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.transport.deadline import in_seconds
+from ttlaunch.hosts.transport.memory_pipe import MemoryPipe
+from ttlaunch.hosts.transport.transport import CHUNK, CONNECT_S
+
+_KEPT_STDERR = 64 * 1024
+_NOT_FOUND = 127
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How a host breaks.
+
+    Attributes:
+        refuses: What connecting to it raises.
+        silent: It takes connections and never speaks.
+        slow_s: How much later than at once it connects and starts a command.
+        dies_after_bytes: It vanishes when so many bytes have gone to and from its commands.
+    """
+
+    refuses: HostError | None = None
+    silent: bool = False
+    slow_s: float = 0.0
+    dies_after_bytes: int | None = None
+
+
+class Streams:
+    """What a program has: the words of its command line and its standard streams.
+
+    Attributes:
+        arguments: The words after its name.
+    """
+
+    def __init__(self, process: "MemoryProcess", arguments: list[str]) -> None:
+        self._process = process
+        self.arguments = arguments
+
+    def read(self, most: int | None = None) -> bytes:
+        """Up to `most` bytes of standard input as soon as there are any; None reads to the end."""
+        if most is not None:
+            return self._process.stdin.read(most, end=float("inf"))
+        parts = []
+        while part := self._process.stdin.read(CHUNK, end=float("inf")):
+            parts.append(part)
+        return b"".join(parts)
+
+    def write(self, data: bytes) -> None:
+        """Print to standard output.
+
+        Raises:
+            BrokenPipeError: If nobody will read it any more.
+        """
+        self._process.stdout.write(data, end=float("inf"))
+
+    def write_error(self, data: bytes) -> None:
+        """Print to standard error, which never blocks."""
+        self._process.complain(data)
+
+
+Program = Callable[[Streams], int]
+"""Takes its streams and returns its exit status."""
+
+
+class MemoryTransport:
+    """A host with the given programs.
+
+    Args:
+        host: Its name.
+        programs: By name: the first word of a command line, which is split as a shell splits it and not expanded.
+        faults: None: it is in good health.
+        addresses: As over a network; None as on this machine.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        programs: Mapping[str, Program],
+        *,
+        faults: Faults | None = None,
+        addresses: tuple[str, str] | None = None,
+    ) -> None:
+        self.host = host
+        self.addresses = addresses
+        self._programs = programs
+        self._faults = faults or Faults()
+        self._lock = threading.Lock()
+        self._bytes = 0
+        self._dead = threading.Event()
+        self._processes: list[MemoryProcess] = []
+
+    def connect(self, *, timeout_s: float = CONNECT_S) -> None:
+        within = f"within {in_seconds(timeout_s)}"
+        if self._dead.is_set():
+            raise HostError(self.host, Trouble.UNREACHABLE, f"no answer on port 22 {within}")
+        if self._faults.refuses is not None:
+            raise self._faults.refuses
+        if self._faults.silent or self._faults.slow_s > timeout_s:
+            self._dead.wait(timeout_s)
+            raise HostError(self.host, Trouble.SILENT, f"accepts connections on port 22 and says nothing {within}")
+        self._dead.wait(self._faults.slow_s)
+
+    def start(self, command: str, *, timeout_s: float = CONNECT_S) -> "MemoryProcess":
+        if self._faults.slow_s > timeout_s:
+            self._dead.wait(timeout_s)
+            raise HostError(self.host, Trouble.TIMED_OUT, f"it starts no command within {in_seconds(timeout_s)}")
+        self._dead.wait(self._faults.slow_s)
+        if self._dead.is_set():
+            raise HostError(self.host, Trouble.LOST, "the connection broke: the host hung up")
+        name, *arguments = shlex.split(command)
+        process = MemoryProcess(self.host, count=self._count)
+        process.begin(self._programs.get(name, _not_found(name)), arguments)
+        with self._lock:
+            self._processes.append(process)
+        return process
+
+    def die(self) -> None:
+        """Vanish, now and for good, with everything that runs."""
+        self._dead.set()
+        with self._lock:
+            processes = list(self._processes)
+        for process in processes:
+            process.lose()
+
+    def close(self) -> None:
+        with self._lock:
+            processes, self._processes = self._processes, []
+        for process in processes:
+            process.kill()
+
+    def _count(self, transferred: int) -> None:
+        with self._lock:
+            self._bytes += transferred
+            over = self._faults.dies_after_bytes is not None and self._bytes >= self._faults.dies_after_bytes
+        if over:
+            self.die()
+
+
+class MemoryProcess:
+    """A program in a thread of its own."""
+
+    def __init__(self, host: str, *, count: Callable[[int], None]) -> None:
+        self.stdin, self.stdout = MemoryPipe(), MemoryPipe()
+        self._host = host
+        self._count = count
+        self._words = b""
+        self._status: int | None = None
+        self._lost = False
+        self._over = threading.Event()
+
+    def begin(self, program: Program, arguments: list[str]) -> None:
+        threading.Thread(target=self._run, args=(program, Streams(self, arguments)), daemon=True).start()
+
+    def write(self, data: bytes, *, timeout_s: float) -> None:
+        try:
+            self._raise_if_lost()
+            self.stdin.write(data, end=time.monotonic() + timeout_s)
+            self._count(len(data))
+            self._raise_if_lost()
+        except TimeoutError as error:
+            raise HostError(
+                self._host, Trouble.TIMED_OUT, f"a command has not taken its input within {in_seconds(timeout_s)}"
+            ) from error
+        except BrokenPipeError as error:
+            self._raise_if_lost()
+            raise HostError(self._host, Trouble.LOST, "the command no longer reads its input") from error
+
+    def close_stdin(self) -> None:
+        self.stdin.close()
+
+    def read(self, most: int = CHUNK, *, timeout_s: float) -> bytes:
+        try:
+            data = self.stdout.read(most, end=time.monotonic() + timeout_s)
+        except TimeoutError as error:
+            raise HostError(
+                self._host, Trouble.TIMED_OUT, f"no answer from a command within {in_seconds(timeout_s)}"
+            ) from error
+        self._raise_if_lost()
+        self._count(len(data))
+        return data
+
+    def stderr(self) -> bytes:
+        return self._words
+
+    def wait(self, *, timeout_s: float) -> int:
+        if not self._over.wait(timeout_s):
+            raise HostError(self._host, Trouble.TIMED_OUT, f"a command goes on after {in_seconds(timeout_s)}")
+        if self._status is None:
+            self._raise_if_lost()
+            raise HostError(self._host, Trouble.LOST, "the command has been ended")
+        return self._status
+
+    def kill(self) -> None:
+        """The program's next read finds the end and its next write a broken pipe."""
+        self._over.set()
+        self.stdin.close()
+        self.stdin.stop_reading()
+        self.stdout.stop_reading()
+        self.stdout.close()
+
+    def lose(self) -> None:
+        """The host has vanished while this ran."""
+        self._lost = self._lost or self._status is None
+        self.kill()
+
+    def complain(self, data: bytes) -> None:
+        self._words = (self._words + data)[-_KEPT_STDERR:]
+
+    def _run(self, program: Program, streams: Streams) -> None:
+        try:
+            status = program(streams)
+        except BrokenPipeError:
+            status = 1
+        except Exception as error:  # noqa: BLE001 - a program that breaks ends as programs do
+            self.complain(f"{type(error).__name__}: {error}\n".encode())
+            status = 1
+        if not self._over.is_set():
+            self._status = status
+        self.stdin.stop_reading()
+        self.stdout.close()
+        self._over.set()
+
+    def _raise_if_lost(self) -> None:
+        if self._lost:
+            raise HostError(self._host, Trouble.LOST, "the connection broke: the host hung up")
+
+
+def _not_found(name: str) -> Program:
+    def complain(streams: Streams) -> int:
+        streams.write_error(f"sh: {name}: not found\n".encode())
+        return _NOT_FOUND
+
+    return complain

@@ -1,0 +1,159 @@
+"""Run scripts of `ttlaunch.agent` on a host that has nothing but a Python: their text travels through standard input.
+
+Nothing is written to the host's disk and nothing but a short loader stands on its command line. What follows the text
+on standard input, and what the script prints, is between the script and its caller.
+"""
+
+import json
+import shlex
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.transport.frames import FrameStream
+from ttlaunch.hosts.transport.transport import Process, Transport
+
+OLDEST_PYTHON = (3, 9)
+PYTHONS = ("python3", "/usr/bin/python3", "/usr/local/bin/python3", *(f"python3.{n}" for n in range(15, 8, -1)))
+"""Where scripts look for an interpreter, after those that the caller names."""
+
+_END_S = 1.0
+_NO_PYTHON = 78
+_TOO_OLD = 79
+_NOT_STARTED = "126|127"  # what a shell says of a program that is there and cannot be started
+
+# Understood by any Python, so that one that is too old can say so. Keeps the current folder out of the import path, and
+# reads not one byte more than the text, so that the script may read standard input as it likes.
+_LOADER = f"""\
+import sys
+if sys.version_info < {OLDEST_PYTHON}:
+    sys.stderr.write("python %s is %d.%d\\n" % (sys.executable, sys.version_info[0], sys.version_info[1]))
+    sys.exit({_TOO_OLD})
+sys.path[:] = [p for p in sys.path if p]
+import json, os, struct, types, zlib
+def take(size):
+    parts = []
+    while size:
+        part = os.read(0, size)
+        if not part:
+            sys.exit(0)
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+content = json.loads(zlib.decompress(take(struct.unpack(">I", take(4))[0])))
+for name, text in content["modules"]:
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__file__ = name
+    module.__path__ = []
+    parent, _, child = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], child, module)
+    exec(compile(text, name, "exec"), module.__dict__)
+sys.exit(module.main(content["arguments"]))
+"""
+
+
+def start_interpreter(transport: Transport, *, pythons: Sequence[str] = (), timeout_s: float) -> Process:
+    """Start a Python on a host that waits for a script: done early, it costs no time later.
+
+    Args:
+        transport: The host; connected already.
+        pythons: Interpreters to try first; `~/` at the start means the user's home on the host.
+        timeout_s: For starting it.
+
+    Raises:
+        HostError: As `Transport.start`.
+    """
+    return transport.start(_command(pythons), timeout_s=timeout_s)
+
+
+def start_script(
+    transport: Transport,
+    name: str,
+    *,
+    beside: Sequence[str] = (),
+    arguments: Mapping[str, Any] | None = None,
+    pythons: Sequence[str] = (),
+    interpreter: Process | None = None,
+    timeout_s: float,
+) -> FrameStream:
+    """Start `ttlaunch/agent/<name>.py` on a host by calling its `main(arguments)`.
+
+    Args:
+        transport: The host; connected already.
+        name: Of the module. It may import `ttlaunch.contract` and the standard library of Python 3.9.
+        beside: Further modules of `ttlaunch.agent` that it imports.
+        arguments: JSON, handed to `main`; they show on no command line.
+        pythons: As for `start_interpreter`.
+        interpreter: That waits on the host already; None: one is started.
+        timeout_s: For starting it.
+
+    Raises:
+        HostError: As `Transport.start`. That no Python is there may show only at the first `receive`: see
+            `explain_end`.
+    """
+    modules = [
+        ("ttlaunch", ""),
+        ("ttlaunch.contract", files("ttlaunch").joinpath("contract.py").read_text(encoding="utf-8")),
+        ("ttlaunch.agent", ""),
+        *((f"ttlaunch.agent.{part}", _source(part)) for part in (*beside, name)),
+    ]
+    text = json.dumps({"modules": modules, "arguments": dict(arguments or {})}).encode()
+    packed = zlib.compress(text)  # a quarter: what fits into a connection's first flight saves round trips
+    process = interpreter or start_interpreter(transport, pythons=pythons, timeout_s=timeout_s)
+    stream = FrameStream(transport.host, process)
+    try:
+        stream.process.write(struct.pack(">I", len(packed)) + packed, timeout_s=timeout_s)
+    except HostError as error:
+        if error.trouble is not Trouble.LOST:
+            raise
+        raise explain_end(stream, timeout_s=_END_S) or error from error
+    return stream
+
+
+def _source(name: str) -> str:
+    return files("ttlaunch.agent").joinpath(f"{name}.py").read_text(encoding="utf-8")
+
+
+def explain_end(stream: FrameStream, *, timeout_s: float) -> HostError | None:
+    """Why a script that ended without an answer did so, if no Python could run it; None for any other reason."""
+    try:
+        status = stream.process.wait(timeout_s=timeout_s)
+    except HostError:
+        return None
+    said = stream.process.stderr().decode("utf-8", "replace").strip().splitlines()
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    if status == _NO_PYTHON:
+        return HostError(
+            stream.host,
+            Trouble.NO_PYTHON,
+            f"no Python {oldest} or newer: looked for {', '.join(PYTHONS[:3])} and others",
+            hints=("`apt install python3`, or name one with `python:` in cluster.yaml",),
+        )
+    if status == _TOO_OLD:
+        versions = [line.removeprefix("python ") for line in said if line.startswith("python ")]
+        return HostError(
+            stream.host,
+            Trouble.NO_PYTHON,
+            f"its Python is too old: {', '.join(dict.fromkeys(versions))}; {oldest} or newer is needed",
+            hints=("install a newer Python, or name one with `python:` in cluster.yaml",),
+        )
+    return None
+
+
+def _command(pythons: Sequence[str]) -> str:
+    """Try interpreters in turn; one that cannot start or is too old leaves standard input to the next."""
+    names = " ".join(_quoted(name) for name in dict.fromkeys([*pythons, *PYTHONS]))
+    return (
+        f"old={_NO_PYTHON}; for python in {names}; do "
+        'command -v "$python" >/dev/null 2>&1 || continue; '
+        f'"$python" -E -s -S -c {shlex.quote(_LOADER)}; status=$?; '
+        f'case "$status" in {_TOO_OLD}) old={_TOO_OLD};; {_NOT_STARTED}) ;; *) exit "$status";; esac; done; exit "$old"'
+    )
+
+
+def _quoted(path: str) -> str:
+    return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)

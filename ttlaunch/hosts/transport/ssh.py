@@ -1,0 +1,152 @@
+"""A host over SSH: one connection, many commands on it at the same time, and a deadline on everything.
+
+Built on paramiko, which may block in places that a host can reach; those calls happen in threads that nobody has to
+wait for. What is trusted and who logs in is decided as ssh does it, see `ssh_config`, `known_hosts` and `login`.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import paramiko
+
+from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.transport.any_shell import make_mark, wrap_command
+from ttlaunch.hosts.transport.deadline import call_within, in_seconds, time_left
+from ttlaunch.hosts.transport.hosts import HostAddress
+from ttlaunch.hosts.transport.key_ring import KeyRing
+from ttlaunch.hosts.transport.ssh_config import SshFolders
+from ttlaunch.hosts.transport.ssh_connection import Connection, open_connection
+from ttlaunch.hosts.transport.ssh_process import SshProcess
+from ttlaunch.hosts.transport.transport import CONNECT_S
+
+
+class SshTransport:
+    """Connects when asked to. Where sshd allows few commands on a connection, further ones are opened as needed.
+
+    Args:
+        address: What hostfile and cluster.yaml say; the user's ssh configuration says the rest.
+        keys: Shared by all hosts, so that a key is read and unlocked once.
+        folders: Where the ssh configuration, keys and known hosts lie.
+    """
+
+    def __init__(self, address: HostAddress, *, keys: KeyRing | None = None, folders: SshFolders | None = None) -> None:
+        self.host = address.name
+        self._address = address
+        self._keys = keys or KeyRing()
+        self._folders = folders or SshFolders()
+        self._connections: list[Connection] = []
+        self._growing = threading.Lock()
+        self._closings = 0
+
+    @property
+    def addresses(self) -> tuple[str, str] | None:
+        return self._connections[0].addresses if self._connections else None
+
+    def connect(self, *, timeout_s: float = CONNECT_S) -> None:
+        end = time.monotonic() + timeout_s
+        with self._only_one(timeout_s):
+            if self._connections and self._connections[0].alive:
+                return
+            self._forget()
+            closings = self._closings
+            self._keep(self._open(end), closings)
+
+    def start(self, command: str, *, timeout_s: float = CONNECT_S) -> SshProcess:
+        end = time.monotonic() + timeout_s
+        if not self._connections:
+            self.connect(timeout_s=timeout_s)
+        mark = make_mark()
+        try:
+            connection, channel = call_within(
+                lambda: self._run(wrap_command(command, mark=mark), end), timeout_s=time_left(end), late=_drop
+            )
+        except TimeoutError as error:
+            raise HostError(
+                self.host, Trouble.TIMED_OUT, f"it starts no command within {in_seconds(timeout_s)}"
+            ) from error
+        return SshProcess(self.host, channel, mark=mark, why_lost=connection.why_lost)
+
+    def close(self) -> None:
+        self._closings += 1
+        self._forget()
+
+    def _open(self, end: float) -> Connection:
+        return open_connection(self._address, keys=self._keys, folders=self._folders, timeout_s=time_left(end))
+
+    def _keep(self, connection: Connection, closings: int) -> None:
+        """Use a new connection from now on, unless `close` has been called since it was begun."""
+        self._connections = [*self._connections, connection]
+        if closings != self._closings:
+            self._forget()
+            raise HostError(self.host, Trouble.LOST, "the connection has been closed")
+
+    def _forget(self) -> None:
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.close()
+
+    def _run(self, line: str, end: float) -> tuple[Connection, paramiko.Channel]:
+        connection, channel = self._channel(end)
+        try:
+            channel.exec_command(line)
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            if not connection.alive:
+                raise HostError(self.host, Trouble.LOST, connection.why_lost()) from error
+            channel.close()
+            raise HostError(self.host, Trouble.LOGIN, "lets us log in and runs no command") from error
+        return connection, channel
+
+    def _channel(self, end: float) -> tuple[Connection, paramiko.Channel]:
+        """A channel on a connection that has room for it."""
+        main = next(iter(self._connections), None)
+        if main is None:
+            raise HostError(self.host, Trouble.LOST, "the connection has been closed")
+        if not main.alive:
+            raise HostError(self.host, Trouble.LOST, main.why_lost())
+        tried: list[Connection] = []
+        while True:
+            for connection in [one for one in self._connections if one not in tried]:
+                tried.append(connection)
+                channel = connection.open_channel(timeout_s=time_left(end))
+                if channel is not None:
+                    return connection, channel
+            if not main.alive:
+                raise HostError(self.host, Trouble.LOST, main.why_lost())
+            if not time_left(end):
+                raise TimeoutError  # the host says nothing; that is no lack of room
+            with self._only_one(time_left(end)):
+                if all(connection in tried for connection in self._connections):
+                    return self._another(end)
+
+    def _another(self, end: float) -> tuple[Connection, paramiko.Channel]:
+        """A channel on a new connection, which only this thread knows until it has it."""
+        closings = self._closings
+        connection = self._open(end)
+        channel = connection.open_channel(timeout_s=time_left(end))
+        if channel is None:
+            lost = None if connection.alive else HostError(self.host, Trouble.LOST, connection.why_lost())
+            connection.close()
+            raise lost or HostError(
+                self.host,
+                Trouble.LOGIN,
+                "lets us log in and opens no channel for a command",
+                hints=("`MaxSessions` of its sshd must be 1 or more",),
+            )
+        self._keep(connection, closings)
+        return connection, channel
+
+    @contextlib.contextmanager
+    def _only_one(self, timeout_s: float) -> Iterator[None]:
+        """One thread connects; the others wait for it, not longer than they may."""
+        if not self._growing.acquire(timeout=timeout_s):
+            raise HostError(self.host, Trouble.TIMED_OUT, f"no connection within {in_seconds(timeout_s)}")
+        try:
+            yield
+        finally:
+            self._growing.release()
+
+
+def _drop(started: tuple[Connection, paramiko.Channel]) -> None:
+    started[1].close()

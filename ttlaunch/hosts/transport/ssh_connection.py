@@ -1,0 +1,259 @@
+"""Open one SSH connection to a host: through its jump hosts, with its key checked, logged in, within a deadline."""
+
+import contextlib
+import logging
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import paramiko
+from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_REQUEST
+
+from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.transport.attempt import Attempt, Closable, close_all
+from ttlaunch.hosts.transport.deadline import call_within, in_seconds, time_left
+from ttlaunch.hosts.transport.dial import UNANSWERED_MS, dial, through_jump
+from ttlaunch.hosts.transport.hosts import HostAddress
+from ttlaunch.hosts.transport.key_ring import KeyRing
+from ttlaunch.hosts.transport.known_hosts import check_host_key, prefer_known, read_known_keys
+from ttlaunch.hosts.transport.login import log_in
+from ttlaunch.hosts.transport.ssh_config import SSH_PORT, HostSettings, SshFolders, resolve_settings
+
+WINDOW_BYTES = 4 * 1024 * 1024
+_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
+_KEEPALIVE_S = 15
+_FULL_S = 0.5
+_BROKEN = (paramiko.SSHException, OSError, EOFError, ValueError, IndexError, struct.error, paramiko.pkey.UnknownKeyType)
+"""What the library raises where a host breaks the protocol."""
+
+_PULSE_S = 2.0
+_NO_PULSE_S = 6.0
+
+
+class Connection:
+    """A logged-in connection and all that it goes through.
+
+    Attributes:
+        settings: How the host was reached.
+        transport: Opens channels.
+        addresses: Of its two ends; None where something lies between.
+    """
+
+    def __init__(
+        self,
+        settings: HostSettings,
+        transport: paramiko.Transport,
+        *,
+        addresses: tuple[str, str] | None,
+        held: list[Closable],
+    ) -> None:
+        self.settings = settings
+        self.transport = transport
+        self.addresses = addresses
+        self._held = held
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._reason = ""
+        self._full_until = 0.0
+        if addresses is None:
+            threading.Thread(target=self._feel_pulse, daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        return not self._closed.is_set() and self.transport.is_active()
+
+    def open_channel(self, *, timeout_s: float) -> paramiko.Channel | None:
+        """A new channel, None if the host allows no more of them on this connection or the connection is gone."""
+        if not self.alive or time.monotonic() < self._full_until:
+            return None
+        try:
+            return self.transport.open_session(timeout=timeout_s)
+        except (OSError, EOFError, paramiko.SSHException):
+            self._full_until = time.monotonic() + _FULL_S
+            return None
+
+    def why_lost(self) -> str:
+        """A clause for `HostError.evidence`."""
+        if getattr(self.transport.sock, "unanswered", False):
+            return f"the connection broke: no answer for {in_seconds(UNANSWERED_MS / 1000)}"
+        error = self.transport.get_exception()
+        with self._lock:
+            if error is not None and not self._reason:
+                self._reason = _reason_of_loss(error)
+        if self._closed.is_set():
+            return "the connection has been closed"
+        return f"the connection broke: {self._reason or 'the host hung up'}"
+
+    def close(self) -> None:
+        self._closed.set()
+        close_all(self._held)
+
+    def _feel_pulse(self) -> None:
+        """Ask the far end for an answer now and then: behind a proxy the kernel does not see that it has vanished."""
+        while not self._closed.wait(_PULSE_S):
+            try:
+                call_within(
+                    lambda: self.transport.global_request("keepalive@openssh.com", wait=True), timeout_s=_NO_PULSE_S
+                )
+            except TimeoutError:
+                self._reason = f"no answer for {in_seconds(_NO_PULSE_S)}"
+                close_all(self._held)
+                return
+            except (OSError, EOFError, paramiko.SSHException):
+                return
+            if not self.transport.is_active():
+                return
+
+
+def open_connection(address: HostAddress, *, keys: KeyRing, folders: SshFolders, timeout_s: float) -> Connection:
+    """Connect and log in.
+
+    Raises:
+        HostError: Whatever keeps the host from being used; at the latest after `timeout_s`.
+    """
+    attempt = Attempt(timeout_s=timeout_s)
+    found: list[HostSettings] = []
+    try:
+        return call_within(
+            lambda: _open(resolve_settings(address, folders=folders), keys, attempt, found.append),
+            timeout_s=timeout_s,
+            late=Connection.close,
+        )
+    except TimeoutError as error:
+        raise _too_slow(address.name, attempt, found[0] if found else None) from error
+    finally:
+        if not attempt.kept:
+            attempt.give_up()
+
+
+def _open(settings: HostSettings, keys: KeyRing, attempt: Attempt, tell: Callable[[HostSettings], None]) -> Connection:
+    _silence()
+    tell(settings)
+    attempt.limit(settings.connect_timeout_s)
+    transport: paramiko.Transport | None = None
+    way = (*settings.jumps, settings)
+    for number, hop in enumerate(way):
+        attempt.via = "" if hop is settings else hop.name
+        try:
+            stream = (
+                dial(hop, attempt) if transport is None else through_jump(hop, transport, way[number - 1].name, attempt)
+            )
+            transport = _start(hop, stream, attempt)
+            attempt.phase = "login"
+            log_in(transport, hop, keys=keys, end=attempt.end)
+        except HostError as error:
+            raise _of_host(error, settings, hop) from error
+        except _BROKEN as error:
+            if not time_left(attempt.end):
+                raise _too_slow(settings.name, attempt, settings) from error
+            raise _broke(error, settings, attempt) from error
+    assert transport is not None  # noqa: S101 - the way ends at the host itself
+    transport.set_keepalive(_KEEPALIVE_S)
+    direct = stream if isinstance(stream, socket.socket) and settings.proxy_command is None else None
+    addresses = (direct.getsockname()[0], direct.getpeername()[0]) if direct else None
+    return Connection(settings, transport, addresses=addresses, held=attempt.keep())
+
+
+def _start(settings: HostSettings, stream: socket.socket | paramiko.Channel, attempt: Attempt) -> paramiko.Transport:
+    """Agree on keys with the host and check that it is the host that the user knows."""
+    attempt.phase = "keys"
+    known = read_known_keys(settings)
+    transport = _Transport(stream)
+    attempt.hold(transport)
+    options = transport.get_security_options()
+    options.ciphers = [name for name in _CIPHERS if name in options.ciphers]
+    options.key_types = prefer_known(options.key_types, known)
+    left = time_left(attempt.end)
+    transport.banner_timeout = transport.handshake_timeout = left
+    transport.start_client(timeout=left)
+    check_host_key(settings, transport.get_remote_server_key(), known)
+    return transport
+
+
+class _Transport(paramiko.Transport):
+    """Keeps its failures to itself, and remembers by which signal a command ended and that the host said so."""
+
+    def run(self) -> None:
+        with contextlib.suppress(Exception):
+            super().run()
+
+    def __init__(self, stream: "socket.socket | paramiko.Channel") -> None:
+        super().__init__(stream, default_window_size=WINDOW_BYTES)
+        self._channel_handler_table: dict[int, Any] = {
+            **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]  # noqa: SLF001
+            MSG_CHANNEL_REQUEST: _note_request,
+            MSG_CHANNEL_CLOSE: _note_close,
+        }
+
+
+def _note_request(channel: paramiko.Channel, message: paramiko.Message) -> None:
+    """In place of the channel's own method, which knows only exit statuses."""
+    start = message.packet.tell()
+    if message.get_text() == "exit-signal":
+        message.get_boolean()
+        channel.exit_signal = message.get_text()  # type: ignore[attr-defined]
+        channel.status_event.set()
+        return
+    message.packet.seek(start)
+    channel._handle_request(message)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _silence() -> None:
+    """Without a handler Python prints warnings of a library to the user's terminal."""
+    logger = logging.getLogger("paramiko")
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
+
+
+def _of_host(error: HostError, settings: HostSettings, hop: HostSettings) -> HostError:
+    """What went wrong at a jump host, as a trouble of the host behind it."""
+    if hop is settings:
+        return error
+    return HostError(
+        settings.name, error.trouble, f"jump host {hop.name}: {error.evidence}", notes=error.notes, hints=error.hints
+    )
+
+
+def _broke(error: Exception, settings: HostSettings, attempt: Attempt) -> HostError:
+    """The connection ended, or could not be agreed upon, before anybody was logged in."""
+    where = f"jump host {attempt.via}: " if attempt.via else ""
+    hints = (settings.try_by_hand(),)
+    if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
+        return HostError(
+            settings.name, Trouble.SILENT, f"{where}no common way to encrypt: {str(error).lower()}", hints=hints
+        )
+    if attempt.phase == "login":
+        return HostError(settings.name, Trouble.LOST, f"{where}the connection ended during the login", hints=hints)
+    reason = str(error).strip().lower() or "it hangs up"
+    return HostError(settings.name, Trouble.SILENT, f"{where}no SSH connection comes about: {reason}", hints=hints)
+
+
+def _reason_of_loss(error: Exception) -> str:
+    if isinstance(error, EOFError | ConnectionError | paramiko.ChannelException):
+        return "the host hung up"
+    return str(getattr(error, "strerror", None) or error).lower()
+
+
+def _too_slow(name: str, attempt: Attempt, settings: HostSettings | None) -> HostError:
+    within = f"within {in_seconds(attempt.timeout_s)}"
+    port = settings.port if settings else SSH_PORT
+    reasons = {
+        "settings": (Trouble.SETTINGS, f"the ssh configuration was not read {within}"),
+        "name": (Trouble.UNKNOWN_NAME, f"its name was not resolved {within}"),
+        "tcp": (Trouble.UNREACHABLE, f"no answer on port {port} {within}"),
+        "banner": (Trouble.SILENT, f"accepts connections on port {port} and says nothing {within}"),
+        "keys": (Trouble.SILENT, f"accepts connections on port {port} and agrees on no keys {within}"),
+        "login": (Trouble.SILENT, f"the login was not answered {within}"),
+    }
+    trouble, reason = reasons[attempt.phase]
+    reason = f"jump host {attempt.via}: {reason}" if attempt.via else reason
+    return HostError(name, trouble, reason, hints=(settings.try_by_hand(),) if settings else ())
+
+
+def _note_close(channel: paramiko.Channel, message: paramiko.Message) -> None:
+    """In place of the channel's own method: a channel also closes, earlier than the connection, when that breaks."""
+    channel.closed_by_host = True  # type: ignore[attr-defined]
+    channel._handle_close(message)  # type: ignore[attr-defined]  # noqa: SLF001

@@ -1,0 +1,128 @@
+"""What every way to reach a host offers: connect once, then run any number of commands at the same time.
+
+Each call has a deadline, so that a host which stops answering is noticed and never waited for. Everything that goes
+wrong is a `HostError`; what a command itself says by its exit status is the caller's to judge.
+"""
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.transport.deadline import in_seconds, time_left
+
+CHUNK = 65536
+_SHOWN = 80
+CONNECT_S = 5.0
+"""How long a host may take from the first packet to a finished login."""
+
+
+class Process(Protocol):
+    """A command on a host, with its three standard streams."""
+
+    def write(self, data: bytes, *, timeout_s: float) -> None:
+        """Send all of `data` to its standard input.
+
+        Raises:
+            HostError: LOST if the command or the host no longer listens, TIMED_OUT if it takes nothing in.
+        """
+
+    def close_stdin(self) -> None:
+        """Let it read the end of its standard input."""
+
+    def read(self, most: int = CHUNK, *, timeout_s: float) -> bytes:
+        """Up to `most` bytes of its standard output as soon as there are any; none at its end.
+
+        Raises:
+            HostError: LOST if the connection broke, TIMED_OUT if nothing came.
+        """
+
+    def stderr(self) -> bytes:
+        """What it has written to its standard error so far, at most the last 64 KiB of it."""
+
+    def wait(self, *, timeout_s: float) -> int:
+        """Its exit status, or 128 + signal.
+
+        Raises:
+            HostError: LOST if the connection broke first, TIMED_OUT if it goes on.
+        """
+
+    def kill(self) -> None:
+        """Stop talking to it and end it as far as the transport can; never waits and never raises.
+
+        Over SSH that closes its streams, which ends what reads or writes them; only an agent on the host can end more.
+        """
+
+
+class Transport(Protocol):
+    """One host, as seen from here. Safe to use from several threads."""
+
+    @property
+    def host(self) -> str:
+        """Its name as in the hostfile."""
+
+    @property
+    def addresses(self) -> tuple[str, str] | None:
+        """IP addresses of the connection: ours and the host's; None without a network between."""
+
+    def connect(self, *, timeout_s: float = CONNECT_S) -> None:
+        """Connect and log in; does nothing if that has been done.
+
+        Raises:
+            HostError: For every reason that keeps the host from being used, within the deadline.
+        """
+
+    def start(self, command: str, *, timeout_s: float = CONNECT_S) -> Process:
+        """Start a command line of a POSIX shell, in the user's home folder, whatever the user's login shell is.
+
+        Raises:
+            HostError: LOST if the connection is gone, TIMED_OUT if the host does not start it.
+        """
+
+    def close(self) -> None:
+        """End the connection and everything that runs through it; never raises."""
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A command that has ended."""
+
+    status: int
+    stdout: bytes
+    stderr: bytes
+
+
+def run(transport: Transport, command: str, *, stdin: bytes = b"", timeout_s: float) -> Completed:
+    """Run a command to its end and take what it printed.
+
+    Raises:
+        HostError: As `start`; TIMED_OUT if it has not ended within `timeout_s` altogether.
+    """
+    end = time.monotonic() + timeout_s
+    process = transport.start(command, timeout_s=timeout_s)
+    try:
+        # A command may print before it has read everything, so both directions go on at the same time.
+        threading.Thread(target=_feed, args=(process, stdin, end), daemon=True).start()
+        parts = []
+        while part := process.read(timeout_s=time_left(end)):
+            parts.append(part)
+        status = process.wait(timeout_s=time_left(end))
+    except HostError as error:
+        process.kill()
+        if error.trouble is Trouble.TIMED_OUT:
+            shown = command if len(command) <= _SHOWN else f"{command[:_SHOWN]}…"
+            raise HostError(
+                transport.host, Trouble.TIMED_OUT, f"`{shown}` has not ended within {in_seconds(timeout_s)}"
+            ) from error
+        raise
+    return Completed(status, b"".join(parts), process.stderr())
+
+
+def _feed(process: Process, stdin: bytes, end: float) -> None:
+    """Write all that the command wants to read; one that wants less, such as `head`, has not failed."""
+    with contextlib.suppress(HostError):
+        if stdin:
+            process.write(stdin, timeout_s=time_left(end))
+        process.close_stdin()

@@ -1,0 +1,84 @@
+"""After a run: what it has left on this machine and on its hosts, asked of each of them anew."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ttlaunch.agent.what_is_left import what_is_left
+from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.transport.fleet import on_each
+from ttlaunch.hosts.transport.pushed import start_script
+from ttlaunch.hosts.transport.transport import Transport
+
+_ANSWER_S = 10.0
+
+
+@dataclass(frozen=True)
+class Left:
+    """What is left on a host.
+
+    Attributes:
+        host: Its name; "this machine" for the launching one.
+        processes: That carry the run's id: `pid` and `name`.
+        folders: Of the run or of MPI.
+        clean_after_s: How long it took until nothing was left; None: something is, or nobody knows.
+        error: Why the host could not be asked.
+    """
+
+    host: str
+    processes: tuple[dict[str, Any], ...] = ()
+    folders: tuple[str, ...] = ()
+    clean_after_s: float | None = None
+    error: str | None = None
+
+    @property
+    def is_clean(self) -> bool:
+        return self.clean_after_s is not None
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "processes": list(self.processes), "folders": list(self.folders)}
+
+
+def audit(
+    run_id: str, scratch: Path, transports: Sequence[Transport], *, began: float, patience_s: float
+) -> list[Left]:
+    """Look here and then at all hosts at once, again and again, until nothing is left or patience is over.
+
+    Args:
+        run_id: Of the run, which is over.
+        scratch: Its folder in shared memory.
+        transports: To its hosts, not connected; none where this machine was its only host.
+        began: When it began, seconds since the epoch.
+        patience_s: How long what is left may take to go.
+    """
+    question: dict[str, Any] = {
+        "run_id": run_id,
+        "scratch": str(scratch),
+        "age_s": time.time() - began,
+        "patience_s": patience_s,
+    }
+
+    def ask(transport: Transport) -> Left:
+        transport.connect()
+        stream = start_script(
+            transport, "what_is_left", beside=("run_processes",), arguments=question, timeout_s=_ANSWER_S
+        )
+        header, _ = stream.expect(timeout_s=patience_s + _ANSWER_S)
+        return _left(transport.host, header)
+
+    here = _left("this machine", what_is_left(**question))
+    answers = {
+        transport.host: answer if isinstance(answer, Left) else Left(transport.host, error=answer.evidence)
+        for transport, answer in on_each(transports, ask, timeout_s=patience_s + 2 * _ANSWER_S)
+    }
+    return [here, *(answers[transport.host] for transport in transports)]
+
+
+def _left(host: str, answer: dict[str, Any]) -> Left:
+    try:
+        processes, folders = tuple(answer["processes"]), tuple(str(path) for path in answer["folders"])
+        return Left(host, processes, folders, answer["clean_after_s"])
+    except (KeyError, TypeError) as error:
+        raise HostError(host, Trouble.SCRIPT, f"what came from it is no answer: {error}") from error

@@ -1,0 +1,163 @@
+"""Make the faults that were ordered in a run that goes on, each at its moment, and write down when.
+
+It stands between the supervisor and the view: every record and every tick passes through it, so it knows what the
+supervisor knows, and acts on ranks and hosts through the same crew. What it has done stands in the run's history as
+`fault`, what it could not do as `fault_missed`.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ttlaunch.agent.run_processes import is_gone, signal_process
+from ttlaunch.errors import HostError
+from ttlaunch.hosts.transport.pushed import start_script
+from ttlaunch.hosts.transport.transport import Transport
+from ttlaunch.planning.fault_checks import targets_of
+from ttlaunch.planning.faults import AtStep, Fault, Kind, Verb
+from ttlaunch.running.crew import Crew
+from ttlaunch.running.logs.output import View
+from ttlaunch.running.runs.run_folder import RunFolder, append_event, read_events
+from ttlaunch.running.watch import RankState
+
+FAULT, MISSED = "fault", "fault_missed"
+_SIGNALS = {
+    Verb.KILL: signal.SIGKILL,
+    Verb.STOP: signal.SIGSTOP,
+    Verb.CONTINUE: signal.SIGCONT,
+    Verb.TERM: signal.SIGTERM,
+    Verb.SEGV: signal.SIGSEGV,
+}
+_REMOTE_S = 5.0
+
+
+@dataclass(frozen=True)
+class _Started:
+    """When mpirun was started, in seconds since the epoch, and its process id."""
+
+    time: float
+    mpirun: int
+
+
+class Injector:
+    """A view that breaks what it shows."""
+
+    def __init__(
+        self,
+        faults: Sequence[Fault],
+        *,
+        view: View,
+        crew: Crew,
+        folder: RunFolder,
+        scratch: Path,
+        elsewhere: Mapping[str, Transport] | None = None,
+    ) -> None:
+        """Wait for the first moment.
+
+        Args:
+            faults: In the order of the plan.
+            view: Is shown all of the run.
+            crew: Who stands beside the ranks.
+            folder: Of the run.
+            scratch: Its folder in shared memory, of this path on every host.
+            elsewhere: Connected hosts by name, for faults of what no crew reaches there: shims and agents.
+        """
+        self._pending = list(enumerate(faults))
+        self._view = view
+        self._crew = crew
+        self._folder = folder
+        self._scratch = scratch
+        self._elsewhere = elsewhere or {}
+        self._started: _Started | None = None
+
+    def output(self, stream: str, line: bytes) -> None:
+        self._view.output(stream, line)
+
+    def record(self, state: RankState, record: Mapping[str, Any]) -> None:
+        self._view.record(state, record)
+
+    def tick(self, ranks: list[RankState]) -> None:
+        """Make the faults whose moment has come, unless the run is over."""
+        self._started = self._started or _read_start(self._folder)
+        if self._started is not None and not is_gone(self._started.mpirun):
+            now = time.time()
+            due = [one for one in self._pending if self._is_due(one[1], ranks, now - self._started.time)]
+            self._pending = [one for one in self._pending if one not in due]
+            for index, fault in due:
+                self._make(index, fault, ranks)
+        self._view.tick(ranks)
+
+    def _is_due(self, fault: Fault, ranks: Sequence[RankState], elapsed_s: float) -> bool:
+        """Whether its moment has come, and the processes that it hits are there."""
+        hit = _hit(fault, ranks)
+        if any(not state.started and state.exit is None for state in hit):
+            return False
+        if isinstance(fault.moment, AtStep):
+            return _furthest(hit or ranks) >= fault.moment.step
+        return elapsed_s * 1000 >= fault.moment.milliseconds
+
+    def _make(self, index: int, fault: Fault, ranks: list[RankState]) -> None:
+        hit = _hit(fault, ranks)
+        alive = [state for state in hit if state.exit is None]
+        step = _furthest(hit or ranks) or None
+        known = {"index": index, "fault": str(fault), "step": step}
+        if hit and not alive:
+            reason = "its ranks had ended" if len(hit) > 1 else f"rank {hit[0].row.rank} had ended"
+            append_event(self._folder, MISSED, **known, reason=reason)
+            return
+        append_event(self._folder, FAULT, **known, ranks=[state.row.rank for state in alive])
+        try:
+            self._act(fault, alive)
+        except HostError as error:
+            append_event(self._folder, MISSED, **known, reason=f"{error.host} could not be reached: {error.evidence}")
+
+    def _act(self, fault: Fault, alive: Sequence[RankState]) -> None:
+        match fault.target.kind:
+            case Kind.RUN:
+                os.kill(os.getpid(), signal.SIGINT)
+            case Kind.LAUNCHER:
+                os.kill(os.getpid(), _SIGNALS[fault.verb])
+            case Kind.MPIRUN if self._started is not None:
+                signal_process(self._started.mpirun, _SIGNALS[fault.verb], run_id=self._folder.run_id)
+            case Kind.SHIM:
+                for state in alive:
+                    self._signal(state.row.host, int(state.started["shim_pid"]), _SIGNALS[fault.verb])
+            case Kind.AGENT:
+                self._signal(str(fault.target.value), None, _SIGNALS[fault.verb])
+            case Kind.HOST if fault.verb is Verb.CUT:
+                self._crew.cut(str(fault.target.value))
+            case _:
+                self._crew.signal_ranks(alive, _SIGNALS[fault.verb])
+
+    def _signal(self, host: str, pid: int | None, number: int) -> None:
+        """Send a signal to a process of the run that is no rank; without a process id, to the agent of a host."""
+        run_id = self._folder.run_id
+        transport = self._elsewhere.get(host)
+        if transport is None:
+            if pid is not None:
+                signal_process(pid, number, run_id=run_id)
+            return
+        arguments = {"run_id": run_id, "pid": pid, "number": number, "scratch": str(self._scratch)}
+        beside = ("run_processes",)
+        stream = start_script(transport, "send_signal", beside=beside, arguments=arguments, timeout_s=_REMOTE_S)
+        stream.expect(timeout_s=_REMOTE_S)
+
+
+def _hit(fault: Fault, ranks: Sequence[RankState]) -> list[RankState]:
+    numbers = targets_of(fault, [state.row for state in ranks])
+    return [state for state in ranks if state.row.rank in numbers]
+
+
+def _furthest(ranks: Sequence[RankState]) -> int:
+    return max((state.step for state in ranks), default=0)
+
+
+def _read_start(folder: RunFolder) -> _Started | None:
+    for event in read_events(folder.path):
+        if event.get("event") == "start" and isinstance(event.get("mpirun"), int):
+            return _Started(event["time"], event["mpirun"])
+    return None

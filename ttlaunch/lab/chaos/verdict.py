@@ -1,0 +1,240 @@
+"""What a run under ordered faults proves: which of them broke it, whether that one was named, and what it cost.
+
+Pure: from the plan of faults, the run's history and its report. The first fault that breaks the run is the one that must
+be named; a stopped rank breaks it only if nobody lets it go on and nothing else breaks it first.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.lab.chaos.inject import FAULT, MISSED
+from ttlaunch.planning.faults import Fault, Kind, Verb
+from ttlaunch.running.failures.causes import Cause
+
+_SAME_MOMENT_S = 0.1
+"""Faults so close together count as one: which of them is seen first is chance."""
+_TERM_ENDS = {Cause.ENDED, Cause.EXITED, Cause.KILLED, Cause.RAISED, Cause.LEFT_EARLY}
+_CAUSES = {
+    Verb.KILL: {Cause.KILLED},
+    Verb.SEGV: {Cause.CRASHED},
+    Verb.TERM: _TERM_ENDS,
+    Verb.STOP: {Cause.HUNG},
+}
+
+
+class Outcome(StrEnum):
+    """What became of a fault."""
+
+    NAMED = "named"  # it broke the run, and the report names it
+    MISNAMED = "misnamed"  # it broke the run, and the report names something else
+    UNNOTICED = "unnoticed"  # it was made, and the run ended as if it had not been
+    ENDURED = "endured"  # it breaks nothing, and nothing broke
+    OVERTAKEN = "overtaken"  # something else broke the run before it could
+    NOT_MADE = "not made"  # the run had ended, or it could not be made
+
+    @property
+    def is_wrong(self) -> bool:
+        return self in {Outcome.MISNAMED, Outcome.UNNOTICED}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A fault and what became of it.
+
+    Attributes:
+        fault: As it is typed.
+        reason: Why it was not made.
+        step: That its target had reported when it was made.
+        at_s: When it was made, seconds after the start of the run.
+        detected_s: From the fault to its detection: a rank's end, the verdict of a hang, the moment a host counts as lost.
+        over_s: From the fault to the end of the run.
+    """
+
+    fault: str
+    outcome: Outcome
+    reason: str | None = None
+    ranks: tuple[int, ...] = ()
+    step: int | None = None
+    at_s: float | None = None
+    detected_s: float | None = None
+    over_s: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "outcome": str(self.outcome), "ranks": list(self.ranks)}
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A fault that was made.
+
+    Attributes:
+        breaks_at: When it breaks the run, seconds since the epoch: at once, when its rank goes on, or never.
+    """
+
+    index: int
+    fault: Fault
+    time: float
+    ranks: frozenset[int]
+    step: int | None
+    breaks_at: float
+
+
+def judge_faults(
+    faults: Sequence[Fault],
+    events: Sequence[Mapping[str, Any]],
+    report: Mapping[str, Any],
+    *,
+    lease_s: float = contract.LEASE_S,
+) -> list[Verdict]:
+    """The verdict on every fault, in the order of the plan.
+
+    Args:
+        faults: The plan.
+        events: Of the run's history, as `read_events` gives them.
+        report: `report.json`.
+        lease_s: How long a host may say nothing; soon after that it counts as lost.
+    """
+    made = _made(faults, events, report, lost_after_s=lease_s + contract.AFTER_LEASE_S)
+    missed = {event["index"]: str(event["reason"]) for event in events if event.get("event") == MISSED}
+    made = [one for one in made if one.index not in missed]
+    breaking = sorted((one for one in made if not _is_harmless(one, made)), key=lambda one: (one.breaks_at, one.time))
+    first = breaking[0] if breaking and not _broke_before(breaking[0], report) else None
+    together = [one for one in breaking if first and one.breaks_at <= first.breaks_at + _SAME_MOMENT_S]
+    together = together if first and math.isfinite(first.breaks_at) else breaking
+    named = next((one for one in together if first and _is_named(one, report)), None)
+    by_index = {one.index: one for one in made}
+    verdicts = []
+    for index, fault in enumerate(faults):
+        one = by_index.get(index)
+        if one is None:
+            reason = missed.get(index, "the run had ended")
+            verdicts.append(Verdict(str(fault), Outcome.NOT_MADE, reason))
+        else:
+            outcome = _outcome(one, first, named, breaking=breaking, report=report)
+            verdicts.append(_verdict(one, outcome, events, report))
+    return verdicts
+
+
+def _made(
+    faults: Sequence[Fault], events: Sequence[Mapping[str, Any]], report: Mapping[str, Any], *, lost_after_s: float
+) -> list[_Made]:
+    found: list[_Made] = []
+    for event in events:
+        if event.get("event") == FAULT:
+            fault = faults[event["index"]]
+            found.append(
+                _Made(event["index"], fault, event["time"], frozenset(event["ranks"]), event["step"], event["time"])
+            )
+    return [_with_effect(one, found, report, lost_after_s=lost_after_s) for one in found]
+
+
+def _with_effect(one: _Made, made: Sequence[_Made], report: Mapping[str, Any], *, lost_after_s: float) -> _Made:
+    """A fault with the moment at which it breaks the run, which for some is a while after it was made.
+
+    A stopped rank is a hang only when the timeout is over, and takes no signal but SIGKILL until it goes on. A silent host
+    is lost only after a while.
+    """
+    is_named = _is_named(one, report)
+    if one.fault.verb is Verb.STOP:
+        return replace(one, breaks_at=report["failure"]["time"] if is_named else math.inf)
+    if one.fault.verb is Verb.CUT or one.fault.target.kind is Kind.AGENT:
+        return replace(one, breaks_at=one.time if is_named else one.time + lost_after_s)
+    if one.fault.verb in {Verb.TERM, Verb.SEGV} and one.ranks:
+        return replace(one, breaks_at=min(_awake_at(rank, one.time, made) for rank in one.ranks))
+    return one
+
+
+def _broke_before(first: _Made, report: Mapping[str, Any]) -> bool:
+    """Whether the run had broken by itself; of a lost host only the last sign of life is known."""
+    failure = report["failure"]
+    if failure is None or failure["time"] is None or failure["class"] == Cause.HOST_LOST:
+        return False
+    return bool(failure["time"] < first.time - _SAME_MOMENT_S)
+
+
+def _awake_at(rank: int, time: float, made: Sequence[_Made]) -> float:
+    """When a rank next takes a signal that comes at a time."""
+    changes = [one for one in made if rank in one.ranks and one.fault.verb in {Verb.STOP, Verb.CONTINUE}]
+    before = [one for one in changes if one.time <= time]
+    if not before or before[-1].fault.verb is Verb.CONTINUE:
+        return time
+    return next((one.time for one in changes if one.time > time and one.fault.verb is Verb.CONTINUE), math.inf)
+
+
+def _is_harmless(one: _Made, made: Sequence[_Made]) -> bool:
+    """Whether nothing is to break: somebody goes on, or is let go on later."""
+    if one.fault.verb is Verb.STOP:
+        return all(math.isfinite(_awake_at(rank, one.time, made)) for rank in one.ranks)
+    return one.fault.verb is Verb.CONTINUE
+
+
+def _outcome(
+    one: _Made, first: _Made | None, named: _Made | None, *, breaking: Sequence[_Made], report: Mapping[str, Any]
+) -> Outcome:
+    if one not in breaking:
+        return Outcome.MISNAMED if not breaking and report["failure"] is not None else Outcome.ENDURED
+    if one is named or (one.fault.target.kind is Kind.RUN and _is_named(one, report)):
+        return Outcome.NAMED  # Ctrl-C may be pressed several times
+    if named is None and one is first:
+        return Outcome.UNNOTICED if report["status"] == "done" else Outcome.MISNAMED
+    return Outcome.OVERTAKEN
+
+
+def _is_named(one: _Made, report: Mapping[str, Any]) -> bool:
+    """Whether the report says that this fault ended the run."""
+    failure = report["failure"]
+    kind, verb = one.fault.target.kind, one.fault.verb
+    if kind is Kind.RUN:
+        return bool(report["status"] == "interrupted" and failure is None)
+    if kind is Kind.LAUNCHER:
+        return bool(report["status"] == "terminated" and failure is None)
+    if failure is None:
+        return False
+    if kind is Kind.MPIRUN:
+        return bool(failure["code"] == "R008")
+    if kind is Kind.AGENT or verb is Verb.CUT:
+        return bool(failure["class"] == Cause.HOST_LOST and failure["host"] == one.fault.target.value)
+    causes = {Cause.SHIM_LOST} if kind is Kind.SHIM else _CAUSES.get(verb, set())
+    return failure["class"] in causes and failure["rank"] in one.ranks
+
+
+def _verdict(one: _Made, outcome: Outcome, events: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> Verdict:
+    start, end = _time_of(events, "start"), _time_of(events, "end")
+    told = outcome in {Outcome.NAMED, Outcome.MISNAMED}
+    return Verdict(
+        str(one.fault),
+        outcome,
+        ranks=tuple(sorted(one.ranks)),
+        step=one.step,
+        at_s=_between(start, one.time),
+        detected_s=_between(one.time, _detected(one, events, report)) if told else None,
+        over_s=_between(one.time, end) if told else None,
+    )
+
+
+def _detected(one: _Made, events: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> float | None:
+    """When the run knew: of a lost host the last sign of life is reported, so the first consequence counts."""
+    failure = report["failure"]
+    if failure is not None and failure["class"] != Cause.HOST_LOST:
+        time = failure["time"]
+        return None if time is None else float(time)
+    after = [
+        event["time"]
+        for event in events
+        if event["event"] in {"host_silent", "host_lost", "signal", "ending", "killing", "end"}
+        and event["time"] >= one.time
+    ]
+    return min(after, default=None)
+
+
+def _time_of(events: Sequence[Mapping[str, Any]], kind: str) -> float | None:
+    return next((event["time"] for event in events if event.get("event") == kind), None)
+
+
+def _between(begin: float | None, end: float | None) -> float | None:
+    """Seconds with milliseconds, as the history has them."""
+    return None if begin is None or end is None else round(max(0.0, end - begin), 3)

@@ -1,0 +1,166 @@
+"""Carry a comparison out: every run by the very command that repeats it, one after the other, none twice.
+
+A run that came to its end is kept. When the same comparison is asked for again, after Ctrl-C or with more repeats, runs
+whose plan has the same hash and that the same code made are taken as they are.
+"""
+
+import contextlib
+import hashlib
+import json
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ttlaunch import contract
+from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.lab.comparison.measure import CODE_FILE, Measured, measure_run, read_code
+from ttlaunch.planning.comparison import Candidate, Workload
+from ttlaunch.running.answers import parse_answer, why_it_failed
+from ttlaunch.running.runs.json_files import read_object_if_any
+from ttlaunch.running.runs.recorded import run_folders
+from ttlaunch.spec.recipe.discovery import find_recipe
+
+_LONGEST_S = 3600.0
+_LEAVING_S = 60.0
+_LONGEST_WORDS = 500
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One run of one candidate.
+
+    Attributes:
+        repeat: From 1.
+        measured: None if it failed.
+        error: Why it failed, None if it did not.
+        command: That repeats it.
+        was_kept: Whether it was made before.
+    """
+
+    candidate: Candidate
+    repeat: int
+    measured: Measured | None
+    error: str | None
+    command: str
+    was_kept: bool = False
+
+
+class Comparison:
+    """Runs of some candidates on one workload.
+
+    Args:
+        workload: The same for all.
+        on: The cluster, as `--on` names it.
+        folder: Keeps the runs.
+        repeats: Of each candidate.
+    """
+
+    def __init__(self, workload: Workload, *, on: str, folder: Path, repeats: int) -> None:
+        self._workload = workload
+        self._on = on
+        self._runs = folder / "runs"
+        self._repeats = repeats
+        self._broken: set[Candidate] = set()
+
+    def attempts(self, candidates: Sequence[Candidate]) -> Iterator[Attempt]:
+        """Run each candidate once, then each a second time and so on, so that none has the quiet hour for itself.
+
+        A candidate that has failed once is not tried again.
+
+        Raises:
+            KeyboardInterrupt: As it was pressed; the run that went on has ended.
+        """
+        kept = self._kept()
+        known: dict[Candidate, tuple[str, str]] = {}
+        for repeat in range(1, self._repeats + 1):
+            for candidate in candidates:
+                if candidate in self._broken:
+                    continue
+                if candidate not in known:
+                    known[candidate] = self._plan_hash(candidate), code_of(candidate.recipe)
+                runs = kept.get(known[candidate], [])
+                attempt = self._known(candidate, repeat, runs.pop(0)) if runs else self._run(candidate, repeat)
+                if attempt.measured is None:
+                    self._broken.add(candidate)
+                yield attempt
+
+    def command(self, candidate: Candidate) -> list[str]:
+        """What is run, as it would be typed."""
+        return ["ttlaunch", "run", *candidate.words(self._workload, on=self._on)]
+
+    def _kept(self) -> dict[tuple[str, str], list[Path]]:
+        """Runs that came to their end, by the hashes of their plan and of the code that made them, oldest first."""
+        found: dict[tuple[str, str], list[Path]] = {}
+        for path in run_folders(self._runs):
+            report = read_object_if_any(path / contract.REPORT_FILE)
+            if report.get("status") == "done":
+                found.setdefault((str(report.get("plan_hash")), read_code(path)), []).append(path)
+        return found
+
+    def _plan_hash(self, candidate: Candidate) -> str:
+        """Of the plan that would be carried out; empty if there is none, which the run itself then says."""
+        done = subprocess.run(
+            [sys.executable, "-m", *self.command(candidate), "--dry-run", "--format", "json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_LONGEST_S,
+        )
+        return str(parse_answer(done.stdout).get("hash", "")) if done.returncode == 0 else ""
+
+    def _known(self, candidate: Candidate, repeat: int, path: Path) -> Attempt:
+        return Attempt(candidate, repeat, measure_run(path), None, shlex.join(self.command(candidate)), was_kept=True)
+
+    def _run(self, candidate: Candidate, repeat: int) -> Attempt:
+        """One run, as a user would start it; a Ctrl-C ends it without grace, since half a run says nothing."""
+        command = self.command(candidate)
+        argv = [sys.executable, "-m", *command, "--format", "json", "--grace", "0", "--runs-dir", str(self._runs)]
+        process = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        try:
+            out, err = process.communicate(timeout=_LONGEST_S)
+        except BaseException:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=_LEAVING_S)
+            raise
+        report = parse_answer(out)
+        failed = Attempt(
+            candidate,
+            repeat,
+            None,
+            why_it_failed(report, err, status=process.returncode, longest=_LONGEST_WORDS),
+            shlex.join(command),
+        )
+        if process.returncode != 0 or report.get("status") != "done":
+            return failed
+        path = self._runs / str(report["run_id"])
+        try:
+            (path / CODE_FILE).write_text(json.dumps({"code": code_of(candidate.recipe)}) + "\n", encoding="utf-8")
+            return Attempt(candidate, repeat, measure_run(path), None, shlex.join(command))
+        except (OSError, ValueError, KeyError) as error:
+            reason = f"what it measured cannot be compared: {type(error).__name__}: {error}"
+            return Attempt(candidate, repeat, None, reason[:_LONGEST_WORDS], shlex.join(command))
+
+
+def code_of(recipe: str) -> str:
+    """The hash of the code that makes a run: a recipe's own, what ranks are given to work with, and torch's version.
+
+    What only launches and watches is not in it: it changes no number that is compared.
+    """
+    digest = hashlib.sha256(sys.version.encode())
+    with contextlib.suppress(PackageNotFoundError):
+        digest.update(version("torch").encode())
+    found = find_recipe(recipe, working_folder=Path.cwd())
+    package = Path(contract.__file__).parent
+    own = [] if isinstance(found, Diagnostic) else [found.folder]
+    for folder in (package / "runtime", package / "recipe", *own):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

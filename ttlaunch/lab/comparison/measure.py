@@ -1,0 +1,157 @@
+"""The numbers of one finished run that can be compared between recipes, from its folder alone.
+
+Speed is counted in tokens, because steps are not the same thing everywhere: where a server updates after every worker's
+gradient, a worker's step is a part of what others call one. `steps_per_s` are steps of the workload's global batch.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.running.metrics.books import OUTSIDE_STEPS, Book
+from ttlaunch.running.runs.recorded import Recorded, read_run
+
+_WARM_UP_SHARE = 4
+"""The first fourth of the steps is not timed: recipes try sizes of messages and schedules in it."""
+
+_FORWARD = "forward"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run.
+
+    Attributes:
+        ranks: Of the world, by role.
+        steps_per_s: Global batches a second, after the warm-up.
+        tokens_per_s: Likewise.
+        first_loss, loss: Of the validations before the first step and after the last.
+        samples: Sequences that were trained on.
+        bytes_per_step: Sent by all ranks together.
+        is_counted: Whether every one of these was counted; else those of another library are from the recipe's formula.
+        peak_memory_bytes: By rank, all that the process held.
+        idle_share: Of the time of steps, in which ranks that compute gradients could only wait; None where another
+            library does the waiting.
+        sha256: Of all parameters.
+    """
+
+    run_id: str
+    ranks: Mapping[str, int]
+    steps_per_s: float | None
+    tokens_per_s: float | None
+    first_loss: float | None
+    loss: float | None
+    samples: float
+    bytes_per_step: float | None
+    is_counted: bool
+    peak_memory_bytes: tuple[int, ...]
+    idle_share: float | None
+    sha256: str | None
+
+
+def measure_run(path: Path) -> Measured:
+    """The numbers of a run that has come to its end.
+
+    Raises:
+        OSError: Its folder cannot be read.
+        ValueError, KeyError: It is not of a recipe that trains, or has no report.
+    """
+    recorded = read_run(path)
+    report, training = recorded.report or {}, recorded.plan["config"]["training_config"]
+    length = recorded.plan["config"]["transformer_config"]["max_sequence_length"]
+    per_step = training["batch_size"] * training.get("gradient_accumulation_steps", 1) * length
+    reports = _token_reports(recorded)
+    speed = _tokens_per_s(reports)
+    size, is_counted = _bytes_per_step(recorded)
+    roles = [state.row.role for state in recorded.ranks]
+    return Measured(
+        run_id=path.name,
+        ranks={role: roles.count(role) for role in dict.fromkeys(roles)},
+        steps_per_s=speed / per_step if speed else None,
+        tokens_per_s=speed,
+        first_loss=report.get("first_validation"),
+        loss=report.get("last_validation"),
+        samples=sum(tokens for _, _, tokens in reports) / length,
+        bytes_per_step=size,
+        is_counted=is_counted,
+        peak_memory_bytes=tuple(row.get("peak_memory_bytes") or 0 for row in report["ranks"]),
+        idle_share=_idle_share(recorded.books or ()) if is_counted else None,
+        sha256=report.get("parameters_sha256"),
+    )
+
+
+def _token_reports(recorded: Recorded) -> list[tuple[float, int, int]]:
+    """Time, step and tokens, of the role that reports most: an aggregator repeats what its workers have seen."""
+    by_role: dict[str, list[tuple[float, int, int]]] = {}
+    for state in recorded.ranks:
+        for record in _records(recorded.path / contract.progress_file(state.row.rank)):
+            if record.get("kind") == contract.KIND_STEP and record.get("tokens"):
+                entry = (float(record["time"]), int(record["step"]), int(record["tokens"]))
+                by_role.setdefault(state.row.role, []).append(entry)
+    found = max(by_role.values(), key=lambda reports: sum(tokens for _, _, tokens in reports), default=[])
+    return sorted(found)
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return []
+    return [record for record in map(contract.read_record, lines) if record is not None]
+
+
+def _tokens_per_s(reports: Sequence[tuple[float, int, int]]) -> float | None:
+    last = max((step for _, step, _ in reports), default=0)
+    warm = max(1, last // _WARM_UP_SHARE)
+    since = min((time for time, step, _ in reports if step >= warm), default=0.0)
+    timed = [(time, tokens) for time, _, tokens in reports if time > since]
+    if not timed or timed[-1][0] <= since:
+        return None
+    return sum(tokens for _, tokens in timed) / (timed[-1][0] - since)
+
+
+def _bytes_per_step(recorded: Recorded) -> tuple[float | None, bool]:
+    """What is sent within a step, and whether all of it was counted."""
+    steps = max((state.step for state in recorded.ranks), default=0)
+    if recorded.books is None or recorded.traffic is None or not steps:
+        return None, False
+    counted = sum(
+        row.size * row.steps_until(row.last)
+        for book in recorded.books
+        for row in book.sent
+        if row.phase not in OUTSIDE_STEPS and row.first > 0
+    )
+    hidden = [edge.expected for edge in recorded.traffic.edges if edge.size is None]
+    return (counted + sum(size or 0 for size in hidden)) / steps, not hidden
+
+
+def _idle_share(books: Sequence[Book]) -> float | None:
+    """Of ranks that run forward passes; the first step opens connections and is left out."""
+    waited = whole = 0
+    for book in books:
+        if not book.phases.get(_FORWARD):
+            continue
+        steps = sorted(book.steps)[1:]
+        whole += sum(book.steps[step] for step in steps)
+        waited += sum(times.get(step, 0) for times in book.waits.values() for step in steps)
+    return waited / whole if whole else None
+
+
+def as_json(measured: Measured) -> dict[str, Any]:
+    """For the comparison's JSON."""
+    return {**vars(measured), "ranks": dict(measured.ranks), "peak_memory_bytes": list(measured.peak_memory_bytes)}
+
+
+def read_code(path: Path) -> str:
+    """The hash of the code that made a run, as the comparison noted it; empty if it did not."""
+    try:
+        return str(json.loads((path / CODE_FILE).read_text(encoding="utf-8"))["code"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+CODE_FILE = "compared.json"
+"""In a run's folder: which code made it, so that a run of other code is not taken for one of this."""

@@ -1,0 +1,229 @@
+"""Carry the cells of `ttlaunch parity` out, each by the very command that reproduces it, and judge their bits.
+
+A cell is a process of its own, `ttlaunch run` or `ttlaunch simulate`; what it ends with is its JSON and the checkpoint of its
+last step. Results can be kept in a file, so that a long matrix goes on where it was interrupted.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.planning.parity import Cell
+from ttlaunch.running.answers import parse_answer, why_it_failed
+from ttlaunch.running.checkpoints.tensor_difference import largest_difference, read_weights
+from ttlaunch.running.checkpoints.tensor_file import FiledTensor
+from ttlaunch.spec.recipe.discovery import list_recipes
+
+_LONGEST_S = 3600.0
+_LONGEST_WORDS = 2000
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a cell came to.
+
+    Attributes:
+        sha256: Of all parameters; None if the cell failed.
+        difference: The largest one to the parameters of the reference; None if it is not known.
+        sent_bytes: By all ranks together; None if they kept no books.
+        formula_bytes: What the recipe's formula says of it; None if it was not compared.
+        memory_bytes: The peak of its largest process.
+        seconds: From its start to its end.
+        error: Why it failed, None if it did not.
+    """
+
+    cell: Cell
+    command: str
+    sha256: str | None
+    difference: float | None
+    memory_bytes: int | None
+    seconds: float
+    sent_bytes: int | None = None
+    formula_bytes: int | None = None
+    error: str | None = None
+    was_kept: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        difference = str(self.difference) if self.difference == math.inf else self.difference  # JSON has no infinity
+        return {**asdict(self), "difference": difference}
+
+
+class Parity:
+    """One matrix being carried out.
+
+    Args:
+        steps: Of every training.
+        simulated: All ranks of a cell in one process, instead of real ones under mpirun.
+        jobs: Cells at a time.
+        scratch: An empty folder.
+        kept: File of results; those of the same code in it count, and new ones are added.
+
+    Raises:
+        OSError: The file of results cannot be read or written.
+    """
+
+    def __init__(self, *, steps: int, simulated: bool, jobs: int, scratch: Path, kept: Path | None) -> None:
+        self._steps = steps
+        self._simulated = simulated
+        self._jobs = jobs
+        self._scratch = scratch
+        self._kept = kept
+        self._code = code_hash() if kept else ""
+        self._known = self._read_kept()
+        self._references: dict[str, tuple[str, Mapping[str, FiledTensor]]] = {}
+        self._running: set[subprocess.Popen[str]] = set()
+        self._is_over = threading.Event()
+
+    def results(self, cells: Sequence[Cell]) -> Iterator[Result]:
+        """Run the cells and say what each came to, in their order; the first of each precision is run before the others.
+
+        Raises:
+            OSError: The file of results cannot be written any more.
+        """
+        known = self._known
+        firsts = list({cell.precision: cell for cell in reversed(cells)}.values())
+        with ThreadPoolExecutor(self._jobs) as pool:
+            try:
+                references = {cell: pool.submit(self._reference, cell) for cell in firsts}
+                for future in references.values():
+                    future.result()
+                futures = {
+                    cell: pool.submit(self._run, cell) for cell in cells if cell not in references and cell not in known
+                }
+                for cell in cells:
+                    result = known[cell] if cell in known and cell not in references else None
+                    result = result or (references | futures)[cell].result()
+                    self._keep(result)
+                    yield result
+            finally:
+                self._is_over.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list(self._running):  # as Ctrl-C would: each ends its own ranks
+                    process.send_signal(signal.SIGINT)
+
+    def _reference(self, cell: Cell) -> Result:
+        folder = self._scratch / f"reference-{cell.precision}"
+        result = self._carry_out(cell, folder)
+        if result.sha256 is not None:
+            self._references[cell.precision] = result.sha256, _last_weights(folder)
+        return replace(result, difference=0.0 if result.sha256 else None)
+
+    def _run(self, cell: Cell) -> Result:
+        folder = self._scratch / hashlib.sha256(str(cell).encode()).hexdigest()[:16]
+        result = self._carry_out(cell, folder)
+        reference = self._references.get(cell.precision)
+        try:
+            if result.sha256 is None or reference is None:
+                return result
+            same = result.sha256 == reference[0]
+            return replace(result, difference=0.0 if same else largest_difference(reference[1], _last_weights(folder)))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _carry_out(self, cell: Cell, folder: Path) -> Result:
+        """Run one cell as a user would."""
+        words = cell.words(steps=self._steps)
+        keeping = ["--keep", str(folder)] if self._simulated else ["--runs-dir", str(folder)]
+        verb = "simulate" if self._simulated else "run"
+        argv = [sys.executable, "-m", "ttlaunch", verb, *words, "--format", "json", *keeping]
+        command = cell.command(steps=self._steps, simulated=self._simulated)
+        if self._is_over.is_set():
+            return Result(cell, command, None, None, None, 0.0, error="it was not started")
+        began = time.monotonic()
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._running.add(process)
+        try:
+            out, err = process.communicate(timeout=_LONGEST_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            out, err = "", f"it took more than {_LONGEST_S:.0f} s"
+        finally:
+            self._running.discard(process)
+        seconds = time.monotonic() - began
+        report = parse_answer(out)
+        if process.returncode != 0 or report.get("parameters_sha256") is None:
+            why = why_it_failed(report, err, status=process.returncode, longest=_LONGEST_WORDS)
+            return Result(cell, command, None, None, None, seconds, error=why)
+        sent, formula = _traffic(report)
+        return Result(cell, command, report["parameters_sha256"], None, _peak(report), seconds, sent, formula)
+
+    def _read_kept(self) -> dict[Cell, Result]:
+        if self._kept is None:
+            return {}
+        with self._kept.open("a+", encoding="utf-8", errors="replace") as file:  # it has to be writable, too
+            file.seek(0)
+            lines = file.read().splitlines()
+        found = {}
+        for line in lines:
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that was cut off counts as none
+                entry = json.loads(line)
+                if (entry.pop("code"), entry.pop("steps")) != (self._code, self._steps):
+                    continue
+                cell, difference = Cell(**entry.pop("cell")), entry.pop("difference")
+                found[cell] = Result(
+                    cell, **{**entry, "difference": difference and float(difference), "was_kept": True}
+                )
+        return {cell: result for cell, result in found.items() if self._is_of_this_kind(result)}
+
+    def _is_of_this_kind(self, result: Result) -> bool:
+        return result.sha256 is not None and result.command == result.cell.command(
+            steps=self._steps, simulated=self._simulated
+        )
+
+    def _keep(self, result: Result) -> None:
+        if self._kept is not None and not result.was_kept:
+            entry = {**result.as_json(), "code": self._code, "steps": self._steps}
+            try:
+                with self._kept.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(entry) + "\n")
+            except OSError as error:  # a full disk does not say which file it was
+                raise OSError(error.errno, error.strerror, str(self._kept)) from error
+
+
+def code_hash() -> str:
+    """Of all that computes: package, recipes, torch's version. Results of other code say nothing of this one."""
+    digest = hashlib.sha256(sys.version.encode())
+    with contextlib.suppress(PackageNotFoundError):
+        digest.update(version("torch").encode())
+    folders = [Path(contract.__file__).parent, *(found.folder for found in list_recipes(Path.cwd()))]
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _last_weights(folder: Path) -> Mapping[str, FiledTensor]:
+    """Of the one checkpoint below the folder of a run or a simulation."""
+    checkpoints = [path for path in folder.rglob("step-*") if (path / contract.CHECKPOINT_MANIFEST).is_file()]
+    return read_weights(checkpoints[0]) if checkpoints else {}
+
+
+def _peak(report: dict[str, Any]) -> int | None:
+    peaks = [rank.get("peak_memory_bytes") for rank in report.get("ranks", ())]
+    found = [peak for peak in (*peaks, report.get("peak_memory_bytes")) if peak]
+    return max(found) if found else None
+
+
+def _traffic(report: dict[str, Any]) -> tuple[int | None, int | None]:
+    """Bytes that all ranks have sent, and those of the recipe's formula."""
+    traffic = report.get("traffic")
+    if traffic is None:
+        return None, None
+    sent = sum(edge["bytes"] for edge in traffic["edges"])
+    compared = traffic["not_compared"] is None
+    return sent, sum(edge["formula_bytes"] for edge in traffic["edges"]) if compared else None

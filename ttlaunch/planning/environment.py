@@ -1,0 +1,73 @@
+"""The environment each rank receives, compatible with programs written for the vendor's launcher.
+
+Later wins: variables of the launching shell with a vendor prefix, the managed variables, the cluster's and the
+bindings' `global_env`, a rank's own `env_overrides`. What a rank inherits on its host stays, except managed names: a
+`TT_MESH_ID` left over in somebody's shell must never reach a rank.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ttlaunch.spec.topology.model import Binding, Topology
+
+PASSED_PREFIXES = ("TT_", "ARCH_", "WH_", "TTNN_", "RELIABILITY_MODE", "DEEPSEEK_", "MESH_")
+MANAGED = frozenset(
+    {
+        "TT_MESH_ID",
+        "TT_MESH_HOST_RANK",
+        "TT_MESH_GRAPH_DESC_PATH",
+        "TT_RUN_ORIGINAL_CWD",
+        "TT_RUN_RANK",
+        "TT_RUN_SUBCONTEXT_ID",
+        "TT_RUN_SUBCONTEXT_SIZES",
+        "TT_METAL_MOCK_CLUSTER_DESC_PATH",
+        "TT_METAL_FACTORY_SYSTEM_DESCRIPTOR_PATH",
+        "TT_METAL_CLUSTER_ID",
+        "TT_VISIBLE_DEVICES",
+    }
+)
+"""Names that only the plan may set; a launching shell's values of them reach no rank."""
+
+
+def plan_environment(topology: Topology, *, shell: Mapping[str, str], working_folder: Path) -> dict[str, str]:
+    """What every rank gets.
+
+    Args:
+        topology: The cluster.
+        shell: The launching shell's environment.
+        working_folder: Where `ttlaunch` was started.
+    """
+    folder = str(working_folder)
+    shared = {k: v for k, v in shell.items() if k.startswith(PASSED_PREFIXES) and k not in MANAGED}
+    if topology.meshes:
+        home = shell.get("TT_METAL_HOME", folder)
+        shared |= {
+            "TT_METAL_HOME": home,
+            "TT_METAL_RUNTIME_ROOT": shell.get("TT_METAL_RUNTIME_ROOT", home),
+            "TT_MESH_GRAPH_DESC_PATH": str(topology.mesh_graph_path),
+            "LD_LIBRARY_PATH": shell.get("LD_LIBRARY_PATH", f"{folder}/build/lib"),
+        }
+    shared |= {
+        "PYTHONPATH": shell.get("PYTHONPATH", folder),
+        "PYTHONUNBUFFERED": "1",
+        "TT_RUN_ORIGINAL_CWD": folder,
+    }
+    shared |= {k: shell[k] for k in ("HOME", "USER", "PATH", "VIRTUAL_ENV", "PYTHONHOME") if k in shell}
+    return {**shared, **topology.cluster.environment, **topology.global_environment}
+
+
+def plan_rank_environment(rank: int, binding: Binding | None, topology: Topology) -> dict[str, str]:
+    """What one rank gets on top of that; names that the cluster or the bindings set for all ranks stay as they are."""
+    own = {"TT_RUN_RANK": str(rank)}
+    if binding is not None:
+        own["TT_MESH_ID"] = str(binding.mesh_id if binding.local_mesh_id is None else binding.local_mesh_id)
+        if binding.mesh_graph_path is not None:
+            own["TT_MESH_GRAPH_DESC_PATH"] = str(binding.mesh_graph_path)
+        if binding.subcontext_id is not None:
+            own["TT_RUN_SUBCONTEXT_ID"] = str(binding.subcontext_id)
+            own["TT_RUN_SUBCONTEXT_SIZES"] = ",".join(map(str, topology.subcontext_sizes))
+        if binding.mesh_host_rank is not None:
+            own["TT_MESH_HOST_RANK"] = str(binding.mesh_host_rank)
+    for_all = {**topology.cluster.environment, **topology.global_environment}
+    own = {name: value for name, value in own.items() if name not in for_all}
+    return own | dict(binding.environment if binding is not None else {})

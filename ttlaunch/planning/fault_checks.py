@@ -1,0 +1,107 @@
+"""Whether the faults that are ordered can happen in a run: its ranks, roles and hosts, and the steps it takes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ttlaunch.diagnostics import Diagnostic, Label, did_you_mean, listed, shown
+from ttlaunch.planning.faults import AtStep, Fault, Kind, Verb
+from ttlaunch.planning.launch_plan import LaunchPlan, RankRow, RecipeProgram
+
+
+@dataclass(frozen=True)
+class Field:
+    """What faults may hit, and when.
+
+    Attributes:
+        is_here: Whether all ranks run on the launching machine.
+        takes_steps: Whether ranks report steps at all.
+        first_step, last_step: Of those that the run takes; None: it does not say.
+    """
+
+    ranks: tuple[RankRow, ...]
+    is_here: bool
+    takes_steps: bool = True
+    first_step: int | None = 1
+    last_step: int | None = None
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.host for row in self.ranks))
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.role for row in self.ranks))
+
+
+def field_of(plan: LaunchPlan, *, is_here: bool) -> Field:
+    """The field that a plan gives."""
+    recipe = plan.program if isinstance(plan.program, RecipeProgram) else None
+    if recipe is None:
+        return Field(plan.ranks, is_here, takes_steps=False)
+    begins_after = int((recipe.start or {}).get("step") or 0)
+    last = (recipe.config.get("training_config") or {}).get("steps")
+    return Field(plan.ranks, is_here, first_step=begins_after + 1, last_step=last)
+
+
+def check_faults(faults: Sequence[Fault], ground: Field) -> Iterator[Diagnostic]:
+    """A diagnostic for every fault that names what the run does not have, or that comes at no moment of it."""
+    for fault in faults:
+        found = _check_target(fault, ground) or _check_moment(fault, ground)
+        if found is not None:
+            yield found
+
+
+def targets_of(fault: Fault, ranks: Sequence[RankRow]) -> tuple[int, ...]:
+    """The ranks that a fault hits; none where it hits something else."""
+    value = fault.target.value
+    match fault.target.kind:
+        case Kind.RANK | Kind.SHIM:
+            return tuple(row.rank for row in ranks if row.rank == value)
+        case Kind.ROLE:
+            return tuple(row.rank for row in ranks if row.role == value)
+        case Kind.HOST if fault.verb is not Verb.CUT:
+            return tuple(row.rank for row in ranks if row.host == value)
+        case _:
+            return ()
+
+
+def _check_target(fault: Fault, ground: Field) -> Diagnostic | None:
+    kind, value = fault.target.kind, fault.target.value
+    if kind in {Kind.RANK, Kind.SHIM} and value not in {row.rank for row in ground.ranks}:
+        last = len(ground.ranks) - 1
+        return _missing(fault, f"the run has ranks 0 to {last}" if last else "the run has rank 0 alone")
+    if kind is Kind.ROLE and value not in ground.roles:
+        return _missing(fault, f"the run has {listed(ground.roles, last='and')}", ground.roles)
+    if kind in {Kind.HOST, Kind.AGENT} and value not in ground.hosts:
+        return _missing(fault, f"the run has {listed(ground.hosts, last='and')}", ground.hosts)
+    if ground.is_here and (kind is Kind.AGENT or fault.verb is Verb.CUT):
+        what = f"`{shown(fault.verb)} {shown(fault.target)}` needs a run over hosts"
+        label = _label(fault, "all ranks run on this machine")
+        return Diagnostic("P037", what, label, hints=("`--on NAME` names a cluster of several machines",))
+    return None
+
+
+def _missing(fault: Fault, has: str, known: Sequence[str] = ()) -> Diagnostic:
+    message = f"`{shown(fault.target)}` is not in this run"
+    return Diagnostic("P037", message, _label(fault, has), hints=did_you_mean(str(fault.target.value), known))
+
+
+def _check_moment(fault: Fault, ground: Field) -> Diagnostic | None:
+    if not isinstance(fault.moment, AtStep):
+        return None
+    step, hints = fault.moment.step, ("a moment in seconds after the start is written `10s`",)
+    message = f"`{fault.moment}` never comes"
+    if not ground.takes_steps:
+        text = "only ranks of recipes report steps"
+    elif ground.last_step is not None and step > ground.last_step:
+        text, hints = f"the run ends after step {ground.last_step}", (f"`step={ground.last_step}` is the last",)
+    elif ground.first_step is not None and step < ground.first_step:
+        text, hints = f"the run begins with step {ground.first_step}", (f"`step={ground.first_step}` is the first",)
+    else:
+        return None
+    label = Label(fault.moment_span, text) if fault.moment_span else None
+    return Diagnostic("P038", message, label, hints=hints)
+
+
+def _label(fault: Fault, text: str) -> Label | None:
+    return Label(fault.target_span, text) if fault.target_span else None

@@ -1,0 +1,113 @@
+"""With how many ranks a recipe can go on where the cluster has become smaller: the largest world that it allows.
+
+A layout whose size a key of the configuration decides fits a smaller world once that key has a smaller value, as with
+`--ranks` and `--set`. Every rule of the recipe is applied to what comes out; the checkpoint of one layout loads in any.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ttlaunch.diagnostics import has_errors
+from ttlaunch.planning.recipe_plan import RecipeChoice, check_recipe
+from ttlaunch.planning.roles import RoleLayout
+from ttlaunch.spec.recipe.config import LoadedConfig, override_config
+from ttlaunch.spec.recipe.declare import Layout, Per, Recipe
+from ttlaunch.spec.recipe.sections import ConfigFile
+from ttlaunch.spec.topology.model import Topology
+from ttlaunch.spec.topology.smaller import leave_out
+
+_WORKERS = "multihost_config.num_workers"
+
+
+@dataclass(frozen=True)
+class World:
+    """A number of ranks with which a recipe runs.
+
+    Attributes:
+        overrides: What its configuration has to say for that, as for `--set`.
+    """
+
+    ranks: int
+    overrides: tuple[str, ...]
+    layout: str
+
+
+def largest_world(choice: RecipeChoice, topology: Topology, *, most: int, before: str | None = None) -> World | None:
+    """The largest world of at most so many ranks that the recipe allows on a cluster; None if there is none.
+
+    Args:
+        choice: The recipe, its configuration without errors.
+        topology: The hosts that are left; has at least one.
+        most: Ranks that were asked for.
+        before: The layout so far, which is preferred among those of one size.
+    """
+    slots = len(topology.bindings) if topology.bindings else len(topology.slots)
+    worlds = [world for world in _worlds(choice.recipe, choice.loaded, most) if world.ranks <= min(slots, most)]
+    order = {layout.name: -number for number, layout in enumerate(choice.recipe.layouts)}
+    worlds.sort(key=lambda one: (-one.ranks, len(one.overrides), one.layout != before, order[one.layout]))
+    return next((world for world in worlds if _is_allowed(world, choice, topology)), None)
+
+
+def _is_allowed(world: World, choice: RecipeChoice, topology: Topology) -> bool:
+    loaded = override_config(choice.recipe, choice.loaded, world.overrides)
+    if loaded.config is None:
+        return False
+    on = leave_out(topology, (), most=world.ranks) if topology.bindings else topology
+    layout, found = check_recipe(replace(choice, loaded=loaded), on, ranks=world.ranks)
+    return isinstance(layout, RoleLayout) and not has_errors(found)
+
+
+def _worlds(recipe: Recipe, loaded: LoadedConfig, most: int) -> Iterator[World]:
+    """Every size of every layout, as the configuration is and with each smaller value of the keys that decide it."""
+    for layout in recipe.layouts:
+        for overrides, config in [((), loaded.checked), *_smaller(layout, loaded)]:
+            sizes = [None] if layout.any_size is None else range(1, most + 1)
+            for size in sizes:
+                counts = layout.counts(config, world_size=size)
+                if min(counts.values()) >= 1:
+                    yield World(sum(counts.values()), overrides, layout.name)
+
+
+def _smaller(layout: Layout, loaded: LoadedConfig) -> Iterator[tuple[tuple[str, ...], ConfigFile]]:
+    """Configurations with a smaller value of a key that decides how many ranks the layout has, and what sets them."""
+    config = loaded.checked
+    numbers = [count for count in layout.roles.values() if isinstance(count, Per)]
+    for key in dict.fromkeys(key for count in numbers for key in (*count.times, count.key)):
+        for text, value in _smaller_values(_value(config, key)):
+            smaller = _with_value(config, key.split("."), value)
+            if smaller is None:
+                break
+            overrides = [f"{key}={text}"]
+            if key != _WORKERS and loaded.span(_WORKERS) is not None:  # where it is given, it counts the same ranks
+                overrides.append(f"{_WORKERS}={max(count(smaller) for count in numbers)}")
+            yield tuple(overrides), smaller
+
+
+def _smaller_values(value: Any) -> Iterator[tuple[str, Any]]:
+    """Smaller numbers; of a list of numbers, its sum in fewer parts that are as equal as can be."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield from ((str(number), number) for number in range(value - 1, 0, -1))
+        return
+    amounts = list(value.values()) if isinstance(value, dict) else value
+    if not isinstance(amounts, list) or not all(type(amount) is int for amount in amounts):
+        return
+    for parts in range(len(amounts) - 1, 0, -1):
+        each, more = divmod(sum(amounts), parts)
+        split = [each + (part < more) for part in range(parts)]
+        yield f"[{', '.join(map(str, split))}]", split
+
+
+def _value(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = getattr(config, part, None)
+    return config
+
+
+def _with_value(config: Any, parts: list[str], value: Any) -> Any:
+    """A copy with one value changed, without checks; None if what has that name is no key, but follows from others."""
+    name = parts[0]
+    if config is None or name not in type(config).model_fields:
+        return None
+    inner = value if len(parts) == 1 else _with_value(getattr(config, name), parts[1:], value)
+    return None if inner is None else config.model_copy(update={name: inner})

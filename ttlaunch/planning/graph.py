@@ -1,0 +1,58 @@
+"""How far meshes are from each other: hops over the links of the mesh graph.
+
+A hop is one link, to a mesh or to a switch. Ranks of one mesh are 0 hops apart, whatever hosts they run on: nothing
+between them crosses a link.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ttlaunch.spec.topology.model import MeshId, Topology
+
+
+class _Node(NamedTuple):
+    """A mesh or a switch; their numbers have nothing to do with each other."""
+
+    is_switch: bool
+    id: int
+
+
+def mesh_hops(topology: Topology) -> Mapping[MeshId, Mapping[MeshId, int]]:
+    """Links on a shortest path from each mesh to each mesh that it reaches; meshes without a path are left out.
+
+    Cost: one breadth-first search per mesh.
+    """
+    joined = _neighbours(topology)
+    return {
+        MeshId(start.id): {MeshId(node.id): hops for node, hops in _search(start, joined).items() if not node.is_switch}
+        for start in joined
+        if not start.is_switch
+    }
+
+
+def _neighbours(topology: Topology) -> dict[_Node, list[_Node]]:
+    meshes = [_Node(is_switch=False, id=mesh.id) for mesh in topology.meshes]
+    joined: dict[_Node, list[_Node]] = {node: [] for node in meshes}
+    joined |= {_Node(is_switch=True, id=switch.id): [] for switch in topology.switches}
+    ends = [(_Node(is_switch=False, id=link.a), _Node(is_switch=False, id=link.b)) for link in topology.links]
+    ends += [
+        (_Node(is_switch=True, id=link.switch), _Node(link.other_is_switch, link.other))
+        for link in topology.switch_links
+    ]
+    for a, b in ends:
+        joined[a].append(b)
+        joined[b].append(a)
+    return joined
+
+
+def _search(start: _Node, joined: Mapping[_Node, list[_Node]]) -> dict[_Node, int]:
+    hops = {start: 0}
+    waiting = deque([start])
+    while waiting:
+        node = waiting.popleft()
+        for other in joined[node]:
+            if other not in hops:
+                hops[other] = hops[node] + 1
+                waiting.append(other)
+    return hops

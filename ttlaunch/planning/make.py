@@ -1,0 +1,146 @@
+"""Put the parts of a plan together: a program, topology, engine and shell in; `LaunchPlan` out.
+
+`recipe_plan.py` does it for a recipe; it is another file because reading recipes costs a tenth of a second.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ttlaunch.diagnostics import Diagnostic, Label
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.planning.environment import MANAGED, plan_environment, plan_rank_environment
+from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan, RankRow, RecipeProgram
+from ttlaunch.planning.openmpi import OpenMpi, OverHosts, plan_openmpi
+from ttlaunch.planning.secrets import hide_secrets
+from ttlaunch.spec.topology.model import Topology
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Networks in CIDR notation: that ranks talk over, and that mpirun's daemons and the launching machine talk over.
+
+    Attributes:
+        has_rdma: Whether every host has an RDMA device.
+    """
+
+    ranks: tuple[str, ...]
+    control: tuple[str, ...]
+    has_rdma: bool = False
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What planning needs to know of the launching machine; handed in so that planning stays pure.
+
+    Attributes:
+        working_folder: Where the command was typed; ranks start there.
+        shell: Environment of the command.
+        python: Interpreter for shims and ranks.
+        shim: Path of the shim.
+        engine: The MPI to use.
+        mpi_args: Further words for its mpirun.
+        local_hosts: Names in the hostfile that mean this machine.
+        networks: What is known of the networks between hosts; None before the hosts have been asked.
+    """
+
+    working_folder: Path
+    shell: Mapping[str, str]
+    python: str
+    shim: str
+    engine: OpenMpi
+    mpi_args: tuple[str, ...] = ()
+    local_hosts: frozenset[str] = frozenset()
+    networks: Networks | None = None
+
+
+def plan_command(
+    command: Sequence[str], topology: Topology, surroundings: Surroundings, *, ranks: int | None, name: str
+) -> LaunchPlan | Diagnostic:
+    """The plan of any other program: every rank runs the same command."""
+    world_size = topology.world_size or ranks or 1
+    if ranks is not None and ranks != world_size:
+        span = topology.bindings[-1].span
+        bound = counted(world_size, "rank")
+        message = f"`--ranks {ranks}` was given but configuration `{topology.name}` binds {bound}"
+        return Diagnostic("P004", message, Label(span, f"the last of {counted(world_size, 'bound rank')}"))
+    if world_size > len(topology.slots):
+        span = topology.hosts[-1].slots_span
+        offered = counted(len(topology.slots), "slot")
+        message = f"`--ranks {world_size}` was given but the hosts offer {offered}"
+        return Diagnostic("P002", message, Label(span, f"{offered} in all"))
+    program = CommandProgram(name, tuple(command))
+    return plan_program(program, tuple(command), ("rank",) * world_size, (), topology, surroundings)
+
+
+def plan_program(
+    program: RecipeProgram | CommandProgram,
+    command: tuple[str, ...],
+    roles: Sequence[str],
+    flows: tuple[tuple[str, str, str], ...],
+    topology: Topology,
+    surroundings: Surroundings,
+) -> LaunchPlan:
+    """The plan of a program whose ranks, started by `command`, have these roles and flows; there is a slot for each."""
+    shell = surroundings.shell
+    rows = tuple(_row(rank, role, topology) for rank, role in enumerate(roles))
+    hidden = hide_secrets(
+        plan_environment(topology, shell=shell, working_folder=surroundings.working_folder),
+        [row.environment for row in rows],
+        program.config if isinstance(program, RecipeProgram) else None,
+        shell=shell,
+    )
+    rows = tuple(replace(row, environment=own) for row, own in zip(rows, hidden.rows, strict=True))
+    used = {row.host for row in rows}  # on any other host mpirun would start a daemon for nothing
+    hosts = [host for host in topology.hosts if host.name in used]
+    slots = [(f"{host.user}@{host.name}" if host.user else str(host.name), host.slots) for host in hosts]
+    engine = plan_openmpi(
+        surroundings.engine,
+        python=surroundings.python,
+        shim=surroundings.shim,
+        rows=rows,
+        slots=slots,
+        mpi_args=surroundings.mpi_args,
+        over_hosts=_over_hosts(rows, topology, surroundings),
+    )
+    return LaunchPlan(
+        topology=topology.name,
+        program=program,
+        rank_command=command,
+        working_folder=str(surroundings.working_folder),
+        environment=hidden.environment,
+        managed=tuple(sorted(MANAGED)),
+        ranks=rows,
+        flows=flows,
+        links=tuple((link.a, link.b, link.channels) for link in topology.links),
+        engine=engine,
+        secrets=hidden.secrets,
+    )
+
+
+def _over_hosts(rows: Sequence[RankRow], topology: Topology, surroundings: Surroundings) -> OverHosts | None:
+    if all(row.host in surroundings.local_hosts for row in rows):
+        return None
+    networks = surroundings.networks or Networks((), ())
+    folder = topology.cluster.remote_folder
+    return OverHosts(folder, networks.ranks, networks.control, has_rdma=networks.has_rdma)
+
+
+def _row(rank: int, role: str, topology: Topology) -> RankRow:
+    slot = topology.slots[rank]
+    binding = topology.bindings[rank] if topology.bindings else None
+    mesh = topology.mesh(binding.mesh_id) if binding else None
+    return RankRow(
+        rank=rank,
+        host=str(slot.host.name),
+        slot=slot.index,
+        role=role,
+        mesh_id=mesh.id if mesh else None,
+        mesh_host_rank=binding.mesh_host_rank if binding else None,
+        device_shape=_block_shape(mesh.device_shape, mesh.host_shape) if mesh else None,
+        environment=plan_rank_environment(rank, binding, topology),
+    )
+
+
+def _block_shape(devices: tuple[int, int], hosts: tuple[int, int]) -> tuple[int, int]:
+    return devices[0] // hosts[0], devices[1] // hosts[1]

@@ -1,0 +1,155 @@
+"""Which order of hosts, and of meshes on each host, keeps the ranks that talk to each other close in the mesh graph.
+
+Rank r takes the r-th slot in the order of `hosts.txt`, so ranks are placed by writing hosts in another order. A host and
+its meshes are joined by cables and move together: a host's row of the bindings goes where the host goes. Hosts whose
+slots are not all bound keep their place: what is cabled to the rest of them stands in no file.
+
+The cost is Σ weight × hops over the pairs of ranks that talk. A pair without a path between its meshes counts first.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ttlaunch.diagnostics import Diagnostic, Label, Severity
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.planning.arrangement import EXACT_UP_TO, Assignment
+from ttlaunch.planning.flows import traffic
+from ttlaunch.planning.graph import mesh_hops
+from ttlaunch.planning.roles import RoleLayout
+from ttlaunch.planning.search import solve
+from ttlaunch.spec.topology.model import Binding, Host, Rank, Slot, Topology
+
+_WORTH_SAYING = 1.5
+
+
+class Cost(NamedTuple):
+    """What an arrangement costs; the smaller one is better.
+
+    Attributes:
+        unreachable: Weight of the pairs of ranks whose meshes no path joins.
+        hops: Σ weight × hops over the other pairs.
+    """
+
+    unreachable: float
+    hops: float
+
+
+class PairHops(NamedTuple):
+    """Two ranks that talk, and how far apart they are; None without a path."""
+
+    a: Rank
+    b: Rank
+    weight: float
+    before: int | None
+    after: int | None
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """An order of hosts and bindings.
+
+    Attributes:
+        hosts: All hosts, in the order for `hosts.txt`.
+        bindings: One per rank: today's rows, in the order of the ranks that they would belong to.
+        slots: Where each rank would run.
+        exact: Whether every order has been looked at.
+    """
+
+    hosts: tuple[Host, ...]
+    bindings: tuple[Binding, ...]
+    slots: tuple[Slot, ...]
+    before: Cost
+    after: Cost
+    pairs: tuple[PairHops, ...]
+    exact: bool
+
+    @property
+    def improves(self) -> bool:
+        return self.after < self.before
+
+    def moved(self, rank: Rank) -> bool:
+        """Whether a rank would drive another mesh, or run elsewhere, than today."""
+        return self.bindings[rank].rank != rank
+
+
+def propose_placement(topology: Topology, layout: RoleLayout) -> Proposal | Diagnostic:
+    """The best order known; today's where no other is better.
+
+    Cost: a bounded search; under a second or two for 64 ranks, less for few.
+    """
+    if not topology.meshes or not topology.bindings:
+        return Diagnostic(
+            "P012",
+            f"configuration `{topology.name}` has no meshes, so there is nothing to place ranks by",
+            Label(topology.hosts[0].span, "only hosts are described"),
+            hints=("describe the meshes and their links in `mgd.yaml`, and who drives them in `rank_bindings.yaml`",),
+        )
+    hops = mesh_hops(topology)
+    meshes = [binding.mesh_id for binding in topology.bindings]
+    weights = traffic(layout)
+    # More than any placement with a path for every pair can cost.
+    apart = float(len(topology.meshes)) * (1.0 + sum(weights.values()) / min(weights.values(), default=1.0))
+    distances = [[float(hops[a].get(b, apart)) for b in meshes] for a in meshes]
+    blocks = _blocks(topology)
+    last = blocks[-1]
+    unfilled = len(last) < topology.slots[last[0]].host.slots
+    question = Assignment(distances, {(int(a), int(b)): w for (a, b), w in weights.items()}, blocks, unfilled)
+    places = solve(question)
+    pairs = tuple(
+        PairHops(a, b, weight, hops[meshes[a]].get(meshes[b]), hops[meshes[places[a]]].get(meshes[places[b]]))
+        for (a, b), weight in weights.items()
+    )
+    hosts = tuple(dict.fromkeys([*(topology.slots[place].host for place in places), *topology.hosts]))
+    return Proposal(
+        hosts=hosts,
+        bindings=tuple(topology.bindings[place] for place in places),
+        slots=tuple(Slot(host, index) for host in hosts for index in range(host.slots))[: len(places)],
+        before=_cost([(pair.weight, pair.before) for pair in pairs]),
+        after=_cost([(pair.weight, pair.after) for pair in pairs]),
+        pairs=pairs,
+        exact=question.size <= EXACT_UP_TO,
+    )
+
+
+def check_placement(topology: Topology, layout: RoleLayout, *, recipe: str) -> list[Diagnostic]:
+    """Say so if another order of the hosts would cost much less; a warning, because the run is right either way."""
+    proposal = propose_placement(topology, layout) if topology.bindings else None
+    if not isinstance(proposal, Proposal) or not proposal.improves:
+        return []
+    before, after = proposal.before, proposal.after
+    if before.unreachable <= after.unreachable and before.hops < _WORTH_SAYING * after.hops:
+        return []
+    moved = next(rank for rank in range(len(proposal.bindings)) if proposal.moved(Rank(rank)))
+    label = Label(topology.bindings[moved].span, f"the proposal gives rank {moved} another host and mesh")
+    return [
+        Diagnostic(
+            "P013",
+            f"these bindings cost {render_cost(before)}; another order of the hosts costs {render_cost(after)}",
+            label,
+            notes=("the cost is the sum of weight × hops over the pairs of ranks that talk",),
+            hints=(f"`ttlaunch place {recipe} --on {topology.name}` proposes that order",),
+            severity=Severity.WARNING,
+        )
+    ]
+
+
+def render_cost(cost: Cost) -> str:
+    """The cost in words: `4`, or `4 and 2 without a path`."""
+    return f"{cost.hops:g}" + (f" and {cost.unreachable:g} without a path" if cost.unreachable else "")
+
+
+def render_hops(hops: int | None) -> str:
+    return "no path" if hops is None else counted(hops, "hop")
+
+
+def _blocks(topology: Topology) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each host that has some, in the order of `hosts.txt`."""
+    ranks: dict[Host, list[int]] = {}
+    for binding in topology.bindings:
+        ranks.setdefault(topology.slots[binding.rank].host, []).append(binding.rank)
+    return tuple(tuple(of_host) for of_host in ranks.values())
+
+
+def _cost(pairs: list[tuple[float, int | None]]) -> Cost:
+    apart = sum(weight for weight, hops in pairs if hops is None)
+    return Cost(apart, sum(weight * hops for weight, hops in pairs if hops is not None))

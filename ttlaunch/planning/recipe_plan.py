@@ -1,0 +1,76 @@
+"""The plan of a recipe: its roles laid out over the topology, every rule checked that needs both, and its program."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ttlaunch.diagnostics import Diagnostic, has_errors
+from ttlaunch.planning.devices import check_devices
+from ttlaunch.planning.fabric import check_fabric
+from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.planning.make import Surroundings, plan_program
+from ttlaunch.planning.roles import RoleLayout, plan_roles
+from ttlaunch.spec.recipe.config import LoadedConfig, check_config
+from ttlaunch.spec.recipe.declare import Recipe
+from ttlaunch.spec.topology.model import Topology
+
+_RANK_MODULE = ("-m", "ttlaunch.runtime")
+
+
+@dataclass(frozen=True)
+class RecipeChoice:
+    """A recipe with its configuration.
+
+    Attributes:
+        data: Path, SHA-256 and size of the training text, None if the recipe reads none.
+        start: Files that training begins from, None if weights are drawn from the seed.
+    """
+
+    name: str
+    folder: Path
+    recipe: Recipe
+    loaded: LoadedConfig
+    data: Mapping[str, Any] | None = None
+    start: Mapping[str, Any] | None = None
+
+
+def check_recipe(
+    choice: RecipeChoice, topology: Topology, *, ranks: int | None
+) -> tuple[RoleLayout | None, list[Diagnostic]]:
+    """Lay the roles out and apply every rule that needs both recipe and topology; all mistakes at once."""
+    if choice.loaded.config is None:
+        return None, []
+    layout = plan_roles(choice.recipe, choice.loaded, topology, ranks=ranks)
+    if isinstance(layout, Diagnostic):
+        last = choice.recipe.layouts[-1]
+        return None, [*check_config(choice.recipe, choice.loaded, last), layout]
+    found = check_config(choice.recipe, choice.loaded, layout.layout)
+    found += [
+        *check_fabric(choice.loaded, topology, layout),
+        *check_devices(choice.loaded, topology, layout.layout, recipe=choice.recipe),
+    ]
+    return (None if has_errors(found) else layout), found
+
+
+def plan_recipe(
+    choice: RecipeChoice,
+    layout: RoleLayout,
+    topology: Topology,
+    surroundings: Surroundings,
+    *,
+    replay: tuple[int, ...] = (),
+) -> LaunchPlan:
+    """The plan of a recipe whose checks have passed; see `RecipeProgram` for `replay`."""
+    program = RecipeProgram(
+        name=choice.name,
+        folder=str(choice.folder),
+        layout=layout.layout.name,
+        config=choice.loaded.checked.model_dump(mode="json"),
+        data=choice.data,
+        start=choice.start,
+        replay=replay,
+    )
+    flows = tuple((flow.source, flow.target, str(flow.pattern)) for flow in layout.flows)
+    command = (surroundings.python, *_RANK_MODULE)
+    return plan_program(program, command, layout.roles, flows, topology, surroundings)

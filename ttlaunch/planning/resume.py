@@ -1,0 +1,190 @@
+"""Whether a run may go on from a checkpoint: only if an uninterrupted run would have come to the same bits there.
+
+How many ranks share the work, over which sockets, and when they validate may change; whatever the numbers depend on
+may not.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from ttlaunch.diagnostics import Diagnostic, Label, Severity, shown
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.spec.recipe.config import LoadedConfig
+
+# What the bits do not depend on, as whole sections or single keys.
+_FREE = (
+    "multihost_config",
+    "checkpoint_config",
+    "device_config.mesh_shape",
+    "device_config.enable_ddp",
+    "device_config.enable_tp",  # more than rounding does not depend on who has which part of a matrix
+    "tensor_parallel_config",
+    "sync_ps_config.num_servers",
+    "sync_ps_config.straggler_timeout_s",
+    "sync_ps_config.slow_workers",
+    "elastic_dp_config.slow_workers",
+    "training_config.data_path",  # its content counts instead
+    "training_config.validation_interval",
+    "training_config.validation_sequences",
+    "training_config.activation_checkpointing",
+    "training_config.log_layer_grad_norms",
+    "training_config.early_stop_patience",
+    "training_config.early_stop_min_delta",
+)
+_LENGTH = ("training_config.steps", "training_config.num_epochs")
+_READ_ONLY_WITH = (
+    ("data_config", "data_config.source", "markov"),
+    ("loss_scale_config", "training_config.precision", "fp16"),
+    ("training_config.beta2", "training_config.optimizer", "adamw"),
+    ("training_config.epsilon", "training_config.optimizer", "adamw"),
+    ("training_config.clip_grad_norm_max_norm", "training_config.use_clip_grad_norm", True),
+)
+"""A key or section, and the value of another key without which nothing depends on it."""
+_SHAPE = (
+    "transformer_config",
+    "training_config.model_type",
+    "training_config.tokenizer_type",
+    "data_config.vocabulary",
+)
+_NO_SHAPE = ("transformer_config.dropout_prob",)
+_SENDERS = ("multihost_config.enabled", "multihost_config.num_workers", "sync_ps_config.num_servers")
+"""What decides whose sums of gradients a codec encodes."""
+_OF_ONE_WORKER = re.compile(r"optimizer\.weights\..+~[0-9]+of[0-9]+\Z")
+_NEW_TRAINING = "`--set checkpoint_config.initial_weights=FILE` begins a new training with exported weights"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key whose value differs from the checkpoint's."""
+
+    key: str
+    before: Any
+    now: Any
+
+    @property
+    def sentence(self) -> str:
+        return f"`{self.key}` was {_text(self.before)} and is {_text(self.now)}"
+
+
+def check_same_training(
+    manifest: Mapping[str, Any], loaded: LoadedConfig, *, text_sha256: str | None, fixed: Sequence[str] = ()
+) -> list[Diagnostic]:
+    """Every reason why this configuration does not continue the checkpoint's training.
+
+    Args:
+        manifest: Of the checkpoint.
+        loaded: The configuration of the new run.
+        text_sha256: Of its training text.
+        fixed: Further keys that must be the same, since the bits of this recipe depend on them.
+    """
+    now = loaded.checked.model_dump(mode="json")
+    changes = list(_changes(manifest["config"], now, fixed=fixed))
+    shape = [change for change in changes if _is_in(change.key, _SHAPE) and not _is_in(change.key, _NO_SHAPE)]
+    rest = [change for change in changes if change not in shape]
+    found = list(_state_of_another_recipe(manifest, loaded, now, fixed=fixed))
+    if shape:
+        found.append(_diagnose("C041", "the checkpoint is of another model", shape, loaded, ()))
+    if rest:
+        found.append(_diagnose("C040", "the checkpoint is of another training", rest, loaded, (_NEW_TRAINING,)))
+    is_told = any(_is_in(change.key, ("data_config",)) for change in changes)
+    if manifest["text_sha256"] != text_sha256 and not is_told:
+        before, after = (str(value)[:12] for value in (manifest["text_sha256"], text_sha256))
+        message = f"the checkpoint is of another training text: its SHA-256 was {before}… and is {after}…"
+        span = loaded.span("training_config.data_path")
+        found.append(Diagnostic("C040", message, Label(span) if span else None, hints=(_NEW_TRAINING,)))
+    steps = now["training_config"]["steps"]
+    if not found and manifest["step"] > steps:
+        span = loaded.span("training_config.steps")
+        message = f"the checkpoint is of step {manifest['step']}, but the run has {counted(steps, 'step')}"
+        found.append(Diagnostic("C040", message, Label(span) if span else None))
+    return found or list(_other_senders(manifest["config"], now, loaded))
+
+
+def _other_senders(before: Mapping[str, Any], now: Mapping[str, Any], loaded: LoadedConfig) -> Iterator[Diagnostic]:
+    """A warning where gradients travel compressed, so that the bits do depend on how many share the work."""
+    old, new = dict(_flat(before)), dict(_flat(now))
+    kind = new.get("compression_config.kind", "none")
+    changed = [
+        Change(key, old[key], new[key]) for key in _SENDERS if key in old and key in new and old[key] != new[key]
+    ]
+    if kind == "none" or old.get("compression_config.kind") != kind or not changed:
+        return
+    owed = "what a worker's codec owes is kept by its place; one that is not in the checkpoint begins with nothing owed"
+    what = f"with `compression_config.kind: {kind}` bits depend on who sends"
+    told = _diagnose("C077", what, changed, loaded, ())
+    yield replace(told, notes=(*told.notes, owed), severity=Severity.WARNING)
+
+
+def _state_of_another_recipe(
+    manifest: Mapping[str, Any], loaded: LoadedConfig, now: Mapping[str, Any], *, fixed: Sequence[str]
+) -> Iterator[Diagnostic]:
+    """What one recipe keeps beside weights and moments, and another one lacks or cannot use."""
+    before, values = dict(_flat(manifest["config"])), dict(_flat(now))
+    name = shown(manifest.get("recipe"))
+    missing = [key for key in fixed if key not in before and values.get(key) is not None]
+    is_told = any(key in before for key in fixed if not _is_in(key, ("multihost_config",)))
+    if missing:
+        message = f"the checkpoint is of `{name}`, which has no `{missing[0]}` and keeps nothing of it"
+        span = loaded.span(missing[0])
+        do_without = (f"`--set {missing[0]}=null` goes on without",) if _may_be_null(loaded, missing[0]) else ()
+        yield Diagnostic("C040", message, Label(span) if span else None, hints=(*do_without, _NEW_TRAINING))
+    elif not is_told and any(_OF_ONE_WORKER.match(tensor) for tensor in _tensors(manifest)):
+        message = f"the checkpoint is of `{name}`, whose workers have weights of their own; only that goes on from them"
+        yield Diagnostic("C040", message, hints=(f"`ttlaunch run {name} --resume …`", _NEW_TRAINING))
+
+
+def _may_be_null(loaded: LoadedConfig, key: str) -> bool:
+    section, _, name = key.partition(".")
+    field = type(getattr(loaded.checked, section)).model_fields[name]
+    return type(None) in get_args(field.annotation)
+
+
+def _tensors(manifest: Mapping[str, Any]) -> Iterator[str]:
+    for entry in manifest.get("files", {}).values():
+        yield from entry.get("tensors", ())
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any], *, fixed: Sequence[str]) -> Iterator[Change]:
+    old, new = dict(_flat(before)), dict(_flat(now))
+    is_constant = old.get("scheduler_config.type") == new.get("scheduler_config.type") == "constant"
+    unread = [key for key, decider, value in _READ_ONLY_WITH if new.get(decider) != value]
+    length = _LENGTH if is_constant else ()  # only then no step depends on how many there are
+    free = (*_FREE, *length, *unread)
+    for key in sorted(old.keys() | new.keys()):
+        if key in old and key in new and old[key] != new[key] and (key in fixed or not _is_in(key, free)):
+            yield Change(key, old[key], new[key])
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _is_in(key: str, names: tuple[str, ...]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _diagnose(code: str, what: str, changes: list[Change], loaded: LoadedConfig, hints: tuple[str, ...]) -> Diagnostic:
+    spans = [(change, span) for change in changes if (span := loaded.span(change.key)) is not None]
+    labels = [Label(span, f"{_text(change.before)} in the checkpoint") for change, span in spans]
+    unseen = [change for change in changes[1:] if change not in [seen for seen, _ in spans]]
+    return Diagnostic(
+        code,
+        f"{what}: {changes[0].sentence}",
+        labels[0] if labels else None,
+        tuple(labels[1:]),
+        notes=tuple(change.sentence for change in unseen),
+        hints=hints,
+    )
+
+
+def _text(value: Any) -> str:
+    """A value as a training file has it."""
+    return shown(value if isinstance(value, str) else json.dumps(value), longest=80)

@@ -1,0 +1,175 @@
+"""Which layout of the recipe is used, and which rank plays which role: ranks take roles in layout order."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+from ttlaunch.diagnostics import Diagnostic, Label, Span, listed
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.spec.recipe.config import LoadedConfig
+from ttlaunch.spec.recipe.declare import Flow, Layout, Pattern, Per, Recipe, per
+from ttlaunch.spec.topology.model import Rank, Topology
+
+
+@dataclass(frozen=True)
+class RoleLayout:
+    """A recipe's layout in a world of a known size.
+
+    Attributes:
+        roles: The role of each rank.
+        flows: Which roles talk to each other.
+    """
+
+    layout: Layout
+    roles: tuple[str, ...]
+    flows: tuple[Flow, ...]
+
+    @property
+    def world_size(self) -> int:
+        return len(self.roles)
+
+
+def plan_roles(
+    recipe: Recipe, loaded: LoadedConfig, topology: Topology, *, ranks: int | None = None
+) -> RoleLayout | Diagnostic:
+    """Choose the layout whose size is the world's, or the last possible one where the world size is open.
+
+    Args:
+        recipe: The recipe.
+        loaded: Its configuration, without errors.
+        topology: The cluster; its bindings fix the world size.
+        ranks: `--ranks`; None if it was not given.
+    """
+    world_size = topology.world_size
+    if ranks is not None and world_size is not None and ranks != world_size:
+        return _fixed_by_bindings(topology, ranks)
+    world_size = ranks if ranks is not None else world_size
+    enabled = loaded.checked.multihost_config.enabled
+    sizes = {layout: sum(layout.counts(loaded.checked, world_size=world_size).values()) for layout in recipe.layouts}
+    if not enabled:
+        sizes = {layout: size for layout, size in sizes.items() if size == 1}
+    chosen = _choose(sizes, world_size)
+    if chosen is None:
+        return _wrong_size(recipe, loaded, topology, sizes, world_size)
+    counts = chosen.counts(loaded.checked, world_size=world_size)
+    if sum(counts.values()) > len(topology.slots):
+        return _too_few_slots(loaded, topology, chosen, counts)
+    roles = tuple(role for role, count in counts.items() for _ in range(count))
+    return RoleLayout(chosen, roles, recipe.flows_in(list(counts), loaded.checked))
+
+
+def pairs(flow: Flow, roles: Sequence[str]) -> Iterable[tuple[Rank, Rank]]:
+    """The pairs of ranks that a flow makes talk to each other."""
+    sources = [Rank(rank) for rank, role in enumerate(roles) if role == flow.source]
+    targets = [Rank(rank) for rank, role in enumerate(roles) if role == flow.target]
+    if flow.pattern is not Pattern.ALL:
+        return _pairs_in_grid(sources, flow)
+    if flow.source == flow.target:
+        return [(a, b) for a in sources for b in targets if a < b]
+    return [(a, b) for a in sources for b in targets]
+
+
+def _pairs_in_grid(ranks: Sequence[Rank], flow: Flow) -> list[tuple[Rank, Rank]]:
+    """Pairs of a flow whose ranks are a grid, row by row."""
+    length = flow.row if isinstance(flow.row, int) and flow.row else max(1, len(ranks))
+    stride = flow.stride if isinstance(flow.stride, int) and flow.stride else 1
+    whole = [ranks[start : start + length] for start in range(0, len(ranks), length)]
+    rows = [row[place::stride] for row in whole for place in range(stride)]
+    match flow.pattern:
+        case Pattern.CHAIN:
+            return [pair for row in rows for pair in pairwise(row)]
+        case Pattern.ENDS:
+            return [(row[0], row[-1]) for row in rows if len(row) > 1]
+        case Pattern.ROW:
+            return [pair for row in rows for pair in combinations(row, 2)]
+        case _:
+            return [pair for place in range(length) for pair in combinations(ranks[place::length], 2)]
+
+
+def _choose(sizes: Mapping[Layout, int], world_size: int | None) -> Layout | None:
+    if world_size is None:
+        return list(sizes)[-1] if sizes else None
+    return next((layout for layout, size in sizes.items() if size == world_size), None)
+
+
+def _fixed_by_bindings(topology: Topology, ranks: int) -> Diagnostic:
+    last = topology.bindings[-1]
+    return Diagnostic(
+        "P004",
+        f"`--ranks {ranks}` was given but configuration `{topology.name}` binds {counted(len(topology.bindings), 'rank')}",
+        Label(last.span, f"the last of {counted(len(topology.bindings), 'bound rank')}"),
+        hints=("leave `--ranks` out, or use `--on local`, which leaves the world size open",),
+    )
+
+
+def _wrong_size(
+    recipe: Recipe, loaded: LoadedConfig, topology: Topology, sizes: Mapping[Layout, int], world_size: int | None
+) -> Diagnostic:
+    config = loaded.checked
+    right = sorted({size for layout, size in sizes.items() if layout.any_size is None})
+    notes = []
+    for layout, size in sizes.items():
+        counts = layout.counts(config, world_size=world_size)
+        terms = " + ".join(counted(count, role) for role, count in counts.items())
+        notes.append(f"layout `{layout.name}`: {terms} = {counted(size, 'rank')}")
+    if not config.multihost_config.enabled:
+        notes.append("`multihost_config.enabled` is false, so only layouts of one rank count")
+    deciding = "multihost_config.num_workers" if config.multihost_config.enabled else "multihost_config.enabled"
+    where: Span | None = loaded.span(deciding)
+    last = topology.bindings[-1].span if topology.bindings else None
+    primary = Label(last, f"the last of {counted(len(topology.bindings), 'bound rank')}") if last else None
+    secondary = (Label(where, "decides how many ranks the roles need"),) if where else ()
+    if primary is None and secondary:
+        primary, secondary = secondary[0], ()
+    return Diagnostic(
+        "P003",
+        f"the world has {counted(world_size or 0, 'rank')} but the roles need {listed(right, quote='')}",
+        primary,
+        secondary,
+        notes=tuple(notes),
+        hints=_resizing_hints(recipe, loaded, right, world_size, fixed=bool(topology.bindings)),
+    )
+
+
+def _resizing_hints(
+    recipe: Recipe, loaded: LoadedConfig, right: list[int], world_size: int | None, *, fixed: bool
+) -> tuple[str, ...]:
+    """How to make roles and world agree: another value of the key that scales a layout, or another world size."""
+    hints = []
+    config = loaded.checked
+    if not config.multihost_config.enabled:
+        hints.append("`--set multihost_config.enabled=true` uses several ranks")
+    for layout in reversed(recipe.layouts if config.multihost_config.enabled else ()):
+        scaled = [(role, count) for role, count in layout.roles.items() if isinstance(count, Per)]
+        counts = layout.counts(config)
+        if len(scaled) == 1 and scaled[0][1].key.endswith("num_workers"):
+            role, key = scaled[0]
+            each = key(config) // per(key.key)(config)
+            needed, rest = divmod((world_size or 0) - (sum(counts.values()) - counts[role]), each)
+            possible = getattr(getattr(config, "training_config", None), "micro_batches", needed)
+            if not rest and 1 <= needed <= possible // each:
+                hints.append(f"`--set {key.key}={needed}` makes layout `{layout.name}` fit")
+                break
+    if not fixed and right:
+        hints.append(f"`--ranks {right[-1]}` fits without another change")
+    return tuple(hints)
+
+
+def _too_few_slots(loaded: LoadedConfig, topology: Topology, layout: Layout, counts: Mapping[str, int]) -> Diagnostic:
+    needed, offered = sum(counts.values()), len(topology.slots)
+    arithmetic = f"{' + '.join(counted(count, role) for role, count in counts.items())} = {counted(needed, 'rank')}"
+    keys = [count.key for count in layout.roles.values() if isinstance(count, Per)]
+    spans = [span for key in keys if (span := loaded.span(key))]
+    last = topology.hosts[-1]
+    sums = " + ".join(str(host.slots) for host in topology.hosts)
+    on_hosts = f"on {counted(len(topology.hosts), 'host')}"
+    offer = f"{counted(offered, 'slot')} {on_hosts}"
+    total = f"{sums} = {offer}" if len(topology.hosts) > 1 else offer
+    slots = Label(last.slots_span, total)
+    return Diagnostic(
+        "P002",
+        f"the roles need {counted(needed, 'rank')} but the hosts offer {counted(offered, 'slot')}",
+        Label(spans[0], arithmetic) if spans else slots,
+        (slots,) if spans else (),
+        notes=() if spans else (arithmetic,),
+    )

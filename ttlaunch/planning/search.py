@@ -1,0 +1,289 @@
+"""A good arrangement of many places in bounded work: greedy starts, simulated annealing, then descent.
+
+Deterministic: chance comes from a generator that is seeded with a constant, and the budget counts looked-up distances
+instead of seconds. So equal questions have equal answers on every machine, and planning needs no clock.
+
+Source: D. Connolly, "An improved annealing scheme for the QAP", European Journal of Operational Research 46(1), 1990, for
+annealing by exchanges of two; the reversals are those of 2-opt (G. Croes, "A Method for Solving Traveling-Salesman
+Problems", Operations Research 6(6), 1958), which chains of ranks need and exchanges of two do not reach.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from math import exp
+
+from ttlaunch.planning.arrangement import EXACT_UP_TO, Assignment, best_of_all
+
+LOOKUPS = 1_500_000
+"""Distances that a search may look up: about a second of pure Python."""
+
+_ROUNDS = 4
+_LONGEST_REVERSAL = 12
+_HOTTEST, _COLDEST = 0.6, 0.05
+_EPSILON = 1e-9
+
+Moves = list[tuple[int, int]]
+"""Ranks with the places that they get; together a permutation of the places that they had."""
+
+Turn = list[int] | None
+"""The order of blocks after a move; None if it stays."""
+
+
+def solve(question: Assignment, *, lookups: int = LOOKUPS) -> list[int]:
+    """The place of each rank: the best of all up to 8 places, a good one beyond; never worse than today's."""
+    if question.size <= EXACT_UP_TO:
+        return best_of_all(question)
+    state = _State(question, question.today, _generator(1))
+    if not question.traffic or state.fixed:
+        return question.today
+    starts = [question.today, *_greedy_starts(question, lookups // 4)]
+    starts = sorted(starts, key=question.cost)[:_ROUNDS]
+    best = question.today
+    least = _least(question)
+    for number in range(_ROUNDS):
+        if question.cost(best) <= least:
+            break
+        state = _State(question, list(starts[number % len(starts)]), _generator(number + 1))
+        _descend(state, lookups // (8 * _ROUNDS))
+        found = _anneal(state, lookups * 3 // (4 * _ROUNDS))
+        state = _State(question, found, _generator(number + 1))
+        _descend(state, lookups // (8 * _ROUNDS))
+        best = min(best, state.places, key=question.cost)
+    return best
+
+
+class _State:
+    """An arrangement that changes by moves."""
+
+    def __init__(self, question: Assignment, places: list[int], draw: Callable[[int], int]) -> None:
+        self.question, self.places, self.draw = question, places, draw
+        self.work = 0
+        self.single = all(len(block) == 1 for block in question.blocks)
+        self.movable = question.size - 1 if question.last_stays else question.size
+        block_of = {place: number for number, block in enumerate(question.blocks) for place in block}
+        self.sizes = [len(block) for block in question.blocks]
+        self.order = list(dict.fromkeys(block_of[place] for place in places))
+
+    @property
+    def fixed(self) -> bool:
+        """Whether nothing can be moved."""
+        return self.question.size < 2 or (len(self.sizes) == 1 and self.sizes[0] == 1)  # noqa: PLR2004 - a pair
+
+    def change(self, moves: Moves) -> float:
+        """What the cost would change by."""
+        if len(moves) == 2:  # noqa: PLR2004 - an exchange, the commonest move by far
+            return self._exchange(moves[0][0], moves[1][0])
+        new, places, total = dict(moves), self.places, 0.0
+        distances, partners = self.question.distances, self.question.partners
+        for rank, place in moves:
+            before, after = distances[places[rank]], distances[place]
+            self.work += len(partners[rank])
+            for partner, weight in partners[rank]:
+                if partner not in new:
+                    total += weight * (after[places[partner]] - before[places[partner]])
+                elif partner > rank:
+                    total += weight * (after[new[partner]] - before[places[partner]])
+        return total
+
+    def _exchange(self, a: int, b: int) -> float:
+        places, partners = self.places, self.question.partners
+        at_a, at_b = self.question.distances[places[a]], self.question.distances[places[b]]
+        self.work += len(partners[a]) + len(partners[b])
+        total = 0.0
+        for partner, weight in partners[a]:
+            if partner != b:
+                total += weight * (at_b[places[partner]] - at_a[places[partner]])
+        for partner, weight in partners[b]:
+            if partner != a:
+                total += weight * (at_a[places[partner]] - at_b[places[partner]])
+        return total
+
+    def apply(self, moves: Moves) -> None:
+        for rank, place in moves:
+            self.places[rank] = place
+
+    def random_moves(self) -> tuple[Moves, Turn]:
+        """Some move that keeps blocks whole."""
+        if self.single:
+            return self._random_single(), None
+        self.work += len(self.order) // 2
+        return self._random_in_blocks()
+
+    def _random_single(self) -> Moves:
+        a, b = self.draw(self.movable), self.draw(self.movable)
+        if self.draw(4) == 0:
+            b = min(self.movable - 1, a + 1 + self.draw(_LONGEST_REVERSAL))
+            return reversal(self.places, a, b)
+        return [(a, self.places[b]), (b, self.places[a])] if a != b else []
+
+    def _random_in_blocks(self) -> tuple[Moves, Turn]:
+        blocks = len(self.order) - (1 if self.question.last_stays else 0)
+        kind, first = self.draw(3), self.draw(len(self.order))
+        size = self.sizes[self.order[first]]
+        if size > 1 and (blocks < 2 or kind == 0):  # noqa: PLR2004 - a pair
+            begin = sum(self.sizes[block] for block in self.order[:first])
+            a, b = begin + self.draw(size), begin + self.draw(size)
+            return ([(a, self.places[b]), (b, self.places[a])] if a != b else []), None
+        second = self.draw(max(1, blocks))
+        first, second = min(first, second), max(first, second)
+        if second >= blocks or (first == second and kind != 2):  # noqa: PLR2004 - a reversal
+            return [], None
+        if kind == 2:  # noqa: PLR2004 - as above
+            return self.block_reversal(first, min(second, first + _LONGEST_REVERSAL))
+        return self.block_exchange(first, second)
+
+    def block_exchange(self, first: int, second: int) -> tuple[Moves, Turn]:
+        """Let two blocks change their turn; those between shift if the two differ in size."""
+        starts = self._starts()
+        begin, end = starts[first], starts[second + 1]
+        one = self.places[begin : starts[first + 1]]
+        between = self.places[starts[first + 1] : starts[second]]
+        other = self.places[starts[second] : end]
+        order = list(self.order)
+        order[first], order[second] = order[second], order[first]
+        return self._moves(begin, [*other, *between, *one]), order
+
+    def block_reversal(self, first: int, last: int) -> tuple[Moves, Turn]:
+        """Turn a stretch of blocks around, and the places in each of them."""
+        starts = self._starts()
+        begin, end = starts[first], starts[last + 1]
+        order = [*self.order[:first], *self.order[first : last + 1][::-1], *self.order[last + 1 :]]
+        return self._moves(begin, self.places[begin:end][::-1]), order
+
+    def _starts(self) -> list[int]:
+        """The first rank of each block, and the number of ranks."""
+        return [0, *accumulate(self.sizes[block] for block in self.order)]
+
+    def _moves(self, begin: int, new: Sequence[int]) -> Moves:
+        return [(rank, place) for rank, place in enumerate(new, begin) if self.places[rank] != place]
+
+
+def reversal(places: Sequence[int], first: int, last: int) -> Moves:
+    """Turn a stretch of ranks around."""
+    return [(rank, places[first + last - rank]) for rank in range(first, last + 1) if 2 * rank != first + last]
+
+
+def _least(question: Assignment) -> float:
+    """What no arrangement undercuts: all ranks that talk as close as the closest places."""
+    size = question.size
+    closest = min(question.distances[a][b] for a in range(size) for b in range(a))
+    return closest * sum(question.traffic.values())
+
+
+def _anneal(state: _State, budget: int) -> list[int]:
+    """Accept worse arrangements with a probability that falls as the work done grows; the best one seen."""
+    scale = sum(state.question.traffic.values()) / len(state.question.traffic)
+    best, cost, least = list(state.places), 0.0, 0.0
+    state.work = tries = 0
+    while state.work + tries < budget:
+        tries += 1
+        temperature = scale * _HOTTEST * (_COLDEST / _HOTTEST) ** ((state.work + tries) / budget)
+        moves, turn = state.random_moves()
+        change = state.change(moves) if moves else 0.0
+        if not moves or (change > 0 and state.draw(1 << 30) >= exp(-change / temperature) * (1 << 30)):
+            continue
+        state.apply(moves)
+        state.order = turn or state.order
+        cost += change
+        if cost < least - _EPSILON:
+            least, best = cost, list(state.places)
+    return best
+
+
+def _descend(state: _State, budget: int) -> None:
+    """Take every move that helps until none does, or the budget is used."""
+    state.work, improved = 0, True
+    while improved and state.work < budget:
+        improved = False
+        for moves, turn in _all_moves(state):
+            if state.work >= budget:
+                return
+            if state.change(moves) < -_EPSILON:
+                state.apply(moves)
+                state.order = turn or state.order
+                improved = True
+
+
+def _all_moves(state: _State) -> Iterator[tuple[Moves, Turn]]:
+    if state.single:
+        for a in range(state.movable):
+            for b in range(a + 1, state.movable):
+                yield [(a, state.places[b]), (b, state.places[a])], None
+                if b > a + 2:
+                    yield reversal(state.places, a, b), None
+        return
+    blocks = len(state.order) - (1 if state.question.last_stays else 0)
+    for first in range(blocks):
+        for second in range(first + 1, blocks):
+            yield state.block_exchange(first, second)
+            yield state.block_reversal(first, second)
+    begin = 0
+    for block in list(state.order):
+        end = begin + state.sizes[block]
+        yield from (
+            ([(a, state.places[b]), (b, state.places[a])], None) for a in range(begin, end) for b in range(a + 1, end)
+        )
+        begin = end
+
+
+def _greedy_starts(question: Assignment, budget: int) -> list[list[int]]:
+    """One arrangement grown from each place, as far as the budget goes; only where every block is one place."""
+    if question.last_stays or any(len(block) > 1 for block in question.blocks):
+        return []
+    order = _order_of_growth(question)
+    work = question.size * (len(question.traffic) + question.size)
+    return [_grow(question, start, order) for start in range(min(question.size, budget // work))]
+
+
+def _order_of_growth(question: Assignment) -> list[int]:
+    """The ranks, each next to those it talks to most: first one that talks most, ends of chains before their middle."""
+    volume = [sum(weight for _, weight in partners) for partners in question.partners]
+    typical = sorted(volume)[question.size // 2]
+    first = max(range(question.size), key=lambda r: (volume[r] > 2 * typical, volume[r] < typical, -r))
+    order, pull = [first], [0.0] * question.size
+    left = set(range(question.size)) - {first}
+    while left:
+        for partner, weight in question.partners[order[-1]]:
+            pull[partner] += weight
+        order.append(max(left, key=lambda rank: (pull[rank], volume[rank], -rank)))
+        left.remove(order[-1])
+    return order
+
+
+def _grow(question: Assignment, start: int, order: Sequence[int]) -> list[int]:
+    """Put each rank where it adds least, at the edge of what is free (H. Warnsdorff's rule for paths)."""
+    distances, size = question.distances, question.size
+    least = min((value for row in distances for value in row if value > 0), default=1.0)
+    near = [[other for other in range(size) if 0 < distances[place][other] <= least] for place in range(size)]
+    free, places = set(range(size)), [-1] * size
+    for number, rank in enumerate(order):
+        placed = [(places[partner], weight) for partner, weight in question.partners[rank] if places[partner] >= 0]
+        scores = (
+            (
+                sum(weight * distances[place][other] for other, weight in placed),
+                len(free.intersection(near[place])),
+                place,
+            )
+            for place in free
+        )
+        place = min(scores)[2] if number else start
+        places[rank] = place
+        free.remove(place)
+    return places
+
+
+def _generator(seed: int) -> Callable[[int], int]:
+    """`draw(n)`: a number from 0 to n-1, the same sequence for the same seed everywhere.
+
+    Source: G. Marsaglia, "Xorshift RNGs", Journal of Statistical Software 8(14), 2003: triple (13, 7, 17).
+    """
+    state = 0x9E3779B97F4A7C15 * seed & 0xFFFFFFFFFFFFFFFF
+
+    def draw(below: int) -> int:
+        nonlocal state
+        state ^= state << 13 & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 7
+        state ^= state << 17 & 0xFFFFFFFFFFFFFFFF
+        return (state >> 11) % below
+
+    return draw

@@ -1,0 +1,156 @@
+"""The attendants of a run, one on each host, as its crew: they send home what ranks write, and end ranks where they run.
+
+What comes is written into the run's folder on this machine byte for byte, so that whoever reads a run's records need
+not know where its ranks ran.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ttlaunch.errors import HostError
+from ttlaunch.hosts.transport.fleet import on_each
+from ttlaunch.hosts.transport.transport import Transport
+from ttlaunch.running.agents.attendant_frames import FilePiece
+from ttlaunch.running.agents.host_link import HostLink
+from ttlaunch.running.agents.reach_attendant import START_S
+from ttlaunch.running.agents.relay import Relay
+from ttlaunch.running.crew import Look, Losses
+from ttlaunch.running.runs.run_folder import RunFolder, append_event
+from ttlaunch.running.watch import RankState
+
+_TICK_S = 0.2
+
+
+def start_attendants(
+    transports: Sequence[Transport],
+    arguments: Mapping[str, Mapping[str, Any]],
+    *,
+    folder: RunFolder,
+    pythons: Sequence[str],
+) -> dict[str, HostLink | HostError]:
+    """Start one on every host at once, and follow it.
+
+    Args:
+        transports: The hosts.
+        arguments: By host: what `agent/attend.py` is to know.
+        folder: Where what comes is kept.
+        pythons: Interpreters to try first on a host.
+    """
+    writing = threading.Lock()
+
+    def keep(piece: FilePiece, body: bytes) -> None:
+        write_piece(folder.file(piece.name), piece, body)
+
+    def note(kind: str, **values: Any) -> None:
+        with writing, contextlib.suppress(OSError):
+            append_event(folder, kind, **values)
+
+    def start(transport: Transport) -> HostLink:
+        link = HostLink(transport, arguments[transport.host], pythons=pythons, keep=keep, note=note)
+        link.start()
+        link.follow()
+        return link
+
+    return {transport.host: answer for transport, answer in on_each(transports, start, timeout_s=2 * START_S)}
+
+
+def end_attendants(links: Sequence[HostLink], meanwhile: Callable[[], None] = lambda: None) -> int:
+    """Have all of them end what is left of the run, at once; returns how many processes they had to kill.
+
+    It takes as long as the last host needs to send what it has, and for a host that does not answer, until its attendant
+    has surely ended its ranks: afterwards nothing of the run is left, and it may be started again. `meanwhile` is called
+    a few times a second.
+    """
+    for link in links:
+        link.end()
+    for link in links:
+        while not link.over.wait(_TICK_S):
+            meanwhile()
+    return sum(link.killed or 0 for link in links)
+
+
+class HostsCrew:
+    """Attendants on all hosts of a run, and the relay that lets mpirun reach them."""
+
+    looks_at_once = False
+
+    def __init__(self, links: Sequence[HostLink], relay: Relay, folder: RunFolder) -> None:
+        self.boxes = folder.path
+        self._links = links
+        self._relay = relay
+
+    def settings(self, engine_name: str) -> Mapping[str, str]:
+        return self._relay.settings(engine_name)
+
+    def losses(self, ranks: Sequence[RankState]) -> Losses:  # noqa: ARG002 - attendants know by themselves
+        for link in self._links:
+            unwritable, link.unwritable = link.unwritable, None
+            if unwritable is not None:
+                raise unwritable
+        shims = {rank: when for link in self._links for rank, when in link.lost_shims.items()}
+        hosts = {link.host: link.lost for link in self._links if link.lost is not None}
+        silent = {link.host: silence for link in self._links if (silence := link.silence()) is not None}
+        return Losses(shims, hosts, silent)
+
+    def signal_ranks(
+        self,
+        ranks: Sequence[RankState],
+        number: int,
+        *,
+        word: Mapping[str, Any] | None = None,
+    ) -> None:
+        for link in self._links:
+            here = [state.row.rank for state in ranks if state.row.host == link.host and state.exit is None]
+            if here:
+                link.order("signal", ranks=here, number=int(number), word=None if word is None else dict(word))
+
+    def cut(self, host: str) -> None:
+        found = [link for link in self._links if link.host == host]
+        if not found:
+            raise ValueError(f"no rank of this run is on a host {host}")
+        found[0].cut()
+
+    def look(self, ranks: Sequence[RankState], *, since: float) -> Look | None:
+        hosts = {state.row.host for state in ranks if state.exit is None}
+        asked = [link for link in self._links if link.host in hosts and link.lost is None]
+        answers = [answer for link in asked if (answer := link.look(int(since * 1000))) is not None]
+        if len(answers) < len(asked):
+            return None
+        stopped = frozenset(rank for answer in answers for rank in answer.stopped)
+        return Look(stopped, {rank: count for answer in answers for rank, count in answer.faults.items()})
+
+    def spy_on(self, ranks: Sequence[RankState]) -> None:
+        """Returns at once."""
+        for link in self._links:
+            here = [state.row.rank for state in ranks if state.row.host == link.host and state.exit is None]
+            if here:
+                link.order("spy", ranks=here)
+
+    def end(self, meanwhile: Callable[[], None]) -> int:
+        """Tell every attendant to finish, at once, and wait until the last one has or is given up."""
+        killed = end_attendants(self._links, meanwhile)
+        self._relay.close()
+        return killed
+
+
+def write_piece(path: Path, piece: FilePiece, body: bytes) -> None:
+    """Write a piece of a host's file to its place here; records that appear whole there appear whole here.
+
+    Raises:
+        OSError: The disk here is full, or the like.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if piece.whole:
+        unfinished = path.with_name(f"{path.name}.tmp")
+        unfinished.write_bytes(body)
+        unfinished.replace(path)
+        return
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        os.pwrite(descriptor, body, piece.offset)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,117 @@
+"""Set a run up on its hosts once they are ready and have the code: each gets its plan and an attendant.
+
+Everything host-specific meets here: where the interpreter, Open MPI, the release and the data lie on each host.
+"""
+
+import json
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.errors import HostError
+from ttlaunch.hosts.transport.transport import Transport
+from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.planning.on_host import HostPlaces, plan_on_host
+from ttlaunch.running.agents.attendants import HostsCrew, end_attendants, start_attendants
+from ttlaunch.running.agents.host_link import HostLink
+from ttlaunch.running.agents.relay import DaemonStart, Relay
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import Watch
+
+
+@dataclass(frozen=True)
+class ReadyHost:
+    """A host that has everything its ranks need.
+
+    Attributes:
+        python: The interpreter of its ranks.
+        mpi_prefix: Folder of its Open MPI.
+        remote_folder: Absolute.
+        release: Folder of the code there, absolute.
+        lock: File that keeps the code from being pruned, absolute.
+        copies: Path on the launching machine to path on the host.
+        data: Where texts and checkpoints lie there, by the SHA-256 of their content.
+    """
+
+    transport: Transport
+    python: str
+    mpi_prefix: str
+    remote_folder: str
+    release: str
+    lock: str
+    copies: Mapping[str, str]
+    data: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunOnHosts:
+    """What all hosts of a run have in common.
+
+    Attributes:
+        python: The interpreter that the plan names.
+        described: Variables that the cluster's files set.
+        secrets: Values that travel to the hosts and are written nowhere.
+        lease_s: How long ranks on a host may run without word from here.
+    """
+
+    plan: LaunchPlan
+    folder: RunFolder
+    scratch: Path
+    python: str
+    described: Collection[str] = ()
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    lease_s: float = contract.LEASE_S
+
+
+def start_crew(run: RunOnHosts, hosts: Sequence[ReadyHost], watch: Watch) -> HostsCrew | dict[str, HostError]:
+    """Put an attendant with the plan on every host; none is left if one host cannot.
+
+    Returns:
+        The crew, or the hosts that failed with the reasons.
+    """
+    arguments = {
+        host.transport.host: _attendant_arguments(run, host, number=number) for number, host in enumerate(hosts)
+    }
+    pythons = list(dict.fromkeys(host.python for host in hosts))
+    started = start_attendants([host.transport for host in hosts], arguments, folder=run.folder, pythons=pythons)
+    failed = {name: answer for name, answer in started.items() if isinstance(answer, HostError)}
+    links = [answer for answer in started.values() if isinstance(answer, HostLink)]
+    if failed:
+        end_attendants(links)
+        return failed
+    for link in links:
+        watch.set_clock(link.host, link.clock_offset_s)
+    transports = {host.transport.host: host.transport for host in hosts}
+    over = {link.host: link.over for link in links}
+    starts = {host.transport.host: _daemon_start(run, host) for host in hosts}
+    relay = Relay(transports, starts, scratch=run.scratch, is_lost=lambda host: over[host].is_set())
+    return HostsCrew(links, relay, run.folder)
+
+
+def _attendant_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> dict[str, Any]:
+    folder = f"{host.remote_folder}/{contract.RUNS_DIR}/{run.folder.run_id}"
+    package = f"{host.release}/{contract.PACKAGE_DIR}"
+    places = HostPlaces(host.python, package, host.copies, host.data)
+    plan = plan_on_host(run.plan, places, python=run.python, described=run.described)
+    shim = [host.python, "-I", "-S", f"{package}/ttlaunch/agent/shim.py", f"{folder}/{contract.PLAN_FILE}"]
+    return {
+        "run_id": run.folder.run_id,
+        "folder": folder,
+        "scratch": str(run.scratch),
+        "socket": str(run.scratch / f"attendant-{number}"),
+        "lease_s": run.lease_s,
+        "lock": host.lock,
+        "files": {
+            contract.PLAN_FILE: json.dumps(plan, indent=1) + "\n",
+            contract.START_FILE: f"exec {shlex.join(shim)}\n",
+        },
+    }
+
+
+def _daemon_start(run: RunOnHosts, host: ReadyHost) -> DaemonStart:
+    scratch = str(run.scratch)
+    environment = {contract.ENV_RUN_ID: run.folder.run_id, contract.ENV_SCRATCH: scratch, "TMPDIR": scratch}
+    return DaemonStart(host.mpi_prefix, host.python.rpartition("/")[0], environment, run.secrets)

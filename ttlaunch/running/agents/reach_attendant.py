@@ -1,0 +1,62 @@
+"""Put an attendant on a host, or find the one that is there, and hear its greeting."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.transport.frames import FrameStream
+from ttlaunch.hosts.transport.pushed import explain_end, start_script
+from ttlaunch.hosts.transport.transport import Transport
+from ttlaunch.running.agents.attendant_frames import AttendantGone, AttendantReady, parse_attendant_frame
+
+START_S = 10.0
+"""What an attendant may take to start."""
+
+_BESIDE = ("run_processes", "last_word", "spy", "attended_run", "line", "attendance", "bridge")
+
+
+def put_attendant(transport: Transport, arguments: Mapping[str, Any], *, pythons: Sequence[str]) -> FrameStream:
+    """Start an attendant.
+
+    Args:
+        transport: The host; connected already.
+        arguments: What `agent/attend.py` is to know.
+        pythons: Interpreters to try first.
+
+    Raises:
+        HostError: As `start_script`.
+    """
+    return start_script(transport, "attend", beside=_BESIDE, arguments=arguments, pythons=pythons, timeout_s=START_S)
+
+
+def join_attendant(
+    transport: Transport, arguments: Mapping[str, Any], *, pythons: Sequence[str], timeout_s: float
+) -> FrameStream:
+    """Connect to an attendant that was put there before; arguments as then.
+
+    Raises:
+        HostError: As `start_script`.
+    """
+    place = {name: arguments[name] for name in ("socket", "folder")}
+    return start_script(
+        transport, "bridge", beside=("last_word",), arguments=place, pythons=pythons, timeout_s=timeout_s
+    )
+
+
+def greeting(stream: FrameStream, *, timeout_s: float) -> AttendantReady | AttendantGone:
+    """The attendant's first words, or why there is none.
+
+    Raises:
+        HostError: Something else came, or nothing in time.
+    """
+    frame = stream.receive(timeout_s=timeout_s)
+    if frame is None:
+        lost = HostError(stream.host, Trouble.LOST, "our script on it ended without an answer")
+        raise explain_end(stream, timeout_s=1.0) or lost
+    try:
+        said = parse_attendant_frame(frame[0])
+    except ValueError as error:
+        raise HostError(stream.host, Trouble.SCRIPT, f"what came from it is {error}") from error
+    if isinstance(said, AttendantReady | AttendantGone):
+        return said
+    raise HostError(stream.host, Trouble.SCRIPT, f"what came from it is no greeting: {said}"[:100])

@@ -1,0 +1,174 @@
+"""The ranks' black boxes as the launcher sees them: read while ranks live, kept in the run folder if a run ends badly.
+
+`last_operation` puts what a rank did last into words, for whoever tells how it broke.
+"""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.black_box import DONE, NO_BUCKET, SIZE, VERBS, WORLD, Box, Operation, box_file, read_box
+from ttlaunch.running.watch import RankState
+
+
+@dataclass(frozen=True)
+class LastOperation:
+    """What a rank did last, by its black box.
+
+    Attributes:
+        text: All of it in words, such as `recv of 13.2 MB from rank 2 (aggregator), tag 3, …`.
+        operation: Its name, such as `gradients`.
+        verb: Of the socket; empty of an operation in which a group meets.
+        peer: The other rank; -1: those of a group; -2: whoever of several comes first.
+        bucket: None: none.
+        step: 0: before the first.
+        place: `file:line` of the recipe, None if it is not known.
+        began_s: How long before the end of the run, or before the failure, it was begun.
+        ended_s: Likewise; None if it was never done.
+    """
+
+    text: str
+    operation: str
+    verb: str
+    peer: int
+    tag: int
+    bytes: int
+    bucket: int | None
+    step: int
+    place: str | None
+    began_s: float
+    ended_s: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_boxes(folder: Path, *, world_size: int) -> dict[int, Box]:
+    """The boxes that lie below a folder by now, by rank."""
+    boxes = {}
+    for rank in range(world_size):
+        with contextlib.suppress(OSError):
+            box = read_box((folder / box_file(rank)).read_bytes())
+            if box is not None:
+                boxes[rank] = box
+    return boxes
+
+
+def keep_boxes(source: Path, run_folder: Path, *, world_size: int) -> None:
+    """Copy the boxes of ranks that have ended into the run's folder; a full disk costs the boxes, not the report."""
+    if source == run_folder:
+        return
+    for rank in range(world_size):
+        with contextlib.suppress(OSError):
+            data = (source / box_file(rank)).read_bytes()
+            if len(data) == SIZE:
+                (run_folder / contract.BLACKBOX_DIR).mkdir(exist_ok=True)
+                (run_folder / box_file(rank)).write_bytes(data)
+
+
+def drop_evidence(run_folder: Path, *, is_done: bool) -> None:
+    """Remove what nobody needs: boxes of a run that went well, and stacks that nobody asked for."""
+    if is_done:
+        shutil.rmtree(run_folder / contract.BLACKBOX_DIR, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for path in (run_folder / contract.STACKS_DIR).iterdir():
+            if not path.stat().st_size:
+                path.unlink()
+        (run_folder / contract.STACKS_DIR).rmdir()
+
+
+def last_operations(run_folder: Path, ranks: Sequence[RankState], *, end: float | None) -> dict[int, LastOperation]:
+    """What each rank did last, from the boxes in a run's folder.
+
+    Args:
+        run_folder: Of a run that has ended.
+        ranks: All of it.
+        end: When it failed or ended, seconds since the epoch; None: now.
+    """
+    roles = [state.row.role for state in ranks]
+    offsets = {state.row.rank: state.clock_offset_s for state in ranks}
+    found = {}
+    for rank, box in read_boxes(run_folder, world_size=len(ranks)).items():
+        last = last_operation(box, roles=roles, end=(time.time() if end is None else end) + offsets[rank])
+        if last is not None:
+            found[rank] = last
+    return found
+
+
+def last_operation(box: Box, *, roles: Sequence[str], end: float) -> LastOperation | None:
+    """The last operation of a rank; None if it has begun none, or if its role had returned.
+
+    Args:
+        box: Of the rank.
+        roles: Of all ranks.
+        end: When the run failed or ended, seconds since the epoch by the clock of the rank's host.
+    """
+    if not box.operations or box.phase == DONE:
+        return None
+    last = box.operations[-1]
+    if last.is_collective and last.tag == WORLD and not last.is_open:
+        return None  # it has started, and done nothing since
+    began = max(0.0, end - box.seconds(last.begun))
+    ended = None if last.is_open else max(0.0, end - box.seconds(last.ended))
+    done = "" if ended is None else f" and done {ended:.1f} s"
+    when = f"begun {began:.1f} s{done} before the end"
+    return LastOperation(
+        text=", ".join([described(last, roles=roles), when])
+        + (f", at {short_place(last.place)}" if last.place else ""),
+        operation=last.name,
+        verb=VERBS[last.verb],
+        peer=last.peer,
+        tag=last.tag,
+        bytes=last.nbytes,
+        bucket=None if last.bucket == NO_BUCKET else last.bucket,
+        step=last.step,
+        place=last.place or None,
+        began_s=round(began, 3),
+        ended_s=None if ended is None else round(ended, 3),
+    )
+
+
+def described(operation: Operation, *, roles: Sequence[str]) -> str:
+    """Such as `recv of 13.2 MB from rank 2 (aggregator), gradients, tag 3, bucket 1, step 7`."""
+    if operation.is_collective:
+        return called(operation)
+    way = "to" if operation.is_send else "from"
+    role = f" ({roles[operation.peer]})" if 0 <= operation.peer < len(roles) else ""
+    verb = VERBS[operation.verb] if operation.verb < len(VERBS) else VERBS[0]
+    whom = "several ranks" if operation.is_for_any else f"rank {operation.peer}{role}"
+    parts = [f"{verb} of {sized(operation.nbytes)} {way} {whom}", operation.name]
+    parts.append(f"tag {operation.tag}")
+    parts += [f"bucket {operation.bucket}"] if operation.bucket != NO_BUCKET else []
+    parts += [f"step {operation.step}"] if operation.step else []
+    return ", ".join(parts)
+
+
+def called(operation: Operation) -> str:
+    """An operation of a group, such as `torch's all_reduce of 13.2 MB, bucket 1, step 7`."""
+    parts = [f"{operation.name} of {sized(operation.nbytes)}" if operation.nbytes else operation.name]
+    parts += [f"bucket {operation.bucket}"] if operation.bucket != NO_BUCKET else []
+    parts += [f"step {operation.step}"] if operation.step else []
+    return ", ".join(parts)
+
+
+def sized(nbytes: int) -> str:
+    """Such as `13.2 MB`."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "KB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.1f} {name}"
+    return f"{nbytes} bytes"
+
+
+def short_place(place: str) -> str:
+    """`trainer.py:41` for the line's whole path."""
+    return place.rpartition("/")[2]
+
+
+def as_json(found: Mapping[int, LastOperation], rank: int) -> dict[str, Any] | None:
+    """Of one rank, for `report.json`."""
+    return found[rank].as_json() if rank in found else None

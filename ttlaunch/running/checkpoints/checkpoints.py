@@ -1,0 +1,241 @@
+"""Complete the checkpoints of a run as their shards arrive, and remove those that are no longer kept.
+
+Ranks write shards where they run; hosts send theirs home. Only here is it known that all have arrived, so only here does
+`step-N.tmp/` become `step-N/`: every file is flushed to the disk, then the manifest, then one rename makes it a
+checkpoint. Killed at any moment, a folder without `.tmp` is whole. A run without a launcher leaves folders that are
+completed when somebody resumes from it.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ttlaunch import contract
+from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.running.runs.run_folder import RunFolder, append_event
+
+_TICK_S = 0.2
+_STEP = re.compile(r"step-([0-9]+)\Z")
+_REMOVED_SUFFIX = ".removed"
+
+
+class CheckpointKeeper:
+    """Completes and removes checkpoints of one run, in a thread of its own, for as long as it is entered.
+
+    Attributes:
+        lost: Why a checkpoint whose shards had all arrived could not be completed, by step; only where the configuration
+            says that training goes on without it.
+    """
+
+    def __init__(self, plan: LaunchPlan, folder: RunFolder) -> None:
+        self._folder = folder
+        self._plan = plan.as_json()
+        self._config = (self._plan["config"] or {}).get("checkpoint_config")  # None: nobody makes checkpoints
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="checkpoints", daemon=True)
+        self._error: OSError | None = None
+        self.lost: dict[int, str] = {}
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def check(self) -> None:
+        """Say that checkpoints can no longer be completed, if so.
+
+        Raises:
+            OSError: The disk is full, or the like.
+        """
+        if self._error is not None:
+            raise self._error
+
+    def finish(self) -> None:
+        """Complete what has arrived by now; call when no rank and no host adds anything any more."""
+        self._over.set()
+        self._thread.join()
+        self.check()
+        self._sweep()
+
+    def _watch(self) -> None:
+        try:
+            while not self._over.wait(_TICK_S):
+                self._sweep()
+        except OSError as error:
+            self._error = error
+
+    def _sweep(self) -> None:
+        if self._config is None:
+            return
+        goes_on = self._config["on_error"] == "continue"
+        lose = self.lost.setdefault if goes_on else None
+        for step in complete_checkpoints(self._folder.path, self._plan, run_id=self._folder.run_id, lose=lose):
+            append_event(self._folder, "checkpoint", step=step)
+            remove_old(self._folder.path, keep=self._config["keep"], keep_every=self._config["keep_every"])
+
+
+def complete_checkpoints(
+    run_folder: Path, plan: Mapping[str, Any], *, run_id: str, lose: Callable[[int, str], object] | None = None
+) -> list[int]:
+    """Make a checkpoint of every folder whose shards have all arrived.
+
+    Args:
+        run_folder: On this machine.
+        plan: The content of the run's `plan.json`.
+        run_id: The run's name.
+        lose: Told the step of a checkpoint that could not be completed, and why; its folder is removed.
+
+    Returns:
+        The steps of the new checkpoints, in order.
+
+    Raises:
+        OSError: A file cannot be written, and there is no `lose`.
+    """
+    done = []
+    for step, folder in sorted(_folders(run_folder, contract.UNFINISHED_SUFFIX)):
+        shards = _arrived(folder)
+        if shards is None:
+            continue
+        try:
+            _complete(run_folder, folder, {"run": run_id, "step": step, **_about(plan), **_joined(shards)})
+        except OSError as error:
+            if lose is None or not folder.exists():
+                raise
+            lose(step, f"{error.filename or folder}: {(error.strerror or str(error)).lower()}")
+            remove_unfinished(run_folder, steps=[step])
+        else:
+            done.append(step)
+    return done
+
+
+def newest_step(run_folder: Path) -> int | None:
+    """The step of the newest checkpoint of a run; None if it has none."""
+    return max((step for step, _ in _folders(run_folder, "")), default=None)
+
+
+def remove_unfinished(run_folder: Path, *, steps: Collection[int]) -> None:
+    """Remove what has been written of checkpoints that can't become whole; call when no rank adds to them any more."""
+    for step, folder in _folders(run_folder, contract.UNFINISHED_SUFFIX):
+        if step in steps:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_old(run_folder: Path, *, keep: int, keep_every: int | None) -> None:
+    """Remove all checkpoints but the newest, and those of steps that `keep_every` divides."""
+    steps = sorted(step for step, _ in _folders(run_folder, ""))
+    for step in steps[:-keep]:
+        if keep_every is None or step % keep_every:
+            folder = run_folder / contract.checkpoint_dir(step)
+            folder.rename(folder.with_name(folder.name + _REMOVED_SUFFIX))  # a half-removed one is none
+    for _, folder in _folders(run_folder, _REMOVED_SUFFIX):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def manifest_digest(content: Mapping[str, Any]) -> str:
+    """SHA-256 of a manifest without its own digest."""
+    rest = {name: value for name, value in content.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def missing_shards(folder: Path) -> list[int]:
+    """Ranks whose shard of an unfinished checkpoint is not there or not whole; all owners are known from any record."""
+    records = _records(folder)
+    owners = {int(rank) for record in records.values() for rank in record["owners"]}
+    return sorted(rank for rank in owners if rank not in records or not _is_whole(folder, rank, records[rank]))
+
+
+def _arrived(folder: Path) -> dict[int, dict[str, Any]] | None:
+    records = _records(folder)
+    return records if records and not missing_shards(folder) else None
+
+
+def _records(folder: Path) -> dict[int, dict[str, Any]]:
+    found = {}
+    for path in folder.glob("rank-*.json"):
+        with contextlib.suppress(OSError, ValueError):
+            found[int(path.stem.removeprefix("rank-"))] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _is_whole(folder: Path, rank: int, record: Mapping[str, Any]) -> bool:
+    try:
+        return (folder / contract.shard_file(rank)).stat().st_size == int(record["size"])
+    except OSError:
+        return False
+
+
+def _about(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What a later run must agree with, and what a reader may want to know."""
+    data = plan.get("data") or {}
+    return {
+        "format": contract.CHECKPOINT_FORMAT,
+        "plan": plan["hash"],
+        "recipe": plan["recipe"]["name"],
+        "layout": plan["layout"],
+        "world_size": plan["world_size"],
+        "config": plan["config"],
+        "text_sha256": data.get("sha256"),
+        "began_from": (plan.get("start") or {}).get("origin"),
+    }
+
+
+def _joined(records: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+    files = {
+        contract.shard_file(rank): {name: records[rank][name] for name in ("size", "sha256", "tensors")}
+        for rank in sorted(records)
+    }
+    return {"state": records[_first_with_weights(records)]["state"], "files": files}
+
+
+def _first_with_weights(records: Mapping[int, dict[str, Any]]) -> int:
+    """The rank that is asked where training is: those that only owe what their codecs left out need not know."""
+    is_state = contract.OPTIMIZER_PREFIX
+    knowing = [rank for rank, record in records.items() if not all(n.startswith(is_state) for n in record["tensors"])]
+    return min(knowing or records)
+
+
+def _complete(run_folder: Path, folder: Path, content: dict[str, Any]) -> None:
+    for name in content["files"]:
+        _flush(folder / name)
+    content["sha256"] = manifest_digest(content)
+    manifest = folder / contract.CHECKPOINT_MANIFEST
+    manifest.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    _flush(manifest)
+    _flush(folder)
+    whole = folder.rename(run_folder / contract.checkpoint_dir(content["step"]))
+    _flush(run_folder / contract.CHECKPOINTS_DIR)
+    for path in whole.glob("rank-*.json"):  # not before: whoever is killed here can begin again
+        path.unlink()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _folders(run_folder: Path, suffix: str) -> Iterator[tuple[int, Path]]:
+    """Step and path of each folder of a checkpoint with this end of its name."""
+    try:
+        entries = list((run_folder / contract.CHECKPOINTS_DIR).iterdir())
+    except FileNotFoundError:
+        return
+    for path in entries:
+        match = _STEP.match(path.name.removesuffix(suffix)) if path.name.endswith(suffix) else None
+        if match:
+            yield int(match[1]), path

@@ -1,0 +1,208 @@
+"""Find what a run came to when it is over: whose failure it was, if anybody's, and with which status it ends."""
+
+import signal
+import time
+from dataclasses import dataclass, field, replace
+
+from ttlaunch import contract
+from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.running.crew import LostHost
+from ttlaunch.running.failures.attribution import Witnesses, first_failure
+from ttlaunch.running.failures.causes import Cause
+from ttlaunch.running.failures.divergence import divergence
+from ttlaunch.running.failures.failure import Failure
+from ttlaunch.running.failures.last_words import read_last_words
+from ttlaunch.running.logs.output import FROM_A_RANK
+from ttlaunch.running.report import Report, combine_digests, make_report
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import Phase, RankState, Watch
+
+_TAIL_LINES = 12
+
+
+@dataclass
+class Ending:
+    """Why and since when the run is being ended.
+
+    Attributes:
+        is_failing: Whether something broke, before an order to end or after it.
+        after_step: The step after which all ranks of a recipe stop, once they have agreed on it.
+        outstayed: Ranks that had not left when their grace was over, with its seconds.
+        killing_since: When we began to kill what was left of it, seconds since the epoch.
+        stood_still_s: The longest time in which we, or the whole machine, did not run.
+    """
+
+    signal_number: int | None = None
+    is_failing: bool = False
+    after_step: int | None = None
+    outstayed: dict[int, float] = field(default_factory=dict)
+    since: float | None = None
+    terminated: float | None = None
+    killed: bool = False
+    killing_since: float | None = None
+    failure: Failure | None = None
+    lost_shims: dict[int, float] = field(default_factory=dict)
+    lost_hosts: dict[str, LostHost] = field(default_factory=dict)
+    stood_still_s: float = 0.0
+
+
+def conclude(
+    plan: LaunchPlan,
+    folder: RunFolder,
+    watch: Watch,
+    ending: Ending,
+    returncode: int,
+    duration_s: float,
+    leftovers: int,
+) -> Report:
+    """The report of a run whose processes have all ended."""
+    obeyed = ending.signal_number and not ending.is_failing and not isinstance(plan.program, RecipeProgram)
+    # How a program ends that was sent SIGTERM is its own affair.
+    failure = None if obeyed else find_failure(folder, watch, ending, returncode)
+    failure = with_standstill(failure, ending.stood_still_s)
+    if failure is None and ending.signal_number is None:
+        failure = divergence(watch.ranks, plan.as_json()["config"])
+    status, exit_status = "done", contract.STATUS_DONE
+    if ending.signal_number == signal.SIGINT:
+        status, exit_status = "interrupted", contract.STATUS_INTERRUPTED
+    elif ending.signal_number:
+        status, exit_status = "terminated", contract.STATUS_TERMINATED
+    elif failure is not None:
+        status, exit_status = _failed_status(failure)
+    if status != "done":
+        _mark_stopped(watch.ranks, failure)
+    report = make_report(
+        plan,
+        folder,
+        watch.ranks,
+        status=status,
+        exit_status=exit_status,
+        duration_s=duration_s,
+        failure=failure,
+        leftovers=leftovers,
+    )
+    return replace(report, lost_hosts={host: lost.last_heard for host, lost in ending.lost_hosts.items()})
+
+
+def with_standstill(failure: Failure | None, seconds: float) -> Failure | None:
+    """The same failure; of a lost host with a note that keeps a user from looking for a mistake that is not on it.
+
+    Args:
+        failure: Of the run.
+        seconds: For which the supervisor, or all of its machine, did not run.
+    """
+    if failure is None or failure.code != "R012" or not seconds:
+        return failure
+    note = (
+        f"this machine, or the supervisor, stood still for {seconds:.0f} s; "
+        "hosts that hear nothing from it for the time of their lease end their ranks"
+    )
+    return replace(failure, evidence=(*failure.evidence, note))
+
+
+def _failed_status(failure: Failure) -> tuple[str, int]:
+    if failure.kind is Cause.HUNG:
+        return "hung", contract.STATUS_HUNG
+    return "failed", contract.STATUS_HOST_LOST if failure.code == "R012" else contract.STATUS_RANK_FAILED
+
+
+def find_failure(folder: RunFolder, watch: Watch, ending: Ending, returncode: int) -> Failure | None:
+    """The failure to name: of a rank, of the run folder, of mpirun, or of ranks that ended with different parameters.
+
+    What a hang left behind is how we ended it.
+    """
+    if ending.failure is not None and ending.failure.kind is Cause.HUNG:
+        return ending.failure
+    ordered = ending.signal_number is not None
+    lost_shims = {} if _mpirun_went_first(watch, ending, returncode) else ending.lost_shims
+    stopped = ordered or ending.failure is not None
+    failure = first_failure(
+        watch.ranks,
+        lost_shims=lost_shims,
+        lost_hosts=ending.lost_hosts,
+        ordered=stopped,
+        witnesses=_witnesses(folder, ending),
+    )
+    failure = failure or ending.failure
+    if failure is not None or ordered:
+        return failure
+    unfinished = [state for state in watch.ranks if state.exit is None]
+    if returncode != 0 or unfinished:
+        return _mpirun_failure(folder, returncode, unfinished)
+    if not combine_digests([rank.digests for rank in watch.ranks])[1]:
+        return different_parameters(watch.ranks)
+    return None
+
+
+def _witnesses(folder: RunFolder, ending: Ending) -> Witnesses:
+    return Witnesses(
+        last_words=lambda rank: read_last_words(folder.file(contract.stderr_file(rank))),
+        mpi_words=_mpirun_said(folder),
+        killing_since=ending.killing_since,
+    )
+
+
+def _mpirun_said(folder: RunFolder) -> str:
+    try:
+        return folder.file(f"{contract.LOGS_DIR}/mpirun.stderr").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _mpirun_went_first(watch: Watch, ending: Ending, returncode: int) -> bool:
+    """Whether mpirun ended before any rank did. It takes its shims along, so they are not the ones to name.
+
+    A shim that is killed by itself is different: mpirun then ends the other ranks, and their shims write how they ended.
+    """
+    if ending.terminated is not None or ending.failure is not None:
+        return False
+    return returncode < 0 or (len(ending.lost_shims) > 1 and all(state.exit is None for state in watch.ranks))
+
+
+def folder_failure(error: OSError) -> Failure:
+    """The run folder could not be written or read any more, so the run was ended."""
+    reason = (error.strerror or str(error)).lower()
+    evidence = (f"{error.filename}: {reason}",) if error.filename else ()
+    cause = f"the run folder can no longer be used: {reason}"
+    return Failure("R010", None, None, None, None, cause, time.time(), None, evidence)
+
+
+def _mark_stopped(ranks: list[RankState], failure: Failure | None) -> None:
+    """Tell the ranks that broke or finished from those that were only stopped."""
+    for state in ranks:
+        ended_by_itself = state.error is not None or (failure is not None and failure.rank == state.row.rank)
+        if state.phase is not Phase.DONE and not ended_by_itself:
+            state.phase = Phase.STOPPED
+
+
+def different_parameters(ranks: list[RankState]) -> Failure:
+    """Ranks finished with different bits in a parameter they share: a result nobody should trust."""
+    first: dict[str, tuple[RankState, str]] = {}
+    for state in ranks:
+        for name, digest in state.digests.items():
+            other, known = first.setdefault(name, (state, digest))
+            if known != digest:
+                cause = f"ended with other bits in `{name}` than rank {other.row.rank} ({other.row.role})"
+                row = state.row
+                return Failure("R009", row.rank, row.role, row.host, None, cause, time.time())
+    raise AssertionError("called although all parameters agree")
+
+
+def _mpirun_failure(folder: RunFolder, returncode: int, unfinished: list[RankState]) -> Failure:
+    """Mpirun failed and no rank did, or it left ranks behind: its own last words are the evidence."""
+    how = f"was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"exited with status {returncode}"
+    left = unfinished[:1] if returncode == 0 else []
+    first = "".join(f" before rank {s.row.rank} ({s.row.role}, {s.row.host}) had ended" for s in left)
+    words = _mpirun_said(folder).splitlines()
+    said = tuple(line.strip() for line in words if line.strip(" -\t") and not line.startswith(FROM_A_RANK.decode()))
+    return Failure(
+        "R008",
+        None,
+        None,
+        None,
+        None,
+        f"mpirun {how}{first}; no rank had failed",
+        time.time(),
+        None,
+        said[-_TAIL_LINES:],
+    )

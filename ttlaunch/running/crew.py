@@ -1,0 +1,176 @@
+"""Who stands beside the ranks where they run, as the supervisor sees them: one seam for this machine and for others."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from ttlaunch.agent.run_processes import is_gone, is_stopped, kill_run_processes, page_faults, signal_process
+from ttlaunch.agent.spy import find_py_spy, spy_on
+from ttlaunch.errors import HostError
+from ttlaunch.running.watch import RankState
+
+
+@dataclass(frozen=True)
+class LostHost:
+    """A host that can no longer be reached.
+
+    Attributes:
+        error: Why not.
+        last_heard: Its last sign of life, seconds since the epoch on this machine.
+    """
+
+    error: HostError
+    last_heard: float
+
+
+@dataclass(frozen=True)
+class SilentHost:
+    """A host that does not answer and may still come back.
+
+    Attributes:
+        since: Its last sign of life, seconds since the epoch on this machine.
+        lost_at: When it counts as lost, likewise: by then its own agent has ended its ranks.
+    """
+
+    since: float
+    lost_at: float
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What is gone without having said why.
+
+    Attributes:
+        shims: Ranks whose shim vanished, with the time at which that was seen, seconds since the epoch.
+        hosts: Hosts that cannot be reached any more, by name.
+        silent: Hosts that have not answered for long, by name.
+    """
+
+    shims: Mapping[int, float]
+    hosts: Mapping[str, LostHost]
+    silent: Mapping[str, SilentHost] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen of the ranks' processes at one moment.
+
+    Attributes:
+        stopped: The ranks whose process was stopped by a signal.
+        faults: By rank, how often the process has touched fresh memory, as it does while it loads libraries.
+    """
+
+    stopped: frozenset[int]
+    faults: Mapping[int, int]
+
+
+class Crew(Protocol):
+    """The supervisor's eyes and hands where the ranks run.
+
+    Attributes:
+        boxes: The folder below which the ranks' black boxes can be read.
+        looks_at_once: Whether `look` costs nothing; else it asks other hosts.
+    """
+
+    looks_at_once: bool
+
+    @property
+    def boxes(self) -> Path: ...
+
+    def look(self, ranks: Sequence[RankState], *, since: float) -> Look | None:
+        """How the ranks' processes are, and their boxes as they are by then; None until every host has said so.
+
+        Call it again with equal `since`, by the monotonic clock, until it answers; a later one looks again.
+        """
+
+    def spy_on(self, ranks: Sequence[RankState]) -> None:
+        """Have the stacks of these ranks read from outside, where that can be done; they then lie with those of the others."""
+
+    def settings(self, engine_name: str) -> Mapping[str, str]:
+        """Further environment for mpirun."""
+
+    def losses(self, ranks: Sequence[RankState]) -> Losses:
+        """What has been lost so far.
+
+        Raises:
+            OSError: What ranks on other hosts write can no longer be kept here; said once.
+        """
+
+    def signal_ranks(self, ranks: Sequence[RankState], number: int, *, word: Mapping[str, Any] | None = None) -> None:
+        """Send a signal to those of the given ranks that have been started and have not ended, past mpirun.
+
+        Returns without waiting for what it does. Other hosts are given `word` for `contract.ENDING_FILE` first; here the
+        launcher itself has left it.
+        """
+
+    def cut(self, host: str) -> None:
+        """Be as if the cable to a host were cut: from now on nothing is sent to it or taken from it.
+
+        Raises:
+            ValueError: No rank runs on another machine of that name.
+        """
+
+    def end(self, meanwhile: Callable[[], None]) -> int:
+        """Kill whatever still belongs to the run, collect what it wrote, and say how many processes were killed.
+
+        Calls `meanwhile` a few times a second while it has to wait for a host.
+        """
+
+
+class LocalCrew:
+    """For ranks that all run on this machine."""
+
+    looks_at_once = True
+
+    def __init__(self, run_id: str, *, scratch: Path, run_folder: Path) -> None:
+        self.boxes = scratch
+        self._run_id = run_id
+        self._run_folder = run_folder
+        self._lost: dict[int, float] = {}
+
+    def settings(self, engine_name: str) -> Mapping[str, str]:  # noqa: ARG002 - the same for every engine
+        """None is needed."""
+        return {}
+
+    def losses(self, ranks: Sequence[RankState]) -> Losses:
+        """A shim that is gone without having written how its rank ended was killed itself."""
+        for state in ranks:
+            pid = state.started.get("shim_pid")
+            if pid and state.exit is None and is_gone(int(pid)):
+                self._lost.setdefault(state.row.rank, time.time())
+        return Losses(self._lost, {})
+
+    def signal_ranks(
+        self,
+        ranks: Sequence[RankState],
+        number: int,
+        *,
+        word: Mapping[str, Any] | None = None,  # noqa: ARG002 - it is here already
+    ) -> None:
+        for pid in _living(ranks).values():
+            signal_process(pid, number, run_id=self._run_id)
+
+    def look(self, ranks: Sequence[RankState], *, since: float) -> Look:  # noqa: ARG002 - it is always fresh
+        pids = _living(ranks)
+        stopped = frozenset(rank for rank, pid in pids.items() if is_stopped(pid))
+        return Look(stopped, {rank: page_faults(pid) for rank, pid in pids.items()})
+
+    def spy_on(self, ranks: Sequence[RankState]) -> None:
+        """Returns when it is done, after a few seconds at most."""
+        py_spy = find_py_spy()
+        if py_spy is not None:
+            spy_on(_living(ranks), run_id=self._run_id, run_folder=str(self._run_folder), py_spy=py_spy)
+
+    def cut(self, host: str) -> None:
+        raise ValueError(f"every rank runs on this machine, and no cable leads to {host}")
+
+    def end(self, meanwhile: Callable[[], None]) -> int:  # noqa: ARG002 - nobody else has to be waited for
+        return len(kill_run_processes(self._run_id))
+
+
+def _living(ranks: Sequence[RankState]) -> dict[int, int]:
+    """The process ids of the ranks that have been started and have not ended."""
+    started = {state.row.rank: state.started.get("pid") for state in ranks if state.exit is None}
+    return {rank: int(pid) for rank, pid in started.items() if pid}

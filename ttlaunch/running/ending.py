@@ -1,0 +1,233 @@
+"""When a run is to end before its time: what is sent to whom, and when. Decided here, done by `supervise`.
+
+After a rank's failure the others have nothing to wait for: mpirun gets a moment, then is ended. An order, by Ctrl-C or a
+signal to the launcher, gives ranks a grace: those of a recipe agree on a step, save it and leave; any other program is
+sent SIGTERM. A second order shortens the grace, a third ends it. Who is still there then writes down what it is doing, and
+is killed.
+"""
+
+import math
+import shlex
+import signal
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.running.checkpoints.checkpoints import newest_step
+from ttlaunch.running.conclude import Ending
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import Phase, RankState
+
+SHORT_GRACE_S = 5.0
+"""What a second order leaves of the grace."""
+_AFTER_FAILURE_S = 1.5  # mpirun usually ends within 0.5 s of the first rank that fails
+AFTER_TERM_S = 1.5
+_AFTER_LOSS_S = 0.2  # mpirun does not notice that a host is gone, and a lost one has used up its time already
+_STACKS_S = 0.3
+_AT_ONCE = 3  # orders
+_STOP, _STACKS = signal.SIGUSR1, signal.SIGUSR2
+
+
+@dataclass(frozen=True)
+class Grace:
+    """What an ordered end leaves ranks and user with.
+
+    Attributes:
+        seconds: That ranks have to leave.
+        command: What was typed to start the run; the command that goes on from where it stopped is made of it.
+    """
+
+    seconds: float = 30.0
+    command: tuple[str, ...] = ()
+
+
+USUAL_GRACE = Grace()
+
+
+@dataclass(frozen=True)
+class Say:
+    """Tell the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class SignalRanks:
+    """Send a signal to every rank itself, past mpirun, after leaving `word` where it runs."""
+
+    number: int
+    word: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class SignalMpirun:
+    """Send a signal to mpirun."""
+
+    number: int
+
+
+Act = Say | SignalRanks | SignalMpirun
+
+
+class RunEnd:
+    """Decides how a run ends that does not end by itself."""
+
+    def __init__(self, ending: Ending, plan: LaunchPlan, *, grace_s: float) -> None:
+        """Nothing ends yet.
+
+        Args:
+            ending: Why and since when; written here.
+            plan: What runs: ranks of a recipe understand the order to stop.
+            grace_s: What ranks may take to leave after an order.
+        """
+        self._ending = ending
+        self._is_recipe = isinstance(plan.program, RecipeProgram)
+        self._saves = keeps_checkpoints(plan)
+        self._grace_s = grace_s
+        self._orders: deque[int] = deque()
+        self._count = 0
+        self._deadline = math.inf
+        self._stacks_at: float | None = None
+
+    def order(self, number: int) -> None:
+        """A signal has come to the launcher; safe in a signal handler."""
+        self._orders.append(number)
+
+    def decide(self, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
+        """What is to be done at this moment; call a few times a second."""
+        ending = self._ending
+        while self._orders:
+            yield from self._take_order(self._orders.popleft(), now, ranks)
+        if self._has_failed(ranks) and not ending.is_failing:
+            ending.is_failing = True
+            ending.since = ending.since or now
+            self._deadline = min(self._deadline, now + (0.0 if ending.lost_hosts else _AFTER_FAILURE_S))
+        if ending.since is None:
+            return
+        if ending.terminated is not None:
+            patience_s = _AFTER_LOSS_S if ending.lost_hosts else AFTER_TERM_S
+            if not ending.killed and now - ending.terminated >= patience_s:
+                ending.killed = True
+                yield SignalMpirun(signal.SIGKILL)
+        elif now >= self._deadline:
+            yield from self._force(now, ranks)
+        elif ending.signal_number:
+            yield from self._wait_for_ranks(now, ranks)
+
+    def _take_order(self, number: int, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
+        self._count += 1
+        ending = self._ending
+        if self._count == 1:
+            ending.signal_number, ending.since = number, ending.since or now
+            if ending.is_failing or ending.terminated is not None:
+                return
+            yield from self._begin_grace(number, now, ranks)
+        elif ending.terminated is None and number != signal.SIGHUP:
+            left = 0.0 if self._count >= _AT_ONCE else min(SHORT_GRACE_S, max(0.0, self._deadline - now))
+            self._deadline = now + left
+            again = f"{left:.0f} s are left; {_again(number)} ends every rank at once"
+            yield Say(again if left else "ending every rank at once")
+
+    def _begin_grace(self, number: int, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
+        self._deadline = now + self._grace_s
+        starting = {Phase.WAITING, Phase.STARTING} if self._is_recipe else {Phase.WAITING}
+        if not self._grace_s or any(state.phase in starting for state in ranks):
+            self._deadline = now  # while some have not begun, there is nothing to save
+            yield Say(f"{_ordered_by(number)}: ending every rank at once")
+            return
+        text = f"ranks were sent SIGTERM and have {self._grace_s:g} s to end"
+        if self._is_recipe:
+            text = f"ranks finish their step{' and save it' if self._saves else ''}, within {self._grace_s:g} s"
+        next_s = min(SHORT_GRACE_S, self._grace_s)
+        yield Say(f"{_ordered_by(number)}: {text}; {_again(number)} leaves them {next_s:g} s")
+        yield SignalRanks(_STOP) if self._is_recipe else SignalRanks(signal.SIGTERM, {"after_step": None})
+
+    def _wait_for_ranks(self, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
+        """Tell the ranks of a recipe after which step all stop; of other programs, nothing keeps mpirun but their shims."""
+        if not self._is_recipe:
+            if all(state.exit for state in ranks):
+                self._ending.terminated = now
+                yield SignalMpirun(signal.SIGTERM)
+            return
+        steps = [state.stops_after for state in ranks if state.phase is Phase.RUNNING]
+        known = [step for step in steps if step is not None]
+        if self._ending.after_step is None and known and len(known) == len(steps):
+            self._ending.after_step = max(known)
+            yield SignalRanks(_STOP, {"after_step": self._ending.after_step})
+
+    def _force(self, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
+        """End what is left, but first let ranks that an order found unwilling say what they are doing."""
+        ending = self._ending
+        remaining = tuple(state for state in ranks if state.exit is None)
+        if self._stacks_at is None:
+            self._stacks_at = now
+            if (
+                ending.signal_number
+                and not ending.is_failing
+                and self._count < _AT_ONCE
+                and now > (ending.since or now)
+            ):
+                ending.outstayed = {state.row.rank: now - (ending.since or now) for state in remaining}
+            if (
+                self._is_recipe
+                and ending.signal_number
+                and any(state.phase is not Phase.WAITING for state in remaining)
+            ):
+                yield SignalRanks(_STACKS)
+                return
+            self._stacks_at = -math.inf
+        if now - self._stacks_at < _STACKS_S:
+            return
+        ending.terminated = now
+        if ending.signal_number and not ending.is_failing and (self._count >= _AT_ONCE or ending.outstayed):
+            yield SignalRanks(signal.SIGKILL)
+        yield SignalMpirun(signal.SIGTERM)
+
+    def _has_failed(self, ranks: Sequence[RankState]) -> bool:
+        """Whether something broke; how a program ends that was sent SIGTERM is its own affair."""
+        ending = self._ending
+        if ending.lost_hosts or ending.failure is not None:
+            return True
+        if ending.signal_number and not self._is_recipe:
+            return False
+        return bool(ending.lost_shims) or any(state.phase is Phase.FAILED for state in ranks)
+
+
+def keeps_checkpoints(plan: LaunchPlan) -> bool:
+    """Whether the ranks save what they have trained."""
+    config = plan.as_json()["config"] or {}
+    return (config.get("checkpoint_config") or {}).get("interval") is not None
+
+
+def stopped(ending: Ending, folder: RunFolder, grace: Grace) -> dict[str, Any] | None:
+    """How an ordered end went, for the report: after which step, which one is saved, and the command that goes on from it."""
+    if not ending.signal_number:
+        return None
+    saved = newest_step(folder.path)
+    return {
+        "signal": signal.Signals(ending.signal_number).name,
+        "after_step": ending.after_step,
+        "saved_step": saved,
+        "resume": None if saved is None or not grace.command else _resuming(grace.command, folder.run_id),
+        "outstayed": [{"rank": rank, "after_s": round(after_s, 1)} for rank, after_s in ending.outstayed.items()],
+    }
+
+
+def _resuming(command: Sequence[str], run_id: str) -> str:
+    words, skip = [], False
+    for word in command:
+        if not skip and word != "--resume" and not word.startswith("--resume="):
+            words.append(word)
+        skip = not skip and word == "--resume"
+    return shlex.join([*words, "--resume", run_id])
+
+
+def _ordered_by(number: int) -> str:
+    names = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "the terminal was closed"}
+    return names.get(signal.Signals(number), signal.Signals(number).name)
+
+
+def _again(number: int) -> str:
+    return "Ctrl-C again" if number == signal.SIGINT else "another signal"

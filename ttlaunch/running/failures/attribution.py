@@ -1,0 +1,173 @@
+"""Which rank broke first, and how: classify every ending, then order by time.
+
+Sorting by time alone blames the wrong rank, because the ranks that lose their peer can be recorded before the one
+that was killed. So an own exception, a signal from outside or a crash outranks an ending that follows from another.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from ttlaunch.running.crew import LostHost
+from ttlaunch.running.failures.causes import (
+    Cause,
+    classify_ending,
+    classify_exception,
+    gave_up,
+    killed_shims,
+    lost_daemon,
+)
+from ttlaunch.running.failures.failure import Failure, Follower
+from ttlaunch.running.failures.last_words import LastWords, chained
+from ttlaunch.running.failures.name_cause import name_ending, name_exception, name_lost_daemon, name_lost_shim
+from ttlaunch.running.failures.next_step import next_step
+from ttlaunch.running.watch import RankState, failed_exit
+
+_FIRST_HAND, _WITHOUT_WORDS, _FOLLOWS = 0, 1, 2
+_STARVED_TOGETHER_S = 2.0  # a killed rank of many gigabytes takes that long to be gone
+
+
+@dataclass(frozen=True)
+class Witnesses:
+    """What is known besides the records of the ranks.
+
+    Attributes:
+        last_words: The end of a rank's log.
+        mpi_words: What mpirun wrote to its standard error.
+        killing_since: When we began to kill what was left of the run, seconds since the epoch; None: we did not.
+    """
+
+    last_words: Callable[[int], LastWords] = lambda _: LastWords()
+    mpi_words: str = ""
+    killing_since: float | None = None
+
+
+class _Candidate(NamedTuple):
+    order: int
+    failure: Failure
+
+
+def first_failure(
+    ranks: list[RankState],
+    *,
+    lost_shims: Mapping[int, float],
+    lost_hosts: Mapping[str, LostHost] | None = None,
+    ordered: bool,
+    witnesses: Witnesses | None = None,
+) -> Failure | None:
+    """The failure that the others follow from, or None if every rank did its work.
+
+    Args:
+        ranks: All ranks, after their endings were read.
+        lost_shims: Ranks whose shim vanished without a record, with the time at which that was seen.
+        lost_hosts: Hosts that can no longer be reached. What follows from a lost host happens after its last sign of life.
+        ordered: Whether we ended the run ourselves; then signals that we send do not count.
+        witnesses: Logs and the like; None: there are none.
+    """
+    seen = witnesses or Witnesses()
+    left = gave_up(seen.mpi_words, {state.row.rank: (state.exit or {}).get("status") for state in ranks})
+    candidates = [_lost_host(lost, ranks) for lost in (lost_hosts or {}).values()]
+    too_early = killed_shims(seen.mpi_words)
+    for state in ranks:
+        rank = state.row.rank
+        lost = lost_shims.get(rank)
+        if lost is None and rank in too_early and not state.started:  # so early that nobody knew its process
+            lost = seen.killing_since or math.inf
+        candidates += _of_rank(state, lost, seen, ordered=ordered, lost_peer=rank in left)
+    if not candidates:
+        return None
+    candidates = _without_shims_of_the_end(candidates)
+    first = min(candidates, key=lambda one: (one.order, one.failure.time or 0.0)).failure
+    first = _that_held_most(first, candidates, ranks)
+    followers = _followers(first, candidates, ranks, lost_hosts or {})
+    words = seen.last_words(first.rank).lines if first.rank is not None else ()
+    hint = next_step(first)
+    return replace(first, followers=followers, last_lines=words, next_step=hint)
+
+
+def _of_rank(
+    state: RankState, lost: float | None, seen: Witnesses, *, ordered: bool, lost_peer: bool
+) -> list[_Candidate]:
+    """The failure of one rank, if it has one."""
+    if state.error is not None:
+        kind = _of_exception(state.error, state.exit)
+        return [_Candidate(_FOLLOWS if kind.follows else _FIRST_HAND, name_exception(state, state.error, kind))]
+    if state.exit is not None and failed_exit(state.exit):
+        time = float(state.exit.get("time", 0.0))
+        by_us = seen.killing_since is not None and time > seen.killing_since
+        words = seen.last_words(state.row.rank)
+        kind = classify_ending(state.exit, words, by_us=by_us or ordered, lost_peer=lost_peer)
+        if ordered and kind is Cause.ENDED:
+            return []
+        without_words = kind is Cause.EXITED and words.raised is None
+        order = _FOLLOWS if kind.follows else _WITHOUT_WORDS if without_words else _FIRST_HAND
+        return [_Candidate(order, name_ending(state, state.exit, words, kind))]
+    if lost is not None and state.exit is None and not ordered:
+        by_daemon = lost_daemon(seen.mpi_words) and state.row.rank not in killed_shims(seen.mpi_words)
+        return [_Candidate(_FIRST_HAND, (name_lost_daemon if by_daemon else name_lost_shim)(state, lost))]
+    return []
+
+
+def _without_shims_of_the_end(candidates: list[_Candidate]) -> list[_Candidate]:
+    """Leave out shims that were missed after a rank had broken: mpirun kills those that do not end in time."""
+    broke = [one.failure.time or 0.0 for one in candidates if one.order != _FOLLOWS and not _is_lost_shim(one)]
+    return [
+        one for one in candidates if not _is_lost_shim(one) or (one.failure.time or 0.0) <= min(broke, default=math.inf)
+    ]
+
+
+def _is_lost_shim(candidate: _Candidate) -> bool:
+    return candidate.failure.kind in {Cause.SHIM_LOST, Cause.DAEMON_LOST}
+
+
+def _of_exception(error: dict[str, Any], ending: dict[str, Any] | None) -> Cause:
+    message, kind = str(error.get("message", "")), str(error.get("type"))
+    chain = chained(str(error.get("traceback", "")).splitlines())
+    return classify_exception(kind, message, chain=chain, oom_kills=int((ending or {}).get("oom_kills") or 0))
+
+
+def _that_held_most(first: Failure, candidates: list[_Candidate], ranks: list[RankState]) -> Failure:
+    """Of ranks that starved together on a host, the largest: the kernel may kill another before that one is gone."""
+    if first.kind is not Cause.OUT_OF_MEMORY or first.time is None:
+        return first
+    held = {state.row.rank: float((state.exit or {}).get("peak_memory_bytes") or 0) for state in ranks}
+    starved = [
+        one.failure
+        for one in candidates
+        if (one.failure.kind, one.failure.host) == (first.kind, first.host)
+        and (one.failure.time or math.inf) - first.time < _STARVED_TOGETHER_S
+    ]
+    return max(starved, key=lambda failure: -1.0 if failure.rank is None else held.get(failure.rank, 0.0))
+
+
+def _lost_host(lost: LostHost, ranks: list[RankState]) -> _Candidate:
+    """A host that is gone takes its ranks along; it is named, since nothing is known of them."""
+    host = lost.error.host
+    its_ranks = [state for state in ranks if state.row.host == host]
+    who = ", ".join(f"rank {state.row.rank} ({state.row.role})" for state in its_ranks)
+    step = max((state.step for state in its_ranks), default=0)
+    notes = (f"it ran {who}", *lost.error.notes) if who else lost.error.notes
+    cause = f"host {host} was lost: {lost.error.evidence}"
+    failure = Failure("R012", None, None, host, step or None, cause, lost.last_heard, None, notes, kind=Cause.HOST_LOST)
+    return _Candidate(_FIRST_HAND, failure)
+
+
+def _followers(
+    first: Failure, candidates: list[_Candidate], ranks: list[RankState], lost_hosts: Mapping[str, LostHost]
+) -> tuple[Follower, ...]:
+    """The other ranks that did not do their work, in the order of their ends."""
+    known = {one.failure.rank: one.failure for one in candidates if one.failure.rank is not None}
+    found = []
+    for state in ranks:
+        rank, role = state.row.rank, state.row.role
+        failure = known.get(rank)
+        if rank == first.rank or (state.exit is not None and not failed_exit(state.exit)):
+            continue
+        if failure is not None:
+            found.append(Follower(rank, role, failure.kind, failure.cause, failure.time))
+        elif state.row.host in lost_hosts:
+            found.append(Follower(rank, role, Cause.FENCED, "was on a host that was lost", None))
+        else:
+            found.append(Follower(rank, role, Cause.ENDED, "was ended with the run", None))
+    return tuple(sorted(found, key=lambda one: (one.time is None, one.time or 0.0, one.rank)))

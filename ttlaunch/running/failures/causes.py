@@ -1,0 +1,189 @@
+"""What an ending is, before anybody asks when it was: by itself, from outside, or because another rank had gone.
+
+An exception says what it is by its type and its words; an ending without an exception says it by its status, its signal,
+the kernel's count of kills, and the last words in the rank's log.
+"""
+
+import re
+import signal
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any
+
+from ttlaunch.running.failures.last_words import LastWords
+
+
+class Cause(StrEnum):
+    """The classes of endings that are failures, as `report.json` names them."""
+
+    RAISED = "raised"  # an exception of its own
+    IMPORT_ERROR = "import_error"
+    CHECKPOINT = "checkpoint"  # it could not read or keep one
+    EXITED = "exited"  # with a status that is not 0: sys.exit, os._exit, exit of C, MPI_Abort
+    LEFT_EARLY = "left_early"  # with status 0
+    NOT_STARTED = "not_started"
+    KILLED = "killed"  # by somebody else
+    OUT_OF_MEMORY = "out_of_memory"
+    CRASHED = "crashed"  # in compiled code
+    SHIM_LOST = "shim_lost"  # its parent was killed, which took it along
+    DAEMON_LOST = "daemon_lost"  # mpirun's own process on a host was killed, which took shims and ranks along
+    HOST_LOST = "host_lost"
+    HUNG = "hung"  # nothing moved any more
+    OTHER = "other"  # of the run and no rank: its folder, mpirun, its numbers
+    LOST_PEER = "lost_peer"  # ended because another rank had gone
+    FENCED = "fenced"  # on a host that was cut off, where its attendant ends it
+    ENDED = "ended"  # by mpirun or by us, with the run
+
+    @property
+    def follows(self) -> bool:
+        """Whether it only follows from another rank's end, which may have been recorded after it."""
+        return self in {Cause.LOST_PEER, Cause.FENCED, Cause.ENDED}
+
+
+_PEER_TYPES = {
+    "BrokenPipeError",
+    "ConnectionAbortedError",
+    "ConnectionRefusedError",
+    "ConnectionResetError",
+    "DistNetworkError",
+    "EOFError",
+    "PeerLostError",
+}
+_GENERAL_TYPES = {
+    "DistBackendError",
+    "DistError",
+    "DistStoreError",
+    "Exception",
+    "OSError",
+    "RuntimeError",
+    "SocketError",
+    "TimeoutError",
+}
+_PEER_WORDS = re.compile(
+    r"connection (?:was |likely )*(?:closed|reset|aborted|refused)|broken pipe|socket closed|is gone: "
+    r"|timed out waiting .*for (?:recv|send) operation|pair closure|remote process exited|ncclRemoteError"
+    r"|failed to recv, got 0 bytes",
+    re.IGNORECASE,
+)
+_OWN_MPI_ERRORS = re.compile(
+    r"MPI_ERR_(?:ARG|BUFFER|COMM|COUNT|DIMS|GROUP|INFO|KEYVAL|NO_MEM|OP|RANK|REQUEST|ROOT|TAG|TOPOLOGY|TRUNCATE|TYPE|WIN)\b"
+)
+_MEMORY_TYPES = {"MemoryError", "_ArrayMemoryError", "OutOfMemoryError"}
+_MEMORY_WORDS = re.compile(r"can(?:'t|not) allocate memory|out of memory|std::bad_alloc|MPI_ERR_NO_MEM", re.IGNORECASE)
+_IMPORT_TYPES = {"ImportError", "ModuleNotFoundError"}
+_CHECKPOINT_TYPES = {"CheckpointReadError", "CheckpointWriteError"}
+_CRASHES = {
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGSEGV,
+    signal.SIGSYS,
+    signal.SIGTRAP,
+}
+_ENDING = {signal.SIGINT, signal.SIGTERM}
+_GAVE_UP = re.compile(r"\*\*\* An error occurred in Socket closed\s+\S+ \*\*\* reported by process \[\d+,(\d+)\]")
+_GAVE_UP_STATUS = 14
+_KILLED_SHIM = re.compile(r"process\s+rank\s+(\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+\S+\s+exited\s+on\s+signal")
+_LOST_DAEMON = "has lost communication with a remote daemon"
+_ABORTED = re.compile(r"terminate called .*", re.DOTALL)
+
+
+def classify_exception(kind: str, message: str, *, chain: Iterable[str] = (), oom_kills: int = 0) -> Cause:
+    """The class of an exception.
+
+    Args:
+        kind: Its type's name.
+        message: Its words.
+        chain: `type: message` of what it was raised from or while handling.
+        oom_kills: How often the kernel has killed for memory where the rank ran; a child of the rank may be among them.
+    """
+    if kind in _CHECKPOINT_TYPES:
+        return Cause.CHECKPOINT
+    if kind in _MEMORY_TYPES or (kind in _GENERAL_TYPES and _MEMORY_WORDS.search(message)):
+        return Cause.OUT_OF_MEMORY
+    if kind in _GENERAL_TYPES and oom_kills and "killed by signal" in message:
+        return Cause.OUT_OF_MEMORY
+    if _is_about_a_peer(kind, message) or any(_is_about_a_peer(*_parted(link)) for link in chain):
+        return Cause.LOST_PEER
+    if kind == "SystemExit":
+        return Cause.LEFT_EARLY if message in {"", "0", "None", "False"} else Cause.EXITED
+    return Cause.IMPORT_ERROR if kind in _IMPORT_TYPES else Cause.RAISED
+
+
+def classify_ending(ending: dict[str, Any], words: LastWords, *, by_us: bool, lost_peer: bool = False) -> Cause:
+    """The class of an ending without an exception's own record.
+
+    Args:
+        ending: The shim's record of a failure.
+        words: The last words in the rank's log.
+        by_us: Whether it came after we had begun to end the run.
+        lost_peer: Whether mpirun told that this rank gave up because a peer had gone.
+    """
+    if ending.get("start_error"):
+        return Cause.NOT_STARTED
+    number = ending.get("signal")
+    if number:
+        return _classify_signal(number, ending, words, by_us=by_us)
+    if ending.get("left_early"):
+        return Cause.LEFT_EARLY
+    raised = words.raised
+    if raised is not None and ending.get("status") == 1:
+        kills = int(ending.get("oom_kills") or 0)
+        return classify_exception(raised.type, raised.message, chain=raised.chain, oom_kills=kills)
+    return Cause.LOST_PEER if lost_peer or _PEER_WORDS.search("\n".join(words.lines)) else Cause.EXITED
+
+
+def gave_up(mpi_words: str, statuses: dict[int, int | None]) -> set[int]:
+    """The ranks in which MPI itself gave up because the connection to a peer had closed.
+
+    Open MPI says so through mpirun and not in the rank's own log, and folds the words of several ranks into one; they all
+    leave with its status for that.
+
+    Args:
+        mpi_words: What mpirun wrote to its standard error.
+        statuses: By rank, the status it left with.
+    """
+    named = {int(rank) for rank in _GAVE_UP.findall(mpi_words)}
+    return named | {rank for rank, status in statuses.items() if named and status == _GAVE_UP_STATUS}
+
+
+def killed_shims(mpi_words: str) -> set[int]:
+    """The ranks whose shim was killed, as mpirun tells it; of those it kills itself it tells nothing.
+
+    Args:
+        mpi_words: What mpirun wrote to its standard error.
+    """
+    return {int(rank) for rank in _KILLED_SHIM.findall(mpi_words)}
+
+
+def lost_daemon(mpi_words: str) -> bool:
+    """Whether mpirun tells that its daemon on another host went away; of the hosts it knows only its own names."""
+    return _LOST_DAEMON in mpi_words
+
+
+def _classify_signal(number: int, ending: dict[str, Any], words: LastWords, *, by_us: bool) -> Cause:
+    if number in _ENDING or (number == signal.SIGKILL and by_us):
+        return Cause.ENDED
+    if number == signal.SIGKILL:
+        return Cause.OUT_OF_MEMORY if ending.get("oom_kills") else Cause.KILLED
+    if number == signal.SIGPIPE:
+        return Cause.LOST_PEER
+    thrown = _ABORTED.search(words.text) if number == signal.SIGABRT else None
+    if thrown and _MEMORY_WORDS.search(thrown[0]):
+        return Cause.OUT_OF_MEMORY
+    if thrown and _PEER_WORDS.search(thrown[0]):
+        return Cause.LOST_PEER
+    return Cause.CRASHED if number in _CRASHES else Cause.KILLED
+
+
+def _is_about_a_peer(kind: str, message: str) -> bool:
+    """Whether an exception only says that another rank is gone."""
+    if message.startswith("MPI_ERR_"):
+        return not _OWN_MPI_ERRORS.match(message)
+    return kind in _PEER_TYPES or (kind in _GENERAL_TYPES and bool(_PEER_WORDS.search(message)))
+
+
+def _parted(link: str) -> tuple[str, str]:
+    kind, _, message = link.partition(": ")
+    return kind.rpartition(".")[2], message

@@ -1,0 +1,72 @@
+"""Tell whether training has diverged: whether it ended with losses that are no numbers, and in which step that began."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from ttlaunch.running.failures.failure import Failure
+from ttlaunch.running.watch import RankState
+
+
+class _Bad(NamedTuple):
+    """A loss that is no number; the smallest is the earliest."""
+
+    step: int
+    is_validation: bool  # it follows its step
+    rank: int
+    loss: float
+
+    @property
+    def cause(self) -> str:
+        what = f"a validation loss of {self.loss} after" if self.is_validation else f"a training loss of {self.loss} in"
+        return f"reported {what} step {self.step}: training has diverged"
+
+
+def divergence(ranks: Sequence[RankState], config: Mapping[str, Any] | None) -> Failure | None:
+    """The rank that was the first to report a loss that is no number, if losses were none up to the end.
+
+    A run that ends so has trained nothing, whatever its ranks say.
+
+    Args:
+        ranks: All of a run that has ended.
+        config: Its resolved configuration; None for a program.
+    """
+    found = [bad for state in ranks for bad in (_in_validation(state), _in_training(state)) if bad is not None]
+    if not found or (_skips_overflows(config) and _weights_are_numbers(ranks, found)):
+        return None
+    first = min(found)
+    row = next(state.row for state in ranks if state.row.rank == first.rank)
+    return Failure("R011", row.rank, row.role, row.host, None, first.cause, time.time())
+
+
+def _in_validation(state: RankState) -> _Bad | None:
+    """The first of the bad validations with which a rank ended."""
+    bad = list(takewhile(lambda record: not math.isfinite(record["loss"]), reversed(state.validations)))
+    if not bad:
+        return None
+    step, loss = int(bad[-1].get("step", 0)), float(bad[-1]["loss"])
+    return _Bad(step, is_validation=True, rank=state.row.rank, loss=loss)
+
+
+def _in_training(state: RankState) -> _Bad | None:
+    """The first of the bad steps with which a rank ended."""
+    if state.diverged is None:
+        return None
+    step, loss = state.diverged
+    return _Bad(step, is_validation=False, rank=state.row.rank, loss=loss)
+
+
+def _skips_overflows(config: Mapping[str, Any] | None) -> bool:
+    """Whether a step whose loss is no number leaves the weights as they were."""
+    return ((config or {}).get("training_config") or {}).get("precision") == "fp16"
+
+
+def _weights_are_numbers(ranks: Sequence[RankState], found: Sequence[_Bad]) -> bool:
+    """Whether the last validation is a number and no earlier than the bad steps, or only the very last step was bad."""
+    if any(bad.is_validation for bad in found):
+        return False
+    last = max(state.step for state in ranks)
+    validated = max((int(record.get("step", 0)) for state in ranks for record in state.validations), default=-1)
+    return validated >= last or all(bad.step == last for bad in found)

@@ -1,0 +1,290 @@
+"""Notices that a run hangs: no counter of any rank has moved for long, and no rank does what it has announced to take long.
+
+Then every rank is asked for its stacks, and the verdict names one. Ranks of a recipe are judged by their black boxes, from
+the start of their processes; any other program only if a timeout was named, and by its output. Ranks that mpirun does not
+start are missed in both.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.black_box import DONE, Box
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.running.boxes import read_boxes, short_place
+from ttlaunch.running.crew import Crew, Look
+from ttlaunch.running.failures.causes import Cause
+from ttlaunch.running.failures.failure import Failure
+from ttlaunch.running.hang.stacks import parse_main_stack, told_frame
+from ttlaunch.running.hang.verdict import judge
+from ttlaunch.running.hang.waits import Seen
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import Phase, RankState
+
+FIRST_STEPS, FIRST_TIMEOUT_S = 10, 120.0
+LEAST_TIMEOUT_S, SLOWEST_STEPS = 30.0, 10.0
+ANNOUNCED_S = 1800.0  # what a rank may take for an evaluation, a checkpoint and the like
+_LOOK_S = 0.25
+_LONGEST_LOOK_S = 2.0  # a launcher that slept itself, or its whole machine, takes no rest of ranks for a hang
+_ANSWER_S = 10.0  # a host that has said nothing for so long is lost, which is another's business
+_STACKS_S = 2.0
+_BETWEEN_LOOKS_S = 2.0
+_MOST_SPIED = 16
+
+
+@dataclass
+class _Quiet:
+    """How long nothing has moved, by what."""
+
+    marks: Any = None
+    seconds: float = 0.0
+
+
+@dataclass
+class _Suspicion:
+    """What has been done about a run in which nothing has moved for the timeout.
+
+    Attributes:
+        since: When it began.
+        look: What was seen of the processes since then.
+        asked: When ranks were told to write their stacks.
+        before: How large the files of stacks were then.
+        sizes: How large they were last.
+        spied: When those that had not answered were looked into.
+    """
+
+    since: float
+    look: Look | None = None
+    asked: float | None = None
+    before: Mapping[int, int] | None = None
+    sizes: Mapping[int, int] | None = None
+    spied: float | None = None
+
+
+class HangWatch:
+    """Watches one run for a hang; `check` is called a few times a second."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        folder: RunFolder,
+        crew: Crew,
+        *,
+        timeout_s: float | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Watch from now on.
+
+        Args:
+            plan: Of the run.
+            folder: Of the run.
+            crew: Who stands beside the ranks.
+            timeout_s: How long nothing may move; None: 120 s, after ten steps as long as ten of the slowest, at least 30 s.
+            clock: Seconds that never go back.
+        """
+        self._is_recipe = isinstance(plan.program, RecipeProgram)
+        self._world_size = plan.world_size
+        self._folder = folder
+        self._crew = crew
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._quiet = _Quiet()
+        self._looked = clock()
+        self._suspicion: _Suspicion | None = None
+        self._loaded: tuple[Mapping[int, int] | None, float] = None, 0.0
+
+    def check(self, ranks: list[RankState]) -> Failure | None:
+        """The verdict once the run hangs; else None."""
+        now = self._clock()
+        if now - self._looked < _LOOK_S:
+            return None
+        rested, self._looked = min(now - self._looked, _LONGEST_LOOK_S), now
+        boxes = read_boxes(self._crew.boxes, world_size=self._world_size) if self._is_recipe else {}
+        if self._has_moved(self._marks(ranks, boxes), rested):
+            self._suspicion = None
+            return None
+        missing = [state for state in ranks if state.phase is Phase.WAITING]
+        if missing:
+            is_long = self._quiet.seconds >= max(FIRST_TIMEOUT_S, self._timeout_s or 0.0)
+            return _not_started(missing, len(ranks), self._quiet.seconds) if is_long else None
+        return self._suspect(ranks, boxes, now)
+
+    def _marks(self, ranks: Sequence[RankState], boxes: Mapping[int, Box]) -> object:
+        """What moves while the run gets on, and only then."""
+        common = [(state.phase, state.exit is not None) for state in ranks]
+        if not self._is_recipe:
+            names = (contract.stdout_file, contract.stderr_file)
+            return common, [_size(self._folder.file(name(rank))) for name in names for rank in range(self._world_size)]
+        faults: Mapping[int, int] = {}
+        if self._crew.looks_at_once and (loading := _loading(ranks, boxes)):
+            look = self._crew.look(loading, since=0.0)
+            faults = look.faults if look else {}
+        return common, {rank: box.counters for rank, box in boxes.items()}, faults
+
+    def _suspect(self, ranks: list[RankState], boxes: Mapping[int, Box], now: float) -> Failure | None:
+        """Where nothing has moved for the timeout: look closer, ask for stacks, judge; one thing at each call."""
+        timeout_s = self._timeout(boxes)
+        if self._is_recipe and all(state.phase is Phase.DONE for state in ranks):
+            timeout_s = max(FIRST_TIMEOUT_S, timeout_s)  # processes that end have no counters
+        if not self._may_judge(ranks, boxes) or self._quiet.seconds < timeout_s:
+            return None
+        case = self._suspicion = self._suspicion or _Suspicion(now)
+        if case.look is None:
+            case.look = self._crew.look(ranks, since=case.since)
+            if case.look is None and now - case.since > _ANSWER_S:
+                case.look = Look(frozenset(), {})
+            return None  # what came with the answer is read first
+        if case.asked is None and self._is_loading(case, ranks, boxes, now):
+            return None
+        if self._is_granted(boxes) and not case.look.stopped:
+            if now - case.since > _ANSWER_S:
+                self._suspicion = None
+            return None
+        if not self._has_stacks(ranks, case, now):
+            return None
+        seen = [self._seen_one(state, boxes.get(state.row.rank), case.look.stopped) for state in ranks]
+        if self._is_recipe or case.look.stopped:
+            return judge(seen, quiet_s=self._quiet.seconds, now=time.time())
+        return _silent(seen, self._quiet.seconds)
+
+    def _is_loading(self, case: _Suspicion, ranks: Sequence[RankState], boxes: Mapping[int, Box], now: float) -> bool:
+        """Whether ranks on other hosts may still be at loading their libraries, which takes two looks to see."""
+        if self._crew.looks_at_once or case.look is None:
+            return False
+        loading = {state.row.rank for state in _loading(ranks, boxes)}
+        faults = {rank: count for rank, count in case.look.faults.items() if rank in loading}
+        if not faults:
+            return False
+        before, seen = self._loaded
+        if before is None or now - seen > 2 * _BETWEEN_LOOKS_S:
+            self._loaded, self._suspicion = (faults, now), None
+            return True
+        if now - seen < _BETWEEN_LOOKS_S:
+            self._suspicion = None
+            return True
+        if faults != before:
+            self._loaded, self._suspicion = (faults, now), None
+            self._quiet = _Quiet(self._quiet.marks)
+            return True
+        return False
+
+    def _may_judge(self, ranks: Sequence[RankState], boxes: Mapping[int, Box]) -> bool:
+        """A program has to be asked for; ranks that could make no boxes say nothing of how they get on."""
+        if not self._is_recipe:
+            return self._timeout_s is not None
+        return bool(boxes) or all(state.phase is Phase.STARTING for state in ranks)
+
+    def _has_moved(self, marks: object, rested: float) -> bool:
+        if marks != self._quiet.marks:
+            self._quiet = _Quiet(marks)
+            return True
+        self._quiet.seconds += rested
+        return False
+
+    def _timeout(self, boxes: Mapping[int, Box]) -> float:
+        if self._timeout_s is not None:
+            return self._timeout_s
+        if max((box.timed for box in boxes.values()), default=0) < FIRST_STEPS:
+            return FIRST_TIMEOUT_S
+        slowest = max(box.slowest for box in boxes.values()) / 1e9
+        return max(LEAST_TIMEOUT_S, SLOWEST_STEPS * slowest)
+
+    def _is_granted(self, boxes: Mapping[int, Box]) -> bool:
+        """Whether a rank that waits for none is at what it has announced."""
+        busy = any(box.phase and not box.waiting for box in boxes.values() if box.phase != DONE)
+        return busy and self._quiet.seconds < max(ANNOUNCED_S, self._timeout(boxes))
+
+    def _has_stacks(self, ranks: list[RankState], case: _Suspicion, now: float) -> bool:
+        """Whether all has been done that brings stacks: first each rank is asked, then who is silent is looked into."""
+        if case.asked is None or case.look is None:
+            case.asked, case.before = now, self._stack_sizes()
+            case.sizes = case.before
+            if self._is_recipe:
+                self._crew.signal_ranks(ranks, signal.SIGUSR2)
+            return False
+        silent = self._silent_ranks(ranks, case)
+        before, case.sizes = case.sizes, self._stack_sizes()
+        still_comes = before != case.sizes
+        if case.spied is not None:
+            return (not silent and not still_comes) or now - case.spied >= _STACKS_S
+        expected = [state for state in silent if state.row.rank not in case.look.stopped] if self._is_recipe else []
+        if (expected or still_comes) and now - case.asked < _STACKS_S:
+            return False
+        if not silent:
+            return True
+        case.spied = now
+        self._crew.spy_on(silent[:_MOST_SPIED])
+        return False
+
+    def _silent_ranks(self, ranks: Sequence[RankState], case: _Suspicion) -> list[RankState]:
+        """Those that have not left and have written no stacks since they were asked."""
+        sizes, before = self._stack_sizes(), case.before or {}
+        return [
+            state for state in ranks if state.exit is None and sizes[state.row.rank] <= before.get(state.row.rank, 0)
+        ]
+
+    def _stack_sizes(self) -> dict[int, int]:
+        return {rank: _size(self._folder.file(contract.stacks_file(rank))) for rank in range(self._world_size)}
+
+    def _seen_one(self, state: RankState, box: Box | None, stopped: frozenset[int]) -> Seen:
+        row = state.row
+        idle_s = None
+        if box and box.operations:
+            last = box.operations[-1]
+            idle_s = time.time() + state.clock_offset_s - box.seconds(last.ended or last.begun)
+        return Seen(
+            rank=row.rank,
+            role=row.role,
+            host=row.host,
+            box=box,
+            is_stopped=row.rank in stopped,
+            stack=parse_main_stack(_text(self._folder.file(contract.stacks_file(row.rank)))),
+            idle_s=idle_s,
+            is_starting=self._is_recipe and state.phase is Phase.STARTING,
+            has_left=state.exit is not None,
+        )
+
+
+def _loading(ranks: Sequence[RankState], boxes: Mapping[int, Box]) -> list[RankState]:
+    """The ranks that still load their libraries: for these there are no counters yet, but that they touch fresh memory."""
+    waiting = {rank for rank, box in boxes.items() if box.waiting}
+    return [state for state in ranks if state.phase is Phase.STARTING and state.row.rank not in waiting]
+
+
+def _not_started(missing: Sequence[RankState], world_size: int, quiet_s: float) -> Failure:
+    """Mpirun itself hangs."""
+    hosts = list(dict.fromkeys(state.row.host for state in missing))
+    what = f"mpirun has not started {len(missing)} of {counted(world_size, 'rank')} within {quiet_s:.0f} s"
+    evidence = tuple(
+        f"on {host}: rank {', '.join(str(one.row.rank) for one in missing if one.row.host == host)}" for host in hosts
+    )
+    return Failure("R038", None, None, None, None, what, time.time(), None, evidence[:_MOST_SPIED], kind=Cause.HUNG)
+
+
+def _silent(ranks: Sequence[Seen], quiet_s: float) -> Failure:
+    """Of a program that is no recipe: where its ranks are, as far as that can be seen from outside."""
+    cause = f"no rank has printed anything for {quiet_s:.0f} s"
+    frames = [(one, told_frame(one.stack)) for one in ranks]
+    told = tuple(
+        f"rank {one.rank} is in `{frame.function}` at {short_place(frame.place)}" for one, frame in frames if frame
+    )
+    return Failure("R017", None, None, None, None, cause, time.time(), None, told[:_MOST_SPIED], kind=Cause.HUNG)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,126 @@
+"""What is wrong where every rank waits, so that some wait for each other: the first mismatch of their circle.
+
+If one rank of the circle is in another operation than most of its role, it is the one. Told of it, or else of any rank, is what is
+surely a mistake (a message left out, a sender, a tag); where there is none, the rank that began to wait first is named.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ttlaunch.black_box import Operation
+from ttlaunch.running.boxes import called
+from ttlaunch.running.hang.waits import Seen, is_in, is_under_way, other_senders, other_tags, peers_of, those_who_sent
+
+_MOST_NAMED = 3
+
+Mismatch = tuple[str, Seen, str]
+"""Code, rank, and a clause that follows its name."""
+
+
+def find_mismatch(ranks: Sequence[Seen], circle: Sequence[int]) -> Mismatch:
+    """The rank to name, and what is wrong with it.
+
+    Args:
+        ranks: All of a run.
+        circle: Those that wait for each other, in that order; not empty.
+    """
+    cycle = [ranks[rank] for rank in circle]
+    by_age = sorted((one for one in cycle if one.waiting), key=lambda one: -(one.idle_s or 0.0))
+    odd = _odd_one_out(by_age, ranks)
+    for find in (_left_out, _wrong_sender, _wrong_message, _other_meeting):
+        for one in by_age:
+            found = find(one, ranks)
+            if found is not None and odd in (None, found[1]):
+                return found
+    first = odd or (by_age[0] if by_age else cycle[0])
+    return "R015", first, _circle(first, cycle)
+
+
+def _wrong_message(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
+    """It waits for another tag than its peer has sent, or for a peer that is done."""
+    peer = ranks[peers_of(one, ranks)[0]]
+    wait, tags = one.waiting, other_tags(one, peer)
+    assert wait is not None  # noqa: S101 - chosen by it
+    if tags:
+        named = ", ".join(str(tag) for tag in tags[:_MOST_NAMED])
+        return "R016", one, f"waits for tag {wait.tag} of {peer.name}, which has sent it tag {named} instead"
+    if peer.is_done and not is_under_way(one, peer):
+        if wait.is_collective:
+            return "R037", one, f"waits in {called(wait)} for {peer.name}, which is done"
+        what = f"until {peer.name} receives" if wait.is_send else f"for a message of {peer.name}"
+        return "R016", one, f"waits {what}, which is done"
+    return None
+
+
+def _left_out(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
+    """Its peer has not sent it what all others of the peer's role have."""
+    wait = one.waiting
+    assert wait is not None  # noqa: S101 - chosen by it
+    peer = ranks[peers_of(one, ranks)[0]]
+    others = those_who_sent(one, peer, ranks)
+    if not others:
+        return None
+    named = ", ".join(str(rank) for rank in others[:_MOST_NAMED])
+    have = "has" if len(others) == 1 else "have"
+    what = f"`{wait.name}` of tag {wait.tag}{f' in step {wait.step}' if wait.step else ''}"
+    return "R016", peer, f"has not sent {one.name} {what}, as rank {named} {have}, and waits for another message"
+
+
+def _wrong_sender(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
+    """Another rank than the one that it waits for has sent it such a message."""
+    others, wait = other_senders(one, ranks), one.waiting
+    if not others or wait is None:
+        return None
+    other, peer = ranks[others[0]], ranks[wait.peer]
+    return "R016", one, f"waits for tag {wait.tag} of {peer.name}, and {other.name} has sent it instead"
+
+
+def _other_meeting(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
+    """It is in the same operation of a group as another rank, which takes it for another one."""
+    wait = one.waiting
+    if wait is None or not wait.is_collective:
+        return None
+    for other in ranks:
+        theirs = other.waiting
+        if other is not one and theirs is not None and is_in(other, wait) and _alike(theirs) != _alike(wait):
+            return "R037", one, f"is in {called(wait)}, and {other.name} at the same place in {called(theirs)}"
+    return None
+
+
+def _alike(wait: Operation) -> tuple[str, int, int]:
+    """What ranks that are in the same operation agree on."""
+    return wait.name, wait.nbytes, wait.bucket
+
+
+def _odd_one_out(cycle: Sequence[Seen], ranks: Sequence[Seen]) -> Seen | None:
+    """The one that is in another operation or step than most ranks of its role."""
+    for one in cycle:
+        doing = [_doing(other) for other in ranks if other.role == one.role and other.waiting]
+        common, count = Counter(doing).most_common(1)[0]
+        if 2 * count > len(doing) and _doing(one) != common:
+            return one
+    return None
+
+
+def _doing(one: Seen) -> tuple[str, int]:
+    return (one.waiting.name, one.waiting.step) if one.waiting else ("", 0)
+
+
+def _circle(first: Seen, cycle: Sequence[Seen]) -> str:
+    at = cycle.index(first)
+    ordered = [*cycle[at:], *cycle[:at]]
+    ring = " → ".join(str(one.rank) for one in (*ordered, first))
+    waits = [one.waiting for one in ordered if one.waiting]
+    if any(is_under_way(one, other) for one, other in zip(ordered, [*ordered[1:], first], strict=True)):
+        why = "a message that both ends have begun does not arrive"
+    elif all(not wait.is_send for wait in waits):
+        why = "all of them receive and none sends"
+    elif all(wait.is_send for wait in waits):
+        why = "all of them send and none receives"
+    else:
+        why = "some send while others receive something else"
+    names = list(dict.fromkeys(wait.name for wait in waits))
+    if len(names) > 1:
+        parts = [f"rank {one.rank} in `{one.waiting.name}`" for one in ordered if one.waiting]
+        why += f"; they are not in the same operation: {', '.join(parts[:4])}"
+    return f"waits in a circle, {ring}: {why}"

@@ -1,0 +1,67 @@
+"""What a rank was doing when it was asked for its stacks, and the recipe's line in it.
+
+The text is faulthandler's, or what `agent/spy.py` has written in the same form of a rank that could not answer.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)\Z')
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x")
+_ENTRY = "/ttlaunch/runtime/entry.py"
+_BETWEEN = (
+    "/ttlaunch/spec/recipe/importing.py",
+    "/importlib/__init__.py",
+    "<frozen ",
+)  # what stands between the entry and a recipe that is imported
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A call that had not returned."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def parse_main_stack(text: str) -> tuple[Frame, ...]:
+    """The main thread of a rank in the last of the dumps that a file holds, innermost frame first; empty: there is none.
+
+    It is the one that the runtime began in; in a process that has not come so far, or is no rank of a recipe, the last one.
+    """
+    threads: list[list[Frame]] = []
+    for line in text.splitlines():
+        if _THREAD.match(line):
+            threads.append([])
+        elif threads and (found := _FRAME.match(line)):
+            threads[-1].append(Frame(found["file"], int(found["line"]), found["function"]))
+    mains = [frames for frames in threads if any(frame.file.endswith(_ENTRY) for frame in frames)]
+    return tuple((mains or threads or [[]])[-1])
+
+
+def recipe_frame(stack: Sequence[Frame]) -> Frame | None:
+    """The innermost call in the recipe's folder: that of the file whose function the runtime called; None before that."""
+    called = None
+    for frame in stack:
+        if frame.file.endswith(_ENTRY):
+            break
+        called = called if frame.file.endswith(_BETWEEN) or frame.file.startswith(_BETWEEN) else frame
+    else:
+        return None
+    if called is None:
+        return None
+    folder = called.file.rpartition("/")[0] + "/"
+    return next((frame for frame in stack if frame.file.startswith(folder)), None)
+
+
+def told_frame(stack: Sequence[Frame]) -> Frame | None:
+    """The call to tell of: the recipe's; of a process that runs none, the innermost that is in a file of its own."""
+    if any(frame.file.endswith(_ENTRY) for frame in stack):
+        return recipe_frame(stack)
+    return next((frame for frame in stack if not frame.file.startswith("<")), None)

@@ -1,0 +1,64 @@
+"""Tells the user about ranks that a signal has stopped, long before that is a hang: others may get on without them.
+
+Only where all ranks are on this machine. Other hosts are asked how their ranks are when nothing moves any more.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+from ttlaunch.running.crew import Crew
+from ttlaunch.running.logs.output import View
+from ttlaunch.running.runs.run_folder import RunFolder, append_event
+from ttlaunch.running.watch import RankState
+
+PATIENCE_S = 5.0
+"""A debugger or a profiler stops a process for a moment, too."""
+
+_LOOK_S = 1.0
+
+
+class StoppedWatch:
+    """Remembers which ranks stand still since when, and what has been told."""
+
+    def __init__(
+        self, folder: RunFolder, view: View, crew: Crew, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._folder, self._view, self._crew, self._clock = folder, view, crew, clock
+        self._looked = clock()
+        self._since: dict[int, float] = {}
+        self._told: set[int] = set()
+
+    def notice(self, ranks: Sequence[RankState]) -> None:
+        """Say what is new; call a few times a second."""
+        now = self._clock()
+        if not self._crew.looks_at_once or now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        look = self._crew.look(ranks, since=0.0)
+        stopped = look.stopped if look else frozenset()
+        for state in ranks:
+            if state.row.rank in stopped:
+                self._notice_stopped(state, now)
+            else:
+                self._notice_moving(state, now)
+
+    def _notice_stopped(self, state: RankState, now: float) -> None:
+        rank = state.row.rank
+        since = self._since.setdefault(rank, now)
+        if rank in self._told or now - since < PATIENCE_S:
+            return
+        self._told.add(rank)
+        pid = state.started.get("pid")
+        self._tell("rank_stopped", state, now - since, f"was stopped by a signal; `kill -CONT {pid}` lets it go on")
+
+    def _notice_moving(self, state: RankState, now: float) -> None:
+        since = self._since.pop(state.row.rank, now)
+        if state.row.rank in self._told:
+            self._told.remove(state.row.rank)
+            if state.exit is None:
+                self._tell("rank_goes_on", state, now - since, f"goes on after {now - since:.0f} s")
+
+    def _tell(self, event: str, state: RankState, seconds: float, text: str) -> None:
+        row = state.row
+        append_event(self._folder, event, rank=row.rank, seconds=round(seconds, 1))
+        self._view.output("stderr", f"rank {row.rank} ({row.role}, {row.host}) {text}".encode())

@@ -1,0 +1,97 @@
+"""Which rank a run hangs on, and why: the one that others wait for and that waits for none, or the first mismatch of a cycle.
+
+Pure: from what was seen of all ranks at one moment, at which none had moved for long.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.running.boxes import short_place
+from ttlaunch.running.failures.causes import Cause
+from ttlaunch.running.failures.failure import Failure
+from ttlaunch.running.hang.mismatch import find_mismatch
+from ttlaunch.running.hang.stacks import told_frame
+from ttlaunch.running.hang.wait_table import render_waits
+from ttlaunch.running.hang.waits import Seen, find_cycle, peers_of, waiters
+
+
+class Verdict(NamedTuple):
+    """Whom a hang is put down to."""
+
+    code: str
+    one: Seen
+    cause: str
+
+
+def judge(ranks: Sequence[Seen], *, quiet_s: float, now: float) -> Failure:
+    """The failure to report.
+
+    Args:
+        ranks: All of a run, in order.
+        quiet_s: How long nothing has moved.
+        now: Seconds since the epoch.
+    """
+    code, one, cause = _verdict(ranks, quiet_s)
+    return Failure(
+        code=code,
+        rank=one.rank,
+        role=one.role,
+        host=one.host,
+        step=_step(one),
+        cause=cause,
+        time=now,
+        place=one.place,
+        evidence=render_waits(ranks),
+        kind=Cause.HUNG,
+        when="while it was starting" if one.is_starting else None,
+    )
+
+
+def _verdict(ranks: Sequence[Seen], quiet_s: float) -> Verdict:
+    waiting = waiters(ranks)
+
+    def weight(one: Seen) -> tuple[float, ...]:
+        return (-len(waiting[one.rank]), *_progress(one))
+
+    stopped = [one for one in ranks if one.is_stopped]
+    if stopped:
+        cause = f"was stopped by a signal, and nobody let it go on within {quiet_s:.0f} s"
+        return Verdict("R013", min(stopped, key=weight), cause)
+    free = min((one for one in ranks if not one.is_done and not peers_of(one, ranks)), key=weight, default=None)
+    cycle = find_cycle(ranks)
+    if free is not None and (waiting[free.rank] or not cycle):
+        return Verdict("R014", free, _standing_still(free, ranks, len(waiting[free.rank]), quiet_s))
+    if cycle:
+        return Verdict(*find_mismatch(ranks, cycle))
+    last = next((one for one in ranks if not one.has_left), ranks[0])
+    return Verdict("R014", last, f"has returned from its role, and its process has not ended for {quiet_s:.0f} s")
+
+
+def _progress(one: Seen) -> tuple[float, ...]:
+    """How far a rank has come; of equals, first the one that has been at it for longest."""
+    steps, passes = (one.box.steps, one.box.passes) if one.box else (0, 0)
+    return (not one.is_starting, steps, passes, -(one.idle_s or 0.0), one.rank)
+
+
+def _step(one: Seen) -> int | None:
+    """The step that it is in; None before the first."""
+    if one.box is None:
+        return None
+    last = one.box.operations[-1].step if one.box.operations else 0
+    return (one.waiting.step if one.waiting else max(last, one.box.steps + bool(one.box.steps))) or None
+
+
+def _standing_still(one: Seen, ranks: Sequence[Seen], waiters_of_it: int, quiet_s: float) -> str:
+    still = f"has not moved for {quiet_s:.0f} s"
+    frame = told_frame(one.stack)
+    where = f", in `{frame.function}` at {short_place(frame.place)}" if frame else ""
+    if not one.stack:
+        where = ", and did not say where it is"
+    if len(ranks) == 1:
+        return f"{still}{where}"
+    if not waiters_of_it:
+        return f"{still}, nor has any other rank, and it is the furthest behind{where}"
+    others = counted(waiters_of_it, "rank")
+    wait = f"{others} {'waits' if waiters_of_it == 1 else 'wait'} for it, and it waits for none"
+    return f"{still}: {wait}{where}"

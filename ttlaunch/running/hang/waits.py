@@ -1,0 +1,187 @@
+"""Who waits for whom when nothing moves any more, from what the ranks' black boxes say of themselves and of each other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ttlaunch.black_box import DONE, GROUP, WORLD, Box, Operation
+from ttlaunch.running.hang.stacks import Frame, told_frame
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of one rank at the moment.
+
+    Attributes:
+        box: None if it cannot be read.
+        is_stopped: Whether its process was stopped by a signal.
+        stack: Of its main thread, innermost call first; empty if it did not answer.
+        idle_s: Since its last operation was begun or ended, if that is known.
+        is_starting: Whether its role's function has not been called yet.
+        has_left: Whether its process has ended.
+    """
+
+    rank: int
+    role: str
+    host: str
+    box: Box | None
+    is_stopped: bool = False
+    stack: tuple[Frame, ...] = ()
+    idle_s: float | None = None
+    is_starting: bool = False
+    has_left: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} ({self.role})"
+
+    @property
+    def is_done(self) -> bool:
+        return self.has_left or (self.box is not None and self.box.phase == DONE)
+
+    @property
+    def waiting(self) -> Operation | None:
+        return None if self.box is None or self.is_done else self.box.waiting
+
+    @property
+    def place(self) -> str | None:
+        """The recipe's line that it is at; of a program the line of its own."""
+        frame = told_frame(self.stack)
+        if frame is not None:
+            return frame.place
+        return (self.waiting.place or None) if self.waiting else None
+
+
+def peers_of(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
+    """The ranks that a rank waits for; one whose role has returned waits for all that are still at work."""
+    if one.is_done:
+        return tuple(other.rank for other in ranks if not other.is_done)
+    wait = one.waiting
+    if wait is None:
+        return ()
+    if wait.is_collective:
+        return _missing(one, wait, ranks)
+    if wait.is_for_any:
+        return _owing(one, wait, ranks)
+    return (wait.peer,) if 0 <= wait.peer < len(ranks) else ()
+
+
+def _owing(one: Seen, wait: Operation, ranks: Sequence[Seen]) -> tuple[int, ...]:
+    """The ranks that a rank has asked for more messages of a tag than they have begun to send; those still at work first."""
+    asked = {} if one.box is None else one.box.channels
+    owing = [other for other in ranks if asked.get((other.rank, wait.tag, False), 0) > _sent(other, one.rank, wait.tag)]
+    return tuple(other.rank for other in sorted(owing, key=lambda other: other.is_done))
+
+
+def _sent(one: Seen, dest: int, tag: int) -> int:
+    return 0 if one.box is None else one.box.channels.get((dest, tag, True), 0)
+
+
+def _missing(one: Seen, wait: Operation, ranks: Sequence[Seen]) -> tuple[int, ...]:
+    """The ranks of a group that have not come to its operation; once all have, the others that are still in it."""
+    group = [other for other in ranks if other is not one and _is_member(other, wait.tag)]
+    missing = tuple(other.rank for other in group if _times_met(other, wait.tag) < wait.message)
+    return missing or tuple(other.rank for other in group if is_in(other, wait))
+
+
+def _is_member(one: Seen, tag: int) -> bool:
+    return tag == WORLD or (one.box is not None and (GROUP, tag, False) in one.box.channels)
+
+
+def _times_met(one: Seen, tag: int) -> int:
+    return 0 if one.box is None else one.box.channels.get((GROUP, tag, False), 0)
+
+
+def is_in(one: Seen, wait: Operation) -> bool:
+    """Whether a rank is in the same operation of a group that another one is in, whatever each takes it for."""
+    own = one.waiting
+    return own is not None and own.is_collective and (own.tag, own.message) == (wait.tag, wait.message)
+
+
+def waiters(ranks: Sequence[Seen]) -> Mapping[int, frozenset[int]]:
+    """By rank, those that wait for it, directly or through others."""
+    direct = {one.rank: {other.rank for other in ranks if one.rank in peers_of(other, ranks)} for one in ranks}
+    found = {}
+    for rank, members in direct.items():
+        reached, fresh = set[int](), set(members)
+        while fresh:
+            reached |= fresh
+            fresh = {other for one in fresh for other in direct[one]} - reached
+        found[rank] = frozenset(reached - {rank})
+    return found
+
+
+def find_cycle(ranks: Sequence[Seen]) -> tuple[int, ...]:
+    """Ranks that wait for each other, in that order; empty if there is no such cycle."""
+    for start in ranks:
+        path, at = [], start.rank
+        while at not in path:
+            path.append(at)
+            peers = peers_of(ranks[at], ranks)
+            if not peers:
+                break
+            at = peers[0]
+        else:
+            return tuple(path[path.index(at) :])
+    return ()
+
+
+def other_tags(one: Seen, peer: Seen) -> tuple[int, ...]:
+    """Tags under which the peer has sent what the rank has not asked for, while it waits for another tag of this peer.
+
+    Empty if the message that it waits for was begun, or if a box had no room to count.
+    """
+    wait = one.waiting
+    if not _waits_in_vain(one, peer) or wait is None or one.box is None or peer.box is None:
+        return ()
+    counts = one.box.channels
+    return tuple(
+        tag
+        for (dest, tag, is_send), count in sorted(peer.box.channels.items())
+        if is_send and dest == one.rank and tag != wait.tag and count > counts.get((peer.rank, tag, False), 0)
+    )
+
+
+def other_senders(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
+    """Ranks that have sent under the tag that a rank waits for, which has never asked them, while its peer has not sent."""
+    wait = one.waiting
+    if wait is None or wait.is_collective or wait.is_for_any or one.box is None:
+        return ()
+    if not _waits_in_vain(one, ranks[wait.peer]):
+        return ()
+    asked = {peer for peer, tag, is_send in one.box.channels if tag == wait.tag and not is_send}
+    sent = [other for other in ranks if other.box and other.box.channels.get((one.rank, wait.tag, True), 0)]
+    return tuple(other.rank for other in sent if other.rank not in asked)
+
+
+def those_who_sent(one: Seen, peer: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
+    """The others of the peer's role, if every one of them has sent what a rank waits for and the peer has not."""
+    wait = one.waiting
+    if wait is None or wait.is_for_any or not _waits_in_vain(one, peer):
+        return ()
+    others = [other for other in ranks if other.role == peer.role and other not in (one, peer)]
+    key = (one.rank, wait.tag, True)
+    sent = [other.rank for other in others if other.box and other.box.channels.get(key, 0) >= wait.message]
+    return tuple(sent) if len(sent) == len(others) else ()
+
+
+def _waits_in_vain(one: Seen, peer: Seen) -> bool:
+    """Whether a rank waits for a message that its peer has not begun to send."""
+    wait = one.waiting
+    if wait is None or wait.is_send or wait.is_collective or peer.box is None:
+        return False
+    return not _was_begun(wait, one, peer)
+
+
+def _was_begun(wait: Operation, one: Seen, peer: Seen) -> bool:
+    """Whether the other end of a message has been begun."""
+    assert peer.box is not None  # noqa: S101 - the caller has looked
+    if wait.is_for_any:
+        return peer.rank not in _owing(one, wait, (peer,))
+    return peer.box.channels.get((one.rank, wait.tag, not wait.is_send), 0) >= wait.message
+
+
+def is_under_way(one: Seen, peer: Seen) -> bool:
+    """Whether both ends of the message have been begun that a rank waits for."""
+    if one.waiting is not None and one.waiting.is_collective:
+        return is_in(peer, one.waiting)
+    return one.waiting is not None and peer.box is not None and _was_begun(one.waiting, one, peer)

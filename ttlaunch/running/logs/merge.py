@@ -1,0 +1,276 @@
+r"""Put what all ranks print into the order in which it came, while they print it.
+
+The ranks' own files stay as they are; `logs/merged.jsonl` gets a line for each stretch of one of them: rank, stream, time,
+offset and length. Each file is covered without gap or overlap, and a stretch ends where a line ends, so that whoever
+shows them one after the other never tears a line or loses one. Two stretches end elsewhere: at the last state of a
+progress bar (`\r`) that has not ended its line for a while, and where a stream ends without a line end. What a host could
+not keep, because its disk was full, has a line of its own at the end: rank, stream, time and the number of bytes.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Self
+
+from ttlaunch import contract
+from ttlaunch.running.runs.json_files import read_object_if_any
+from ttlaunch.running.watch import Watch
+
+MERGED_FILE = f"{contract.LOGS_DIR}/merged.jsonl"
+"""Which stretch of which rank's output came when, in this order, as the launcher saw it; relative to the run folder."""
+_STREAMS = {b"1": "stdout", b"2": "stderr"}
+_PIECE = 1 << 20
+_TOGETHER_S = 0.05
+_STATE_EVERY_S = 2.0
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Bytes of a rank's file, whole lines but for what this module says; as a line of `logs/merged.jsonl`."""
+
+    rank: int
+    stream: str
+    time: float
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+@dataclass(frozen=True)
+class Unkept:
+    """The end of a rank's output that is in no file, since it could not be written; as a line of `logs/merged.jsonl`."""
+
+    rank: int
+    stream: str
+    time: float
+    unkept: int
+
+
+@dataclass
+class _Stream:
+    r"""How far a file has been looked at.
+
+    Attributes:
+        taken: Everything before this offset is in a stretch.
+        seen: Everything before this offset has been searched for ends of lines.
+        state_end: Offset of the last `\r` after `taken`, where the last whole state of a progress bar ends; 0 if none.
+        since: When the first byte after `taken` came, by our clock.
+    """
+
+    path: Path
+    taken: int = 0
+    seen: int = 0
+    state_end: int = 0
+    since: float = 0.0
+
+
+class RankOutputs:
+    """Follows the files of all ranks of a run; each call of `poll` takes what is new, in the order of its times."""
+
+    def __init__(
+        self, folder: Path, ranks: Iterable[int], *, covered: Mapping[tuple[int, str], int] | None = None
+    ) -> None:
+        """Begin.
+
+        Args:
+            folder: The run's.
+            ranks: Whose output there is.
+            covered: How much of a rank's stream is not to be taken again.
+        """
+        self._streams: dict[tuple[int, str], _Stream] = {}
+        self._times: dict[int, tuple[Path, int]] = {}
+        self._held: list[tuple[float, int, str, int, bool]] = []
+        for rank in ranks:
+            self._times[rank] = folder / contract.times_file(rank), 0
+            for stream, name in (("stdout", contract.stdout_file(rank)), ("stderr", contract.stderr_file(rank))):
+                begin = (covered or {}).get((rank, stream), 0)
+                self._streams[rank, stream] = _Stream(folder / name, begin, begin)
+
+    def poll(self, offsets_s: Mapping[int, float] | None = None) -> list[Stretch]:
+        """What has come since the last call.
+
+        Args:
+            offsets_s: How much later it is where a rank runs than here.
+        """
+        notes = self._held
+        for rank in self._times:
+            behind = (offsets_s or {}).get(rank, 0.0)
+            notes += [(when - behind, rank, stream, end, over) for when, stream, end, over in self._new_notes(rank)]
+        notes.sort(key=lambda note: note[0])
+        found, self._held = [], []
+        for note in notes:
+            stretches = self._follow(*note)
+            if stretches is None:
+                self._held.append(note)  # a host's times may arrive before the bytes
+            else:
+                found += stretches
+        found += self._states()
+        return _joined(found)
+
+    def finish(self, offsets_s: Mapping[int, float] | None = None) -> list[Stretch]:
+        """Everything that is left, once nothing more will come."""
+        found = self.poll(offsets_s)
+        now = time.time()
+        for (rank, stream), one in self._streams.items():
+            if _size(one.path) > one.taken:
+                found += self._look(rank, stream, _size(one.path), now) + self._rest(rank, stream, now)
+        self._held = []
+        return found
+
+    def _new_notes(self, rank: int) -> list[tuple[float, str, int, bool]]:
+        path, offset = self._times[rank]
+        if _size(path) <= offset:
+            return []
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                data = file.read()
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._times[rank] = path, offset + len(whole)
+        return [note for note in map(_parse_note, whole.splitlines()) if note is not None]
+
+    def _follow(self, when: float, rank: int, stream: str, end: int, over: bool) -> list[Stretch] | None:  # noqa: FBT001 - a row of notes
+        """What a note brings; None if the bytes it tells of are not here yet."""
+        one = self._streams[rank, stream]
+        if end > one.seen and _size(one.path) < end:
+            return None
+        found = self._look(rank, stream, end, when)
+        return [*found, *self._rest(rank, stream, when)] if over else found
+
+    def _look(self, rank: int, stream: str, end: int, when: float) -> list[Stretch]:
+        """Search a file up to `end` for ends of lines; the stretch up to the last one, if there is one."""
+        one = self._streams[rank, stream]
+        last_line_end = 0
+        if end <= one.seen:
+            return []
+        one.since = one.since or time.monotonic()
+        with one.path.open("rb") as file:
+            file.seek(one.seen)
+            while one.seen < end:
+                data = file.read(min(_PIECE, end - one.seen))
+                if not data:
+                    break
+                newline, state = data.rfind(b"\n"), data.rfind(b"\r")
+                if newline >= 0:
+                    last_line_end, one.state_end = one.seen + newline + 1, 0
+                if state > newline:
+                    one.state_end = one.seen + state
+                one.seen += len(data)
+        return self._take(rank, stream, last_line_end, when)
+
+    def _rest(self, rank: int, stream: str, when: float) -> list[Stretch]:
+        return self._take(rank, stream, self._streams[rank, stream].seen, when)
+
+    def _take(self, rank: int, stream: str, end: int, when: float) -> list[Stretch]:
+        one = self._streams[rank, stream]
+        if end <= one.taken:
+            return []
+        stretch = Stretch(rank, stream, round(when, 6), one.taken, end - one.taken)
+        one.taken, one.since = end, time.monotonic() if one.seen > end else 0.0
+        one.state_end = one.state_end if one.state_end > end else 0
+        return [stretch]
+
+    def _states(self) -> list[Stretch]:
+        """The last states of progress bars that have kept their line open for a while."""
+        now, found = time.monotonic(), []
+        for (rank, stream), one in self._streams.items():
+            if one.state_end > one.taken and now - one.since >= _STATE_EVERY_S:
+                found += self._take(rank, stream, one.state_end, time.time())
+        return found
+
+
+class MergedWriter:
+    """Writes `logs/merged.jsonl` of a run that goes on."""
+
+    def __init__(self, folder: Path, watch: Watch) -> None:
+        self._folder = folder
+        self._path = folder / MERGED_FILE
+        self._watch = watch
+        self._outputs = RankOutputs(folder, [state.row.rank for state in watch.ranks])
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+    def poll(self) -> None:
+        """Add what is new.
+
+        Raises:
+            OSError: The file cannot be written, or a rank's file cannot be read.
+        """
+        self._write(self._outputs.poll(self._watch.clock_offsets()))
+
+    def finish(self) -> None:
+        """Add everything that is left, once nothing more will come.
+
+        Raises:
+            OSError: The file cannot be written, or a rank's file cannot be read.
+        """
+        self._write(self._outputs.finish(self._watch.clock_offsets()))
+        behind = self._watch.clock_offsets()
+        self._write([one for rank in behind for one in read_unkept(self._folder, rank, behind_s=behind[rank])])
+
+    def _write(self, stretches: Sequence[Stretch | Unkept]) -> None:
+        if not stretches:
+            return
+        if self._file is None:
+            self._file = self._path.open("w", encoding="utf-8")
+        self._file.write("".join(json.dumps(asdict(stretch)) + "\n" for stretch in stretches))
+        self._file.flush()
+
+
+def read_unkept(folder: Path, rank: int, *, behind_s: float) -> list[Unkept]:
+    """What of a rank's output its shim says it could not keep."""
+    record = read_object_if_any(folder / contract.exit_file(rank))
+    unkept, when = record.get("unkept_output"), record.get("time")
+    if not isinstance(unkept, dict) or not isinstance(when, float):
+        return []
+    return [
+        Unkept(rank, stream, round(when - behind_s, 6), length)
+        for stream, length in unkept.items()
+        if isinstance(length, int)
+    ]
+
+
+def _parse_note(line: bytes) -> tuple[float, str, int, bool] | None:
+    try:
+        when, stream, end, *over = line.split()
+        return float(when), _STREAMS[stream], int(end), over == [b"end"]
+    except (ValueError, KeyError):
+        return None
+
+
+def _joined(stretches: list[Stretch]) -> list[Stretch]:
+    """Stretches of one stream that follow each other at once as one."""
+    joined: list[Stretch] = []
+    for one in stretches:
+        last = joined[-1] if joined else None
+        if (
+            last
+            and (last.rank, last.stream, last.end) == (one.rank, one.stream, one.offset)
+            and one.time - last.time < _TOGETHER_S
+        ):
+            joined[-1] = Stretch(last.rank, last.stream, last.time, last.offset, last.length + one.length)
+        else:
+            joined.append(one)
+    return joined
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1

@@ -1,0 +1,135 @@
+"""What all ranks of a run have printed, line by line in the order in which it came; also while the run goes on.
+
+Any process can read it: it is all in the run's folder.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ttlaunch import contract
+from ttlaunch.running.logs.merge import MERGED_FILE, RankOutputs, Stretch, Unkept
+
+_LONGEST_LINE = 4 << 20
+_SKIP = 1 << 20
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a rank.
+
+    Attributes:
+        text: Without its end; of a progress bar its last state. Cut after 4 MiB, with a remark.
+        offset, length: Where all bytes of it are in the rank's own file.
+    """
+
+    rank: int
+    stream: str
+    time: float
+    text: bytes
+    offset: int
+    length: int
+
+
+class MergedLog:
+    """Reads the merged log of a run; each call of `poll` takes what is new."""
+
+    def __init__(self, folder: Path, ranks: Sequence[int]) -> None:
+        self._folder = folder
+        self._ranks = ranks
+        self._read = 0
+        self._covered: dict[tuple[int, str], int] = {}
+        self._state: dict[tuple[int, str], bytes] = {}  # shown of a line that has not ended
+
+    def poll(self) -> Iterator[Line]:
+        """The lines that have come since the last call."""
+        for stretch in self._new_stretches():
+            if isinstance(stretch, Unkept):
+                offset = self._covered.get((stretch.rank, stretch.stream), 0)
+                yield Line(stretch.rank, stretch.stream, stretch.time, _unkept_remark(stretch), offset, 0)
+            else:
+                yield from self._lines(stretch)
+
+    def rest(self) -> Iterator[Line]:
+        """Lines that the launcher did not get to put in order, because it was killed or is an older one."""
+        for stretch in RankOutputs(self._folder, self._ranks, covered=self._covered).finish():
+            yield from self._lines(stretch)
+
+    def _new_stretches(self) -> list[Stretch | Unkept]:
+        try:
+            with (self._folder / MERGED_FILE).open("rb") as file:
+                file.seek(self._read)
+                data = file.read()
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        found: list[Stretch | Unkept] = []
+        for line in whole.splitlines():
+            stretch = _parse_stretch(line)
+            if isinstance(stretch, Unkept):
+                found.append(stretch)
+            elif stretch is not None and stretch.offset == self._covered.get((stretch.rank, stretch.stream), 0):
+                self._covered[stretch.rank, stretch.stream] = stretch.end
+                found.append(stretch)
+        return found
+
+    def _lines(self, stretch: Stretch) -> Iterator[Line]:
+        name = contract.stdout_file if stretch.stream == "stdout" else contract.stderr_file
+        key, offset = (stretch.rank, stretch.stream), stretch.offset
+        try:
+            with (self._folder / name(stretch.rank)).open("rb") as file:
+                file.seek(offset)
+                while offset < stretch.end:
+                    data, length = _read_line(file, stretch.end - offset)
+                    if not length:
+                        return
+                    text = _last_state(data) + _remark(length - len(data))
+                    shown = self._state.pop(key, None)
+                    if not data.endswith(b"\n") and len(data) == length:
+                        self._state[key] = text
+                    if shown is None or text not in {b"", shown}:
+                        yield Line(stretch.rank, stretch.stream, stretch.time, text, offset, length)
+                    offset += length
+        except OSError:
+            return
+
+
+def _read_line(file: IO[bytes], most: int) -> tuple[bytes, int]:
+    """The beginning of the next line, and the length of all of it."""
+    data = file.readline(min(most, _LONGEST_LINE))
+    length = len(data)
+    while data and length < most and not data.endswith(b"\n"):
+        more = file.readline(min(most - length, _SKIP))
+        length += len(more)
+        if not more or more.endswith(b"\n"):
+            break
+    return data, length
+
+
+def _last_state(data: bytes) -> bytes:
+    """What a terminal shows of a line: what stands after its last return to the beginning."""
+    return data.removesuffix(b"\n").rstrip(b"\r").rpartition(b"\r")[2]
+
+
+def _remark(left_out: int) -> bytes:
+    return f" … and {left_out:,} more bytes".encode() if left_out else b""
+
+
+def _unkept_remark(one: Unkept) -> bytes:
+    return f"… {one.unkept:,} more bytes of {one.stream} could not be kept".encode()
+
+
+def _parse_stretch(line: bytes) -> Stretch | Unkept | None:
+    """A line as it was written; None for any other."""
+    record = contract.read_record(line) or {}
+    numbers = [record.get(name) for name in ("rank", "offset", "length", "unkept") if name in record]
+    if not all(type(number) is int and number >= 0 for number in numbers) or not isinstance(
+        record.get("time"), float | int
+    ):
+        return None
+    try:
+        return Unkept(**record) if "unkept" in record else Stretch(**record)
+    except TypeError:
+        return None

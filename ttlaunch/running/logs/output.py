@@ -1,0 +1,102 @@
+"""The output of a run on its way to the user: kept byte for byte in the run folder, shown line by line."""
+
+import os
+import selectors
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from ttlaunch.running.watch import RankState
+
+FROM_A_RANK = b"rank "
+"""How lines begin that a shim passed on; all others are mpirun's own."""
+EVERY_LINE = b""
+"""How all lines begin."""
+_LONGEST_LINE = 1 << 20  # shims cut theirs sooner
+_ENDED = "ended"
+"""In place of a stream's name: the process itself has ended."""
+
+
+class View(Protocol):
+    """How a run is shown; the command line has one for terminals and one for everything else."""
+
+    def output(self, stream: str, line: bytes) -> None:
+        """A line that a rank or mpirun wrote to `stdout` or `stderr`."""
+
+    def record(self, state: RankState, record: Mapping[str, Any]) -> None:
+        """A rank reported progress."""
+
+    def tick(self, ranks: list[RankState]) -> None:
+        """Some time has passed."""
+
+
+class MpirunOutput:
+    """mpirun's two streams: kept byte for byte in the run folder, handed to the view line by line."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], folder: Path, view: View, *, shown: bytes = FROM_A_RANK
+    ) -> None:
+        """Begin to read; lines that begin with `shown` are handed to the view."""
+        self._view = view
+        self._shown = shown
+        self._selector = selectors.DefaultSelector()
+        self._rest: dict[str, bytes] = {}
+        self._files: dict[str, Any] = {}
+        self._streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
+        self._process = os.pidfd_open(process.pid)
+        self._selector.register(self._process, selectors.EVENT_READ, _ENDED)
+        for name, stream in (("stdout", process.stdout), ("stderr", process.stderr)):
+            if stream is not None:
+                os.set_blocking(stream.fileno(), False)
+                self._selector.register(stream, selectors.EVENT_READ, name)
+                self._files[name] = (folder / f"mpirun.{name}").open("wb", buffering=0)
+                self._rest[name] = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, rest in self._rest.items():
+            if rest:
+                self._show(name, rest)
+        self._selector.close()
+        os.close(self._process)
+        for stream in self._streams:
+            stream.close()
+        for file in self._files.values():
+            file.close()
+
+    def read(self, timeout_s: float) -> bool:
+        """Wait for output, or for mpirun's end, and pass on what came; False if nothing did."""
+        if not self._selector.get_map():
+            time.sleep(timeout_s)
+            return False
+        events = self._selector.select(timeout_s)
+        for key, _ in events:
+            if key.data == _ENDED:
+                self._selector.unregister(key.fileobj)
+                continue
+            data = os.read(key.fd, 65536)
+            if not data:
+                self._selector.unregister(key.fileobj)
+                continue
+            self._files[key.data].write(data)
+            *lines, self._rest[key.data] = (self._rest[key.data] + data).split(b"\n")
+            if len(self._rest[key.data]) > _LONGEST_LINE:
+                lines, self._rest[key.data] = [*lines, self._rest[key.data]], b""
+            for line in lines:
+                self._show(key.data, line)
+        return bool(events)
+
+    def _show(self, stream: str, line: bytes) -> None:
+        """Hand on what ranks wrote; mpirun's own words blame the wrong rank too often and stay in its log."""
+        if line.startswith(self._shown):
+            self._view.output(stream, line)
+
+    def drain(self) -> None:
+        """Take what is left; a grandchild that holds the pipe open does not keep us here."""
+        deadline = time.monotonic() + 1.0
+        while self._selector.get_map() and time.monotonic() < deadline and self.read(0.05):
+            pass

@@ -1,0 +1,118 @@
+"""What communication costs, operation by operation: messages, bytes, waiting and, where a run was traced, time in flight.
+
+All of it is measured. Bytes and messages are counted where they leave, waiting where a rank can do nothing else; how long a
+message was under way is known from traces (`--trace-steps`), whose clocks are compared.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.running.metrics.books import OUTSIDE_STEPS, Book
+from ttlaunch.running.metrics.times import Share, share_of
+from ttlaunch.running.metrics.trace import messages_under_way, read_traces
+
+
+@dataclass(frozen=True)
+class Flight:
+    """Messages of one operation from the begin of their send to the end of their receive.
+
+    Attributes:
+        messages: That were traced.
+        median_s: Of one.
+        bytes_per_s: Of all of their bytes, over all of their times.
+    """
+
+    messages: int
+    median_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class OperationCost:
+    """One operation, of the ranks of one role, within steps.
+
+    Attributes:
+        messages, size: Of all these ranks together, of a step on average; size in bytes.
+        waited: Of the ranks' steps, in which they could only wait for it; None: they did not.
+        flight: Of the messages that these ranks sent; None: they were not traced.
+    """
+
+    operation: str
+    role: str
+    messages: float
+    size: float
+    waited: Share | None
+    flight: Flight | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "operation": self.operation,
+            "role": self.role,
+            "messages_per_step": self.messages,
+            "bytes_per_step": self.size,
+            "waited": self.waited.as_json() if self.waited else None,
+            "in_flight": vars(self.flight) if self.flight else None,
+        }
+
+
+def communication_costs(books: Sequence[Book], rows: Sequence[RankRow], *, folder: Path) -> list[OperationCost]:
+    """A row for each operation and role that sends it or waits for it, the largest waits first.
+
+    Args:
+        books: Of all ranks.
+        rows: The same ranks.
+        folder: Of the run, for its traces.
+    """
+    flights = _flights(folder, rows)
+    found = []
+    for role in dict.fromkeys(row.role for row in rows):
+        ranks = {row.rank for row in rows if row.role == role}
+        of_role = [book for book in books if book.rank in ranks]
+        sent, waits = _sent(of_role), {name for book in of_role for name in book.waits}
+        for operation in sorted({*sent, *waits}):
+            messages, size = sent.get(operation, (0.0, 0.0))
+            waited = share_of(operation, of_role)
+            if size or waited:
+                flight = flights.get((operation, role))
+                found.append(OperationCost(operation, role, messages, size, waited, flight))
+    return sorted(found, key=lambda one: -(one.waited.share if one.waited else 0.0))
+
+
+def _sent(books: Sequence[Book]) -> dict[str, tuple[float, float]]:
+    """Messages and bytes of each operation in a step, on average over the steps that the books have."""
+    steps = max((len(book.steps) for book in books), default=0)
+    found: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+    for book in books:
+        for row in book.sent:
+            if steps and row.first > 0 and row.phase not in OUTSIDE_STEPS:
+                count = row.steps_until(row.last) / steps
+                messages, size = found[row.operation]
+                found[row.operation] = messages + count * row.messages, size + count * row.size
+    return dict(found)
+
+
+def _flights(folder: Path, rows: Sequence[RankRow]) -> Mapping[tuple[str, str], Flight]:
+    """By operation and the sender's role; empty without traces."""
+    if not any((folder / contract.trace_file(row.rank)).is_file() for row in rows):
+        return {}
+    times: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
+    for name, sender, size, seconds in messages_under_way(read_traces(folder, rows)):
+        times[_without_bucket(name), sender.role].append((seconds, size))
+    return {key: _flight(found) for key, found in times.items()}
+
+
+def _flight(found: Sequence[tuple[float, int]]) -> Flight:
+    seconds = sorted(time for time, _ in found)
+    whole = sum(seconds)
+    rate = sum(size for _, size in found) / whole if whole > 0 else 0.0
+    return Flight(len(found), seconds[len(seconds) // 2], rate)
+
+
+def _without_bucket(name: str) -> str:
+    operation, _, bucket = name.rpartition(" ")
+    return operation if operation and bucket.isdecimal() else name

@@ -1,0 +1,221 @@
+"""One log of all that a run measures: what ranks report, their books, what the launcher did, in the order of time.
+
+A run's folder has these things in files of their own, each written by whom it concerns, so that nobody waits for anybody.
+Here they are read as they grow and become events of one shape (`docs/how-to/look-at-metrics.md`). The launcher writes
+them to `metrics.jsonl` when a run ends; whoever follows a run reads the same events while it goes on.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.running.metrics.pages import BookReader
+from ttlaunch.running.runs.json_files import read_object, read_object_if_any
+from ttlaunch.running.runs.recorded import read_facts
+from ttlaunch.running.runs.run_folder import RunFolder, read_event
+from ttlaunch.running.runs.tail import Tail
+from ttlaunch.running.watch import RankState, Watch
+
+EVENT_LOG_FORMAT = 1
+"""Raised when a reader of older logs could misread a newer one."""
+
+RUN, END, LAUNCHER = "run", "end", "launcher"
+"""Kinds of events that no rank writes: the first, the last, and what the launcher notes in `events.jsonl`."""
+
+TIMES, TRAFFIC, EXITED = "times", "traffic", "exited"
+"""Of a rank's books, a step at a time; and its end, as its shim saw it."""
+
+_LEFT_OUT = frozenset({"kind", "time", "step"})
+_OF_REPORT = (
+    "status",
+    "exit_status",
+    "duration_s",
+    "steps",
+    "first_validation",
+    "last_validation",
+    "last_perplexity",
+    "tokens_per_s",
+    "parameters_sha256",
+    "parameters_agree",
+    "results",
+)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that was measured or happened.
+
+    Attributes:
+        time: Seconds since the epoch.
+        kind: A kind of progress record (`KIND_…` of the contract) or one of the above.
+        rank: Whose it is; None: the run's.
+        step: That it is about; None: none. 0 is what came before the first.
+        values: By name.
+    """
+
+    time: float
+    kind: str
+    rank: int | None = None
+    step: int | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """As a line of the log says it; what is None is left out."""
+        known = {"time": self.time, "kind": self.kind, "rank": self.rank, "step": self.step}
+        return {**{name: value for name, value in known.items() if value is not None}, "values": dict(self.values)}
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """What does not change while a run goes on.
+
+    Attributes:
+        recipe: Its name, or that of the program.
+        config: The resolved training file; empty for a program.
+    """
+
+    run_id: str
+    recipe: str
+    layout: str | None
+    plan_hash: str
+    ranks: tuple[RankRow, ...]
+    config: Mapping[str, Any]
+
+
+def read_logged_run(path: Path) -> LoggedRun:
+    """What the plan of a run says.
+
+    Raises:
+        OSError: Its plan cannot be read.
+        ValueError: Its plan is none.
+    """
+    plan, facts = read_object(path / contract.PLAN_FILE), read_facts(path)
+    config = plan.get("config") or {}
+    return LoggedRun(path.name, facts.name, plan.get("layout"), str(plan.get("hash", "")), facts.ranks, config)
+
+
+class EventLog:
+    """The events of one run, as they come; each call of `poll` has what is new."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin at the beginning of the run in a folder.
+
+        Raises:
+            OSError: Its plan cannot be read.
+            ValueError: Its plan is none.
+        """
+        self.run = read_logged_run(path)
+        self._path = path
+        self._watch = Watch(self.run, RunFolder(path.name, path))
+        self._books = [BookReader(path / contract.ledger_file(row.rank)) for row in self.run.ranks]
+        self._launcher = Tail(path / contract.EVENTS_FILE)
+        self._step_times: dict[int, tuple[int, float]] = {}
+        self._first_times: dict[int, float] = {}
+        self._reported: dict[tuple[int, int], float] = {}
+        self._exited: set[int] = set()
+        self._has_begun = self._has_ended = False
+        self._latest = 0.0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the event of the run's end is among those that `poll` has returned."""
+        return self._has_ended
+
+    def poll(self) -> list[Event]:
+        """What is new, in the order of time as far as it is known."""
+        report = read_object_if_any(
+            self._path / contract.REPORT_FILE
+        )  # before the records: it is the last to be written
+        records = [pair for pair in self._watch.poll() if pair[1].get("kind") != contract.KIND_PARAMETERS]
+        found = [self._of_record(state, record) for state, record in records]
+        found += [event for row in self.run.ranks for event in self._of_books(row.rank)]
+        found += [*self._of_launcher(), *self._of_exits()]
+        found.sort(key=lambda event: event.time)
+        self._latest = max([self._latest, *(event.time for event in found)])
+        begin = [] if self._has_begun or not found else [self._begin(found[0].time)]
+        self._has_begun = self._has_begun or bool(begin)
+        end = [] if self._has_ended or not report else [self._end(report)]
+        self._has_ended = self._has_ended or bool(end)
+        return [*begin, *found, *end]
+
+    def _begin(self, time: float) -> Event:
+        run = self.run
+        ranks = [{"rank": row.rank, "role": row.role, "host": row.host} for row in run.ranks]
+        values = {"format": EVENT_LOG_FORMAT, "run_id": run.run_id, "recipe": run.recipe, "layout": run.layout}
+        return Event(time, RUN, values={**values, "plan_hash": run.plan_hash, "ranks": ranks, "config": run.config})
+
+    def _end(self, report: Mapping[str, Any]) -> Event:
+        return Event(self._latest, END, values={name: report.get(name) for name in _OF_REPORT})
+
+    def _of_record(self, state: RankState, record: Mapping[str, Any]) -> Event:
+        """A rank's own record; a step also says how long it took since the rank's last one."""
+        rank, step, time = state.row.rank, _whole(record.get("step")), _seconds(record.get("time"))
+        self._first_times.setdefault(rank, time)
+        values = {name: value for name, value in record.items() if name not in _LEFT_OUT}
+        if record.get("kind") == contract.KIND_STEP and step is not None:
+            before = self._step_times.get(rank)
+            self._step_times[rank] = step, time
+            self._reported[rank, step] = time
+            if before is not None and before[0] < step and before[1] < time:
+                values["step_time_s"] = round((time - before[1]) / (step - before[0]), 9)
+                if isinstance(values.get("tokens"), int | float):
+                    values["tokens_per_s"] = values["tokens"] / values["step_time_s"]
+        return Event(time, str(record.get("kind")), rank, step, values)
+
+    def _of_books(self, rank: int) -> Iterator[Event]:
+        for page in self._books[rank].pages():
+            time = self._reported.pop((rank, page.step), self._first_times.get(rank, 0.0))
+            if page.times:
+                yield Event(time, TIMES, rank, page.step, page.times)
+            if page.operations:
+                yield Event(time, TRAFFIC, rank, page.step, {"operations": page.operations})
+
+    def _of_launcher(self) -> Iterator[Event]:
+        for line in self._launcher.read():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                event = read_event(line)
+                yield Event(event.pop("time"), LAUNCHER, values=event)
+
+    def _of_exits(self) -> Iterator[Event]:
+        for state in self._watch.ranks:
+            if state.exit is not None and state.row.rank not in self._exited:
+                self._exited.add(state.row.rank)
+                names = ("status", "signal", "started", "peak_memory_bytes")
+                values = {name: state.exit[name] for name in names if state.exit.get(name) is not None}
+                yield Event(_seconds(state.exit.get("time")), EXITED, state.row.rank, values=values)
+
+
+def _seconds(value: Any) -> float:
+    """A time; 0 for what is none, since a recipe may write records of its own making."""
+    with contextlib.suppress(OverflowError):
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    return 0.0
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def write_event_log(path: Path) -> Path | None:
+    """Write all events of a run into its `metrics.jsonl`; None if the disk is full, or the folder is of no run."""
+    place = path / contract.METRICS_FILE
+    unfinished = place.with_name(f"{place.name}.tmp")
+    try:
+        lines = [event_line(event) for event in EventLog(path).poll()]
+        with unfinished.open("w", encoding="utf-8") as file:
+            file.writelines(lines)
+        unfinished.replace(place)
+    except (OSError, ValueError):
+        return None
+    return place
+
+
+def event_line(event: Event) -> str:
+    """An event as a line of the log; numbers that JSON does not have are written as text, such as `"nan"`."""
+    return contract.record_line(event.as_json())

@@ -1,0 +1,190 @@
+"""Bring the events of a run into a sink, while the run goes on or afterwards; and what became of it, as a file says.
+
+This runs in a process of its own (`ttlaunch metrics RUN --to …`). It reads the run's folder and nothing else, so a sink
+that is slow or breaks is the sink's affair: the run neither waits for it nor hears of it.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+from ttlaunch.running.metrics.event_log import END, EventLog
+from ttlaunch.running.metrics.sinks import SINKS_DIR, Sink, SinkChoice, open_sink
+from ttlaunch.running.runs.json_files import read_object_if_any
+from ttlaunch.running.runs.launcher import read_launcher
+from ttlaunch.running.runs.run_folder import supervisor_file
+
+_TICK_S = 0.5
+_LONGEST_ERROR = 300
+
+
+class SinkState(StrEnum):
+    """How far a sink has come."""
+
+    WORKING = "working"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class SinkRecord:
+    """What is known of a sink of a run.
+
+    Attributes:
+        place: Where it writes.
+        pid: Of its process.
+        events: Taken so far, as of its last record.
+        error: Why it failed, None if it did not.
+    """
+
+    kind: str
+    place: str
+    pid: int
+    state: SinkState
+    events: int = 0
+    error: str | None = None
+
+
+def export(path: Path, choice: SinkChoice, *, follow: bool) -> SinkRecord:
+    """Bring all events of a run into a sink; with `follow` also those that come, until the run has ended.
+
+    Whatever the sink raises, also while it is opened, is in the result and in the run's folder.
+
+    Raises:
+        OSError: The run's folder cannot be read.
+        ValueError: It is of no run.
+    """
+    log = EventLog(path)
+    record = SinkRecord(choice.kind, choice.place_in(path), os.getpid(), SinkState.WORKING)
+    _write_record(path, record)
+    taken = 0
+    try:
+        sink = open_sink(choice, log.run, folder=path)
+        taken, status = _feed(log, sink, path, follow=follow)
+        sink.close(status)
+    except Exception as error:  # noqa: BLE001 - a sink is other people's code, and its mistakes are told as such
+        record = SinkRecord(choice.kind, record.place, record.pid, SinkState.FAILED, taken, _why(error))
+    else:
+        record = SinkRecord(choice.kind, record.place, record.pid, SinkState.DONE, taken)
+    _write_record(path, record)
+    return record
+
+
+def _feed(log: EventLog, sink: Sink, path: Path, *, follow: bool) -> tuple[int, str]:
+    """Pass events on; how many there were, and how the run ended."""
+    taken, status = 0, "running"
+    launcher = read_launcher(path) if follow else None
+    while True:
+        is_over = not follow or (launcher is not None and launcher.is_here and not launcher.is_alive)
+        for event in log.poll():
+            taken += 1
+            status = str(event.values.get("status")) if event.kind == END else status
+            sink.take(event)
+        sink.flush()
+        if log.has_ended or is_over:  # asked before the last look
+            return taken, "cut off" if follow and not log.has_ended else status
+        time.sleep(_TICK_S)
+
+
+def _why(error: Exception) -> str:
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first}"[:_LONGEST_ERROR] if first else type(error).__name__
+
+
+def start_sinks(path: Path, choices: Sequence[SinkChoice]) -> None:
+    """Start a process beside a run for each sink; it belongs to nobody's terminal and ends by itself after the run.
+
+    One that cannot be started has failed; the run goes on.
+    """
+    for choice in choices:
+        record = SinkRecord(choice.kind, choice.place_in(path), 0, SinkState.WORKING)
+        words = ["metrics", str(path), "--to", str(choice), "--follow", "--beside"]
+        try:
+            (path / SINKS_DIR).mkdir(exist_ok=True)
+            _write_record(path, record)
+            pid = _start([sys.executable, "-m", "ttlaunch", *words], log=path / SINKS_DIR / f"{choice.kind}.log")
+            _write_record(path, replace(record, pid=pid))
+        except OSError as error:
+            failed = SinkRecord(choice.kind, record.place, 0, SinkState.FAILED, 0, _why(error))
+            _write_record(path, failed)
+
+
+def _start(argv: Sequence[str], *, log: Path) -> int:
+    """Start a process in a session of its own that prints into a file; nobody waits for it, and its id is returned.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    files = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), writing, 0o644),
+        (os.POSIX_SPAWN_OPEN, 2, str(log), writing, 0o644),
+    ]
+    return os.posix_spawn(argv[0], list(argv), os.environ, file_actions=files, setsid=True)
+
+
+def tell_failure(path: Path, record: SinkRecord) -> None:
+    """Leave a line among what the run's supervisor says, so that whoever watches the run hears of a broken sink at once."""
+    line = f"note: the sink {record.kind} has stopped: {record.error}; the run goes on without it\n"
+    with contextlib.suppress(OSError), (path / supervisor_file("stderr")).open("a", encoding="utf-8") as file:
+        file.write(line)
+
+
+def read_sinks(path: Path) -> list[SinkRecord]:
+    """What is known of the sinks of a run, in the order of their names."""
+    found = []
+    for place in sorted((path / SINKS_DIR).glob("*.json")):
+        content = read_object_if_any(place)
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            record = SinkRecord(**{**content, "state": SinkState(content["state"])})
+            found.append(record)
+    return found
+
+
+def wait_for_sinks(path: Path, *, patience_s: float) -> list[SinkRecord]:
+    """What became of the sinks of a run that has ended; those that still work after some seconds are as they are then."""
+    until = time.monotonic() + patience_s
+    while True:
+        found = [_settled(record, path) for record in read_sinks(path)]
+        if all(one.state is not SinkState.WORKING for one in found) or time.monotonic() >= until:
+            return found
+        time.sleep(_TICK_S / 5)
+
+
+def _settled(record: SinkRecord, path: Path) -> SinkRecord:
+    """A sink that still works as its record says, but whose process is gone, has failed."""
+    if record.state is not SinkState.WORKING or not record.pid or _is_at_work(record.pid):
+        return record
+    latest = next((one for one in read_sinks(path) if one.kind == record.kind), record)  # it may have ended meanwhile
+    if latest.state is not SinkState.WORKING:
+        return latest
+    return replace(
+        record, state=SinkState.FAILED, error="its process was killed, or there was no room for its last word"
+    )
+
+
+def _is_at_work(pid: int) -> bool:
+    """Whether a process is there, and not only what is left of one that nobody has asked about since."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1]
+    except OSError:
+        return False
+    return state not in {b"Z", b"X"}
+
+
+def _write_record(path: Path, record: SinkRecord) -> None:
+    """Appears whole; a full disk costs the record."""
+    folder = path / SINKS_DIR
+    place = folder / f"{record.kind}.json"
+    with contextlib.suppress(OSError):
+        folder.mkdir(exist_ok=True)
+        unfinished = place.with_name(f"{place.name}.tmp")
+        unfinished.write_text(json.dumps(asdict(record)) + "\n", encoding="utf-8")
+        unfinished.replace(place)

@@ -1,0 +1,121 @@
+"""Where metrics can go besides the run's own log: which sinks there are, what each needs, how one is named."""
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ttlaunch.diagnostics import Diagnostic, did_you_mean, listed, shown
+from ttlaunch.running.metrics.event_log import Event, LoggedRun
+
+SINKS_DIR = "sinks"
+"""In a run's folder: what became of each sink, what it printed, and what it wrote if no other place was named."""
+
+_LIBRARIES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "prometheus": None}
+_EXAMPLES = "`--sink tensorboard=DIR`, `--sink wandb`, `--sink mlflow=DIR` and `--sink prometheus=FILE.prom` are known"
+
+
+class Sink(Protocol):
+    """Takes the events of one run; each call may raise anything that its library raises."""
+
+    def take(self, event: Event) -> None:
+        """One event, in the order of the log."""
+
+    def flush(self) -> None:
+        """Everything taken so far is to be seen by readers soon; called when nothing is new for the moment."""
+
+    def close(self, status: str) -> None:
+        """The run has ended as `status` says; nothing follows."""
+
+
+@dataclass(frozen=True)
+class SinkChoice:
+    """A sink as it was asked for.
+
+    Attributes:
+        kind: One of those above.
+        place: Where it writes; None: below the run's folder.
+    """
+
+    kind: str
+    place: str | None
+
+    def __str__(self) -> str:
+        return self.kind if self.place is None else f"{self.kind}={self.place}"
+
+    def place_in(self, folder: Path) -> str:
+        """Where it writes for the run of a folder."""
+        return self.place or str(folder / SINKS_DIR / self.kind)
+
+
+def parse_sink(text: str, *, option: str, working_folder: Path) -> SinkChoice | Diagnostic:
+    """What `KIND` or `KIND=PLACE` asks for, or why it cannot be had; no library is imported for that.
+
+    Args:
+        text: As it was typed.
+        option: That it was typed after.
+        working_folder: A place is relative to it, unless it is a web address.
+    """
+    kind, equals, place = text.partition("=")
+    if kind not in _LIBRARIES or (equals and not place):
+        wrong = (
+            f"`{option} {shown(text)}` names no place" if kind in _LIBRARIES else f"no sink is called {shown(kind)!r}"
+        )
+        return Diagnostic("P046", wrong, notes=(_EXAMPLES,), hints=did_you_mean(kind, _LIBRARIES) if not equals else ())
+    library = _LIBRARIES[kind]
+    if library is not None and not _is_installed(library):
+        hint = f"`pip install 'ttlaunch[{kind}]'`, or `pip install {_distribution(kind)}`"
+        message = f"`{option} {shown(text)}` needs the Python package `{library}`, which is not installed here"
+        return Diagnostic("P047", message, notes=(f"sinks: {listed(_LIBRARIES)}",), hints=(hint,))
+    if place and "://" not in place:
+        place = os.path.join(working_folder, os.path.expanduser(place))  # noqa: PTH111, PTH118 - these never raise
+        reason = _why_unwritable(kind, Path(place))
+        if reason is not None:
+            return Diagnostic("P032", f"`{option} {shown(text)}` cannot be written: {reason}")
+    return SinkChoice(kind, place or None)
+
+
+def _why_unwritable(kind: str, place: Path) -> str | None:
+    """Why nothing can be written there, as far as looking can tell."""
+    if kind == "prometheus":
+        if os.path.isdir(place):  # noqa: PTH112 - never raises
+            return "it is a folder, and a file was expected"
+        place = place.parent
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    if not os.path.isdir(place):  # noqa: PTH112 - never raises
+        return f"{place} is no folder"
+    return None if os.access(place, os.W_OK | os.X_OK) else f"{place} may not be written to"
+
+
+def _is_installed(library: str) -> bool:
+    """Whether there is such a package; a folder of that name, as some of them make, is none."""
+    spec = importlib.util.find_spec(library)
+    return spec is not None and spec.origin is not None
+
+
+def _distribution(kind: str) -> str:
+    return "mlflow-skinny" if kind == "mlflow" else kind
+
+
+def open_sink(choice: SinkChoice, run: LoggedRun, *, folder: Path) -> Sink:
+    """Open a sink; the only place that imports its library, so call it in a process that may fail."""
+    place = choice.place_in(folder)
+    match choice.kind:
+        case "tensorboard":
+            from ttlaunch.running.metrics.to_tensorboard import TensorBoardSink  # noqa: PLC0415
+
+            return TensorBoardSink(run, Path(place))
+        case "wandb":
+            from ttlaunch.running.metrics.to_wandb import WandbSink  # noqa: PLC0415
+
+            return WandbSink(run, Path(place))
+        case "mlflow":
+            from ttlaunch.running.metrics.to_mlflow import MlflowSink  # noqa: PLC0415
+
+            return MlflowSink(run, place)
+        case _:
+            from ttlaunch.running.metrics.to_prometheus import PrometheusSink  # noqa: PLC0415
+
+            return PrometheusSink(run, Path(place))

@@ -1,0 +1,93 @@
+"""What the steps of a run consisted of, from the books: their time, the passes in it, and what ranks only waited for."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ttlaunch.running.metrics.books import Book
+
+_WARM_UP = 1
+"""Steps that are left out where there are more: the first one opens connections and fills caches."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Time of steps that goes into one thing, in seconds.
+
+    Attributes:
+        median, p90: Over steps; p90: nine steps in ten take no longer.
+        share: Of the time of all steps.
+    """
+
+    name: str
+    median: float
+    p90: float
+    share: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "median_s": self.median, "p90_s": self.p90, "share": self.share}
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The steps of some ranks.
+
+    Attributes:
+        ranks: Whose steps these are.
+        step: All of a step, up to its report.
+        phases: Forward, backward, update, and `exchange`, which is the rest.
+        waits: By operation: the rank waited for messages to leave or to arrive and could do nothing else. They are
+            part of the phases that they happen in.
+    """
+
+    ranks: tuple[int, ...]
+    step: Share
+    phases: tuple[Share, ...]
+    waits: tuple[Share, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "ranks": list(self.ranks),
+            "step": self.step.as_json(),
+            "phases": [share.as_json() for share in self.phases],
+            "exposed": [share.as_json() for share in self.waits],
+        }
+
+
+def step_times(books: Sequence[Book]) -> StepTimes | None:
+    """Fold the steps of some ranks together; None if they have finished none."""
+    numbers = [sorted(book.steps)[_WARM_UP:] or sorted(book.steps) for book in books]
+    steps = [[book.steps[step] for step in known] for book, known in zip(books, numbers, strict=True)]
+    if not any(steps):
+        return None
+    whole = sum(map(sum, steps))
+    phases = _shares(((book.phases, known) for book, known in zip(books, numbers, strict=True)), whole)
+    waits = _shares(((book.waits, known) for book, known in zip(books, numbers, strict=True)), whole)
+    step = _share("step", [microseconds for one in steps for microseconds in one], whole)
+    return StepTimes(tuple(book.rank for book in books), step, phases, waits)
+
+
+def share_of(operation: str, books: Sequence[Book]) -> Share | None:
+    """What some ranks waited for one operation, of all their steps but the first; None if they did not wait for it."""
+    times = step_times(books)
+    return None if times is None else next((wait for wait in times.waits if wait.name == operation), None)
+
+
+def _shares(found: Iterable[tuple[Mapping[str, Mapping[int, int]], Sequence[int]]], whole: int) -> tuple[Share, ...]:
+    values: dict[str, list[int]] = defaultdict(list)
+    for by_name, steps in found:
+        for name, times in by_name.items():
+            values[name] += [times.get(step, 0) for step in steps]
+    shares = [_share(name, one, whole) for name, one in values.items() if any(one)]
+    return tuple(sorted(shares, key=lambda share: -share.share))
+
+
+def _share(name: str, microseconds: Sequence[int], whole: int) -> Share:
+    ordered = sorted(microseconds)
+    return Share(name, _at(ordered, 0.5) / 1e6, _at(ordered, 0.9) / 1e6, sum(ordered) / whole if whole else 0.0)
+
+
+def _at(ordered: Sequence[int], part: float) -> int:
+    """The smallest value that so large a part of all does not exceed."""
+    return ordered[max(0, -int(-part * len(ordered) // 1) - 1)]

@@ -1,0 +1,169 @@
+"""One timeline of all ranks, which Perfetto and Chrome read, from what each rank traced on its own clock.
+
+Every rank is a process of the timeline, and its spans are slices; an arrow joins the send and the receive of a message.
+Times are those of rank 0's clock: each rank has measured before and after the run how far its own is from it, and what
+lies between is interpolated. How wrong that may be stands in the file, for each rank.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.planning.launch_plan import RankRow
+
+COLLECTIVE = "collective"
+"""The kind of a span that another library's thread works on."""
+
+_FORMAT = "times in µs on rank 0's monotonic clock, from the first event; error_us: by how much a rank's may be wrong"
+
+
+@dataclass
+class RankTrace:
+    """What one rank traced.
+
+    Attributes:
+        clocks: Local time, how much later it is on rank 0, and by how much that may be wrong, nanoseconds.
+        spans: Name, kind, begin, end and facts.
+        ends: Of messages: `send` or `recv`, name, time and facts.
+    """
+
+    row: RankRow
+    clocks: list[tuple[int, int, int]] = field(default_factory=list)
+    spans: list[tuple[str, str, int, int, Mapping[str, Any]]] = field(default_factory=list)
+    ends: list[tuple[str, str, int, Mapping[str, Any]]] = field(default_factory=list)
+
+    @property
+    def error(self) -> int:
+        """By how much its times on rank 0's clock may be wrong, nanoseconds."""
+        return max((error for _, _, error in self.clocks), default=0)
+
+    def on_rank_0(self, local: int) -> int:
+        """A time of this rank on rank 0's clock."""
+        if not self.clocks:
+            return local
+        (first, before, _), (last, after, _) = self.clocks[0], self.clocks[-1]
+        if last == first:
+            return local + before
+        return local + before + (after - before) * (local - first) // (last - first)
+
+
+def write_trace(folder: Path, rows: Sequence[RankRow]) -> Path | None:
+    """Put what all ranks have traced into `trace.json`; None if none has traced anything, or the disk is full."""
+    traces = read_traces(folder, rows)
+    if not any(trace.spans for trace in traces):
+        return None
+    path = folder / contract.TRACE_FILE
+    try:
+        path.write_text(json.dumps(render_trace(traces)) + "\n", encoding="utf-8")
+    except OSError:
+        return None
+    return path
+
+
+def read_traces(folder: Path, rows: Sequence[RankRow]) -> list[RankTrace]:
+    """What all ranks of a run have traced; empty traces of those that have traced nothing."""
+    return [_read(folder / contract.trace_file(row.rank), row) for row in rows]
+
+
+def messages_under_way(traces: Sequence[RankTrace]) -> Iterator[tuple[str, RankRow, int, float]]:
+    """Each message that both ends have traced: its name, its sender, its bytes, and how long it was under way, in seconds.
+
+    That is from the begin of its send to the end of its receive, so a receiver that comes late counts too.
+    """
+    for sender, began, receiver, when, name, facts in _messages(traces):
+        nanoseconds = receiver.on_rank_0(when) - sender.on_rank_0(began)
+        yield name, sender.row, int(facts["bytes"]), max(0, nanoseconds) / 1e9
+
+
+def render_trace(traces: Sequence[RankTrace]) -> dict[str, Any]:
+    """The timeline in Chrome's trace event format."""
+    times = [trace.on_rank_0(began) for trace in traces for _, _, began, _, _ in trace.spans]
+    origin = min(times, default=0)
+    events = [event for trace in traces for event in _slices(trace, origin)]
+    arrows = list(_arrows(traces, origin))
+    clocks = [{"rank": trace.row.rank, "host": trace.row.host, "error_us": trace.error / 1e3} for trace in traces]
+    about = {"format": _FORMAT, "clocks": clocks}
+    return {"displayTimeUnit": "ms", "otherData": about, "traceEvents": [*events, *arrows]}
+
+
+def _slices(trace: RankTrace, origin: int) -> Iterator[dict[str, Any]]:
+    row = trace.row
+    place = {"pid": row.rank, "tid": 0}
+    yield {"ph": "M", "name": "process_name", **place, "args": {"name": f"rank {row.rank} {row.role} ({row.host})"}}
+    yield {"ph": "M", "name": "process_sort_index", **place, "args": {"sort_index": row.rank}}
+    for name, kind, began, ended, facts in sorted(trace.spans, key=lambda span: (span[2], -span[3])):
+        start = trace.on_rank_0(began) - origin
+        if kind == COLLECTIVE:
+            yield from _overlapping(trace, name, start, trace.on_rank_0(ended) - origin, facts)
+            continue
+        duration = trace.on_rank_0(ended) - origin - start
+        yield {
+            "ph": "X",
+            "name": name,
+            "cat": kind,
+            **place,
+            "ts": start / 1e3,
+            "dur": duration / 1e3,
+            "args": dict(facts),
+        }
+
+
+def _overlapping(
+    trace: RankTrace, name: str, began: int, ended: int, facts: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """What goes on beside the rank's own work, and so need not nest in it."""
+    one = {"name": name, "cat": COLLECTIVE, "id": f"{trace.row.rank}-{began}", "pid": trace.row.rank, "tid": 0}
+    yield {"ph": "b", **one, "ts": began / 1e3, "args": dict(facts)}
+    yield {"ph": "e", **one, "ts": ended / 1e3}
+
+
+def _arrows(traces: Sequence[RankTrace], origin: int) -> Iterator[dict[str, Any]]:
+    """From each send to its receive: the k-th message of a tag between two ranks is the k-th on both ends."""
+    for number, (sender, began, trace, when, name, _) in enumerate(_messages(traces), 1):
+        arrow = {"cat": "message", "name": name, "id": number, "tid": 0}
+        yield {"ph": "s", **arrow, "pid": sender.row.rank, "ts": (sender.on_rank_0(began) - origin) / 1e3}
+        at = trace.on_rank_0(when) - origin
+        yield {"ph": "f", "bp": "e", **arrow, "pid": trace.row.rank, "ts": at / 1e3}
+
+
+def _messages(
+    traces: Sequence[RankTrace],
+) -> Iterator[tuple[RankTrace, int, RankTrace, int, str, Mapping[str, Any]]]:
+    """Sender, begin of its send, receiver, end of its receive, name and facts, in the order of the receives."""
+    sends = {
+        (trace.row.rank, facts["peer"], facts["tag"], facts["number"]): (trace, when)
+        for trace in traces
+        for kind, _, when, facts in trace.ends
+        if kind == "send"
+    }
+    for trace in traces:
+        for kind, name, when, facts in trace.ends:
+            sent = sends.get((facts["peer"], trace.row.rank, facts["tag"], facts["number"]))
+            if kind == "recv" and sent is not None:
+                sender, began = sent
+                yield sender, began, trace, when, name, facts
+
+
+def _read(path: Path, row: RankRow) -> RankTrace:
+    """What a rank wrote; a line that it did not finish is passed over."""
+    trace = RankTrace(row)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return trace
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        match event:
+            case ["clock", when, offset, error]:
+                trace.clocks.append((when, offset, error))
+            case ["span", name, kind, began, ended, facts]:
+                trace.spans.append((name, kind, began, ended, facts))
+            case ["send" | "recv" as kind, name, when, facts]:
+                trace.ends.append((kind, name, when, facts))
+    return trace

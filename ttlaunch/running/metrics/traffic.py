@@ -1,0 +1,228 @@
+"""Settle the books of a run: the bytes that ranks counted against those that the recipe's formula says."""
+
+import contextlib
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from ttlaunch.running.metrics.books import Book, measured, read_books
+from ttlaunch.running.watch import RankState
+
+if TYPE_CHECKING:
+    from ttlaunch.spec.recipe.traffic import Traffic
+
+Key = tuple[str, int, int]
+"""Operation, source, destination."""
+
+TOLERANCE = 0.005
+"""By which measured bytes may differ from the formula: room for headers that a formula leaves out."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """What one rank sent to another for one operation.
+
+    Attributes:
+        size: Bytes that the rank counted; None where no book counts them, because another library sends them.
+        expected: Bytes that the formula says; None if there is no formula.
+        slack: Bytes more that are as right.
+        late: Bytes less that are as right.
+    """
+
+    operation: str
+    source: int
+    dest: int
+    messages: int
+    size: int | None
+    expected: int | None
+    slack: int = 0
+    late: int = 0
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured through expected; None where one of them is not known, or nothing was expected."""
+        return self.size / self.expected if self.size is not None and self.expected else None
+
+    @property
+    def differs(self) -> bool:
+        if self.size is None or self.expected is None:
+            return False
+        more = self.size - self.expected
+        return not -self.late - TOLERANCE * self.expected <= more <= self.slack + TOLERANCE * self.expected
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "operation": self.operation,
+            "source": self.source,
+            "dest": self.dest,
+            "messages": self.messages,
+            "bytes": self.size,
+            "formula_bytes": self.expected,
+            "slack_bytes": self.slack,
+            "late_bytes": self.late,
+            "ratio": self.ratio,
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
+        """What `as_json` was made of.
+
+        Raises:
+            KeyError: It is no such record.
+        """
+        names = ("operation", "source", "dest", "messages", "bytes", "formula_bytes", "slack_bytes", "late_bytes")
+        return cls(*(record.get(name, 0) if name == "late_bytes" else record[name] for name in names))
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """The bytes of a run.
+
+    Attributes:
+        steps, validations: That all ranks have finished, and that the bytes are of; with the validation before the first
+            step, also of a run that goes on from a checkpoint.
+        edges: By operation and edge; empty without messages.
+        reason: Why nothing was compared, as a clause; None if it was.
+        is_mistaken: Whether the reason is a mistake in the recipe.
+    """
+
+    steps: int
+    validations: int
+    edges: tuple[Edge, ...]
+    reason: str | None = None
+    is_mistaken: bool = False
+
+    @property
+    def differing(self) -> tuple[Edge, ...]:
+        return tuple(edge for edge in self.edges if edge.differs)
+
+    def as_json(self) -> dict[str, Any]:
+        edges = [edge.as_json() for edge in self.edges]
+        return {
+            "steps": self.steps,
+            "validations": self.validations,
+            "not_compared": self.reason,
+            "is_mistaken": self.is_mistaken,
+            "edges": edges,
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
+        """What `as_json` was made of.
+
+        Raises:
+            KeyError: It is no such record.
+        """
+        edges = tuple(Edge.from_json(edge) for edge in record["edges"])
+        names = ("not_compared", "is_mistaken")
+        return cls(record["steps"], record["validations"], edges, *(record[name] for name in names))
+
+
+def settle(folder: Path, plan: Mapping[str, Any], ranks: Sequence[RankState], *, is_done: bool) -> Settlement | None:
+    """Compare what ranks counted with the recipe's formula, over the steps that all of them have finished.
+
+    Args:
+        folder: Of the run.
+        plan: The content of its `plan.json`.
+        ranks: What is known of its ranks.
+        is_done: Whether the run came to its end; else the last step that all ranks report may not be all of it.
+
+    Returns:
+        None if ranks have left no books, such as those of another program, or of a run that ended before they began.
+    """
+    books = read_books(folder, world_size=len(ranks))
+    if books is None:
+        return None
+    until = min(book.last for book in books)
+    if _is_asynchronous(plan):
+        until = max(book.last for book in books)  # ranks are in steps of their own, and say themselves what they did
+    elif not is_done:
+        until = min([until - 1, *(state.step - 1 for state in ranks)])
+    first = max((state.first_step for state in ranks), default=0)
+    steps = max(0, until - first + 1) if first else 0
+    began = int((plan.get("start") or {}).get("step", 0))
+    checked = {int(record.get("step", 0)) for state in ranks for record in state.validations}
+    validations = sum(step <= max(until, began) for step in checked) if until >= 0 else 0
+    roles = [state.row.role for state in ranks]
+    ended_early = None, "the run ended within its first step", False
+    formula, reason, is_mistaken = _formula(plan, roles, books) if until >= 0 else ended_early
+    counted = range(first, first + steps)
+    edges = _edges(measured(books, until=until), formula, steps=counted, validations=validations, is_done=is_done)
+    return Settlement(steps, validations, edges, reason, is_mistaken)
+
+
+def _edges(
+    found: Mapping[Key, tuple[int, int]],
+    formula: Sequence["Traffic"] | None,
+    *,
+    steps: range,
+    validations: int,
+    is_done: bool,
+) -> tuple[Edge, ...]:
+    expected: dict[Key, int] = defaultdict(int)
+    slack: dict[Key, int] = defaultdict(int)
+    late: dict[Key, int] = defaultdict(int)
+    hidden = set()
+    for one in formula or ():
+        key = (one.operation, one.source, one.dest)
+        expected[key] += (
+            one.once + _times(steps, one.every, is_done=is_done) * one.per_step + validations * one.per_validation
+        )
+        expected[key] += (one.in_first_step if steps else 0) + (one.at_end if is_done else 0)
+        slack[key] += one.slack
+        late[key] += 0 if is_done else one.late
+        hidden |= set() if one.is_measured else {key}
+    edges = []
+    for key in sorted({*found, *(key for key, size in expected.items() if size)}):
+        messages, size = found.get(key, (0, 0))
+        says = None if formula is None else expected[key]
+        edges.append(Edge(*key, messages, None if key in hidden else size, says, slack[key], late[key]))
+    return tuple(edges)
+
+
+def _times(steps: range, every: int, *, is_done: bool) -> int:
+    """How many of these steps a number divides, and the last one if training ends there.
+
+    >>> _times(range(1, 11), 4, is_done=True), _times(range(1, 11), 4, is_done=False), _times(range(5, 9), 4, is_done=True)
+    (3, 2, 1)
+    """
+    if not steps:
+        return 0
+    return steps[-1] // every - (steps.start - 1) // every + (is_done and steps[-1] % every > 0)
+
+
+def _is_asynchronous(plan: Mapping[str, Any]) -> bool:
+    if not plan.get("recipe"):
+        return False
+    from ttlaunch.spec.recipe.importing import import_recipe_module  # noqa: PLC0415 - runs of programs read no recipe
+
+    with contextlib.suppress(Exception):  # a recipe that cannot be read any more is told of by `_formula`
+        return bool(import_recipe_module(Path(plan["recipe"]["folder"]), "recipe").RECIPE.is_asynchronous)
+    return False
+
+
+def _formula(
+    plan: Mapping[str, Any], roles: Sequence[str], books: Sequence[Book]
+) -> tuple[list["Traffic"] | None, str | None, bool]:
+    """What the recipe says of these ranks, or why it says nothing, and whether that is its mistake."""
+    if not plan.get("recipe"):
+        return None, "it is a program and no recipe", False
+    from ttlaunch.spec.recipe.importing import import_recipe_module  # noqa: PLC0415 - runs of programs read no recipe
+    from ttlaunch.spec.recipe.traffic import Ranks  # noqa: PLC0415 - likewise
+
+    name, folder = plan["recipe"]["name"], Path(plan["recipe"]["folder"])
+    try:
+        recipe = import_recipe_module(folder, "recipe").RECIPE
+        if recipe.traffic is None:
+            return None, f"{name} declares no `traffic`", False
+        config = recipe.config.model_validate_json(json.dumps(plan["config"]))  # keys of JSON are always text
+        formula = recipe.traffic(config, Ranks(roles, [book.facts for book in books]))
+        undecided = f"with this configuration {name} moves what it measures to be quickest"
+        return (None, undecided, False) if formula is None else (list(formula), None, False)
+    except LookupError as error:
+        return None, f"the formula of {name} asks for what no rank has said: {error}", True
+    except Exception as error:  # noqa: BLE001 - whatever the user's recipe raises is told as its mistake
+        return None, f"the formula of {name} raises {type(error).__name__}: {error}", True

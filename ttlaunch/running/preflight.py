@@ -1,0 +1,85 @@
+"""What must be true of this machine before a run starts on it alone: packages of the ranks, and the MPI they load."""
+
+import importlib.metadata
+import os
+import re
+import subprocess
+from collections.abc import Collection
+
+from ttlaunch.diagnostics import Diagnostic, listed, shown
+from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.planning.openmpi import OpenMpi
+
+_RANK_PACKAGES = ("torch", "mpi4py", "numpy", "pydantic")
+_START_PACKAGES = ("safetensors",)  # of ranks that begin from files
+_ASK_MPI4PY = "from mpi4py import MPI; print(MPI.Get_library_version())"
+_OPEN_MPI = re.compile(r"Open MPI v?(\d+)")
+_DEADLINE_S = 30.0
+
+
+def check_machine(plan: LaunchPlan, engine: OpenMpi, *, python: str) -> list[Diagnostic]:
+    """Every reason why this plan, all of whose ranks run here, cannot start; empty if there is none."""
+    if not isinstance(plan.program, RecipeProgram):
+        return []
+    return check_packages(plan.program) or _mpi4py_pairing(engine, python)
+
+
+def check_packages(program: RecipeProgram, *, without: Collection[str] = ()) -> list[Diagnostic]:
+    """Whether this Python has the packages that the recipe's ranks need, `without` some that they can do without."""
+    missing = []
+    for package in (*_RANK_PACKAGES, *(_START_PACKAGES if program.start else ())):
+        if package in without:
+            continue
+        if installed_version(package) is None:
+            missing.append(package)
+    if not missing:
+        return []
+    return [
+        Diagnostic(
+            "H005",
+            f"ranks need {listed(missing, last='and')}, not installed for this Python; nothing was started",
+            hints=("`pip install 'ttlaunch[train]' -c constraints.txt`",),
+        )
+    ]
+
+
+def installed_version(package: str) -> str | None:
+    """Of a package of this Python; None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _mpi4py_pairing(engine: OpenMpi, python: str) -> list[Diagnostic]:
+    """mpi4py loads whichever libmpi it finds first; one that is not mpirun's starts N worlds of one rank each."""
+    environment = {**os.environ, "MPI4PY_RC_INITIALIZE": "0"}
+    try:
+        answer = subprocess.run(
+            [python, "-c", _ASK_MPI4PY],
+            capture_output=True,
+            text=True,
+            timeout=_DEADLINE_S,
+            check=False,
+            env=environment,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [Diagnostic("H004", f"mpi4py does not answer: {shown(error)}")]
+    library = " ".join(answer.stdout.strip().partition("\n")[0].split(",")[0].split())
+    match = _OPEN_MPI.search(library)
+    if answer.returncode == 0 and match and int(match[1]) == engine.version[0]:
+        return []
+    if answer.returncode != 0:
+        reason = shown((answer.stderr.strip().splitlines() or ["no message"])[-1], longest=200)
+        return [Diagnostic("H004", "mpi4py finds no MPI library", notes=(reason,), hints=(_REPAIR,))]
+    return [
+        Diagnostic(
+            "H004",
+            f"mpi4py is paired with another MPI: it loads {shown(library)}, mpirun is {engine.name}",
+            notes=(f"mpirun: {engine.mpirun}",),
+            hints=(_REPAIR,),
+        )
+    ]
+
+
+_REPAIR = "`pip install --force-reinstall mpi4py 'openmpi>=5.0.8,<6'` gives mpi4py and mpirun the same library"

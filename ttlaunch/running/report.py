@@ -1,0 +1,226 @@
+"""What a run came to: losses, speed, the parameters' hash, and the failure if there was one; `report.json`."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from ttlaunch import contract
+from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.running.boxes import LastOperation, last_operations
+from ttlaunch.running.failures.failure import Failure
+from ttlaunch.running.metrics.traffic import Settlement, settle
+from ttlaunch.running.runs.json_files import read_object
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import RankState, steps_done
+
+_NOT_FINITE = {"inf", "-inf", "nan"}
+_MEASURED = ("first_validation", "last_validation", "last_perplexity", "tokens_per_s", "layer_grad_norms", "results")
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a run.
+
+    Attributes:
+        status: "done", "failed", "interrupted" or "terminated".
+        first_validation, last_validation: Mean loss per token in nats, None if none was measured.
+        last_perplexity: Of the last validation: the exponential of its loss.
+        layer_grad_norms: Of the last step for which they were reported, by layer; empty if none was.
+        parameters_sha256: Over all parameters in name order; None if no rank reported them.
+        parameters_agree: Whether all ranks that hold a parameter hold the same bits.
+        began_from: The checkpoint or the weights that training began from: `origin`, `step` and, of a checkpoint, which
+            newer ones were passed over and why; None if weights were drawn from the seed.
+        leftovers: Processes that had to be killed after their rank, or mpirun, had ended.
+        stopped: How an ordered end went, see `ending.stopped`; None if there was none.
+        lost_checkpoints: Why there is no checkpoint of a step that should have one, by step.
+        lost_hosts: Hosts that could no longer be reached, with their last sign of life, seconds since the epoch.
+        traffic: What ranks sent, against the recipe's formula; None if they kept no books.
+    """
+
+    run_id: str
+    plan_hash: str
+    name: str
+    layout: str | None
+    status: str
+    exit_status: int
+    world_size: int
+    duration_s: float
+    steps: int
+    first_validation: float | None
+    last_validation: float | None
+    last_perplexity: float | None
+    tokens_per_s: float | None
+    layer_grad_norms: Mapping[str, Any]
+    parameters_sha256: str | None
+    parameters_agree: bool
+    began_from: Mapping[str, Any] | None
+    results: Mapping[str, Any]
+    failure: Failure | None
+    leftovers: int
+    ranks: tuple[Mapping[str, Any], ...]
+    traffic: Settlement | None = None
+    lost_checkpoints: Mapping[int, str] = field(default_factory=dict)
+    stopped: Mapping[str, Any] | None = None
+    lost_hosts: Mapping[str, float] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of `report.json`."""
+        values = dict(vars(self))
+        values["failure"] = self.failure.as_json() if self.failure else None
+        values["traffic"] = self.traffic.as_json() if self.traffic else None
+        values["results"], values["lost_hosts"] = dict(self.results), dict(self.lost_hosts)
+        lost = self.lost_checkpoints.items()
+        values["lost_checkpoints"] = [{"step": step, "reason": reason} for step, reason in lost]
+        values["ranks"] = [dict(rank) for rank in self.ranks]
+        return {name: _finite(value) for name, value in values.items()}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
+        """What `as_json` was made of.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is no such record; perhaps another version wrote it.
+        """
+        failure, traffic = record["failure"], record["traffic"]
+        parts = {
+            "failure": Failure.from_json(failure) if failure else None,
+            "traffic": Settlement.from_json(traffic) if traffic else None,
+            "lost_checkpoints": {one["step"]: one["reason"] for one in record["lost_checkpoints"]},
+            "ranks": tuple(record["ranks"]),
+        }
+        measured = {name: _number(record[name]) for name in _MEASURED}
+        return cls(**{**record, **measured, **parts})
+
+
+def make_report(
+    plan: LaunchPlan,
+    folder: RunFolder,
+    ranks: list[RankState],
+    *,
+    status: str,
+    exit_status: int,
+    duration_s: float,
+    failure: Failure | None,
+    leftovers: int,
+) -> Report:
+    """Fold what is known of all ranks into the result."""
+    validations = sorted((v for state in ranks for v in state.validations), key=lambda v: int(v.get("step", 0)))
+    digest, agree = combine_digests([state.digests for state in ranks if state.digests])
+    speeds = [state.tokens_per_s for state in ranks if state.tokens_per_s]
+    recipe = plan.program if isinstance(plan.program, RecipeProgram) else None
+    end = failure.time if failure else None
+    last = {} if status == "done" else last_operations(folder.path, ranks, end=end)
+    return Report(
+        run_id=folder.run_id,
+        plan_hash=plan.hash,
+        name=plan.program.name,
+        layout=recipe.layout if recipe else None,
+        status=status,
+        exit_status=exit_status,
+        world_size=plan.world_size,
+        duration_s=round(duration_s, 3),
+        steps=steps_done(ranks),
+        first_validation=validations[0]["loss"] if validations else None,
+        last_validation=validations[-1]["loss"] if validations else None,
+        last_perplexity=validations[-1].get("perplexity") if validations else None,
+        tokens_per_s=max(speeds) if speeds else None,
+        layer_grad_norms=_layer_norms(ranks),
+        parameters_sha256=digest,
+        parameters_agree=agree,
+        began_from=_began_from(recipe),
+        results=_accuracy(validations) | {name: value for state in ranks for name, value in state.results.items()},
+        failure=failure,
+        leftovers=leftovers + sum((state.exit or {}).get("left_behind", 0) for state in ranks),
+        ranks=tuple(_rank_summary(state, last.get(state.row.rank)) for state in ranks),
+        traffic=settle(folder.path, plan.as_json(), ranks, is_done=status == "done"),
+    )
+
+
+def _layer_norms(ranks: list[RankState]) -> dict[str, Any]:
+    """Those of the last step, from all ranks that update something."""
+    last = max((step for state in ranks for step in state.layer_norms), default=0)
+    return {layer: norm for state in ranks for layer, norm in state.layer_norms.get(last, {}).items()}
+
+
+def write_report(report: Report, folder: RunFolder) -> None:
+    """Write `report.json`, which appears whole: whoever watches the run waits for it."""
+    path = folder.file(contract.REPORT_FILE)
+    unfinished = path.with_name(f"{path.name}.tmp")
+    unfinished.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+
+
+def read_report(folder: Path) -> Report:
+    """What a run came to, from its folder.
+
+    Raises:
+        OSError: There is no report, or it cannot be read.
+        ValueError: It is none of this version.
+    """
+    try:
+        return Report.from_json(read_object(folder / contract.REPORT_FILE))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{contract.REPORT_FILE} is not a report of this version: {error}") from error
+
+
+def combine_digests(by_rank: list[dict[str, str]]) -> tuple[str | None, bool]:
+    """One SHA-256 over all parameters in name order, from the digests of the ranks that hold them.
+
+    Returns:
+        The digest, None if there are no parameters; and whether ranks that hold the same parameter agree on its bits.
+    """
+    merged: dict[str, str] = {}
+    agree = True
+    for digests in by_rank:
+        for name, digest in digests.items():
+            agree = agree and merged.setdefault(name, digest) == digest
+    if not merged:
+        return None, True
+    text = "\n".join(f"{name} {merged[name]}" for name in sorted(merged))
+    return hashlib.sha256(text.encode()).hexdigest(), agree
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN; a loss that is one is written as text, not hidden."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return {name: _finite(inner) for name, inner in value.items()} if isinstance(value, dict) else value
+
+
+def _number(value: Any) -> Any:
+    """The number that `_finite` has written as text."""
+    if isinstance(value, str) and value in _NOT_FINITE:
+        return float(value)
+    return {name: _number(inner) for name, inner in value.items()} if isinstance(value, dict) else value
+
+
+def _accuracy(validations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of the last validation, where answers are right or wrong."""
+    accuracy = validations[-1].get("accuracy") if validations else None
+    return {} if accuracy is None else {"accuracy": f"{accuracy:.1%}"}
+
+
+def _began_from(recipe: RecipeProgram | None) -> dict[str, Any] | None:
+    start = recipe.start if recipe else None
+    return {name: start[name] for name in ("origin", "step", "passed_over") if name in start} if start else None
+
+
+def _rank_summary(state: RankState, last: LastOperation | None) -> dict[str, Any]:
+    ending = state.exit or {}
+    return {
+        "rank": state.row.rank,
+        "role": state.row.role,
+        "host": state.row.host,
+        "state": str(state.phase),
+        "step": state.step,
+        "status": ending.get("status"),
+        "signal": ending.get("signal"),
+        "peak_memory_bytes": ending.get("peak_memory_bytes"),
+        "unkept_output": ending.get("unkept_output") or {},
+        "unkept_reason": ending.get("unkept_reason"),
+        "last_operation": last.as_json() if last else None,
+    }

@@ -1,0 +1,132 @@
+"""Whether a run that broke is started again: only if it may end otherwise this time, and only while it gets further.
+
+A host that was lost may still run its ranks, cut off from us, until its lease has run out; nobody takes their places
+before that, and the next attempt does without it.
+"""
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.running.checkpoints.checkpoints import newest_step
+from ttlaunch.running.report import Report
+from ttlaunch.running.runs.json_files import read_object_if_any
+
+_FOLLOW_UP = "restart.json"
+FRUITLESS = 2
+"""So many restarts in a row that make no step end the attempts."""
+
+_STATUSES = {contract.STATUS_RANK_FAILED, contract.STATUS_HUNG, contract.STATUS_HOST_LOST}
+_COMES_AGAIN = {"R001", "R007", "R009", "R010", "R011", "R025", "R031"}
+"""What a new start meets again: another MPI, a program or module that is not there, numbers that diverge, a full disk."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run.
+
+    Attributes:
+        steps: The last step that was done, counted from the beginning of training; None for a program that counts none.
+        lost: Hosts that were lost, with their last sign of life, seconds since the epoch.
+    """
+
+    folder: Path
+    exit_status: int
+    code: str | None
+    steps: int | None
+    lost: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return newest_step(self.folder) is not None
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Start again.
+
+    Attributes:
+        resume: The run from whose newest checkpoint it goes on; None: from where the first attempt began.
+        without: Hosts that were lost just now and are not to be used this time.
+        not_before: When these have surely ended their ranks, seconds since the epoch; 0 if there are none.
+        most_s: That this can be away, whatever the clock says.
+    """
+
+    resume: Path | None
+    without: tuple[str, ...] = ()
+    not_before: float = 0.0
+    most_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Start no more.
+
+    Attributes:
+        no_progress: So many restarts in a row that made no step; 0 if that is not the reason.
+    """
+
+    no_progress: int = 0
+
+
+def attempt_of(report: Report, folder: Path) -> Attempt:
+    """What counts of a start that has come to its end."""
+    code = report.failure.code if report.failure else None
+    steps = None if report.layout is None else report.steps
+    return Attempt(folder, report.exit_status, code, steps, report.lost_hosts)
+
+
+def plan_restart(attempts: Sequence[Attempt], *, most: int, lease_s: float = contract.LEASE_S) -> Restart | GiveUp:
+    """What follows the last of the attempts.
+
+    Args:
+        attempts: All so far, at least one.
+        most: Restarts that the user allows.
+        lease_s: How long ranks of a host that was lost may have run on.
+    """
+    last = attempts[-1]
+    if last.exit_status not in _STATUSES or last.code in _COMES_AGAIN or not most:
+        return GiveUp()
+    fruitless = _fruitless(attempts)
+    if fruitless >= FRUITLESS:
+        return GiveUp(no_progress=fruitless)
+    if len(attempts) > most:
+        return GiveUp()
+    resume = next((one.folder for one in reversed(attempts) if one.has_checkpoint), None)
+    if not last.lost:
+        return Restart(resume)
+    fenced_s = lease_s + contract.AFTER_LEASE_S
+    return Restart(resume, tuple(sorted(last.lost)), max(last.lost.values()) + fenced_s, fenced_s)
+
+
+def write_follow_up(folder: Path, **values: Any) -> None:
+    """Write down what follows a run, for whoever watches it; a folder that cannot be written any more says nothing.
+
+    Args:
+        folder: Of the run that has ended.
+        values: `again`: that it is to be started again; `waiting`: what for, in a sentence; then `number` of the restart, `most` of them, `resume`: name of
+            the run that it goes on from, or None, `change`: what is different; then `next`: its folder. Or `no_progress`,
+            and nothing follows.
+    """
+    path = folder / _FOLLOW_UP
+    unfinished = path.with_name(f"{path.name}.tmp")
+    with contextlib.suppress(OSError):
+        unfinished.write_text(json.dumps({**read_object_if_any(path), **values}) + "\n", encoding="utf-8")
+        unfinished.replace(path)
+
+
+def read_follow_up(folder: Path) -> dict[str, Any]:
+    """What `write_follow_up` has written; empty if nothing."""
+    return read_object_if_any(folder / _FOLLOW_UP)
+
+
+def _fruitless(attempts: Sequence[Attempt]) -> int:
+    """How many restarts at the end of the list came no further than all before them."""
+    steps = [one.steps for one in attempts if one.steps is not None]
+    return next(
+        (back for back in range(len(steps) - 1) if steps[-1 - back] > max(steps[: -1 - back])), max(0, len(steps) - 1)
+    )

@@ -1,0 +1,78 @@
+"""Watch a run from its folder, from any process: what its ranks report and print, and what its supervisor says.
+
+Nothing here is needed for the run itself. Whoever begins late sees everything from the beginning.
+"""
+
+from collections.abc import Collection, Iterator
+
+from ttlaunch import contract
+from ttlaunch.running.logs.output import View
+from ttlaunch.running.logs.shown_output import ShownOutput
+from ttlaunch.running.report import Report
+from ttlaunch.running.runs.recorded import RunFacts
+from ttlaunch.running.runs.run_folder import RunFolder, supervisor_file
+from ttlaunch.running.runs.tail import Tail
+from ttlaunch.running.watch import Phase, Watch
+
+_STREAMS = ("stdout", "stderr")
+_CONNECTIONS = {"host_silent": "silent", "host_back": "", "host_lost": "lost"}
+"""Events of the supervisor, and what they say of the line to a host."""
+
+
+class FollowedRun:
+    """A run as it shows on a view; call `poll` a few times a second, and `finish` when it is over."""
+
+    def __init__(self, folder: RunFolder, facts: RunFacts, view: View, *, only: Collection[int]) -> None:
+        """Begin at the beginning.
+
+        Args:
+            folder: The run's.
+            facts: What its plan says.
+            view: Where to show it.
+            only: Ranks whose output is shown.
+        """
+        self._view = view
+        self._watch = Watch(facts, folder)
+        self._printed = ShownOutput(folder.path, facts.ranks, only=only, streams=_STREAMS)
+        self._said = {stream: Tail(folder.file(supervisor_file(stream))) for stream in _STREAMS}
+        self._events = Tail(folder.file(contract.EVENTS_FILE))
+        self._report = folder.file(contract.REPORT_FILE)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its report is there, after which only restarts can follow."""
+        return self._report.is_file()
+
+    def poll(self) -> None:
+        """Show what is new."""
+        for state, record in self._watch.poll():
+            self._view.record(state, record)
+        self._hear_of_hosts()
+        for stream, line in (*self._printed.poll(), *self.said()):
+            self._view.output(stream, line)
+        self._view.tick(self._watch.ranks)
+
+    def _hear_of_hosts(self) -> None:
+        """Mark the ranks of hosts that do not answer, as the supervisor has noted."""
+        for line in self._events.read():
+            event = contract.read_record(line) or {}
+            connection = _CONNECTIONS.get(str(event.get("event")))
+            for state in self._watch.ranks if connection is not None else ():
+                if state.row.host == event.get("host"):
+                    state.connection = str(connection)
+
+    def said(self) -> Iterator[tuple[str, bytes]]:
+        """What the supervisor has said since, with the stream that it said it on."""
+        for stream, tail in self._said.items():
+            for line in tail.read():
+                yield stream, line
+
+    def finish(self, report: Report | None) -> None:
+        """Show what is left, and each rank as the report has it; without one, also what nobody put in order any more."""
+        for state, record in self._watch.poll():
+            self._view.record(state, record)
+        for stream, line in self._printed.finish(rest=report is None):
+            self._view.output(stream, line)
+        for state in self._watch.ranks:
+            state.phase = Phase(report.ranks[state.row.rank]["state"]) if report else state.phase
+        self._view.tick(self._watch.ranks)

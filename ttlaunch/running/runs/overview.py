@@ -1,0 +1,148 @@
+"""What there is to say of many runs at once: read from the ends of their files, so that hundreds take a moment."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.running.runs.json_files import read_object_if_any
+from ttlaunch.running.runs.launcher import is_running, read_launcher, runs_with_processes
+from ttlaunch.running.runs.recorded import run_folders
+from ttlaunch.running.runs.registry import Registry, RegistryError
+
+_TAIL = 8192
+_HEAD = 4096
+_STAMP = "%Y-%m-%dT%H-%M-%S"
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run in a line.
+
+    Attributes:
+        state: "running", "done", "failed", "interrupted", "terminated"; "cut off": its launcher was killed; "elsewhere": it
+            was started on another machine, and nothing says that it has ended.
+        step, total_steps, loss: The last that any rank reported.
+        started, ended: Seconds since the epoch; None if unknown.
+        machine: Where its launcher ran; None if unknown.
+    """
+
+    folder: Path
+    name: str
+    state: str
+    step: int
+    total_steps: int | None
+    loss: float | None
+    ranks: int
+    started: float | None
+    ended: float | None
+    machine: str | None
+
+    @property
+    def is_over(self) -> bool:
+        return self.state not in {"running", "elsewhere"}
+
+
+def list_runs(runs_folder: Path, registry: Registry | None) -> tuple[list[RunSummary], RegistryError | None]:
+    """Every run in a folder and in the registry, oldest first; and why the registry is left out, if it is."""
+    folders = {path.resolve() for path in run_folders(runs_folder)}
+    problem = None
+    try:
+        folders |= {entry.folder for entry in registry.entries() if _has_plan(entry.folder)} if registry else set()
+    except RegistryError as error:
+        problem = error
+    return summarise(folders), problem
+
+
+def summarise(folders: Iterable[Path]) -> list[RunSummary]:
+    """A line for each run, oldest first."""
+    with_processes = runs_with_processes()
+    found = [_summary(folder, with_processes) for folder in folders]
+    return sorted(found, key=lambda run: (run.started or 0.0, run.folder.name))
+
+
+def _summary(folder: Path, with_processes: frozenset[str]) -> RunSummary:
+    plan, report = read_object_if_any(folder / contract.PLAN_FILE), read_object_if_any(folder / contract.REPORT_FILE)
+    launcher = read_launcher(folder)
+    state = str(report.get("status", "cut off"))
+    if is_running(folder, with_processes=with_processes):
+        state = "running"
+    elif not report and launcher is not None and not launcher.is_here:
+        state = "elsewhere"
+    rows = plan.get("ranks")
+    ranks = len(rows) if isinstance(rows, list) else 0
+    step, total, loss = _progress(folder, ranks)
+    program = plan.get("recipe") or plan.get("command") or {}
+    return RunSummary(
+        folder=folder,
+        name=str(program.get("name", "?")) if isinstance(program, dict) else "?",
+        state=state,
+        step=step,
+        total_steps=total,
+        loss=loss,
+        ranks=ranks,
+        started=_started(folder),
+        ended=_ended(folder) if state != "running" else None,
+        machine=launcher.machine if launcher else None,
+    )
+
+
+def _progress(folder: Path, ranks: int) -> tuple[int, int | None, float | None]:
+    """The furthest step, how many there are, and the loss of the furthest rank that knows one."""
+    step: int = 0
+    total: int | None = None
+    known: tuple[int, float | None] = (0, None)
+    for rank in range(ranks):
+        head, tail = _ends(folder / contract.progress_file(rank))
+        for record in head:
+            if record.get("kind") == contract.KIND_READY and isinstance(record.get("total_steps"), int):
+                total = max(total or 0, record["total_steps"])
+        for record in tail:
+            number, loss = record.get("step"), record.get("loss")
+            if record.get("kind") == contract.KIND_STEP and isinstance(number, int):
+                step = max(step, number)
+                if isinstance(loss, float | int) and number >= known[0]:
+                    known = (number, loss)
+    return step, total, known[1]
+
+
+def _ends(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The records at the beginning and at the end of a file; short ones are read twice."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL))
+            tail = file.read()
+    except OSError:
+        return [], []
+    return _records(head.split(b"\n")[:-1]), _records(tail.split(b"\n")[:-1])
+
+
+def _records(lines: list[bytes]) -> list[dict[str, Any]]:
+    found = [contract.read_record(line) for line in lines]
+    return [record for record in found if record is not None]
+
+
+def _started(folder: Path) -> float | None:
+    """By the run's id, which begins with it."""
+    try:
+        return datetime.strptime("-".join(folder.name.split("-")[:5]), _STAMP).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
+def _ended(folder: Path) -> float | None:
+    """When the last thing was written that a run writes."""
+    for name in (contract.REPORT_FILE, contract.EVENTS_FILE, contract.PLAN_FILE):
+        try:
+            return (folder / name).stat().st_mtime
+        except OSError:
+            continue
+    return None
+
+
+def _has_plan(folder: Path) -> bool:
+    return (folder / contract.PLAN_FILE).is_file()

@@ -1,0 +1,165 @@
+"""The runs of a user on this machine, wherever their folders lie: a small SQLite file in the user's state folder.
+
+It only points at run folders, which have everything; what it lacks is found there. Nothing here may keep a run from
+starting: whatever goes wrong is one `RegistryError`, after a moment at most. A rollback journal instead of write-ahead
+logging, because home folders on network file systems know only the first.
+"""
+
+import contextlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from ttlaunch import contract
+from ttlaunch.errors import TtlaunchError
+from ttlaunch.running.runs.launcher import this_process
+
+_PATIENCE_S = 5.0
+_VERSION = 1
+_SCHEMA = """\
+CREATE TABLE IF NOT EXISTS runs (
+    folder TEXT PRIMARY KEY, run_id TEXT NOT NULL, name TEXT NOT NULL, plan_hash TEXT NOT NULL, ranks INTEGER NOT NULL,
+    machine TEXT NOT NULL, boot TEXT NOT NULL, pid INTEGER NOT NULL, pid_started INTEGER NOT NULL,
+    started REAL NOT NULL, ended REAL, status TEXT, exit_status INTEGER
+)"""
+
+
+class RegistryError(TtlaunchError):
+    """The registry cannot be read or written; the message says why and where."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run that was registered.
+
+    Attributes:
+        started, ended: Seconds since the epoch; `ended` is None while it goes on, and if its launcher was killed.
+    """
+
+    folder: Path
+    run_id: str
+    name: str
+    plan_hash: str
+    started: float
+    ended: float | None
+    status: str | None
+    exit_status: int | None
+
+
+class Registry:
+    """The file; opened for each use, so that nothing is held while a run goes on."""
+
+    def __init__(self, path: Path, *, patience_s: float = _PATIENCE_S) -> None:
+        """Name the file, and how long to wait while others write to it."""
+        self.path = path
+        self._patience_s = patience_s
+
+    def enter(self, folder: Path, *, name: str, plan_hash: str, ranks: int) -> None:
+        """Add a run that this process is about to start.
+
+        Raises:
+            RegistryError: The registry cannot be written.
+        """
+        us = this_process()
+        with self._open(write=True) as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, NULL)",
+                (str(folder), folder.name, name, plan_hash, ranks, *astuple(us), time.time()),
+            )
+
+    def leave(self, folder: Path) -> None:
+        """Take over how a run ended, from its report; a run without one has not ended well, and stays as it is.
+
+        Raises:
+            RegistryError: The registry cannot be written.
+        """
+        try:
+            report = json.loads((folder / contract.REPORT_FILE).read_text(encoding="utf-8"))
+            status, exit_status = str(report["status"]), int(report["exit_status"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        with self._open(write=True) as connection:
+            connection.execute(
+                "UPDATE runs SET ended = ?, status = ?, exit_status = ? WHERE folder = ?",
+                (time.time(), status, exit_status, str(folder)),
+            )
+
+    def forget(self, folder: Path) -> None:
+        """Remove a run.
+
+        Raises:
+            RegistryError: The registry cannot be written.
+        """
+        with self._open(write=True) as connection:
+            connection.execute("DELETE FROM runs WHERE folder = ?", (str(folder),))
+
+    def entries(self) -> list[Entry]:
+        """All runs, oldest first; none where there is no registry.
+
+        Raises:
+            RegistryError: It is there and cannot be read.
+        """
+        if not self.path.exists():
+            return []
+        with self._open(write=False) as connection:
+            if connection.execute("PRAGMA user_version").fetchone() == (0,):
+                return []  # its first writer has made the file and is still about to make the table
+            rows = connection.execute(
+                "SELECT folder, run_id, name, plan_hash, started, ended, status, exit_status FROM runs ORDER BY started"
+            ).fetchall()
+        return [Entry(Path(folder), *rest) for folder, *rest in rows]
+
+    @contextlib.contextmanager
+    def _open(self, *, write: bool) -> Iterator[sqlite3.Connection]:
+        try:
+            if write:
+                self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            mode = (
+                "rwc" if write else "rw"
+            )  # what a killed writer left half done is taken back by whoever opens it next
+            connection = sqlite3.connect(
+                f"{self.path.as_uri()}?mode={mode}", uri=True, timeout=self._patience_s, isolation_level=None
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise self._error(error) from error
+        try:
+            with connection:
+                if write:
+                    connection.execute("BEGIN IMMEDIATE")  # else two that both read first would deadlock
+                self._check(connection, write=write)
+                yield connection
+        except sqlite3.Error as error:
+            raise self._error(error) from error
+        finally:
+            connection.close()
+
+    def _check(self, connection: sqlite3.Connection, *, write: bool) -> None:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version > _VERSION:
+            raise RegistryError(f"{self.path}: it was written by a newer ttlaunch")
+        if write and version < _VERSION:
+            connection.execute(_SCHEMA)
+            connection.execute(f"PRAGMA user_version = {_VERSION}")
+
+    def _error(self, error: Exception) -> RegistryError:
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+        return RegistryError(f"{self.path}: {reason.lower()}")
+
+
+def find_registry(environment: Mapping[str, str]) -> Registry:
+    """The user's registry: below `$XDG_STATE_HOME`, else below `~/.local/state`.
+
+    Raises:
+        RegistryError: The user has no home.
+    """
+    base = environment.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(base):  # noqa: PTH117 - the XDG rules ignore a relative path
+        home = environment.get("HOME", "")
+        if not home.startswith("/"):
+            raise RegistryError("there is no home folder: neither HOME nor XDG_STATE_HOME is set")
+        base = f"{home}/.local/state"
+    return Registry(Path(base) / "ttlaunch" / "runs.sqlite")

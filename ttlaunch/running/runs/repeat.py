@@ -1,0 +1,131 @@
+"""What it takes to start a run again: the same program, configuration, data and beginning, and whether they are still there.
+
+A run's folder has the resolved configuration and says which code and which text were used; the code itself is taken
+from where it lay, if it is still the same.
+"""
+
+import contextlib
+import importlib.metadata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import __version__, contract
+from ttlaunch.running.runs.json_files import read_object
+from ttlaunch.running.runs.record_inputs import tree_hash
+
+_SHORT = 12
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a run was started from.
+
+    Attributes:
+        working_folder: In which it was started.
+        target: The recipe's folder, or the program.
+        arguments: Of a program.
+        config_file: The resolved configuration; None for a program.
+        data: Path and SHA-256 of the text that was read; None if none was.
+        resume: The checkpoint that the run went on from; None: it began at step 1.
+        sha256: Of the parameters that it ended with; None if it did not come to its end.
+        commit: Of the working folder, if it was in git.
+        tree: Hash of the recipe's folder.
+        versions: Of what computes.
+        arrivals: Of an asynchronous run: by update, the rank whose gradient it was of; else empty.
+    """
+
+    run_id: str
+    working_folder: Path
+    target: str
+    is_command: bool
+    arguments: tuple[str, ...]
+    config_file: Path | None
+    data: Mapping[str, Any] | None
+    resume: str | None
+    world_size: int
+    sha256: str | None
+    commit: str | None
+    tree: str | None
+    versions: Mapping[str, str]
+    arrivals: tuple[int, ...] = ()
+
+
+def read_origin(path: Path) -> Origin:
+    """Read what the folder of a run says.
+
+    Raises:
+        OSError: A file of it cannot be read.
+        ValueError: A file of it is not as it was written.
+    """
+    plan, code = read_object(path / contract.PLAN_FILE), read_object(path / contract.CODE_FILE)
+    versions = read_object(path / contract.ENVIRONMENT_FILE)["versions"]
+    report = read_object(path / contract.REPORT_FILE) if (path / contract.REPORT_FILE).is_file() else {}
+    recipe, start = plan.get("recipe"), plan.get("start")
+    try:
+        words = () if recipe else tuple(plan["command"]["command"])
+        return Origin(
+            run_id=path.name,
+            working_folder=Path(plan["working_folder"]),
+            target=recipe["folder"] if recipe else words[0],
+            is_command=recipe is None,
+            arguments=words[1:],
+            config_file=path / contract.TRAIN_FILE if recipe else None,
+            data=plan.get("data"),
+            resume=start["origin"] if start and start["step"] else None,
+            world_size=plan["world_size"],
+            sha256=report.get("parameters_sha256") if report.get("status") == "done" else None,
+            commit=code["commit"],
+            tree=code["recipe"]["tree"] if recipe else None,
+            versions=versions,
+            arrivals=_arrivals(path, world_size=plan["world_size"]),
+        )
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"{contract.PLAN_FILE} or {contract.CODE_FILE} lacks {error}") from error
+
+
+def _arrivals(path: Path, *, world_size: int) -> tuple[int, ...]:
+    """Where the gradients of an asynchronous run came from, in the order in which its server has applied them."""
+    found: dict[int, int] = {}
+    for rank in range(world_size):
+        with contextlib.suppress(FileNotFoundError):
+            for line in (path / contract.progress_file(rank)).read_bytes().splitlines():
+                record = contract.read_record(line) or {}
+                if record.get("kind") == contract.KIND_STEP and contract.ARRIVED_FROM in record:
+                    found[int(record["step"])] = int(record[contract.ARRIVED_FROM])
+    return tuple(found[step] for step in sorted(found))
+
+
+def changed_code(origin: Origin) -> str | None:
+    """A clause that says what of the program is not as it was; None if nothing is."""
+    if not origin.working_folder.is_dir():
+        return f"the folder {origin.working_folder} in which it was started is no longer there"
+    if origin.is_command:
+        return None
+    folder = Path(origin.target)
+    if not folder.is_dir():
+        return f"the recipe's folder {folder} is no longer there"
+    now = tree_hash(folder)
+    if now == origin.tree:
+        return None
+    return f"the recipe in {folder} has changed: its tree was {str(origin.tree)[:_SHORT]}…, now it is {now[:_SHORT]}…"
+
+
+def changed_versions(origin: Origin) -> list[str]:
+    """Every package that computes and whose version is another one today, as a clause."""
+    changes = []
+    for name, before in origin.versions.items():
+        now = _version(name)
+        if now != before:
+            changes.append(f"{name} was {before}, {f'now it is {now}' if now else 'it is no longer installed'}")
+    return changes
+
+
+def _version(package: str) -> str | None:
+    if package == "ttlaunch":
+        return __version__
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

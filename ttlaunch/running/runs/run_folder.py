@@ -1,0 +1,213 @@
+"""The folder of one run on the launching machine: what was decided, what was started, what came out.
+
+`plan.json` and the engine's files are exactly what `ttlaunch plan --write` writes; the rest is the run's own.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.errors import RunFolderError
+from ttlaunch.planning.launch_plan import LaunchPlan, render_plan_json
+from ttlaunch.planning.openmpi import scratch_settings
+from ttlaunch.running.runs.launcher import write_launcher
+
+_SCRATCH = "ttl-"
+_COMMAND_FILE = "command.sh"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run's name and place."""
+
+    run_id: str
+    path: Path
+
+    def file(self, name: str) -> Path:
+        return self.path / name
+
+
+def supervisor_file(stream: str) -> str:
+    """What the process that watches over the run says to the user, on one of its streams; relative to the run folder."""
+    return f"{contract.LOGS_DIR}/supervisor.{stream}"
+
+
+def create_run_folder(runs_folder: Path, *, now: datetime | None = None) -> RunFolder:
+    """Make `runs/<id>/` with a name that sorts by time and that no concurrent run can take.
+
+    Raises:
+        RunFolderError: If it cannot be made.
+    """
+    stamp = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H-%M-%S")
+    is_new, made = not runs_folder.exists(), None
+    try:
+        runs_folder.mkdir(parents=True, exist_ok=True)
+        ignore = runs_folder / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n", encoding="utf-8")
+        while True:
+            run_id = f"{stamp}-{secrets.token_hex(2)}"
+            try:
+                (runs_folder / run_id).mkdir()
+                made = runs_folder / run_id
+                break
+            except FileExistsError:
+                continue
+        folder = RunFolder(run_id, (runs_folder / run_id).resolve())
+        for name in (contract.LOGS_DIR, contract.RECORDS_DIR):
+            folder.file(name).mkdir()
+        write_launcher(folder.path)
+    except OSError as error:
+        raise abandon(runs_folder if is_new else made, error, place=runs_folder) from error
+    return folder
+
+
+def abandon(begun: Path | None, error: OSError, *, place: Path | None = None) -> RunFolderError:
+    """Remove what there is of a folder that could not be finished, and say why; `place` if the system does not say where."""
+    if begun is not None:
+        shutil.rmtree(begun, ignore_errors=True)
+    reason = (error.strerror or str(error)).lower()
+    return RunFolderError(f"the run folder cannot be made: {error.filename or place or begun}: {reason}")
+
+
+def write_plan(plan: LaunchPlan, folder: Path, *, run_id: str | None = None) -> list[Path]:
+    """Write `plan.json`, the engine's files and a `command.sh` that starts the plan when it is run or pasted.
+
+    Args:
+        plan: What to start.
+        folder: Where to; made if it is not there.
+        run_id: Of the run whose files the hosts have. None: of no run; hosts then have to see `folder` under its own
+            path, and a script that starts a rank is written there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {contract.PLAN_FILE: render_plan_json(plan), **plan.engine.files}
+    if plan.engine.by_hand is not None and run_id is None:
+        plan_path = shlex.quote(str(folder.resolve() / contract.PLAN_FILE))
+        texts[contract.START_FILE] = f"{plan.engine.by_hand} {plan_path}\n"
+    texts[_COMMAND_FILE] = render_command(plan, folder, run_id=run_id)
+    paths = []
+    for name, text in texts.items():
+        path = folder / name
+        path.write_text(text, encoding="utf-8")
+        paths.append(path)
+    script = folder / _COMMAND_FILE
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return paths
+
+
+def render_command(plan: LaunchPlan, folder: Path, *, run_id: str | None = None) -> str:
+    """A shell script with the exact command; values are quoted, so it can be pasted whatever the paths hold."""
+    settings = {**plan.engine.environment, **scratch_settings(plan.engine.name, "$scratch")}
+    if plan.engine.by_hand is not None:
+        start = "" if run_id else str(folder.resolve() / contract.START_FILE)
+        settings |= {contract.ENV_RUN_ID: run_id or "by-hand", contract.ENV_START: start}
+    exports = [
+        f'export {name}="{value}"' if "$" in value else f"export {name}={shlex.quote(value)}"
+        for name, value in settings.items()
+    ]
+    argv = [shlex.quote(part) for part in plan.engine.argv]
+    lines = [
+        "#!/bin/sh",
+        f"# {plan.world_size} ranks by {plan.engine.name}; plan {plan.hash[:12]}.",
+        "(",
+        f"cd {shlex.quote(str(folder.resolve()))} || exit",
+        'scratch=$(mktemp -d "${XDG_RUNTIME_DIR:-/tmp}/ttl-XXXXXX") || exit',
+        "trap 'rm -rf \"$scratch\"' EXIT",
+        "trap 'exit 130' INT",  # some shells forget the other trap when a signal ends them
+        "trap 'exit 143' HUP TERM",
+        *exports,
+        " ".join(argv),
+        ")",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_environment(
+    folder: RunFolder, plan: LaunchPlan, versions: Mapping[str, str], shell: Mapping[str, str]
+) -> None:
+    """Names and origins of what ranks receive; values only in `plan.json`, which ranks must read."""
+    values = {k: plan.secrets.get(v.removeprefix(contract.REFERENCE), v) for k, v in plan.environment.items()}
+    from_shell = {name for name, value in values.items() if shell.get(name) == value}
+    origins = {name: "shell" if name in from_shell else "plan" for name in plan.environment}
+    for row in plan.ranks:
+        origins |= {name: origins.get(name, f"rank {row.rank}") for name in row.environment}
+    content = {
+        "python": sys.version.split()[0],
+        "platform": sys.platform,
+        "versions": dict(versions),
+        "variables": origins,
+    }
+    folder.file(contract.ENVIRONMENT_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def append_event(folder: RunFolder, kind: str, **values: Any) -> None:
+    """Add a line to `events.jsonl`; the file is the run's history."""
+    record = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": kind, **values}
+    with folder.file(contract.EVENTS_FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """The lines of `events.jsonl` that are whole, `time` as seconds since the epoch."""
+    events = []
+    with contextlib.suppress(OSError):
+        for line in (folder / contract.EVENTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                events.append(read_event(line))
+    return events
+
+
+def read_event(line: bytes | str) -> dict[str, Any]:
+    """A line of `events.jsonl`.
+
+    Raises:
+        ValueError, KeyError, TypeError: It is none.
+    """
+    event = json.loads(line)
+    return {**event, "time": datetime.fromisoformat(event["time"]).timestamp()}
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A scratch folder for as long as the run lasts."""
+    folder = make_scratch_folder()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_scratch_folder() -> Path:
+    """A short, private folder for sockets and shared-memory files; never on a network file system.
+
+    Its name begins with our process id: folders of processes that were killed before they could tidy up are removed.
+
+    Raises:
+        RunFolderError: If no such folder can be made.
+    """
+    bases = [Path(base) for base in ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR"), "/tmp") if base]  # noqa: S108 - the folder itself is private
+    for base in bases:
+        if os.access(base, os.W_OK):
+            _remove_abandoned(base)
+            return Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-", dir=base))
+    raise RunFolderError(f"no writable folder for sockets: tried {', '.join(str(base) for base in bases)}")
+
+
+def _remove_abandoned(base: Path) -> None:
+    for path in base.glob(f"{_SCRATCH}*-*"):
+        owner = path.name.removeprefix(_SCRATCH).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if owner.isdecimal() and not Path("/proc", owner).exists() and path.stat().st_uid == os.getuid():
+                shutil.rmtree(path, ignore_errors=True)

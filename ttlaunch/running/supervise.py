@@ -1,0 +1,247 @@
+"""Watch a run from start to end: pass output on, notice the first failure, end what does not end by itself.
+
+One loop: it reads mpirun's output, polls the ranks' records, and after a failure, a Ctrl-C or a SIGTERM does what
+`ending.py` decides. Whatever still carries the run's id is then killed too, by the crew that stands beside the ranks.
+"""
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ttlaunch import contract
+from ttlaunch.agent.last_word import leave_word
+from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.planning.openmpi import scratch_settings
+from ttlaunch.running.agents.silence import SilenceWatch
+from ttlaunch.running.boxes import drop_evidence, keep_boxes
+from ttlaunch.running.checkpoints.checkpoints import CheckpointKeeper
+from ttlaunch.running.checkpoints.lost_checkpoints import LostCheckpoints
+from ttlaunch.running.conclude import Ending, conclude, folder_failure
+from ttlaunch.running.crew import Crew
+from ttlaunch.running.ending import (
+    AFTER_TERM_S,
+    USUAL_GRACE,
+    Act,
+    Grace,
+    RunEnd,
+    Say,
+    SignalMpirun,
+    SignalRanks,
+    stopped,
+)
+from ttlaunch.running.engine import with_home
+from ttlaunch.running.hang.hangs import HangWatch
+from ttlaunch.running.hang.stopped import StoppedWatch
+from ttlaunch.running.logs.merge import MergedWriter
+from ttlaunch.running.logs.output import MpirunOutput, View
+from ttlaunch.running.metrics.event_log import write_event_log
+from ttlaunch.running.metrics.trace import write_trace
+from ttlaunch.running.pace import Pace
+from ttlaunch.running.process import end_mpirun, start_mpirun
+from ttlaunch.running.report import Report, write_report
+from ttlaunch.running.runs.run_folder import RunFolder, append_event
+from ttlaunch.running.watch import Watch
+
+_STANDSTILL_S = 5.0
+
+
+def supervise(
+    plan: LaunchPlan,
+    folder: RunFolder,
+    *,
+    environment: Mapping[str, str],
+    view: View,
+    watch: Watch,
+    crew: Crew,
+    scratch: Path,
+    grace: Grace = USUAL_GRACE,
+    hang_timeout_s: float | None = None,
+) -> Report:
+    """Run the plan to its end, whatever that is, and write `report.json`.
+
+    Args:
+        plan: What to start; its files are already in `folder`.
+        folder: The run folder.
+        environment: What mpirun inherits.
+        view: Told about everything as it happens.
+        watch: What is known of the ranks; nothing yet.
+        crew: Who stands beside the ranks where they run.
+        scratch: A short, private folder for sockets and shared memory, of this path on every host.
+        grace: What ranks may take to leave once an end was ordered.
+        hang_timeout_s: How long no rank may move; None: see `HangWatch`.
+    """
+    run = _Supervision(plan, folder, view, watch, crew, grace, hang_timeout_s)
+    with _signals(run.end):  # to the last: however often it is pressed, Ctrl-C leaves a report
+        return run.carry_out(_variables(plan, folder, environment, crew=crew, scratch=scratch))
+
+
+class _Supervision:
+    """One run: everything that is looked after in it."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        folder: RunFolder,
+        view: View,
+        watch: Watch,
+        crew: Crew,
+        grace: Grace,
+        hang_timeout_s: float | None,
+    ) -> None:
+        self._plan, self._folder, self._view, self._watch, self._crew = plan, folder, view, watch, crew
+        self._grace = grace
+        self._ending = Ending()
+        self._lost = LostCheckpoints(view)
+        self._hangs = HangWatch(plan, folder, crew, timeout_s=hang_timeout_s)
+        self._silence = SilenceWatch(folder, view)
+        self._standing = StoppedWatch(folder, view, crew)
+        self.end = RunEnd(self._ending, plan, grace_s=grace.seconds)
+
+    def carry_out(self, environment: Mapping[str, str]) -> Report:
+        """Start mpirun, watch over it, end what is left, and write down what came of it."""
+        started, leftovers, ending = time.monotonic(), 0, self._ending
+        plan, folder = self._plan, self._folder
+        with CheckpointKeeper(plan, folder) as checkpoints, MergedWriter(folder.path, self._watch) as merged:
+            process = start_mpirun(plan.engine.argv, folder=folder.path, environment=environment)
+            try:
+                append_event(folder, "start", engine=plan.engine.name, plan=plan.hash, mpirun=process.pid)
+                self._loop(process, checkpoints, merged)
+            except OSError as error:
+                ending.failure = folder_failure(error)
+            finally:
+                ending.killing_since = time.time()
+                end_mpirun(process, patience_s=AFTER_TERM_S)
+                leftovers = self._collect()
+                self._finish(checkpoints, merged)
+        report = conclude(plan, folder, self._watch, ending, process.returncode, time.monotonic() - started, leftovers)
+        lost, end = self._lost.clean_up(folder.path), stopped(ending, folder, self._grace)
+        report = replace(report, lost_checkpoints=lost, stopped=end)
+        self._view.tick(self._watch.ranks)
+        write_trace(folder.path, plan.ranks)
+        _write_down(report, folder)
+        return report
+
+    def _loop(self, process: subprocess.Popen[bytes], checkpoints: CheckpointKeeper, merged: MergedWriter) -> None:
+        looked, pace = _now(), Pace()
+        with MpirunOutput(process, self._folder.file(contract.LOGS_DIR), self._view) as output:
+            while process.poll() is None:
+                looked = self._notice_standstill(looked)
+                self._folder.path.stat()  # files that are open take what is written although nobody finds it any more
+                output.read(pace.wait_s)
+                merged.poll()
+                self._pass_on(checkpoints)
+                checkpoints.check()
+                self._view.tick(self._watch.ranks)
+                self._notice_losses()
+                self._notice_hang()
+                for act in self.end.decide(time.monotonic(), self._watch.ranks):
+                    self._do(act, process)
+            output.drain()
+        self._pass_on(checkpoints)
+
+    def _notice_standstill(self, looked: float) -> float:
+        """Remember the longest time that we have not looked for; the present moment."""
+        now = _now()
+        if now - looked > _STANDSTILL_S:
+            append_event(self._folder, "stood_still", seconds=round(now - looked, 1))
+            self._ending.stood_still_s = max(self._ending.stood_still_s, now - looked)
+        return now
+
+    def _collect(self) -> int:
+        """End what is left, keep the ranks' black boxes, and say how many processes were left."""
+        leftovers = self._crew.end(self._notice_last_losses)
+        keep_boxes(self._crew.boxes, self._folder.path, world_size=self._plan.world_size)
+        return leftovers
+
+    def _finish(self, checkpoints: CheckpointKeeper, merged: MergedWriter) -> None:
+        try:
+            merged.finish()
+            checkpoints.finish()
+        except OSError as error:
+            self._ending.failure = self._ending.failure or folder_failure(error)
+        self._notice_last_losses()
+        self._pass_on(checkpoints)
+
+    def _pass_on(self, checkpoints: CheckpointKeeper) -> None:
+        for state, record in self._watch.poll():
+            self._view.record(state, record)
+        self._lost.notice(self._watch.ranks, checkpoints.lost)
+
+    def _notice_hang(self) -> None:
+        if self._ending.since is None and self._ending.failure is None:
+            self._standing.notice(self._watch.ranks)
+            self._ending.failure = self._hangs.check(self._watch.ranks)
+
+    def _notice_losses(self) -> None:
+        """Shims count until the run is being ended, which takes them along; hosts count to the last."""
+        losses = self._crew.losses(self._watch.ranks)
+        if self._ending.since is None:
+            self._ending.lost_shims.update(losses.shims)
+        self._ending.lost_hosts.update(losses.hosts)
+        self._silence.notice(losses)
+
+    def _notice_last_losses(self) -> None:
+        """The same once the run is over, when a folder that cannot be written ends nothing any more but is told."""
+        try:
+            self._notice_losses()
+        except OSError as error:
+            self._ending.failure = self._ending.failure or folder_failure(error)
+
+    def _do(self, act: Act, process: subprocess.Popen[bytes]) -> None:
+        """Do what was decided about the run's end."""
+        match act:
+            case Say(text):
+                self._view.output("stderr", text.encode())
+            case SignalRanks(number, word):
+                append_event(self._folder, "signal", number=number, **(word or {}))
+                if word is not None:
+                    leave_word(str(self._folder.path), word)
+                self._crew.signal_ranks(self._watch.ranks, number, word=word)
+            case SignalMpirun(number):
+                append_event(self._folder, "ending" if number == signal.SIGTERM else "killing", signal=number)
+                process.send_signal(number)
+
+
+def _now() -> float:
+    """Seconds on a clock that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _write_down(report: Report, folder: RunFolder) -> None:
+    drop_evidence(folder.path, is_done=report.status == "done")
+    with contextlib.suppress(OSError):  # a folder that cannot be written any more is the failure the report names
+        write_report(report, folder)
+        append_event(folder, "end", status=report.status, exit_status=report.exit_status)
+        write_event_log(folder.path)
+
+
+def _variables(
+    plan: LaunchPlan, folder: RunFolder, environment: Mapping[str, str], *, crew: Crew, scratch: Path
+) -> dict[str, str]:
+    """What mpirun sees: what it inherits, secrets, its own settings, and what tells ranks which run they are of."""
+    name = plan.engine.name
+    settings = {**plan.engine.environment, **scratch_settings(name, str(scratch)), **crew.settings(name)}
+    inherited = {name: value for name, value in with_home(environment).items() if name not in plan.managed}
+    own = {contract.ENV_RUN_ID: folder.run_id, contract.ENV_START: "", contract.ENV_SCRATCH: str(scratch)}
+    return {**inherited, **plan.secrets, **settings, **own}
+
+
+@contextmanager
+def _signals(end: RunEnd) -> Iterator[None]:
+    """Turn Ctrl-C, SIGTERM and a closed terminal into the run's end instead of ours."""
+
+    def note(number: int, _frame: object) -> None:
+        end.order(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    previous = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

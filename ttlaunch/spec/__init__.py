@@ -1,0 +1,1 @@
+"""What users write, read and checked with the place of every value; no machine is touched."""

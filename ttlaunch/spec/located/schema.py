@@ -1,0 +1,205 @@
+"""A tree of located values against a pydantic model: the model, or one diagnostic per mistake at its place.
+
+Pydantic reports a misspelled required key twice, as missing and as extra, and a value that fits no member of a union
+once per member; each of these becomes one diagnostic.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
+from ttlaunch.diagnostics.suggest import closest, listed, shown
+from ttlaunch.spec.located.codes import FileCodes
+from ttlaunch.spec.located.nodes import Key, MapNode, Node, child, key_in, node_at, plain, span_of
+from ttlaunch.spec.located.wrong_value import Complaint, describe_wrong_value
+
+_SHAPES = {"list_type", "dict_type", "model_type", "model_attributes_type", "int_type", "string_type", "float_type"}
+_UNKNOWN = {"extra_forbidden", "invalid_key"}
+_FEW_KEYS = 8
+
+
+class Section(BaseModel):
+    """A part of a file as written: no unknown keys, no conversions between types, never changed after reading.
+
+    Strict types mean that a list in a file fits `list[...]` and not `tuple[...]`.
+
+    Attributes:
+        noun: What a message calls one of these: "a rank binding".
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    noun: ClassVar[str] = "this file"
+
+
+ModelT = TypeVar("ModelT", bound=Section)
+
+
+def check_schema(
+    model: type[ModelT], node: Node, *, codes: FileCodes, aliases: Mapping[str, str] | None = None
+) -> tuple[ModelT | None, list[Diagnostic]]:
+    """Validate the tree.
+
+    Args:
+        model: What the file has to look like.
+        node: The file.
+        codes: Which family of codes its mistakes have.
+        aliases: Misspellings too far from the right word for "did you mean", with that word.
+
+    Returns:
+        The model, or None; and one diagnostic per mistake, in the order of the file.
+    """
+    try:
+        return model.model_validate(plain(node), strict=True), []
+    except ValidationError as error:
+        complaints = _one_per_value([_locate(detail, node) for detail in error.errors(include_url=False)])
+        check = _Check(model, node, codes, aliases or {}, complaints)
+        return None, sorted(check.diagnose(), key=_place)
+
+
+def _place(diagnostic: Diagnostic) -> tuple[int, int]:
+    return (diagnostic.primary.span.line, diagnostic.primary.span.column) if diagnostic.primary else (0, 0)
+
+
+def _locate(detail: ErrorDetails, node: Node) -> Complaint:
+    """Walk the file along pydantic's location; what leads nowhere in the file names a member of a union."""
+    path: list[Key] = []
+    current: Node | None = node
+    union_at: tuple[Key, ...] | None = None
+    member, at_key = "", False
+    for index, step in enumerate(detail["loc"]):
+        last = index == len(detail["loc"]) - 1
+        below = child(current, step)
+        if below is not None or (last and detail["type"] == "missing"):
+            path.append(step)
+            current = below
+        elif last and step == "[key]":
+            at_key = True
+        elif union_at is None:
+            union_at, member = tuple(path), str(step)
+    return Complaint(
+        detail["type"], tuple(path), detail["msg"], detail.get("ctx", {}), at_key, union_at=union_at, member=member
+    )
+
+
+def _one_per_value(complaints: list[Complaint]) -> list[Complaint]:
+    """Of what the members of a union say about one value, keep the member it was meant for, or join them all."""
+    kept: list[Complaint] = []
+    unions: dict[tuple[Key, ...], list[Complaint]] = {}
+    for complaint in complaints:
+        if complaint.union_at is None:
+            kept.append(complaint)
+        else:
+            unions.setdefault(complaint.union_at, []).append(complaint)
+    for path, group in unions.items():
+        fitting = [c for c in group if c.path != path or c.at_key or c.kind not in _SHAPES]
+        if fitting:
+            kept += [c for c in fitting if c.member == fitting[0].member]
+        else:
+            kept.append(group[0].joined_with(group[1:]))
+    return kept
+
+
+@dataclass(frozen=True)
+class _Check:
+    """One file against one model, with all that pydantic has to say about it."""
+
+    model: type[Section]
+    node: Node
+    codes: FileCodes
+    aliases: Mapping[str, str]
+    complaints: list[Complaint]
+
+    def diagnose(self) -> Iterator[Diagnostic]:
+        for complaint in self.complaints:
+            if complaint.kind in _UNKNOWN:
+                yield self._unknown_key(complaint.path)
+            elif complaint.kind == "missing":
+                if not self._is_misspelled(complaint.path):
+                    yield self._missing_key(complaint.path)
+            else:
+                yield describe_wrong_value(complaint, self.node, code=self.codes.wrong_value)
+
+    def _unknown_key(self, path: tuple[Key, ...]) -> Diagnostic:
+        key, parent = str(path[-1]), node_at(self.node, path[:-1])
+        known, meant = self._free_keys(path[:-1]), self._meant(path)
+        hints = [f"did you mean `{meant}`?"] if meant else []
+        if not meant:
+            hints += [f"`{shown(key)}` belongs in `{home}`" for home in _homes(self.model, key)][:1]
+        noun = _section_at(self.model, path[:-1]).noun
+        every = list(_fields(_section_at(self.model, path[:-1])))
+        keys = known or every
+        many = meant is not None and len(keys) > _FEW_KEYS
+        expected = f"not among its {len(every)} keys" if many else f"expected {listed(keys)}"
+        written = key_in(parent, path[-1]) if isinstance(parent, MapNode) else None
+        span = parent.keys[written] if isinstance(parent, MapNode) and written is not None else self.node.span
+        message = f"unknown key `{shown(key)}` in {noun}"
+        return Diagnostic(self.codes.unknown_key, message, Label(span, expected), hints=tuple(hints))
+
+    def _missing_key(self, path: tuple[Key, ...]) -> Diagnostic:
+        key, noun = path[-1], _section_at(self.model, path[:-1]).noun
+        label = Label(span_of(self.node, path[:-1]), f"has no `{key}`")
+        return Diagnostic(self.codes.missing_key, f"`{key}` is missing in {noun}", label)
+
+    def _is_misspelled(self, path: tuple[Key, ...]) -> bool:
+        """Whether an unknown key beside it was meant to be this missing one."""
+        return any(self._meant(other) == path[-1] for other in self._unknown.get(path[:-1], ()))
+
+    @cached_property
+    def _unknown(self) -> dict[tuple[Key, ...], list[tuple[Key, ...]]]:
+        """The unknown keys of each section, by its path."""
+        unknown: dict[tuple[Key, ...], list[tuple[Key, ...]]] = {}
+        for complaint in self.complaints:
+            if complaint.kind in _UNKNOWN:
+                unknown.setdefault(complaint.path[:-1], []).append(complaint.path)
+        return unknown
+
+    def _meant(self, path: tuple[Key, ...]) -> str | None:
+        key = str(path[-1])
+        every = _fields(_section_at(self.model, path[:-1]))
+        return self.aliases.get(key) or closest(key, self._free_keys(path[:-1])) or closest(key, every)
+
+    def _free_keys(self, path: tuple[Key, ...]) -> list[str]:
+        """The keys of the section at `path` that the file doesn't have yet."""
+        section = node_at(self.node, path)
+        present = set(section.entries) if isinstance(section, MapNode) else set()
+        return [key for key in _fields(_section_at(self.model, path)) if key not in present]
+
+
+def _fields(section: type[Section]) -> dict[str, Any]:
+    """The keys of a section as a file spells them, with their annotations."""
+    return {field.alias or name: field.annotation for name, field in section.model_fields.items()}
+
+
+def _section_at(model: type[Section], path: tuple[Key, ...]) -> type[Section]:
+    """The model that describes what stands at `path`, found through the annotations."""
+    current = model
+    for step in path:
+        fields = _fields(current)
+        if isinstance(step, str) and step in fields:
+            current = _section_in(fields[step]) or current
+    return current
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    inner = (_section_in(argument) for argument in getattr(annotation, "__args__", ()))
+    return next((section for section in inner if section), None)
+
+
+def _homes(
+    model: type[Section], key: str, prefix: str = "", above: frozenset[type[Section]] = frozenset()
+) -> list[str]:
+    """The sections of the file in which `key` would be known. A section inside its own kind is not looked into."""
+    homes: list[str] = []
+    for name, annotation in _fields(model).items():
+        section = _section_in(annotation)
+        if section is not None and section not in above:
+            homes += [prefix + name] if key in _fields(section) else []
+            homes += _homes(section, key, f"{prefix}{name}.", above | {model, section})
+    return homes

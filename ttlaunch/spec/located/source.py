@@ -1,0 +1,88 @@
+"""Read a file that a user wrote, as UTF-8 text, and say what is wrong with it as a file."""
+
+from pathlib import Path
+
+from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, Severity
+from ttlaunch.diagnostics.span import Source
+from ttlaunch.diagnostics.suggest import shown
+from ttlaunch.spec.located.codes import FileCodes
+
+_LARGEST_FILE = 64 * 1024 * 1024
+_LONGEST_NAME = 300
+_STREAMS = ("/dev/fd/", "/proc/self/fd/", "/dev/stdin")  # what a shell's `<(command)` is
+_BOM = b"\xef\xbb\xbf"
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+def read_source(
+    path: Path, *, codes: FileCodes, what: str, name: str | None = None
+) -> tuple[Source | None, list[Diagnostic]]:
+    """Read `path`.
+
+    Args:
+        path: The file.
+        codes: Which family of codes its mistakes have.
+        what: What the file is, with an article: "a hostfile".
+        name: How messages call the file; the path itself if not given.
+
+    Returns:
+        The source, or None if there is nothing to parse; and the diagnostics.
+    """
+    name = shown(path if name is None else name, longest=_LONGEST_NAME)
+    try:
+        path.stat()
+        if path.is_dir():
+            return None, [Diagnostic(codes.missing_file, f"{name} is a folder; {what} was expected")]
+        if not ends_by_itself(path):
+            return None, [Diagnostic(codes.missing_file, f"{name} is not a regular file; {what} was expected")]
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_FILE + 1)
+        if len(data) > _LARGEST_FILE:
+            return None, [Diagnostic(codes.not_text, f"{name} is larger than 64 MiB, which {what} never is")]
+    except FileNotFoundError:
+        return None, [Diagnostic(codes.missing_file, f"{name} does not exist; {what} was expected")]
+    except (OSError, ValueError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        return None, [Diagnostic(codes.missing_file, f"{name} cannot be read: {reason}")]
+    return source_from_bytes(data, codes=codes, what=what, name=name)
+
+
+def ends_by_itself(path: Path) -> bool:
+    """Whether reading a path that exists comes to an end: a regular file, or the pipe of a shell's `<(command)`.
+
+    A named pipe that nobody writes to, or a device, would keep us waiting for ever without a word.
+    """
+    return path.is_file() or str(path).startswith(_STREAMS)
+
+
+def source_from_bytes(data: bytes, *, codes: FileCodes, what: str, name: str) -> tuple[Source | None, list[Diagnostic]]:
+    """The same for bytes that are already here, such as standard input."""
+    found: list[Diagnostic] = []
+    name = shown(name, longest=_LONGEST_NAME)
+    has_bom, data = data.startswith(_BOM), data.removeprefix(_BOM)
+    hint = f"{what} is a text file; save it as UTF-8"
+    if data.startswith(_UTF_16):
+        return None, [Diagnostic(codes.not_text, f"{name} is UTF-16 text; UTF-8 was expected", hints=(hint,))]
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        message = f"{name} is not UTF-8 text: byte 0x{data[error.start]:02x} in line {line}"
+        return None, [Diagnostic(codes.not_text, message, hints=(hint,))]
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        return None, [Diagnostic(codes.not_text, f"{name} is not text: line {line} holds a zero byte")]
+    windows_lines = text.count("\r")
+    source = Source(name, text.replace("\r\n", "\n").replace("\r", "\n"))
+    if not source.text.strip():
+        return None, [Diagnostic(codes.empty_file, f"{name} is empty; {what} was expected")]
+    if has_bom:
+        found.append(_note(codes.byte_order_mark, source, "begins with a byte-order mark, which was skipped"))
+    if windows_lines:
+        lines = "1 line" if windows_lines == 1 else f"{windows_lines} lines"
+        found.append(_note(codes.line_ends, source, f"has Windows line ends in {lines}; they were read as plain ones"))
+    return source, found
+
+
+def _note(code: str, source: Source, text: str) -> Diagnostic:
+    return Diagnostic(code, f"{source.name} {text}", Label(source.start()), severity=Severity.NOTE)

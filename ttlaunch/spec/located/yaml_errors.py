@@ -1,0 +1,144 @@
+"""Say what is wrong with a text that is not YAML in the words of someone who wants to repair it.
+
+The parser speaks of tokens and indicators; the usual slips (a tab, a bracket never closed, two documents, a value with
+a colon in it) get a sentence of their own, and everything else keeps the parser's words at the right place.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import yaml
+
+from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
+from ttlaunch.diagnostics.span import Source, Span
+from ttlaunch.diagnostics.suggest import shown
+from ttlaunch.spec.located.codes import FileCodes
+
+
+def explain_syntax_error(error: yaml.MarkedYAMLError, source: Source, codes: FileCodes) -> Diagnostic:
+    """The diagnostic for what PyYAML raised."""
+    words = ": ".join(part for part in (error.context, error.problem) if part)
+    here = _place(error.problem_mark or error.context_mark, source)
+    stop = _Stop(here, _place(error.context_mark, source) if error.context_mark else here)
+    slip = next((explain(stop) for phrase, explain in _EXPLANATIONS if phrase in words), None)
+    if slip is None:
+        slip = _Slip(shown(words, longest=_LONGEST_WORDS).replace("'", "`"), Label(here))
+    message = f"{source.name} {slip.what}" if slip.is_yaml else f"{source.name} is not YAML: {slip.what}"
+    return Diagnostic(codes.syntax, message, slip.place, slip.others, hints=(slip.hint,) if slip.hint else ())
+
+
+_LONGEST_WORDS = 160
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """Where the parser gave up, and where that began of which it was a part."""
+
+    here: Span
+    began: Span
+
+    @property
+    def rest(self) -> str:
+        return self.here.source.line(self.here.line)[self.here.column - 1 :]
+
+
+@dataclass(frozen=True)
+class _Slip:
+    what: str
+    place: Label
+    others: tuple[Label, ...] = ()
+    hint: str = ""
+    is_yaml: bool = False
+
+
+def _two_documents(stop: _Stop) -> _Slip:
+    label = Label(stop.here, "the second one begins here")
+    return _Slip("holds two documents; one was expected", label, is_yaml=True)
+
+
+def _strange_character(stop: _Stop) -> _Slip:
+    if stop.rest.startswith("\t"):
+        return _Slip(f"a tab indents line {stop.here.line}", Label(stop.here, "a tab; YAML indents with spaces"))
+    return _Slip(f"a value begins with `{stop.rest[:1]}`", Label(stop.here), hint="put the value in quotes")
+
+
+def _unclosed_bracket(stop: _Stop) -> _Slip:
+    began = stop.began
+    if stop.rest[:1] in {"]", "}"} and began == stop.here:
+        return _missing_value(stop)
+    if began.source.line(began.line)[began.column - 1 : began.column] not in {"[", "{"}:
+        began = _last_open(began.source) or began  # the parser marks the item that it expected instead
+    bracket = began.source.line(began.line)[began.column - 1 : began.column]
+    lost = (Label(stop.here, "not understood any more from here"),) if stop.here not in {stop.began, began} else ()
+    what = f"`{bracket}` is not closed, or a comma is missing after an item"
+    return _Slip(what, Label(began, "opened here"), lost)
+
+
+def _last_open(source: Source) -> Span | None:
+    """The last bracket that is not closed, as far as the text can be told into tokens."""
+    opened = []
+    with suppress(yaml.YAMLError):
+        for token in yaml.scan(source.text):
+            if isinstance(token, yaml.FlowSequenceStartToken | yaml.FlowMappingStartToken):
+                opened.append(token.start_mark)
+            elif isinstance(token, yaml.FlowSequenceEndToken | yaml.FlowMappingEndToken):
+                del opened[-1:]
+    return _place(opened[-1], source) if opened else None
+
+
+def _unclosed_quote(stop: _Stop) -> _Slip:
+    return _Slip("a quote is never closed", Label(stop.began, "opened here"))
+
+
+def _misplaced_key(stop: _Stop) -> _Slip:
+    hint = "indent keys of one group alike; put a value that holds a colon in quotes"
+    return _Slip("a key is not possible here", Label(stop.here), hint=hint)
+
+
+def _missing_colon(stop: _Stop) -> _Slip:
+    return _Slip("a key has no colon after it", Label(stop.began, "expected `key: value`"))
+
+
+def _broken_group(stop: _Stop) -> _Slip:
+    what = f"line {stop.here.line} does not go on with what line {stop.began.line} began"
+    began = (Label(stop.began, "the group that begins here"),) if stop.began.line != stop.here.line else ()
+    hint = "indent the keys, or the items, of one group alike"
+    return _Slip(what, Label(stop.here, "not indented like the rest"), began, hint)
+
+
+def _undefined_alias(stop: _Stop) -> _Slip:
+    return _Slip("`*` begins an alias that is defined nowhere", Label(stop.here), hint="put the value in quotes")
+
+
+def _unknown_escape(stop: _Stop) -> _Slip:
+    what = f"`\\{stop.rest[:1]}` means nothing in double quotes"
+    return _Slip(what, Label(stop.here), hint="use single quotes, or write `\\\\`")
+
+
+def _missing_value(stop: _Stop) -> _Slip:
+    return _Slip(f"`{stop.rest[:1]}` stands where a value was expected", Label(stop.here))
+
+
+_EXPLANATIONS: tuple[tuple[str, Callable[[_Stop], _Slip]], ...] = (
+    ("found another document", _two_documents),
+    ("cannot start any token", _strange_character),
+    ("while parsing a flow", _unclosed_bracket),
+    ("quoted scalar: found unexpected end", _unclosed_quote),
+    ("mapping values are not allowed", _misplaced_key),
+    ("could not find expected ':'", _missing_colon),
+    ("did not find expected key", _broken_group),
+    ("expected '-' indicator", _broken_group),
+    ("undefined alias", _undefined_alias),
+    ("unknown escape", _unknown_escape),
+    ("expected node content", _missing_value),
+)
+
+
+def _place(mark: yaml.Mark | None, source: Source) -> Span:
+    """The mark's place; one at the end of the text moves back to the end of the last line that says something."""
+    if mark is None:
+        return source.start()
+    offset = min(mark.index, len(source.text.rstrip()))
+    line = source.text.count("\n", 0, offset) + 1
+    return source.span(line, offset - source.text.rfind("\n", 0, offset))

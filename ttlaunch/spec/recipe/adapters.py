@@ -1,0 +1,79 @@
+"""Texts and tokens of the `datasets` and `tokenizers` libraries, as files that a training reads. Both are extras.
+
+What comes out is a text, or token ids as text: with a digest, checked before anything starts, and on its way to hosts like
+any other text. So hosts, and ranks, need neither library.
+"""
+
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ttlaunch.errors import TtlaunchError
+from ttlaunch.spec.recipe.corpus import TOKENS_MARK, CorpusError, CorpusReason
+
+
+class AdapterError(TtlaunchError):
+    """A folder or a tokenizer is not what was said of it."""
+
+
+def read_dataset(folder: Path, *, column: str, split: str) -> Iterator[str]:
+    """The texts of a folder that `datasets` saved with `save_to_disk`, in order; from the disk alone.
+
+    Args:
+        folder: Of a dataset, or of several splits.
+        column: Whose values are the texts.
+        split: Where there are several.
+
+    Raises:
+        CorpusError: `datasets` is not installed.
+        AdapterError: There is no such dataset, split or column, or a value is no text.
+    """
+    _need("datasets")
+    from datasets import DatasetDict, load_from_disk  # noqa: PLC0415 - an extra, which takes seconds to import
+
+    try:
+        found: Any = load_from_disk(str(folder))
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"{folder} is no dataset: {str(error).splitlines()[0]}") from error
+    if isinstance(found, DatasetDict):
+        if split not in found:
+            raise AdapterError(f"{folder} has no split {split!r}; it has {', '.join(map(str, found))}")
+        found = found[split]
+    if column not in found.column_names:
+        raise AdapterError(f"{folder} has no column {column!r}; it has {', '.join(found.column_names)}")
+    for at, text in enumerate(found[column]):
+        if not isinstance(text, str):
+            raise AdapterError(f"row {at} of column {column!r} of {folder} is no text")
+        yield text
+
+
+def encode_texts(texts: Sequence[str], *, tokenizer: Path) -> bytes:
+    """The tokens of texts, one after the other, as a file for `tokenizer_type: ids`.
+
+    Args:
+        texts: Each is encoded by itself, with the special tokens that the tokenizer adds.
+        tokenizer: A `tokenizer.json` of the `tokenizers` library.
+
+    Raises:
+        CorpusError: `tokenizers` is not installed.
+        AdapterError: The file is no tokenizer.
+    """
+    _need("tokenizers")
+    if not tokenizer.is_file():
+        raise AdapterError(f"there is no file {tokenizer}")
+    from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
+
+    try:
+        known = Tokenizer.from_file(str(tokenizer))
+    except Exception as error:  # the library raises nothing narrower
+        raise AdapterError(f"{tokenizer} is no tokenizer: {error}") from error
+    rows = [" ".join(map(str, encoding.ids)) for encoding in known.encode_batch(list(texts))]
+    head = f"{TOKENS_MARK} {known.get_vocab_size(with_added_tokens=True)}"
+    return "\n".join([head, *(row for row in rows if row), ""]).encode()
+
+
+def _need(package: str) -> None:
+    if find_spec(package) is None:
+        message = f"the package {package} is not installed"
+        raise CorpusError(CorpusReason.NO_PACKAGE, message, package=package)

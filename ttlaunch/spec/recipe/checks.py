@@ -1,0 +1,284 @@
+"""Rules about configurations that no single type can say; a recipe lists those that hold for it in `checks`."""
+
+from collections.abc import Iterator
+
+from ttlaunch.diagnostics import Severity
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.spec.recipe.declare import Layout, Problem
+from ttlaunch.spec.recipe.images import keys_about_text_have_some
+from ttlaunch.spec.recipe.sections import PipelineParallelConfig, TrainingFile
+from ttlaunch.spec.recipe.synthetic import drawn_data_fit_the_training
+
+_HIGHEST_ADAMW_RATE = 1.0
+_HIGHEST_SGD_RATE = 100.0
+_HIGHEST_SHRINK = 0.05
+_PIPELINE = "multihost_config.pipeline_parallel_config"
+_BLOCKS_PER_RANK = f"{_PIPELINE}.blocks_per_rank"
+_MODEL_BLOCKS = "transformer_config.num_blocks"
+
+
+def heads_divide_the_embedding(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """Every attention head gets the same share of the embedding."""
+    model = config.transformer_config
+    if model.embedding_dim % model.num_heads:
+        yield Problem(
+            "C026",
+            f"`embedding_dim` {model.embedding_dim} is not a multiple of `num_heads` {model.num_heads}",
+            "transformer_config.num_heads",
+            f"{model.embedding_dim} / {model.num_heads} leaves {model.embedding_dim % model.num_heads}",
+            others=(("transformer_config.embedding_dim", "shared by the heads"),),
+        )
+
+
+def a_micro_batch_fits_the_step(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """A step has at least as many sequences as one of its micro-batches."""
+    training = config.training_config
+    if training.sequences_per_micro_batch > training.sequences_per_step:
+        sequences = counted(training.sequences_per_step, "sequence")
+        yield Problem(
+            "C027",
+            f"`micro_batch_size` is {training.micro_batch_size} but a step has {sequences}",
+            "training_config.micro_batch_size",
+            f"{training.gradient_accumulation_steps} × {training.batch_size} = {sequences}",
+        )
+
+
+def rates_can_train(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """A warning where a lost minus sign or point makes a rate with which nothing learns."""
+    training = config.training_config
+    adamw, shrink = training.optimizer == "adamw", training.learning_rate * training.weight_decay
+    highest = _HIGHEST_ADAMW_RATE if adamw else _HIGHEST_SGD_RATE
+    if training.learning_rate > highest:
+        message = f"`learning_rate` is {training.learning_rate:g}; {training.optimizer} is not known to train above {highest:g}"
+        yield Problem("C028", message, "training_config.learning_rate", severity=Severity.WARNING)
+    elif shrink > _HIGHEST_SHRINK:
+        message = f"`weight_decay` takes {shrink:.0%} off every matrix in every step"
+        product = f"{training.learning_rate:g} × {training.weight_decay:g} = {shrink:g}"
+        others = (("training_config.learning_rate", "times this"),)
+        key = "training_config.weight_decay"
+        yield Problem("C028", message, key, product, others=others, severity=Severity.WARNING)
+    if adamw and training.epsilon >= 1:
+        message = f"`epsilon` is {training.epsilon:g}, which hides the second moment of every gradient"
+        key = "training_config.epsilon"
+        yield Problem("C028", message, key, "expected a number near 1e-8", severity=Severity.WARNING)
+
+
+def the_rate_has_steps_to_fall(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """A warning where warm-up and hold leave linear or cosine no step, so that the rate never falls."""
+    schedule, steps = config.scheduler_config, config.training_config.steps
+    taken = schedule.warmup_steps + schedule.hold_steps
+    if schedule.type != "constant" and taken >= steps:
+        yield Problem(
+            "C032",
+            f"the learning rate never falls: warm-up and hold take all {counted(steps, 'step')}",
+            "scheduler_config.hold_steps" if schedule.hold_steps else "scheduler_config.warmup_steps",
+            f"{schedule.warmup_steps} + {schedule.hold_steps} = {counted(taken, 'step')}",
+            others=(("training_config.steps", "that training has"),),
+            severity=Severity.WARNING,
+        )
+
+
+def the_scale_is_within_its_bounds(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """The first loss scale lies between the least and the greatest."""
+    scale = config.loss_scale_config
+    if scale.min_power <= scale.initial_power <= scale.max_power:
+        return
+    is_low = scale.initial_power < scale.min_power
+    bound, key = (scale.min_power, "min_power") if is_low else (scale.max_power, "max_power")
+    yield Problem(
+        "C033",
+        f"`initial_power` is {scale.initial_power}, which is {'below' if is_low else 'above'} `{key}` {bound}",
+        "loss_scale_config.initial_power",
+        f"expected {scale.min_power} to {scale.max_power}" if scale.min_power <= scale.max_power else "",
+        others=((f"loss_scale_config.{key}", "the bound"),),
+    )
+
+
+def templates_come_in_pairs(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """Where only responses count in the loss, it is known where they begin and where they end."""
+    training = config.training_config
+    given = {key: getattr(training, key) for key in ("response_template", "instruction_template")}
+    missing = [key for key, text in given.items() if text is None]
+    if len(missing) == 1:
+        (there,) = given.keys() - missing
+        ends = "where a response ends" if there == "response_template" else "which tokens count in the loss"
+        yield Problem(
+            "C030",
+            f"`{there}` needs `{missing[0]}` to say {ends}",
+            f"training_config.{there}",
+            "given without the other",
+        )
+
+
+GENERAL = (
+    keys_about_text_have_some,
+    drawn_data_fit_the_training,
+    heads_divide_the_embedding,
+    a_micro_batch_fits_the_step,
+    rates_can_train,
+    the_rate_has_steps_to_fall,
+    the_scale_is_within_its_bounds,
+    templates_come_in_pairs,
+)
+"""Rules that hold for every recipe that trains a model; no recipe has to list them."""
+
+
+def every_worker_has_a_micro_batch(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
+    """M ≥ W: a worker without a micro-batch would have nothing to do. Ranks that split a model have the same ones."""
+    workers = layout.counts(config).get("worker", 0) // config.device_config.split_ranks
+    training = config.training_config
+    if workers <= training.micro_batches:
+        return
+    micro_batches = counted(training.micro_batches, "micro-batche" if training.micro_batches > 1 else "micro-batch")
+    cut = f"{counted(training.sequences_per_step, 'sequence')} / {training.sequences_per_micro_batch} = {micro_batches}"
+    smaller = training.sequences_per_step // workers
+    yield Problem(
+        "C011",
+        f"{counted(workers, 'worker')} share {micro_batches}; each needs at least one",
+        key="multihost_config.num_workers",
+        label=f"more than the {micro_batches} of a step",
+        others=(("training_config.batch_size", f"a step has {cut}"),),
+        hints=(f"`--set training_config.micro_batch_size={smaller}`",)
+        if smaller
+        else (f"`--set training_config.batch_size={workers}`",),
+    )
+
+
+def every_stage_has_a_block(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
+    """The blocks of the stages add up to the model's, and no stage is empty."""
+    pipeline = config.multihost_config.pipeline_parallel_config
+    if pipeline is None:
+        if "stage" in layout.roles:
+            yield Problem(
+                "C006",
+                "`pipeline_parallel_config` is missing in multihost_config",
+                key="multihost_config",
+                label="has no `pipeline_parallel_config`",
+                hints=("give the blocks of each stage: `pipeline_parallel_config: {blocks_per_rank: [2, 2]}`",),
+            )
+        return
+    if isinstance(pipeline.blocks_per_rank, dict) and sorted(pipeline.blocks_per_rank) != list(
+        range(len(pipeline.blocks_per_rank))
+    ):
+        stages = ", ".join(str(stage) for stage in sorted(pipeline.blocks_per_rank))
+        yield Problem(
+            "C013", f"`blocks_per_rank` names stages {stages}; they count from 0 without a gap", _BLOCKS_PER_RANK
+        )
+        return
+    yield from _blocks_of_stages(pipeline, model_blocks=config.transformer_config.num_blocks)
+
+
+def _blocks_of_stages(pipeline: PipelineParallelConfig, *, model_blocks: int) -> Iterator[Problem]:
+    blocks = pipeline.blocks
+    for stage, count in enumerate(blocks):
+        if count == 0:
+            yield Problem(
+                "C014",
+                f"stage {stage} has no blocks",
+                _BLOCKS_PER_RANK,
+                f"stage {stage} has 0 blocks; every stage needs one",
+                hints=(f"leave the stage out; {counted(len(blocks) - blocks.count(0), 'rank')} will do",),
+            )
+    if pipeline.num_blocks not in (None, model_blocks):
+        yield Problem(
+            "C015",
+            f"the pipeline splits {counted(pipeline.num_blocks, 'block')} but the model has {model_blocks} of them",
+            "multihost_config.pipeline_parallel_config.num_blocks",
+            others=((_MODEL_BLOCKS, "the model's size"),),
+        )
+    if sum(blocks) != model_blocks:
+        total = " + ".join(str(count) for count in blocks)
+        yield Problem(
+            "C012",
+            f"`blocks_per_rank` adds up to {sum(blocks)} but the model has {counted(model_blocks, 'block')}",
+            _BLOCKS_PER_RANK,
+            f"{total} = {counted(sum(blocks), 'block')}" if len(blocks) > 1 else counted(sum(blocks), "block"),
+            others=((_MODEL_BLOCKS, f"the model has {counted(model_blocks, 'block')}"),),
+        )
+
+
+def num_workers_counts_the_stages(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
+    """In a pipeline every rank is a stage, so `num_workers`, if it is given, says the same as `blocks_per_rank`."""
+    stages = layout.counts(config).get("stage", 0)
+    pipeline = config.multihost_config.pipeline_parallel_config
+    given = "num_workers" in config.multihost_config.model_fields_set
+    if given and stages and pipeline is not None and config.multihost_config.num_workers != stages:
+        replicas = f" in each of {pipeline.replicas} replicas" if pipeline.replicas > 1 else ""
+        counted_stages = counted(len(pipeline.blocks), "stage")
+        counted_stages += f" of {pipeline.ranks_per_stage} ranks" if pipeline.ranks_per_stage > 1 else ""
+        yield Problem(
+            "C016",
+            f"`num_workers` is {config.multihost_config.num_workers} but `blocks_per_rank` has {counted_stages}{replicas}",
+            "multihost_config.num_workers",
+            "in a pipeline every rank is a stage" if pipeline.ranks_per_stage == 1 else f"there are {stages} ranks",
+            others=((_BLOCKS_PER_RANK, counted_stages),),
+            hints=("remove `num_workers`",),
+        )
+
+
+def the_schedule_fits_the_chunks(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """Interleaving needs several chunks of each rank, of equally many blocks; the other schedules have one."""
+    pipeline = config.multihost_config.pipeline_parallel_config
+    if pipeline is None:
+        return
+    chunks = pipeline.chunks_per_rank
+    if pipeline.schedule == "interleaved" and chunks == 1:
+        yield Problem(
+            "C035",
+            "`schedule` is `interleaved` but a rank has 1 chunk of the model",
+            f"{_PIPELINE}.schedule",
+            "needs 2 chunks a rank or more",
+            others=((f"{_PIPELINE}.chunks_per_rank", "1 chunk"),),
+            hints=(f"`--set {_PIPELINE}.chunks_per_rank=2`", f"`--set {_PIPELINE}.schedule=1f1b`"),
+        )
+    if pipeline.schedule in {"gpipe", "1f1b"} and chunks > 1:
+        yield Problem(
+            "C035",
+            f"`chunks_per_rank` is {chunks} but schedule `{pipeline.schedule}` has 1 chunk a rank",
+            f"{_PIPELINE}.chunks_per_rank",
+            "only `interleaved` and `auto` cut a rank's blocks",
+            others=((f"{_PIPELINE}.schedule", "1 chunk a rank"),),
+            hints=(f"`--set {_PIPELINE}.schedule=interleaved`", "remove `chunks_per_rank`"),
+        )
+        return
+    for stage, blocks in enumerate(pipeline.blocks):
+        if blocks % chunks:
+            yield Problem(
+                "C036",
+                f"stage {stage} has {counted(blocks, 'block')}, which {chunks} equal chunks cannot share",
+                _BLOCKS_PER_RANK,
+                f"{blocks} / {chunks} leaves {blocks % chunks}",
+                others=((f"{_PIPELINE}.chunks_per_rank", f"{chunks} chunks a rank"),),
+                hints=("give every stage a multiple of `chunks_per_rank`",),
+            )
+            return
+
+
+def every_replica_has_a_micro_batch(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """M ≥ R: a pipeline without a micro-batch would have nothing to do."""
+    pipeline = config.multihost_config.pipeline_parallel_config
+    if pipeline is not None:
+        yield from models_have_a_micro_batch(config, replicas=pipeline.replicas, key=f"{_PIPELINE}.replicas")
+
+
+def models_have_a_micro_batch(config: TrainingFile, *, replicas: int, key: str) -> Iterator[Problem]:
+    """M ≥ R for models side by side, whose number a key says."""
+    training = config.training_config
+    if replicas <= training.micro_batches:
+        return
+    micro_batches = counted(training.micro_batches, "micro-batche" if training.micro_batches > 1 else "micro-batch")
+    sequences = counted(training.sequences_per_step, "sequence")
+    cut = f"{sequences} / {training.sequences_per_micro_batch} = {micro_batches}"
+    smaller = training.sequences_per_step // replicas
+    yield Problem(
+        "C037",
+        f"{replicas} replicas share {micro_batches}; each needs at least one",
+        key,
+        f"more than the {micro_batches} of a step",
+        others=(("training_config.batch_size", f"a step has {cut}"),),
+        hints=(
+            f"`--set training_config.micro_batch_size={smaller}`"
+            if smaller
+            else f"`--set training_config.batch_size={replicas}`",
+        ),
+    )

@@ -1,0 +1,98 @@
+"""The bytes of what several ranks do together, edge by edge: the closed formulas of the runtime's collectives."""
+
+from collections.abc import Iterator, Sequence
+
+from ttlaunch.spec.recipe.sections import TrainingFile
+from ttlaunch.spec.recipe.traffic import NUMBER_BYTES, VALUE_BYTES, Traffic, agreed_buckets, shares, sums_of_blocks
+
+_GREETING_BYTES = 256
+
+
+def validation_traffic(among: Sequence[int], micro_batches: int) -> list[Traffic]:
+    """Of a validation that the ranks share: an `all_gather` of the losses of its micro-batches."""
+    sizes = all_gather_bytes(among, micro_batches, value_bytes=NUMBER_BYTES)
+    return [Traffic("all_gather", source, dest, per_validation=size) for source, dest, size in sizes]
+
+
+def all_gather_bytes(among: Sequence[int], values: int, *, value_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Source, destination and bytes of an `all_gather` of a vector of so many values, for every pair of ranks."""
+    for source, length in zip(among, shares(values, len(among)), strict=True):
+        yield from ((source, dest, length * value_bytes) for dest in among if dest != source)
+
+
+def all_reduce_bytes(
+    among: Sequence[int], values: int, *, value_bytes: int, sums: Sequence[int] | None = None
+) -> Iterator[tuple[int, int, int]]:
+    """Likewise of an `all_reduce`, or of an `all_reduce_mean` where each rank brings so many sums."""
+    sizes = [length * value_bytes for length in shares(values, len(among))]
+    for place, source in enumerate(among):
+        count = sums[place] if sums else 1
+        yield from (
+            (source, dest, count * size + sizes[place])
+            for dest, size in zip(among, sizes, strict=True)
+            if dest != source
+        )
+
+
+def ring_all_reduce_bytes(among: Sequence[int], values: int, *, value_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Likewise of an all-reduce around a ring: each sends all shards but one, twice, to the next."""
+    sizes, count = shares(values, len(among)), len(among)
+    for place, source in enumerate(among if count > 1 else ()):
+        after = (place + 1) % count
+        sent = 2 * values - sizes[after] - sizes[(place + 2) % count]
+        yield source, among[after], sent * value_bytes
+
+
+def all_reduce_mean_traffic(among: Sequence[int], values: int, *, micro_batches: int) -> list[Traffic]:
+    """Of a step: the gradient of so many values of each of a rank's sums, shard by shard, and back; and counts."""
+    sums = sums_of_blocks(micro_batches, len(among))
+    found = []
+    for source, dest, size in all_reduce_bytes(among, values, value_bytes=VALUE_BYTES, sums=sums):
+        counts = 2 * NUMBER_BYTES * sums[among.index(source)]
+        found += [Traffic("gradients", source, dest, per_step=size), Traffic("counts", source, dest, per_step=counts)]
+    return found
+
+
+def averaging_traffic(config: TrainingFile, among: Sequence[int], size: int, *, every: int) -> list[Traffic]:
+    """Of an average of weights of so many bytes every so many steps, as `LocalReplica` makes it.
+
+    With SGD and an average after every step that is one of gradients.
+    """
+    values, training = size // VALUE_BYTES, config.training_config
+    if every == 1 and training.optimizer == "sgd":
+        told = [agreed_buckets(among[0], other) for other in among[1:]]
+        return told + all_reduce_mean_traffic(among, values, micro_batches=training.micro_batches)
+    found = []
+    for source, dest, moved in all_reduce_bytes(among, values, value_bytes=VALUE_BYTES):
+        found.append(Traffic("weights", source, dest, per_step=moved, every=every))
+        found.append(Traffic("counts", source, dest, per_step=2 * NUMBER_BYTES, every=every))
+    return found
+
+
+def distributed_data_parallel_traffic(among: Sequence[int], values: int, *, has_group: bool) -> list[Traffic]:
+    """Of a step: torch's own ring, which no book counts, and an `all_reduce` of loss and tokens; before, its set-up.
+
+    Args:
+        among: The replicas.
+        values: Of the gradient.
+        has_group: Whether torch's process group is already there, as with fabric sockets.
+    """
+    found = [
+        Traffic("all_reduce", source, dest, per_step=size)
+        for source, dest, size in all_reduce_bytes(among, 2, value_bytes=NUMBER_BYTES)
+    ]
+    ring = 2 * (len(among) - 1) * values * VALUE_BYTES // max(1, len(among))
+    following = [*among[1:], *among[:1]] if len(among) > 1 else []
+    for source, dest in zip(among, following, strict=False):
+        found.append(Traffic("gradients (torch)", source, dest, per_step=ring, is_measured=False))
+    return found if has_group else [*found, *process_group_traffic(among)]
+
+
+def process_group_traffic(among: Sequence[int]) -> Iterator[Traffic]:
+    """Of the set-up of torch's process group: all tell the first where they are; it tells all, in a tree, where it listens."""
+    yield from (Traffic("process_group", rank, among[0], once=_GREETING_BYTES) for rank in among[1:])
+    distance = 1
+    while distance < len(among):
+        for source, dest in zip(among[:distance], among[distance:], strict=False):
+            yield Traffic("process_group", source, dest, once=_GREETING_BYTES)
+        distance *= 2

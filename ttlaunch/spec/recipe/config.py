@@ -1,0 +1,294 @@
+"""The training configuration: a file, `--set` on top, checked against the recipe, with the origin of every value."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ttlaunch.diagnostics import Diagnostic, Label, Source, Span, has_errors, shown
+from ttlaunch.spec.located.codes import CONFIGURATION
+from ttlaunch.spec.located.schema import check_schema
+from ttlaunch.spec.located.source import read_source, source_from_bytes
+from ttlaunch.spec.located.yaml import ListNode, MapNode, Node, node_at, parse_yaml, span_of
+from ttlaunch.spec.recipe.checks import GENERAL, num_workers_counts_the_stages
+from ttlaunch.spec.recipe.declare import Layout, NeedsProcesses, Problem, Recipe
+from ttlaunch.spec.recipe.sections import ConfigFile, TrainingFile
+
+_WHAT = "a training file"
+_SET = "--set"
+_WORKERS = "multihost_config.num_workers"
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A checked configuration, and enough of its text to point into it later.
+
+    Attributes:
+        config: None if a diagnostic is an error.
+        root: What the user wrote, `--set` merged in.
+    """
+
+    config: ConfigFile | None
+    root: MapNode
+    diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def checked(self) -> ConfigFile:
+        """The configuration, for callers that have stopped at errors before."""
+        assert self.config is not None  # noqa: S101
+        return self.config
+
+    def span(self, key: str) -> Span | None:
+        """Where the user wrote this dotted key, or None if its value is the default."""
+        path = tuple(key.split("."))
+        return span_of(self.root, path) if node_at(self.root, path) is not None else None
+
+    def strings(self) -> list[tuple[str, str]]:
+        """Every value that is a string, with its dotted key; none if there is no valid configuration."""
+        content = self.config.model_dump(mode="json") if self.config is not None else {}
+        found: list[tuple[str, str]] = []
+        parts: list[tuple[str, Any]] = list(content.items())
+        while parts:
+            key, value = parts.pop(0)
+            if isinstance(value, dict):
+                parts += [(f"{key}.{name}", part) for name, part in value.items()]
+            elif isinstance(value, str):
+                found.append((key, value))
+        return found
+
+    def origin(self, key: str) -> str:
+        """Where the value of a dotted key came from: `train.yaml:7`, `--set` or `default`."""
+        span = self.span(key)
+        if span is None:
+            return "default"
+        return _SET if span.source.name == _SET else f"{span.source.name}:{span.line}"
+
+
+def load_config(
+    recipe: Recipe,
+    path: Path | None,
+    *,
+    name: str | None = None,
+    standard_input: bytes | None = None,
+    overrides: Sequence[str] = (),
+) -> LoadedConfig:
+    """Read the training file, merge `--set KEY=VALUE` into it, and check it against the recipe's `Config`.
+
+    Args:
+        recipe: Whose configuration it is.
+        path: The training file; None: nothing but defaults and `overrides`.
+        name: How messages call the file.
+        standard_input: The file's bytes if they do not lie at `path`.
+        overrides: `KEY=VALUE` each, the value written as in YAML; later ones win.
+    """
+    root, found = _read_root(path, name=name, standard_input=standard_input)
+    is_readable = not has_errors(found)
+    root, mistakes = _merge_overrides(recipe, root, overrides)
+    found += mistakes
+    return _checked(recipe, root, found) if is_readable else LoadedConfig(None, root, tuple(found))
+
+
+def override_config(recipe: Recipe, loaded: LoadedConfig, overrides: Sequence[str]) -> LoadedConfig:
+    """The same configuration with more `KEY=VALUE` merged in, checked anew."""
+    root, found = _merge_overrides(recipe, loaded.root, overrides)
+    return _checked(recipe, root, found)
+
+
+def _checked(recipe: Recipe, root: MapNode, found: list[Diagnostic]) -> LoadedConfig:
+    config, mistakes = check_schema(recipe.config, root, codes=CONFIGURATION)
+    found += [*mistakes, *_unread_keys(recipe, root)]
+    return LoadedConfig(None if has_errors(found) else config, root, tuple(found))
+
+
+def _merge_overrides(recipe: Recipe, root: MapNode, overrides: Sequence[str]) -> tuple[MapNode, list[Diagnostic]]:
+    found = []
+    for text in overrides:
+        merged = _merge_override(root, text)
+        mistakes = [merged] if isinstance(merged, Diagnostic) else _unknown_keys(recipe, text)
+        found += mistakes
+        if isinstance(merged, MapNode) and not mistakes:
+            root = merged
+    return root, found
+
+
+def check_config(recipe: Recipe, loaded: LoadedConfig, layout: Layout) -> list[Diagnostic]:
+    """The recipe's own rules for this layout, at the places of the keys they are about."""
+    if loaded.config is None:
+        return []
+    general = GENERAL if isinstance(loaded.config, TrainingFile) else ()
+    problems = [problem for check in (*general, *recipe.checks) for problem in check(loaded.config, layout)]
+    return [_diagnose(problem, loaded) for problem in problems]
+
+
+def check_one_process(recipe: Recipe, loaded: LoadedConfig, *, world_size: int) -> list[Diagnostic]:
+    """What cannot be simulated, because ranks would need a process each; nothing where there is one rank."""
+    if world_size == 1:
+        return []
+    return [
+        _diagnose(_unplayable(need), loaded)
+        for need in recipe.needs_processes
+        if _value(loaded, need.key) == need.value
+    ]
+
+
+def _unplayable(need: NeedsProcesses) -> Problem:
+    value, instead = (str(one).lower() if isinstance(one, bool) else one for one in (need.value, need.instead))
+    message = f"`{need.key.rpartition('.')[2]}` is `{value}`, which needs a process for each rank; they share one here"
+    hints = (f"`--set {need.key}={instead}` can be simulated", "`ttlaunch run` starts a process for each rank")
+    return Problem("C043", message, need.key, need.because, hints=hints)
+
+
+def render_resolved(recipe: Recipe, loaded: LoadedConfig) -> str:
+    """All that the recipe reads as YAML, each value followed by where it came from; loads again as it stands."""
+    if loaded.config is None:
+        return ""
+    unread = [*recipe.unread]
+    if num_workers_counts_the_stages in recipe.checks and loaded.span(_WORKERS) is None:
+        unread.append(_WORKERS)  # the stages say it, and a number that is given must agree with them
+    entries = _resolved_entries(loaded.config.model_dump(), unread=unread)
+    lines = [f"{text}  # {loaded.origin(key)}" if key else text for text, key in entries]
+    return "\n".join(lines) + "\n"
+
+
+def _resolved_entries(
+    values: dict[str, Any], *, unread: Sequence[str], prefix: str = "", indent: str = ""
+) -> Iterator[tuple[str, str | None]]:
+    """Each line with the dotted key whose value it has; None for the head of a section."""
+    for key, value in values.items():
+        dotted = f"{prefix}{key}"
+        if dotted in unread:
+            continue
+        if isinstance(value, dict) and value and all(isinstance(name, str) for name in value):
+            yield f"{indent}{key}:", None
+            yield from _resolved_entries(value, unread=unread, prefix=f"{dotted}.", indent=indent + "  ")
+        else:
+            yield f"{indent}{key}: {_as_yaml(value)}", dotted
+
+
+def _as_yaml(value: Any) -> str:
+    """A value on one line. Texts are quoted: a bare `1e3` or `yes` would come back as something else."""
+    import yaml  # noqa: PLC0415 - only a run that writes its configuration needs it here
+
+    style = '"' if isinstance(value, str) else None
+    text: str = yaml.safe_dump(value, default_flow_style=True, default_style=style, allow_unicode=True, width=10**9)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _read_root(
+    path: Path | None, *, name: str | None, standard_input: bytes | None
+) -> tuple[MapNode, list[Diagnostic]]:
+    empty = _no_keys()
+    if path is None and standard_input is None:
+        return empty, []
+    if standard_input is not None:
+        source, found = source_from_bytes(standard_input, codes=CONFIGURATION, what=_WHAT, name=name or "-")
+    else:
+        source, found = read_source(Path(path or ""), codes=CONFIGURATION, what=_WHAT, name=name)
+    if source is None:
+        return empty, found
+    node, mistakes = parse_yaml(source, codes=CONFIGURATION)
+    found += mistakes
+    if node is not None and not isinstance(node, MapNode):
+        message = f"{source.name} is not a training file; keys and values were expected"
+        found.append(Diagnostic(CONFIGURATION.wrong_value, message, Label(node.span)))
+    return (node if isinstance(node, MapNode) else empty), found
+
+
+def _no_keys() -> MapNode:
+    return MapNode(Source("defaults", "").span(1, 1), {}, {})
+
+
+def _merge_override(root: MapNode, text: str) -> MapNode | Diagnostic:
+    key, equals, value = text.partition("=")
+    source = Source(_SET, text)
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        message = f"`--set {shown(text)}` is not KEY=VALUE"
+        hint = "write the key with its section: `--set training_config.batch_size=16`"
+        return Diagnostic("C017", message, Label(source.span(1, 1, max(1, len(text)))), hints=(hint,))
+    value_source = Source(_SET, " " * (len(key) + 1) + (value or "~"))
+    node, mistakes = parse_yaml(value_source, codes=CONFIGURATION)
+    if node is None or has_errors(mistakes):
+        message = f"the value of `--set {shown(text)}` is not YAML"
+        return Diagnostic("C017", message, Label(source.span(1, len(key) + 2, max(1, len(value)))))
+    spans, column = [], 1
+    for part in parts:
+        spans.append(Span(source, 1, column, len(part)))
+        column += len(part) + 1
+    return _with_value(root, parts, spans, _in_source(node, source))
+
+
+def _unknown_keys(recipe: Recipe, text: str) -> list[Diagnostic]:
+    """What `--set` names that no section has; looked at alone, since it may well mean a key that the file has too."""
+    alone = _merge_override(_no_keys(), text)
+    if isinstance(alone, Diagnostic):
+        return []
+    _, found = check_schema(recipe.config, alone, codes=CONFIGURATION)
+    return [diagnostic for diagnostic in found if diagnostic.code == CONFIGURATION.unknown_key]
+
+
+def _with_value(root: MapNode, parts: list[str], spans: list[Span], value: Node) -> MapNode:
+    """A copy of `root` with `value` at `parts`, keys on the way made where they are missing."""
+    key = parts[0]
+    if len(parts) == 1:
+        entry = value
+    else:
+        inner = root.entries.get(key)
+        start = inner if isinstance(inner, MapNode) else MapNode(spans[0], {}, {})
+        entry = _with_value(start, parts[1:], spans[1:], value)
+    keys = root.keys if key in root.keys and len(parts) > 1 else {**root.keys, key: spans[0]}
+    return MapNode(root.span, {**root.entries, key: entry}, keys)
+
+
+def _in_source(node: Node, source: Source) -> Node:
+    """Move a value's own place to the whole text of the command line it was typed in."""
+    span = Span(source, node.span.line, node.span.column, node.span.length)
+    if isinstance(node, MapNode):
+        entries = {key: _in_source(value, source) for key, value in node.entries.items()}
+        keys = {key: Span(source, place.line, place.column, place.length) for key, place in node.keys.items()}
+        return MapNode(span, entries, keys)
+    if isinstance(node, ListNode):
+        return ListNode(span, tuple(_in_source(item, source) for item in node.items))
+    return replace(node, span=span)
+
+
+def _unread_keys(recipe: Recipe, root: MapNode) -> Iterator[Diagnostic]:
+    for key in recipe.unread:
+        path = tuple(key.split("."))
+        if node_at(root, path) is not None:
+            parent = node_at(root, path[:-1])
+            span = parent.keys[path[-1]] if isinstance(parent, MapNode) else span_of(root, path)
+            yield Diagnostic(
+                "C018",
+                f"nothing in this recipe reads `{key}`",
+                Label(span, "set, but without effect"),
+                hints=(f"remove `{path[-1]}`",),
+            )
+
+
+def _diagnose(problem: Problem, loaded: LoadedConfig) -> Diagnostic:
+    span = loaded.span(problem.key)
+    defaults = [key for key, _ in ((problem.key, ""), *problem.others) if loaded.span(key) is None]
+    others = tuple(Label(place, text) for key, text in problem.others if (place := loaded.span(key)))
+    notes = [f"`{key}` is {_default(loaded, key)} by default" for key in defaults if _default(loaded, key) is not None]
+    return Diagnostic(
+        problem.code,
+        problem.message,
+        Label(span, problem.label) if span else None,
+        others,
+        notes=(*problem.notes, *notes),
+        hints=problem.hints,
+        severity=problem.severity,
+    )
+
+
+def _default(loaded: LoadedConfig, key: str) -> object:
+    value = _value(loaded, key)
+    return value if isinstance(value, str | int | float | bool) else None
+
+
+def _value(loaded: LoadedConfig, key: str) -> Any:
+    value: Any = loaded.config
+    for part in key.split("."):
+        value = getattr(value, part, None)
+    return value

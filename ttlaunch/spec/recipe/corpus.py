@@ -1,0 +1,233 @@
+"""The training text: where it comes from, its digest, and how many sequences it gives. No torch, no numpy.
+
+The launcher reads it to check the data before anything starts, and each rank reads it again and compares digests.
+"""
+
+import hashlib
+import sysconfig
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.errors import TtlaunchError
+from ttlaunch.spec.recipe.sections import TrainingFile
+
+TOKENS_MARK = "ttlaunch token ids, of a vocabulary of"
+"""Begins the first line of a file of tokens, before their number."""
+
+DEFAULT_CORPUS_BYTES = 2 * 1024 * 1024
+"""The default corpus stops before the source file that would take it past this."""
+
+
+class CorpusReason(StrEnum):
+    """Why a text cannot be trained on."""
+
+    MISSING = "missing"
+    EMPTY = "empty"
+    BINARY = "binary"
+    UNREADABLE = "unreadable"
+    TOO_SHORT = "too_short"
+    NO_RESPONSE = "no_response"
+    NO_PACKAGE = "no_package"
+    NO_IMAGE = "no_image"
+    NO_TOKENS = "no_tokens"
+    IMAGE_SIZE = "image_size"
+
+
+class CorpusError(TtlaunchError):
+    """The training text cannot be used.
+
+    Attributes:
+        reason: Which rule it breaks.
+        path: The file or folder at fault; None for the default corpus, or if the text as a whole is at fault.
+        line: Line of `path`, from 1, if one is to blame.
+        package: The extra of ttlaunch that brings what is missing, if that is the reason.
+        hint: What repairs it, where that can be said.
+    """
+
+    def __init__(
+        self,
+        reason: CorpusReason,
+        message: str,
+        *,
+        path: Path | None = None,
+        line: int | None = None,
+        package: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.package = package
+        self.hint = f"`pip install 'ttlaunch[{package}]'`" if package else hint
+        self.reason = reason
+        self.path = path
+        self.line = line
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text to train on.
+
+    Attributes:
+        name: What a person calls it: its path, or the name of the default.
+        text: UTF-8.
+        sha256: Of `text`, in hexadecimal; equal on every rank or the run does not start.
+    """
+
+    name: str
+    text: bytes
+    sha256: str
+
+    @cached_property
+    def characters(self) -> str:
+        """The text as characters."""
+        return self.text.decode()
+
+    @cached_property
+    def ids(self) -> "array[int]":
+        """The tokens that a file of `ttlaunch data --tokenizer` has.
+
+        Raises:
+            CorpusError: It is another file, or an id is beyond the vocabulary.
+        """
+        _, _, body = self.text.partition(b"\n")
+        if self.vocabulary_of_ids is None:
+            message = f"no token ids in {self.name}: its first line is not `{TOKENS_MARK} NUMBER`"
+            hint = "`ttlaunch data book.txt tokens.txt --tokenizer tokenizer.json` makes one for `data_path`"
+            raise CorpusError(CorpusReason.NO_TOKENS, message, hint=hint)
+        if body.translate(None, b" 0123456789\n"):
+            raise CorpusError(CorpusReason.NO_TOKENS, f"{self.name} has more than token ids below its first line")
+        ids = array("q", map(int, body.split()))
+        if ids and max(ids) >= self.vocabulary_of_ids:
+            message = f"{self.name} has token {max(ids)}, and its first line says there are {self.vocabulary_of_ids}"
+            raise CorpusError(CorpusReason.NO_TOKENS, message)
+        return ids
+
+    @property
+    def vocabulary_of_ids(self) -> int | None:
+        """How many different tokens the first line of such a file says there are; None: it is no such file."""
+        words = self.text.partition(b"\n")[0].decode(errors="replace").rsplit(" ", 1)
+        return int(words[1]) if words[0] == TOKENS_MARK and words[-1].isascii() and words[-1].isdigit() else None
+
+
+def read_corpus(path: Path | None) -> Corpus:
+    """Read the training text.
+
+    Args:
+        path: A UTF-8 file; or a folder, of which all files are read, sub-folders included, in sorted order, hidden ones
+            left out; or None for the sources of the running interpreter's standard library (top level, sorted by
+            name, about 2 MiB). The default differs between versions of Python.
+
+    Raises:
+        CorpusError: Missing, empty, unreadable, or not text.
+    """
+    name = "the standard library's sources" if path is None else str(path)
+    try:
+        files = _default_files() if path is None else list(_files_of(path))
+        text = b"".join(_read_text(file) for file in files)
+    except OSError as error:
+        at = Path(error.filename) if error.filename else path
+        raise CorpusError(CorpusReason.UNREADABLE, f"cannot read {at}: {error.strerror}", path=at) from error
+    if not text:
+        raise CorpusError(CorpusReason.EMPTY, f"{name} has no text", path=path)
+    return Corpus(name, text, hashlib.sha256(text).hexdigest())
+
+
+def count_sequences(corpus: Corpus, cfg: TrainingFile) -> tuple[int, int]:
+    """How many training and validation sequences the text gives.
+
+    A sequence predicts `max_sequence_length` tokens and needs one more; sequences share that border token, so that
+    every token but the first is predicted exactly once.
+
+    Raises:
+        CorpusError: There is not one of each, or `num_epochs` passes do not fill one step.
+    """
+    training_tokens, validation_tokens = split_tokens(corpus, cfg)
+    length = cfg.transformer_config.max_sequence_length
+    training, validation = (max(0, tokens - 1) // length for tokens in (training_tokens, validation_tokens))
+    training_config = cfg.training_config
+    for kind, tokens, sequences in (
+        ("training", training_tokens, training),
+        ("validation", validation_tokens, validation),
+    ):
+        if not sequences:
+            share = f"validation_fraction {training_config.validation_fraction:g}"
+            total = counted(training_tokens + validation_tokens, "token")
+            raise CorpusError(
+                CorpusReason.TOO_SHORT,
+                f"{corpus.name} has {total}; {share} leaves {tokens} for {kind}, "
+                f"and one sequence needs {length} + 1 = {length + 1}",
+            )
+    check_epochs(corpus, cfg, training, kind="sequences")
+    return training, validation
+
+
+def check_epochs(corpus: Corpus, cfg: TrainingFile, count: int, *, kind: str) -> None:
+    """Check that `num_epochs` passes over so many training sequences, or other samples, fill a step.
+
+    Raises:
+        CorpusError: They do not.
+    """
+    epochs, needed = cfg.training_config.num_epochs, cfg.training_config.sequences_per_step
+    if epochs is not None and epochs * count < needed:
+        raise CorpusError(
+            CorpusReason.TOO_SHORT,
+            f"{corpus.name} has {count} training {kind}; num_epochs {epochs} × {count} = {epochs * count}, "
+            f"and one step needs {needed}",
+        )
+
+
+def spread_evenly(count: int, available: int) -> list[int]:
+    """Which of the available sequences a validation of `count` evaluates."""
+    return [place * available // count for place in range(count)]
+
+
+def split_tokens(corpus: Corpus, cfg: TrainingFile) -> tuple[int, int]:
+    """Tokens for training and for validation; the last `validation_fraction` of the text is kept for validation."""
+    kind = cfg.training_config.tokenizer_type
+    tokens = len(corpus.text if kind == "byte" else corpus.characters if kind == "char" else corpus.ids)
+    validation = int(tokens * cfg.training_config.validation_fraction)
+    return tokens - validation, validation
+
+
+def _default_files() -> list[Path]:
+    files, total = [], 0
+    for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        total += file.stat().st_size
+        if total > DEFAULT_CORPUS_BYTES:
+            break
+        files.append(file)
+    return files
+
+
+def _files_of(path: Path) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+    elif path.is_dir():
+        inside = (file for file in path.rglob("*") if file.is_file())
+        shown = (file for file in inside if not any(part.startswith(".") for part in file.relative_to(path).parts))
+        yield from sorted(shown, key=lambda file: file.relative_to(path).parts)
+    elif path.exists():
+        raise CorpusError(CorpusReason.UNREADABLE, f"{path} is neither a file nor a folder", path=path)
+    else:
+        raise CorpusError(CorpusReason.MISSING, f"{path} does not exist", path=path)
+
+
+def _read_text(file: Path) -> bytes:
+    content = file.read_bytes()
+    zero = content.find(b"\0")
+    if zero >= 0:
+        line = content.count(b"\n", 0, zero) + 1
+        raise CorpusError(CorpusReason.BINARY, f"{file} is not text: line {line} has a zero byte", path=file, line=line)
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        found = f"0x{content[error.start]:02x}"
+        raise CorpusError(
+            CorpusReason.BINARY, f"{file} is not UTF-8: line {line} has the byte {found}", path=file, line=line
+        ) from error
+    return content

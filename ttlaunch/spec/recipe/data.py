@@ -1,0 +1,52 @@
+"""What a training reads: found, read and checked by what the configuration says of it. No torch, no numpy.
+
+The launcher calls all three before anything starts; ranks read the same again and compare digests.
+"""
+
+import os
+from pathlib import Path
+
+from ttlaunch.spec.recipe.corpus import Corpus, count_sequences, read_corpus
+from ttlaunch.spec.recipe.images import DIGITS, count_images, has_images, read_digits
+from ttlaunch.spec.recipe.responses import check_responses
+from ttlaunch.spec.recipe.sections import TrainingFile
+from ttlaunch.spec.recipe.synthetic import check_synthetic, is_synthetic, synthetic_corpus, synthetic_path
+
+
+def given_path(cfg: TrainingFile) -> str | None:
+    """What the configuration names; None where it names nothing, or the data are drawn."""
+    return None if is_synthetic(cfg) else cfg.training_config.data_path
+
+
+def default_path(cfg: TrainingFile) -> Path | None:
+    """What is read where no `data_path` is given: drawn data, for images the digits; None: the default text."""
+    if is_synthetic(cfg):
+        return synthetic_path(cfg)
+    return Path(DIGITS) if has_images(cfg) else None
+
+
+def read_data(path: Path | None) -> Corpus:
+    """Read a text, or rows of images, or the name of data that are drawn; see `read_corpus`.
+
+    Raises:
+        CorpusError: It is not there, or not what it should be.
+    """
+    drawn = synthetic_corpus(path)
+    if drawn is not None:
+        return drawn
+    return read_digits() if path is not None and os.fspath(path) == DIGITS else read_corpus(path)
+
+
+def check_data(corpus: Corpus, cfg: TrainingFile) -> None:
+    """Check that it is enough for the configured training.
+
+    Raises:
+        CorpusError: It is not, or not what the model is for.
+    """
+    if is_synthetic(cfg):
+        check_synthetic(corpus, cfg)
+    elif has_images(cfg):
+        count_images(corpus, cfg)
+    else:
+        count_sequences(corpus, cfg)
+        check_responses(corpus, cfg)

@@ -1,0 +1,250 @@
+"""The words a recipe declares itself with: `Recipe`, `Layout`, `per`, and the flows between its roles.
+
+RECIPE = Recipe(
+    summary="Workers differentiate, one rank averages and updates.",
+    config=Config,
+    layouts=[
+        Layout("single", trainer=1),
+        Layout("two_tier", worker=per("multihost_config.num_workers"), aggregator_optimizer=1),
+    ],
+    flows=[("worker", "aggregator_optimizer")],
+)
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from math import prod
+from typing import Any
+
+from ttlaunch.diagnostics.diagnostic import Severity
+from ttlaunch.spec.recipe.sections import ConfigFile
+from ttlaunch.spec.recipe.traffic import Formula
+
+
+@dataclass(frozen=True)
+class Per:
+    """A number of ranks that a configuration key decides: its value, or how many entries it has.
+
+    Attributes:
+        key: Dotted, such as `multihost_config.num_workers`.
+        times: Further keys whose numbers multiply the first's.
+    """
+
+    key: str
+    times: tuple[str, ...] = ()
+
+    def __call__(self, config: ConfigFile) -> int:
+        """Read the number; 0 if a key has no value."""
+        return prod(_number(config, key) for key in (self.key, *self.times))
+
+    def __str__(self) -> str:
+        return " × ".join((self.key, *self.times))
+
+
+def _number(config: ConfigFile, key: str) -> int:
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part, None)
+    if value is None:
+        return 0
+    return value if isinstance(value, int) else len(value)
+
+
+def per(key: str, *, times: str | Sequence[str] = ()) -> Per:
+    """As many ranks as configuration key `key` says, or that many times what each key of `times` says."""
+    return Per(key, (times,) if isinstance(times, str) else tuple(times))
+
+
+class Layout:
+    """One way to give roles to ranks; ranks take the roles in the order in which they are named here.
+
+    Attributes:
+        name: What the plan and the report call it.
+        roles: Role to its number of ranks, in rank order.
+        any_size: The role that takes all ranks the others leave, or None. Such a layout fits any large enough world.
+    """
+
+    def __init__(self, name: str, **roles: int | Per | None) -> None:
+        """A role's number is fixed, `per(key)`, or None for "whatever ranks there are" (at most one role)."""
+        open_roles = [role for role, count in roles.items() if count is None]
+        if not roles or len(open_roles) > 1:
+            raise ValueError(f"layout {name!r} needs at least one role and at most one of open size")
+        self.name = name
+        self.roles: dict[str, int | Per | None] = roles
+        self.any_size = open_roles[0] if open_roles else None
+
+    def __repr__(self) -> str:
+        return f"Layout({self.name!r}, {', '.join(self.roles)})"
+
+    def counts(self, config: ConfigFile, *, world_size: int | None = None) -> dict[str, int]:
+        """Ranks per role under `config`; a role of open size gets what `world_size` leaves, or `num_workers` if None."""
+        fixed = {role: n(config) if isinstance(n, Per) else n for role, n in self.roles.items() if n is not None}
+        rest = config.multihost_config.num_workers if world_size is None else max(0, world_size - sum(fixed.values()))
+        return {role: rest if count is None else fixed[role] for role, count in self.roles.items()}
+
+
+class Pattern(StrEnum):
+    """Which ranks of the two roles of a flow talk to each other."""
+
+    ALL = "all"  # every rank of one with every rank of the other
+    CHAIN = "chain"  # each rank of the role with the next of its row
+    ENDS = "ends"  # the first rank of a row with the last
+    ROW = "row"  # every rank of the role with every other of its row
+    COLUMN = "column"  # every rank of the role with those at its place in other rows
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Two roles that exchange data; the placement and the fabric checks look at nothing else.
+
+    Attributes:
+        weight: Bytes that each of its pairs of ranks exchanges in a step, both ways together, relative to the recipe's
+            other flows; only ratios count. Equal weights suit a recipe whose flows all carry the same vector.
+        row: Ranks of a row, for a role whose ranks are a grid, row by row: a number, or what a configuration says; None:
+            they are one row.
+        stride: A row is so many rows in one, whose ranks take turns: what a rank does with its row it does with those that
+            are a multiple of this number apart. As `row`; None: 1.
+        when: Whether the flow is there under a configuration; None: always.
+    """
+
+    source: str
+    target: str
+    pattern: Pattern = Pattern.ALL
+    weight: float = 1.0
+    row: Per | int | None = None
+    when: Callable[[Any], bool] | None = None
+    stride: Per | int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < float("inf"):
+            raise ValueError(f"the weight of a flow is a positive number, not {self.weight!r}")
+
+    def under(self, config: ConfigFile) -> "Flow":
+        """The same flow with the numbers of ranks that a configuration says."""
+        row, stride = (one(config) if isinstance(one, Per) else one for one in (self.row, self.stride))
+        return replace(self, row=row, stride=stride)
+
+
+def chain(role: str, *, row: Per | None = None, stride: Per | None = None) -> Flow:
+    """Each rank of `role` talks to the next one of its row, as pipeline stages do; see `Flow` for `stride`."""
+    return Flow(role, role, Pattern.CHAIN, row=row, stride=stride)
+
+
+def ends(
+    role: str, *, row: Per | None = None, stride: Per | None = None, when: Callable[[Any], bool] | None = None
+) -> Flow:
+    """The first rank of each row talks to the last one."""
+    return Flow(role, role, Pattern.ENDS, row=row, when=when, stride=stride)
+
+
+def in_rows(
+    role: str, *, row: Per | None = None, stride: Per | None = None, when: Callable[[Any], bool] | None = None
+) -> Flow:
+    """Every rank talks to every other of its row."""
+    return Flow(role, role, Pattern.ROW, row=row, when=when, stride=stride)
+
+
+def in_columns(role: str, *, row: Per, when: Callable[[Any], bool] | None = None) -> Flow:
+    """Every rank talks to those at the same place of other rows, as replicas of a pipeline stage do."""
+    return Flow(role, role, Pattern.COLUMN, row=row, when=when)
+
+
+def all_pairs(role: str) -> Flow:
+    """Every rank of `role` talks to every other, as in an all-reduce."""
+    return Flow(role, role)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a recipe's own check found wrong with a configuration.
+
+    Attributes:
+        code: A `C` code.
+        message: First line of the diagnostic.
+        key: Dotted key to mark, the wrong one.
+        label: What stands under the mark.
+        others: Further keys that take part, each with its label.
+    """
+
+    code: str
+    message: str
+    key: str
+    label: str = ""
+    others: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+    severity: Severity = Severity.ERROR
+
+
+Check = Callable[[Any, Layout], Iterator[Problem]]
+
+
+@dataclass(frozen=True)
+class NeedsProcesses:
+    """A value of a key with which ranks cannot share one process, so that `ttlaunch simulate` refuses it.
+
+    Attributes:
+        key: Dotted, such as `data_parallel_config.reduction`.
+        value: As it stands in the configuration.
+        instead: A value of the same key with which they can.
+        because: What needs them, as what stands under the mark.
+    """
+
+    key: str
+    value: Any
+    instead: Any
+    because: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe's declaration.
+
+    Attributes:
+        summary: One sentence.
+        config: The pydantic model of its training file.
+        layouts: Ways to give roles to ranks. The first of one rank is the reference that the others must equal;
+            without a world size from elsewhere the last one that the configuration allows is taken.
+        flows: Who talks to whom; a pair of role names means every rank with every rank.
+        checks: Rules beyond the types, given the configuration and the chosen layout.
+        unread: Dotted keys of the shared sections that this recipe never reads; setting one is an error.
+        uses_data: Whether ranks read the training text, so that it is checked before anything starts.
+        traffic: The bytes that each pair of ranks moves, as a formula; None: nothing is compared with it.
+        needs_processes: Values of its own keys with which ranks cannot share a process.
+        same_on_resume: Dotted keys of `multihost_config` that its bits depend on, so that a run goes on from a checkpoint
+            only if they are the same; recipes with the same bits on any number of ranks name none. And keys of its own for
+            which checkpoints keep something that those of other recipes lack.
+        is_asynchronous: Whether ranks are in steps of their own, and how many each does is decided in the run. Then `traffic`
+            is of the whole run, from counts that ranks have noted, and `ttlaunch repro` repeats the order of arrivals.
+    """
+
+    summary: str
+    config: type[ConfigFile]
+    layouts: Sequence[Layout]
+    flows: Sequence[Flow | tuple[str, str]] = ()
+    checks: Sequence[Check] = ()
+    unread: Sequence[str] = ()
+    uses_data: bool = True
+    traffic: Formula | None = None
+    needs_processes: Sequence[NeedsProcesses] = ()
+    same_on_resume: Sequence[str] = ()
+    is_asynchronous: bool = False
+    _flows: tuple[Flow, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        flows = tuple(flow if isinstance(flow, Flow) else Flow(*flow) for flow in self.flows)
+        roles = {role for layout in self.layouts for role in layout.roles}
+        strangers = {role for flow in flows for role in (flow.source, flow.target)} - roles
+        if not self.layouts:
+            raise ValueError("a recipe needs at least one layout")
+        if strangers:
+            raise ValueError(f"flows name roles that no layout has: {', '.join(sorted(strangers))}")
+        object.__setattr__(self, "_flows", flows)
+
+    def flows_in(self, roles: Sequence[str], config: ConfigFile | None = None) -> tuple[Flow, ...]:
+        """The flows both of whose roles are among `roles`; under a configuration, those there are, with rows of its size."""
+        flows = tuple(flow for flow in self._flows if flow.source in roles and flow.target in roles)
+        if config is None:
+            return flows
+        return tuple(flow.under(config) for flow in flows if flow.when is None or flow.when(config))

@@ -1,0 +1,119 @@
+"""Images to train on, as rows of numbers: where they come from, and that each row is one. No torch, no numpy.
+
+A row has the pixels of a square image, whole numbers from 0, and at last the number of its class, separated by commas, as
+in the file of handwritten digits that scikit-learn ships: 1797 images of 8 × 8 pixels from 0 to 16. The rows are a text like
+any other: they have a digest, and travel to hosts.
+"""
+
+import gzip
+import hashlib
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from math import isqrt
+from pathlib import Path
+
+from ttlaunch.spec.recipe.corpus import Corpus, CorpusError, CorpusReason, check_epochs
+from ttlaunch.spec.recipe.declare import Layout, Problem
+from ttlaunch.spec.recipe.sections import TrainingFile
+
+DIGITS = "scikit-learn:digits"
+"""The `data_path` that stands for the digits of the installed scikit-learn."""
+
+_MOST_CLASSES = 1000
+_ROW = re.compile(rb"[0-9]{1,9}(?:,[0-9]{1,9})+\Z")
+
+
+def has_images(cfg: TrainingFile) -> bool:
+    """Whether the model is one for images."""
+    return cfg.training_config.model_type == "conv"
+
+
+def read_digits() -> Corpus:
+    """The rows of scikit-learn's digits, without importing it.
+
+    Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.
+
+    Raises:
+        CorpusError: It is not installed, or has no such file.
+    """
+    spec = find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        message = "scikit-learn, which has the handwritten digits, is not installed"
+        raise CorpusError(CorpusReason.NO_PACKAGE, message, package="digits")
+    path = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    try:
+        text = gzip.decompress(path.read_bytes())
+    except (OSError, EOFError) as error:
+        raise CorpusError(CorpusReason.UNREADABLE, f"cannot read {path}: {error}", path=path) from error
+    return Corpus("scikit-learn's digits", text, hashlib.sha256(text).hexdigest())
+
+
+def count_images(corpus: Corpus, cfg: TrainingFile) -> tuple[int, int]:
+    """How many images there are for training and for validation; the last rows are kept for validation.
+
+    Raises:
+        CorpusError: A row is no image, or images have not the configured size, or are too few.
+    """
+    rows = corpus.text.split()
+    pixels = cfg.transformer_config.max_sequence_length
+    for at, row in enumerate(rows):
+        _check_row(row, corpus, line=at + 1, pixels=pixels)
+    training = cfg.training_config
+    validation = int(len(rows) * training.validation_fraction)
+    if validation < training.sequences_per_micro_batch or validation == len(rows):
+        share = f"validation_fraction {training.validation_fraction:g} leaves {validation} of {len(rows)} images"
+        needed = training.sequences_per_micro_batch
+        raise CorpusError(
+            CorpusReason.TOO_SHORT, f"{corpus.name}: {share} for validation, and one micro-batch needs {needed}"
+        )
+    check_epochs(corpus, cfg, len(rows) - validation, kind="images")
+    return len(rows) - validation, validation
+
+
+def keys_about_text_have_some(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
+    """Keys about text stay away where images are classified, or tokens are numbers."""
+    training = config.training_config
+    if training.tokenizer_type == "ids" and training.response_template:
+        yield Problem(
+            "C089",
+            "`response_template` is text, and a file of `tokenizer_type` `ids` has none",
+            "training_config.response_template",
+            others=(("training_config.tokenizer_type", "numbers"),),
+            hints=("remove the key",),
+        )
+    if training.model_type != "conv":
+        return
+    given = {
+        "transformer_config.tie_embeddings": config.transformer_config.tie_embeddings,
+        "training_config.response_template": training.response_template,
+        "training_config.tokenizer_type": training.tokenizer_type != "byte",
+    }
+    for key, value in given.items():
+        if value:
+            yield Problem(
+                "C089",
+                f"`{key.partition('.')[2]}` is about text, and `model_type` `conv` classifies images",
+                key,
+                others=(("training_config.model_type", "images"),),
+                hints=("remove the key", "`--set training_config.model_type=gpt`"),
+            )
+
+
+def _check_row(row: bytes, corpus: Corpus, *, line: int, pixels: int) -> None:
+    found = row.count(b",")
+    if not _ROW.match(row):
+        message = f"{corpus.name}: line {line} is not a row of whole numbers and commas"
+        hint = "a row is the pixels of a square image, row by row, and the number of its class: `0,12,255,7,3`"
+        raise CorpusError(CorpusReason.NO_IMAGE, message, hint=hint)
+    if isqrt(found) ** 2 != found:
+        raise CorpusError(CorpusReason.NO_IMAGE, f"{corpus.name}: line {line} has {found} pixels, which make no square")
+    if found != pixels:
+        size = f"{isqrt(found)} × {isqrt(found)} = {found} pixels"
+        message = f"an image of {corpus.name} has {size}, and `max_sequence_length` is {pixels}"
+        hint = f"`--set transformer_config.max_sequence_length={found}`"
+        raise CorpusError(CorpusReason.IMAGE_SIZE, message, hint=hint)
+    label = int(row[row.rindex(b",") + 1 :])
+    if label >= _MOST_CLASSES:
+        message = f"{corpus.name}: line {line} is of class {label}; classes are 0 to {_MOST_CLASSES - 1}"
+        raise CorpusError(CorpusReason.NO_IMAGE, message)

@@ -1,0 +1,296 @@
+"""The training file: its sections, and every key with its unit or meaning, default and bounds.
+
+The names are those of the vendor's training files where they exist. The reference page of the configuration is
+generated from here. A batch is defined once, in `TrainingConfig`, and never depends on the number of workers.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from ttlaunch.spec.located import Section
+
+Positive = Annotated[int, Field(ge=1, le=10**9)]
+"""Up to a billion: more is a slip of the keyboard, not a size that any machine could work through."""
+Size = Annotated[int, Field(ge=1, le=10**6)]
+NonNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Power = Annotated[int, Field(ge=-24, le=100)]
+"""Of two. Float32 has room for a gradient that is so many times as large."""
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class TrainingConfig(Section):
+    """How long, on what, with which optimizer. One step sees `gradient_accumulation_steps × batch_size` sequences."""
+
+    noun: ClassVar[str] = "training_config"
+
+    seed: NonNegative = Field(0, description="seed of weights, data order and dropout")
+    steps: Positive = Field(100, description="optimizer steps; training ends earlier if `num_epochs` is used up")
+    num_epochs: Positive | None = Field(None, description="passes over the training text at most; null: no limit")
+    batch_size: Size = Field(16, description="sequences of one accumulation, whatever the number of workers")
+    gradient_accumulation_steps: Size = Field(1, description="accumulations of one optimizer step")
+    micro_batch_size: Positive | None = Field(
+        None, description="sequences of one forward pass; null: batch_size // 8, at least 1"
+    )
+    model_type: Literal["gpt", "mlp", "conv"] = Field(
+        "gpt", description="gpt: transformer; mlp: feed-forward, fixed context; conv: convolutions, for images"
+    )
+    data_path: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="UTF-8 text file, or folder of them; for images a file of rows; null: Python's standard library "
+        "sources, for images scikit-learn's handwritten digits",
+    )
+    tokenizer_type: Literal["byte", "char", "ids"] = Field(
+        "byte", description="byte: 256 tokens; char: those in the text; ids: a file of `ttlaunch data --tokenizer`"
+    )
+    response_template: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="text that begins a response; only tokens of responses count in the loss; null: all do"
+    )
+    instruction_template: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="text that begins an instruction and so ends the response before it; needed with the key above",
+    )
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.1, description="share of the text kept for it")
+    validation_interval: Positive = Field(20, description="steps between validations; first and last always happen")
+    validation_sequences: Positive = Field(32, description="sequences of one validation, at most those there are")
+    early_stop_patience: Positive | None = Field(
+        None,
+        description="validations in a row without improvement after which training ends; null: it never ends early",
+    )
+    early_stop_min_delta: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="nats by which the validation loss must fall below its best to count as an improvement"
+    )
+    log_layer_grad_norms: bool = Field(
+        default=False, description="report the norm of each layer's gradient at every validation after a step"
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="of matrix products and attention; weights, gradients and their sums are always fp32"
+    )
+    activation_checkpointing: bool = Field(
+        default=False, description="compute each block again in the backward pass instead of keeping what is inside"
+    )
+    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="update rule")
+    learning_rate: PositiveFloat = Field(3e-3, description="peak of the schedule, per step")
+    beta1: Fraction = Field(0.9, description="AdamW: decay of the mean of gradients; SGD: momentum")
+    beta2: Fraction = Field(0.95, description="AdamW: decay of the mean of squared gradients")
+    epsilon: Annotated[float, Field(ge=1e-38)] = Field(
+        1e-8, description="AdamW: added to the root of the second moment"
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="decoupled, on tensors of two dimensions")
+    use_clip_grad_norm: bool = Field(default=True, description="clip the gradient of a step to the next key's norm")
+    clip_grad_norm_max_norm: PositiveFloat = Field(1.0, description="Euclidean norm over all parameters")
+
+    @property
+    def sequences_per_step(self) -> int:
+        return self.batch_size * self.gradient_accumulation_steps
+
+    @property
+    def sequences_per_micro_batch(self) -> int:
+        return self.micro_batch_size or max(1, self.batch_size // 8)
+
+    @property
+    def updates_need_the_norm(self) -> bool:
+        """Whether no weight may change before the gradient's norm is known: to clip it, or to skip an overflow."""
+        return self.use_clip_grad_norm or self.precision == "fp16"
+
+    @property
+    def micro_batches(self) -> int:
+        """M: micro-batches of one step; the last one is smaller if the sizes do not divide."""
+        return -(-self.sequences_per_step // self.sequences_per_micro_batch)
+
+
+class DataConfig(Section):
+    """Where training data come from: a file, or a Markov chain that draws them from a seed, the same on every rank."""
+
+    noun: ClassVar[str] = "data_config"
+
+    source: Literal["file", "markov"] = Field(
+        "file",
+        description="file: what training_config.data_path names; markov: sequences that are drawn, without a file",
+    )
+    vocabulary: Annotated[int, Field(ge=2, le=2**16)] = Field(64, description="markov: different tokens")
+    order: Annotated[int, Field(ge=1, le=8)] = Field(1, description="markov: tokens that the next one depends on")
+    branching: Size = Field(
+        4, description="markov: tokens that may follow, all as likely: the perplexity of a perfect model"
+    )
+    sequences: Annotated[int, Field(ge=1, le=10**7)] = Field(
+        10_000, description="markov: training sequences of an epoch; those of validations are others"
+    )
+    seed: NonNegative = Field(0, description="markov: seed of chain and sequences; training_config has another")
+
+
+class TransformerConfig(Section):
+    """The size of the model."""
+
+    noun: ClassVar[str] = "transformer_config"
+
+    num_blocks: Size = Field(4, description="blocks between embedding and head")
+    num_heads: Size = Field(4, description="attention heads of a block; divides embedding_dim")
+    embedding_dim: Size = Field(64, description="width of the residual stream")
+    max_sequence_length: Annotated[int, Field(ge=2, le=10**7)] = Field(64, description="tokens of one sequence")
+    dropout_prob: Fraction = Field(0.0, description="share of activations dropped while training")
+    tie_embeddings: bool = Field(default=False, description="the head's matrix is that of the token embedding")
+
+
+class PipelineParallelConfig(Section):
+    """How the model's blocks are dealt to pipeline stages, in which order they compute, and how many pipelines there are."""
+
+    noun: ClassVar[str] = "pipeline_parallel_config"
+
+    num_blocks: Positive | None = Field(None, description="the model's blocks, said again; must agree if given")
+    blocks_per_rank: Annotated[list[NonNegative], Field(min_length=1)] | dict[NonNegative, NonNegative] = Field(
+        description="blocks of each stage, as a list or as {stage: blocks}; the sum is num_blocks"
+    )
+    schedule: Literal["gpipe", "1f1b", "interleaved", "auto"] = Field(
+        "1f1b", description="order of the passes; auto: the quickest of the others, measured in the first steps"
+    )
+    chunks_per_rank: Size = Field(
+        1, description="equal parts of each stage's blocks, which `interleaved` spreads over the model; else 1"
+    )
+    replicas: Size = Field(1, description="pipelines side by side, each with a share of the micro-batches")
+    ranks_per_stage: Size = Field(1, description="ranks that split the matrices of a stage; divides num_heads")
+
+    @property
+    def blocks(self) -> list[int]:
+        """Blocks of each stage, in order."""
+        if isinstance(self.blocks_per_rank, dict):
+            return [self.blocks_per_rank[stage] for stage in sorted(self.blocks_per_rank)]
+        return self.blocks_per_rank
+
+
+class MultihostConfig(Section):
+    """How many ranks do what, and over which kind of socket they talk."""
+
+    noun: ClassVar[str] = "multihost_config"
+
+    enabled: bool = Field(default=True, description="false: one process, the reference that other layouts must equal")
+    num_workers: Positive = Field(2, description="ranks that differentiate; each needs at least one micro-batch")
+    socket_type: Literal["mpi", "fabric"] = Field(
+        "mpi", description="mpi: host memory; fabric: device to device, by NCCL on CUDA devices, else by gloo"
+    )
+    bucket_megabytes: Annotated[float, Field(gt=0, le=10**5)] | None = Field(
+        None, description="megabytes of gradient in one message; null: the size that makes the first steps fastest"
+    )
+    pipeline_parallel_config: PipelineParallelConfig | None = Field(None, description="stages of the pipeline recipe")
+
+
+class DeviceConfig(Section):
+    """What a rank computes on."""
+
+    noun: ClassVar[str] = "device_config"
+
+    device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="auto: cuda where a rank has it, else cpu")
+    threads_per_rank: Annotated[int, Field(ge=1, le=1024)] = Field(
+        1, description="torch threads; 1 gives the same bits on every host"
+    )
+    mesh_shape: Annotated[list[Positive], Field(min_length=2, max_length=2)] | None = Field(
+        None,
+        description="rows and columns of devices a rank drives, or a worker with one of the next two keys; null: one device",
+    )
+    enable_ddp: bool = Field(
+        default=False, description="a rank for each device of a worker; their gradients are added up first"
+    )
+    enable_tp: bool = Field(
+        default=False,
+        description="a rank for each device of a worker, which split the model; with enable_ddp those of a row do",
+    )
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks of a worker, where a recipe has several: one for each device of `mesh_shape`."""
+        if self.mesh_shape is None or not (self.enable_ddp or self.enable_tp):
+            return 1
+        return self.mesh_shape[0] * self.mesh_shape[1]
+
+    @property
+    def split_ranks(self) -> int:
+        """Ranks of a worker that split one model: those of a row where rows have micro-batches of their own, else all."""
+        if not self.enable_tp or self.mesh_shape is None:
+            return 1
+        return self.mesh_shape[1] if self.enable_ddp else self.local_ranks
+
+
+class SchedulerConfig(Section):
+    """How the learning rate moves from step to step."""
+
+    noun: ClassVar[str] = "scheduler_config"
+
+    type: Literal["constant", "linear", "cosine"] = Field("constant", description="shape after the warm-up")
+    warmup_steps: NonNegative = Field(0, description="steps of linear rise from 0 to learning_rate")
+    hold_steps: NonNegative = Field(0, description="steps at learning_rate between the warm-up and the fall")
+    min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.1, description="last learning rate of linear and cosine, as a share of the peak"
+    )
+
+
+class LossScaleConfig(Section):
+    """How losses are scaled with `precision: fp16`, so that small gradients don't vanish; powers of two.
+
+    What is scaled is the loss summed over a micro-batch, so scales are smaller than those for means by its tokens.
+    """
+
+    noun: ClassVar[str] = "loss_scale_config"
+
+    initial_power: Power = Field(8, description="the first scale is 2 to this power")
+    growth_interval: Positive = Field(1000, description="steps without overflow after which the scale is doubled")
+    min_power: Power = Field(-24, description="an overflow halves the scale, but not below 2 to this power")
+    max_power: Power = Field(24, description="the scale is not doubled beyond 2 to this power")
+
+
+class CompressionConfig(Section):
+    """In how few bytes gradients travel; what is lost of one, the next ones make up for."""
+
+    noun: ClassVar[str] = "compression_config"
+
+    kind: Literal["none", "bf16", "int8", "top_k", "powersgd"] = Field(
+        "none",
+        description="none: every bit; bf16: 2 bytes a value; int8: 1 byte a value, and a scale for each block; "
+        "top_k: the largest values alone; powersgd: two thin factors of each matrix",
+    )
+    block_size: Size = Field(256, description="int8: values that share a scale")
+    k: Annotated[float, Field(gt=0, le=1)] = Field(0.01, description="top_k: share of the values that is sent")
+    rank: Size = Field(4, description="powersgd: columns of the factors")
+    error_feedback: bool = Field(
+        default=True, description="add what was lost of a gradient to the next; 4 bytes a value of memory"
+    )
+
+
+class CheckpointConfig(Section):
+    """What training can go on from after an interruption, and what it begins with."""
+
+    noun: ClassVar[str] = "checkpoint_config"
+
+    interval: Positive | None = Field(
+        100, description="steps between checkpoints; the last step always has one; null: no checkpoints at all"
+    )
+    keep: Positive = Field(3, description="newest checkpoints that stay; older ones are removed")
+    keep_every: Positive | None = Field(
+        None, description="checkpoints of steps that this divides stay for good; null: none do"
+    )
+    on_error: Literal["stop", "continue"] = Field(
+        "stop", description="when one cannot be written, as on a full disk: end the run, or say so and go on"
+    )
+    initial_weights: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="safetensors file with the weights to begin with; null: drawn from the seed"
+    )
+
+
+class ConfigFile(Section):
+    """What every recipe's training file has, so that any recipe can be laid out and started."""
+
+    noun: ClassVar[str] = "the training file"
+
+    multihost_config: MultihostConfig = MultihostConfig()
+    device_config: DeviceConfig = DeviceConfig()
+
+
+class TrainingFile(ConfigFile):
+    """The sections that recipes which train a model share; a recipe adds its own in a subclass."""
+
+    training_config: TrainingConfig = TrainingConfig()
+    data_config: DataConfig = DataConfig()
+    transformer_config: TransformerConfig = TransformerConfig()
+    scheduler_config: SchedulerConfig = SchedulerConfig()
+    loss_scale_config: LossScaleConfig = LossScaleConfig()
+    checkpoint_config: CheckpointConfig = CheckpointConfig()

@@ -1,0 +1,53 @@
+"""Check a training file without a recipe: by the sections that recipes share, since any recipe may add its own."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ttlaunch.diagnostics import Diagnostic, Severity, Span
+from ttlaunch.diagnostics.suggest import closest
+from ttlaunch.spec.located.codes import CONFIGURATION
+from ttlaunch.spec.recipe.config import LoadedConfig, check_config, load_config
+from ttlaunch.spec.recipe.declare import Layout, Recipe
+from ttlaunch.spec.recipe.sections import TrainingFile
+
+_SUFFIX = "_config"
+_SHARED = Recipe(
+    summary="What every recipe that trains a model shares.",
+    config=TrainingFile,
+    layouts=[Layout("one process", rank=1)],
+)
+
+
+def check_training_file(
+    data: bytes, *, name: str, recipe: Recipe | None, overrides: Sequence[str] = ()
+) -> tuple[LoadedConfig, list[Diagnostic]]:
+    """Check a training file by itself.
+
+    Args:
+        data: Its bytes.
+        name: How messages call it.
+        recipe: None: only the shared sections count, and a section like none of them gives a warning.
+        overrides: `KEY=VALUE` each, merged into it.
+
+    Returns:
+        The configuration, and all diagnostics.
+    """
+    chosen = recipe or _SHARED
+    loaded = load_config(chosen, None, name=name, standard_input=data, overrides=overrides)
+    found = [*loaded.diagnostics, *check_config(chosen, loaded, chosen.layouts[-1])]
+    return loaded, found if recipe else [_own_section(diagnostic, loaded) for diagnostic in found]
+
+
+def _own_section(diagnostic: Diagnostic, loaded: LoadedConfig) -> Diagnostic:
+    """An unknown section whose first word is like that of no shared one is likely the recipe's own."""
+    key = next((key for key, span in loaded.root.keys.items() if _is_at(diagnostic, span)), 0)
+    if diagnostic.code != CONFIGURATION.unknown_key or not isinstance(key, str):
+        return diagnostic
+    if closest(key.removesuffix(_SUFFIX), [name.removesuffix(_SUFFIX) for name in TrainingFile.model_fields]):
+        return diagnostic
+    hint = "`--recipe NAME` checks the sections that a recipe adds"
+    return replace(diagnostic, severity=Severity.WARNING, hints=(hint,))
+
+
+def _is_at(diagnostic: Diagnostic, span: Span) -> bool:
+    return diagnostic.primary is not None and diagnostic.primary.span == span

@@ -1,0 +1,143 @@
+"""Where ranks split a model's matrices: which numbers of them can, and the bytes that they exchange for it."""
+
+from collections.abc import Iterator, Sequence
+
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics.suggest import listed
+from ttlaunch.spec.recipe.blocks import contiguous_blocks
+from ttlaunch.spec.recipe.checks import models_have_a_micro_batch
+from ttlaunch.spec.recipe.collective_traffic import all_reduce_bytes
+from ttlaunch.spec.recipe.declare import Check, Layout, Per, Problem
+from ttlaunch.spec.recipe.sections import TrainingFile
+from ttlaunch.spec.recipe.traffic import NUMBER_BYTES, VALUE_BYTES, Ranks, Traffic
+
+_INNER = {"gpt": 4, "mlp": 4, "conv": 1}  # a block is so many times as wide inside as the residual stream
+
+
+def split_models_fit(ranks: Per, replicas: Per) -> Check:
+    """No rank that splits a model has more of it than another, and no model is without a micro-batch.
+
+    Args:
+        ranks: The key that says how many split a model.
+        replicas: The key that says how many models there are.
+    """
+
+    def check(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
+        if "worker" in layout.roles:
+            yield from ranks_have_equal_shares(config, ranks=ranks(config), key=ranks.key)
+            yield from models_have_a_micro_batch(config, replicas=replicas(config), key=replicas.key)
+
+    return check
+
+
+def devices_have_equal_shares(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
+    """The devices of a worker that split the model with `enable_tp` can have equal shares of it."""
+    if "worker" in layout.roles and config.device_config.split_ranks > 1:
+        yield from ranks_have_equal_shares(
+            config, ranks=config.device_config.split_ranks, key="device_config.mesh_shape"
+        )
+
+
+def stages_have_equal_shares(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
+    """The ranks of each pipeline stage can have equal shares of its matrices."""
+    pipeline = config.multihost_config.pipeline_parallel_config
+    if "stage" in layout.roles and pipeline is not None and pipeline.ranks_per_stage > 1:
+        key = "multihost_config.pipeline_parallel_config.ranks_per_stage"
+        yield from ranks_have_equal_shares(config, ranks=pipeline.ranks_per_stage, key=key)
+
+
+def ranks_have_equal_shares(config: TrainingFile, *, ranks: int, key: str) -> Iterator[Problem]:
+    """Every rank that splits the matrices gets as many attention heads, or as much of what a block has inside.
+
+    Args:
+        config: The model's sizes.
+        ranks: That split it.
+        key: Dotted, which says how many.
+    """
+    model, kind = config.transformer_config, config.training_config.model_type
+    heads, inner = model.num_heads, _INNER[kind] * model.embedding_dim
+    if kind == "gpt" and heads % ranks:
+        fitting = listed([str(count) for count in range(1, heads + 1) if heads % count == 0], quote="")
+        yield Problem(
+            "C080",
+            f"{counted(ranks, 'rank')} cannot have equal shares of {counted(heads, 'attention head')}",
+            key,
+            f"{heads} / {ranks} leaves {heads % ranks}",
+            others=(("transformer_config.num_heads", counted(heads, "head")),),
+            hints=(f"{heads} heads can be shared by {fitting} ranks",),
+        )
+    elif kind != "gpt" and inner % ranks:
+        layer = "feed-forward layer" if kind == "mlp" else "convolution"
+        yield Problem(
+            "C080",
+            f"{counted(ranks, 'rank')} cannot have equal shares of a {layer} that is {inner} wide",
+            key,
+            f"{inner} / {ranks} leaves {inner % ranks}",
+            others=(("transformer_config.embedding_dim", f"{_INNER[kind]} × {model.embedding_dim} = {inner}"),),
+        )
+
+
+def split_model_traffic(
+    config: TrainingFile,
+    ranks: Ranks,
+    among: Sequence[int],
+    *,
+    replica: int = 0,
+    replicas: int = 1,
+    blocks: int | None = None,
+) -> list[Traffic]:
+    """Of a step: for each block and micro-batch the sums of two row-parallel layers, and back the gradients of what went in.
+
+    A block of the feed-forward model, or of the classifier of images, has one such pair of layers. In a validation only
+    sums are made; with activation checkpointing they are made again on the way back.
+
+    Args:
+        config: Sizes.
+        ranks: Who has said how many sequences a validation has.
+        among: The ranks that split one model, or one stage of it.
+        replica, replicas: Which of the models side by side it is: each has a share of the micro-batches.
+        blocks: That these ranks have; None: all of the model's.
+    """
+    training, model = config.training_config, config.transformer_config
+    each, place = training.sequences_per_micro_batch, model.max_sequence_length * model.embedding_dim
+    layers = (2 if training.model_type == "gpt" else 1) * (model.num_blocks if blocks is None else blocks)
+    passes = 2 if training.activation_checkpointing else 1
+    found = []
+    trained = _micro_batches(training.sequences_per_step, each, replica=replica, replicas=replicas)
+    validated = _micro_batches(ranks.validation_sequences, each, replica=replica, replicas=replicas)
+    for source, dest, size in _all_reduces(among, [place * count for count in trained]):
+        found.append(Traffic("partial_sums", source, dest, per_step=layers * passes * size))
+        found.append(Traffic("input_gradients", source, dest, per_step=layers * size))
+    for source, dest, size in _all_reduces(among, [place * count for count in validated]):
+        found.append(Traffic("partial_sums", source, dest, per_validation=layers * size))
+    return found
+
+
+def split_norm_traffic(
+    config: TrainingFile, ranks: Ranks, among: Sequence[int], *, has_both_ends: bool = True
+) -> list[Traffic]:
+    """Of a step: the squared norm of each parameter, which ranks that have parts of it add up.
+
+    Args:
+        config: Whether embedding and head share a matrix.
+        ranks: Who has said how many parameters each has.
+        among: The ranks.
+        has_both_ends: Whether they have embedding and head.
+    """
+    if len(among) < 2:  # noqa: PLR2004 - one rank has nobody to ask
+        return []
+    is_shared_here = has_both_ends and config.transformer_config.tie_embeddings
+    tensors = ranks.tensors(among[0]) - is_shared_here  # the norm counts that matrix once
+    shares = all_reduce_bytes(among, tensors, value_bytes=NUMBER_BYTES)
+    return [Traffic("squared_norms", source, dest, per_step=size) for source, dest, size in shares]
+
+
+def _micro_batches(sequences: int, each: int, *, replica: int, replicas: int) -> list[int]:
+    """Sequences of each micro-batch of a replica's block; the last of all may be smaller."""
+    block = contiguous_blocks(-(-sequences // each), replicas)[replica]
+    return [min(each, sequences - index * each) for index in block]
+
+
+def _all_reduces(among: Sequence[int], vectors: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    for values in vectors:
+        yield from all_reduce_bytes(among, values, value_bytes=VALUE_BYTES)

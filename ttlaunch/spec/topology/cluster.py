@@ -1,0 +1,61 @@
+"""Read `cluster.yaml`, the optional file that says how to reach the hosts and what they have."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
+from ttlaunch.diagnostics.span import Source
+from ttlaunch.diagnostics.suggest import shown
+from ttlaunch.spec.located.codes import TOPOLOGY
+from ttlaunch.spec.located.nodes import Node, span_of
+from ttlaunch.spec.located.schema import check_schema
+from ttlaunch.spec.located.yaml import parse_yaml
+from ttlaunch.spec.topology import codes
+from ttlaunch.spec.topology.host_names import user_name_problem
+from ttlaunch.spec.topology.model import ClusterSettings
+from ttlaunch.spec.topology.schema import ClusterFile
+from ttlaunch.spec.topology.variables import expand_variables
+
+_ALIASES = {"username": "user", "login": "user", "key": "identity_file", "env": "environment", "interface": "network"}
+
+
+def parse_cluster(source: Source, *, environment: Mapping[str, str]) -> tuple[ClusterSettings, list[Diagnostic]]:
+    """Read the text of a cluster file. One that holds nothing but comments changes no setting."""
+    if all(not line.strip() or line.lstrip().startswith("#") for line in source.lines):
+        return ClusterSettings(), []
+    root, found = parse_yaml(source, codes=TOPOLOGY)
+    if root is None:
+        return ClusterSettings(), found
+    file, mistakes = check_schema(ClusterFile, root, codes=TOPOLOGY, aliases=_ALIASES)
+    found += mistakes
+    if file is None:
+        return ClusterSettings(), found
+    variables, mistakes = expand_variables(file.environment, root=root, path=("environment",), environment=environment)
+    found += _check_values(file, root)
+    values = file.model_dump() | {"environment": variables}
+    return ClusterSettings(**values), found + mistakes
+
+
+def _check_values(file: ClusterFile, root: Node) -> Iterator[Diagnostic]:
+    """A login name that can be one, and a network that is written as one."""
+    if file.user is not None and (problem := user_name_problem(file.user)):
+        place = Label(span_of(root, ("user",)), problem)
+        yield Diagnostic(codes.HOST_NAME, f"`{shown(file.user)}` cannot be a login name", place)
+    problem = _network_problem(file.network) if file.network is not None else None
+    if file.network is not None and problem is not None:
+        message = f"`network` is `{shown(file.network)}`: {problem}"
+        place = Label(span_of(root, ("network",)), "expected a network such as `10.0.0.0/24`, or an interface")
+        yield Diagnostic(codes.WRONG_VALUE, message, place)
+
+
+def _network_problem(text: str) -> str | None:
+    """Why ranks can't talk over a network that is written like this, or None if it is one, or an interface."""
+    from ipaddress import IPv4Network, IPv6Network  # noqa: PLC0415 - hardly any cluster file names a network
+
+    if "/" not in text:
+        return None
+    for kind, problem in ((IPv4Network, None), (IPv6Network, "ranks talk over IPv4, and this is an IPv6 network")):
+        with suppress(ValueError):
+            kind(text, strict=False)
+            return problem
+    return "no IPv4 network is written like this"

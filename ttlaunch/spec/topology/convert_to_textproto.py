@@ -1,0 +1,92 @@
+"""A mesh graph as a descriptor of version 2: a descriptor for each kind of mesh, a connection for each link."""
+
+from ttlaunch.spec.topology.mesh_graph import MeshGraph
+from ttlaunch.spec.topology.mgd_schema import (
+    Channels,
+    Connection,
+    DescriptorFile,
+    DeviceTopology,
+    GraphDescriptor,
+    GraphRef,
+    HostTopology,
+    MeshDescriptor,
+    MeshRef,
+    NodeRef,
+)
+from ttlaunch.spec.topology.model import Link, Mesh
+
+
+def textproto_of(graph: MeshGraph) -> tuple[DescriptorFile, list[str]]:
+    """The file to write, and what it cannot say. The graph is one of version 1, without mistakes."""
+    notes: list[str] = []
+    names = _names(graph, notes)
+    ports = graph.ports or {}
+    if not ports.get("N", 1):
+        notes.append("version 2 cannot say that chips have no ethernet ports; `count: 1` was written")
+    if ports.get("Z"):
+        notes.append(f"version 2 does not say how many ports a chip has to the Z side ({ports['Z']})")
+    kinds = {names[mesh.id]: mesh for mesh in reversed(graph.meshes)}
+    rows = [_descriptor(name, mesh, graph.arch) for name, mesh in reversed(kinds.items())]
+    if len(graph.meshes) == 1 and graph.meshes[0].id == 0:
+        top = NodeRef(mesh=_ref(graph.meshes[0], names))
+        return DescriptorFile(mesh_descriptors=rows, top_level_instance=top), notes
+    meshes = {mesh.id: mesh for mesh in graph.meshes}
+    connections = [
+        connection for link in graph.links for connection in _connections(link, meshes[link.a], meshes[link.b], names)
+    ]
+    instances = [NodeRef(mesh=_ref(mesh, names)) for mesh in graph.meshes]
+    whole = GraphDescriptor(name=graph.name, type="FABRIC", instances=instances, connections=connections)
+    top = NodeRef(graph=GraphRef(graph_descriptor=graph.name, graph_id=0))
+    return DescriptorFile(mesh_descriptors=rows, graph_descriptors=[whole], top_level_instance=top), notes
+
+
+def _names(graph: MeshGraph, notes: list[str]) -> dict[int, str]:
+    """What each mesh's descriptor is called: like its board, with a number where meshes of a board differ."""
+    kinds: dict[tuple[str, tuple[int, int], tuple[int, int]], str] = {}
+    taken = {mesh.board for mesh in graph.meshes}
+    used: set[str] = set()
+    for mesh in graph.meshes:
+        kind = (mesh.board, mesh.device_shape, mesh.host_shape)
+        if kind in kinds:
+            continue
+        name, number = mesh.board, 2
+        while name in used or (name != mesh.board and name in taken):
+            name, number = f"{mesh.board}_{number}", number + 1
+        if name != mesh.board:
+            notes.append(f"board `{mesh.board}` has meshes of different shapes; one of them is called `{name}`")
+        used.add(name)
+        kinds[kind] = name
+    return {mesh.id: kinds[mesh.board, mesh.device_shape, mesh.host_shape] for mesh in graph.meshes}
+
+
+def _descriptor(name: str, mesh: Mesh, arch: str) -> MeshDescriptor:
+    devices: dict[str, object] = {"dims": list(mesh.device_shape)}
+    if mesh.dim_types != ("LINE", "LINE"):
+        devices["dim_types"] = list(mesh.dim_types)
+    return MeshDescriptor.model_validate(
+        {
+            "name": name,
+            "arch": arch.upper(),
+            "device_topology": DeviceTopology.model_validate(devices),
+            "host_topology": HostTopology(dims=list(mesh.host_shape)),
+            "channels": Channels.model_validate({"count": max(1, mesh.channels), "policy": mesh.policy}),
+        }
+    )
+
+
+def _ref(mesh: Mesh, names: dict[int, str], device: int | None = None) -> MeshRef:
+    name = names[mesh.id]
+    if device is None:
+        return MeshRef(mesh_descriptor=name, mesh_id=mesh.id)
+    return MeshRef(mesh_descriptor=name, mesh_id=mesh.id, device_id=device)
+
+
+def _connections(link: Link, a: Mesh, b: Mesh, names: dict[int, str]) -> list[Connection]:
+    rows: list[tuple[int | None, int | None, int]] = [*link.devices] or [(None, None, link.channels)]
+    return [
+        Connection(
+            nodes=[NodeRef(mesh=_ref(a, names, here)), NodeRef(mesh=_ref(b, names, there))],
+            channels=Channels.model_validate({"count": count, "policy": link.policy}),
+        )
+        for here, there, count in rows
+    ]

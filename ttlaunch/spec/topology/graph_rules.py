@@ -1,0 +1,154 @@
+"""Rules for a mesh graph of either version: no mesh left alone, rings that are rings, no more channels than ports."""
+
+from collections.abc import Iterator
+
+from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, Severity
+from ttlaunch.diagnostics.suggest import listed
+from ttlaunch.spec.topology import codes
+from ttlaunch.spec.topology.mesh_graph import MeshGraph
+from ttlaunch.spec.topology.model import Link, Mesh, Switch
+
+_SMALLEST_RING = 3
+
+
+def check_graph(graph: MeshGraph) -> list[Diagnostic]:
+    """All of them, in this order."""
+    return [*_check_ids(graph), *_check_rings(graph), *_check_ports(graph), *_check_connected(graph)]
+
+
+def free_ports(mesh: Mesh, ports: dict[str, int], device: int) -> int:
+    """Ethernet ports of a device that no neighbour inside its mesh takes."""
+    rows, columns = mesh.device_shape
+    row, column = divmod(device, columns)
+    vertical, horizontal = (kind != "RING" for kind in mesh.dim_types)
+    free = ports.get("Z", 0)
+    free += ports["N"] if row == 0 and (vertical or rows == 1) else 0
+    free += ports["S"] if row == rows - 1 and (vertical or rows == 1) else 0
+    free += ports["W"] if column == 0 and (horizontal or columns == 1) else 0
+    free += ports["E"] if column == columns - 1 and (horizontal or columns == 1) else 0
+    return free
+
+
+def missing_z_ports(graph: MeshGraph) -> int:
+    """How many Z ports a chip would need so that all links have a port."""
+    ports = dict(graph.ports or {})
+    ends: dict[int, list[tuple[Link, int]]] = {}
+    for link in graph.links:
+        ends.setdefault(link.a, []).append((link, 0))
+        ends.setdefault(link.b, []).append((link, 1))
+    most = 0
+    for mesh in graph.meshes:
+        links = ends.get(mesh.id, [])
+        count, devices = sum(link.channels for link, _ in links), mesh.device_shape[0] * mesh.device_shape[1]
+        most = max(most, -(-(count - _edge_ports(mesh, ports)) // devices))
+        used: dict[int, int] = {}
+        for link, end in links:
+            for joined in link.devices:
+                used[joined[end]] = used.get(joined[end], 0) + joined[2]
+        most = max([most, *(taken - free_ports(mesh, ports, device) for device, taken in used.items())])
+    return most
+
+
+def _check_ids(graph: MeshGraph) -> Iterator[Diagnostic]:
+    """A gap in the ids of version 2; version 1 has its own check, which knows all rows."""
+    if graph.ports is not None or not graph.meshes:
+        return
+    ids = graph.mesh_ids
+    missing = next((number for number, known in enumerate(ids) if number != known), None)
+    if missing is not None:
+        above = graph.mesh(ids[missing])
+        if above is not None and len(ids) > 1:
+            message = f"mesh ids have a gap: there is a mesh {above.id} but no mesh {missing}"
+            label = Label(above.span, f"expected {missing}")
+            yield Diagnostic(codes.MESH_GAP, message, label, severity=Severity.WARNING)
+
+
+def _check_rings(graph: MeshGraph) -> Iterator[Diagnostic]:
+    told: set[tuple[str, tuple[int, int]]] = set()
+    grids: list[Mesh | Switch] = [*graph.meshes, *graph.switches]
+    for mesh in grids:
+        name = mesh.board if isinstance(mesh, Mesh) else mesh.name
+        if (name, mesh.device_shape) in told:
+            continue
+        for extent, kind, what in zip(mesh.device_shape, mesh.dim_types, ("rows", "columns"), strict=True):
+            if kind == "RING" and extent < _SMALLEST_RING:
+                told.add((name, mesh.device_shape))
+                many = f"{extent} {what}" if extent > 1 else f"1 {what[:-1]}"
+                noun = "mesh" if isinstance(mesh, Mesh) else "switch"
+                message = f"{noun} {mesh.id} has a ring of {many}, which is no more than a line"
+                label = Label(mesh.span, f"{mesh.device_shape[0]} × {mesh.device_shape[1]} devices")
+                yield Diagnostic(codes.SMALL_RING, message, label, severity=Severity.WARNING)
+
+
+def _check_ports(graph: MeshGraph) -> Iterator[Diagnostic]:
+    """Links need ports at the edge of a mesh. Only version 1 says how many a chip has."""
+    if graph.ports is None:
+        return
+    ports = dict(graph.ports)
+    used: dict[tuple[int, int], tuple[int, Link]] = {}
+    edges = {mesh.id: _edge_ports(mesh, ports) for mesh in graph.meshes}
+    channels: dict[int, list[Link]] = {}
+    for link in graph.links:
+        for end, ids in ((0, link.a), (1, link.b)):
+            channels.setdefault(ids, []).append(link)
+            for joined in link.devices:
+                key = (int(ids), joined[end])
+                used[key] = (used.get(key, (0, link))[0] + joined[2], link)
+    full = set()
+    for (mesh_id, device), (count, link) in used.items():
+        mesh = graph.mesh(mesh_id)
+        free = free_ports(mesh, ports, device) if mesh else count
+        if mesh and count > free and mesh_id not in full:
+            full.add(mesh_id)
+            message = f"device {device} of mesh {mesh_id} has {count} channels to other meshes but {free} free ports"
+            yield Diagnostic(codes.TOO_MANY_CHANNELS, message, Label(link.span), (Label(mesh.span, _shape(mesh)),))
+    for mesh_id, links in channels.items():
+        count, mesh = sum(link.channels for link in links), graph.mesh(mesh_id)
+        if mesh and count > edges[mesh.id] and mesh_id not in full:
+            message = f"mesh {mesh_id} has {count} channels to other meshes but {edges[mesh.id]} ports at its edge"
+            sums = f"{' + '.join(str(link.channels) for link in links[:8])} = {count} channels"
+            label = Label(links[-1].span, sums if 1 < len(links) <= 8 else "")  # noqa: PLR2004 - as many as fit a line
+            yield Diagnostic(codes.TOO_MANY_CHANNELS, message, label, (Label(mesh.span, _shape(mesh)),))
+
+
+def _edge_ports(mesh: Mesh, ports: dict[str, int]) -> int:
+    """The sum of `free_ports`, without a walk over all devices."""
+    rows, columns = mesh.device_shape
+    vertical = mesh.dim_types[0] != "RING" or rows == 1
+    horizontal = mesh.dim_types[1] != "RING" or columns == 1
+    edge = columns * (ports["N"] + ports["S"]) if vertical else 0
+    edge += rows * (ports["W"] + ports["E"]) if horizontal else 0
+    return edge + rows * columns * ports.get("Z", 0)
+
+
+def _shape(mesh: Mesh) -> str:
+    return f"{mesh.device_shape[0]} × {mesh.device_shape[1]} devices"
+
+
+def _check_connected(graph: MeshGraph) -> Iterator[Diagnostic]:
+    """Meshes without any link may be meant; a mesh beside linked ones hardly is."""
+    if not graph.links and not graph.switch_links:
+        return
+    parent: dict[tuple[bool, int], tuple[bool, int]] = {(False, mesh.id): (False, mesh.id) for mesh in graph.meshes}
+    parent |= {(True, switch.id): (True, switch.id) for switch in graph.switches}
+
+    def root(node: tuple[bool, int]) -> tuple[bool, int]:
+        while parent[node] != node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    for link in graph.links:
+        parent[root((False, link.b))] = root((False, link.a))
+    for joined in graph.switch_links:
+        parent[root((True, joined.switch))] = root((joined.other_is_switch, joined.other))
+    if not graph.meshes:
+        return
+    home = root((False, graph.meshes[0].id))
+    apart = [mesh for mesh in graph.meshes if root((False, mesh.id)) != home]
+    if apart:
+        names = listed([mesh.id for mesh in apart], last="and", quote="")
+        message = f"no link leads from mesh {graph.meshes[0].id} to mesh{'es' if len(apart) > 1 else ''} {names}"
+        labels = (Label(graph.meshes[0].span, ""),)
+        label = Label(apart[0].span, "not connected")
+        yield Diagnostic(codes.DISCONNECTED, message, label, labels, severity=Severity.WARNING)

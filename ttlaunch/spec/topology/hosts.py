@@ -1,0 +1,234 @@
+"""Read a hostfile: which hosts there are, and how many ranks each has room for.
+
+The meaning is Open MPI's, whose `mpirun --do-not-launch --display allocation` is the judge of the tests: a host that
+is listed without `slots=` has one slot for each time it is listed, `max_slots` alone also gives the slots, and two
+names that are equal up to their first dot are one host. Stricter on purpose: what mpirun skips in silence (a second
+word on a line) or reads as something else (`a:2` as a name) is an error here, and so are hosts without slots.
+"""
+
+import re
+from dataclasses import dataclass, field, replace
+
+from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
+from ttlaunch.diagnostics.span import Source, Span
+from ttlaunch.diagnostics.suggest import closest, shown
+from ttlaunch.spec.located.codes import TOPOLOGY
+from ttlaunch.spec.topology import codes
+from ttlaunch.spec.topology.host_names import expand_ranges, host_name_problem, user_name_problem
+from ttlaunch.spec.topology.model import Host, HostName
+
+_RANKFILE = re.compile(r"\s*rank\s+[0-9]+\s*=\s*(?P<host>\S+)(\s+slots?\s*=.*)?", re.IGNORECASE)
+_WORD = re.compile(r"[^\s=]+(\s*=\s*[^\s=]*)?|=\S*")
+_COMMENT = re.compile(r"#|(?<!\S)//")
+_COUNT = re.compile(r"[0-9]+\Z")
+_ADDRESS = re.compile(r"[0-9.]+\Z")
+_SLOTS = ("slots", "max_slots", "max-slots")
+_MOST_SLOTS = 65_536
+_MOST_SLOTS_IN_ALL = 1_000_000
+_MOST_HOSTS_IN_ALL = 262_144
+_LONGEST_SHOWN = 253
+_MOST_LINES_SHOWN = 32
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One host of one line, as written."""
+
+    name: str
+    user: str | None
+    span: Span
+    counts: dict[str, tuple[int, Span]] = field(default_factory=dict)
+
+
+def parse_hosts(source: Source) -> tuple[list[Host], list[Diagnostic]]:
+    """Read the text of a hostfile.
+
+    Returns:
+        The hosts in the order in which ranks fill them, and the diagnostics. With an error among these the hosts are
+        those that could be read.
+    """
+    rankfile = _rankfile(source)
+    if rankfile:
+        return [], [rankfile]
+    lines: list[_Line] = []
+    found: list[Diagnostic] = []
+    for number, text in enumerate(source.lines, start=1):
+        comment = _COMMENT.search(text)
+        words = list(_WORD.finditer(text[: comment.start()] if comment else text))
+        if words:
+            spans = [Span(source, number, word.start() + 1, len(word.group().rstrip())) for word in words]
+            read, mistakes = _parse_line([word.group() for word in words], spans)
+            lines += read
+            found += mistakes
+            if len(lines) > _MOST_HOSTS_IN_ALL:
+                message = f"{source.name} lists more than {_MOST_HOSTS_IN_ALL} hosts"
+                return [], [*found, Diagnostic(codes.SLOTS, message, Label(spans[0], "up to here"))]
+    if not lines and not found:
+        message = f"{source.name} lists no host; mpirun would run everything on this machine"
+        found.append(Diagnostic(TOPOLOGY.empty_file, message, hints=("for this machine alone: `localhost slots=4`",)))
+    hosts, mistakes = _merge(lines)
+    return hosts, found + mistakes + _too_many(hosts)
+
+
+def _too_many(hosts: list[Host]) -> list[Diagnostic]:
+    total = sum(host.slots for host in hosts)
+    if total <= _MOST_SLOTS_IN_ALL:
+        return []
+    largest = max(hosts, key=lambda host: host.slots)
+    message = f"the hosts offer {total} slots in all; at most {_MOST_SLOTS_IN_ALL} were expected"
+    return [Diagnostic(codes.SLOTS, message, Label(largest.slots_span, f"{largest.slots} of them"))]
+
+
+def _parse_line(words: list[str], spans: list[Span]) -> tuple[list[_Line], list[Diagnostic]]:
+    hosts, found = _parse_names(words[0], spans[0])
+    counts: dict[str, tuple[int, Span]] = {}
+    for word, span in zip(words[1:], spans[1:], strict=True):
+        key, _, value = (part.strip() for part in word.partition("="))
+        if key not in _SLOTS:
+            found.append(_unknown_word(key, value, words[0], span))
+            if "=" not in word:
+                break  # likely another host, with its own words after it
+            continue
+        count, mistake = _count(key, value, span)
+        kind = "slots" if key == "slots" else "max_slots"
+        if mistake:
+            found.append(mistake)
+        elif kind in counts:
+            message = f"host `{shown(words[0])}` gets `{key}` twice on one line"
+            found.append(Diagnostic(codes.HOST_TWICE, message, Label(span), (Label(counts[kind][1], "first here"),)))
+        else:
+            counts[kind] = (count, span)
+    most, slots = counts.get("max_slots"), counts.get("slots")
+    if most and slots and most[0] < slots[0]:
+        message = f"`max_slots={most[0]}` is less than `slots={slots[0]}`"
+        label = Label(most[1], f"expected {slots[0]} or more")
+        found.append(Diagnostic(codes.SLOTS, message, label, (Label(slots[1], ""),)))
+    return [replace(host, counts=counts) for host in hosts], found
+
+
+def _parse_names(word: str, span: Span) -> tuple[list[_Line], list[Diagnostic]]:
+    """The hosts that the first word of a line names."""
+    before, at, after = word.rpartition("@")
+    user, name = (before, after) if at else (None, word)
+    if user is not None and (problem := user_name_problem(user)):
+        label = Label(replace(span, length=max(1, len(user))), problem)
+        return [], [Diagnostic(codes.HOST_NAME, f"`{shown(user)}` cannot be a login name", label)]
+    place = replace(span, column=span.column + len(word) - len(name), length=max(1, len(name)))
+    names = expand_ranges(name)
+    if isinstance(names, str):
+        return [], [Diagnostic(codes.HOST_NAME, f"`{shown(name)}` cannot be a host name", Label(place, names))]
+    for each in names:
+        problem = host_name_problem(each)
+        if problem:
+            message = f"`{shown(each)}` cannot be a host name"
+            return [], [Diagnostic(codes.HOST_NAME, message, Label(place, problem), hints=_name_hints(name))]
+    return [_Line(each, user, place) for each in names], []
+
+
+def _name_hints(name: str) -> tuple[str, ...]:
+    host, colon, count = name.partition(":")
+    if colon and _COUNT.match(count):
+        return (f"write `{shown(host)} slots={shown(count)}`",)
+    if name.partition("=")[0] in _SLOTS:
+        return (f"name the host first: `HOST {shown(name)}`",)
+    if "," in name:
+        return ("write one host a line",)
+    return ()
+
+
+def _unknown_word(key: str, value: str, host: str, span: Span) -> Diagnostic:
+    written = f"{key}={value}" if value else key
+    message = f"unknown word `{shown(written)}` after host `{shown(host)}`"
+    label = Label(span, "expected `slots=` or `max_slots=`")
+    meant = closest(key, _SLOTS)
+    if _COUNT.match(key) and not value:
+        hint = f"did you mean `slots={shown(key)}`?"
+    elif key == "port":
+        hint = "write `port: N` in cluster.yaml, which lies beside the hostfile"
+    elif key in {"user", "username", "user_name"}:
+        hint = f"write the login name before the host: `{shown(value) or 'USER'}@{shown(host)}`"
+    elif meant:
+        hint = f"did you mean `{meant}`?"
+    else:
+        hint = "write one host a line; a comment begins with `#`"
+    return Diagnostic(codes.HOSTFILE_WORD, message, label, hints=(hint,))
+
+
+def _count(key: str, value: str, span: Span) -> tuple[int, Diagnostic | None]:
+    if _COUNT.match(value) and len(value) < 10 and 0 < int(value) <= _MOST_SLOTS:  # noqa: PLR2004 - digits
+        return int(value), None
+    place = replace(span, column=span.column + span.length - len(value), length=len(value)) if value else span
+    message = f"`{key}` is `{shown(value)}`" if value else f"`{key}` has no value"
+    expected = f"a whole number from 1 to {_MOST_SLOTS}"
+    hints = ("to leave the host out, put `#` before its line",) if value.strip("0") == "" and value else ()
+    return 0, Diagnostic(
+        codes.SLOTS, f"{message}; {expected} was expected", Label(place, f"expected {expected}"), hints=hints
+    )
+
+
+def _merge(lines: list[_Line]) -> tuple[list[Host], list[Diagnostic]]:
+    """Add up the lines of each host; mpirun knows hosts by the part before the first dot."""
+    hosts: dict[str, Host] = {}
+    found: list[Diagnostic] = []
+    for line in lines:
+        key = line.name.lower() if _ADDRESS.match(line.name) else line.name.lower().split(".")[0]
+        earlier = hosts.get(key)
+        if earlier is None:
+            hosts[key] = _host(line)
+        elif line.counts or earlier.name != line.name or earlier.user != line.user:
+            found.append(_twice(earlier, line))
+        else:
+            hosts[key] = replace(earlier, slots=earlier.slots + 1)
+    return list(hosts.values()), found
+
+
+def _host(line: _Line) -> Host:
+    most = line.counts.get("max_slots")
+    slots, span = line.counts.get("slots") or most or (1, line.span)
+    return Host(HostName(line.name), slots, line.span, span, max_slots=most[0] if most else None, user=line.user)
+
+
+def _twice(first: Host, again: _Line) -> Diagnostic:
+    labels = (Label(first.span, "first listed here"),)
+    if first.name.lower() != again.name.lower():
+        short = again.name.split(".")[0]
+        message = f"hosts `{shown(first.name)}` and `{shown(again.name)}` are both `{shown(short)}` to mpirun"
+        note = "mpirun knows a host by the part of its name before the first dot"
+        return Diagnostic(codes.HOST_TWICE, message, Label(again.span, ""), labels, notes=(note,))
+    if first.name != again.name:
+        message = f"hosts `{shown(first.name)}` and `{shown(again.name)}` differ only in letter case"
+        return Diagnostic(codes.HOST_TWICE, message, Label(again.span, "the same machine"), labels)
+    if first.user != again.user:
+        message = f"host `{shown(again.name)}` is listed with two login names"
+        return Diagnostic(codes.HOST_TWICE, message, Label(again.span), labels)
+    slots, span = again.counts.get("slots") or again.counts["max_slots"]
+    message = f"host `{shown(again.name)}` is listed again with a number of slots"
+    hint = f"write one line: `{shown(again.name)} slots={first.slots + slots}`"
+    note = "mpirun adds up lines of a host only if they have no `slots=`"
+    return Diagnostic(codes.HOST_TWICE, message, Label(span, "and again here"), labels, notes=(note,), hints=(hint,))
+
+
+def _rankfile(source: Source) -> Diagnostic | None:
+    """Tell a rankfile from a hostfile, and write the hostfile that it should be."""
+    matches = [(number, _RANKFILE.match(line)) for number, line in enumerate(source.lines, start=1)]
+    ranked = [(number, match) for number, match in matches if match]
+    if not ranked:
+        return None
+    slots: dict[str, int] = {}
+    for _, match in ranked:
+        slots[match["host"]] = slots.get(match["host"], 0) + 1
+    number, first = ranked[0]
+    text = source.line(number)
+    indent = len(text) - len(text.lstrip())
+    span = Span(source, number, indent + 1, len(text.strip()))
+    host = first["host"]
+    lines = [f"{shown(name, longest=_LONGEST_SHOWN)} slots={count}" for name, count in slots.items()]
+    message = f"{source.name} is a rankfile, not a hostfile: `{shown(text.strip())}`"
+    label = Label(span, f"as a line of a hostfile: `{shown(host)} slots={slots[host]}`")
+    return Diagnostic(
+        codes.RANKFILE,
+        message,
+        label,
+        notes=("ranks take the slots in the order of the hostfile, so it needs no rank numbers",),
+        hints=("the same as a hostfile:\n  " + "\n  ".join(lines[:_MOST_LINES_SHOWN]),),
+    )

@@ -1,0 +1,299 @@
+"""Read the files that describe a cluster and prove that they fit together: all mistakes at once, or a `Topology`.
+
+Pure: environment and working folder are handed in, nothing is started. A configuration that is nothing but a hostfile,
+such as `local`, is read without PyYAML and pydantic, whose import would take longer than everything else.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ttlaunch.diagnostics.diagnostic import Diagnostic, has_errors
+from ttlaunch.diagnostics.span import Source
+from ttlaunch.spec.located.codes import TOPOLOGY
+from ttlaunch.spec.located.source import read_source
+from ttlaunch.spec.topology import codes
+from ttlaunch.spec.topology.hosts import parse_hosts
+from ttlaunch.spec.topology.missing import no_bindings, no_hosts, with_descriptor_hint
+from ttlaunch.spec.topology.model import ClusterSettings, Host, Topology
+from ttlaunch.spec.topology.parts import Part, add_part, join_parts
+from ttlaunch.spec.topology.places import (
+    BINDINGS_FILE,
+    DESCRIPTOR_FILES,
+    HOSTS_FILE,
+    SUB_CONTEXT_FILES,
+    NamedFile,
+    absolute,
+    display_name,
+    find_file,
+)
+
+if TYPE_CHECKING:
+    from ttlaunch.spec.topology.mesh_graph import MeshGraph
+    from ttlaunch.spec.topology.rank_bindings import Bindings, BoundRank
+    from ttlaunch.spec.topology.sub_contexts import SubContextFiles
+
+CLUSTER_FILE = "cluster.yaml"
+
+_TEXTPROTO = re.compile(
+    r"^[ \t]*(?:(?:mesh|graph|switch)_descriptors|top_level_instance|pinnings)[ \t]*(?::[ \t]*)?[{<]", re.MULTILINE
+)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What the files of a cluster say.
+
+    Attributes:
+        topology: None if and only if a diagnostic is an error.
+        files: Those that were read, in order.
+        descriptor_found: Where the mesh graph descriptor was found, in words; None without one.
+    """
+
+    topology: Topology | None
+    diagnostics: list[Diagnostic]
+    files: list[Path]
+    descriptor_found: str | None = None
+
+
+def load_topology(folder: Path, *, name: str, environment: Mapping[str, str], working_folder: Path) -> Loaded:
+    """Read the configuration in `folder`: `hosts.txt`, and if there `rank_bindings.yaml` with its descriptor, `cluster.yaml`.
+
+    Args:
+        folder: The configuration, seen from the working folder.
+        name: What to call it.
+        environment: What `$VAR` stands for in the values of variables.
+        working_folder: The user's current folder, absolute; files inside it are called by their relative paths.
+    """
+    reading = _Reading(environment, working_folder)
+    whole = absolute(folder, working_folder=working_folder)
+    if not os.path.isdir(whole):  # noqa: PTH112 - never raises, whatever the path
+        problem = "is not a folder" if os.path.lexists(whole) else "does not exist"
+        message = f"{reading.name(folder)} {problem}; a configuration folder was expected"
+        return Loaded(None, [Diagnostic(codes.MISSING_FILE, message)], [])
+    if not os.path.lexists(whole / HOSTS_FILE):
+        reading.add([no_hosts(whole, reading.name(whole / HOSTS_FILE))])
+    else:
+        reading.read_hosts(whole / HOSTS_FILE)
+    if os.path.lexists(whole / BINDINGS_FILE):
+        reading.read_bindings(whole / BINDINGS_FILE)
+    else:
+        descriptors = [file for file in DESCRIPTOR_FILES if os.path.lexists(whole / file)]
+        name_of_bindings = reading.name(whole / BINDINGS_FILE)
+        reading.add(no_bindings(whole, name_of_bindings, descriptor=file) for file in descriptors[:1])
+        for file in descriptors[:1]:
+            reading.read_descriptor(whole / file)
+    reading.read_cluster(whole / CLUSTER_FILE)
+    return reading.finish(name, whole)
+
+
+def load_topology_files(
+    hostfile: Path | None,
+    rank_bindings: Path | None,
+    *,
+    hosts: Source | None = None,
+    environment: Mapping[str, str],
+    working_folder: Path,
+) -> Loaded:
+    """The same for files named one by one. A `cluster.yaml` beside the hostfile counts: it says how to reach its hosts.
+
+    Without a hostfile `hosts` is the text of one. Without either, all ranks of the bindings run on this machine.
+    """
+    reading = _Reading(environment, working_folder)
+    whole = None if hostfile is None else absolute(hostfile, working_folder=working_folder)
+    if whole is not None:
+        reading.read_hosts(whole, typed=hostfile)
+    if rank_bindings is not None:
+        reading.read_bindings(absolute(rank_bindings, working_folder=working_folder), typed=rank_bindings)
+    if whole is None:
+        rows = reading.bindings.rows if reading.bindings else []
+        reading.take_hosts(hosts or Source("this machine", f"localhost slots={max(1, len(rows))}"))
+        return reading.finish(rank_bindings.stem if rank_bindings else "hosts", None)
+    reading.read_cluster(whole.parent / CLUSTER_FILE)
+    return reading.finish(whole.parent.name or whole.stem, None)
+
+
+def load_bindings(source: Source, path: Path, *, environment: Mapping[str, str], working_folder: Path) -> Loaded:
+    """The same for bindings alone, whose text is at hand, with the descriptor that they name; hosts are not asked for."""
+    reading = _Reading(environment, working_folder, texts={path: source})
+    reading.read_bindings(path)
+    return reading.finish(path.stem, None)
+
+
+def is_textproto(source: Source) -> bool:
+    """Whether a descriptor is one of version 2: by its name, or by how one begins."""
+    return source.name.endswith(".textproto") or bool(_TEXTPROTO.search(source.text))
+
+
+@dataclass
+class _Reading:
+    """The files read so far and what was found in them."""
+
+    environment: Mapping[str, str]
+    working_folder: Path
+    texts: Mapping[Path, Source] = field(default_factory=dict)
+    found: list[Diagnostic] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+    hosts: list[Host] = field(default_factory=list)
+    hosts_are_sound: bool = False
+    bindings: "Bindings | None" = None
+    graphs: dict[Path, "MeshGraph | None"] = field(default_factory=dict)
+    parts: list[Part] = field(default_factory=list)
+    descriptor_found: str | None = None
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+
+    def name(self, path: Path) -> str:
+        return display_name(path, working_folder=self.working_folder)
+
+    def add(self, diagnostics: Iterable[Diagnostic]) -> None:
+        self.found += diagnostics
+
+    def read(self, path: Path, what: str, typed: Path | None = None) -> Source | None:
+        if path in self.texts:
+            return self.texts[path]
+        source, found = read_source(path, codes=TOPOLOGY, what=what, name=self.name(typed or path))
+        self.found += found
+        self.files += [path] if source else []
+        return source
+
+    def read_hosts(self, path: Path, typed: Path | None = None) -> None:
+        source = self.read(path, "a hostfile", typed)
+        if source:
+            self.take_hosts(source)
+
+    def take_hosts(self, source: Source) -> None:
+        self.hosts, found = parse_hosts(source)
+        self.hosts_are_sound = not has_errors(found)
+        self.found += found
+
+    def read_bindings(self, path: Path, typed: Path | None = None) -> None:
+        source = self.read(path, "a rank bindings file", typed)
+        if source is None:
+            return
+        from ttlaunch.spec.topology import sub_contexts  # noqa: PLC0415 - imports pydantic
+
+        content = self._parse_bindings(source, path)
+        if isinstance(content, sub_contexts.SubContextFiles):
+            self._read_sub_contexts(path, content)
+        elif content is not None:
+            self.add(sub_contexts.check_rows(content))
+            self.bindings = content
+            self._read_descriptors(path, content)
+
+    def _parse_bindings(self, source: Source, path: Path) -> "Bindings | SubContextFiles | None":
+        from ttlaunch.spec.topology.sub_contexts import parse_any_bindings  # noqa: PLC0415 - as above
+
+        content, found = parse_any_bindings(source, environment=self.environment)
+        self.add(with_descriptor_hint(diagnostic, path.parent) for diagnostic in found)
+        return content
+
+    def _read_sub_contexts(self, path: Path, mapping: "SubContextFiles") -> None:
+        from ttlaunch.spec.topology import sub_contexts  # noqa: PLC0415 - as above
+
+        files: dict[int, Bindings] = {}
+        for number, named in mapping.files.items():
+            file = self._find(path, named)
+            source = self.read(file, "a rank bindings file") if file else None
+            content = self._parse_bindings(source, file) if source and file else None
+            if isinstance(content, sub_contexts.SubContextFiles):
+                self.add([sub_contexts.nested_mapping(content, named, number)])
+            elif content is not None and file is not None:
+                before = sum(len(earlier.rows) for earlier in files.values())
+                files[number], found = sub_contexts.enter_sub_context(content, number, ranks_before=before)
+                self.add(found)
+                self._read_descriptors(file, files[number])
+        self.bindings, found = sub_contexts.merge_bindings(files, mapping)
+        self.add(found)
+
+    def _find(self, bindings: Path, named: NamedFile) -> Path | None:
+        found = find_file(named, bindings=bindings, working_folder=self.working_folder)
+        if isinstance(found, Diagnostic):
+            self.add([found] if found not in self.found else [])
+            return None
+        if named.key != SUB_CONTEXT_FILES:
+            self.descriptor_found = self.descriptor_found or found[1]
+        return found[0]
+
+    def _read_descriptors(self, file: Path, bindings: "Bindings") -> None:
+        """Sort the ranks by sub-context and descriptor, and read each descriptor once."""
+        by_part: dict[tuple[int | None, str], tuple[NamedFile, list[BoundRank]]] = {}
+        for row in bindings.rows:
+            named = row.descriptor or bindings.descriptor
+            if named is not None:
+                by_part.setdefault((row.binding.subcontext_id, named.written), (named, []))[1].append(row)
+        if bindings.descriptor and all(named != bindings.descriptor for named, _ in by_part.values()):
+            if by_part:
+                self._find(file, bindings.descriptor)
+            else:
+                by_part[None, ""] = (bindings.descriptor, [])
+        for named, rows in by_part.values():
+            path = self._find(file, named)
+            if path is not None:
+                add_part(self.parts, Part(replace(bindings, rows=rows), self.read_descriptor(path), path))
+
+    def read_descriptor(self, path: Path) -> "MeshGraph | None":
+        if path not in self.graphs:
+            source = self.read(path, "a mesh graph descriptor")
+            self.graphs[path] = self._parse_descriptor(source) if source else None
+        return self.graphs[path]
+
+    def _parse_descriptor(self, source: Source) -> "MeshGraph | None":
+        if is_textproto(source):
+            from ttlaunch.spec.topology.mgd_textproto import parse_mesh_graph_textproto  # noqa: PLC0415 - imports pydantic
+
+            read, found = parse_mesh_graph_textproto(source)
+            self.found += found
+            return read.graph if read else None
+        from ttlaunch.spec.topology.mgd_yaml import parse_mesh_graph  # noqa: PLC0415 - imports pydantic
+
+        graph, found = parse_mesh_graph(source)
+        self.found += found
+        return graph
+
+    def read_cluster(self, path: Path) -> None:
+        if not os.path.lexists(path):
+            return
+        source = self.read(path, "a cluster file")
+        if source is None:
+            return
+        from ttlaunch.spec.topology.cluster import parse_cluster  # noqa: PLC0415 - imports pydantic
+
+        self.cluster, found = parse_cluster(source, environment=self.environment)
+        self.found += found
+
+    def finish(self, name: str, folder: Path | None) -> Loaded:
+        """Check the files against each other."""
+        if self.bindings is not None:
+            from ttlaunch.spec.topology.checks import check_devices, check_meshes, check_slots  # noqa: PLC0415 - as above
+
+            hosts = self.hosts if self.hosts_are_sound else []
+            self.add(check_slots(self.bindings, hosts))
+            graphs = {row.binding.rank: part.graph for part in self.parts for row in part.bindings.rows if part.graph}
+            placed = sum(len(part.bindings.rows) for part in self.parts)
+            complete = self.bindings.complete and placed == len(self.bindings.rows)
+            for part in self.parts:
+                bindings = replace(part.bindings, complete=complete)
+                self.add(check_meshes(bindings, part.graph) if part.graph else [])
+            self.add(check_devices(self.bindings, hosts, graphs))
+        topology = None if has_errors(self.found) else self._topology(name, folder)
+        return Loaded(topology, self.found, self.files, self.descriptor_found)
+
+    def _topology(self, name: str, folder: Path | None) -> Topology:
+        joined = join_parts(self.parts)
+        return Topology(
+            name,
+            folder,
+            tuple(self.hosts),
+            arch=joined.arch,
+            meshes=joined.meshes,
+            links=joined.links,
+            switches=joined.switches,
+            switch_links=joined.switch_links,
+            bindings=joined.bindings,
+            global_environment=self.bindings.global_environment if self.bindings else {},
+            mesh_graph_path=joined.mesh_graph_path,
+            cluster=self.cluster,
+        )

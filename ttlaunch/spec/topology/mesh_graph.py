@@ -1,0 +1,55 @@
+"""What a mesh graph descriptor says, whichever version it is written in: the chip, the meshes, the links."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ttlaunch.diagnostics.span import Span
+from ttlaunch.spec.topology.model import Link, Mesh, MeshId, Switch, SwitchLink
+
+ARCHITECTURES = ("wormhole_b0", "blackhole", "quasar", "cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class MeshGraph:
+    """A descriptor as read, before it is checked against other files.
+
+    Attributes:
+        meshes: In the order of the file; ids are unique unless a diagnostic says otherwise.
+        span: The word that begins the list of meshes.
+        name: Of the graph; version 1 has none.
+        ports: Ethernet ports of a chip per direction (N, E, S, W, and Z if it has them); None in version 2, which says
+            what the runtime asks for rather than what there is.
+    """
+
+    arch: str
+    meshes: Sequence[Mesh]
+    links: Sequence[Link]
+    span: Span = field(compare=False)
+    switches: Sequence[Switch] = ()
+    switch_links: Sequence[SwitchLink] = ()
+    name: str = field(default="G0", compare=False)
+    ports: Mapping[str, int] | None = field(default=None, compare=False)
+
+    def mesh(self, mesh_id: int) -> Mesh | None:
+        """The first mesh with this id."""
+        return self._mesh_by_id.get(mesh_id)
+
+    @cached_property
+    def _mesh_by_id(self) -> dict[int, Mesh]:
+        return {mesh.id: mesh for mesh in reversed(self.meshes)}
+
+    @cached_property
+    def mesh_ids(self) -> list[MeshId]:
+        return sorted({mesh.id for mesh in self.meshes})
+
+    @property
+    def ids_as_text(self) -> str:
+        """`mesh 0`, `meshes 0, 1`, or `meshes 0 to 31`."""
+        ids = self.mesh_ids
+        if len(ids) == 1:
+            return f"mesh {ids[0]}"
+        if len(ids) > 2 and ids == list(range(ids[0], ids[-1] + 1)):  # noqa: PLR2004 - "0 to 1" is no shorter
+            return f"meshes {ids[0]} to {ids[-1]}"
+        shown = ", ".join(str(number) for number in ids[:16])
+        return f"meshes {shown}" + (", …" if len(ids) > 16 else "")  # noqa: PLR2004 - a line of them

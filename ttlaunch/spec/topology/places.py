@@ -1,0 +1,101 @@
+"""Where the files of a configuration lie: what messages call them, and where a file that another names is looked for."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
+from ttlaunch.diagnostics.span import Span
+from ttlaunch.diagnostics.suggest import listed, shown
+from ttlaunch.spec.topology import codes
+
+HOSTS_FILE = "hosts.txt"
+BINDINGS_FILE = "rank_bindings.yaml"
+DESCRIPTOR_FILES = ("mgd.yaml", "mgd.textproto")
+SUB_CONTEXT_FILES = "subcontext_id_to_rank_bindings"
+
+_LONGEST_PATH = 200
+_LONGEST_NAME = 300
+_PARENTS_ELSEWHERE = 2
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder in which a descriptor is looked for.
+
+    Attributes:
+        why: What it is to the user: "beside rank_bindings.yaml".
+    """
+
+    folder: Path
+    why: str
+
+
+@dataclass(frozen=True)
+class NamedFile:
+    """A file that bindings name.
+
+    Attributes:
+        key: Which says so: `mesh_graph_desc_path`.
+        written: The path.
+        usual: Names that such files often have.
+    """
+
+    key: str
+    written: str
+    span: Span
+    usual: tuple[str, ...] = ()
+
+
+def find_file(named: NamedFile, *, bindings: Path, working_folder: Path) -> tuple[Path, str] | Diagnostic:
+    """Where the file lies, absolute, and in words why there; or that it is nowhere."""
+    places = descriptor_places(bindings, working_folder=working_folder)
+    is_absolute = Path(named.written).is_absolute()
+    for place in places[:1] if is_absolute else places:
+        path = absolute(Path(named.written), working_folder=place.folder)
+        if os.path.isfile(path):  # noqa: PTH113 - never raises, whatever the path
+            return path, "an absolute path" if is_absolute else place.why
+    looked = [
+        "the current folder"
+        if place.folder == working_folder
+        else display_name(place.folder, working_folder=working_folder)
+        for place in places
+    ]
+    message = f"`{named.key}` names `{shown(named.written, longest=_LONGEST_PATH)}`, which does not exist"
+    notes = () if is_absolute else (f"looked in {listed(looked, last='and', quote='')}",)
+    beside = [file for file in (Path(named.written).name, *named.usual) if os.path.isfile(bindings.parent / file)]  # noqa: PTH113 - as above
+    hints = tuple(f"did you mean `{file}`, which lies beside {bindings.name}?" for file in beside[:1])
+    return Diagnostic(codes.MISSING_FILE, message, Label(named.span, "no such file"), notes=notes, hints=hints)
+
+
+def absolute(path: Path, *, working_folder: Path) -> Path:
+    """The path seen from the working folder, without `..`, symbolic links left as they are."""
+    return Path(os.path.normpath(working_folder / path))
+
+
+def display_name(path: Path, *, working_folder: Path) -> str:
+    """How the user would type this path: short if it is inside the working folder, printable in any case."""
+    whole = absolute(path, working_folder=working_folder)
+    inside = whole.is_relative_to(working_folder) and whole != working_folder
+    return shown(whole.relative_to(working_folder) if inside else path, longest=_LONGEST_NAME)
+
+
+def descriptor_places(bindings: Path, *, working_folder: Path) -> list[Place]:
+    """Where the descriptor that a bindings file names is looked for, in this order; the first hit counts.
+
+    The folder of the file, its parents up to the root of the repository, and the working folder. Outside a repository
+    two parents count, enough for `configurations/NAME/mgd.yaml`. `tt-run` looks only under `$TT_METAL_HOME` and in the
+    working folder.
+    """
+    folder = bindings.parent
+    places = [Place(folder, f"beside {bindings.name}")]
+    places += [Place(parent, "above it") for parent in _parents_in_repository(folder)]
+    if all(place.folder != working_folder for place in places):
+        places.append(Place(working_folder, "the current folder"))
+    return places
+
+
+def _parents_in_repository(folder: Path) -> list[Path]:
+    parents = [folder, *folder.parents]
+    root = next((index for index, parent in enumerate(parents) if os.path.lexists(parent / ".git")), _PARENTS_ELSEWHERE)
+    return parents[1 : root + 1]

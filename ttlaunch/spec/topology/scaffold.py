@@ -1,0 +1,139 @@
+"""Write the three files of a new configuration: texts that validate as they stand and explain themselves.
+
+Whoever starts from them changes numbers rather than looking for the format.
+"""
+
+import re
+
+from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
+from ttlaunch.diagnostics.span import Source
+from ttlaunch.diagnostics.suggest import shown
+from ttlaunch.spec.topology import codes
+from ttlaunch.spec.topology.hosts import parse_hosts
+from ttlaunch.spec.topology.mesh_graph import ARCHITECTURES
+
+_SOURCE = "--hosts"
+_PLAIN = re.compile(r"[A-Za-z0-9_.@-]+\Z")
+_COUNT = re.compile(r"[0-9]+\Z")
+
+
+def parse_host_list(text: str) -> list[tuple[str, int]] | Diagnostic:
+    """Read `a,b:2,c`: hosts with their number of slots, one if none is given; or say what is wrong with it."""
+    hosts: list[tuple[str, int]] = []
+    column = 1
+    source = Source(_SOURCE, text)
+    for part in text.split(","):
+        host, slots = _split(part)
+        problem = _problem(host, slots)
+        if problem or host in dict(hosts):
+            span = source.span(1, column, max(1, len(part)))
+            problem = problem or "it is listed twice"
+            message = f"`{_SOURCE} {shown(text)}`: `{shown(part)}` is not a host with a number of slots: {problem}"
+            hint = "write hosts with commas between them: `--hosts a,b:2,c`"
+            return Diagnostic(codes.HOST_NAME, message, Label(span, "expected `HOST` or `HOST:SLOTS`"), hints=(hint,))
+        hosts.append((host, int(slots)))
+        column += len(part) + 1
+    _, found = parse_hosts(Source(_SOURCE, _lines(hosts)))
+    if found:
+        return Diagnostic(found[0].code, found[0].message, Label(source.span(1, 1, len(text))), notes=found[0].notes)
+    return hosts
+
+
+def scaffold(
+    name: str, hosts: list[tuple[str, int]], *, device_shape: tuple[int, int] = (1, 8), arch: str = "wormhole_b0"
+) -> dict[str, str]:
+    """The files of a configuration in which each rank drives a mesh of its own.
+
+    Args:
+        name: Of the configuration, for the comments.
+        hosts: Each with its number of slots.
+        device_shape: Rows and columns of devices of each mesh.
+        arch: One of `ARCHITECTURES`.
+
+    Returns:
+        File name to text.
+
+    Raises:
+        ValueError: If there is no host, or the architecture is not a known one.
+    """
+    if not hosts or arch not in ARCHITECTURES:
+        raise ValueError(f"a configuration needs a host and an architecture out of {', '.join(ARCHITECTURES)}")
+    ranks = [host for host, slots in hosts for _ in range(slots)]
+    return {
+        "hosts.txt": _hosts_text(name, hosts),
+        "mgd.yaml": _descriptor_text(name, len(ranks), device_shape, arch),
+        "rank_bindings.yaml": _bindings_text(name, ranks, arch),
+    }
+
+
+def _split(part: str) -> tuple[str, str]:
+    host, colon, slots = part.strip().partition(":")
+    return host, slots if colon else "1"
+
+
+def _problem(host: str, slots: str) -> str | None:
+    """Why a hostfile would not take this host, or None if it would."""
+    if not _PLAIN.match(host):
+        return "a host name has letters, digits, `-`, `_` and `.`"
+    if not _COUNT.match(slots):
+        return "a number of slots is a whole number from 1"
+    _, found = parse_hosts(Source(_SOURCE, f"{host} slots={slots}"))
+    return found[0].message if found else None
+
+
+def _hosts_text(name: str, hosts: list[tuple[str, int]]) -> str:
+    return f"""\
+# {shown(name)}: the machines. One host a line, with room for `slots` ranks on it.
+# Ranks take the slots in the order of this file: rank 0 the first, rank 1 the next, …
+{_lines(hosts)}
+"""
+
+
+def _lines(hosts: list[tuple[str, int]]) -> str:
+    return "\n".join(f"{host} slots={slots}" for host, slots in hosts)
+
+
+def _descriptor_text(name: str, meshes: int, device_shape: tuple[int, int], arch: str) -> str:
+    rows, columns = device_shape
+    shape = f"[{rows}, {columns}]"
+    mesh = f"{{id: %d, board: board, device_topology: {shape}, host_topology: [1, 1]}},"
+    mesh_lines = "\n".join("  " + mesh % number for number in range(meshes))
+    link_lines = "\n".join(f"  [M{number}, M{number + 1}, 2]," for number in range(meshes - 1))
+    links = f"RelaxedGraph: [\n{link_lines}\n]" if link_lines else "RelaxedGraph: []"
+    return f"""\
+# {shown(name)}: the devices, and how they are cabled.
+
+# The chip, and its ethernet ports to the north, east, south and west.
+ChipSpec: {{
+  arch: {arch},
+  ethernet_ports: {{N: 2, E: 2, S: 2, W: 2}}
+}}
+
+# What one host holds: {rows} × {columns} devices.
+Board: [
+  {{name: board, type: Mesh, topology: {shape}}},
+]
+
+# A mesh is the grid of devices that one rank drives. device_topology = host_topology × the board's topology.
+Mesh: [
+{mesh_lines}
+]
+
+# Cables between meshes: two meshes, and how many ethernet channels join them. Each pair stands here once.
+# A chain is assumed here; write what is really plugged in.
+{links}
+"""
+
+
+def _bindings_text(name: str, ranks: list[str], arch: str) -> str:
+    rows = "\n".join(f"  - {{rank: {rank}, mesh_id: {rank}}}  # {host}" for rank, host in enumerate(ranks))
+    home = '\n# Variables for every rank. $HOME is that of the machine that launches.\nglobal_env:\n  TT_METAL_HOME: "$HOME/tt-metal"\n'
+    return f"""\
+# {shown(name)}: which mesh each rank drives. Ranks count from 0 and take the slots of hosts.txt in order;
+# `mesh_id` is the `id` of a mesh in mgd.yaml.
+rank_bindings:
+{rows}
+{"" if arch == "cpu" else home}
+# The descriptor, beside this file.
+mesh_graph_desc_path: "mgd.yaml"
+"""

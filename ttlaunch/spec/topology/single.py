@@ -1,0 +1,76 @@
+"""Check one file of a cluster by itself, without the folder it belongs to; bindings also read their descriptor."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics.diagnostic import Diagnostic, has_errors
+from ttlaunch.diagnostics.span import Source
+from ttlaunch.spec.topology.hosts import parse_hosts
+from ttlaunch.spec.topology.load import is_textproto, load_bindings
+from ttlaunch.spec.topology.mesh_graph import MeshGraph
+from ttlaunch.spec.topology.recognise import Kind
+
+
+@dataclass(frozen=True)
+class CheckedFile:
+    """What one file says.
+
+    Attributes:
+        content: Its parts, counted: "2 hosts, 4 slots"; empty if it has errors.
+        descriptor_found: Of bindings, where the descriptor was found, in words.
+    """
+
+    diagnostics: list[Diagnostic]
+    content: str = ""
+    descriptor_found: str | None = None
+
+
+def check_file(
+    source: Source, kind: Kind, path: Path, *, environment: Mapping[str, str], working_folder: Path
+) -> CheckedFile:
+    """Check a file of any kind but a training file.
+
+    Args:
+        source: Its text.
+        kind: What it is.
+        path: Where it lies, absolute; the descriptor that bindings name is looked for from there.
+        environment: What `$VAR` stands for in the values of variables.
+        working_folder: The user's current folder, absolute.
+    """
+    if kind is Kind.BINDINGS:
+        loaded = load_bindings(source, path, environment=environment, working_folder=working_folder)
+        topology = loaded.topology
+        content = (
+            counted(len(topology.bindings), "rank") + " bound, " + _meshes(len(topology.meshes)) if topology else ""
+        )
+        return CheckedFile(loaded.diagnostics, content, loaded.descriptor_found)
+    if kind is Kind.HOSTS:
+        hosts, found = parse_hosts(source)
+        content = f"{counted(len(hosts), 'host')}, {counted(sum(host.slots for host in hosts), 'slot')}"
+        return CheckedFile(found, "" if has_errors(found) else content)
+    if kind is Kind.MGD:
+        graph, found = parse_descriptor(source)
+        content = f"{_meshes(len(graph.meshes))}, {counted(len(graph.links), 'link')}" if graph else ""
+        return CheckedFile(found, "" if has_errors(found) else content)
+    from ttlaunch.spec.topology.cluster import parse_cluster  # noqa: PLC0415 - imports pydantic
+
+    _, found = parse_cluster(source, environment=environment)
+    return CheckedFile(found, "" if has_errors(found) else "settings that hosts are reached with")
+
+
+def parse_descriptor(source: Source) -> tuple[MeshGraph | None, list[Diagnostic]]:
+    """Read a mesh graph descriptor of either version."""
+    if is_textproto(source):
+        from ttlaunch.spec.topology.mgd_textproto import parse_mesh_graph_textproto  # noqa: PLC0415 - imports pydantic
+
+        read, found = parse_mesh_graph_textproto(source)
+        return (read.graph if read else None), found
+    from ttlaunch.spec.topology.mgd_yaml import parse_mesh_graph  # noqa: PLC0415 - imports pydantic
+
+    return parse_mesh_graph(source)
+
+
+def _meshes(number: int) -> str:
+    return "1 mesh" if number == 1 else f"{number} meshes"

@@ -1,0 +1,48 @@
+"""A cluster that has lost hosts: what its description still says about the rest.
+
+A host and the meshes that its ranks drive are joined by cables, so both go together: the rows of the bindings whose
+host is gone go too, and the others keep their mesh and move up. A host that had no bound rank gets none: which mesh is
+cabled to it stands in no file.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from ttlaunch.diagnostics.suggest import listed
+from ttlaunch.spec.topology.model import Binding, Rank, Topology
+
+
+def leave_out(topology: Topology, hosts: Collection[str], *, most: int | None = None) -> Topology:
+    """The cluster without some hosts.
+
+    Args:
+        topology: The whole cluster.
+        hosts: Names of those that are gone.
+        most: How many bound ranks stay at the most; None: all that have their host.
+    """
+    kept = tuple(host for host in topology.hosts if host.name not in hosts)
+    return replace(topology, hosts=kept, bindings=_kept_bindings(topology, hosts)[:most])
+
+
+def why_not_without(topology: Topology, hosts: Collection[str]) -> str | None:
+    """Why the bindings allow no run without these hosts, as a sentence; None if they allow one, or if there are none."""
+    gone = [binding for binding in topology.bindings if topology.slots[binding.rank].host.name in hosts]
+    if not gone:
+        return None
+    if len(gone) == len(topology.bindings):
+        return f"all {len(gone)} bound ranks ran there" if len(gone) > 1 else "the only bound rank ran there"
+    first = gone[0]
+    if any(binding.subcontext_id is not None for binding in topology.bindings):
+        return f"rank {first.rank} is of sub-context {first.subcontext_id}, and the bindings fix the size of each"
+    shared = sorted({binding.mesh_id for binding in gone if topology.mesh(binding.mesh_id).hosts > 1})
+    left = [mesh for mesh in shared if any(row.mesh_id == mesh for row in topology.bindings if row not in gone)]
+    if left:
+        names = listed(left, last="and", quote="")
+        what = f"mesh {names} spans" if len(left) == 1 else f"meshes {names} span"
+        return f"{what} several hosts and cannot be driven without one of them"
+    return None
+
+
+def _kept_bindings(topology: Topology, hosts: Collection[str]) -> tuple[Binding, ...]:
+    kept = [binding for binding in topology.bindings if topology.slots[binding.rank].host.name not in hosts]
+    return tuple(replace(binding, rank=Rank(rank)) for rank, binding in enumerate(kept))

@@ -1,0 +1,174 @@
+"""Sub-contexts: several bindings in one run, each with ranks and meshes of its own.
+
+Either the rows of one file say which sub-context they belong to, or a mapping names a bindings file for each; then the
+ranks of a file come after those of the files before it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
+from ttlaunch.diagnostics.span import Source, Span
+from ttlaunch.diagnostics.suggest import shown
+from ttlaunch.spec.located.codes import TOPOLOGY
+from ttlaunch.spec.located.collecting import collection_paused
+from ttlaunch.spec.located.nodes import MapNode, Node, node_at
+from ttlaunch.spec.located.schema import check_schema
+from ttlaunch.spec.located.yaml import parse_yaml
+from ttlaunch.spec.topology import codes
+from ttlaunch.spec.topology.model import Rank
+from ttlaunch.spec.topology.places import SUB_CONTEXT_FILES, NamedFile
+from ttlaunch.spec.topology.rank_bindings import DESCRIPTORS, Bindings, BoundRank, named_files, parse_bindings
+from ttlaunch.spec.topology.schema import SubContextFilesFile
+
+
+@dataclass(frozen=True)
+class SubContextFiles:
+    """The bindings files that a mapping names, by sub-context.
+
+    Attributes:
+        span: The key that they stand under.
+    """
+
+    files: Mapping[int, NamedFile]
+    span: Span
+
+
+@collection_paused()
+def parse_any_bindings(
+    source: Source, *, environment: Mapping[str, str]
+) -> tuple[Bindings | SubContextFiles | None, list[Diagnostic]]:
+    """Read the text of a bindings file or of a mapping; what cannot be read of it is left out."""
+    root, found = parse_yaml(source, codes=TOPOLOGY)
+    if root is None:
+        return None, found
+    if isinstance(root, MapNode) and SUB_CONTEXT_FILES in root.keys:
+        # Its one key is there, so no other can be meant to be it.
+        found += [replace(mistake, hints=()) for mistake in check_schema(SubContextFilesFile, root, codes=TOPOLOGY)[1]]
+        found += _check_numbers(root, SUB_CONTEXT_FILES)
+        return SubContextFiles(named_files(root, SUB_CONTEXT_FILES), root.keys[SUB_CONTEXT_FILES]), found
+    bindings, mistakes = parse_bindings(root, environment=environment)
+    return bindings, [*found, *mistakes, *_check_numbers(root, DESCRIPTORS)]
+
+
+def check_rows(bindings: Bindings) -> Iterator[Diagnostic]:
+    """The rows of one file belong to sub-contexts that count from 0, or none of them to any."""
+    first: dict[int, BoundRank] = {}
+    for row in bindings.rows:
+        if row.binding.subcontext_id is not None:
+            first.setdefault(row.binding.subcontext_id, row)
+    for row in bindings.rows:
+        if row.binding.subcontext_id is None and (first or row.size):
+            yield _without(row, next(iter(first.values()), None))
+            return
+    if not bindings.complete:
+        return
+    missing = next((number for number in range(len(first)) if number not in first), None)
+    if missing is not None:
+        above = min(number for number in first if number > missing)
+        message = f"sub-contexts have a gap: there is a sub-context {above} but no sub-context {missing}"
+        yield Diagnostic(codes.SUB_CONTEXT_IDS, message, Label(first[above].subcontext_span, f"expected {missing}"))
+        return
+    yield from _check_descriptors(bindings, first)
+    yield from check_sizes(bindings.rows)
+
+
+def check_sizes(rows: Sequence[BoundRank]) -> Iterator[Diagnostic]:
+    """Where a row says how many ranks its sub-context has, so many rows belong to it. The first that doesn't is reported."""
+    ranks: dict[int | None, list[BoundRank]] = {}
+    for row in rows:
+        ranks.setdefault(row.binding.subcontext_id, []).append(row)
+    for number, of_it in ranks.items():
+        wrong = next((row.size for row in of_it if row.size and row.size[0] != len(of_it)), None)
+        if wrong and number is not None:
+            belong = f"{counted(len(of_it), 'rank')} belong{'s' if len(of_it) == 1 else ''} to it"
+            message = f"`subcontext_size` of sub-context {number} is {wrong[0]}, but {belong}"
+            yield Diagnostic(codes.SUB_CONTEXT_SIZE, message, Label(wrong[1], f"expected {len(of_it)}"))
+
+
+def enter_sub_context(bindings: Bindings, number: int, *, ranks_before: int) -> tuple[Bindings, list[Diagnostic]]:
+    """The bindings of a file that a mapping names, as ranks of the whole run."""
+    found: list[Diagnostic] = []
+    rows = []
+    for row in bindings.rows:
+        binding, own = row.binding, row.binding.subcontext_id
+        if own is not None and own != number:
+            message = (
+                f"rank {binding.rank} of the file of sub-context {number} says that it belongs to sub-context {own}"
+            )
+            label = Label(row.subcontext_span, f"expected {number}, or nothing")
+            found.append(Diagnostic(codes.OTHER_SUB_CONTEXT, message, label))
+        binding = replace(binding, rank=Rank(binding.rank + ranks_before), subcontext_id=number)
+        rows.append(replace(row, binding=binding))
+    return replace(bindings, rows=rows), found
+
+
+def nested_mapping(inner: SubContextFiles, named: NamedFile, number: int) -> Diagnostic:
+    """A file of one sub-context that is a mapping itself."""
+    message = f"the file of sub-context {number} is itself a mapping of sub-contexts"
+    labels = (Label(named.span, f"named here for sub-context {number}"),)
+    hints = ("name its files in the outer mapping",)
+    return Diagnostic(
+        codes.OTHER_SUB_CONTEXT, message, Label(inner.span, "expected `rank_bindings`"), labels, hints=hints
+    )
+
+
+def merge_bindings(files: Mapping[int, Bindings], mapping: SubContextFiles) -> tuple[Bindings, list[Diagnostic]]:
+    """All ranks of the run, with the variables that any of the files sets for every rank."""
+    found: list[Diagnostic] = []
+    values: dict[str, str] = {}
+    spans: dict[str, tuple[int, Span]] = {}
+    for number, file in files.items():
+        for name, value in file.global_environment.items():
+            span = file.variable_spans[name]
+            if values.setdefault(name, value) != value:
+                found.append(_two_values(name, span, number, spans[name]))
+            spans.setdefault(name, (number, span))
+    rows = [row for file in files.values() for row in file.rows]
+    found += check_sizes(rows)
+    complete = bool(files) and len(files) == len(mapping.files) and all(file.complete for file in files.values())
+    return Bindings(rows, complete, mapping.span, None, global_environment=values), found
+
+
+def _check_numbers(root: Node, key: str) -> Iterator[Diagnostic]:
+    """The keys under `key` count from 0, in order."""
+    group = node_at(root, (key,))
+    keys = group.keys if isinstance(group, MapNode) else {}
+    if not all(isinstance(number, int) and number >= 0 for number in keys):
+        return
+    for expected, (number, span) in enumerate(keys.items()):
+        if number != expected:
+            message = f"sub-context {number} stands where sub-context {expected} was expected"
+            hints = ("sub-contexts count from 0, in order",)
+            yield Diagnostic(codes.SUB_CONTEXT_IDS, message, Label(span, f"expected {expected}"), hints=hints)
+            return
+
+
+def _without(row: BoundRank, other: BoundRank | None) -> Diagnostic:
+    rank = row.binding.rank
+    if other is None:
+        message = f"rank {rank} has a `subcontext_size` but no `subcontext_id`"
+        return Diagnostic(codes.NO_SUB_CONTEXT, message, Label(row.subcontext_span, "has no `subcontext_id`"))
+    message = f"rank {rank} belongs to no sub-context, but rank {other.binding.rank} does"
+    labels = (Label(other.subcontext_span, f"sub-context {other.binding.subcontext_id}"),)
+    return Diagnostic(codes.NO_SUB_CONTEXT, message, Label(row.subcontext_span, "has no `subcontext_id`"), labels)
+
+
+def _check_descriptors(bindings: Bindings, first: Mapping[int, BoundRank]) -> Iterator[Diagnostic]:
+    for number, named in bindings.descriptors.items():
+        if number not in first:
+            message = f"sub-context {number} has a descriptor but no rank"
+            yield Diagnostic(codes.SUB_CONTEXT_IDS, message, Label(named.span, "drives nothing"))
+    for number, row in first.items() if bindings.descriptors and bindings.descriptor is None else ():
+        if row.descriptor is None:
+            message = f"sub-context {number} has no descriptor"
+            label = Label(row.subcontext_span, f"not in `{next(iter(bindings.descriptors.values())).key}`")
+            yield Diagnostic(codes.SUB_CONTEXT_IDS, message, label)
+
+
+def _two_values(name: str, span: Span, number: int, first: tuple[int, Span]) -> Diagnostic:
+    message = f"sub-contexts {first[0]} and {number} set `{shown(name)}` of every rank to different values"
+    labels = (Label(first[1], f"sub-context {first[0]}"),)
+    hints = ("set it in `env_overrides` of the ranks that differ",)
+    return Diagnostic(codes.SUB_CONTEXT_VARIABLES, message, Label(span, f"sub-context {number}"), labels, hints=hints)

@@ -1,0 +1,295 @@
+"""Read protocol buffers' text format into a tree in which every field and value knows its line and column.
+
+The subset that mesh graph descriptors use, complete: `field: value`, `field { … }` with or without a colon, `< … >`
+for braces, lists, strings in either quote with escapes, numbers, words, comments, `,` or `;` after a field. What a
+field means, and how often it may stand, is not known here. Extensions and `Any` are refused.
+
+Source: Protocol Buffers Documentation, "Text Format Language Specification".
+"""
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
+from ttlaunch.diagnostics.span import Source, Span
+from ttlaunch.diagnostics.suggest import shown
+from ttlaunch.spec.located.codes import FileCodes
+from ttlaunch.spec.located.nodes import ScalarNode
+
+_TOKEN = re.compile(
+    r"""(?>[ \t\n\r\f\v]+|\#[^\n]*)*+(?:
+    (?P<word>[A-Za-z_][A-Za-z0-9_]*)|
+    (?P<number>[-+]?(?:0[xX][0-9a-fA-F]+|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)[fF]?(?![A-Za-z0-9_.]))|
+    (?P<mark>[{}<>\[\]:,;])|
+    (?P<string>"(?>[^"\\\n]+|\\.)*+"|'(?>[^'\\\n]+|\\.)*+')|
+    (?P<other>.))""",
+    re.VERBOSE | re.ASCII,
+)
+_ESCAPE = re.compile(
+    r"""\\(?:(?P<octal>[0-7]{1,3})|[xX](?P<hex>[0-9a-fA-F]{1,2})|u(?P<short>[0-9a-fA-F]{4})|U(?P<long>[0-9a-fA-F]{8})|(?P<plain>.))""",
+    re.DOTALL,
+)
+_PLAIN = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+_PLAIN |= {character: character for character in "\\'\"?"}
+_CLOSING = {"{": "}", "<": ">"}
+_DEEPEST = 60
+_MOST_VALUES = 1_000_000
+_MOST_DIGITS = 300
+_LARGEST_CHARACTER = 0x10FFFF
+
+
+@dataclass(slots=True)
+class Message:
+    """A group of fields in the order of the file. The span is its opening brace; of the whole file, its first line."""
+
+    span: Span
+    fields: "list[Field]"
+
+
+@dataclass(slots=True)
+class Field:
+    """One value of a field; a list stands for as many of these.
+
+    Attributes:
+        span: The name of the field.
+        in_list: Whether it stood in `[ … ]`; an empty list is one field without a value.
+    """
+
+    name: str
+    span: Span
+    value: ScalarNode | Message | None
+    in_list: bool = False
+
+
+def parse_textproto(source: Source, *, codes: FileCodes) -> tuple[Message | None, list[Diagnostic]]:
+    """Parse the text of a file.
+
+    Returns:
+        The tree, or None with one diagnostic at the first place that is not text format.
+    """
+    parser = _Parser(source)
+    try:
+        fields = parser.fields("", None, 1)
+    except _SyntaxError as error:
+        name = source.name
+        message = f"{name} {error.what}" if error.is_format else f"{name} is not text format: {error.what}"
+        hints = (error.hint,) if error.hint else ()
+        return None, [Diagnostic(codes.syntax, message, error.place, error.others, hints=hints)]
+    if not fields:
+        return None, [Diagnostic(codes.empty_file, f"{source.name} holds nothing but comments")]
+    return Message(source.start(), fields), []
+
+
+class _SyntaxError(Exception):
+    def __init__(
+        self, what: str, place: Label, *, others: tuple[Label, ...] = (), hint: str = "", is_format: bool = False
+    ) -> None:
+        super().__init__(what)
+        self.what, self.place, self.others, self.hint, self.is_format = what, place, others, hint, is_format
+
+
+class _Parser:
+    """One pass over the text, one token ahead."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.text = source.text
+        self.values = 0
+        self.line_starts = [0, *accumulate(len(line) + 1 for line in source.lines)]
+        self.line, self.next_line = 1, 0
+        self.end = 0
+        self.advance()
+
+    def advance(self) -> None:
+        match = _TOKEN.match(self.text, self.end)
+        if match is None or match.lastgroup is None:
+            self.kind, self.lexeme, self.start = "end", "", len(self.text)
+            return
+        self.kind, self.lexeme = match.lastgroup, match[match.lastgroup]
+        self.start, self.end = match.start(match.lastgroup), match.end()
+
+    def span(self, start: int, length: int) -> Span:
+        first = self.line_starts[self.line - 1]
+        if not first <= start < self.next_line:
+            self.line = bisect_right(self.line_starts, start)
+            first = self.line_starts[self.line - 1]
+            self.next_line = first + len(self.source.lines[self.line - 1]) + 1
+        return Span(self.source, self.line, start - first + 1, length)
+
+    def here(self) -> Span:
+        """The next token; at the end of the text, the end of the last line that says something."""
+        if self.kind != "end":
+            return self.span(self.start, max(1, len(self.lexeme)))
+        return self.span(max(0, len(self.text.rstrip()) - 1), 1)
+
+    def fields(self, closing: str, opened: Span | None, depth: int) -> list[Field]:
+        """The fields up to the closing mark, which is left standing."""
+        found: list[Field] = []
+        while not (self.kind == "end" if opened is None else self.lexeme == closing and self.kind == "mark"):
+            if self.kind == "end" and opened is not None:
+                what = f"a group that line {opened.line} opens is never closed"
+                raise _SyntaxError(what, Label(opened, f"needs `{closing}`"))
+            if self.kind != "word":
+                raise self._no_field()
+            self.field(found, depth)
+            if self.kind == "mark" and self.lexeme in ",;":
+                self.advance()
+        return found
+
+    def field(self, found: list[Field], depth: int) -> None:
+        name, span = self.lexeme, self.span(self.start, len(self.lexeme))
+        self.advance()
+        colon = self.kind == "mark" and self.lexeme == ":"
+        if colon:
+            self.advance()
+        if self.kind == "mark" and self.lexeme in "{<":
+            found.append(Field(name, span, self.message(depth)))
+        elif not colon and not (self.kind == "mark" and self.lexeme == "["):
+            what = f"`{shown(name)}` has no colon and no braces after it"
+            raise _SyntaxError(what, Label(span, f"expected `{shown(name)}: …` or `{shown(name)} {{ … }}`"))
+        elif self.kind == "mark" and self.lexeme == "[":
+            self.list(name, span, found, depth, colon=colon)
+        else:
+            found.append(Field(name, span, self.scalar(name)))
+
+    def message(self, depth: int) -> Message:
+        opened, closing = self.span(self.start, 1), _CLOSING[self.lexeme]
+        if depth >= _DEEPEST:
+            raise _SyntaxError(f"is nested more than {_DEEPEST} levels deep", Label(opened), is_format=True)
+        self._count(opened)
+        self.advance()
+        fields = self.fields(closing, opened, depth + 1)
+        self.advance()
+        return Message(opened, fields)
+
+    def list(self, name: str, span: Span, found: list[Field], depth: int, *, colon: bool) -> None:
+        opened = self.span(self.start, 1)
+        self.advance()
+        if self.kind == "mark" and self.lexeme == "]":
+            found.append(Field(name, span, None, in_list=True))
+            self.advance()
+            return
+        while True:
+            if self.kind == "mark" and self.lexeme in "{<":
+                found.append(Field(name, span, self.message(depth), in_list=True))
+            elif not colon:
+                raise _SyntaxError(f"`{shown(name)}` has no colon before its list", Label(opened, "expected `: [`"))
+            else:
+                found.append(Field(name, span, self.scalar(name), in_list=True))
+            if self.kind == "mark" and self.lexeme == ",":
+                self.advance()
+                continue
+            if self.kind == "mark" and self.lexeme == "]":
+                self.advance()
+                return
+            others = (Label(opened, "the list opened here"),) if opened.line != self.here().line else ()
+            what = "a list is not closed, or a comma is missing after an item"
+            raise _SyntaxError(what, Label(self.here(), "expected `,` or `]`"), others=others)
+
+    def scalar(self, name: str) -> ScalarNode:
+        kind, lexeme, start = self.kind, self.lexeme, self.start
+        span = self.here()
+        self._count(span)
+        if kind == "string":
+            return self.string(span)
+        self.advance()
+        if kind == "word":
+            return ScalarNode(span, lexeme, quoted=False, text=lexeme)
+        if kind == "number":
+            return ScalarNode(span, self.number(lexeme, span), quoted=False, text=lexeme)
+        if kind == "end" or lexeme in ("}", ">", "]", ",", ";", ":"):
+            raise _SyntaxError(f"`{shown(name)}` has no value", Label(span, "expected a value before this"))
+        raise self._strange(lexeme, span, start)
+
+    def string(self, span: Span) -> ScalarNode:
+        """A text; strings that follow each other are one."""
+        parts, written = [], self.text[self.start + 1 : self.end - 1]
+        while self.kind == "string":
+            parts.append(self.unescaped(self.lexeme[1:-1], self.start + 1))
+            self.advance()
+        return ScalarNode(span, "".join(parts), quoted=True, text=written if len(parts) == 1 else "".join(parts))
+
+    def unescaped(self, text: str, start: int) -> str:
+        if "\\" not in text:
+            return text
+        pieces: list[str] = []
+        bytes_so_far = bytearray()
+        end = 0
+        for match in _ESCAPE.finditer(text):
+            if match.start() > end:
+                pieces.append(_decoded(bytes_so_far) + text[end : match.start()])
+                bytes_so_far.clear()
+            end = match.end()
+            code = match["octal"] or match["hex"]
+            if code:
+                bytes_so_far.append(int(code, 8 if match["octal"] else 16) & 0xFF)
+                continue
+            character = _character(match)
+            if character is None:
+                place = Label(self.span(start + match.start(), len(match.group())))
+                raise _SyntaxError(
+                    f"`{shown(match.group())}` means nothing in a string", place, hint="write `\\\\` for a backslash"
+                )
+            pieces.append(_decoded(bytes_so_far) + character)
+            bytes_so_far.clear()
+        return "".join(pieces) + _decoded(bytes_so_far) + text[end:]
+
+    def number(self, lexeme: str, span: Span) -> int | float | str:
+        digits = lexeme.lstrip("+-")
+        if len(lexeme) > _MOST_DIGITS:
+            return lexeme
+        if digits[:2] in ("0x", "0X"):
+            return int(lexeme, 16)
+        if not digits.isdigit():
+            return float(lexeme.rstrip("fF"))
+        if len(digits) > 1 and digits[0] == "0":
+            if set(digits) - set("01234567"):
+                raise _SyntaxError(
+                    f"`{shown(lexeme)}` begins with 0 but is not octal", Label(span), hint="remove the leading 0"
+                )
+            return int(lexeme, 8)
+        return int(lexeme)
+
+    def _count(self, span: Span) -> None:
+        self.values += 1
+        if self.values > _MOST_VALUES:
+            raise _SyntaxError(f"holds more than {_MOST_VALUES} values", Label(span), is_format=True)
+
+    def _no_field(self) -> _SyntaxError:
+        span = self.here()
+        if self.kind == "mark" and self.lexeme in "}>]":
+            return _SyntaxError(f"`{self.lexeme}` closes nothing", Label(span, "nothing is open here"))
+        if self.kind == "mark" and self.lexeme == "[":
+            return _SyntaxError("extensions `[…]` are not read", Label(span, "expected the name of a field"))
+        if self.kind == "other":
+            return self._strange(self.lexeme, span, self.start)
+        return _SyntaxError(
+            f"`{shown(self.lexeme)}` stands where a field was expected",
+            Label(span, "expected `name: value` or `name { … }`"),
+        )
+
+    def _strange(self, lexeme: str, span: Span, start: int) -> _SyntaxError:
+        if lexeme in "\"'":
+            return _SyntaxError("a quote is never closed", Label(span, "opened here; a string ends on its line"))
+        if lexeme == "/" and self.text[start : start + 2] == "//":
+            return _SyntaxError("`//` begins no comment", Label(self.span(start, 2)), hint="a comment begins with `#`")
+        number = re.compile(r"[-+]?[0-9.][A-Za-z0-9_.]*").match(self.text, start)
+        if number:
+            word = number.group()
+            return _SyntaxError(f"`{shown(word)}` is neither a number nor a word", Label(self.span(start, len(word))))
+        return _SyntaxError(f"`{shown(lexeme)}` means nothing here", Label(span))
+
+
+def _decoded(data: bytearray) -> str:
+    """Escaped bytes as the UTF-8 text they spell; what is none is kept visible."""
+    return data.decode("utf-8", errors="replace") if data else ""
+
+
+def _character(match: re.Match[str]) -> str | None:
+    code = match["short"] or match["long"]
+    if not code:
+        return _PLAIN.get(match["plain"])
+    number = int(code, 16)
+    return chr(number) if number <= _LARGEST_CHARACTER and not 0xD800 <= number < 0xE000 else None  # noqa: PLR2004 - surrogates
