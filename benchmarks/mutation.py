@@ -21,7 +21,7 @@ from time import perf_counter
 from mutation_edits import edit
 from mutation_kinds import kinds_of_config, kinds_of_topology
 
-from ttlaunch.cli.describe import check_data
+from ttlaunch.app.resolve import check_data
 from ttlaunch.diagnostics import Diagnostic, Source, has_errors
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.planning.make import Surroundings, plan_command

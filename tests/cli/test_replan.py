@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from tests.spec.topology.clusters import WIDE, WIDE_BINDINGS
-from ttlaunch.cli.describe import Request
-from ttlaunch.cli.planning import prepare
-from ttlaunch.cli.replan import Replanned, repeatable, replan, wait_for_lease
+from ttlaunch.app.prepare_run import prepare
+from ttlaunch.app.replan import Replanned, repeatable, replan, wait_for_lease
+from ttlaunch.app.resolve import RunSpec
 from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.running.restarts import Restart
@@ -30,7 +30,7 @@ def lost(here):
         if bindings:
             (folder / "rank_bindings.yaml").write_text(bindings)
             (folder / "mgd.yaml").write_text(WIDE)
-        request = Request(target, on="lab", **typed)
+        request = RunSpec(target, on="lab", **typed)
         first = prepare(request, form=Format.FULL, verbose=False)
         asked = {host: HostError(host, Trouble.UNREACHABLE, "no route to host") for host in silent}
         following = replan(request, first, Restart(None, hosts), ask=lambda _: asked)
@@ -103,7 +103,7 @@ def test_a_mesh_of_several_hosts_is_not_driven_in_part(lost):
 
 
 def test_what_came_on_standard_input_is_read_from_the_first_attempt(here):
-    typed = Request("data_parallel", config_file="-", overrides=("training_config.seed=1",))
+    typed = RunSpec("data_parallel", config_file="-", overrides=("training_config.seed=1",))
     again = replace(typed, config_file=str(here / "train.yaml"), overrides=())
     assert again == repeatable(typed, here)
     assert again == repeatable(again, here / "elsewhere")

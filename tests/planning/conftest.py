@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ttlaunch.cli.describe import Request, describe
+from ttlaunch.app.resolve import RunSpec, describe
 from ttlaunch.diagnostics import render
 from ttlaunch.planning.make import Surroundings, plan_command
 from ttlaunch.planning.openmpi import OpenMpi
@@ -40,7 +40,7 @@ def plan(here):
 
     def make(target, *, surroundings=None, shell=None, **request):
         given = {"HOME": "/home/ann", **(shell or {})}
-        description = describe(Request(target=target, **request), working_folder=here, shell=given)
+        description = describe(RunSpec(target=target, **request), working_folder=here, shell=given)
         assert description.ok, render(description.diagnostics)
         around = dataclasses.replace(SURROUNDINGS, **(surroundings or {}))
         if description.command is not None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ttlaunch.cli.describe import Request, describe
+from ttlaunch.app.resolve import RunSpec, describe
 from ttlaunch.planning.fewer_ranks import World, largest_world
 
 WORKERS = "multihost_config.num_workers"
@@ -20,7 +20,7 @@ def world(here):
         folder = here / "configurations/left"
         folder.mkdir(parents=True, exist_ok=True)
         Path(folder, "hosts.txt").write_text(f"box slots={slots}\n")
-        description = describe(Request(recipe, on="left", overrides=overrides), working_folder=here, shell={})
+        description = describe(RunSpec(recipe, on="left", overrides=overrides), working_folder=here, shell={})
         assert description.choice.loaded.config is not None, description.diagnostics
         return largest_world(description.choice, description.topology, most=most, before=before)
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from ttlaunch.app.named_run import find_named_run, read_launcher_here, refuse_run
 from ttlaunch.cli.console import leave
-from ttlaunch.cli.named_run import find_named_run, read_launcher_here, refuse_run
 from ttlaunch.cli.options import Only, OutputFormat, RunsDir
 from ttlaunch.diagnostics import Format
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from ttlaunch import contract
+from ttlaunch.app.carry_out import RunOptions, carry_out
+from ttlaunch.app.outcome import Outcome
+from ttlaunch.app.resolve import RunSpec
 from ttlaunch.cli.after_dashes import is_command
-from ttlaunch.cli.carry_out import Way, carry_out
 from ttlaunch.cli.console import leave, refuse, refuse_file
-from ttlaunch.cli.describe import Request
 from ttlaunch.cli.options import (
     Arguments,
     ConfigFile,
@@ -33,11 +34,10 @@ from ttlaunch.cli.options import (
     Target,
     Verbose,
 )
-from ttlaunch.cli.outcome import Outcome
 from ttlaunch.diagnostics import Diagnostic, Format, Source, has_errors
 
 if TYPE_CHECKING:
-    from ttlaunch.cli.planning import Prepared
+    from ttlaunch.app.prepare_run import PreparedRun
     from ttlaunch.hosts.transport.transport import Transport
     from ttlaunch.lab.chaos.audit import Left
     from ttlaunch.planning.faults import Fault
@@ -97,11 +97,11 @@ def chaos(
 
     Ends with status 0 if the fault that broke the run was named rightly and nothing was left behind, else with 1.
     """
+    from ttlaunch.app.prepare_run import prepare
     from ttlaunch.cli.logs import choose_ranks
-    from ttlaunch.cli.planning import prepare
 
     source = _source(faults, random, form=form)
-    request = Request(
+    request = RunSpec(
         target=target,
         on=on,
         config_file=config_file,
@@ -119,7 +119,7 @@ def chaos(
     chosen = choose_ranks(only or (), prepared.plan.ranks, form=form)
     orders = _orders(source, prepared, count=random, seed=seed, form=form)
     _announce(orders, seed=None if random is None else seed, form=form)
-    way = Way(runs_dir, form, verbose, grace_s=grace, hang_timeout_s=hang_timeout, only=chosen, lease_s=lease)
+    way = RunOptions(runs_dir, form, verbose, grace_s=grace, hang_timeout_s=hang_timeout, only=chosen, lease_s=lease)
     outcome = _break(partial(carry_out, prepared, way), prepared, orders, form=form)
     _tell(outcome, prepared, orders, lease_s=lease, form=form)
 
@@ -145,7 +145,7 @@ def _source(faults: str | None, random: int | None, *, form: Format) -> Source |
 
 
 def _orders(
-    source: Source | None, prepared: "Prepared", *, count: int | None, seed: int, form: Format
+    source: Source | None, prepared: "PreparedRun", *, count: int | None, seed: int, form: Format
 ) -> "list[Fault]":
     """The faults, checked against the run; leaves if there is a mistake."""
     from ttlaunch.lab.chaos.draw_faults import draw_faults
@@ -171,14 +171,14 @@ def _announce(orders: "Sequence[Fault]", *, seed: int | None, form: Format) -> N
         sys.stdout.flush()
 
 
-def _break(start: "partial[Outcome]", prepared: "Prepared", orders: "Sequence[Fault]", *, form: Format) -> Outcome:
+def _break(start: "partial[Outcome]", prepared: "PreparedRun", orders: "Sequence[Fault]", *, form: Format) -> Outcome:
     """Carry the plan out and make the faults in it."""
     from ttlaunch.lab.chaos.inject import Injector
     from ttlaunch.planning.faults import Kind
 
     transports: Sequence[Transport] = []
     if not prepared.is_here and any(fault.target.kind in {Kind.SHIM, Kind.AGENT} for fault in orders):
-        from ttlaunch.cli.reach import reach_hosts
+        from ttlaunch.app.reach import reach_hosts
 
         hosts = [host for host in prepared.topology.hosts if host.name in prepared.plan.hosts]
         transports = reach_hosts(replace(prepared.topology, hosts=tuple(hosts)), form=form)
@@ -195,7 +195,7 @@ def _break(start: "partial[Outcome]", prepared: "Prepared", orders: "Sequence[Fa
 
 
 def _tell(
-    outcome: Outcome, prepared: "Prepared", orders: "Sequence[Fault]", *, lease_s: float, form: Format
+    outcome: Outcome, prepared: "PreparedRun", orders: "Sequence[Fault]", *, lease_s: float, form: Format
 ) -> NoReturn:
     """Judge, look what is left, say both, and leave."""
     from ttlaunch.cli.chaos_view import chaos_diagnostics, chaos_json, show_chaos
@@ -216,8 +216,8 @@ def _tell(
     leave(status)
 
 
-def _look(outcome: Outcome, prepared: "Prepared", *, began: float, lease_s: float) -> "Sequence[Left]":
-    from ttlaunch.cli.reach import open_transports
+def _look(outcome: Outcome, prepared: "PreparedRun", *, began: float, lease_s: float) -> "Sequence[Left]":
+    from ttlaunch.app.reach import open_transports
     from ttlaunch.lab.chaos.audit import audit
 
     transports: Sequence[Transport] = []

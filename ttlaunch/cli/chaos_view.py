@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from ttlaunch.cli.describe import short_name
-from ttlaunch.cli.outcome import Outcome
+from ttlaunch.app.outcome import Outcome
+from ttlaunch.app.resolve import short_name
 from ttlaunch.cli.summary import show_summary
 from ttlaunch.diagnostics import Diagnostic, listed
 from ttlaunch.diagnostics.count import counted

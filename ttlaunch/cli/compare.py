@@ -109,7 +109,7 @@ def _as_json(group: Sequence[Diagnostic]) -> list[dict[str, Any]]:
 
 def _mistakes(candidate: Candidate, workload: Workload, *, on: str) -> list[Diagnostic]:
     """Why a candidate cannot be run."""
-    from ttlaunch.cli.describe import Request, describe
+    from ttlaunch.app.resolve import RunSpec, describe
     from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
 
     found = find_recipe(candidate.recipe, working_folder=Path.cwd())
@@ -123,7 +123,7 @@ def _mistakes(candidate: Candidate, workload: Workload, *, on: str) -> list[Diag
     if not isinstance(recipe, Diagnostic) and not recipe.uses_data:
         return [Diagnostic("P009", f"{candidate.recipe} trains no model, so there is nothing to compare")]
     settings = (*workload.settings(), *candidate.overrides)
-    request = Request(target=candidate.recipe, on=on, overrides=settings)
+    request = RunSpec(target=candidate.recipe, on=on, overrides=settings)
     described = describe(request, working_folder=Path.cwd(), shell=os.environ)
     return [one for one in described.diagnostics if one.severity is Severity.ERROR]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ttlaunch.app.named_run import find_named_run, refuse_run
 from ttlaunch.cli.console import print_json
-from ttlaunch.cli.named_run import find_named_run, refuse_run
 from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.diagnostics import Format, shown
 from ttlaunch.diagnostics.count import counted

@@ -83,10 +83,10 @@ class _Examined:
 
 
 def _load(on: str, hostfile: Path | None, *, form: Format, verbose: bool) -> "Topology":
-    from ttlaunch.cli.describe import Description, Request, load_topology_into
+    from ttlaunch.app.resolve import ResolvedSpec, RunSpec, load_topology_into
 
-    description = Description()
-    request = Request(target=None, on=on, hostfile=hostfile)
+    description = ResolvedSpec()
+    request = RunSpec(target=None, on=on, hostfile=hostfile)
     load_topology_into(description, request, working_folder=Path.cwd(), shell=os.environ)
     if description.topology is None or not description.ok:
         refuse(description.diagnostics, form=form, verbose=verbose)
@@ -111,7 +111,7 @@ def _chosen_hosts(topology: "Topology", names: str | None) -> "Topology":
 
 
 def _examine(topology: "Topology", shown: "Shown", view: "View", *, bandwidth: bool) -> _Examined:
-    from ttlaunch.cli.reach import open_transports
+    from ttlaunch.app.reach import open_transports
     from ttlaunch.hosts.doctor.checks import check_everything
     from ttlaunch.hosts.doctor.troubles import explain_troubles
     from ttlaunch.hosts.transport.local import LocalTransport
@@ -150,7 +150,7 @@ class _Asking:
 
     def ask(self, transports: "Sequence[Transport]") -> None:
         """Ask all, and once more those that wanted a key which has been unlocked meanwhile."""
-        from ttlaunch.cli.reach import ask_for_passphrases
+        from ttlaunch.app.reach import ask_for_passphrases
 
         self._ask_once(transports)
         failed = [transport for transport in transports if transport.host in self._shown.errors]

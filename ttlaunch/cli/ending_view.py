@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ttlaunch import contract
-from ttlaunch.cli.describe import short_name
+from ttlaunch.app.resolve import short_name
 from ttlaunch.diagnostics import Diagnostic, Severity
 from ttlaunch.running.report import Report
 from ttlaunch.running.runs.run_folder import RunFolder

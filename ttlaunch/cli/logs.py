@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ttlaunch.app.named_run import find_named_run, refuse_run
 from ttlaunch.cli.console import refuse
 from ttlaunch.cli.interrupt import interruptible
-from ttlaunch.cli.named_run import find_named_run, refuse_run
 from ttlaunch.cli.options import Only, OutputFormat, RunsDir
 from ttlaunch.diagnostics import Diagnostic, Format, listed, shown
 from ttlaunch.diagnostics.suggest import did_you_mean

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ttlaunch import contract
+from ttlaunch.app.named_run import find_named_run, refuse_run
 from ttlaunch.cli.console import leave, needs_no_reader, print_json, refuse, show_diagnostics
 from ttlaunch.cli.interrupt import interruptible
-from ttlaunch.cli.named_run import find_named_run, refuse_run
 from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.cli.sink_view import parse_sinks, sink_diagnostics
 from ttlaunch.cli.table import render_table

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ttlaunch.app.resolve import RunSpec, describe
 from ttlaunch.cli.console import print_json, refuse, refuse_file, show_diagnostics, use_colour
-from ttlaunch.cli.describe import Request, describe
 from ttlaunch.cli.options import (
     ConfigFile,
     Hostfile,
@@ -25,7 +25,7 @@ from ttlaunch.diagnostics import Diagnostic, Format
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ttlaunch.cli.describe import Description
+    from ttlaunch.app.resolve import ResolvedSpec
     from ttlaunch.planning.place import Proposal
     from ttlaunch.planning.roles import RoleLayout
     from ttlaunch.spec.topology.model import Topology
@@ -60,7 +60,7 @@ def place(
     """Propose a better order of hosts; ranks that talk come close together, and nothing is started."""
     from ttlaunch.planning.place import propose_placement
 
-    request = Request(
+    request = RunSpec(
         target=recipe,
         on=on,
         config_file=config_file,
@@ -85,7 +85,7 @@ def place(
         sys.stdout.write(f"ttlaunch validate {shlex.quote(str(write))} --recipe {shlex.quote(recipe)}\n")
 
 
-def _show(found: "Description", proposal: "Proposal", form: Format) -> None:
+def _show(found: "ResolvedSpec", proposal: "Proposal", form: Format) -> None:
     assert found.topology is not None  # noqa: S101 - checked by the caller, like the layout
     assert found.layout is not None  # noqa: S101
     if form is Format.JSON:
@@ -165,7 +165,7 @@ def _as_json(name: str, topology: "Topology", layout: "RoleLayout", proposal: "P
     }
 
 
-def _write(found: "Description", proposal: "Proposal", folder: Path, form: Format) -> None:
+def _write(found: "ResolvedSpec", proposal: "Proposal", folder: Path, form: Format) -> None:
     from ttlaunch.planning.placed_files import render_placed_files
 
     assert found.topology is not None  # noqa: S101 - checked by the caller

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ttlaunch.app.resolve import RunSpec
 from ttlaunch.cli.after_dashes import is_command
 from ttlaunch.cli.console import print_json, refuse_file, use_colour
-from ttlaunch.cli.describe import Request
 from ttlaunch.cli.options import (
     Arguments,
     ConfigFile,
@@ -62,9 +62,9 @@ def plan(
     verbose: Verbose = False,
 ) -> None:
     """Show hosts, slots, meshes, roles and flows of a run; start nothing."""
-    from ttlaunch.cli.planning import prepare
+    from ttlaunch.app.prepare_run import prepare
 
-    request = Request(
+    request = RunSpec(
         target=target,
         on=on,
         config_file=config_file,

@@ -69,8 +69,8 @@ def prepare(
 
     A host needs Python 3.11 or newer, but neither pip nor an index. What is there already is not sent again.
     """
+    from ttlaunch.app.reach import reach_hosts
     from ttlaunch.cli.prepare_view import make_view
-    from ttlaunch.cli.reach import reach_hosts
     from ttlaunch.hosts.prepare.cluster import Options, prepare_hosts
 
     topology = _load(on, hostfile, form=form, verbose=verbose)
@@ -94,11 +94,11 @@ def prepare(
 
 
 def _load(on: str, hostfile: Path | None, *, form: Format, verbose: bool) -> "Topology":
-    from ttlaunch.cli.describe import Description, Request, load_topology_into
+    from ttlaunch.app.resolve import ResolvedSpec, RunSpec, load_topology_into
 
-    result = Description()
+    result = ResolvedSpec()
     load_topology_into(
-        result, Request(target=None, on=on, hostfile=hostfile), working_folder=Path.cwd(), shell=os.environ
+        result, RunSpec(target=None, on=on, hostfile=hostfile), working_folder=Path.cwd(), shell=os.environ
     )
     if result.topology is None or not result.ok:
         refuse(result.diagnostics, form=form, verbose=verbose)

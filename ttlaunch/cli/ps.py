@@ -35,7 +35,7 @@ def ps(
     form: OutputFormat = Format.FULL,
 ) -> None:
     """List runs: those of this user's registry, and those in the folder of runs."""
-    from ttlaunch.cli.registering import registry_diagnostic
+    from ttlaunch.app.registering import registry_diagnostic
     from ttlaunch.diagnostics.count import counted
     from ttlaunch.running.runs.overview import list_runs
     from ttlaunch.running.runs.registry import RegistryError, find_registry
@@ -73,7 +73,7 @@ def render_age(seconds: float) -> str:
 
 
 def _row(run: "RunSummary") -> list[str]:
-    from ttlaunch.cli.describe import short_name
+    from ttlaunch.app.resolve import short_name
 
     step = f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step or "")
     loss = "" if run.loss is None else f"{run.loss:.4f}"

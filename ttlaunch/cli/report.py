@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ttlaunch.app.named_run import find_named_run, refuse_run
 from ttlaunch.cli.console import print_json, show_diagnostics
-from ttlaunch.cli.named_run import find_named_run, refuse_run
 from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _read(where: str, runs_dir: Path, *, form: Format) -> "Recorded":
 
 def _heading(recorded: "Recorded") -> list[str]:
     """Which run it is, and how it ended."""
-    from ttlaunch.cli.describe import short_name
+    from ttlaunch.app.resolve import short_name
     from ttlaunch.diagnostics.count import counted
 
     layout = f" ({recorded.plan['layout']})" if recorded.plan.get("layout") else ""

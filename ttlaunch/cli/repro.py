@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ttlaunch.cli.carry_out import Way, carry_out, make_ready
+from ttlaunch.app.carry_out import RunOptions, carry_out, make_ready
+from ttlaunch.app.named_run import find_named_run, refuse_run
+from ttlaunch.app.resolve import RunSpec
 from ttlaunch.cli.console import leave, refuse, show_diagnostics
-from ttlaunch.cli.describe import Request
-from ttlaunch.cli.named_run import find_named_run, refuse_run
 from ttlaunch.cli.options import GraceSeconds, HangTimeout, OutputFormat, RunsDir, Verbose
 from ttlaunch.diagnostics import Diagnostic, Format, Severity, has_errors
 
 if TYPE_CHECKING:
-    from ttlaunch.cli.planning import Prepared
+    from ttlaunch.app.prepare_run import PreparedRun
     from ttlaunch.running.report import Report
     from ttlaunch.running.runs.repeat import Origin
 
@@ -44,15 +44,15 @@ def repro(
     verbose: Verbose = False,
 ) -> None:
     """Start a run again on this machine and say whether the same bits came out."""
-    from ttlaunch.cli.restarts import exit_status_of
+    from ttlaunch.app.restarts import exit_status_of
+    from ttlaunch.app.supervisor import start_supervisor, wait_for_run
     from ttlaunch.cli.run_end import status_without_run, tell_end
-    from ttlaunch.cli.supervisor import start_supervisor, wait_for_run
     from ttlaunch.cli.watching import watch
 
     runs = Path.cwd() / runs_dir
     origin = _read(find_named_run(run, runs_dir=runs_dir, form=form), form=form)
     prepared = _prepare_again(origin, runs_dir=runs, with_changes=with_changes, form=form, verbose=verbose)
-    way = Way(runs, form, verbose, grace, hang_timeout_s=hang_timeout)
+    way = RunOptions(runs, form, verbose, grace, hang_timeout_s=hang_timeout)
     ready = make_ready(prepared, way)
     session = start_supervisor(
         lambda begun: [carry_out(prepared, way, ready=ready, begun=begun)], exit_status=exit_status_of
@@ -72,16 +72,18 @@ def repro(
     leave(status or (1 if has_errors(verdict) else 0))
 
 
-def _prepare_again(origin: "Origin", *, runs_dir: Path, with_changes: bool, form: Format, verbose: bool) -> "Prepared":
+def _prepare_again(
+    origin: "Origin", *, runs_dir: Path, with_changes: bool, form: Format, verbose: bool
+) -> "PreparedRun":
     """Check and plan the same once more, in the folder where it was started; leaves if it is not the same."""
-    from ttlaunch.cli.planning import prepare
+    from ttlaunch.app.prepare_run import prepare
 
     found = _differences(origin, with_changes=with_changes)
     if has_errors(found):
         refuse(found, form=form, verbose=verbose)
     if origin.working_folder.is_dir():
         os.chdir(origin.working_folder)
-    request = Request(
+    request = RunSpec(
         target=origin.target,
         config_file=str(origin.config_file) if origin.config_file else None,
         ranks=origin.world_size,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from ttlaunch import contract
+from ttlaunch.app.carry_out import RunOptions, make_ready
+from ttlaunch.app.resolve import RunSpec
 from ttlaunch.cli.after_dashes import is_command
-from ttlaunch.cli.carry_out import Way, make_ready
 from ttlaunch.cli.console import leave, print_json
-from ttlaunch.cli.describe import Request
 from ttlaunch.cli.options import (
     Arguments,
     ConfigFile,
@@ -39,10 +39,10 @@ from ttlaunch.diagnostics import Format
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ttlaunch.cli.outcome import Outcome
-    from ttlaunch.cli.planning import Prepared
+    from ttlaunch.app.outcome import Outcome
+    from ttlaunch.app.prepare_run import PreparedRun
+    from ttlaunch.app.supervisor import Begun
     from ttlaunch.cli.session import Session
-    from ttlaunch.cli.supervisor import Begun
     from ttlaunch.running.metrics.sinks import SinkChoice
     from ttlaunch.running.runs.run_folder import RunFolder
 
@@ -111,14 +111,14 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Start a recipe or a script on a cluster and watch it to its end."""
+    from ttlaunch.app.prepare_run import prepare
+    from ttlaunch.app.supervisor import wait_for_run
     from ttlaunch.cli.logs import choose_ranks
-    from ttlaunch.cli.planning import prepare
     from ttlaunch.cli.run_end import status_without_run, tell_end
     from ttlaunch.cli.sink_view import judge_sinks, parse_sinks
-    from ttlaunch.cli.supervisor import wait_for_run
     from ttlaunch.cli.watching import watch
 
-    request = Request(
+    request = RunSpec(
         target=target,
         on=on,
         config_file=config_file,
@@ -142,7 +142,7 @@ def run(
 
         show_plan(prepared.plan, form=form)
         return
-    way = Way(runs_dir, form, verbose, grace, ("ttlaunch", *sys.argv[1:]), hang_timeout, lease_s=lease)
+    way = RunOptions(runs_dir, form, verbose, grace, ("ttlaunch", *sys.argv[1:]), hang_timeout, lease_s=lease)
     session = _start(request, prepared, way, most=max_restarts, sinks=asked)
     path = wait_for_run(session)
     if path is None:
@@ -152,10 +152,12 @@ def run(
     leave(tell_end(watch(session, path, form=form, only=chosen), form=form, judge=judge_sinks))
 
 
-def _start(request: Request, prepared: "Prepared", way: Way, *, most: int, sinks: "Sequence[SinkChoice]") -> "Session":
+def _start(
+    request: RunSpec, prepared: "PreparedRun", way: RunOptions, *, most: int, sinks: "Sequence[SinkChoice]"
+) -> "Session":
     """Start a supervisor; it connects to hosts itself, while what is to be said of this machine is said before."""
-    from ttlaunch.cli.restarts import exit_status_of, run_with_restarts
-    from ttlaunch.cli.supervisor import start_supervisor
+    from ttlaunch.app.restarts import exit_status_of, run_with_restarts
+    from ttlaunch.app.supervisor import start_supervisor
 
     ready = make_ready(prepared, way) if prepared.is_here else None
 

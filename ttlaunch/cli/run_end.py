@@ -4,9 +4,9 @@ import signal
 from collections.abc import Callable, Sequence
 
 from ttlaunch import contract
+from ttlaunch.app.outcome import Outcome, tell
+from ttlaunch.app.restarts import exit_status_of, given_up
 from ttlaunch.cli.console import print_json, show_diagnostics
-from ttlaunch.cli.outcome import Outcome, tell
-from ttlaunch.cli.restarts import exit_status_of, given_up
 from ttlaunch.cli.watching import Watched
 from ttlaunch.diagnostics import Diagnostic, Format
 

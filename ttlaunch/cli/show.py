@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ttlaunch.app.resolve import RunSpec, describe
 from ttlaunch.cli.console import print_json, refuse, refuse_file, show_diagnostics
-from ttlaunch.cli.describe import Request, describe
 from ttlaunch.cli.options import (
     ConfigFile,
     Hostfile,
@@ -58,7 +58,7 @@ def show(
     """Draw hosts, meshes, their links, and the ranks on them; start nothing."""
     from ttlaunch.draw.scene import make_scene
 
-    request = Request(
+    request = RunSpec(
         target=recipe,
         on=configuration,
         config_file=config_file,

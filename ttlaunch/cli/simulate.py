@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ttlaunch import contract
+from ttlaunch.app.resolve import RunSpec, describe, is_script
 from ttlaunch.cli.console import leave, print_json, refuse, refuse_file, show_diagnostics, stop_on_errors
-from ttlaunch.cli.describe import Request, describe, is_script
 from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.cli.options import ConfigFile, On, OutputFormat, Overrides, Ranks, Verbose, complete_recipes
 from ttlaunch.diagnostics import Diagnostic, Format, Label, Source
@@ -62,7 +62,7 @@ def simulate(
     verbose: Verbose = False,
 ) -> None:
     """Run all ranks of a recipe in one process: same bits as a run, and messages that do not fit are named."""
-    request = Request(target=target, on=on, config_file=config_file, overrides=overrides or (), ranks=ranks)
+    request = RunSpec(target=target, on=on, config_file=config_file, overrides=overrides or (), ranks=ranks)
     if keep is not None and os.path.lexists(keep):  # never raises
         refuse([Diagnostic("P009", f"{keep} exists already")], form=form)
     plan, python = _plan(request, form=form, verbose=verbose)
@@ -81,7 +81,7 @@ def simulate(
     leave(simulation.report.exit_status)
 
 
-def _plan(request: Request, *, form: Format, verbose: bool) -> tuple["LaunchPlan", str]:
+def _plan(request: RunSpec, *, form: Format, verbose: bool) -> tuple["LaunchPlan", str]:
     """The plan of a run on these hosts, none of which is asked: their ranks are played here, and no MPI is needed."""
     from ttlaunch.agent import SHIM
     from ttlaunch.planning.launch_plan import RecipeProgram
@@ -176,7 +176,7 @@ def _diagnostic(finding: Mapping[str, Any]) -> Diagnostic:
 
 def _label(side: Mapping[str, Any]) -> Label | None:
     """The line that asked for one end of the message."""
-    from ttlaunch.cli.describe import short_name
+    from ttlaunch.app.resolve import short_name
 
     path, number = Path(side["place"]["file"]), int(side["place"]["line"])
     try:

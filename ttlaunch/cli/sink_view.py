@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ttlaunch.app.resolve import short_name
 from ttlaunch.cli.console import refuse
-from ttlaunch.cli.describe import short_name
 from ttlaunch.diagnostics import Diagnostic, Format, Severity
 
 if TYPE_CHECKING:
-    from ttlaunch.cli.outcome import Outcome
+    from ttlaunch.app.outcome import Outcome
     from ttlaunch.running.metrics.export import SinkRecord
     from ttlaunch.running.metrics.sinks import SinkChoice
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ttlaunch import contract
+from ttlaunch.app.named_run import find_named_run, read_launcher_here
 from ttlaunch.cli.console import leave, print_json, refuse
-from ttlaunch.cli.named_run import find_named_run, read_launcher_here
 from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.diagnostics import Diagnostic, Format
 

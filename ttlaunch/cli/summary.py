@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TextIO
 
 from ttlaunch import contract
+from ttlaunch.app.resolve import short_name
 from ttlaunch.cli.checkpoint_view import lost_steps
-from ttlaunch.cli.describe import short_name
 from ttlaunch.cli.ending_view import render_stop
 from ttlaunch.diagnostics import Diagnostic, Label, Source
 from ttlaunch.diagnostics.count import counted

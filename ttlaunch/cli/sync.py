@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ttlaunch.app.resolve import ResolvedSpec, RunSpec, describe
 from ttlaunch.cli.console import exit_status, leave, print_json, refuse, show_diagnostics
-from ttlaunch.cli.describe import Description, Request, describe
 from ttlaunch.cli.options import (
     ConfigFile,
     Hostfile,
@@ -72,7 +72,7 @@ def sync(
     verbose: Verbose = False,
 ) -> None:
     """Make the code equal on every host: only what changed travels, and a host has all of it or what it had before."""
-    request = Request(
+    request = RunSpec(
         target=recipe,
         on=on,
         config_file=config_file,
@@ -83,7 +83,7 @@ def sync(
     found = describe(request, working_folder=Path.cwd(), shell=os.environ)
     if not found.ok or found.topology is None:
         refuse(found.diagnostics, form=form, verbose=verbose)
-    from ttlaunch.cli.bring_code import bring_code, explain_outcome, guard_size
+    from ttlaunch.app.bring_code import bring_code, explain_outcome, guard_size
 
     cluster = found.topology.cluster
     options = {"remote_folder": cluster.remote_folder, "keep": keep, "data": _texts(found)}
@@ -105,15 +105,15 @@ def sync(
 
 
 def _read_and_reach(
-    found: Description, folder: Path | None, interpreters: dict[str, "Future[Process]"], *, form: Format, verbose: bool
+    found: ResolvedSpec, folder: Path | None, interpreters: dict[str, "Future[Process]"], *, form: Format, verbose: bool
 ) -> tuple["Release", list["Transport"], list[Diagnostic]]:
     """Read the files while the hosts are being reached, and have an interpreter wait on each that has been."""
-    from ttlaunch.cli.reach import open_transports, reach_hosts
+    from ttlaunch.app.reach import open_transports, reach_hosts
 
     assert found.topology is not None  # noqa: S101 - checked by the caller
     open_transports(found.topology)  # imports what SSH needs before files are read, which is for the time of waiting
-    from ttlaunch.cli.background import in_background
-    from ttlaunch.cli.bring_code import wait_for_files
+    from ttlaunch.app.background import in_background
+    from ttlaunch.app.bring_code import wait_for_files
     from ttlaunch.hosts.sync.release import make_release
     from ttlaunch.hosts.transport.pushed import start_interpreter
     from ttlaunch.hosts.transport.transport import CONNECT_S
@@ -139,7 +139,7 @@ def _read_and_reach(
     return release, transports, [*found.diagnostics, *problems]
 
 
-def _texts(found: Description) -> list["DataItem"]:
+def _texts(found: ResolvedSpec) -> list["DataItem"]:
     from ttlaunch.hosts.sync.data import data_item
 
     data = found.choice.data if found.choice is not None else None

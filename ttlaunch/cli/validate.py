@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ttlaunch.app.resolve import ResolvedSpec, RunSpec, describe
 from ttlaunch.cli.console import exit_status, leave, print_json, show_diagnostics
-from ttlaunch.cli.describe import Description, Request, describe
 from ttlaunch.cli.options import (
     ConfigFile,
     Hostfile,
@@ -74,7 +74,7 @@ def validate(
             form=form,
             verbose=verbose,
         )
-    request = Request(
+    request = RunSpec(
         target=recipe,
         on=configuration,
         config_file=config_file,
@@ -92,7 +92,7 @@ def validate(
     leave(exit_status(result.diagnostics))
 
 
-def _show(result: Description, *, form: Format, verbose: bool) -> None:
+def _show(result: ResolvedSpec, *, form: Format, verbose: bool) -> None:
     from ttlaunch.diagnostics.count import counted
 
     show_diagnostics(result.diagnostics, form=form, verbose=verbose)

@@ -168,7 +168,7 @@ def _check_topology(source: "Source", kind: Kind, path: Path, working_folder: Pa
 def _check_training(
     data: bytes, name: str, recipe: str | None, overrides: Sequence[str], working_folder: Path
 ) -> _Checked:
-    from ttlaunch.cli.describe import check_data
+    from ttlaunch.app.resolve import check_data
     from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
     from ttlaunch.spec.recipe.shared import check_training_file
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ttlaunch import contract
+from ttlaunch.app.outcome import Outcome, tell
+from ttlaunch.app.resolve import short_name
+from ttlaunch.app.restarts import announce
 from ttlaunch.cli.console import leave
-from ttlaunch.cli.describe import short_name
 from ttlaunch.cli.live import make_view
-from ttlaunch.cli.outcome import Outcome, tell
-from ttlaunch.cli.restarts import announce
 from ttlaunch.cli.signals import handled
 from ttlaunch.diagnostics import Format
 from ttlaunch.running.pace import Pace

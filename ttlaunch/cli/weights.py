@@ -113,7 +113,7 @@ def _of_checkpoint(
     run: str, *, runs_dir: Path, form: Format, averaged: bool = False
 ) -> tuple[int, Mapping[str, "FiledTensor"]]:
     """Step and weights, or their average, of the newest whole checkpoint that the words name; leaves if there is none."""
-    from ttlaunch.cli.resume import search_checkpoint
+    from ttlaunch.app.find_start import search_checkpoint
     from ttlaunch.running.checkpoints.tensor_difference import read_weights
 
     here = Path.cwd()

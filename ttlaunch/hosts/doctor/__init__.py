@@ -14,5 +14,5 @@ For `run` and everyone else who needs a part of it:
   `NetworkChoice` (`.ranks` and `.control` as CIDR for Open MPI, `.addresses` by host, `.has_rdma`, `.why`) or a `Diagnostic`.
 - `pairs.measure_pairs(transports, choice.addresses, ...)` lets every host connect to every other; `pairs.check_pairs(...)` judges it.
 
-Command line: `ttlaunch.cli.reach.reach_hosts(topology, form=…, verbose=…)` gives connected transports or leaves with status 4.
+Command line: `ttlaunch.app.reach.reach_hosts(topology, form=…, verbose=…)` gives connected transports or leaves with status 4.
 """

@@ -8,7 +8,7 @@ from ttlaunch.diagnostics import Diagnostic, shown
 from ttlaunch.planning.mpi_args import MpiArgs, parse_mpi_args
 
 if TYPE_CHECKING:
-    from ttlaunch.cli.describe import Request
+    from ttlaunch.app.resolve import RunSpec
     from ttlaunch.diagnostics import Source
 
 
@@ -32,7 +32,7 @@ class NamedFiles:
         return not (self.hostfile is None and self.rank_bindings is None and self.hosts is None)
 
 
-def named_files(request: "Request") -> tuple[NamedFiles, list[Diagnostic]]:
+def named_files(request: "RunSpec") -> tuple[NamedFiles, list[Diagnostic]]:
     """Sort what was typed; two names for one thing are a mistake."""
     found: list[Diagnostic] = []
     words, hostfile = MpiArgs(), request.hostfile
@@ -52,5 +52,5 @@ def named_files(request: "Request") -> tuple[NamedFiles, list[Diagnostic]]:
     return NamedFiles(hostfile, request.rank_bindings, words.hosts, words.passed), found
 
 
-def _options(request: "Request") -> tuple[tuple[str, Path | None], ...]:
+def _options(request: "RunSpec") -> tuple[tuple[str, Path | None], ...]:
     return (("--hostfile", request.hostfile), ("--rank-bindings", request.rank_bindings))

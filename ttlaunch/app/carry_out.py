@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttlaunch import contract
+from ttlaunch.app.outcome import Outcome
 from ttlaunch.cli.console import refuse
-from ttlaunch.cli.outcome import Outcome
 from ttlaunch.diagnostics import Diagnostic, Format
 
 if TYPE_CHECKING:
-    from ttlaunch.cli.planning import Prepared
-    from ttlaunch.cli.ready_here import Ready
+    from ttlaunch.app.prepare_run import PreparedRun
+    from ttlaunch.app.ready_here import LaunchContext
     from ttlaunch.planning.launch_plan import LaunchPlan
     from ttlaunch.running.crew import Crew
     from ttlaunch.running.logs.output import View
@@ -31,7 +31,7 @@ _ELSEWHERE = "`--runs-dir DIR` makes run folders somewhere else"
 
 
 @dataclass(frozen=True)
-class Way:
+class RunOptions:
     """How plans are carried out.
 
     Attributes:
@@ -54,22 +54,22 @@ class Way:
     lease_s: float = contract.LEASE_S
 
 
-def make_ready(prepared: "Prepared", way: Way) -> "Ready":
+def make_ready(prepared: "PreparedRun", way: RunOptions) -> "LaunchContext":
     """Check everything where the ranks will run, and bring the code there; leaves if a host is not ready."""
     if prepared.is_here:
-        from ttlaunch.cli.ready_here import ready_here
+        from ttlaunch.app.ready_here import ready_here
 
         return ready_here(prepared, form=way.form, verbose=way.verbose)
-    from ttlaunch.cli.ready_hosts import ready_hosts
+    from ttlaunch.app.ready_hosts import ready_hosts
 
     return ready_hosts(prepared, form=way.form, verbose=way.verbose, lease_s=way.lease_s)
 
 
 def carry_out(
-    prepared: "Prepared",
-    way: Way,
+    prepared: "PreparedRun",
+    way: RunOptions,
     *,
-    ready: "Ready | None" = None,
+    ready: "LaunchContext | None" = None,
     begun: "Callable[[RunFolder], None]" = lambda _: None,
     watched_by: WatchedBy | None = None,
 ) -> Outcome:
@@ -82,7 +82,7 @@ def carry_out(
         begun: Told of the run's folder once all is there and nothing has started.
         watched_by: Puts something between the run and the view, which shows the run then; None: nobody shows it here.
     """
-    from ttlaunch.cli.registering import registered
+    from ttlaunch.app.registering import registered
     from ttlaunch.running.ending import Grace
     from ttlaunch.running.guard import guarded
     from ttlaunch.running.runs.recorded import facts_of
@@ -117,7 +117,7 @@ def carry_out(
 
 @contextmanager
 def _view(
-    plan: "LaunchPlan", folder: "RunFolder", crew: "Crew", scratch: Path, way: Way, watched_by: WatchedBy | None
+    plan: "LaunchPlan", folder: "RunFolder", crew: "Crew", scratch: Path, way: RunOptions, watched_by: WatchedBy | None
 ) -> "Iterator[View]":
     if watched_by is None:
         yield Spokesman()
@@ -142,7 +142,7 @@ class Spokesman:
         """Likewise."""
 
 
-def _make_folder(ready: "Ready", prepared: "Prepared", way: Way) -> "RunFolder":
+def _make_folder(ready: "LaunchContext", prepared: "PreparedRun", way: RunOptions) -> "RunFolder":
     """The run's folder with all that is decided; leaves if it cannot be made."""
     from ttlaunch.errors import RunFolderError
     from ttlaunch.running.runs.record_inputs import write_inputs

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from ttlaunch.app.prepare_run import PreparedRun
 from ttlaunch.cli.console import stop_on_errors
-from ttlaunch.cli.planning import Prepared
 from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.running.crew import Crew, LocalCrew
@@ -16,7 +16,7 @@ from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Watch
 
 
-class Ready(Protocol):
+class LaunchContext(Protocol):
     """Everything is there and checked; only the run's own folder is missing."""
 
     @property
@@ -31,7 +31,7 @@ class Ready(Protocol):
         """Whoever stands beside the ranks, from before the first starts until after the last has ended."""
 
 
-def ready_here(prepared: Prepared, *, form: Format, verbose: bool) -> Ready:
+def ready_here(prepared: PreparedRun, *, form: Format, verbose: bool) -> LaunchContext:
     """Check this machine; leaves if it is not ready."""
     problems = _check_cuda(prepared)
     problems += check_machine(prepared.plan, prepared.surroundings.engine, python=prepared.surroundings.python)
@@ -39,7 +39,7 @@ def ready_here(prepared: Prepared, *, form: Format, verbose: bool) -> Ready:
     return _ReadyHere(prepared.plan)
 
 
-def _check_cuda(prepared: Prepared) -> list[Diagnostic]:
+def _check_cuda(prepared: PreparedRun) -> list[Diagnostic]:
     """Whether ranks here can have the devices that their configuration names."""
     choice = prepared.description.choice
     if choice is None or choice.loaded.checked.device_config.device != "cuda":

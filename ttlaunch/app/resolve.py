@@ -35,7 +35,7 @@ SCRIPT_PREFIX = ("-m", "mpi4py")
 
 
 @dataclass(frozen=True)
-class Request:
+class RunSpec:
     """What was typed.
 
     Attributes:
@@ -72,7 +72,7 @@ class Request:
 
 
 @dataclass
-class Description:
+class ResolvedSpec:
     """What it means.
 
     Attributes:
@@ -97,9 +97,9 @@ class Description:
         return not has_errors(self.diagnostics)
 
 
-def describe(request: Request, *, working_folder: Path, shell: Mapping[str, str]) -> Description:
+def describe(request: RunSpec, *, working_folder: Path, shell: Mapping[str, str]) -> ResolvedSpec:
     """Read and check everything the request names; nothing is started and nothing is written."""
-    result = Description()
+    result = ResolvedSpec()
     load_topology_into(result, request, working_folder=working_folder, shell=shell)
     if request.target is None:
         return result
@@ -113,10 +113,10 @@ def describe(request: Request, *, working_folder: Path, shell: Mapping[str, str]
 
 
 def load_topology_into(
-    result: Description, request: Request, *, working_folder: Path, shell: Mapping[str, str]
+    result: ResolvedSpec, request: RunSpec, *, working_folder: Path, shell: Mapping[str, str]
 ) -> None:
     """Read the topology that `--on`, or `--hostfile`, `--rank-bindings` and `--mpi-args` name."""
-    from ttlaunch.cli.named_files import named_files
+    from ttlaunch.app.named_files import named_files
     from ttlaunch.spec.topology.discovery import find_configuration
     from ttlaunch.spec.topology.load import load_topology, load_topology_files
 
@@ -154,7 +154,7 @@ def is_script(target: str, working_folder: Path) -> bool:
     return target.endswith(".py") or os.path.isfile(working_folder / target)  # noqa: PTH113 - never raises
 
 
-def _describe_script(result: Description, request: Request, working_folder: Path) -> None:
+def _describe_script(result: ResolvedSpec, request: RunSpec, working_folder: Path) -> None:
     script = working_folder / str(request.target)
     if not script.is_file():
         result.diagnostics.append(Diagnostic("P009", f"there is no script {shown(request.target)}"))
@@ -166,7 +166,7 @@ def _describe_script(result: Description, request: Request, working_folder: Path
     result.name = script.stem
 
 
-def _describe_command(result: Description, request: Request, working_folder: Path, shell: Mapping[str, str]) -> None:
+def _describe_command(result: ResolvedSpec, request: RunSpec, working_folder: Path, shell: Mapping[str, str]) -> None:
     program = str(request.target)
     beside = working_folder / program if "/" in program else None
     if _is_here(result) and not shutil.which(str(beside) if beside else program, path=shell.get("PATH")):
@@ -177,26 +177,26 @@ def _describe_command(result: Description, request: Request, working_folder: Pat
     result.name = Path(program).name
 
 
-def _is_here(result: Description) -> bool:
+def _is_here(result: ResolvedSpec) -> bool:
     """Whether ranks run on this machine alone; what other hosts have is asked there."""
     from ttlaunch.hosts.transport.local import is_this_machine
 
     return result.topology is None or all(is_this_machine(host.name) for host in result.topology.hosts)
 
 
-def _refuse_recipe_options(result: Description, request: Request) -> None:
+def _refuse_recipe_options(result: ResolvedSpec, request: RunSpec) -> None:
     unused = [f"`{name}`" for name, value in (("-c", request.config_file), ("--set", request.overrides)) if value]
     if unused:
         message = f"{' and '.join(unused)} configure recipes; {shown(request.target)} is a program"
         result.diagnostics.append(Diagnostic("P009", message, hints=("give its own arguments after `--`",)))
     if request.resume is not None:
-        from ttlaunch.cli.resume import refuse_resume
+        from ttlaunch.app.find_start import refuse_resume
 
         result.diagnostics.append(refuse_resume(str(request.target)))
 
 
-def _describe_recipe(result: Description, request: Request, working_folder: Path, shell: Mapping[str, str]) -> None:
-    from ttlaunch.cli.resume import find_start
+def _describe_recipe(result: ResolvedSpec, request: RunSpec, working_folder: Path, shell: Mapping[str, str]) -> None:
+    from ttlaunch.app.find_start import find_start
     from ttlaunch.planning.recipe_plan import RecipeChoice, check_recipe
     from ttlaunch.spec.recipe.config import load_config
     from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
@@ -247,7 +247,7 @@ def _undefined_references(loaded: "LoadedConfig", shell: Mapping[str, str]) -> l
 
 
 def _config_source(
-    request: Request, default: Path, working_folder: Path
+    request: RunSpec, default: Path, working_folder: Path
 ) -> tuple[Path | None, str | None, bytes | None]:
     if request.config_file == "-":
         return None, "standard input", sys.stdin.buffer.read()

@@ -11,7 +11,7 @@ from ttlaunch.cli.session import Line, Session, leave_terminal, start_session
 from ttlaunch.cli.signals import handled
 
 if TYPE_CHECKING:
-    from ttlaunch.cli.outcome import Outcome
+    from ttlaunch.app.outcome import Outcome
     from ttlaunch.running.runs.run_folder import RunFolder
 
 _TICK_S = 0.1

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ttlaunch import contract
-from ttlaunch.cli.describe import Description, Request, describe
+from ttlaunch.app.resolve import ResolvedSpec, RunSpec, describe
 from ttlaunch.diagnostics import Diagnostic, listed
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.errors import HostError
@@ -17,7 +17,7 @@ from ttlaunch.spec.topology.model import Topology
 from ttlaunch.spec.topology.smaller import leave_out, why_not_without
 
 if TYPE_CHECKING:
-    from ttlaunch.cli.planning import Prepared
+    from ttlaunch.app.prepare_run import PreparedRun
     from ttlaunch.planning.launch_plan import LaunchPlan
     from ttlaunch.running.restarts import Restart
 
@@ -30,11 +30,11 @@ class Replanned:
         change: How it differs from the first one, as clauses that follow "from the newest checkpoint"; "" if in nothing.
     """
 
-    request: Request
+    request: RunSpec
     change: str = ""
 
 
-def repeatable(request: Request, folder: Path) -> Request:
+def repeatable(request: RunSpec, folder: Path) -> RunSpec:
     """The same request where its configuration came on standard input, which can be read only once.
 
     Args:
@@ -64,7 +64,7 @@ def wait_for_lease(decision: "Restart", *, say: Callable[[str], None]) -> None:
 
 def silent_hosts(topology: Topology) -> Mapping[str, HostError]:
     """The hosts that do not answer now; they are asked all at once."""
-    from ttlaunch.cli.reach import connect_all, open_transports
+    from ttlaunch.app.reach import connect_all, open_transports
 
     transports, keys = open_transports(topology)
     try:
@@ -75,8 +75,8 @@ def silent_hosts(topology: Topology) -> Mapping[str, HostError]:
 
 
 def replan(
-    request: Request,
-    first: "Prepared",
+    request: RunSpec,
+    first: "PreparedRun",
     decision: "Restart",
     *,
     ask: Callable[[Topology], Mapping[str, HostError]] = silent_hosts,
@@ -113,7 +113,7 @@ def replan(
     return Replanned(smallest, _change(smallest, first, used, ranks, set_already=len(request.overrides)))
 
 
-def _smaller(request: Request, first: "Prepared") -> tuple[Request, int] | None:
+def _smaller(request: RunSpec, first: "PreparedRun") -> tuple[RunSpec, int] | None:
     """The request for the hosts that are left, and how many ranks it has; None if it fits no world."""
     from ttlaunch.planning.fewer_ranks import largest_world
     from ttlaunch.planning.launch_plan import RecipeProgram
@@ -134,12 +134,12 @@ def _smaller(request: Request, first: "Prepared") -> tuple[Request, int] | None:
     return replace(request, ranks=world.ranks, overrides=(*request.overrides, *world.overrides)), world.ranks
 
 
-def _describe(request: Request) -> Description:
+def _describe(request: RunSpec) -> ResolvedSpec:
     """Without reading the checkpoint, which is done when the attempt is prepared."""
     return describe(replace(request, resume=None), working_folder=Path.cwd(), shell=os.environ)
 
 
-def _change(request: Request, first: "Prepared", used: Collection[str], ranks: int, *, set_already: int) -> str:
+def _change(request: RunSpec, first: "PreparedRun", used: Collection[str], ranks: int, *, set_already: int) -> str:
     """What is not as in the first attempt; of the overrides, those that follow the ones that were typed."""
     words = f", without {_names(used)}"
     left = leave_out(first.topology, request.without)
@@ -152,7 +152,7 @@ def _change(request: Request, first: "Prepared", used: Collection[str], ranks: i
     return f"{words} (`{overrides}`)" if overrides else words
 
 
-def _no_world(first: "Prepared", left: Topology, used: Collection[str]) -> str:
+def _no_world(first: "PreparedRun", left: Topology, used: Collection[str]) -> str:
     from ttlaunch.planning.launch_plan import RecipeProgram
 
     if not left.hosts:

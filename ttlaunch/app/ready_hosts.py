@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ttlaunch import contract
-from ttlaunch.cli.background import in_background
-from ttlaunch.cli.bring_code import bring_code, explain_outcome, guard_size
+from ttlaunch.app.background import in_background
+from ttlaunch.app.bring_code import bring_code, explain_outcome, guard_size
+from ttlaunch.app.prepare_run import PreparedRun, make_plan
+from ttlaunch.app.program_on_hosts import check_program
+from ttlaunch.app.reach import reach_hosts
+from ttlaunch.app.ready_here import LaunchContext
 from ttlaunch.cli.console import refuse, stop_on_errors
-from ttlaunch.cli.planning import Prepared, make_plan
-from ttlaunch.cli.program_on_hosts import check_program
-from ttlaunch.cli.reach import reach_hosts
-from ttlaunch.cli.ready_here import Ready
 from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.doctor.checks import check_ready
@@ -56,7 +56,7 @@ class _Say:
         stop_on_errors(found, form=self.form, verbose=self.verbose)
 
 
-def ready_hosts(prepared: Prepared, *, form: Format, verbose: bool, lease_s: float) -> Ready:
+def ready_hosts(prepared: PreparedRun, *, form: Format, verbose: bool, lease_s: float) -> LaunchContext:
     """Make every host of the plan ready, or leave with what keeps one from it."""
     topology = _with_ranks(prepared)
     say = _Say(topology, form, verbose)
@@ -74,21 +74,21 @@ def ready_hosts(prepared: Prepared, *, form: Format, verbose: bool, lease_s: flo
     return _ReadyHosts(plan, outcome.release.tree_hash, hosts, prepared, say, lease_s=lease_s)
 
 
-def _with_ranks(prepared: Prepared) -> Topology:
+def _with_ranks(prepared: PreparedRun) -> Topology:
     """The cluster without the hosts that no rank runs on: they need not even be switched on."""
     used = set(prepared.plan.hosts)
     topology = prepared.topology
     return replace(topology, hosts=tuple(host for host in topology.hosts if host.name in used))
 
 
-def _read_release(prepared: Prepared) -> tuple[Release | None, list[Diagnostic]]:
+def _read_release(prepared: PreparedRun) -> tuple[Release | None, list[Diagnostic]]:
     program = prepared.plan.program
     recipe = Path(program.folder) if isinstance(program, RecipeProgram) else None
     return make_release(prepared.surroundings.working_folder, recipe=recipe)
 
 
 def _check_hosts(
-    transports: Sequence[Transport], prepared: Prepared, say: _Say
+    transports: Sequence[Transport], prepared: PreparedRun, say: _Say
 ) -> tuple[dict[str, HostFacts], NetworkChoice]:
     """Everything a run needs of its hosts, among other things the Open MPI that starts it here."""
     answers = probe_all(transports, question_for(say.topology, launcher_python=prepared.surroundings.python))
@@ -114,7 +114,7 @@ def _check_program(
     transports: Sequence[Transport],
     facts: Mapping[str, HostFacts],
     reading: Future[tuple[Release | None, list[Diagnostic]]],
-    prepared: Prepared,
+    prepared: PreparedRun,
     say: _Say,
 ) -> None:
     program, (release, _) = prepared.plan.program, reading.result()
@@ -127,7 +127,7 @@ def _check_program(
 def _bring_code(
     transports: Sequence[Transport],
     reading: Future[tuple[Release | None, list[Diagnostic]]],
-    prepared: Prepared,
+    prepared: PreparedRun,
     say: _Say,
 ) -> Outcome:
     release, found = reading.result()
@@ -142,7 +142,7 @@ def _bring_code(
     return outcome
 
 
-def _data(prepared: Prepared) -> list[DataItem]:
+def _data(prepared: PreparedRun) -> list[DataItem]:
     """What ranks read besides the code: the training text, and the files that training begins from."""
     program = prepared.plan.program
     if not isinstance(program, RecipeProgram):
@@ -155,7 +155,7 @@ def _check_meeting(pairs: Pairs, choice: NetworkChoice, say: _Say) -> None:
     say.stop(check_pairs(pairs.pairs, choice, topology=say.topology), pairs.errors, {})
 
 
-def _ready_host(transport: Transport, facts: HostFacts, outcome: Outcome, prepared: Prepared) -> ReadyHost:
+def _ready_host(transport: Transport, facts: HostFacts, outcome: Outcome, prepared: PreparedRun) -> ReadyHost:
     """Everything a run has to know of a host, once it has been checked and has the code."""
     release, synced = outcome.release, outcome.hosts[transport.host]
     assert isinstance(synced, Synced)  # noqa: S101 - `_bring_code` leaves where a host has no code
@@ -186,7 +186,7 @@ class _ReadyHosts:
         plan: LaunchPlan,
         release: str,
         hosts: Sequence[ReadyHost],
-        prepared: Prepared,
+        prepared: PreparedRun,
         say: _Say,
         *,
         lease_s: float,

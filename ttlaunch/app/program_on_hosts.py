@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ttlaunch import contract
-from ttlaunch.cli.describe import SCRIPT_PREFIX
+from ttlaunch.app.resolve import SCRIPT_PREFIX
 from ttlaunch.diagnostics import Diagnostic, listed, shown
 from ttlaunch.hosts.sync.release import Release
 from ttlaunch.hosts.transport.fleet import on_each

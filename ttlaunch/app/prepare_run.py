@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.agent import SHIM
+from ttlaunch.app.resolve import ResolvedSpec, RunSpec, describe
 from ttlaunch.cli.console import refuse, show_diagnostics
-from ttlaunch.cli.describe import Description, Request, describe
 from ttlaunch.diagnostics import Diagnostic, Format, shown
 from ttlaunch.hosts.transport.local import is_this_machine
 from ttlaunch.planning.launch_plan import LaunchPlan
@@ -23,15 +23,15 @@ _QUIET = "99"
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """A plan with what it was made from."""
 
     plan: LaunchPlan
     topology: Topology
     surroundings: Surroundings
     resolved_config: str
-    request: Request
-    description: Description
+    request: RunSpec
+    description: ResolvedSpec
 
     @property
     def is_here(self) -> bool:
@@ -39,7 +39,7 @@ class Prepared:
         return all(host in self.surroundings.local_hosts for host in self.plan.hosts)
 
 
-def prepare(request: Request, *, form: Format, verbose: bool) -> Prepared:
+def prepare(request: RunSpec, *, form: Format, verbose: bool) -> PreparedRun:
     """Check everything and plan; shows every diagnostic, and leaves if one of them is an error."""
     working_folder = Path.cwd()
     description = describe(request, working_folder=working_folder, shell=os.environ)
@@ -65,10 +65,10 @@ def prepare(request: Request, *, form: Format, verbose: bool) -> Prepared:
         refuse(found, form=form, verbose=verbose)
     show_diagnostics(found, form=form, verbose=verbose)
     resolved = _resolved(description)
-    return Prepared(plan, description.topology, surroundings, resolved, request, description)
+    return PreparedRun(plan, description.topology, surroundings, resolved, request, description)
 
 
-def _resolved(description: Description) -> str:
+def _resolved(description: ResolvedSpec) -> str:
     """The recipe's whole configuration as a file; empty for a program."""
     choice = description.choice
     if choice is None:
@@ -78,19 +78,21 @@ def _resolved(description: Description) -> str:
     return render_resolved(choice.recipe, choice.loaded)
 
 
-def _local_hosts(description: Description) -> frozenset[str]:
+def _local_hosts(description: ResolvedSpec) -> frozenset[str]:
     hosts = description.topology.hosts if description.topology else ()
     return frozenset(str(host.name) for host in hosts if is_this_machine(host.name))
 
 
-def _python(description: Description, local_hosts: frozenset[str]) -> str:
+def _python(description: ResolvedSpec, local_hosts: frozenset[str]) -> str:
     """The interpreter of ranks here; what a cluster's file says of hosts is not true of a machine that is none of them."""
     topology = description.topology
     given = topology.cluster.python if topology and len(local_hosts) == len(topology.hosts) else None
     return given or sys.executable
 
 
-def make_plan(description: Description, request: Request, surroundings: Surroundings) -> LaunchPlan | Diagnostic | None:
+def make_plan(
+    description: ResolvedSpec, request: RunSpec, surroundings: Surroundings
+) -> LaunchPlan | Diagnostic | None:
     """The plan of a checked description; None if the description has errors."""
     if not description.ok or description.topology is None:
         return None
@@ -117,7 +119,7 @@ def make_plan(description: Description, request: Request, surroundings: Surround
     return wrong or (replace(plan, environment={**plan.environment, **more}) if more else plan)
 
 
-def _wrong_profile_steps(request: Request, description: Description) -> Diagnostic | None:
+def _wrong_profile_steps(request: RunSpec, description: ResolvedSpec) -> Diagnostic | None:
     """Why the steps that the profiler is to record are none of this run; None if they are, or none was asked for."""
     text = request.profile_steps
     if text is None:

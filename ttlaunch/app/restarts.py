@@ -8,30 +8,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ttlaunch import contract
-from ttlaunch.cli.carry_out import Way, carry_out
+from ttlaunch.app.carry_out import RunOptions, carry_out
+from ttlaunch.app.outcome import tell
 from ttlaunch.cli.console import leave, show_diagnostics
-from ttlaunch.cli.outcome import tell
 from ttlaunch.cli.signals import handled
 from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.diagnostics.count import counted
 
 if TYPE_CHECKING:
-    from ttlaunch.cli.describe import Request
-    from ttlaunch.cli.outcome import Outcome
-    from ttlaunch.cli.planning import Prepared
-    from ttlaunch.cli.ready_here import Ready
-    from ttlaunch.cli.replan import Replanned
+    from ttlaunch.app.outcome import Outcome
+    from ttlaunch.app.prepare_run import PreparedRun
+    from ttlaunch.app.ready_here import LaunchContext
+    from ttlaunch.app.replan import Replanned
+    from ttlaunch.app.resolve import RunSpec
     from ttlaunch.running.restarts import Restart
     from ttlaunch.running.runs.run_folder import RunFolder
 
 
 def run_with_restarts(
-    request: "Request",
-    prepared: "Prepared",
-    way: Way,
+    request: "RunSpec",
+    prepared: "PreparedRun",
+    way: RunOptions,
     *,
     most: int,
-    ready: "Ready | None",
+    ready: "LaunchContext | None",
     begun: "Callable[[RunFolder], None]",
 ) -> "list[Outcome]":
     """Start a plan until it comes to its end, or to one that another start would not change; all starts, in order.
@@ -44,7 +44,7 @@ def run_with_restarts(
         ready: The hosts of the first start, if they are ready already.
         begun: Told of the folder of each start.
     """
-    from ttlaunch.cli.planning import prepare
+    from ttlaunch.app.prepare_run import prepare
     from ttlaunch.running.restarts import GiveUp, attempt_of, plan_restart, write_follow_up
 
     outcomes = [carry_out(prepared, way, ready=ready, begun=begun)]
@@ -70,10 +70,10 @@ def run_with_restarts(
 
 
 def _following(
-    request: "Request", first: "Prepared", decision: "Restart", outcomes: "list[Outcome]", *, form: Format
+    request: "RunSpec", first: "PreparedRun", decision: "Restart", outcomes: "list[Outcome]", *, form: Format
 ) -> "Replanned":
     """What the next attempt is asked for; leaves, after saying why, if there is none."""
-    from ttlaunch.cli.replan import repeatable, replan, wait_for_lease
+    from ttlaunch.app.replan import repeatable, replan, wait_for_lease
 
     last, earlier = outcomes[-1], outcomes[:-1]
     try:
