@@ -15,10 +15,10 @@ import torch
 from null_socket import NullSocket
 from torch import Tensor
 
-from ttlaunch.runtime.books.black_box import BlackBox
-from ttlaunch.runtime.books.ledger import Ledger, operation
-from ttlaunch.runtime.gradients.replicas import Buckets
-from ttlaunch.runtime.sockets.ledger_socket import LedgerSocket
+from ttlaunch.runtime.comm.ledger_socket import LedgerSocket
+from ttlaunch.runtime.parallel.gradients.replicas import Buckets
+from ttlaunch.runtime.telemetry.black_box import BlackBox
+from ttlaunch.runtime.telemetry.ledger import Ledger, operation
 from ttlaunch.runtime.world import Rank
 
 ROUNDS, MESSAGES = 61, 2000

@@ -164,7 +164,7 @@ def _train(model: Any, optimizer: Any, step: int) -> None:
     """One step on two micro-batches of random tokens."""
     import torch
 
-    from ttlaunch.runtime.training.losses import summed_loss
+    from ttlaunch.runtime.model.losses import summed_loss
     from ttlaunch.runtime.training.optimizers import global_norm
 
     for micro_batch in range(2):

@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from null_socket import NullSocket
 
-from ttlaunch.runtime.books.ledger import Ledger, operation
-from ttlaunch.runtime.sockets.ledger_socket import LedgerSocket
+from ttlaunch.runtime.comm.ledger_socket import LedgerSocket
+from ttlaunch.runtime.telemetry.ledger import Ledger, operation
 from ttlaunch.runtime.world import Rank
 
 ROUNDS, MESSAGES = 41, 2000

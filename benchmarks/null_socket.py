@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ttlaunch.runtime.sockets.protocol import Pending
+from ttlaunch.runtime.comm.protocol import Pending
 from ttlaunch.runtime.world import Rank
 
 

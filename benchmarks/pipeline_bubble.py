@@ -66,7 +66,7 @@ class Ours:
 
     def __init__(self, ctx, name, trainer, recipe) -> None:  # noqa: ANN001
         from ttlaunch.runtime import PipelinePart, place_in_pipeline
-        from ttlaunch.runtime.pipeline.schedules import order_of_passes
+        from ttlaunch.runtime.parallel.pipeline.schedules import order_of_passes
 
         pipeline = {"blocks_per_rank": [2] * STAGES, "schedule": name, "chunks_per_rank": CHUNKS[name]}
         self.cfg = recipe.Config.model_validate(CONFIG | {"multihost_config": {"pipeline_parallel_config": pipeline}})
@@ -165,7 +165,7 @@ def rank_main() -> None:
     from mpi4py import MPI
 
     from ttlaunch.runtime import process_group
-    from ttlaunch.runtime.sockets.mpi import MpiSocket
+    from ttlaunch.runtime.comm.mpi import MpiSocket
     from ttlaunch.runtime.world import Rank, World
     from ttlaunch.spec.recipe.importing import import_recipe_module
 
@@ -218,7 +218,7 @@ def _context(world, rank, socket):  # noqa: ANN001, ANN202
     import torch
 
     from ttlaunch.runtime import RankContext
-    from ttlaunch.runtime.books.records import ProgressWriter
+    from ttlaunch.runtime.telemetry.records import ProgressWriter
     from ttlaunch.spec.recipe.corpus import read_corpus
 
     records = ProgressWriter(Path(tempfile.mkdtemp(prefix="bubble-")), rank)

@@ -50,7 +50,7 @@ def measure(rounds: int) -> None:
     MPI.Init_thread(MPI.THREAD_FUNNELED)
     import torch
 
-    from ttlaunch.runtime.sockets.mpi import MpiSocket
+    from ttlaunch.runtime.comm.mpi import MpiSocket
     from ttlaunch.runtime.world import Rank, World
 
     torch.set_num_threads(1)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.runtime import entry
-from ttlaunch.runtime.books import ledger
+from ttlaunch.runtime.telemetry import ledger
 
 
 class Times:

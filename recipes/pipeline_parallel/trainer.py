@@ -21,7 +21,7 @@ gradients. For every schedule, p and R the gradients, clipping norm and update a
 Shapes: B = sequences in a micro-batch, T = tokens in a sequence, D = width of the residual stream, V = micro-batches of a
 validation.
 Source: D. Narayanan et al., "PipeDream", SOSP 2019, with the flush of their ICML 2021 paper (1F1B); the other orders in
-`ttlaunch.runtime.pipeline.schedules`.
+`ttlaunch.runtime.parallel.pipeline.schedules`.
 """
 
 import torch

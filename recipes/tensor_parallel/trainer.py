@@ -22,7 +22,7 @@ same bits. One process gives others: there a value is one sum over all columns o
 Shapes: B = sequences in a micro-batch, T = tokens in a sequence, D = width of the residual stream, V = micro-batches of a
 validation.
 Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
-arXiv:1909.08053, 2019; the layers are in `ttlaunch.runtime.tensor.layers`, the sums in `ttlaunch.runtime.tensor.share`.
+arXiv:1909.08053, 2019; the layers are in `ttlaunch.runtime.parallel.tensor.layers`, the sums in `ttlaunch.runtime.parallel.tensor.share`.
 """
 
 from functools import partial

@@ -234,7 +234,7 @@ def test_a_message_of_another_shape_names_the_peer(run_ranks, tmp_path):
 
 def test_large_tensors_travel_in_chunks(run_ranks, tmp_path):
     trainer = (
-        "import ttlaunch.runtime.sockets.mpi as mpi\nmpi.CHUNK_BYTES = 1000\n"
+        "import ttlaunch.runtime.comm.mpi as mpi\nmpi.CHUNK_BYTES = 1000\n"
         "def peer(cfg, ctx):\n"
         "    sent = torch.arange(7001.0)\n"
         "    if ctx.rank == 1:\n        return ctx.send(sent, dest=0)\n"

@@ -15,7 +15,7 @@ CONTRACT = Path(__file__).parents[1] / "runtime" / "socket_contract.py"
 
 KEEP_PROMISES = f"""
 import importlib.util
-import ttlaunch.runtime.sockets.mpi as mpi
+import ttlaunch.runtime.comm.mpi as mpi
 spec = importlib.util.spec_from_file_location('socket_contract', {str(CONTRACT)!r})
 contract = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(contract)

@@ -10,7 +10,7 @@ from ttlaunch.contract import pack_frame
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.recipe import Section
-from ttlaunch.runtime.staleness import exchange
+from ttlaunch.runtime.parallel.staleness import exchange
 from ttlaunch.spec.recipe.importing import import_recipe_module
 
 from .judge import Judge

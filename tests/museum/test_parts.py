@@ -10,10 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ttlaunch
 from ttlaunch.running.checkpoints.checkpoints import remove_old
-from ttlaunch.runtime.compression.int8 import BlockInt8
 from ttlaunch.runtime.model.gpt import seeded_generator
-from ttlaunch.runtime.staleness.protocol import Clock, Staleness
-from ttlaunch.runtime.zero.accumulator import GradientAccumulator
+from ttlaunch.runtime.parallel.compression.int8 import BlockInt8
+from ttlaunch.runtime.parallel.staleness.protocol import Clock, Staleness
+from ttlaunch.runtime.parallel.zero.accumulator import GradientAccumulator
 
 EXHIBITS = Path(__file__).parent / "exhibits"
 

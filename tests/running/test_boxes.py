@@ -6,7 +6,7 @@ from ttlaunch.black_box import DONE, box_file, read_box
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.running.boxes import drop_evidence, keep_boxes, last_operation, last_operations, read_boxes, sized
 from ttlaunch.running.watch import RankState
-from ttlaunch.runtime.books.black_box import BlackBox
+from ttlaunch.runtime.telemetry.black_box import BlackBox
 
 RECV, WAIT_SEND = 2, 5
 ROLES = ("worker", "worker", "aggregator")

@@ -12,7 +12,7 @@ from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.running.failures.divergence import divergence
 from ttlaunch.running.watch import RankState, fold
-from ttlaunch.runtime.books.records import ProgressWriter
+from ttlaunch.runtime.telemetry.records import ProgressWriter
 
 FP16 = {"training_config": {"precision": "fp16"}}
 DIVERGES = "--set training_config.learning_rate=1e30 --set training_config.steps=6 --set training_config.batch_size=2"

@@ -11,7 +11,7 @@ from ttlaunch.running.crew import Look
 from ttlaunch.running.hang.hangs import HangWatch
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState
-from ttlaunch.runtime.books.black_box import BlackBox
+from ttlaunch.runtime.telemetry.black_box import BlackBox
 
 SECOND = 10**9
 

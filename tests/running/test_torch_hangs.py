@@ -10,7 +10,7 @@ TRAINER = """\
 import os, signal, time
 import torch
 from ttlaunch.runtime import process_group
-from ttlaunch.runtime.gradients.replicas import replicate
+from ttlaunch.runtime.parallel.gradients.replicas import replicate
 
 
 def peer(cfg, ctx):
@@ -67,7 +67,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from ttlaunch.runtime import process_group
-from ttlaunch.runtime.sharded.collectives import Ring, enter_collectives
+from ttlaunch.runtime.parallel.sharded.collectives import Ring, enter_collectives
 
 
 def peer(cfg, ctx):

@@ -8,7 +8,7 @@ from ttlaunch.black_box import ANY, COLLECTIVE, DONE, GROUP, WAIT_ANY, box_file,
 from ttlaunch.running.hang.stacks import Frame, parse_main_stack, recipe_frame
 from ttlaunch.running.hang.verdict import judge
 from ttlaunch.running.hang.waits import Seen
-from ttlaunch.runtime.books.black_box import BlackBox
+from ttlaunch.runtime.telemetry.black_box import BlackBox
 
 SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV = range(1, 7)
 RUNTIME = "/x/ttlaunch/runtime"

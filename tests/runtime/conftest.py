@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ttlaunch.recipe import TrainingFile
-from ttlaunch.runtime.collectives.reduction import GradientTree
+from ttlaunch.runtime.comm.protocol import SocketError
+from ttlaunch.runtime.comm.reduction import GradientTree
 from ttlaunch.runtime.data.text import TextData
-from ttlaunch.runtime.sockets.protocol import SocketError
 from ttlaunch.spec.recipe.corpus import read_corpus
 
 from .pipelines import PipelineRuns

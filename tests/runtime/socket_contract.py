@@ -5,7 +5,7 @@
 
 import torch
 
-from ttlaunch.runtime.collectives.collectives import (
+from ttlaunch.runtime.comm.collectives import (
     all_gather,
     all_reduce,
     barrier,
@@ -14,8 +14,8 @@ from ttlaunch.runtime.collectives.collectives import (
     reduce,
     reduce_scatter,
 )
-from ttlaunch.runtime.collectives.reduction import contiguous_blocks
-from ttlaunch.runtime.sockets.protocol import DTYPES, SocketError
+from ttlaunch.runtime.comm.protocol import DTYPES, SocketError
+from ttlaunch.runtime.comm.reduction import contiguous_blocks
 
 SIZES = (0, 1, 2, 5, 16, 1000, 4097, 20_000)
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttlaunch.runtime.zero import accumulator as accumulators
-from ttlaunch.runtime.zero.accumulator import GradientAccumulator, Receipt
+from ttlaunch.runtime.parallel.zero import accumulator as accumulators
+from ttlaunch.runtime.parallel.zero.accumulator import GradientAccumulator, Receipt
 
 SENDERS = ("a", "b", "c")
 PARAMETERS = {"weight": torch.zeros(2, 3), "bias": torch.zeros(3)}

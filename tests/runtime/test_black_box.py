@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from ttlaunch.black_box import CHANNELS, OPERATIONS, SIZE, box_file, read_box
-from ttlaunch.runtime.books.black_box import BlackBox, open_black_box
-from ttlaunch.runtime.books.ledger import Ledger, operation
-from ttlaunch.runtime.sockets.in_process import InProcessWorld
-from ttlaunch.runtime.sockets.ledger_socket import LedgerSocket
+from ttlaunch.runtime.comm.in_process import InProcessWorld
+from ttlaunch.runtime.comm.ledger_socket import LedgerSocket
+from ttlaunch.runtime.telemetry.black_box import BlackBox, open_black_box
+from ttlaunch.runtime.telemetry.ledger import Ledger, operation
 
 SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV = range(1, 7)
 
@@ -148,7 +148,7 @@ def test_a_socket_enters_every_verb_with_the_line_that_used_it(tmp_path):
 
 def test_a_box_outlives_a_rank_that_is_killed(path):
     code = (
-        "import sys, time; from pathlib import Path; from ttlaunch.runtime.books.black_box import BlackBox\n"
+        "import sys, time; from pathlib import Path; from ttlaunch.runtime.telemetry.black_box import BlackBox\n"
         "box = BlackBox(Path(sys.argv[1]), rank=3)\n"
         "box.begin(2, ('gradients', None), ('trainer.py', 9), 1, 0, 64, time.monotonic_ns())\n"
         "print('waits', flush=True)\ntime.sleep(600)\n"

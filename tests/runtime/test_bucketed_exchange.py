@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from ttlaunch.runtime.collectives.reduction import GradientTree, contiguous_blocks
-from ttlaunch.runtime.gradients.buckets import cut_buckets
-from ttlaunch.runtime.gradients.exchange import GradientExchange
+from ttlaunch.runtime.comm.in_process import InProcessWorld
+from ttlaunch.runtime.comm.protocol import SocketError
+from ttlaunch.runtime.comm.reduction import GradientTree, contiguous_blocks
 from ttlaunch.runtime.model.flat import FlatParameters
 from ttlaunch.runtime.model.model import build_model
-from ttlaunch.runtime.sockets.in_process import InProcessWorld
-from ttlaunch.runtime.sockets.protocol import SocketError
-from ttlaunch.runtime.tiers.bucket_link import AggregatorLink, OptimizerLink
-from ttlaunch.runtime.tiers.bucketed_update import BucketedUpdate, update_order
-from ttlaunch.runtime.tiers.gradient_hub import GradientHub
-from ttlaunch.runtime.tiers.remote_optimizer import RemoteOptimizer
+from ttlaunch.runtime.parallel.gradients.buckets import cut_buckets
+from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange
+from ttlaunch.runtime.parallel.tiers.bucket_link import AggregatorLink, OptimizerLink
+from ttlaunch.runtime.parallel.tiers.bucketed_update import BucketedUpdate, update_order
+from ttlaunch.runtime.parallel.tiers.gradient_hub import GradientHub
+from ttlaunch.runtime.parallel.tiers.remote_optimizer import RemoteOptimizer
 from ttlaunch.runtime.training.optimizers import build_optimizer, global_norm
 
 STEPS, RATE = 3, 0.05

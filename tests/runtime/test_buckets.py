@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttlaunch.runtime.gradients import bucket_tuning
-from ttlaunch.runtime.gradients.bucket_tuning import BucketTuner, candidates
-from ttlaunch.runtime.gradients.buckets import cut_buckets
+from ttlaunch.runtime.parallel.gradients import bucket_tuning
+from ttlaunch.runtime.parallel.gradients.bucket_tuning import BucketTuner, candidates
+from ttlaunch.runtime.parallel.gradients.buckets import cut_buckets
 
 MEGABYTE = 10**6
 

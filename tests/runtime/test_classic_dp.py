@@ -11,7 +11,7 @@ from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.runtime import simulate
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.model import Model
-from ttlaunch.runtime.staleness.exchange import BoundedMeans
+from ttlaunch.runtime.parallel.staleness.exchange import BoundedMeans
 from ttlaunch.runtime.stop_order import StopOrder
 
 PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 1, "config": {}, "data": None}

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ttlaunch.recipe import CompressionConfig
 from ttlaunch.runtime import build_codec
-from ttlaunch.runtime.compression.casts import Cast
-from ttlaunch.runtime.compression.int8 import BlockInt8
+from ttlaunch.runtime.parallel.compression.casts import Cast
+from ttlaunch.runtime.parallel.compression.int8 import BlockInt8
 
 FLT_MAX = torch.finfo(torch.float32).max
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)

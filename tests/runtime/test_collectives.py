@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttlaunch.runtime.collectives.collectives import all_gather, all_reduce, reduce, reduce_scatter
-from ttlaunch.runtime.collectives.reduction import GradientTree, aligned_subtrees, contiguous_blocks
-from ttlaunch.runtime.gradients.sums import all_reduce_mean, reduce_scatter_mean
-from ttlaunch.runtime.sockets.in_process import InProcessWorld
+from ttlaunch.runtime.comm.collectives import all_gather, all_reduce, reduce, reduce_scatter
+from ttlaunch.runtime.comm.in_process import InProcessWorld
+from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees, contiguous_blocks
+from ttlaunch.runtime.parallel.gradients.sums import all_reduce_mean, reduce_scatter_mean
 
 from .socket_contract import leaf, tree_sum
 

@@ -7,8 +7,8 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.recipe import TrainingConfig
-from ttlaunch.runtime.training.early_stop import EarlyStop
-from ttlaunch.runtime.training.losses import perplexity
+from ttlaunch.runtime.early_stop import EarlyStop
+from ttlaunch.runtime.model.losses import perplexity
 
 from .layouts import LAYOUTS, OTHERS, train
 

@@ -20,7 +20,7 @@ from ttlaunch.runtime import (
     step_size,
     validation_losses,
 )
-from ttlaunch.runtime.servers.pushes import HEADER_BYTES, Push, pack_push, read_push
+from ttlaunch.runtime.parallel.servers.pushes import HEADER_BYTES, Push, pack_push, read_push
 
 
 @pytest.fixture

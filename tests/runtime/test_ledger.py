@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from ttlaunch.runtime.books.ledger import Ledger, operation
-from ttlaunch.runtime.books.phases import phase, watch_passes
-from ttlaunch.runtime.books.trace import Trace, compare_clocks
-from ttlaunch.runtime.collectives.collectives import all_gather
-from ttlaunch.runtime.sockets.in_process import InProcessWorld
-from ttlaunch.runtime.sockets.ledger_socket import LedgerSocket
+from ttlaunch.runtime.comm.collectives import all_gather
+from ttlaunch.runtime.comm.in_process import InProcessWorld
+from ttlaunch.runtime.comm.ledger_socket import LedgerSocket
+from ttlaunch.runtime.telemetry.ledger import Ledger, operation
+from ttlaunch.runtime.telemetry.phases import phase, watch_passes
+from ttlaunch.runtime.telemetry.trace import Trace, compare_clocks
 
 
 class NullSocket:
@@ -264,7 +264,7 @@ def test_a_trace_ends_after_the_steps_that_were_asked_for(tmp_path):
 
 
 def test_a_trace_of_steps_without_end_stays_small(tmp_path, monkeypatch):
-    monkeypatch.setattr("ttlaunch.runtime.books.trace._MOST_EVENTS", 10)
+    monkeypatch.setattr("ttlaunch.runtime.telemetry.trace._MOST_EVENTS", 10)
     trace = Trace(tmp_path / "trace.jsonl", steps=10**6)
     for _ in range(100):
         trace.span("send norms", "send", 0, 1)

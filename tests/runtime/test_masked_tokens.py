@@ -8,9 +8,9 @@ from torch.nn import functional
 
 from ttlaunch import contract
 from ttlaunch.runtime import build_model, count_tokens, differentiate, summed_loss
-from ttlaunch.runtime.collectives.reduction import GradientTree
+from ttlaunch.runtime.comm.reduction import GradientTree
 from ttlaunch.runtime.data.text import TextData
-from ttlaunch.runtime.training.losses import IGNORED
+from ttlaunch.runtime.model.losses import IGNORED
 from ttlaunch.spec.recipe.corpus import Corpus, CorpusError, CorpusReason
 from ttlaunch.spec.recipe.responses import check_responses, response_ranges
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ttlaunch.runtime import build_model, build_optimizer, summed_loss
-from ttlaunch.runtime.books.ledger import Ledger
-from ttlaunch.runtime.books.memory import ACTIVATIONS, BUFFERS, GRADIENTS, OPTIMIZER, PARAMETERS, StepMemory
-from ttlaunch.runtime.books.profile import StepProfile
+from ttlaunch.runtime.telemetry.ledger import Ledger
+from ttlaunch.runtime.telemetry.memory import ACTIVATIONS, BUFFERS, GRADIENTS, OPTIMIZER, PARAMETERS, StepMemory
+from ttlaunch.runtime.telemetry.profile import StepProfile
 
 SIZE = 4 * 1000
 """Bytes of a tensor here."""

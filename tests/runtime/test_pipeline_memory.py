@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from ttlaunch.runtime.pipeline.schedules import order_of_passes
+from ttlaunch.runtime.parallel.pipeline.schedules import order_of_passes
 
 from .layouts import RECIPES
 from .pipelines import PipelineRuns, most_in_flight

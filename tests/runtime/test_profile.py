@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ttlaunch.profiling import ENV_PROFILE_STEPS, parse_steps, profile_file
-from ttlaunch.runtime.books.ledger import Ledger
-from ttlaunch.runtime.books.profile import StepProfile, open_profile
+from ttlaunch.runtime.telemetry.ledger import Ledger
+from ttlaunch.runtime.telemetry.profile import StepProfile, open_profile
 
 
 def names(run_dir, rank=0):

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttlaunch.runtime.collectives.reduction import GradientTree, aligned_subtrees, contiguous_blocks
-from ttlaunch.runtime.collectives.tree_exchange import add_up
+from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees, contiguous_blocks
+from ttlaunch.runtime.comm.tree_exchange import add_up
 
 VALUES = 7
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.model.flat import FlatParameters
-from ttlaunch.runtime.sockets.in_process import InProcessWorld
-from ttlaunch.runtime.tiers.gradient_hub import GradientHub
-from ttlaunch.runtime.tiers.remote_optimizer import RemoteOptimizer
+from ttlaunch.runtime.parallel.tiers.gradient_hub import GradientHub
+from ttlaunch.runtime.parallel.tiers.remote_optimizer import RemoteOptimizer
 
 BLOCKS = {0: range(1), 1: range(1, 2)}
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from ttlaunch.black_box import GROUP, box_file, read_box
-from ttlaunch.runtime.books.black_box import BlackBox
-from ttlaunch.runtime.books.ledger import Ledger
-from ttlaunch.runtime.gradients.replicas import Buckets
+from ttlaunch.runtime.parallel.gradients.replicas import Buckets
+from ttlaunch.runtime.telemetry.black_box import BlackBox
+from ttlaunch.runtime.telemetry.ledger import Ledger
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttlaunch.runtime.collectives import reduction
-from ttlaunch.runtime.pipeline import schedules
-from ttlaunch.runtime.pipeline.schedules import Action, order_of_passes
+from ttlaunch.runtime.comm import reduction
+from ttlaunch.runtime.parallel.pipeline import schedules
+from ttlaunch.runtime.parallel.pipeline.schedules import Action, order_of_passes
 
 from .pipelines import most_in_flight
 

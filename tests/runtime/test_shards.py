@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ttlaunch.runtime.sharded.shards import _split, padded_values
+from ttlaunch.runtime.parallel.sharded.shards import _split, padded_values
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 16])

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ttlaunch.runtime.sockets.findings import Place
-from ttlaunch.runtime.sockets.in_process import InProcessWorld
-from ttlaunch.runtime.sockets.protocol import SocketError
+from ttlaunch.runtime.comm.findings import Place
+from ttlaunch.runtime.comm.in_process import InProcessWorld
+from ttlaunch.runtime.comm.protocol import SocketError
 
 from .socket_contract import CONTRACT
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttlaunch.runtime.compression.powersgd import Matrix, PowerSgd, matrices_in
-from ttlaunch.runtime.compression.top_k import TopK
+from ttlaunch.runtime.parallel.compression.powersgd import Matrix, PowerSgd, matrices_in
+from ttlaunch.runtime.parallel.compression.top_k import TopK
 
 from .test_codecs import ANY, decoded, vectors
 

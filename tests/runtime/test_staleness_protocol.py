@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ttlaunch.runtime.staleness.protocol import Clock, ProtocolError, RingPart, Staleness
+from ttlaunch.runtime.parallel.staleness.protocol import Clock, ProtocolError, RingPart, Staleness
 
 STEPS = 3
 

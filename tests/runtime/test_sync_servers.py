@@ -18,10 +18,10 @@ from ttlaunch.runtime import (
     global_norm,
     micro_batches,
 )
-from ttlaunch.runtime.servers.messages import check_counts
-from ttlaunch.runtime.servers.shard import cut_layers, cut_values
+from ttlaunch.runtime.comm.protocol import SocketError
+from ttlaunch.runtime.parallel.servers.messages import check_counts
+from ttlaunch.runtime.parallel.servers.shard import cut_layers, cut_values
 from ttlaunch.runtime.simulate import simulate
-from ttlaunch.runtime.sockets.protocol import SocketError
 from ttlaunch.runtime.world import World
 from ttlaunch.spec.recipe.importing import import_recipe_module
 

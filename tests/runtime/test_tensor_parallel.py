@@ -17,7 +17,7 @@ from ttlaunch.running.checkpoints.joined_tensors import join_parts
 from ttlaunch.running.checkpoints.tensor_difference import read_weights
 from ttlaunch.running.checkpoints.tensor_file import read_header, write_tensors
 from ttlaunch.runtime.digests import digests
-from ttlaunch.runtime.tensor.share import ModelShare
+from ttlaunch.runtime.parallel.tensor.share import ModelShare
 from ttlaunch.spec.recipe.images import DIGITS
 from ttlaunch.stored_parts import parse_part
 

@@ -5,8 +5,8 @@ import socket
 import pytest
 import torch
 
-from ttlaunch.runtime.collectives.torch_group import _listen, _own_network, process_group
-from ttlaunch.runtime.sockets.in_process import InProcessWorld
+from ttlaunch.runtime.comm.in_process import InProcessWorld
+from ttlaunch.runtime.comm.torch_group import _listen, _own_network, process_group
 
 
 def test_ranks_of_one_host_listen_where_no_other_host_can_reach_them():

@@ -454,11 +454,11 @@ def test_a_ring_moves_what_it_says(books, peers):
 
 def test_a_message_too_many_is_seen(books, monkeypatch):
     """What a wrong recipe fails: weights sent twice train to the same bits."""
-    from ttlaunch.runtime.tiers.weight_downlink import WeightDownlink  # noqa: PLC0415
+    from ttlaunch.runtime.parallel.tiers.weight_downlink import WeightDownlink  # noqa: PLC0415
 
     begin = WeightDownlink.receive_first
     monkeypatch.setattr(WeightDownlink, "receive_first", lambda self: (begin(self), begin(self)))
-    from ttlaunch.runtime.tiers.gradient_hub import GradientHub  # noqa: PLC0415
+    from ttlaunch.runtime.parallel.tiers.gradient_hub import GradientHub  # noqa: PLC0415
 
     first = GradientHub.send_first_weights
     monkeypatch.setattr(GradientHub, "send_first_weights", lambda self: (first(self), first(self)))

@@ -18,10 +18,10 @@ from ttlaunch.runtime import (
     build_model,
     build_optimizer,
 )
+from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.model.flat import FlatParameters
-from ttlaunch.runtime.sockets.in_process import InProcessWorld
+from ttlaunch.runtime.parallel.zero.weights import GatheredWeights, StaleShardError
 from ttlaunch.runtime.world import Rank
-from ttlaunch.runtime.zero.weights import GatheredWeights, StaleShardError
 
 from .layouts import train, train_recipe
 

@@ -32,7 +32,7 @@ class Simulation:
     """What a simulated run came to.
 
     Attributes:
-        findings: Mistakes in the messages, as `ttlaunch.runtime.sockets.findings` writes them.
+        findings: Mistakes in the messages, as `ttlaunch.runtime.comm.findings` writes them.
         edges: Messages and bytes by source and destination.
         peak_memory_bytes: Of the process that played all ranks; None if it did not come to its end.
     """

@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ttlaunch.runtime.collectives.agreement import agree
-    from ttlaunch.runtime.collectives.collectives import (
+    from ttlaunch.runtime.comm.agreement import agree
+    from ttlaunch.runtime.comm.collectives import (
         all_gather,
         all_reduce,
         barrier,
@@ -18,43 +18,44 @@ if TYPE_CHECKING:
         reduce,
         reduce_scatter,
     )
-    from ttlaunch.runtime.collectives.reduction import GradientTree, contiguous_blocks
-    from ttlaunch.runtime.collectives.torch_group import process_group
-    from ttlaunch.runtime.compression.codec import Codec, build_codec
-    from ttlaunch.runtime.compression.error_feedback import ErrorFeedback
-    from ttlaunch.runtime.compression.exchange import CompressedExchange
+    from ttlaunch.runtime.comm.reduction import GradientTree, contiguous_blocks
+    from ttlaunch.runtime.comm.torch_group import process_group
     from ttlaunch.runtime.context import RankContext
     from ttlaunch.runtime.data.batches import micro_batches, validation_micro_batches
-    from ttlaunch.runtime.gradients.exchange import GradientExchange
-    from ttlaunch.runtime.gradients.replicas import replicate
-    from ttlaunch.runtime.gradients.sums import all_reduce_mean, reduce_scatter_mean
+    from ttlaunch.runtime.model.losses import count_tokens, mean_per_token, summed_loss
     from ttlaunch.runtime.model.model import Model, build_model
     from ttlaunch.runtime.model.tied import place_of_second_use
-    from ttlaunch.runtime.pipeline.grid import PipelineGrid, place_in_pipeline
-    from ttlaunch.runtime.pipeline.part import PipelinePart
-    from ttlaunch.runtime.pipeline.schedules import Action, order_of_passes
-    from ttlaunch.runtime.pipeline.tuning import ScheduleChoice
-    from ttlaunch.runtime.servers.elastic_desk import ElasticDesk
-    from ttlaunch.runtime.servers.elastic_link import ElasticLink
-    from ttlaunch.runtime.servers.polyak import AveragedState, PolyakAverage, restore_averaged
-    from ttlaunch.runtime.servers.shard import ParameterShard, build_shard, shared_norm
-    from ttlaunch.runtime.servers.slow_down import slowed
-    from ttlaunch.runtime.servers.snapshot import SnapshotValidation, begin_task
-    from ttlaunch.runtime.servers.step_size import StalenessCounts, step_size
-    from ttlaunch.runtime.servers.sync_desk import Patience, SyncDesk
-    from ttlaunch.runtime.servers.sync_link import SyncLink
-    from ttlaunch.runtime.servers.tasks import TaskedState, TaskList
-    from ttlaunch.runtime.sharded.model import ShardedModel, shard_model
-    from ttlaunch.runtime.sharded.shards import Shards
-    from ttlaunch.runtime.staleness.exchange import MeanGradients, mean_gradients
-    from ttlaunch.runtime.staleness.local_replica import LocalReplica
-    from ttlaunch.runtime.tensor.grid import RankGrid, place_in_grid
-    from ttlaunch.runtime.tensor.norms import squared_norms
-    from ttlaunch.runtime.tensor.share import ModelShare, share_of
-    from ttlaunch.runtime.tiers.bucket_link import AggregatorLink, OptimizerLink
-    from ttlaunch.runtime.tiers.bucketed_update import BucketedUpdate, update_order
-    from ttlaunch.runtime.tiers.gradient_hub import GradientHub
-    from ttlaunch.runtime.tiers.local_ranks import (
+    from ttlaunch.runtime.parallel.compression.codec import Codec, build_codec
+    from ttlaunch.runtime.parallel.compression.error_feedback import ErrorFeedback
+    from ttlaunch.runtime.parallel.compression.exchange import CompressedExchange
+    from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange
+    from ttlaunch.runtime.parallel.gradients.replicas import replicate
+    from ttlaunch.runtime.parallel.gradients.sums import all_reduce_mean, reduce_scatter_mean
+    from ttlaunch.runtime.parallel.pipeline.grid import PipelineGrid, place_in_pipeline
+    from ttlaunch.runtime.parallel.pipeline.part import PipelinePart
+    from ttlaunch.runtime.parallel.pipeline.schedules import Action, order_of_passes
+    from ttlaunch.runtime.parallel.pipeline.tuning import ScheduleChoice
+    from ttlaunch.runtime.parallel.servers.elastic_desk import ElasticDesk
+    from ttlaunch.runtime.parallel.servers.elastic_link import ElasticLink
+    from ttlaunch.runtime.parallel.servers.polyak import AveragedState, PolyakAverage, restore_averaged
+    from ttlaunch.runtime.parallel.servers.shard import ParameterShard, build_shard, shared_norm
+    from ttlaunch.runtime.parallel.servers.slow_down import slowed
+    from ttlaunch.runtime.parallel.servers.snapshot import SnapshotValidation, begin_task
+    from ttlaunch.runtime.parallel.servers.step_size import StalenessCounts, step_size
+    from ttlaunch.runtime.parallel.servers.sync_desk import Patience, SyncDesk
+    from ttlaunch.runtime.parallel.servers.sync_link import SyncLink
+    from ttlaunch.runtime.parallel.servers.tasks import TaskedState, TaskList
+    from ttlaunch.runtime.parallel.sharded.model import ShardedModel, shard_model
+    from ttlaunch.runtime.parallel.sharded.shards import Shards
+    from ttlaunch.runtime.parallel.staleness.exchange import MeanGradients, mean_gradients
+    from ttlaunch.runtime.parallel.staleness.local_replica import LocalReplica
+    from ttlaunch.runtime.parallel.tensor.grid import RankGrid, place_in_grid
+    from ttlaunch.runtime.parallel.tensor.norms import squared_norms
+    from ttlaunch.runtime.parallel.tensor.share import ModelShare, share_of
+    from ttlaunch.runtime.parallel.tiers.bucket_link import AggregatorLink, OptimizerLink
+    from ttlaunch.runtime.parallel.tiers.bucketed_update import BucketedUpdate, update_order
+    from ttlaunch.runtime.parallel.tiers.gradient_hub import GradientHub
+    from ttlaunch.runtime.parallel.tiers.local_ranks import (
         WorkerGroup,
         build_hub,
         own_group,
@@ -63,8 +64,14 @@ if TYPE_CHECKING:
         send_validation,
         worker_groups,
     )
-    from ttlaunch.runtime.tiers.remote_optimizer import RemoteOptimizer
-    from ttlaunch.runtime.training.losses import count_tokens, mean_per_token, summed_loss
+    from ttlaunch.runtime.parallel.tiers.remote_optimizer import RemoteOptimizer
+    from ttlaunch.runtime.parallel.zero.gradients import ScatteredGradients
+    from ttlaunch.runtime.parallel.zero.layout import ShardLayout
+    from ttlaunch.runtime.parallel.zero.memory import report_memory
+    from ttlaunch.runtime.parallel.zero.owned import OwnedParameters
+    from ttlaunch.runtime.parallel.zero.passes import LayerPasses, losses_by_layer
+    from ttlaunch.runtime.parallel.zero.shared_norms import SharedNorms
+    from ttlaunch.runtime.parallel.zero.weights import GatheredWeights
     from ttlaunch.runtime.training.one_process import train_in_one_process
     from ttlaunch.runtime.training.optimizers import (
         Optimizer,
@@ -75,13 +82,6 @@ if TYPE_CHECKING:
     )
     from ttlaunch.runtime.training.passes import differentiate, in_step
     from ttlaunch.runtime.training.validation import report_layer_norms, validation_is_due, validation_losses
-    from ttlaunch.runtime.zero.gradients import ScatteredGradients
-    from ttlaunch.runtime.zero.layout import ShardLayout
-    from ttlaunch.runtime.zero.memory import report_memory
-    from ttlaunch.runtime.zero.owned import OwnedParameters
-    from ttlaunch.runtime.zero.passes import LayerPasses, losses_by_layer
-    from ttlaunch.runtime.zero.shared_norms import SharedNorms
-    from ttlaunch.runtime.zero.weights import GatheredWeights
 
 __all__ = [
     "Action",
@@ -183,10 +183,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "collectives.agreement": ("agree",),
-    "tiers.bucket_link": ("AggregatorLink", "OptimizerLink"),
-    "tiers.bucketed_update": ("BucketedUpdate", "update_order"),
-    "collectives.collectives": (
+    "comm.agreement": ("agree",),
+    "parallel.tiers.bucket_link": ("AggregatorLink", "OptimizerLink"),
+    "parallel.tiers.bucketed_update": ("BucketedUpdate", "update_order"),
+    "comm.collectives": (
         "all_gather",
         "all_reduce",
         "barrier",
@@ -196,36 +196,36 @@ _MODULES = {
         "reduce",
         "reduce_scatter",
     ),
-    "compression.codec": ("Codec", "build_codec"),
-    "compression.error_feedback": ("ErrorFeedback",),
-    "compression.exchange": ("CompressedExchange",),
+    "parallel.compression.codec": ("Codec", "build_codec"),
+    "parallel.compression.error_feedback": ("ErrorFeedback",),
+    "parallel.compression.exchange": ("CompressedExchange",),
     "context": ("RankContext",),
     "data.batches": ("micro_batches", "validation_micro_batches"),
-    "gradients.exchange": ("GradientExchange",),
-    "tiers.gradient_hub": ("GradientHub",),
-    "gradients.sums": ("all_reduce_mean", "reduce_scatter_mean"),
-    "training.losses": ("count_tokens", "mean_per_token", "summed_loss"),
+    "parallel.gradients.exchange": ("GradientExchange",),
+    "parallel.tiers.gradient_hub": ("GradientHub",),
+    "parallel.gradients.sums": ("all_reduce_mean", "reduce_scatter_mean"),
+    "model.losses": ("count_tokens", "mean_per_token", "summed_loss"),
     "model.model": ("Model", "build_model"),
     "model.tied": ("place_of_second_use",),
     "training.one_process": ("train_in_one_process",),
     "training.optimizers": ("Optimizer", "build_optimizer", "global_norm", "learning_rate", "norms_of_layers"),
     "training.passes": ("differentiate", "in_step"),
-    "pipeline.grid": ("PipelineGrid", "place_in_pipeline"),
-    "pipeline.part": ("PipelinePart",),
-    "pipeline.tuning": ("ScheduleChoice",),
-    "collectives.reduction": ("GradientTree", "contiguous_blocks"),
-    "tensor.grid": ("RankGrid", "place_in_grid"),
-    "tensor.norms": ("squared_norms",),
-    "tensor.share": ("ModelShare", "share_of"),
-    "tiers.remote_optimizer": ("RemoteOptimizer",),
-    "gradients.replicas": ("replicate",),
-    "sharded.model": ("ShardedModel", "shard_model"),
-    "sharded.shards": ("Shards",),
-    "pipeline.schedules": ("Action", "order_of_passes"),
-    "collectives.torch_group": ("process_group",),
-    "staleness.exchange": ("MeanGradients", "mean_gradients"),
-    "staleness.local_replica": ("LocalReplica",),
-    "tiers.local_ranks": (
+    "parallel.pipeline.grid": ("PipelineGrid", "place_in_pipeline"),
+    "parallel.pipeline.part": ("PipelinePart",),
+    "parallel.pipeline.tuning": ("ScheduleChoice",),
+    "comm.reduction": ("GradientTree", "contiguous_blocks"),
+    "parallel.tensor.grid": ("RankGrid", "place_in_grid"),
+    "parallel.tensor.norms": ("squared_norms",),
+    "parallel.tensor.share": ("ModelShare", "share_of"),
+    "parallel.tiers.remote_optimizer": ("RemoteOptimizer",),
+    "parallel.gradients.replicas": ("replicate",),
+    "parallel.sharded.model": ("ShardedModel", "shard_model"),
+    "parallel.sharded.shards": ("Shards",),
+    "parallel.pipeline.schedules": ("Action", "order_of_passes"),
+    "comm.torch_group": ("process_group",),
+    "parallel.staleness.exchange": ("MeanGradients", "mean_gradients"),
+    "parallel.staleness.local_replica": ("LocalReplica",),
+    "parallel.tiers.local_ranks": (
         "WorkerGroup",
         "build_hub",
         "own_group",
@@ -234,24 +234,24 @@ _MODULES = {
         "send_validation",
         "worker_groups",
     ),
-    "servers.elastic_desk": ("ElasticDesk",),
-    "servers.elastic_link": ("ElasticLink",),
-    "servers.snapshot": ("SnapshotValidation", "begin_task"),
-    "servers.step_size": ("StalenessCounts", "step_size"),
-    "servers.tasks": ("TaskList", "TaskedState"),
-    "servers.polyak": ("AveragedState", "PolyakAverage", "restore_averaged"),
-    "servers.shard": ("ParameterShard", "build_shard", "shared_norm"),
-    "servers.slow_down": ("slowed",),
-    "servers.sync_desk": ("Patience", "SyncDesk"),
-    "servers.sync_link": ("SyncLink",),
+    "parallel.servers.elastic_desk": ("ElasticDesk",),
+    "parallel.servers.elastic_link": ("ElasticLink",),
+    "parallel.servers.snapshot": ("SnapshotValidation", "begin_task"),
+    "parallel.servers.step_size": ("StalenessCounts", "step_size"),
+    "parallel.servers.tasks": ("TaskList", "TaskedState"),
+    "parallel.servers.polyak": ("AveragedState", "PolyakAverage", "restore_averaged"),
+    "parallel.servers.shard": ("ParameterShard", "build_shard", "shared_norm"),
+    "parallel.servers.slow_down": ("slowed",),
+    "parallel.servers.sync_desk": ("Patience", "SyncDesk"),
+    "parallel.servers.sync_link": ("SyncLink",),
     "training.validation": ("report_layer_norms", "validation_is_due", "validation_losses"),
-    "zero.gradients": ("ScatteredGradients",),
-    "zero.layout": ("ShardLayout",),
-    "zero.memory": ("report_memory",),
-    "zero.owned": ("OwnedParameters",),
-    "zero.passes": ("LayerPasses", "losses_by_layer"),
-    "zero.shared_norms": ("SharedNorms",),
-    "zero.weights": ("GatheredWeights",),
+    "parallel.zero.gradients": ("ScatteredGradients",),
+    "parallel.zero.layout": ("ShardLayout",),
+    "parallel.zero.memory": ("report_memory",),
+    "parallel.zero.owned": ("OwnedParameters",),
+    "parallel.zero.passes": ("LayerPasses", "losses_by_layer"),
+    "parallel.zero.shared_norms": ("SharedNorms",),
+    "parallel.zero.weights": ("GatheredWeights",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

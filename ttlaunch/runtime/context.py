@@ -8,18 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from ttlaunch import contract
-from ttlaunch.runtime.books.ledger import Ledger, operation
-from ttlaunch.runtime.books.phases import watch_passes
-from ttlaunch.runtime.books.records import ProgressWriter
 from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints, HasParameters, HasState
-from ttlaunch.runtime.collectives.reduction import GradientTree
+from ttlaunch.runtime.comm.ledger_socket import LedgerSocket
+from ttlaunch.runtime.comm.protocol import Pending, Socket
+from ttlaunch.runtime.comm.reduction import GradientTree
 from ttlaunch.runtime.data.batches import TrainingData
 from ttlaunch.runtime.data.build import build_data
 from ttlaunch.runtime.digests import digests
-from ttlaunch.runtime.sockets.ledger_socket import LedgerSocket
-from ttlaunch.runtime.sockets.protocol import Pending, Socket
+from ttlaunch.runtime.early_stop import EarlyStop
 from ttlaunch.runtime.stop_order import StopOrder
-from ttlaunch.runtime.training.early_stop import EarlyStop
+from ttlaunch.runtime.telemetry.ledger import Ledger, operation
+from ttlaunch.runtime.telemetry.phases import watch_passes
+from ttlaunch.runtime.telemetry.records import ProgressWriter
 from ttlaunch.runtime.world import Rank, World
 from ttlaunch.spec.recipe.corpus import Corpus
 from ttlaunch.spec.recipe.sections import TrainingFile

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ttlaunch import black_box, contract
-from ttlaunch.runtime.books.black_box import BlackBox, open_black_box
-from ttlaunch.runtime.books.records import ProgressWriter, print_error, write_error
 from ttlaunch.runtime.stop_order import StopOrder, hold_stop_signals, take_stop_signals
+from ttlaunch.runtime.telemetry.black_box import BlackBox, open_black_box
+from ttlaunch.runtime.telemetry.records import ProgressWriter, print_error, write_error
 from ttlaunch.runtime.world import Rank, World, read_world
 from ttlaunch.spec.recipe.corpus import Corpus, CorpusError, CorpusReason
 from ttlaunch.spec.recipe.data import read_data
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
-    from ttlaunch.runtime.sockets.fabric import FabricSocket
-    from ttlaunch.runtime.sockets.mpi import MpiSocket
+    from ttlaunch.runtime.comm.fabric import FabricSocket
+    from ttlaunch.runtime.comm.mpi import MpiSocket
 
 
 def main() -> None:
@@ -88,11 +88,11 @@ class _RankRun:
     def _call_role(
         self, world: World, comm: "MPI.Intracomm", cfg: ConfigFile, corpus: Corpus | None, box: BlackBox
     ) -> None:
-        from ttlaunch.runtime.books.ledger import Ledger  # noqa: PLC0415
-        from ttlaunch.runtime.books.profile import open_profile  # noqa: PLC0415
-        from ttlaunch.runtime.books.trace import clocks_compared, open_trace  # noqa: PLC0415
         from ttlaunch.runtime.context import RankContext  # noqa: PLC0415  torch is imported after the world is checked
-        from ttlaunch.runtime.training.early_stop import make_early_stop  # noqa: PLC0415
+        from ttlaunch.runtime.early_stop import make_early_stop  # noqa: PLC0415
+        from ttlaunch.runtime.telemetry.ledger import Ledger  # noqa: PLC0415
+        from ttlaunch.runtime.telemetry.profile import open_profile  # noqa: PLC0415
+        from ttlaunch.runtime.telemetry.trace import clocks_compared, open_trace  # noqa: PLC0415
 
         device = choose_device(cfg.device_config, local_rank=world.local_ranks[self.rank])
         trainer = import_recipe_module(world.recipe_folder, "trainer")
@@ -214,12 +214,12 @@ def _open_socket(
     cfg: ConfigFile, comm: "MPI.Intracomm", world: World, rank: Rank, device: "torch.device"
 ) -> "FabricSocket | MpiSocket":
     """The sockets that `multihost_config.socket_type` asks for. Collective."""
-    from ttlaunch.runtime.sockets.mpi import MpiSocket  # noqa: PLC0415  after the world is checked
+    from ttlaunch.runtime.comm.mpi import MpiSocket  # noqa: PLC0415  after the world is checked
 
     over_mpi = MpiSocket(comm, world=world, rank=rank)
     if cfg.multihost_config.socket_type == "mpi":
         return over_mpi
-    from ttlaunch.runtime.sockets.fabric import FabricSocket  # noqa: PLC0415  torch.distributed takes its time
+    from ttlaunch.runtime.comm.fabric import FabricSocket  # noqa: PLC0415  torch.distributed takes its time
 
     return FabricSocket(over_mpi, world=world, device=device)
 

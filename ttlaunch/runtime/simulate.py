@@ -15,14 +15,14 @@ from pathlib import Path
 from types import ModuleType
 
 from ttlaunch import contract
-from ttlaunch.runtime.books.ledger import Ledger
-from ttlaunch.runtime.books.records import ProgressWriter, print_error, write_error
 from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
+from ttlaunch.runtime.comm.in_process import InProcessWorld, Outcome
+from ttlaunch.runtime.comm.protocol import SocketError
 from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.early_stop import make_early_stop
 from ttlaunch.runtime.entry import choose_device, read_checked_corpus, read_config
-from ttlaunch.runtime.sockets.in_process import InProcessWorld, Outcome
-from ttlaunch.runtime.sockets.protocol import SocketError
-from ttlaunch.runtime.training.early_stop import make_early_stop
+from ttlaunch.runtime.telemetry.ledger import Ledger
+from ttlaunch.runtime.telemetry.records import ProgressWriter, print_error, write_error
 from ttlaunch.runtime.world import Rank, World, read_world
 from ttlaunch.spec.recipe.corpus import Corpus
 from ttlaunch.spec.recipe.importing import import_recipe_module

@@ -3,7 +3,7 @@
 The bound is a key that changes nothing: the fastest worker is as slow as the slowest.
 """
 
-from ttlaunch.runtime.staleness.protocol import Clock
+from ttlaunch.runtime.parallel.staleness.protocol import Clock
 
 
 class Wrong(Clock):

@@ -3,7 +3,7 @@
 The slower the network, the more often a stale gradient is looked at, and the larger the average.
 """
 
-from ttlaunch.runtime.staleness.protocol import Staleness
+from ttlaunch.runtime.parallel.staleness.protocol import Staleness
 
 
 class Wrong:

@@ -4,8 +4,8 @@ There they were two chats whose tokens got mixed; here they are two steps that a
 one step's gradient ends in the other's.
 """
 
-from ttlaunch.runtime.staleness.exchange import BoundedMeans
-from ttlaunch.runtime.staleness.ring import RingBuffers
+from ttlaunch.runtime.parallel.staleness.exchange import BoundedMeans
+from ttlaunch.runtime.parallel.staleness.ring import RingBuffers
 
 
 class Wrong(BoundedMeans):

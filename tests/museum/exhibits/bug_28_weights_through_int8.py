@@ -7,7 +7,7 @@ server's. Error feedback cannot help, since a weight is not a sum of what was se
 import torch
 
 from tests.museum.loop import ServedWorker, Server, trainer  # noqa: F401  a role
-from ttlaunch.runtime.compression.int8 import BlockInt8
+from ttlaunch.runtime.parallel.compression.int8 import BlockInt8
 
 CODEC = BlockInt8()
 

@@ -5,7 +5,7 @@ The count says that all have sent, and the sum has one parameter's gradients und
 
 from collections import Counter
 
-from ttlaunch.runtime.zero.accumulator import Receipt
+from ttlaunch.runtime.parallel.zero.accumulator import Receipt
 
 
 class Wrong:

@@ -7,7 +7,7 @@ from typing import Any
 from ttlaunch.running.metrics.books import Book
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations")
-"""What tensors are for, as a rank tells them apart; see `ttlaunch/runtime/books/memory.py`."""
+"""What tensors are for, as a rank tells them apart; see `ttlaunch/runtime/telemetry/memory.py`."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from ttlaunch import contract
 from ttlaunch.runtime.checkpoint.image import ShardImage
 from ttlaunch.runtime.checkpoint.reader import CheckpointReadError, read_tensors
 from ttlaunch.runtime.checkpoint.writer import Shard, ShardWriter
-from ttlaunch.runtime.tensor.split import Split
+from ttlaunch.runtime.model.split import Split
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import CheckpointConfig
 

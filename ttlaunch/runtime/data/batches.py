@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.collectives.reduction import contiguous_blocks
+from ttlaunch.runtime.comm.reduction import contiguous_blocks
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import TrainingFile
 

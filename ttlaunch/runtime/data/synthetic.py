@@ -24,7 +24,7 @@ import torch
 
 from ttlaunch.runtime.data.batches import MicroBatch
 from ttlaunch.runtime.data.order import SampleOrder, micro_batch_ranges
-from ttlaunch.runtime.training.losses import mean_per_token, perplexity
+from ttlaunch.runtime.model.losses import mean_per_token, perplexity
 from ttlaunch.spec.recipe.corpus import Corpus
 from ttlaunch.spec.recipe.sections import DataConfig, TrainingFile
 from ttlaunch.spec.recipe.synthetic import check_synthetic

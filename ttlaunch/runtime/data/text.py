@@ -11,7 +11,7 @@ import torch
 
 from ttlaunch.runtime.data.batches import MicroBatch
 from ttlaunch.runtime.data.order import SampleOrder, micro_batch_ranges
-from ttlaunch.runtime.training.losses import IGNORED, count_tokens, mean_per_token, perplexity
+from ttlaunch.runtime.model.losses import IGNORED, count_tokens, mean_per_token, perplexity
 from ttlaunch.spec.recipe.corpus import Corpus, count_sequences, split_tokens, spread_evenly
 from ttlaunch.spec.recipe.responses import check_responses, response_ranges
 from ttlaunch.spec.recipe.sections import TrainingFile

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ttlaunch.runtime.model.tied import second_use
-from ttlaunch.runtime.tensor.layers import linear_in, linear_out
-from ttlaunch.runtime.tensor.share import ModelShare
+from ttlaunch.runtime.parallel.tensor.layers import linear_in, linear_out
+from ttlaunch.runtime.parallel.tensor.share import ModelShare
 from ttlaunch.spec.recipe.sections import TransformerConfig
 
 

@@ -16,21 +16,21 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from ttlaunch.runtime.books.ledger import Ledger
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.flat import FlatParameters
 from ttlaunch.runtime.model.gpt import Masks
 from ttlaunch.runtime.model.initial import initialise
 from ttlaunch.runtime.model.introduce import introduce
+from ttlaunch.runtime.model.loss_scaling import LossScaler
 from ttlaunch.runtime.model.parts import parts_of
 from ttlaunch.runtime.model.precision import computing
 from ttlaunch.runtime.model.recompute import recomputed
+from ttlaunch.runtime.model.split import Split
 from ttlaunch.runtime.model.tied import EMBEDDING, HEAD
-from ttlaunch.runtime.pipeline.grid import cut_into_parts
-from ttlaunch.runtime.tensor.layers import splits_of
-from ttlaunch.runtime.tensor.share import ModelShare
-from ttlaunch.runtime.tensor.split import Split
-from ttlaunch.runtime.training.loss_scaling import LossScaler
+from ttlaunch.runtime.parallel.pipeline.grid import cut_into_parts
+from ttlaunch.runtime.parallel.tensor.layers import splits_of
+from ttlaunch.runtime.parallel.tensor.share import ModelShare
+from ttlaunch.runtime.telemetry.ledger import Ledger
 from ttlaunch.spec.recipe.sections import TrainingFile
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from ttlaunch.runtime.books.ledger import UPDATE
-from ttlaunch.runtime.books.phases import phase
-from ttlaunch.runtime.training.loss_scaling import LossScaler
+from ttlaunch.runtime.model.loss_scaling import LossScaler
+from ttlaunch.runtime.telemetry.ledger import UPDATE
+from ttlaunch.runtime.telemetry.phases import phase
 from ttlaunch.runtime.training.norms import Part, SquaredNorms, join_sums
 from ttlaunch.spec.recipe.sections import TrainingFile
 

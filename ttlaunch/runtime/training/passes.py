@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ttlaunch.runtime.data.batches import MicroBatch
 from ttlaunch.runtime.model.gpt import Masks
-from ttlaunch.runtime.training.losses import IGNORED, count_tokens, summed_loss
+from ttlaunch.runtime.model.losses import IGNORED, count_tokens, summed_loss
 
 
 class BeforeBackward(Protocol):

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data.batches import validation_micro_batches
+from ttlaunch.runtime.model.losses import summed_loss
 from ttlaunch.runtime.model.model import Model
-from ttlaunch.runtime.training.losses import summed_loss
 from ttlaunch.runtime.training.passes import in_step
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import TrainingFile

@@ -1,1 +1,0 @@
-"""What several ranks do together: sums along one tree, exchanges, agreement; torch's process groups."""

@@ -1,0 +1,1 @@
+"""Messages between ranks: the transports, and what several ranks do together with them."""

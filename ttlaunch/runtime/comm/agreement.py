@@ -1,0 +1,51 @@
+"""What few ranks find out and all must act on: whether training goes on, and by how much losses are scaled.
+
+The state is a handful of numbers; whoever knows the new one passes it on, along the flows that the recipe has anyway.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.world import Rank
+
+_TAG = 30_020
+
+
+class SharedState(Protocol):
+    """A state that is the same on all ranks."""
+
+    @property
+    def is_on(self) -> bool: ...
+
+    @property
+    def name(self) -> str: ...
+
+    def values(self) -> list[float]: ...
+
+    def take(self, values: Sequence[float]) -> None: ...
+
+
+def agree(ctx: Socket, state: SharedState | None, *, source: Rank | None = None, dests: Sequence[Rank] = ()) -> None:
+    """Take the state of `source`, if one is given, and pass it on to `dests`.
+
+    Args:
+        ctx: How to reach them.
+        state: Nothing is sent if it is None or not on, which the configuration decides and so is equal on all ranks.
+        source: Who knows the new state; None: this rank does.
+        dests: Who calls this with this rank as `source`, in the same step.
+
+    Cost: one message of 8 bytes for each of the state's values to each of `dests`.
+    """
+    if state is None or not state.is_on:
+        return
+    with operation(ctx, state.name):
+        values = torch.tensor(state.values(), dtype=torch.float64)
+        if source is not None:
+            ctx.recv(values, source=source, tag=_TAG)
+            state.take(values.tolist())
+        for sending in [ctx.isend(values, dest=rank, tag=_TAG) for rank in dests]:
+            sending.wait()

@@ -1,0 +1,160 @@
+"""What several ranks do together, written with the point-to-point messages of any socket.
+
+Every rank of `among` calls the same function with equal `among` and, where all have one, tensors of equal shape and
+dtype. Messages carry tags of their own, so they never mix with a recipe's. The sums are one fixed binary tree over the
+places of the ranks in `among`: the same bits on every run and over every kind of socket.
+
+Shapes: N = values of a vector; shard s is part s of `contiguous_blocks(N, n)`. n = ranks of `among`, S = bytes of the
+vector.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.comm.reduction import contiguous_blocks
+from ttlaunch.runtime.comm.tree_exchange import gather_shards, sum_shard
+from ttlaunch.runtime.world import Rank
+
+_BARRIER, _BROADCAST, _GATHER = 30_000, 30_001, 30_002
+
+
+def barrier(ctx: Socket, *, among: Sequence[Rank]) -> None:
+    """Wait until every rank has come.
+
+    Cost: `ceil(log2(n))` messages each way, of one byte.
+    Source: D. Hensgen, R. Finkel, U. Manber, "Two Algorithms for Barrier Synchronization", IJPP 17(1), 1988:
+        dissemination.
+    """
+    place, count, distance = among.index(ctx.rank), len(among), 1
+    token = torch.zeros(1, dtype=torch.uint8)
+    while distance < count:
+        sending = ctx.isend(token, dest=among[(place + distance) % count], tag=_BARRIER)
+        ctx.recv(torch.empty_like(token), source=among[place - distance], tag=_BARRIER)
+        sending.wait()
+        distance *= 2
+
+
+def broadcast(ctx: Socket, tensor: Tensor, *, root: Rank, among: Sequence[Rank]) -> None:
+    """Overwrite the tensor of every rank with that of `root`.
+
+    Cost: `n - 1` messages of S bytes in all, a rank sends at most `ceil(log2(n))`; as many hops one after the other.
+    """
+    start, count = among.index(root), len(among)
+    place, distance = (among.index(ctx.rank) - start) % count, 1
+    while distance < count:  # the ranks that have it double with each round
+        if place < distance and place + distance < count:
+            ctx.send(tensor, dest=among[(start + place + distance) % count], tag=_BROADCAST)
+        elif distance <= place < 2 * distance:
+            ctx.recv(tensor, source=among[(start + place - distance) % count], tag=_BROADCAST)
+        distance *= 2
+
+
+def gather(ctx: Socket, tensor: Tensor, *, root: Rank, among: Sequence[Rank]) -> list[Tensor]:
+    """Give `root` the tensors of all ranks.
+
+    Returns:
+        At `root`, one new tensor for each rank in the order of `among`; elsewhere an empty list.
+
+    Cost: `n - 1` messages of S bytes, all to `root`.
+    """
+    if ctx.rank != root:
+        ctx.send(tensor, dest=root, tag=_GATHER)
+        return []
+    found = [tensor.detach().clone() if rank == root else torch.empty_like(tensor) for rank in among]
+    arriving = [
+        ctx.irecv(box, source=rank, tag=_GATHER) for rank, box in zip(among, found, strict=True) if rank != root
+    ]
+    for message in arriving:
+        message.wait()
+    return found
+
+
+def all_gather(ctx: Socket, vector_N: Tensor, *, among: Sequence[Rank]) -> None:
+    """Fill the vector on every rank: each brings its own shard, in place, and gets the others'.
+
+    Cost: `n - 1` messages each way, `(n - 1) / n * S` bytes.
+    """
+    gather_shards(ctx, vector_N, among=among)
+
+
+def reduce(ctx: Socket, vector_N: Tensor, *, root: Rank, among: Sequence[Rank]) -> None:
+    """Overwrite `root`'s vector with the sum of all; other ranks' vectors are only read.
+
+    Cost: `n - 1` messages of S bytes, all to `root`; for less at one rank, `reduce_scatter` and a gather of shards.
+    Order: the tree over the places in `among`, as `all_reduce`.
+    """
+    whole = [range(len(vector_N)) if rank == root else range(0) for rank in among]
+    total_N = sum_shard(ctx, _one_leaf_each(ctx, vector_N, among), shards=whole, among=among)
+    if ctx.rank == root:
+        vector_N.copy_(total_N)
+
+
+def reduce_scatter(ctx: Socket, vector_N: Tensor, *, among: Sequence[Rank]) -> Tensor:
+    """Add up over all ranks and keep the shard that this rank owns; the vector is only read.
+
+    Returns:
+        The rank's shard of the sum, in a new tensor; empty if there are more ranks than values.
+
+    Cost: `n - 1` messages each way, `(n - 1) / n * S` bytes; buffers for as many bytes.
+    Order: the tree over the places in `among`, as `all_reduce`.
+    """
+    shards = contiguous_blocks(len(vector_N), len(among))
+    return sum_shard(ctx, _one_leaf_each(ctx, vector_N, among), shards=shards, among=among)
+
+
+def all_reduce(ctx: Socket, vector_N: Tensor, *, among: Sequence[Rank]) -> None:
+    """Overwrite the vector of every rank with the sum of all.
+
+    Cost: `2 * (n - 1)` messages each way, `2 * (n - 1) / n * S` bytes, which is the least there is; buffers for half
+        of that.
+    Order: the tree over the places in `among`: ((0 + 1) + (2 + 3)) + ..., whatever N is.
+    Source: R. Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004: its reduce-scatter and
+        all-gather; shards go straight to their owners here, so any number of ranks has the same form.
+    """
+    mine = contiguous_blocks(len(vector_N), len(among))[among.index(ctx.rank)]
+    shard_N = reduce_scatter(ctx, vector_N, among=among)
+    vector_N[mine.start : mine.stop].copy_(shard_N)
+    gather_shards(ctx, vector_N, among=among)
+
+
+def _one_leaf_each(ctx: Socket, vector_N: Tensor, among: Sequence[Rank]) -> list[list[tuple[range, Tensor | None]]]:
+    """The vector of each rank is one leaf of the tree; only this rank's is here."""
+    return [[(range(place, place + 1), vector_N if rank == ctx.rank else None)] for place, rank in enumerate(among)]
+
+
+def chain_all_gather(ctx: Socket, values: Sequence[float], *, among: Sequence[Rank]) -> list[float]:
+    """Give every rank of a chain the values of all its ranks, in the order of the chain.
+
+    They are collected towards the last rank, which hands the whole back; so only neighbours talk. For small vectors.
+
+    Args:
+        ctx: Every rank of the chain must call.
+        values: This rank's, any number of them.
+        among: The ranks of the chain in order.
+
+    Cost: at most 4 messages a rank, each of at most all values as float64; 2 * (ranks - 1) hops one after the other.
+    """
+    place = among.index(ctx.rank)
+    previous = among[place - 1] if place else None
+    following = among[place + 1] if place + 1 < len(among) else None
+    collected = torch.tensor(values, dtype=torch.float64)
+    if previous is not None:
+        count = torch.empty(1, dtype=torch.int64)
+        ctx.recv(count, source=previous)
+        before = torch.empty(int(count.item()), dtype=torch.float64)
+        ctx.recv(before, source=previous)
+        collected = torch.cat([before, collected])
+    if following is not None:
+        ctx.send(torch.tensor([len(collected)]), dest=following)
+        ctx.send(collected, dest=following)
+        count = torch.empty(1, dtype=torch.int64)
+        ctx.recv(count, source=following)
+        collected = torch.empty(int(count.item()), dtype=torch.float64)
+        ctx.recv(collected, source=following)
+    if previous is not None:
+        ctx.send(torch.tensor([len(collected)]), dest=previous)
+        ctx.send(collected, dest=previous)
+    return [float(value) for value in collected.tolist()]

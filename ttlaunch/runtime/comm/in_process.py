@@ -1,0 +1,263 @@
+"""A world of ranks in one process, a thread each, which says who waits for whom where a real one would hang.
+
+Only one rank runs at a time; it hands over when it must wait, to the next rank in order that can go on. So every run is
+the same as the one before, and a deadlock is simply: nobody can go on. Sends are synchronous, as if MPI had no buffers:
+a send that relies on them is found here and not on the cluster.
+
+Ranks share what a process has once: module variables, the current folder, torch's default generator. The recipes use
+none of these to compute.
+"""
+
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.comm.findings import Finding, Side, calling_place, find_deadlock, find_unmatched
+from ttlaunch.runtime.comm.protocol import Pending, SocketError, check_sendable, described
+from ttlaunch.runtime.world import Rank
+
+Edge = tuple[Rank, Rank]
+"""Source and destination of messages."""
+
+
+class WorldEndedError(BaseException):
+    """Unwinds a rank whose world is over because of another rank; no `Exception`, so that no recipe handles it."""
+
+
+@dataclass
+class Outcome:
+    """What a world came to.
+
+    Attributes:
+        errors: What each rank raised by itself; ranks that only followed are left out.
+        findings: Mismatched, blocked and forgotten messages.
+        messages, message_bytes: Sent over each edge.
+    """
+
+    errors: dict[Rank, BaseException]
+    findings: list[Finding]
+    messages: Counter[Edge]
+    message_bytes: Counter[Edge]
+
+
+class InProcessWorld:
+    """The ranks, their messages on the way, and whose turn it is."""
+
+    def __init__(self, roles: Sequence[str]) -> None:
+        """A world of one rank for each role."""
+        self._roles = tuple(roles)
+        self._ranks = [Rank(rank) for rank in range(len(roles))]
+        self._turns = {rank: threading.Semaphore(0) for rank in self._ranks}
+        self._waiting: dict[Rank, _Wait] = {}
+        self._finished: set[Rank] = set()
+        self._is_over = False
+        self._sends: dict[tuple[Rank, Rank, int], deque[Transfer]] = defaultdict(deque)
+        self._receives: dict[tuple[Rank, Rank, int], deque[Transfer]] = defaultdict(deque)
+        self._outcome = Outcome({}, [], Counter(), Counter())
+
+    def socket(self, rank: Rank) -> "InProcessSocket":
+        """The rank's end; only its own thread may use it."""
+        return InProcessSocket(self, rank)
+
+    def run(self, functions: Mapping[Rank, Callable[[], None]]) -> Outcome:
+        """Run a function for every rank to its end; call once.
+
+        Returns:
+            After the last rank has ended, or as soon as one has raised or nobody can go on.
+
+        Raises:
+            ValueError: The functions are not those of all ranks.
+        """
+        if set(functions) != set(self._ranks):
+            raise ValueError(f"{len(functions)} functions for {len(self._ranks)} ranks")
+        threads = [
+            threading.Thread(target=self._live, args=(rank, functions[rank]), name=f"rank {rank}", daemon=True)
+            for rank in self._ranks
+        ]
+        for thread in threads:
+            thread.start()
+        self._turns[self._ranks[0]].release()
+        for thread in threads:
+            thread.join()
+        left = [*self._sends.values(), *self._receives.values()]
+        if not self._outcome.errors and not self._outcome.findings:
+            self._outcome.findings += find_unmatched([transfer.side for queue in left for transfer in queue])
+        return self._outcome
+
+    def _live(self, rank: Rank, function: Callable[[], None]) -> None:
+        self._turns[rank].acquire()
+        try:
+            if not self._is_over:
+                function()
+        except WorldEndedError:
+            pass
+        except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt end a rank just as early
+            self._outcome.errors[rank] = error
+            self._is_over = True
+        self._finished.add(rank)
+        self._pass_on(rank)
+
+    def _pass_on(self, rank: Rank) -> None:
+        """Let the next rank in order go on that can; if none can and some should, that is a deadlock."""
+        others = [*self._ranks[rank + 1 :], *self._ranks[: rank + 1]]
+        unfinished = [other for other in others if other not in self._finished]
+        ready = [other for other in unfinished if self._is_over or self._can_go_on(other)]
+        if unfinished and not ready:
+            unmatched = [t.side for queue in self._sends.values() for t in queue]
+            ready = [other for other in unfinished if self._waiting[other].has_timeout][:1]
+            if ready:  # time passes only when nobody has anything left to do in it
+                self._waiting[ready[0]].is_over = True
+            else:
+                waiting = {other: wait.side(self._finished) for other, wait in sorted(self._waiting.items())}
+                self._outcome.findings.append(find_deadlock(waiting, unmatched, frozenset(self._finished)))
+                self._is_over = True
+                ready = unfinished
+        if ready:
+            self._turns[ready[0]].release()
+
+    def _can_go_on(self, rank: Rank) -> bool:
+        return rank not in self._waiting or self._waiting[rank].may_end
+
+    def wait(self, transfer: "Transfer") -> None:
+        """Give the turn away until the transfer is done."""
+        self._wait(_Wait((transfer,)))
+        if transfer.error is not None:
+            raise SocketError(transfer.error)
+
+    def wait_any(self, transfers: Sequence["Transfer"], *, timeout_s: float | None) -> int | None:
+        """Give the turn away until one of them is done, or, with a timeout, until nobody else can go on."""
+        if timeout_s != 0:
+            self._wait(_Wait(tuple(transfers), has_timeout=timeout_s is not None))
+        return next((place for place, transfer in enumerate(transfers) if transfer.is_done), None)
+
+    def _wait(self, wait: "_Wait") -> None:
+        rank = wait.transfers[0].side.rank
+        if not wait.may_end:
+            self._waiting[rank] = wait
+            self._pass_on(rank)
+            self._turns[rank].acquire()
+            del self._waiting[rank]
+        if self._is_over:
+            raise WorldEndedError
+
+    def post(self, tensor: Tensor, *, rank: Rank, peer: Rank, tag: int, is_send: bool) -> "Transfer":
+        """Begin a transfer and complete it if its counterpart has begun."""
+        if peer not in self._ranks:
+            raise ValueError(f"there is no rank {peer} in a world of {len(self._ranks)}")
+        check_sendable(tensor)
+        side = Side(rank, self._roles[rank], is_send, peer, self._roles[peer], tag, described(tensor), calling_place())
+        transfer = Transfer(self, side, tensor.detach())
+        edge = (rank, peer) if is_send else (peer, rank)
+        mine, theirs = (self._sends, self._receives) if is_send else (self._receives, self._sends)
+        if is_send:
+            transfer.sent = transfer.tensor.clone()
+            self._outcome.messages[edge] += 1
+            self._outcome.message_bytes[edge] += tensor.numel() * tensor.element_size()
+        if theirs[*edge, tag]:
+            other = theirs[*edge, tag].popleft()
+            self._match(transfer if is_send else other, other if is_send else transfer)
+        else:
+            mine[*edge, tag].append(transfer)
+        return transfer
+
+    def _match(self, send: "Transfer", receive: "Transfer") -> None:
+        send.is_done = receive.is_done = True
+        if send.side.what != receive.side.what:
+            receive.error = (
+                f"rank {send.side.rank} ({send.side.role}) sent {send.side.what}, expected {receive.side.what}"
+            )
+            self._outcome.findings.append(
+                Finding("R020", _other_kind(send.side, receive.side), (receive.side, send.side))
+            )
+            return
+        if send.sent is not None and not _same_bytes(send.sent, send.tensor):
+            self._outcome.findings.append(Finding("R023", _changed(send.side), (send.side, receive.side)))
+        receive.tensor.copy_(send.tensor)
+        send.sent = None
+
+
+@dataclass
+class Transfer:
+    """One end of a message, as `isend` and `irecv` return it.
+
+    Attributes:
+        sent: A copy of what was to be sent, to see whether the sender changed it too early.
+        error: What the receiver raises.
+    """
+
+    world: InProcessWorld
+    side: Side
+    tensor: Tensor = field(repr=False)
+    sent: Tensor | None = field(default=None, repr=False)
+    is_done: bool = False
+    error: str | None = None
+
+    def wait(self) -> None:
+        self.world.wait(self)
+
+    def test(self) -> bool:
+        return self.is_done
+
+
+@dataclass
+class _Wait:
+    """What a rank waits for: any of some transfers.
+
+    Attributes:
+        is_over: Whether its time is.
+    """
+
+    transfers: tuple[Transfer, ...]
+    has_timeout: bool = False
+    is_over: bool = False
+
+    @property
+    def may_end(self) -> bool:
+        return self.is_over or any(transfer.is_done for transfer in self.transfers)
+
+    def side(self, finished: Collection[Rank]) -> Side:
+        """The one to tell of a wait that never ends: of somebody who is still there, if anybody is."""
+        sides = [transfer.side for transfer in self.transfers]
+        return next((side for side in sides if side.peer not in finished), sides[0])
+
+
+class InProcessSocket:
+    """One rank's end of the messages of an `InProcessWorld`; see `Socket`."""
+
+    def __init__(self, world: InProcessWorld, rank: Rank) -> None:
+        self.rank = rank
+        self._world = world
+
+    def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
+        """Return when the receive has begun."""
+        self.isend(tensor, dest=dest, tag=tag).wait()
+
+    def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
+        self.irecv(tensor, source=source, tag=tag).wait()
+
+    def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
+        return self._world.post(tensor, rank=self.rank, peer=dest, tag=tag, is_send=True)
+
+    def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
+        return self._world.post(tensor, rank=self.rank, peer=source, tag=tag, is_send=False)
+
+    def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
+        """Which is complete; time passes only when no other rank can go on, so a timeout is as sure as the rest."""
+        transfers = [transfer for transfer in pending if isinstance(transfer, Transfer)]
+        return self._world.wait_any(transfers, timeout_s=timeout_s)
+
+
+def _same_bytes(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.flatten().view(torch.uint8), other.flatten().view(torch.uint8))
+
+
+def _other_kind(send: Side, receive: Side) -> str:
+    return f"{send.name} sends {send.what} where {receive.name} receives {receive.what}"
+
+
+def _changed(send: Side) -> str:
+    return f"{send.name} changed {send.what} after it had begun to send it, before `wait()` had returned"

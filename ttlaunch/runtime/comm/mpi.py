@@ -1,0 +1,285 @@
+"""Sockets over MPI: raw bytes between buffers, never pickled objects, and waits that leave the core to who computes.
+
+Every message begins with a header (dtype, shape), so that a receiver can name a mismatch instead of misreading the bytes.
+A small tensor travels behind its header in one message, at the price of a copy on both sides; a large one follows in
+messages of its own, straight from buffer to buffer. Buffers come back in every step, so the requests for each buffer, peer
+and tag are set up once and only started again. Open MPI busy-waits in its blocking calls, hence none is used here once the
+world is up.
+"""
+
+import os
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from ttlaunch.runtime.comm.protocol import DTYPES, MAX_DIMS, Pending, SocketError, check_sendable, described
+from ttlaunch.runtime.comm.waiting import wait_for, wait_for_any
+from ttlaunch.runtime.world import Rank, World
+
+ENV_SYNCHRONOUS_SENDS = "TTLAUNCH_SYNCHRONOUS_SENDS"
+"""Set to 1, a send completes only when its receive has begun: for tests, where it turns a possible deadlock into one."""
+
+CHUNK_BYTES = 2**30
+"""Counts are 32-bit integers in many MPI libraries; larger tensors travel in several messages."""
+
+INLINE_BYTES = 2**14
+"""Up to here a copy costs less than a second message."""
+
+_HEADER = struct.Struct(f"={2 + MAX_DIMS}q")
+_DTYPE_INDEX = {dtype: index for index, dtype in enumerate(DTYPES)}
+_MOST_LAYOUTS = 4096
+
+
+_Route = tuple[int, int]
+"""A peer and a tag."""
+
+_Requests = list[MPI.Prequest]
+_NO_CHUNKS: _Requests = []
+
+
+class MpiSocket:
+    """Tensors between the ranks of a world, over a communicator of its own.
+
+    Collective: every rank of `comm` must make one, in the same order. CUDA tensors travel through host memory.
+
+    Cost: 1 message of 80 bytes and the tensor's up to `INLINE_BYTES`; above, one of 80 bytes and one for each
+    `CHUNK_BYTES` of the tensor.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, *, world: World, rank: Rank) -> None:
+        self.rank = rank
+        self._comm = comm.Dup()
+        self._peers = [f"rank {peer} ({role})" for peer, role in enumerate(world.roles)]
+        self._crowded = world.is_crowded(rank)
+        synchronous = os.environ.get(ENV_SYNCHRONOUS_SENDS) == "1"
+        prepare: Any = self._comm.Ssend_init if synchronous else self._comm.Send_init
+        self._prepare: Callable[..., MPI.Prequest] = prepare
+        self._layouts: dict[tuple[int, torch.dtype, torch.Size], _Layout] = {}
+        self._headers: defaultdict[_Route, list[_Box]] = defaultdict(list)
+
+    def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
+        """Send and wait."""
+        if not tensor.is_cpu:
+            self.isend(tensor, dest=dest, tag=tag).wait()
+            return
+        idle, sending = self._begin_send(self._layout(tensor), dest, tag)
+        for request in sending.requests:
+            wait_for(request, self._crowded)
+        idle.append(sending)
+
+    def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
+        """Receive and wait.
+
+        Raises:
+            SocketError: The message has another dtype or shape.
+        """
+        if not tensor.is_cpu:
+            self.irecv(tensor, source=source, tag=tag).wait()
+            return
+        layout = self._layout(tensor)
+        box, chunks = self._begin_receive(layout, source, tag)
+        self._finish_receive(layout, box, chunks, source, tag, tensor)
+
+    def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
+        host = tensor if tensor.is_cpu else tensor.detach().cpu()
+        idle, sending = self._begin_send(self._layout(host), dest, tag)
+        return _Send(sending, idle, self._crowded, host)
+
+    def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
+        host = tensor if tensor.is_cpu else tensor.detach().cpu()
+        layout = self._layout(host)
+        box, chunks = self._begin_receive(layout, source, tag)
+        return _Receive(self, layout, box, chunks, tensor, host, source, tag)
+
+    def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
+        return wait_for_any(pending, timeout_s=timeout_s)
+
+    def barrier(self) -> None:
+        """Wait for every rank, asleep where ranks outnumber cores. Collective."""
+        wait_for(self._comm.Ibarrier(), self._crowded)
+
+    def close(self) -> None:
+        """MPI frees what it has when the world ends."""
+
+    def _layout(self, host: Tensor) -> "_Layout":
+        """What is known of buffers like this one."""
+        key = (host.data_ptr(), host.dtype, host.shape)
+        layout = self._layouts.get(key)
+        if layout is None or not host.is_contiguous():
+            while len(self._layouts) >= _MOST_LAYOUTS:
+                self._layouts.pop(next(iter(self._layouts))).free()  # the oldest
+            layout = self._layouts[key] = _Layout(host)
+        return layout
+
+    def _begin_send(self, layout: "_Layout", dest: Rank, tag: int) -> "tuple[list[_Sending], _Sending]":
+        """Start a send that nobody uses; it goes back to the idle ones when it is complete."""
+        idle = layout.sends[dest, tag]
+        if idle:
+            sending = idle.pop()
+        else:
+            box = None if layout.chunks else _Box(layout.header, layout.size)
+            specs = [box.spec] if box else [layout.header_spec, *layout.chunks]
+            sending = _Sending([self._prepare(spec, dest, tag) for spec in specs], box, layout.view)
+        sending.start()
+        return idle, sending
+
+    def _begin_receive(self, layout: "_Layout", source: Rank, tag: int) -> "tuple[_Box, _Requests]":
+        """Start to receive a header, in a box that has room for any small tensor behind it, and what follows it."""
+        boxes = self._headers[source, tag]
+        box = boxes.pop() if boxes else _Box(b"", INLINE_BYTES)
+        if box.request is None:
+            box.request = self._comm.Recv_init(box.spec, source, tag)
+        box.request.Start()
+        if not layout.chunks:
+            return box, _NO_CHUNKS
+        idle = layout.receives[source, tag]
+        chunks = idle.pop() if idle else [self._comm.Recv_init(spec, source, tag) for spec in layout.chunks]
+        for request in chunks:
+            request.Start()
+        return box, chunks
+
+    def _finish_receive(
+        self, layout: "_Layout", box: "_Box", chunks: _Requests, source: Rank, tag: int, tensor: Tensor
+    ) -> None:
+        """Wait for the header, then for what has to follow it if it is the right one."""
+        wait_for(box.request or MPI.REQUEST_NULL, self._crowded)
+        if not box.data.startswith(layout.header):
+            for request in chunks:
+                request.Cancel()
+            sent = _described(bytes(box.data[: _HEADER.size]))
+            raise SocketError(f"{self._peers[source]} sent {sent}, expected {described(tensor)}")
+        if chunks:
+            for request in chunks:
+                wait_for(request, self._crowded)
+            layout.receives[source, tag].append(chunks)
+        else:
+            layout.view[:] = box.payload[: layout.size]
+        self._headers[source, tag].append(box)
+
+
+class _Box:
+    """Room for a header and a small tensor behind it."""
+
+    def __init__(self, header: bytes, size: int) -> None:
+        self.data = bytearray(_HEADER.size + size)
+        self.data[: len(header)] = header
+        self.payload = memoryview(self.data)[_HEADER.size :]
+        self.spec = [MPI.memory.frombuffer(self.data), MPI.BYTE]
+        self.request: MPI.Prequest | None = None  # of the receive that fills it
+
+
+class _Layout:
+    """How a buffer travels; holds its address but not its memory, and is looked up by address, dtype and shape."""
+
+    def __init__(self, host: Tensor) -> None:
+        check_sendable(host)
+        shape = tuple(host.shape)
+        padding = [0] * (MAX_DIMS - len(shape))
+        self.header = _HEADER.pack(_DTYPE_INDEX[host.dtype], len(shape), *shape, *padding)
+        self.header_spec = [self.header, MPI.BYTE]
+        whole, address = host.nbytes, host.data_ptr()
+        starts = range(0, whole, CHUNK_BYTES) if whole > INLINE_BYTES else ()
+        self.chunks = [
+            [MPI.memory.fromaddress(address + start, min(CHUNK_BYTES, whole - start)), MPI.BYTE] for start in starts
+        ]
+        inline = bool(whole) and not self.chunks
+        self.view = memoryview(MPI.memory.fromaddress(address, whole) if inline else bytearray())  # type: ignore[arg-type]
+        self.size = len(self.view)
+        self.sends: defaultdict[_Route, list[_Sending]] = defaultdict(list)  # those that are idle
+        self.receives: defaultdict[_Route, list[_Requests]] = defaultdict(list)  # likewise, without the header's
+
+    def free(self) -> None:
+        """Give back what MPI keeps for this buffer; transfers under way keep theirs."""
+        sends = [sending.requests for idle in self.sends.values() for sending in idle]
+        receives = [chunks for idle in self.receives.values() for chunks in idle]
+        for request in (request for requests in [*sends, *receives] for request in requests):
+            request.Free()
+        self.sends.clear()
+        self.receives.clear()
+
+
+class _Sending:
+    """The requests that send one buffer to one peer under one tag, and the box of a small one; one transfer at a time."""
+
+    __slots__ = ("_box", "_view", "requests")
+
+    def __init__(self, requests: _Requests, box: _Box | None, view: memoryview) -> None:
+        self.requests = requests
+        self._box = box
+        self._view = view
+
+    def start(self) -> None:
+        if self._box is not None:
+            self._box.payload[:] = self._view
+        for request in self.requests:
+            request.Start()
+
+
+class _Send:
+    __slots__ = ("_crowded", "_idle", "_kept", "_sending")
+
+    def __init__(self, sending: _Sending, idle: list[_Sending], crowded: bool, kept: object) -> None:  # noqa: FBT001  hot path
+        self._sending: _Sending | None = sending
+        self._idle = idle
+        self._crowded = crowded
+        self._kept = kept  # MPI reads this buffer until the requests are complete
+
+    def wait(self) -> None:
+        if self._sending is not None:
+            sending, self._sending = self._sending, None
+            for request in sending.requests:
+                wait_for(request, self._crowded)
+            self._idle.append(sending)
+            self._kept = None
+
+    def test(self) -> bool:
+        return self._sending is None or all(request.Test() for request in self._sending.requests)
+
+
+class _Receive:
+    __slots__ = ("_box", "_chunks", "_host", "_layout", "_socket", "_source", "_tag", "_tensor")
+
+    def __init__(
+        self,
+        socket: MpiSocket,
+        layout: _Layout,
+        box: _Box,
+        chunks: _Requests,
+        tensor: Tensor,
+        host: Tensor,
+        source: Rank,
+        tag: int,
+    ) -> None:
+        self._socket: MpiSocket | None = socket
+        self._layout = layout
+        self._box = box
+        self._chunks = chunks
+        self._tensor = tensor
+        self._host = host
+        self._source = source
+        self._tag = tag
+
+    def wait(self) -> None:
+        if self._socket is not None:
+            socket, self._socket = self._socket, None
+            socket._finish_receive(self._layout, self._box, self._chunks, self._source, self._tag, self._tensor)  # noqa: SLF001  one thing
+            if self._host is not self._tensor:
+                self._tensor.detach().copy_(self._host)
+
+    def test(self) -> bool:
+        if self._socket is None:
+            return True
+        if self._box.request is None or not self._box.request.Test():
+            return False
+        fits = self._box.data.startswith(self._layout.header)  # else `wait()` says so; what follows may never come
+        return not fits or all(request.Test() for request in self._chunks)
+
+
+def _described(header: bytes) -> str:
+    dtype, dims, *shape = _HEADER.unpack(header)
+    return f"{str(DTYPES[dtype]).removeprefix('torch.')} of shape {tuple(shape[:dims])}"

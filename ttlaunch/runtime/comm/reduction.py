@@ -1,0 +1,192 @@
+r"""The one order in which gradients are added, so that the sum has the same bits on any number of ranks.
+
+Micro-batches 0..M-1 are the leaves of a binary tree; a node covers 2^l of them and starts at a multiple of 2^l. For
+M = 6:
+
+            0-5
+          /     \
+        0-3      4-5
+       /   \    /   \
+     0-1   2-3  4    5
+     / \   / \
+    0   1 2   3
+
+A worker adds its contiguous block as far as whole nodes go and sends those; whoever has several workers' nodes goes on
+in the order of the indices. Every addition of the tree is made exactly once, by somebody, with the same two operands,
+hence the same bits. Floating-point addition commutes, so only the pairing matters.
+
+Shapes: N = values of the flat gradient.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.model.losses import mean_per_token
+from ttlaunch.spec.recipe.blocks import aligned_subtrees, contiguous_blocks
+
+__all__ = ["GradientTree", "Subtree", "aligned_subtrees", "contiguous_blocks"]
+
+
+@dataclass
+class Subtree:
+    """A node of the tree and the sums over its micro-batches.
+
+    Attributes:
+        gradient_N: Summed, shape `(N,)`, float32.
+    """
+
+    start: int
+    size: int
+    tokens: int
+    loss: float
+    gradient_N: Tensor
+
+    @property
+    def leaves(self) -> range:
+        return range(self.start, self.start + self.size)
+
+
+class GradientTree:
+    """The sums of a step's gradients, tokens and losses, added in the order of the tree.
+
+    Memory: one flat gradient for each subtree that waits for its sibling, at most log2(M) + 1 for a contiguous block
+    that starts at 0. Buffers are kept for the next step.
+
+    Attributes:
+        num_values: N.
+    """
+
+    def __init__(self, num_values: int, *, device: torch.device | str = "cpu") -> None:
+        """A tree over gradients of `num_values` float32 values."""
+        self.num_values = num_values
+        self._device = torch.device(device)
+        self._stack: list[Subtree] = []
+        self._free: list[Tensor] = []
+        self._lefts: list[Tensor] = []  # sums that wait for the open leaf, from its sibling upwards
+        self._open_N: Tensor | None = None
+
+    def add(self, index: int, grads_N: Tensor, *, tokens: int, loss: float, leaves: int = 1) -> None:
+        """Enter one micro-batch; `grads_N` is only read.
+
+        Args:
+            index: Of the micro-batch in the step; one after the other, without gaps.
+            grads_N: Gradient of its *summed* loss, shape `(N,)`, float32, or bfloat16 or float16: the sums are float32.
+            tokens: That it predicted.
+            loss: Summed over them.
+            leaves: 2: `grads_N`, tokens and loss are the sums of this micro-batch and the next, and the index is even.
+
+        Raises:
+            ValueError: The index does not follow the one before, or two leaves do not have one parent.
+        """
+        self._check_follows(index)
+        if leaves not in {1, 2} or index % leaves:
+            raise ValueError(f"micro-batch {index} and {leaves - 1} more are not a node of the tree")
+        if index % 2 and self._stack and self._stack[-1].size == 1:
+            left = self._stack[-1]
+            left.gradient_N.add_(grads_N)
+            left.size, left.tokens, left.loss = 2, left.tokens + tokens, left.loss + loss
+            self._merge_siblings()
+            return
+        gradient_N = self._buffer()
+        gradient_N.copy_(grads_N)
+        self._stack.append(Subtree(index, leaves, tokens, loss, gradient_N))
+        self._merge_siblings()
+
+    def subtrees(self) -> Sequence[Subtree]:
+        """The sums so far, as the largest whole nodes, in the order of the indices."""
+        return tuple(self._stack)
+
+    def open_leaf(self, index: int, grads_N: Tensor, *, tokens: int, loss: float) -> None:
+        """Enter the last micro-batch of a block before its gradient is known; `complete` adds it up part by part.
+
+        No copy is made: the sums that come of it are built in `grads_N`, which belongs to the tree until `clear`.
+
+        Args:
+            index: Of the micro-batch, as for `add`.
+            grads_N: Where its gradient will be, shape `(N,)`, float32.
+            tokens: That it predicts.
+            loss: Summed over them.
+
+        Raises:
+            ValueError: The index does not follow the one before.
+        """
+        self._check_follows(index)
+        node = Subtree(index, 1, tokens, loss, grads_N)
+        while self._stack and _are_halves(self._stack[-1], node):
+            left = self._stack.pop()
+            self._lefts.append(left.gradient_N)
+            node = Subtree(left.start, 2 * left.size, left.tokens + node.tokens, left.loss + node.loss, grads_N)
+        self._stack.append(node)
+        self._open_N = grads_N
+
+    def complete(self, values: range) -> None:
+        """Make the additions that the open leaf has brought, for a part of the values; once for each value."""
+        assert self._open_N is not None  # noqa: S101 - `open_leaf` comes first
+        sum_N = self._open_N[values.start : values.stop]
+        for left_N in self._lefts:
+            sum_N.add_(left_N[values.start : values.stop])
+
+    def mean(self, out_N: Tensor, *, micro_batches: int) -> tuple[float, int]:
+        """Finish the tree, divide once by the number of tokens, and start afresh.
+
+        Args:
+            out_N: Gets the gradient of the mean loss, shape `(N,)`, float32.
+            micro_batches: M, which the tree must hold, all of them.
+
+        Returns:
+            Mean loss per token, and tokens. If no token counted in any micro-batch, both are 0 and so is the gradient.
+
+        Raises:
+            ValueError: Micro-batches are missing.
+        """
+        held = self._stack[-1].start + self._stack[-1].size if self._stack else 0
+        if held != micro_batches or self._stack[0].start:
+            raise ValueError(f"the gradient tree holds micro-batches up to {held} of {micro_batches}")
+        while len(self._stack) > 1:
+            self._add_right_to_left()
+        root = self._stack[0]
+        torch.div(root.gradient_N, max(1, root.tokens), out=out_N)
+        loss, tokens = mean_per_token(root.loss, root.tokens), root.tokens
+        self.clear()
+        return loss, tokens
+
+    def clear(self) -> None:
+        """Drop the sums; keep their memory."""
+        self._free.extend(node.gradient_N for node in self._stack if node.gradient_N is not self._open_N)
+        self._free.extend(self._lefts)
+        self._stack.clear()
+        self._lefts.clear()
+        self._open_N = None
+
+    def _check_follows(self, index: int) -> None:
+        if self._stack and index != self._stack[-1].start + self._stack[-1].size:
+            last = self._stack[-1]
+            raise ValueError(f"micro-batch {index} cannot follow {last.start + last.size - 1}; the order is fixed")
+
+    def _merge_siblings(self) -> None:
+        """Add the top two subtrees while they are the two halves of a node, as a binary counter carries."""
+        while len(self._stack) > 1:
+            if not _are_halves(*self._stack[-2:]):
+                return
+            self._add_right_to_left()
+
+    def _add_right_to_left(self) -> None:
+        right = self._stack.pop()
+        left = self._stack[-1]
+        left.gradient_N.add_(right.gradient_N)
+        left.size, left.tokens, left.loss = left.size + right.size, left.tokens + right.tokens, left.loss + right.loss
+        if right.gradient_N is not self._open_N:
+            self._free.append(right.gradient_N)
+
+    def _buffer(self) -> Tensor:
+        if self._free:
+            return self._free.pop()
+        return torch.zeros(self.num_values, dtype=torch.float32, device=self._device)
+
+
+def _are_halves(left: Subtree, right: Subtree) -> bool:
+    """Whether the two are the halves of one node."""
+    return left.size == right.size and not left.start % (2 * left.size)

@@ -1,0 +1,135 @@
+"""Torch's own process group between some ranks of a run, set up over their sockets: for the library's collectives.
+
+Nothing is taken from variables such as `MASTER_ADDR`: ranks say over the socket on which host they are, and the first of
+them where it listens.
+"""
+
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ttlaunch.runtime.comm.collectives import broadcast, gather
+from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.telemetry.black_box import BlackBox
+from ttlaunch.runtime.world import Rank
+
+_NAME_BYTES = 256
+_HERE = "one host"
+_MPI_NETWORKS = "OMPI_MCA_btl_tcp_if_include"
+_SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
+_SET_UP = timedelta(seconds=60)
+_PATIENCE = timedelta(days=30)
+"""A rank may wait as long as its peers compute; that one has died is noticed by the launcher."""
+
+
+@contextmanager
+def process_group(ctx: Socket, *, among: Sequence[Rank], device: torch.device) -> Iterator[None]:
+    """Make torch's default group of some ranks, in their order, for as long as the block runs.
+
+    Args:
+        ctx: Every rank of `among` must call.
+        among: The ranks.
+        device: NCCL carries tensors of CUDA devices, gloo those in host memory.
+
+    Raises:
+        ValueError: The ranks are threads of one process, as in `ttlaunch simulate`.
+
+    Cost: two rounds of small messages; the store and the group then open connections of their own.
+    """
+    if dist.is_initialized() and dist.get_world_size() == len(among):  # fabric sockets have made it
+        yield
+        return
+    with _entered(ctx, among):
+        _set_up(ctx, among=among, device=device)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _entered(ctx: Socket, among: Sequence[Rank]) -> AbstractContextManager[None]:
+    """In the rank's black box the ranks meet while they set the group up."""
+    box: BlackBox | None = getattr(getattr(ctx, "ledger", None), "box", None)
+    return nullcontext() if box is None else box.meeting("set-up of torch's group", tag=box.join_group(among))
+
+
+def _set_up(ctx: Socket, *, among: Sequence[Rank], device: torch.device) -> None:
+    place = among.index(ctx.rank)
+    me = _padded(f"{socket.gethostname()}\n{os.getpid()}")
+    known = [_text(row) for row in gather(ctx, me, root=among[0], among=among)]
+    listener, said = _listen(known) if place == 0 else (None, "")
+    answer = _padded(said)
+    broadcast(ctx, answer, root=among[0], among=among)
+    address, port, where = _text(answer).split("\n")
+    if not port:
+        raise ValueError("torch's process group needs a process for each rank, and these ranks share one")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _own_network(is_one_host=where == _HERE)[0])
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # torch re-exports it without saying so
+        address,
+        int(port),
+        len(among),
+        is_master=place == 0,
+        timeout=_SET_UP,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach() if listener else None,
+    )
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=place, world_size=len(among), timeout=_PATIENCE)
+
+
+def _listen(known: list[str]) -> tuple[socket.socket | None, str]:
+    """A listening socket that only the ranks' hosts need to reach, and the words that tell them where it is."""
+    if len(set(known)) < len(known):
+        return None, "\n\n"
+    where = _HERE if len({row.split("\n")[0] for row in known}) == 1 else ""
+    _, address = _own_network(is_one_host=where == _HERE)
+    listener = socket.create_server((address, 0), backlog=len(known))
+    return listener, f"{address}\n{listener.getsockname()[1]}\n{where}"
+
+
+def _own_network(*, is_one_host: bool) -> tuple[str, str]:
+    """Interface and address that this rank talks over: one in the networks that its MPI was told to use, if it was.
+
+    Raises:
+        OSError: No interface has an address in them.
+    """
+    if is_one_host:
+        return "lo", "127.0.0.1"
+    given = [part for part in os.environ.get(_MPI_NETWORKS, "").split(",") if "/" in part]
+    networks = [ipaddress.ip_network(part, strict=False) for part in given]
+    for _, name in socket.if_nameindex():
+        address = _address_of(name)
+        if address is not None and (any(address in network for network in networks) or _is_outward(address, networks)):
+            return name, str(address)
+    raise OSError(f"no interface of this host has an address in {', '.join(given) or 'any network'}")
+
+
+def _is_outward(address: ipaddress.IPv4Address, networks: Sequence[object]) -> bool:
+    return not networks and not address.is_loopback
+
+
+def _address_of(interface: str) -> ipaddress.IPv4Address | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError:
+            return None  # it has no address of IPv4
+    return ipaddress.IPv4Address(answer[20:24])
+
+
+def _padded(text: str) -> Tensor:
+    data = text.encode()[:_NAME_BYTES]
+    return torch.tensor([*data, *[0] * (_NAME_BYTES - len(data))], dtype=torch.uint8)
+
+
+def _text(row: Tensor) -> str:
+    return bytes(row.tolist()).rstrip(b"\0").decode()

@@ -1,0 +1,132 @@
+"""Sums over ranks along the tree of `reduction.py`: every shard goes to its owner, who adds in the order of the tree.
+
+The one engine behind all collective sums. A rank holds some nodes of the tree; whoever owns a shard of the vector gets
+that shard of every node and makes the additions that are left. So each addition of the tree is made once for each
+value, with the same two operands, however many ranks there are and whichever of them own what.
+
+Shapes: N = values of the vector. n = ranks, S = bytes of the vector, k = nodes that a rank holds.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.comm.protocol import Pending, Socket
+from ttlaunch.runtime.comm.reduction import contiguous_blocks
+from ttlaunch.runtime.world import Rank
+
+_SUM, _SHARD = 30_003, 30_004
+
+Nodes = list[tuple[range, Tensor | None]]
+"""Nodes of the tree that one rank holds, in order: the leaves that each covers, and its sum where it is on this rank."""
+
+
+def sum_shard(ctx: Socket, held: Sequence[Nodes], *, shards: Sequence[range], among: Sequence[Rank]) -> Tensor:
+    """Send every shard to its owner, and add up the one that this rank owns.
+
+    Args:
+        ctx: Every rank of `among` must call.
+        held: For each rank in the order of `among`, its nodes; together the leaves 0, 1, 2, ... without gaps. The sums
+            of this rank's nodes have shape `(N,)`, contiguous, equal N and dtype everywhere; they are only read.
+        shards: Part of the vector that each rank owns; may be empty.
+        among: The ranks, this one included.
+
+    Returns:
+        This rank's shard of the sum over all leaves, in a new tensor.
+
+    Cost: for each other rank that owns something, k messages of that shard; with equal shards `k * (n - 1)` messages
+        each way and `k * (n - 1) / n * S` bytes, and buffers for as many.
+    """
+    place = among.index(ctx.rank)
+    own = [sum_N for _, sum_N in held[place] if sum_N is not None]
+    arriving = _begin_receives(ctx, held, own, mine=shards[place], among=among)
+    sends = [
+        ctx.isend(sum_N[shard.start : shard.stop], dest=rank, tag=_SUM)
+        for rank, shard in _in_turn(among, shards, place)
+        if shard
+        for sum_N in own
+    ]
+    total = add_up(arriving)
+    for sending in sends:
+        sending.wait()
+    return total
+
+
+def _begin_receives(
+    ctx: Socket, held: Sequence[Nodes], own: Sequence[Tensor], *, mine: range, among: Sequence[Rank]
+) -> list[tuple[range, Tensor, Pending | None]]:
+    """This rank's shard of every node, in the order of the leaves: copies of its own, and buffers for the others'."""
+    arriving: list[tuple[range, Tensor, Pending | None]] = []
+    for rank, nodes in zip(among, held, strict=True):
+        if rank == ctx.rank:
+            parts = [sum_N[mine.start : mine.stop].clone() for sum_N in own]
+            arriving += [(leaves, part, None) for (leaves, _), part in zip(nodes, parts, strict=True)]
+        elif mine:
+            for leaves, _ in nodes:
+                box = torch.empty(len(mine), dtype=own[0].dtype, device=own[0].device)
+                arriving.append((leaves, box, ctx.irecv(box, source=rank, tag=_SUM)))
+    return arriving
+
+
+def gather_shards(ctx: Socket, vector_N: Tensor, *, among: Sequence[Rank]) -> None:
+    """Give every rank all shards of the vector, in place; this rank brings its own.
+
+    Cost: `n - 1` messages each way, `(n - 1) / n * S` bytes.
+    """
+    shards, place = contiguous_blocks(len(vector_N), len(among)), among.index(ctx.rank)
+    parts = [vector_N[shard.start : shard.stop] for shard in shards]
+    pending = [
+        ctx.irecv(part, source=among[other], tag=_SHARD)
+        for other, part in enumerate(parts)
+        if other != place and part.numel()
+    ]
+    if parts[place].numel():
+        pending += [ctx.isend(parts[place], dest=rank, tag=_SHARD) for rank, _ in _in_turn(among, shards, place)]
+    for message in pending:
+        message.wait()
+
+
+def _in_turn(among: Sequence[Rank], shards: Sequence[range], place: int) -> list[tuple[Rank, range]]:
+    """The other ranks with their shards, from the next one around, so that not all send to the first at once."""
+    pairs = list(zip(among, shards, strict=True))
+    return [*pairs[place + 1 :], *pairs[:place]]
+
+
+def add_up(arriving: Iterable[tuple[range, Tensor, Pending | None]]) -> Tensor:
+    """Add all nodes as they come, in the order of their leaves; then what is left, from the right."""
+    stack = merge_halves(arriving)
+    while len(stack) > 1:
+        _add_top(stack)
+    return stack[0][1]
+
+
+def merge_halves(arriving: Iterable[tuple[range, Tensor, Pending | None]]) -> list[tuple[range, Tensor]]:
+    """Add nodes as they come, in the order of their leaves, as a binary counter carries; only the halves of a node.
+
+    Args:
+        arriving: Leaves, sum, and the message to wait for before the sum is there; sums are overwritten.
+
+    Returns:
+        The largest whole nodes, each in the place of the first of those that it was made of.
+    """
+    stack: list[tuple[range, Tensor]] = []
+    for leaves, sum_N, message in arriving:
+        if message is not None:
+            message.wait()
+        stack.append((leaves, sum_N))
+        while len(stack) > 1 and _are_halves(stack[-2][0], stack[-1][0]):
+            _add_top(stack)
+    return stack
+
+
+def _are_halves(left: range, right: range) -> bool:
+    """Whether the two nodes are the halves of one."""
+    return len(left) == len(right) and left.start % (2 * len(left)) == 0
+
+
+def _add_top(stack: list[tuple[range, Tensor]]) -> None:
+    leaves, right_N = stack.pop()
+    before, left_N = stack[-1]
+    left_N.add_(right_N)
+    stack[-1] = (range(before.start, leaves.stop), left_N)

@@ -1,0 +1,96 @@
+"""What every codec of gradients does, and which one a configuration asks for.
+
+A codec turns a vector of float32 values into bytes and back, with a loss that its docstring bounds. How many bytes follows
+from the number of values alone, so a receiver knows what comes and formulas of traffic are exact:
+
+    codec = build_codec(cfg.compression_config, num_values)
+    ctx.send(codec.encode(grads_N), dest=server)
+    ...
+    payload = torch.empty(codec.payload_bytes(num_values), dtype=torch.uint8)
+    ctx.recv(payload, source=worker)
+    codec.decode(payload, out_N)
+
+Codecs are for gradients. What a codec loses of a gradient, the next ones make up for, with `ErrorFeedback`; what it lost
+of weights would be lost for good.
+
+A value that is not finite stays visible: what is decoded is then not finite in that place at least, so the norm of the
+gradient is not, and the overflow skip of fp16 sees it.
+
+Shapes: N = values.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.parallel.compression.casts import Cast
+from ttlaunch.runtime.parallel.compression.error_feedback import ErrorFeedback
+from ttlaunch.runtime.parallel.compression.int8 import BlockInt8
+from ttlaunch.runtime.parallel.compression.powersgd import Matrix, PowerSgd
+from ttlaunch.runtime.parallel.compression.top_k import TopK
+from ttlaunch.spec.recipe.sections import CompressionConfig
+
+
+class Codec(Protocol):
+    """Values to bytes and back. One object for each vector that one rank sends: it may remember what it has sent."""
+
+    def payload_bytes(self, num_values: int) -> int:
+        """How many bytes so many values make, whatever they are."""
+
+    def encode(self, values_N: Tensor) -> Tensor:
+        """Turn values into bytes.
+
+        Args:
+            values_N: Shape `(N,)`, float32, contiguous; only read.
+
+        Returns:
+            Shape `(payload_bytes(N),)`, uint8, a new tensor on the same device.
+        """
+
+    def decode(self, payload: Tensor, out_N: Tensor) -> None:
+        """Overwrite `out_N` with what a payload of any rank's equal codec says; remembers nothing.
+
+        Raises:
+            ValueError: The payload has another length than that of so many values.
+        """
+
+    def take_back(self) -> None:
+        """Forget what the last `encode` was given: its payload was not used, since the step was skipped or refused."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What the next `encode` depends on, by name; the tensors themselves. For checkpoints."""
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from another codec's `state()`."""
+
+
+def build_codec(
+    cfg: CompressionConfig, num_values: int, *, matrices: Sequence[Matrix] = (), device: torch.device | None = None
+) -> Codec:
+    """The codec that a configuration asks for, with its error feedback.
+
+    Args:
+        cfg: Which.
+        num_values: N, of every vector that it will encode.
+        matrices: In those vectors, for `powersgd`, whose payload depends on them; see `matrices_in`. Empty: one
+            near-square matrix of all values, which is less like a matrix of low rank.
+        device: Where those vectors are; None: the CPU.
+    """
+    if cfg.kind == "none":
+        return Cast(torch.float32)
+    codec = _lossy(cfg, num_values, matrices, device)
+    return ErrorFeedback(codec, num_values, device=device) if cfg.error_feedback else codec
+
+
+def _lossy(cfg: CompressionConfig, num_values: int, matrices: Sequence[Matrix], device: torch.device | None) -> Codec:
+    match cfg.kind:
+        case "bf16":
+            return Cast(torch.bfloat16)
+        case "int8":
+            return BlockInt8(block_size=cfg.block_size)
+        case "top_k":
+            return TopK(cfg.k)
+        case _:
+            return PowerSgd(num_values, rank=cfg.rank, matrices=matrices, device=device)

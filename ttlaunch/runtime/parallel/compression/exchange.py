@@ -1,0 +1,111 @@
+"""The mean gradient from what every rank's codec makes of its sum: gradients travel compressed, parameters never do.
+
+    payload r = encode(sum of rank r's micro-batches)          each rank, once a step
+    mean      = (decode(payload 0) + decode(payload 1) + ...) / tokens      all ranks, in this order
+
+So replicas that were equal stay equal to the bit. What one process computes they equal up to the codec's error, and other
+numbers of ranks give other bits.
+
+Shapes: N = values of the flat gradient.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.model.losses import mean_per_token
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.parallel.compression.saved import CodecState
+from ttlaunch.runtime.parallel.compression.sums import CompressedSum, swap
+from ttlaunch.runtime.training.optimizers import Optimizer
+from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import CompressionConfig
+
+_COUNTS = 30_051
+
+
+class CompressedExchange:
+    """Has the verbs of `GradientExchange`; gradients leave after the last backward pass of a step, in one message.
+
+    With fp16 the loss scale is divided out before anything is encoded, so what is owed from one step to the next does not
+    depend on it. A step that overflowed is skipped by all ranks, and each takes back what it sent: it owes what it owed.
+
+    Cost of a step: that of `CompressedSum`, and as many messages of 16 bytes.
+    """
+
+    def __init__(self, model: Model, *, cfg: CompressionConfig, ctx: RankContext, among: Sequence[Rank]) -> None:
+        """Build the codec; nothing is sent.
+
+        Args:
+            model: The local replica, flat.
+            cfg: How to compress.
+            ctx: How to reach the others.
+            among: The ranks that share a step, in the order in which their gradients are added.
+        """
+        self._model, self._ctx, self._among = model, ctx, among
+        self._place = among.index(ctx.rank)
+        self._sum = CompressedSum(model, cfg=cfg, ctx=ctx, among=among)
+        self._saved: CodecState | None = None
+        self._skipped: int | None = None
+        self._loss, self._tokens = 0.0, 0
+
+    def saved_with(self, optimizer: Optimizer) -> CodecState:
+        """What `ctx.restore` reads: the optimizer's state and this rank's codec's. See `checkpoint`."""
+        self._saved = CodecState(optimizer, self._sum.codec, sender=f"{self._place}")
+        return self._saved
+
+    def checkpoint(self, step: int) -> None:
+        """`ctx.checkpoint`, which every rank calls: the first writes weights and optimizer, all what their codecs owe.
+
+        Raises:
+            ValueError: Nobody has called `saved_with`.
+        """
+        if self._saved is None:
+            raise ValueError("`saved_with` says which optimizer belongs to the checkpoint; call it first")
+        self._take_back_if_skipped()
+        if self._place:
+            self._ctx.checkpoint(step, self._saved.owed, self._saved.owed, owners=self._among)
+        else:
+            self._ctx.checkpoint(step, self._model, self._saved, owners=self._among)
+
+    def expect(self, index: int, *, tokens: int, loss: float) -> None:
+        """Nothing is sent before the block is complete."""
+
+    def accumulate(self, index: int, *, tokens: int, loss: float) -> None:
+        """Enter one micro-batch, whose gradients the backward pass has added to `grads_N`."""
+        del index
+        self._tokens += tokens
+        self._loss += loss
+
+    @torch.no_grad()
+    def finish(self) -> tuple[float, int]:
+        """Exchange payloads and leave the mean gradient in `grads_N`, on every rank.
+
+        Returns:
+            Mean loss per token and number of tokens of the whole step.
+        """
+        grads_N, scale = self._model.take_gradients(), self._model.loss_scaler.scale
+        if scale != 1:
+            grads_N.div_(scale)
+        if self._saved is not None:
+            self._saved.owed.wait_before_encode()
+        self._take_back_if_skipped()
+        counts = [torch.tensor([self._tokens, self._loss], dtype=torch.float64) for _ in self._among]
+        self._loss, self._tokens = 0.0, 0
+        pending = swap(self._ctx, counts, name="counts", tag=_COUNTS, among=self._among)
+        for message in [*pending, *self._sum.begin(grads_N, name="gradients")]:
+            message.wait()
+        self._skipped = self._model.loss_scaler.skipped
+        tokens, loss = int(sum(count[0].item() for count in counts)), sum(count[1].item() for count in counts)
+        self._sum.finish(grads_N)
+        grads_N.div_(max(1, tokens))
+        if scale != 1:
+            grads_N.mul_(scale)
+        return mean_per_token(loss, tokens), tokens
+
+    def _take_back_if_skipped(self) -> None:
+        """Whether a step was skipped is known once the optimizer has seen the norm of all gradients."""
+        if self._skipped is not None and self._model.loss_scaler.skipped > self._skipped:
+            self._sum.codec.take_back()
+        self._skipped = None

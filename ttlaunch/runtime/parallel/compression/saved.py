@@ -1,0 +1,103 @@
+"""What checkpoints have of codecs: what each rank still owes goes on with the training.
+
+A codec's state belongs to one sender, so its tensors carry the sender's name. A run with other senders than the
+checkpoint's goes on with the states of those that it has; a sender that was not there owes nothing, and what one owed that is
+not there any more is dropped: a rounding error of one gradient, or of `top_k` and `powersgd` what few gradients left out.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ttlaunch.runtime.checkpoint.checkpoints import CODEC_PREFIX, HasState
+from ttlaunch.runtime.model.split import Split
+from ttlaunch.runtime.parallel.compression.codec import Codec
+from ttlaunch.spec.recipe.sections import CompressionConfig
+
+
+def remembers(cfg: CompressionConfig) -> bool:
+    """Whether a codec of this configuration has a state."""
+    return cfg.kind != "none" and (cfg.error_feedback or cfg.kind == "powersgd")
+
+
+class OwedState:
+    """The codecs of one rank, as a model without parameters and as a state, for `ctx.restore` and `ctx.checkpoint`.
+
+    For ranks whose weights and optimizer another rank writes.
+    """
+
+    copies: frozenset[str] = frozenset()
+
+    def __init__(self, codecs: Mapping[str, Codec]) -> None:
+        """Look at codecs, each under a name that no other codec of any rank has."""
+        self._codecs = codecs
+        self._ready: Callable[[], object] | None = None
+        self.splits: Mapping[str, Split] = {}
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        return iter(())
+
+    def names_of_whole(self) -> frozenset[str]:
+        return frozenset()
+
+    def named_state(self) -> Iterator[tuple[str, Tensor]]:
+        """`codec.SENDER.NAME`; the tensors themselves."""
+        for sender, codec in self._codecs.items():
+            yield from ((f"{CODEC_PREFIX}{sender}.{name}", tensor) for name, tensor in codec.state().items())
+
+    def wait_before_update(self, ready: Callable[[], object]) -> None:
+        """Let the next `encode` begin only when `ready()` has returned."""
+        self._ready = ready
+
+    def wait_before_encode(self) -> None:
+        """Return when nobody reads the codecs' state any more; call before each `encode`."""
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            ready()
+
+    def take_back(self) -> None:
+        """Let every codec forget its last `encode`."""
+        for codec in self._codecs.values():
+            codec.take_back()
+
+    def scaler_state(self) -> None:
+        """None: the state that is no tensor is in the records of ranks that have weights."""
+
+    def restore_scaler(self, state: Mapping[str, Any] | None) -> None:
+        del state
+
+
+class CodecState:
+    """An optimizer and the codec of one sender as one state, for `ctx.restore` and `ctx.checkpoint`.
+
+    Attributes:
+        owed: The codec's part alone.
+    """
+
+    def __init__(self, optimizer: HasState, codec: Codec, *, sender: str) -> None:
+        """Look at both.
+
+        Args:
+            optimizer: Over the model of this rank.
+            codec: That this rank encodes with.
+            sender: A name that no other rank's codec has.
+        """
+        self._optimizer = optimizer
+        self.owed = OwedState({sender: codec})
+
+    def named_state(self) -> Iterator[tuple[str, Tensor]]:
+        """The optimizer's, then `codec.SENDER.NAME`; the tensors themselves."""
+        yield from self._optimizer.named_state()
+        yield from self.owed.named_state()
+
+    def wait_before_update(self, ready: Callable[[], object]) -> None:
+        """Let the next update, and the codec's next `encode`, begin only when `ready()` has returned."""
+        self._optimizer.wait_before_update(ready)
+        self.owed.wait_before_update(ready)
+
+    def scaler_state(self) -> Mapping[str, Any] | None:
+        return self._optimizer.scaler_state()
+
+    def restore_scaler(self, state: Mapping[str, Any] | None) -> None:
+        self._optimizer.restore_scaler(state)

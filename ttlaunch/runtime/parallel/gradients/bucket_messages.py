@@ -1,0 +1,104 @@
+"""The messages of an exchange in buckets: their tags, how ranks agree on the buckets, slices on their way out.
+
+Shapes: N = values of the flat vectors.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.comm.protocol import Pending, Socket
+from ttlaunch.runtime.parallel.gradients.buckets import Bucket, cut_buckets
+from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.world import Rank
+
+CUT, COUNTS, GRADIENTS, WEIGHTS = 30_010, 30_011, 30_012, 30_013
+"""Tags. Messages of one tag between two ranks arrive in the order of the buckets, forwards or backwards."""
+
+_OPERATIONS = {GRADIENTS: "gradients", WEIGHTS: "weights"}
+
+
+def irecv_bucket(ctx: Socket, vector_N: Tensor, bucket: Bucket, *, source: Rank, tag: int) -> Pending:
+    """Begin to receive a bucket into its part of a flat vector."""
+    return irecv_part(ctx, bucket.of(vector_N), bucket, source=source, tag=tag)
+
+
+def irecv_part(ctx: Socket, part: Tensor, bucket: Bucket, *, source: Rank, tag: int) -> Pending:
+    """Begin to receive a bucket's values, wherever they belong."""
+    with operation(ctx, _OPERATIONS[tag], bucket=bucket.index):
+        return ctx.irecv(part, source=source, tag=tag)
+
+
+def isend_part(ctx: Socket, part: Tensor, bucket: Bucket, *, dest: Rank, tag: int) -> Pending:
+    """Begin to send a bucket's values, wherever they are."""
+    with operation(ctx, _OPERATIONS[tag], bucket=bucket.index):
+        return ctx.isend(part, dest=dest, tag=tag)
+
+
+class Outbox:
+    """Buckets of a flat vector on their way to some ranks."""
+
+    def __init__(self, ctx: Socket, vector_N: Tensor, *, dests: Sequence[Rank], tag: int) -> None:
+        self._ctx = ctx
+        self._vector_N = vector_N
+        self._dests = dests
+        self._tag = tag
+        self._sending: list[Pending] = []
+
+    def send(self, bucket: Bucket) -> None:
+        """Begin to send; the bucket's values must not change before `wait()` has returned."""
+        part = bucket.of(self._vector_N)
+        self._sending += [isend_part(self._ctx, part, bucket, dest=dest, tag=self._tag) for dest in self._dests]
+
+    def wait(self) -> None:
+        """Return when all that was sent may be overwritten."""
+        for sending in self._sending:
+            sending.wait()
+        self._sending.clear()
+
+
+class AgreedBuckets:
+    """The buckets of a step, as the rank that aggregates decides; it says so before each step until it has settled.
+
+    Attributes:
+        buckets: In the order of backward passes.
+    """
+
+    def __init__(self, ctx: Socket, starts: Sequence[int], *, source: Rank, followers: Iterable[Rank] = ()) -> None:
+        """Agree on nothing yet.
+
+        Args:
+            ctx: This rank.
+            starts: Of the parameters, as in `cut_buckets`.
+            source: Who says it.
+            followers: Who is told in turn.
+        """
+        self.buckets: list[Bucket] = []
+        self._ctx = ctx
+        self._starts = starts
+        self._source = source
+        self._followers = tuple(followers)
+        self._is_final = False
+
+    def begin_step(self) -> list[Bucket]:
+        """The buckets of the step that begins; call once for each step.
+
+        Cost: a message of 16 bytes in each of the first steps.
+        """
+        if not self._is_final:
+            said = torch.empty(2, dtype=torch.int64)
+            with operation(self._ctx, "bucket_size"):
+                self._ctx.recv(said, source=self._source, tag=CUT)
+                tell_cut(self._ctx, said, self._followers)
+            size, is_final = said.tolist()
+            self._is_final = bool(is_final)
+            self.buckets = cut_buckets(self._starts, bucket_bytes=size)
+        return self.buckets
+
+
+def tell_cut(ctx: Socket, said: Tensor, followers: Iterable[Rank]) -> None:
+    """Say how large a bucket is, and whether that is final; shape (2,), int64."""
+    with operation(ctx, "bucket_size"):
+        for sending in [ctx.isend(said, dest=rank, tag=CUT) for rank in followers]:
+            sending.wait()

@@ -1,0 +1,62 @@
+"""How large a bucket is: as configured, or whichever of a few sizes made the first steps fastest.
+
+One rank decides and tells the others, so that all of them cut alike. The bits do not depend on it.
+"""
+
+import statistics
+import time
+
+from ttlaunch.runtime.parallel.gradients.buckets import BYTES_PER_MEGABYTE
+
+_CANDIDATE_BYTES = tuple(size * BYTES_PER_MEGABYTE for size in (1, 2, 4, 8, 16, 32))
+_MOST_CANDIDATES = 4
+_LEAST_BUCKETS = 3
+"""Of which a candidate must make so many: with fewer nothing overlaps that one message would not do as well."""
+_ROUNDS = 4
+_CLEAR_GAIN = 0.98
+"""Of the time with one bucket: what is gained below that is noise, and one message has no overhead."""
+
+
+def candidates(vector_bytes: int) -> list[int]:
+    """Sizes worth trying for a vector: all of it in one bucket, and the largest sizes that cut it into a few."""
+    sizes = [size for size in _CANDIDATE_BYTES if size * _LEAST_BUCKETS <= vector_bytes]
+    return [vector_bytes, *sizes[1 - _MOST_CANDIDATES :]]
+
+
+class BucketTuner:
+    """Tries the candidates in turns, one step each, and keeps the one with the smallest median time.
+
+    Attributes:
+        bucket_bytes: For the step that comes next.
+        is_final: Whether that will not change any more.
+    """
+
+    def __init__(self, vector_bytes: int, *, bucket_megabytes: float | None) -> None:
+        """Begin with the configured size, or with the first candidate if there is none."""
+        self._candidates = candidates(vector_bytes)
+        if bucket_megabytes is not None:
+            self._candidates = [int(bucket_megabytes * BYTES_PER_MEGABYTE)]
+        self._seconds: list[list[float]] = [[] for _ in self._candidates]
+        self._steps = 0
+        self._began: float | None = None
+        self.bucket_bytes = self._candidates[0]
+        self.is_final = len(self._candidates) == 1
+
+    def end_step(self) -> None:
+        """Note the time since the last call, which is that of a step with the present size, and choose the next one."""
+        if self.is_final:
+            return
+        now = time.perf_counter()
+        if self._began is not None:  # the first step pays for connections and caches
+            self._seconds[self._steps % len(self._candidates)].append(now - self._began)
+            self._steps += 1
+        self._began = now
+        if self._steps == _ROUNDS * len(self._candidates):
+            self.bucket_bytes, self.is_final = self._fastest(), True
+        else:
+            self.bucket_bytes = self._candidates[self._steps % len(self._candidates)]
+
+    def _fastest(self) -> int:
+        medians = [statistics.median(seconds) for seconds in self._seconds]
+        best = min(medians)
+        return self._candidates[0 if medians[0] * _CLEAR_GAIN <= best else medians.index(best)]

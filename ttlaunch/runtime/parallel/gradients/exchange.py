@@ -1,0 +1,231 @@
+"""All ranks share the tree of gradients, bucket by bucket, while the last backward pass still computes other buckets.
+
+Shapes: N = values of the flat gradient. n = ranks, S = bytes of the gradient, k = the most nodes of the tree that one
+rank's block makes.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ttlaunch.runtime.comm.protocol import Pending, Socket
+from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees, contiguous_blocks
+from ttlaunch.runtime.comm.tree_exchange import add_up
+from ttlaunch.runtime.model.flat import FlatParameters
+from ttlaunch.runtime.model.losses import mean_per_token
+from ttlaunch.runtime.parallel.gradients.bucket_messages import (
+    GRADIENTS,
+    AgreedBuckets,
+    irecv_part,
+    isend_part,
+    tell_cut,
+)
+from ttlaunch.runtime.parallel.gradients.bucket_tuning import BucketTuner
+from ttlaunch.runtime.parallel.gradients.buckets import Bucket, cut_buckets
+from ttlaunch.runtime.parallel.gradients.sums import CountsExchange
+from ttlaunch.runtime.parallel.gradients.watch import GradientWatch
+from ttlaunch.runtime.world import Rank
+
+_LAG = 1
+"""Buckets that may be under way before the oldest is waited for: others compute at another pace."""
+
+
+@dataclass
+class _UnderWay:
+    """A bucket whose sums are being scattered.
+
+    Attributes:
+        arriving: This rank's shard of every node of the tree, in the order of the leaves.
+        sends: Shards of this rank's nodes on their way to their owners.
+    """
+
+    bucket: Bucket
+    shards: list[range]
+    arriving: list[tuple[range, Tensor, Pending | None]]
+    sends: list[Pending]
+
+
+class GradientExchange:
+    """An all-reduce of the mean gradient among ranks; the recipe's loop runs between its calls.
+
+        for step in ctx.steps(cfg):
+            model.zero_grad()
+            for index, ... in ...:
+                exchange.expect(index, tokens=..., loss=...)
+                loss.backward()
+                exchange.accumulate(index, tokens=..., loss=...)
+            loss, tokens = exchange.finish()   # the mean is in the parameters' gradients
+
+    Cost of a step: `(k + 1) * (n - 1) / n * S` bytes each way, in `(k + 1) * (n - 1)` messages for each bucket, and one
+    message of 16k bytes to each other rank. Buffers for `k * (n - 1) / n * S`.
+    Order: that of the tree over micro-batches, then one division: the bits of one process for any number of ranks.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        ctx: Socket,
+        among: Sequence[Rank],
+        micro_batches: int,
+        bucket_megabytes: float | None = None,
+    ) -> None:
+        """Look at the parameters; nothing is sent.
+
+        Args:
+            parameters: Of the local replica, float32; they become views of one flat vector.
+            ctx: How to reach the others.
+            among: The ranks that share a step, in the order of their blocks, which are contiguous.
+            micro_batches: M, of a step.
+            bucket_megabytes: Size of a bucket; None: the first rank times the first steps and decides.
+        """
+        self._flat = FlatParameters(parameters)
+        self._ctx = ctx
+        self._among = among
+        self._place = among.index(ctx.rank)
+        blocks = contiguous_blocks(micro_batches, len(among))
+        self._last = blocks[self._place][-1]
+        self._layout = [list(aligned_subtrees(block)) for block in blocks]
+        self._tree = GradientTree(len(self._flat.grads_N), device=self._flat.grads_N.device)
+        self._watch = GradientWatch(self._flat)
+        self._tuner = BucketTuner(self._flat.grads_N.nbytes, bucket_megabytes=bucket_megabytes)
+        self._agreed = AgreedBuckets(ctx, self._flat.starts, source=among[0])
+        self._buckets: list[Bucket] = []
+        self._is_settled = self._is_open = False
+        self._boxes: dict[tuple[int, int], Tensor] = {}
+        self._scattering: deque[_UnderWay] = deque()
+        self._gathering: list[Pending] = []
+        self._counts: CountsExchange | None = None
+        self._loss, self._tokens = 0.0, 0
+
+    def expect(self, index: int, *, tokens: int, loss: float) -> None:
+        """Say that the next backward pass is that of a micro-batch; with the block's last one buckets leave.
+
+        Args:
+            index: Of the micro-batch; the block's indices, in order.
+            tokens: That it predicts.
+            loss: Summed over them.
+        """
+        if index == self._last:
+            self._open(index, tokens=tokens, loss=loss)
+
+    def accumulate(self, index: int, *, tokens: int, loss: float) -> None:
+        """Enter the gradients of one micro-batch's *summed* loss; all but the last are then zeroed.
+
+        Args:
+            index, tokens, loss: As for `expect`.
+        """
+        if self._is_open:
+            return  # they have been entered as they came
+        if index == self._last:
+            self._open(index, tokens=tokens, loss=loss)
+            return
+        self._flat.attach_gradients()
+        self._tree.add(index, self._flat.grads_N, tokens=tokens, loss=loss)
+        self._flat.grads_N.zero_()
+
+    def finish(self) -> tuple[float, int]:
+        """Wait until the mean is complete.
+
+        Returns:
+            Mean loss per token and number of tokens of the whole step, on every rank.
+
+        Raises:
+            ValueError: The block is not complete.
+        """
+        if not self._is_open:
+            raise ValueError(f"the block of rank {self._ctx.rank} ends with micro-batch {self._last}, which is missing")
+        self._watch.end()
+        while self._scattering:
+            self._gather(self._scattering.popleft())
+        for message in self._gathering:
+            message.wait()
+        self._gathering.clear()
+        self._tree.clear()
+        self._is_open = False
+        self._tuner.end_step()
+        return mean_per_token(self._loss, self._tokens), self._tokens
+
+    def _open(self, index: int, *, tokens: int, loss: float) -> None:
+        self._tree.open_leaf(index, self._flat.grads_N, tokens=tokens, loss=loss)
+        own = [(node.tokens, node.loss) for node in self._tree.subtrees()]
+        self._counts = CountsExchange(self._ctx, self._layout, own, self._among)
+        self._is_open = True
+        self._agree()
+        self._watch.begin(self._buckets, self._scatter)
+
+    def _agree(self) -> None:
+        if self._place:
+            self._buckets = self._agreed.begin_step()
+        elif not self._is_settled:
+            self._is_settled = self._tuner.is_final
+            self._buckets = cut_buckets(self._flat.starts, bucket_bytes=self._tuner.bucket_bytes)
+            tell_cut(self._ctx, torch.tensor([self._tuner.bucket_bytes, self._is_settled]), self._among[1:])
+
+    def _scatter(self, bucket: Bucket) -> None:
+        """A bucket is whole here: send every shard of it to its owner, and go on with the one before."""
+        self._tree.complete(bucket.values)
+        shards = contiguous_blocks(len(bucket.values), len(self._among))
+        parts = [bucket.of(node.gradient_N) for node in self._tree.subtrees()]
+        arriving = self._begin_receives(bucket, parts, mine=shards[self._place])
+        sends = [
+            isend_part(self._ctx, _cut(part, shards[other]), bucket, dest=self._among[other], tag=GRADIENTS)
+            for other in self._others()
+            if shards[other]
+            for part in parts
+        ]
+        self._scattering.append(_UnderWay(bucket, shards, arriving, sends))
+        if len(self._scattering) > _LAG:
+            self._gather(self._scattering.popleft())
+
+    def _begin_receives(
+        self, bucket: Bucket, parts: Sequence[Tensor], *, mine: range
+    ) -> list[tuple[range, Tensor, Pending | None]]:
+        arriving: list[tuple[range, Tensor, Pending | None]] = []
+        for other, nodes in enumerate(self._layout):
+            if other == self._place:
+                arriving += [(leaves, _cut(part, mine), None) for leaves, part in zip(nodes, parts, strict=True)]
+                continue
+            for leaves in nodes if mine else ():
+                box = self._box(leaves.start, bucket, len(mine))
+                message = irecv_part(self._ctx, box, bucket, source=self._among[other], tag=GRADIENTS)
+                arriving.append((leaves, box, message))
+        return arriving
+
+    def _box(self, node: int, bucket: Bucket, size: int) -> Tensor:
+        """Room for a shard of another rank's node; the same in every step, which spares the sockets some work."""
+        key = (node, bucket.index % (_LAG + 1))
+        if key not in self._boxes or len(self._boxes[key]) < size:
+            self._boxes[key] = self._flat.grads_N.new_empty(size)
+        return self._boxes[key][:size]
+
+    def _gather(self, under_way: _UnderWay) -> None:
+        """Add this rank's shard up, divide, and let every rank have it; nobody waits for the others' shards yet."""
+        if self._counts is not None:
+            self._tokens, self._loss = self._counts.wait()
+            self._counts = None
+        bucket, shards = under_way.bucket, under_way.shards
+        mean = [_cut(bucket.of(self._flat.grads_N), shard) for shard in shards]
+        if shards[self._place]:
+            torch.div(add_up(under_way.arriving), max(1, self._tokens), out=mean[self._place])
+        for message in under_way.sends:  # their memory is where the others' shards come
+            message.wait()
+        for other in self._others():
+            if shards[other]:
+                source = self._among[other]
+                self._gathering.append(irecv_part(self._ctx, mean[other], bucket, source=source, tag=GRADIENTS))
+            if shards[self._place]:
+                part = mean[self._place]
+                self._gathering.append(isend_part(self._ctx, part, bucket, dest=self._among[other], tag=GRADIENTS))
+
+    def _others(self) -> list[int]:
+        """Places of the other ranks, from the next one around, so that not all send to the first at once."""
+        count = len(self._among)
+        return [(self._place + distance) % count for distance in range(1, count)]
+
+
+def _cut(part: Tensor, values: range) -> Tensor:
+    return part[values.start : values.stop]

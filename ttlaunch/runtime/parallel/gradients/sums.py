@@ -1,0 +1,120 @@
+"""The forms in which ranks share the tree of gradients among themselves: everybody gets the mean, or a shard of it.
+
+Where one rank adds for all, `GradientHub` does it, and `GradientExchange` is `all_reduce_mean` in buckets. All of them make
+the additions of the same tree, so the mean has the bits that one process gets, for any number of ranks and blocks of
+any length.
+
+Shapes: N = values of the flat gradient. n = ranks, S = bytes of the gradient, k = the most nodes of the tree that one
+rank's block makes: 1 where n divides the number of micro-batches into a power of two each, else at most its log2.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees, contiguous_blocks
+from ttlaunch.runtime.comm.tree_exchange import Nodes, add_up, gather_shards, sum_shard
+from ttlaunch.runtime.model.losses import mean_per_token
+from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.world import Rank
+
+_COUNTS = 30_005
+
+
+def all_reduce_mean(
+    ctx: Socket, sums: GradientTree, out_N: Tensor, *, among: Sequence[Rank], micro_batches: int
+) -> tuple[float, int]:
+    """Give every rank the gradient of the mean loss over all micro-batches, and start the tree afresh.
+
+    Args:
+        ctx: Every rank of `among` must call, in the same step.
+        sums: This rank's block of `contiguous_blocks(micro_batches, n)`, all of it.
+        out_N: Gets the mean, shape `(N,)`, float32, contiguous.
+        among: The ranks that share the micro-batches, in the order of their blocks.
+        micro_batches: M, of the whole step.
+
+    Returns:
+        Mean loss per token and number of tokens of the whole step, on every rank.
+
+    Raises:
+        ValueError: The tree holds another block; raised before any message is sent.
+
+    Cost: `(k + 2) * (n - 1)` messages each way, `(k + 1) * (n - 1) / n * S` bytes and 16 for each node; buffers for
+        `k * (n - 1) / n * S`.
+    Order: that of the tree, then one division.
+    """
+    shards = contiguous_blocks(len(out_N), len(among))
+    mine = shards[among.index(ctx.rank)]
+    mean_N, loss, tokens = _reduce(ctx, sums, shards, among, micro_batches)
+    out_N[mine.start : mine.stop].copy_(mean_N)
+    with operation(ctx, "gradients"):
+        gather_shards(ctx, out_N, among=among)
+    return loss, tokens
+
+
+def reduce_scatter_mean(
+    ctx: Socket, sums: GradientTree, *, among: Sequence[Rank], micro_batches: int
+) -> tuple[Tensor, float, int]:
+    """Keep only the shard of the mean gradient that this rank owns; else as `all_reduce_mean`.
+
+    Returns:
+        Shard `contiguous_blocks(N, n)` of this rank, in a new tensor; mean loss per token; tokens.
+
+    Cost: `(k + 1) * (n - 1)` messages each way, `k * (n - 1) / n * S` bytes and 16 for each node.
+    """
+    return _reduce(ctx, sums, contiguous_blocks(sums.num_values, len(among)), among, micro_batches)
+
+
+def _reduce(
+    ctx: Socket, sums: GradientTree, shards: list[range], among: Sequence[Rank], micro_batches: int
+) -> tuple[Tensor, float, int]:
+    layout = [list(aligned_subtrees(block)) for block in contiguous_blocks(micro_batches, len(among))]
+    place, subtrees = among.index(ctx.rank), sums.subtrees()
+    found = [range(subtree.start, subtree.start + subtree.size) for subtree in subtrees]
+    if found != layout[place]:
+        raise ValueError(f"rank {ctx.rank} holds the sums over {found}, expected {layout[place]}")
+    held: list[Nodes] = [[(leaves, None) for leaves in nodes] for nodes in layout]
+    held[place] = [(leaves, node.gradient_N) for leaves, node in zip(found, subtrees, strict=True)]
+    tokens, loss = CountsExchange(ctx, layout, [(node.tokens, node.loss) for node in subtrees], among).wait()
+    with operation(ctx, "gradients"):
+        shard_N = sum_shard(ctx, held, shards=shards, among=among)
+    sums.clear()
+    return shard_N.div_(max(1, tokens)), mean_per_token(loss, tokens), tokens
+
+
+class CountsExchange:
+    """Tokens and summed losses of all nodes on their way to every rank, which adds them up as the tree does.
+
+    Cost: one message of 16 bytes a node to each other rank.
+    """
+
+    def __init__(
+        self, ctx: Socket, layout: list[list[range]], own: list[tuple[int, float]], among: Sequence[Rank]
+    ) -> None:
+        """Begin.
+
+        Args:
+            ctx: Every rank of `among` must make one.
+            layout: The nodes that each of them holds.
+            own: Tokens and summed loss of each of this rank's.
+            among: The ranks.
+        """
+        place = among.index(ctx.rank)
+        self._layout = layout
+        self._counts = [torch.empty(len(nodes), 2, dtype=torch.float64) for nodes in layout]
+        self._counts[place] = torch.tensor(own, dtype=torch.float64)
+        others = [other for other in range(len(among)) if other != place]
+        with operation(ctx, "counts"):
+            self._pending = [ctx.irecv(self._counts[other], source=among[other], tag=_COUNTS) for other in others]
+            self._pending += [ctx.isend(self._counts[place], dest=among[other], tag=_COUNTS) for other in others]
+
+    def wait(self) -> tuple[int, float]:
+        """Tokens and summed loss over all micro-batches."""
+        for message in self._pending:
+            message.wait()
+        leaves, rows = chain.from_iterable(self._layout), chain.from_iterable(self._counts)
+        total = add_up((node, row.clone(), None) for node, row in zip(leaves, rows, strict=True))
+        return int(total[0].item()), total[1].item()

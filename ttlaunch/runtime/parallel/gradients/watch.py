@@ -1,0 +1,62 @@
+"""Notices during a backward pass which buckets have all of their gradients."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import nn
+
+from ttlaunch.runtime.model.flat import FlatParameters
+from ttlaunch.runtime.parallel.gradients.buckets import Bucket
+
+_Ready = Callable[[Bucket], None]
+
+
+class GradientWatch:
+    """Hooks on all parameters, asleep but for the passes that somebody watches.
+
+    Every parameter must get its whole gradient in one go, as it does from one call of `backward()`.
+    """
+
+    def __init__(self, flat: FlatParameters) -> None:
+        self._flat = flat
+        self._ready: _Ready | None = None
+        self._buckets: Sequence[Bucket] = ()
+        self._bucket_of: list[int] = []
+        self._missing: list[int] = []
+        self._next = 0
+        for at, parameter in enumerate(flat.parameters):
+            parameter.register_post_accumulate_grad_hook(partial(self._has_gradient, at))
+
+    def begin(self, buckets: Sequence[Bucket], ready: _Ready) -> None:
+        """Call `ready` for each bucket, in their order, once it and all before it are complete in `grads_N`.
+
+        It is called from within the backward pass that follows, and from `end()`.
+        """
+        if buckets is not self._buckets:
+            self._buckets = buckets
+            self._bucket_of = [0] * len(self._flat.parameters)
+            for bucket in buckets:
+                for at in bucket.parameters:
+                    self._bucket_of[at] = bucket.index
+        self._missing = [len(bucket.parameters) for bucket in buckets]
+        self._next = 0
+        self._ready = ready
+
+    def end(self) -> None:
+        """The pass is over: what is left gets no further gradients. A parameter that got none counts as zero."""
+        ready, self._ready = self._ready, None
+        if ready is None:
+            return
+        for bucket in self._buckets[self._next :]:
+            for at in bucket.parameters:
+                self._flat.attach_gradient(at)
+            ready(bucket)
+
+    def _has_gradient(self, at: int, _parameter: nn.Parameter) -> None:
+        if self._ready is None:
+            return
+        self._flat.attach_gradient(at)
+        self._missing[self._bucket_of[at]] -= 1
+        while self._next < len(self._buckets) and not self._missing[self._next]:
+            self._next += 1
+            self._ready(self._buckets[self._next - 1])

@@ -1,0 +1,99 @@
+"""Who is where in a pipeline: ranks arranged as replicas × stages × shares, and which parts of the model each stage has.
+
+    replica 0:   rank 0 (stage 0)   rank 1 (stage 1)   ...  rank p-1 (stage p-1)
+    replica 1:   rank p             rank p+1           ...  rank 2p-1
+
+Where several ranks split the matrices of a stage, each place here is so many ranks, one behind the other.
+
+The model is cut into `p * v` contiguous parts; part i lies on stage `i % p`, where it is chunk `i // p`. With one chunk
+a stage (v = 1) that is the plain pipeline: part i on stage i.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.parallel.tensor.grid import place_in_grid
+from ttlaunch.runtime.world import Rank
+
+
+@dataclass(frozen=True)
+class PipelineGrid:
+    """This rank's place.
+
+    Attributes:
+        stages: The ranks of its replica, from the first stage to the last; activations flow along them.
+        replicas: The ranks that have its stage, in the order of their micro-batches; they average their gradients.
+        shares: The ranks that split the matrices of its stage, in its replica.
+        pipeline: All ranks of its replica.
+        reporter: The rank that tells losses: of the first replica's last stage the first.
+    """
+
+    rank: Rank
+    stages: tuple[Rank, ...]
+    replicas: tuple[Rank, ...]
+    shares: tuple[Rank, ...]
+    pipeline: tuple[Rank, ...]
+    reporter: Rank
+
+    @property
+    def stage(self) -> int:
+        return self.stages.index(self.rank)
+
+    @property
+    def replica(self) -> int:
+        return self.replicas.index(self.rank)
+
+    @property
+    def next_stage(self) -> Rank | None:
+        """The rank of the stage after this one; None on the last."""
+        return next(iter(self.stages[self.stage + 1 :]), None)
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Only the last stage sees the loss."""
+        return self.rank == self.stages[-1]
+
+    @property
+    def is_reporting(self) -> bool:
+        """Of all ranks that know the loss, one tells it."""
+        return self.rank == self.reporter
+
+
+def place_in_pipeline(ctx: RankContext, *, num_stages: int, ranks_per_stage: int = 1) -> PipelineGrid:
+    """This rank's place among the ranks of its role, which stand replica by replica, and in each stage by stage.
+
+    Raises:
+        ValueError: They do not make whole replicas.
+    """
+    ranks, width = ctx.ranks(ctx.role), num_stages * ranks_per_stage
+    if len(ranks) % width:
+        raise ValueError(f"{len(ranks)} ranks do not make whole pipelines of {num_stages} stages")
+    grid = place_in_grid(ctx.rank, ranks, dp=len(ranks) // width, pp=num_stages, tp=ranks_per_stage)
+    first = grid.place("dp") * width
+    return PipelineGrid(
+        ctx.rank,
+        stages=grid.along("pp"),
+        replicas=grid.along("dp"),
+        shares=grid.along("tp"),
+        pipeline=ranks[first : first + width],
+        reporter=ranks[width - ranks_per_stage],
+    )
+
+
+def cut_into_parts(blocks_per_stage: Sequence[int], *, num_chunks: int) -> list[range]:
+    """The model's blocks, part by part.
+
+    >>> cut_into_parts([2, 4], num_chunks=1)
+    [range(0, 2), range(2, 6)]
+    >>> cut_into_parts([2, 4], num_chunks=2)
+    [range(0, 1), range(1, 3), range(3, 4), range(4, 6)]
+
+    Raises:
+        ValueError: The blocks of a stage are not a multiple of `num_chunks`.
+    """
+    if any(blocks % num_chunks for blocks in blocks_per_stage):
+        raise ValueError(f"{num_chunks} equal chunks cannot share the blocks of every stage of {blocks_per_stage}")
+    ends = accumulate([blocks // num_chunks for blocks in blocks_per_stage] * num_chunks, initial=0)
+    return [range(first, end) for first, end in pairwise(ends)]

@@ -1,0 +1,161 @@
+"""What one pipeline stage sends and receives while it runs through its passes, and when it waits for that.
+
+Of each kind of message a receive is posted before the pass that comes before the one that needs it, and no send is waited
+for right away, so neighbours with consistent orders of passes never wait for each other, even if sends are synchronous.
+Nor is a buffer kept longer than it is needed: besides the micro-batches in flight, a stage has room for one message of each
+kind that is on its way to it, and for at most two gradients a stage that are on their way from it.
+
+Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = embedding_dim.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.comm.protocol import Pending, Socket
+from ttlaunch.runtime.parallel.pipeline.grid import PipelineGrid
+from ttlaunch.runtime.parallel.pipeline.schedules import Action
+from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.world import Rank
+
+ACTIVATIONS, GRADIENTS = 0, 1
+"""Tags: the two directions of a link."""
+
+_Pass = tuple[int, int]
+"""Micro-batch and chunk."""
+
+
+class PipelineLinks:
+    """The messages of one stage in one run through its passes.
+
+    Cost: of every forward pass but those of the model's last part, one message of `4 * B * T * D` bytes; of every backward
+    pass but those of its first part, likewise.
+    """
+
+    def __init__(
+        self,
+        ctx: Socket,
+        grid: PipelineGrid,
+        order: Sequence[Action],
+        *,
+        num_chunks: int,
+        shapes: Sequence[torch.Size],
+        device: torch.device,
+    ) -> None:
+        """Post the first receives.
+
+        Args:
+            ctx: Every rank of the replica makes one, with the same micro-batches and chunks.
+            grid: This rank's place.
+            order: Its passes; forward passes alone for a validation.
+            num_chunks: Of a stage.
+            shapes: (B, T, D) of each micro-batch.
+            device: Where activations are.
+        """
+        self._socket = ctx
+        self._stages, self._stage, self._last_chunk = grid.stages, grid.stage, num_chunks - 1
+        self._shapes, self._device = shapes, device
+        self._trains = any(action.kind == "B" for action in order)
+        self._handed: dict[
+            tuple[str, _Pass], Tensor
+        ] = {}  # between chunks of this rank, where it has neighbouring parts
+        self._unread: dict[_Pass, tuple[Pending, Tensor]] = {}  # activations whose gradient has not come back
+        self._sends: deque[tuple[Pending, Tensor]] = deque()
+        self._inputs = _Arrivals(self, order, "F")
+        self._gradients = _Arrivals(self, order, "B")
+
+    def receive_activations(self, action: Action) -> Tensor:
+        """The output of the part before, shape (B, T, D), a leaf; call for the forward passes in their order."""
+        return self._inputs.take(action).requires_grad_(self._trains)
+
+    def send_activations(self, action: Action, out_BTD: Tensor) -> None:
+        """Hand the output of a forward pass to the part after; it must not change until its gradient has come back."""
+        dest, chunk = self.after(action.chunk)
+        if dest == self._socket.rank:
+            self._handed["F", (action.micro_batch, chunk)] = out_BTD.detach()
+            return
+        with operation(self._socket, "activations"):
+            sent = self._socket.isend(out_BTD.detach(), dest=dest, tag=ACTIVATIONS), out_BTD
+        if self._trains:
+            self._unread[action.micro_batch, action.chunk] = sent
+        else:
+            self._keep(sent)
+
+    def receive_gradients(self, action: Action) -> Tensor:
+        """The gradient of a forward pass's output, shape (B, T, D), from the part after; in the order of the passes."""
+        grad_BTD = self._gradients.take(action)
+        sent = self._unread.pop((action.micro_batch, action.chunk), None)
+        if sent is not None:
+            sent[0].wait()  # long since received: this is its answer
+        return grad_BTD
+
+    def send_gradients(self, action: Action, grad_BTD: Tensor) -> None:
+        """Hand the gradient of a forward pass's input to the part before; it must not change until `finish`."""
+        dest, chunk = self.before(action.chunk)
+        if dest == self._socket.rank:
+            self._handed["B", (action.micro_batch, chunk)] = grad_BTD
+            return
+        with operation(self._socket, "activation_gradients"):
+            self._keep((self._socket.isend(grad_BTD, dest=dest, tag=GRADIENTS), grad_BTD))
+
+    def finish(self) -> None:
+        """Wait until all that was sent has been received."""
+        while self._sends:
+            self._sends.popleft()[0].wait()
+
+    def before(self, chunk: int) -> tuple[Rank, int]:
+        """The rank that has the part before a chunk of this stage, and which of its chunks that is."""
+        return self._stages[self._stage - 1], chunk - (self._stage == 0)
+
+    def after(self, chunk: int) -> tuple[Rank, int]:
+        """The rank that has the part after a chunk of this stage, and which of its chunks that is."""
+        is_last = self._stage == len(self._stages) - 1
+        return self._stages[0 if is_last else self._stage + 1], chunk + is_last
+
+    def source(self, action: Action) -> Rank | None:
+        """Which rank sends what a pass needs; None if it needs nothing."""
+        source, chunk = self.before(action.chunk) if action.kind == "F" else self.after(action.chunk)
+        return source if 0 <= chunk <= self._last_chunk else None
+
+    def post(self, action: Action) -> tuple[Tensor, Pending] | None:
+        """A buffer for what a pass needs, and the receive that fills it; None where this rank hands it to itself."""
+        source = self.source(action)
+        if source is None or source == self._socket.rank:
+            return None
+        box_BTD = torch.empty(self._shapes[action.micro_batch], device=self._device)
+        name, tag = ("activations", ACTIVATIONS) if action.kind == "F" else ("activation_gradients", GRADIENTS)
+        with operation(self._socket, name):
+            return box_BTD, self._socket.irecv(box_BTD, source=source, tag=tag)
+
+    def take_handed(self, action: Action) -> Tensor:
+        """What a neighbouring part on this very rank has left for a pass."""
+        return self._handed.pop((action.kind, (action.micro_batch, action.chunk)))
+
+    def _keep(self, sent: tuple[Pending, Tensor]) -> None:
+        """Wait for a send only when many came after it, so that few buffers are alive."""
+        self._sends.append(sent)
+        if len(self._sends) > 2 * len(self._stages):
+            self._sends.popleft()[0].wait()
+
+
+class _Arrivals:
+    """Messages of one kind, in the order of the passes that need them, received one ahead."""
+
+    def __init__(self, links: PipelineLinks, order: Sequence[Action], kind: str) -> None:
+        self._links = links
+        self._expected = deque(action for action in order if action.kind == kind and links.source(action) is not None)
+        self._posted = links.post(self._expected[0]) if self._expected else None
+
+    def take(self, action: Action) -> Tensor:
+        """Wait for what `action` needs, and post the receive after it."""
+        expected, posted = self._expected.popleft(), self._posted
+        if expected != action:
+            raise ValueError(f"pass {action} receives, but {expected} is next in the order")
+        if posted is None:
+            return self._links.take_handed(action)
+        box_BTD, pending = posted
+        pending.wait()
+        self._posted = self._links.post(self._expected[0]) if self._expected else None
+        return box_BTD

@@ -1,0 +1,158 @@
+"""An asynchronous parameter server: whoever comes is served, and nobody waits for anybody else.
+
+Shapes: N = values of the flat vector, W = workers.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.comm.protocol import Pending, SocketError
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.parallel.compression.codec import build_codec
+from ttlaunch.runtime.parallel.servers import messages
+from ttlaunch.runtime.parallel.servers.pushes import HEADER_BYTES, Push, read_push
+from ttlaunch.runtime.parallel.servers.tasks import TaskList
+from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import CompressionConfig
+
+
+class ElasticDesk:
+    """The other end of every worker's `ElasticLink`.
+
+        desk = ElasticDesk(ctx, model, tasks, compression=cfg.compression_config)
+        desk.register_workers()
+        for step in ctx.steps(cfg):
+            worker, push = desk.next_push()      # the gradient is in `model.grads_N`
+            ...                                  # the update
+            desk.answer(worker, push, version=step)
+        desk.dismiss()
+
+    In which order gradients were applied stands in the run's records, and a run that repeats another one takes them in
+    that order: then everything a rank computes is the same, since it depends on nothing else.
+
+    Cost: for each push one of S bytes in, S = 4N, and 16 bytes out, with S more where the worker asks for weights.
+    Memory: W messages that may come at any moment, and W copies of weights on their way.
+    """
+
+    def __init__(self, ctx: RankContext, model: Model, tasks: TaskList, *, compression: CompressionConfig) -> None:
+        """Nothing is sent.
+
+        Args:
+            ctx: The server.
+            model: Whose weights it keeps.
+            tasks: What is to be computed.
+            compression: How gradients come.
+        """
+        self._ctx, self._model, self._tasks = ctx, model, tasks
+        self._workers = ctx.ranks("worker")
+        size = model.grads_N.numel()
+        self._codec = build_codec(compression.model_copy(update={"error_feedback": False}), size, device=ctx.device)
+        payload = self._codec.payload_bytes(size)
+        ctx.ledger.note(payload_bytes=payload)
+        room = HEADER_BYTES + payload
+        self._boxes = {worker: torch.empty(room, dtype=torch.uint8, device=ctx.device) for worker in self._workers}
+        self._asked: dict[Rank, Pending] = {}
+        self._in_hand = dict.fromkeys(self._workers, 0)
+        self._sending: dict[Rank, list[tuple[Pending, Tensor]]] = {worker: [] for worker in self._workers}
+        self._replay = deque(Rank(rank) for rank in ctx.replay)
+
+    def register_workers(self) -> None:
+        """Give each worker that says it is there the weights and as many tasks as it wants in hand."""
+        wanted = {worker: torch.empty(1, dtype=torch.int64) for worker in self._workers}
+        for worker, box in wanted.items():
+            with operation(self._ctx, "registration"):
+                self._ctx.recv(box, source=worker, tag=messages.REGISTER)
+        for number in range(max(int(box.item()) for box in wanted.values())):
+            for worker in [worker for worker, box in wanted.items() if number < int(box.item())]:
+                self._send_answer(worker, self._tasks.hand_out(), self._ctx.steps_done, with_weights=number == 0)
+        for worker in self._workers:
+            self._ask(worker)
+
+    def next_push(self, meanwhile: Callable[[], bool] | None = None) -> tuple[Rank, Push]:
+        """Take the next gradient, of whoever comes first, and leave it in `model.grads_N`.
+
+        Args:
+            meanwhile: Does a small part of something else, and says whether there was anything to do; called as long as
+                nothing comes. Then the server sleeps.
+
+        Raises:
+            SocketError: The gradient is of other weights than this server has ever sent.
+        """
+        worker = self._replay.popleft() if self._replay else self._whoever_comes(meanwhile)
+        push, payload = self._take(worker)
+        if not 0 <= push.version < self._ctx.step:
+            raise SocketError(f"rank {worker} brings a gradient of version {push.version} in step {self._ctx.step}")
+        self._codec.decode(payload, self._model.grads_N)
+        return worker, push
+
+    def answer(self, worker: Rank, push: Push, *, version: int) -> None:
+        """Give the worker its next task, and the weights if it asked for them.
+
+        Args:
+            worker: Whose gradient has been applied.
+            push: What the gradient said of itself.
+            version: Updates that the weights have seen.
+        """
+        self._tasks.close(push.task)
+        self._send_answer(worker, self._tasks.hand_out(), version, with_weights=push.wants_weights)
+        self._ask(worker)
+
+    def dismiss(self) -> None:
+        """Let all workers go: take what they still bring, use nothing of it, and answer that there is no more."""
+        while self._asked:
+            worker = self._whoever_comes(None)
+            push, _ = self._take(worker)
+            self._send_answer(worker, 0, self._ctx.step, with_weights=push.wants_weights)
+            self._ask(worker)
+        for worker in self._workers:
+            self._finish_sends(worker)
+
+    def _ask(self, worker: Rank) -> None:
+        """Begin to receive the worker's next push, if it has something to compute."""
+        if self._in_hand[worker]:
+            with operation(self._ctx, "pushes"):
+                self._asked[worker] = self._ctx.irecv(self._boxes[worker], source=worker, tag=messages.PUSHES)
+
+    def _whoever_comes(self, meanwhile: Callable[[], bool] | None) -> Rank:
+        """The worker whose push is there; of several, the one that was served longest ago."""
+        waiting = list(self._asked)
+        pending = [self._asked[worker] for worker in waiting]
+        with operation(self._ctx, "pushes"):
+            place = self._ctx.wait_any(pending, timeout_s=0)
+            while place is None and meanwhile is not None and meanwhile():
+                place = self._ctx.wait_any(pending, timeout_s=0)
+            if place is None:
+                place = self._ctx.wait_any(pending)
+        assert place is not None  # noqa: S101 - nothing limits the time
+        return waiting[place]
+
+    def _take(self, worker: Rank) -> tuple[Push, Tensor]:
+        with operation(self._ctx, "pushes"):
+            self._asked.pop(worker).wait()
+        self._in_hand[worker] -= 1
+        return read_push(self._boxes[worker])
+
+    def _send_answer(self, worker: Rank, task: int, version: int, *, with_weights: bool) -> None:
+        """Begin to send; the weights from a copy, since the next update does not wait for this worker."""
+        self._finish_sends(worker)
+        self._in_hand[worker] += bool(task)
+        answer = torch.tensor([task, version])
+        with operation(self._ctx, "answers"):
+            self._sending[worker].append((self._ctx.isend(answer, dest=worker, tag=messages.ANSWERS), answer))
+        self._ctx.ledger.note(**{f"answers_to_{worker}": 1})
+        if with_weights:
+            weights_N = self._model.weights_N.clone()
+            with operation(self._ctx, "weights"):
+                self._sending[worker].append((self._ctx.isend(weights_N, dest=worker, tag=messages.PULLED), weights_N))
+            self._ctx.ledger.note(**{f"weights_to_{worker}": 1})
+
+    def _finish_sends(self, worker: Rank) -> None:
+        """Of the answer before, which the worker has taken if it has pushed since."""
+        for sending, _ in self._sending[worker]:
+            sending.wait()
+        self._sending[worker] = []

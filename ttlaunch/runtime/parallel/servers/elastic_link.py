@@ -1,0 +1,145 @@
+"""A worker's end of an asynchronous parameter server: it pushes gradients, and hardly ever waits.
+
+Shapes: N = values of the flat vector.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.comm.protocol import Pending
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.parallel.compression.codec import build_codec
+from ttlaunch.runtime.parallel.servers import messages
+from ttlaunch.runtime.parallel.servers.owners import note_what_is_not_kept
+from ttlaunch.runtime.parallel.servers.pushes import Push, pack_push
+from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.spec.recipe.sections import CompressionConfig
+
+
+class ElasticLink:
+    """The other end of an `ElasticDesk`.
+
+        link = ElasticLink(ctx, model, pull_interval=N, is_ahead=True, compression=cfg.compression_config)
+        link.register()                      # first weights, first tasks
+        while task := link.next_task():      # a step, whose data is this worker's
+            ...                              # `link.advance()` after each micro-batch
+            link.push(task, loss=loss, tokens=tokens)      # the mean gradient is in `model.grads_N`
+
+    With `is_ahead` a worker has one more task in hand than the one it computes. It takes the answer to a push, with the
+    next task and every `pull_interval` pushes with weights, only after the first micro-batch of the task that follows; by
+    then it has come. The price: that micro-batch is of older weights. Without, it waits for every answer. Either way,
+    what a worker computes depends on the order in which the server answers, and on no time.
+
+    Cost of a task: a message of S bytes out, or the codec's, S = 4N, and one of 16 bytes back, with one of S bytes every
+    `pull_interval` tasks. Buffers for a gradient on its way and, when pulling, for weights on theirs.
+
+    Attributes:
+        version: Updates that the weights in the model have seen.
+        waited_s: In which this worker could do nothing, since `register`.
+    """
+
+    def __init__(
+        self, ctx: RankContext, model: Model, *, pull_interval: int, is_ahead: bool, compression: CompressionConfig
+    ) -> None:
+        """Nothing is sent."""
+        self._ctx, self._model, self._server = ctx, model, ctx.sole("server")
+        self._pull_interval, self._is_ahead = pull_interval, is_ahead
+        self._compression = compression
+        self._codec = build_codec(compression, model.grads_N.numel(), device=ctx.device)
+        self._tasks: deque[int] = deque()
+        self._under_way: list[Pending] = []
+        self._kept: list[Tensor] = []
+        self._incoming_N = torch.empty_like(model.weights_N)
+        self._answer = torch.empty(2, dtype=torch.int64)
+        self._brings_weights = False
+        self._pushes = 0
+        self._began = time.monotonic()
+        self._versions: list[int] = []  # of the weights that each micro-batch of the task was computed with
+        self.version = 0
+        self.waited_s = 0.0
+
+    @property
+    def idle_share(self) -> float:
+        """The part of this worker's time since it registered in which it could do nothing."""
+        return self.waited_s / (time.monotonic() - self._began)
+
+    def register(self) -> None:
+        """Say that this worker is there; the server answers with weights and the first tasks."""
+        note_what_is_not_kept(self._ctx, self._compression)
+        hello = torch.tensor([1 + self._is_ahead])  # tasks that it wants in hand
+        with operation(self._ctx, "registration"):
+            self._ctx.send(hello, dest=self._server, tag=messages.REGISTER)
+        self._ask(with_weights=True)
+        self._take_answer()
+        if self._is_ahead:
+            self._ask(with_weights=False)
+            self._take_answer()
+        self._began, self.waited_s = time.monotonic(), 0.0
+
+    def next_task(self) -> int:
+        """The step whose data is to be differentiated next; 0 when there is none left for this worker."""
+        while not self._tasks and self._under_way:
+            self._take_answer()
+        self._versions = []
+        return self._tasks.popleft() if self._tasks else 0
+
+    def push(self, task: int, *, loss: float, tokens: int) -> None:
+        """Begin to send the gradient in `model.grads_N`, which is zeroed.
+
+        Args:
+            task: The step whose data it is of.
+            loss: Mean over its tokens.
+            tokens: How many they are.
+        """
+        payload = self._codec.encode(self._model.take_gradients())
+        self._model.zero_grad()
+        version = sum(self._versions) / len(self._versions)
+        self._pushes += 1
+        wants_weights = self._pushes % self._pull_interval == 0
+        message = pack_push(Push(task, version, tokens, loss, wants_weights), payload)
+        with operation(self._ctx, "pushes"):
+            self._under_way = [self._ctx.isend(message, dest=self._server, tag=messages.PUSHES)]
+        self._ctx.ledger.note(pushes=1)
+        self._kept = [message]
+        self._ask(with_weights=wants_weights)
+        if not self._is_ahead:
+            self._take_answer()
+
+    def advance(self) -> None:
+        """Say that a micro-batch of the task is done, and let what is under way go on, where the network needs this rank."""
+        self._versions.append(self.version)
+        if len(self._versions) == 1 and self._under_way:
+            self._take_answer()
+        for transfer in self._under_way:
+            transfer.test()
+
+    def _ask(self, *, with_weights: bool) -> None:
+        """Begin to receive an answer, and the weights that come with it."""
+        self._brings_weights = with_weights
+        with operation(self._ctx, "answers"):
+            self._under_way.append(self._ctx.irecv(self._answer, source=self._server, tag=messages.ANSWERS))
+        if with_weights:
+            with operation(self._ctx, "weights"):
+                self._under_way.append(self._ctx.irecv(self._incoming_N, source=self._server, tag=messages.PULLED))
+
+    def _take_answer(self) -> None:
+        began = time.monotonic()
+        _wait_all(self._under_way)
+        self.waited_s += time.monotonic() - began
+        self._under_way, self._kept = [], []
+        task, version = self._answer.tolist()
+        if task:
+            self._tasks.append(task)
+        if self._brings_weights:
+            self._model.weights_N.copy_(self._incoming_N)
+            self.version = version
+
+
+def _wait_all(pending: Sequence[Pending]) -> None:
+    for transfer in pending:
+        transfer.wait()

@@ -1,0 +1,88 @@
+"""What workers and parameter servers say to each other: tags, and small messages of fixed shape.
+
+Shapes: K = nodes of the tree over micro-batches that a worker's block makes, W = workers.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.comm.protocol import SocketError
+from ttlaunch.runtime.comm.reduction import Subtree
+from ttlaunch.runtime.world import Rank
+
+COUNTS, GRADIENTS, WEIGHTS, VERDICT, ORDER, AVERAGE, VALIDATION = range(30_100, 30_107)
+"""Tags of a synchronous server."""
+
+REGISTER, PUSHES, ANSWERS, PULLED = range(30_110, 30_114)
+"""Tags of an asynchronous one."""
+
+TAKE, REFUSE, END = range(3)
+"""What the first server tells the others to do: take these workers' gradients, refuse this one's, be done."""
+
+_COLUMNS = 5
+
+
+class Verdict(NamedTuple):
+    """What the first server answers to a gradient.
+
+    Attributes:
+        version: Steps that the weights have seen that come with it.
+        is_over: Whether there will be no further step.
+        members: Whose gradients made the last of these steps; none where the gradient was refused.
+    """
+
+    version: int
+    is_over: bool
+    members: tuple[Rank, ...]
+
+
+def pack_verdict(verdict: Verdict, workers: Sequence[Rank]) -> Tensor:
+    """Shape `(2 + W,)`, int64."""
+    flags = [int(worker in verdict.members) for worker in workers]
+    return torch.tensor([verdict.version, int(verdict.is_over), *flags])
+
+
+def read_verdict(message: Tensor, workers: Sequence[Rank]) -> Verdict:
+    """What `pack_verdict` was given."""
+    version, is_over, *flags = message.tolist()
+    return Verdict(version, bool(is_over), tuple(w for w, flag in zip(workers, flags, strict=True) if flag))
+
+
+def pack_order(kind: int, chosen: Sequence[Rank], workers: Sequence[Rank]) -> Tensor:
+    """Shape `(1 + W,)`, int64: what to do, and with whom."""
+    return torch.tensor([kind, *(int(worker in chosen) for worker in workers)])
+
+
+def read_order(message: Tensor, workers: Sequence[Rank]) -> tuple[int, tuple[Rank, ...]]:
+    """What `pack_order` was given."""
+    kind, *flags = message.tolist()
+    return kind, tuple(worker for worker, flag in zip(workers, flags, strict=True) if flag)
+
+
+def pack_counts(step: int, sums: Sequence[Subtree]) -> Tensor:
+    """Which step a gradient is of, and what of it: shape `(K, 5)`, float64."""
+    return torch.tensor([[step, node.start, node.size, node.tokens, node.loss] for node in sums], dtype=torch.float64)
+
+
+def empty_counts(nodes: Sequence[range]) -> Tensor:
+    """Room for that of a block which makes these nodes."""
+    return torch.empty(len(nodes), _COLUMNS, dtype=torch.float64)
+
+
+def check_counts(rows: Tensor, nodes: Sequence[range], *, worker: Rank, newest: int) -> int:
+    """The step of a worker's gradient.
+
+    Raises:
+        SocketError: It is of other micro-batches than the worker's, or of a step that nobody can have begun.
+    """
+    sent = [range(int(start), int(start + size)) for start, size in rows[:, 1:3].tolist()]
+    steps = {int(step) for step in rows[:, 0].tolist()}
+    if sent != list(nodes) or len(steps) != 1:
+        raise SocketError(f"rank {worker} brings the sums over {sent}, expected {list(nodes)}")
+    (step,) = steps
+    if step > newest:
+        raise SocketError(f"rank {worker} brings a gradient of step {step}, but step {newest} is not done")
+    return step

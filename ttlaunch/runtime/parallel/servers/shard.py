@@ -1,0 +1,153 @@
+"""The parameters that one of several servers has: some layers of the model, a contiguous part of its flat vector.
+
+Shapes: N = values of the whole model's flat vector, S = values of a shard.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+
+from ttlaunch.runtime.comm.collectives import chain_all_gather
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.model.flat import FlatParameters
+from ttlaunch.runtime.model.loss_scaling import LossScaler
+from ttlaunch.runtime.model.model import Model, build_model
+from ttlaunch.runtime.model.split import Split
+from ttlaunch.runtime.model.tied import EMBEDDING, place_of_second_use
+from ttlaunch.runtime.telemetry.ledger import Ledger, operation
+from ttlaunch.runtime.training.optimizers import Optimizer, global_norm, layer_of
+from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import TrainingFile
+
+
+class ParameterShard:
+    """Parameters without the model around them, under their names in it; all that an optimizer and a checkpoint need.
+
+    Where embedding and head share a matrix, the shard that has the embedding owns it, and gets the gradients of both uses.
+
+    Attributes:
+        weights_N: Its part of the model's flat vector, a copy.
+        grads_N: Likewise of the gradients; behind them that of a matrix's second use.
+        ledger: The books of the rank that has it.
+        loss_scaler: That of the model.
+        copies: No parameter is somebody else's.
+        splits: Of no parameter is a part somewhere else.
+    """
+
+    copies: frozenset[str] = frozenset()
+
+    def __init__(self, model: Model, places: range) -> None:
+        """Copy the parameters at some places of a model; the model itself is not kept.
+
+        Raises:
+            ValueError: There are none.
+        """
+        named = list(model.named_parameters())[places.start : places.stop]
+        self._named = {name: nn.Parameter(parameter.detach().clone()) for name, parameter in named}
+        second = None if places.start else place_of_second_use(model)
+        self._second_use = [] if second is None else [nn.Parameter(second.detach().clone())]
+        flat = FlatParameters([*self._named.values(), *self._second_use])
+        self.weights_N, self.grads_N = flat.weights_N[: flat.starts[len(named)]], flat.grads_N
+        self.ledger: Ledger | None = model.ledger
+        self.loss_scaler: LossScaler = model.loss_scaler
+        self.splits: Mapping[str, Split] = {}
+        self._names_of_whole = model.names_of_whole()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The shard's parameters, in the model's order."""
+        return iter(self._named.items())
+
+    def names_of_whole(self) -> Collection[str]:
+        """The parameters of the whole model."""
+        return self._names_of_whole
+
+    def take_gradients(self) -> Tensor:
+        """All gradients, `grads_N`."""
+        return self.grads_N
+
+    @torch.no_grad()
+    def add_second_use(self) -> None:
+        """Add the mean gradients of both uses of a shared matrix, if it is here."""
+        for second in self._second_use:
+            first = self._named[EMBEDDING]
+            if first.grad is not None and second.grad is not None:
+                first.grad.add_(second.grad)
+                second.grad.zero_()
+
+
+def build_shard(cfg: TrainingFile, ctx: RankContext, *, among: Sequence[Rank]) -> "Model | ParameterShard":
+    """This server's part of the model: of one server all of it.
+
+    Says in the rank's books how many values that is, which formulas of traffic need.
+
+    Args:
+        cfg: Sizes, model type and seed.
+        ctx: The server.
+        among: All servers, in the order of their shards.
+    """
+    model = build_model(cfg, ctx)
+    whole = len(among) == 1
+    shard = model if whole else ParameterShard(model, cut_layers(model, parts=len(among))[among.index(ctx.rank)])
+    ctx.ledger.note(shard_values=shard.weights_N.numel(), shard_tensors=len(list(shard.named_parameters())))
+    return shard
+
+
+def shared_norm(ctx: RankContext, optimizer: Optimizer, *, among: Sequence[Rank]) -> float:
+    """The norm of the whole gradient, from the squared norms of every server's parameters, in the model's order.
+
+    Cost: a chain of small messages along the servers and back; none for one server.
+    """
+    with operation(ctx, "squared_norms"):
+        return global_norm(chain_all_gather(ctx, optimizer.squared_norms(), among=among))
+
+
+def cut_layers(model: Model, *, parts: int) -> list[range]:
+    """Cut a model's parameters between layers, into contiguous parts of as equal size as that allows.
+
+    Returns:
+        The places in `named_parameters()` of each part.
+
+    Raises:
+        ValueError: There are fewer layers than parts.
+    """
+    named = list(model.named_parameters())
+    layers = [layer_of(name) for name, _ in named]
+    starts = [at for at, layer in enumerate(layers) if not at or layer != layers[at - 1]]
+    if parts > len(starts):
+        raise ValueError(f"{len(starts)} layers cannot be cut into {parts} parts")
+    before = [0, *accumulate(parameter.numel() for _, parameter in named)]
+    borders = [0]
+    for part in range(1, parts):
+        at = starts.index(borders[-1])
+        left = starts[at + 1 : len(starts) - (parts - part) + 1]  # each of the parts to come needs a layer, too
+        borders.append(min(left, key=lambda start: abs(before[start] - before[-1] * part / parts)))
+    return [range(*pair) for pair in zip(borders, [*borders[1:], len(named)], strict=True)]
+
+
+def cut_values(model: Model, *, parts: int) -> list[range]:
+    """Where those parts are in the model's flat vectors; together all of it, but for the place of a second use."""
+    if parts == 1:
+        return [range(model.weights_N.numel())]
+    parameters = [parameter for _, parameter in model.named_parameters()]
+    starts = [parameters[part.start].storage_offset() for part in cut_layers(model, parts=parts)]
+    ends = [*starts[1:], second_use_values(model).start]
+    return [range(*pair) for pair in zip(starts, ends, strict=True)]
+
+
+def second_use_values(model: Model) -> range:
+    """Where a whole model's flat gradient has that of a shared matrix's second use; empty if none is shared."""
+    second, size = place_of_second_use(model), model.weights_N.numel()
+    return range(size if second is None else int(second.storage_offset()), size)
+
+
+def own_values(weights_N: Tensor, part: range) -> Tensor:
+    """The part of a flat vector, a view."""
+    return weights_N[part.start : part.stop]
+
+
+def own_gradients(gradient_N: Tensor, parts: Sequence[range]) -> Tensor:
+    """The parts of a flat gradient that one server gets; a view if they are one."""
+    values = [own_values(gradient_N, part) for part in parts if part]
+    return values[0] if len(values) == 1 else torch.cat(values)

@@ -1,0 +1,306 @@
+"""A synchronous parameter server: a step is made of fresh gradients only, of all workers or of those that came in time.
+
+Shapes: N = values of the server's shard, V = micro-batches of a validation, W = workers.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ttlaunch.errors import TtlaunchError
+from ttlaunch.runtime.comm.agreement import agree
+from ttlaunch.runtime.comm.protocol import Pending
+from ttlaunch.runtime.comm.reduction import aligned_subtrees, contiguous_blocks
+from ttlaunch.runtime.comm.tree_exchange import add_up
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.model.losses import mean_per_token
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.parallel.compression.codec import build_codec
+from ttlaunch.runtime.parallel.servers import messages
+from ttlaunch.runtime.parallel.servers.messages import (
+    Verdict,
+    check_counts,
+    empty_counts,
+    pack_order,
+    pack_verdict,
+    read_order,
+)
+from ttlaunch.runtime.parallel.servers.owners import owners_of_checkpoints
+from ttlaunch.runtime.parallel.servers.shard import ParameterShard
+from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import CompressionConfig
+
+
+class StragglerError(TtlaunchError):
+    """A worker's gradient did not come in time, and the configuration says that this ends the run."""
+
+    says_all = True
+
+
+class Patience(NamedTuple):
+    """What a server does about workers that are late.
+
+    Attributes:
+        policy: `wait` for them, `drop` their gradient of the step, or `fail`.
+        timeout_s: After which one is late, if nothing else has come for as long and the first of the step has.
+    """
+
+    policy: Literal["wait", "drop", "fail"]
+    timeout_s: float
+
+
+class SyncDesk:
+    """One server's end; the other end of every worker's `SyncLink`.
+
+        desk = SyncDesk(ctx, shard, micro_batches=M, patience=patience, compression=cfg.compression_config)
+        desk.send_first_weights()
+        for step in ctx.steps(cfg):
+            loss, tokens = desk.mean_gradient(step)      # the barrier; the gradient is in `shard.grads_N`
+            ...                                          # the update
+            desk.send_weights(step)
+        desk.dismiss()
+
+    The first server decides whose gradients make a step, and tells the others. A worker that was dropped brings its
+    gradient later; it is refused, and the worker gets the weights of the last step and takes part in the next one.
+
+    Order: that of the tree over micro-batches, so with all workers the bits of one process; where some are missing, their
+    nodes are. The mean is over the tokens that came.
+    Cost of a step: W * K * S bytes in, W * S out, S = 4N. Buffers for all of a step's gradients of its shard.
+
+    Attributes:
+        owners: Who writes checkpoints.
+        members: Whose gradients made the last step.
+        refused: Gradients that came too late.
+    """
+
+    def __init__(
+        self,
+        ctx: RankContext,
+        shard: Model | ParameterShard,
+        *,
+        micro_batches: int,
+        patience: Patience,
+        compression: CompressionConfig,
+    ) -> None:
+        """Nothing is sent."""
+        self._ctx, self._shard, self._patience = ctx, shard, patience
+        self._workers, self._servers = ctx.ranks("worker"), ctx.ranks("server")
+        self._is_first = ctx.rank == self._servers[0]
+        blocks = contiguous_blocks(micro_batches, len(self._workers))
+        self._nodes = {
+            worker: list(aligned_subtrees(block)) for worker, block in zip(self._workers, blocks, strict=True)
+        }
+        size = shard.grads_N.numel()
+        self._codec = build_codec(compression.model_copy(update={"error_feedback": False}), size, device=ctx.device)
+        self._is_lossy = compression.kind != "none"
+        self.owners = owners_of_checkpoints(ctx, compression, straggler=patience.policy)
+        room = self._codec.payload_bytes(size)
+        ctx.ledger.note(payload_bytes=room)
+        self._payloads = {
+            worker: [torch.empty(room, dtype=torch.uint8, device=ctx.device) for _ in nodes]
+            for worker, nodes in self._nodes.items()
+        }
+        self._asked: dict[Rank, tuple[Tensor, Pending]] = {}
+        self._made = ctx.steps_done
+        self.members = self._workers
+        self.refused = 0
+
+    def send_first_weights(self) -> None:
+        """Let all workers begin with the weights that are here."""
+        self._send_weights(self._workers)
+
+    def mean_gradient(self, step: int) -> tuple[float, int]:
+        """Wait for the step's gradients and leave their mean in `shard.grads_N`.
+
+        Returns:
+            Mean loss per token, and tokens, of those that came.
+
+        Raises:
+            StragglerError: One did not come in time, and that is to end the run.
+        """
+        counts = self._gather(step) if self._is_first else self._follow(step)
+        self.members = tuple(worker for worker in self._workers if worker in counts)
+        sum_N = add_up(self._arriving(self.members))
+        rows = [
+            (leaves, row, None)
+            for worker in self.members
+            for leaves, row in zip(self._nodes[worker], counts[worker][:, 3:], strict=True)
+        ]
+        tokens, loss = add_up(rows).tolist()
+        torch.div(sum_N, max(1, int(tokens)), out=self._shard.grads_N)
+        if self._is_lossy and self._shard.loss_scaler.is_on:  # workers have divided it out
+            self._shard.grads_N.mul_(self._shard.loss_scaler.scale)
+        self._ctx.ledger.note(steps_made=1)
+        return mean_per_token(loss, int(tokens)), int(tokens)
+
+    def send_weights(self, step: int) -> None:
+        """Send the new weights to those whose gradients made the step."""
+        self._answer(self.members, Verdict(step, is_over=False, members=self.members))
+
+    def send_average(self, average_N: Tensor) -> None:
+        """Send averaged weights to those whose gradients made the last step, who evaluate them."""
+        self._send(average_N, self.members, messages.AVERAGE, "average")
+
+    def receive_losses(self, validation_micro_batches: int, *, times: int) -> Tensor:
+        """What the members' shares of a validation came to, on the first server.
+
+        Returns:
+            Summed losses of the micro-batches in order, shape `(times, V)`, float64.
+        """
+        blocks = contiguous_blocks(validation_micro_batches, len(self.members))
+        found = torch.empty(times, validation_micro_batches, dtype=torch.float64)
+        with operation(self._ctx, "validation"):
+            for worker, block in zip(self.members, blocks, strict=True):
+                share = torch.empty(times, len(block), dtype=torch.float64)
+                self._ctx.recv(share, source=worker, tag=messages.VALIDATION)
+                found[:, block.start : block.stop] = share
+        return found
+
+    def agree_to_go_on(self) -> None:
+        """Let the other servers and the members know whether training goes on after a validation."""
+        self._ctx.ledger.note(validations=1, **{f"validations_with_{worker}": 1 for worker in self.members})
+        first, others = self._servers[0], self._servers[1:]
+        source, dests = (None, (*others, *self.members)) if self._is_first else (first, ())
+        agree(self._ctx, self._ctx.early_stop, source=source, dests=dests)
+
+    def dismiss(self) -> None:
+        """After the last step: wait for workers that are still on their way, and let them go with the last weights.
+
+        Nobody is, unless late ones may have been dropped.
+        """
+        if self._patience.policy != "drop":
+            return
+        if not self._is_first:
+            self._follow(self._made)
+            return
+        while self._asked:
+            late = self._next_worker(None)
+            assert late is not None  # noqa: S101 - nobody limits the time
+            self._take_counts(late, newest=self._made)
+            self._refuse(late, is_over=True)
+        self._order(messages.END, ())
+
+    def _gather(self, step: int) -> dict[Rank, Tensor]:
+        """Ask all workers, and take what is fresh until all have come, or time is over."""
+        came: dict[Rank, Tensor] = {}
+        for worker in self._workers:
+            self._ask(worker)
+        while self._asked:
+            found = self._next_worker(self._patience.timeout_s if self._patience.policy != "wait" and came else None)
+            if found is None:
+                self._go_on_without([late for late in self._workers if late not in came], step)
+                break
+            counts, of_step = self._take_counts(found, newest=step)
+            if of_step == step:
+                came[found] = counts
+            else:
+                self._refuse(found, is_over=False)
+                self._ask(found)
+        self._order(messages.TAKE, tuple(came))
+        return came
+
+    def _go_on_without(self, late: Sequence[Rank], step: int) -> None:
+        """Say who is late, once for each time that somebody falls behind."""
+        fails, timeout_s = self._patience.policy == "fail", self._patience.timeout_s
+        fresh = [worker for worker in late if fails or worker in self.members]
+        named = ", ".join(f"rank {worker} (worker)" for worker in fresh)
+        text = f"no gradient of step {step} from {named} within {timeout_s:g} s of the last one that came"
+        if fails:
+            raise StragglerError(text)
+        if fresh:
+            whom = "it until it comes" if len(fresh) == 1 else "them until they come"
+            self._ctx.note(f"{text}; steps are made without {whom}")
+
+    def _follow(self, newest: int) -> dict[Rank, Tensor]:
+        """Do what the first server says, until it says whose gradients make the step; nobody's after the last."""
+        while True:
+            box = pack_order(messages.END, (), self._workers)
+            with operation(self._ctx, "orders"):
+                self._ctx.recv(box, source=self._servers[0], tag=messages.ORDER)
+            kind, chosen = read_order(box, self._workers)
+            found = {}
+            for worker in chosen:
+                self._ask(worker)
+                found[worker], _ = self._take_counts(worker, newest=newest)
+            if kind != messages.REFUSE:
+                return found
+            self._refuse(chosen[0], is_over=False)
+
+    def _ask(self, worker: Rank) -> None:
+        """Begin to wait for which step the worker's next gradient is of."""
+        if worker not in self._asked:
+            box = empty_counts(self._nodes[worker])
+            with operation(self._ctx, "counts"):
+                self._asked[worker] = box, self._ctx.irecv(box, source=worker, tag=messages.COUNTS)
+
+    def _next_worker(self, timeout_s: float | None) -> Rank | None:
+        """Sleep until any worker that was asked has a gradient; None when time is over."""
+        waiting = list(self._asked)
+        with operation(self._ctx, "counts"):
+            place = self._ctx.wait_any([self._asked[worker][1] for worker in waiting], timeout_s=timeout_s)
+        return None if place is None else waiting[place]
+
+    def _take_counts(self, worker: Rank, *, newest: int) -> tuple[Tensor, int]:
+        """What the worker has answered, and the step of its gradient."""
+        counts, message = self._asked.pop(worker)
+        message.wait()
+        return counts, check_counts(counts, self._nodes[worker], worker=worker, newest=newest)
+
+    def _refuse(self, worker: Rank, *, is_over: bool) -> None:
+        """Take a stale gradient from its worker, use nothing of it, and bring the worker up to date."""
+        self._order(messages.REFUSE, (worker,))
+        for message in self._ask_gradient(worker):
+            message.wait()
+        self.refused += 1
+        self._answer((worker,), Verdict(self._made, is_over=is_over, members=()))
+
+    def _order(self, kind: int, chosen: Sequence[Rank]) -> None:
+        """Tell the other servers, if this one is the first."""
+        if self._is_first:
+            self._ctx.ledger.note(orders=1)
+            for server in self._servers[1:]:
+                with operation(self._ctx, "orders"):
+                    self._ctx.send(pack_order(kind, chosen, self._workers), dest=server, tag=messages.ORDER)
+
+    def _ask_gradient(self, worker: Rank) -> list[Pending]:
+        with operation(self._ctx, "gradients"):
+            return [
+                self._ctx.irecv(payload, source=worker, tag=messages.GRADIENTS) for payload in self._payloads[worker]
+            ]
+
+    def _arriving(self, members: Sequence[Rank]) -> Iterator[tuple[range, Tensor, None]]:
+        """The sums of the members' nodes, in order, as they come."""
+        asked = {worker: self._ask_gradient(worker) for worker in members}
+        for worker in members:
+            for leaves, payload, message in zip(
+                self._nodes[worker], self._payloads[worker], asked[worker], strict=True
+            ):
+                message.wait()
+                sum_N = torch.empty_like(self._shard.grads_N)
+                self._codec.decode(payload, sum_N)
+                yield leaves, sum_N, None
+
+    def _answer(self, workers: Sequence[Rank], verdict: Verdict) -> None:
+        """Send verdict and weights."""
+        self._made = verdict.version
+        if self._is_first:
+            message = pack_verdict(verdict, self._workers)
+            with operation(self._ctx, "verdict"):
+                for sending in [self._ctx.isend(message, dest=worker, tag=messages.VERDICT) for worker in workers]:
+                    sending.wait()
+        self._send_weights(workers)
+
+    def _send_weights(self, workers: Sequence[Rank]) -> None:
+        """The weights, and by what losses are multiplied."""
+        self._send(self._shard.weights_N, workers, messages.WEIGHTS, "weights")
+        if self._is_first:
+            agree(self._ctx, self._shard.loss_scaler, dests=workers)
+
+    def _send(self, values_N: Tensor, workers: Sequence[Rank], tag: int, name: str) -> None:
+        self._ctx.ledger.note(**{f"{name}_to_{worker}": 1 for worker in workers})
+        with operation(self._ctx, name):
+            for sending in [self._ctx.isend(values_N, dest=worker, tag=tag) for worker in workers]:
+                sending.wait()

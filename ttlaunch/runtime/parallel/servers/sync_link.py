@@ -1,0 +1,170 @@
+"""A worker's end of synchronous parameter servers: gradients go out with the step that they are of, new weights come back.
+
+Shapes: N = values of the flat vector.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.comm.agreement import agree
+from ttlaunch.runtime.comm.protocol import Pending
+from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.parallel.compression.codec import build_codec
+from ttlaunch.runtime.parallel.compression.saved import OwedState
+from ttlaunch.runtime.parallel.servers import messages
+from ttlaunch.runtime.parallel.servers.messages import Verdict, pack_counts, pack_verdict, read_verdict
+from ttlaunch.runtime.parallel.servers.owners import note_what_is_not_kept, owners_of_checkpoints
+from ttlaunch.runtime.parallel.servers.shard import cut_values, own_gradients, own_values, second_use_values
+from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.spec.recipe.sections import CompressionConfig
+
+
+class SyncLink:
+    """The other end of a `SyncDesk` on each server.
+
+        link = SyncLink(ctx, model, block=block, compression=cfg.compression_config, straggler=keys.straggler)
+        link.receive_first_weights()
+        for step in ctx.steps(cfg):
+            if step > link.version:      # else the others have made this step without this worker
+                ...                      # sums of the block's micro-batches
+                link.push(step, sums)
+                link.pull(sums)
+                link.checkpoint(step)    # what this worker's codecs owe
+
+    With fp16 and a codec that loses something, the loss scale is divided out before anything is encoded, so what is owed
+    from one step to the next does not depend on it. What was sent for a step that was skipped, or that was refused, nobody
+    has used: the worker then owes what it owed before.
+
+    Cost of a step: K * S bytes out and S back, S = 4N, K the nodes of the worker's block; a message for each node and
+    each server. Buffers for what is sent.
+
+    Attributes:
+        version: Steps that this worker's weights have seen.
+        members: Whose gradients made the last of them; none if this worker's was refused.
+        is_over: Whether the servers make no further step.
+    """
+
+    def __init__(
+        self,
+        ctx: RankContext,
+        model: Model,
+        *,
+        block: range,
+        compression: CompressionConfig,
+        straggler: Literal["wait", "drop", "fail"],
+    ) -> None:
+        """Nothing is sent.
+
+        Args:
+            ctx: The worker.
+            model: All of it.
+            block: The worker's micro-batches of every step.
+            compression: How gradients travel; what is lost of one is added to the next.
+            straggler: What servers do about workers that are late.
+        """
+        self._ctx, self._model = ctx, model
+        self._workers, self._servers = ctx.ranks("worker"), ctx.ranks("server")
+        self._parts = cut_values(model, parts=len(self._servers))
+        self._gradients = [[part] for part in self._parts]
+        if len(self._servers) > 1:
+            self._gradients[0].append(second_use_values(model))  # of the matrix that the first server has
+        sizes = [sum(map(len, parts)) for parts in self._gradients]
+        nodes = list(aligned_subtrees(block))
+        self._codecs = [[build_codec(compression, size, device=ctx.device) for size in sizes] for _ in nodes]
+        self._straggler, self._compression = straggler, compression
+        self._owed = OwedState(
+            {
+                f"{ctx.position('worker')}of{len(self._workers)}.{node}.{server}of{len(sizes)}": codec
+                for node, codecs in enumerate(self._codecs)
+                for server, codec in enumerate(codecs)
+            }
+        )
+        self._owners = owners_of_checkpoints(ctx, compression, straggler=straggler)
+        self._sending: list[Pending] = []
+        self._kept: list[Tensor] = []
+        self.version, self.is_over, self.members = Verdict(ctx.steps_done, is_over=False, members=self._workers)
+
+    def receive_first_weights(self) -> None:
+        """Begin with the weights of the servers, and with what this worker owed at the checkpoint that the run goes on from."""
+        if self._ctx.rank in self._owners and self._ctx.steps_done:
+            self._ctx.restore(self._owed, self._owed)
+        elif self._straggler == "drop":
+            note_what_is_not_kept(self._ctx, self._compression)
+        self._receive_weights(self._model.weights_N, messages.WEIGHTS, "weights")
+        agree(self._ctx, self._model.loss_scaler, source=self._servers[0])
+
+    def push(self, step: int, sums: GradientTree) -> None:
+        """Begin to send the gradient of a step; `sums` must not change before `pull`.
+
+        Args:
+            step: That the gradient is of; a server that has made it refuses the gradient.
+            sums: Of the worker's whole block.
+        """
+        counts = pack_counts(step, sums.subtrees())
+        self._kept = [counts]
+        self._owed.wait_before_encode()
+        if self._compression.kind != "none" and self._model.loss_scaler.is_on:
+            for node in sums.subtrees():
+                node.gradient_N.mul_(1 / self._model.loss_scaler.scale)
+        self._ctx.ledger.note(pushes=1)
+        for server, parts in enumerate(self._gradients):
+            with operation(self._ctx, "counts"):
+                self._sending.append(self._ctx.isend(counts, dest=self._servers[server], tag=messages.COUNTS))
+            for node, codecs in zip(sums.subtrees(), self._codecs, strict=True):
+                payload = codecs[server].encode(own_gradients(node.gradient_N, parts))
+                self._kept.append(payload)
+                with operation(self._ctx, "gradients"):
+                    self._sending.append(self._ctx.isend(payload, dest=self._servers[server], tag=messages.GRADIENTS))
+
+    def pull(self, sums: GradientTree) -> None:
+        """Wait for the answer and the weights that come with it; see the attributes for what it says."""
+        box = pack_verdict(Verdict(0, is_over=False, members=()), self._workers)
+        with operation(self._ctx, "verdict"):
+            self._ctx.recv(box, source=self._servers[0], tag=messages.VERDICT)
+        self.version, self.is_over, self.members = read_verdict(box, self._workers)
+        self._receive_weights(self._model.weights_N, messages.WEIGHTS, "weights")
+        skipped = self._model.loss_scaler.skipped
+        agree(self._ctx, self._model.loss_scaler, source=self._servers[0])
+        if self._ctx.rank not in self.members or self._model.loss_scaler.skipped > skipped:
+            self._owed.take_back()
+        for sending in self._sending:
+            sending.wait()
+        self._sending.clear()
+        self._kept.clear()
+        sums.clear()
+
+    def checkpoint(self, step: int) -> None:
+        """`ctx.checkpoint` of what this worker's codecs owe, if that is kept; the servers write all else."""
+        if self._ctx.rank in self._owners:
+            self._ctx.checkpoint(step, self._owed, self._owed, owners=self._owners)
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Have the servers' averaged weights in the model for a block; one of `members` may ask, in a validation."""
+        weights_N = self._model.weights_N.clone()
+        self._receive_weights(self._model.weights_N, messages.AVERAGE, "average")
+        yield
+        self._model.weights_N.copy_(weights_N)
+
+    def send_losses(self, losses_V: Tensor) -> None:
+        """Give the first server what a validation of this worker's share came to, and hear whether training goes on."""
+        self._ctx.ledger.note(losses=losses_V.numel())
+        with operation(self._ctx, "validation"):
+            self._ctx.send(losses_V, dest=self._servers[0], tag=messages.VALIDATION)
+        agree(self._ctx, self._ctx.early_stop, source=self._servers[0])
+
+    @torch.no_grad()
+    def _receive_weights(self, into_N: Tensor, tag: int, name: str) -> None:
+        with operation(self._ctx, name):
+            arriving = [
+                self._ctx.irecv(own_values(into_N, part), source=server, tag=tag)
+                for server, part in zip(self._servers, self._parts, strict=True)
+            ]
+            for message in arriving:
+                message.wait()

@@ -1,0 +1,126 @@
+"""The rows of every parameter that a rank has under torch's FSDP2: what it updates, and what it writes to and reads from checkpoints.
+
+Shapes: N = values of all rows that a rank has.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ttlaunch.runtime.comm.collectives import all_reduce
+from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.model.split import Split
+from ttlaunch.runtime.parallel.zero.memory import storage_bytes
+from ttlaunch.runtime.telemetry.ledger import Ledger, operation
+from ttlaunch.runtime.training.optimizers import Optimizer, norms_of_layers
+from ttlaunch.runtime.world import Rank
+
+
+class Shards:
+    """Stands in for a model wherever somebody updates or saves one.
+
+    Attributes:
+        peers: The ranks that together have all rows, in their order.
+        splits: Which rows this rank has, by parameter.
+        copies: Numbers of the optimizer's, one for each parameter, that the rank with its first row writes.
+        grads_N: Their gradients in one flat vector.
+        ledger: The books of the rank.
+        loss_scaler: The model's.
+    """
+
+    def __init__(self, model: Model, *, peers: Sequence[Rank], place: int) -> None:
+        """Look at a model whose parameters FSDP has dealt to the peers, of which this rank is the one at `place`."""
+        self.peers = peers
+        self.ledger: Ledger | None = model.ledger
+        self.loss_scaler = model.loss_scaler
+        self._model = model
+        self._squares: dict[str, float] = {}
+        self._dealt: dict[str, Any] = dict(model.named_parameters())  # torch's DTensors
+        self._own = {name: nn.Parameter(one.detach().to_local()) for name, one in self._dealt.items()}
+        self.splits = {
+            name: _split(self._dealt[name].shape, own.shape[0], parts=len(peers), place=place)
+            for name, own in self._own.items()
+        }
+        self.copies = frozenset() if place == 0 else frozenset(f"step.{name}" for name in self._own)
+        sizes = [own.numel() for own in self._own.values()]
+        self.grads_N = torch.zeros(sum(sizes), device=next(iter(self._own.values())).device)
+        for own, gradient in zip(self._own.values(), self.grads_N.split(sizes), strict=True):
+            own.grad = gradient.view(own.shape)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's rows of each parameter, under its name in the whole model."""
+        yield from self._own.items()
+
+    def names_of_whole(self) -> frozenset[str]:
+        return self._model.names_of_whole()
+
+    def add_second_use(self) -> None:
+        """Nothing: `take_gradients` has added both uses of a shared matrix."""
+
+    @torch.no_grad()
+    def take_gradients(self) -> Tensor:
+        """What a synchronised backward pass has left, summed over all ranks, in `grads_N`; FSDP's own are freed."""
+        self._model.add_second_use()
+        self.grads_N.zero_()
+        for name, own in self._own.items():
+            gradient = self._dealt[name].grad
+            if own.grad is not None and gradient is not None:
+                own.grad.copy_(gradient.to_local())
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        return self.grads_N
+
+    def squared_norms(self, ctx: Socket) -> list[float]:
+        """The squared norm of each parameter's gradient over the rows of all peers, the loss scale divided out.
+
+        All peers must call, once in a step; all get the same numbers, up to rounding those of a whole gradient.
+
+        Cost: an `all_reduce` of 8 bytes for each parameter.
+        """
+        norms = [torch.linalg.vector_norm(own.grad, dtype=torch.float64) for own in self._own.values()]
+        squares = torch.stack(norms).cpu().div_(self.loss_scaler.scale).square_()
+        with operation(ctx, "squared_norms"):
+            all_reduce(ctx, squares, among=self.peers)
+        self._squares = dict(zip(self._own, squares.tolist(), strict=True))
+        return list(self._squares.values())
+
+    def layer_norms(self) -> dict[str, float]:
+        """The norm of the gradient of each layer, from the `squared_norms` of the step."""
+        return norms_of_layers(self._squares)
+
+    def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Each parameter whole, one after the other; all peers must ask for all of them.
+
+        Cost: torch gathers the rows of each; no book counts it.
+        """
+        for name, dealt in self._dealt.items():
+            yield name, dealt.detach().full_tensor()
+
+    def persistent_bytes(self, optimizer: Optimizer) -> int:
+        """What this rank keeps from step to step: rows, their gradients and the update rule's state, by the memory they have."""
+        dealt: list[Any] = list(self._model.parameters())  # also where the gradient of a second use is gathered
+        rows = [one.detach().to_local() for one in dealt]
+        return storage_bytes([*rows, self.grads_N, *(tensor for _, tensor in optimizer.named_state())])
+
+    @property
+    def values_of_whole(self) -> int:
+        """Of all parameters."""
+        return sum(dealt.numel() for dealt in self._dealt.values())
+
+
+def _split(shape: Sequence[int], own: int, *, parts: int, place: int) -> Split:
+    """Which rows `torch.chunk` gives: all parts have as many as the first, but for the last ones.
+
+    >>> [_split((10, 2), own, parts=4, place=place).ranges for place, own in enumerate([3, 3, 3, 1])]
+    [(range(0, 3),), (range(3, 6),), (range(6, 9),), (range(9, 10),)]
+    """
+    start = place * -(-shape[0] // parts)
+    return Split(tuple(shape), 0, (range(start, start + own),) if own else ())
+
+
+def padded_values(parameters: Iterable[Tensor], *, parts: int) -> int:
+    """Values of the vector that a collective over some parameters carries: each part has as many rows as the first."""
+    return sum(-(-one.shape[0] // parts) * parts * one[0].numel() for one in parameters)

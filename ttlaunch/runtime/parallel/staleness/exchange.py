@@ -1,0 +1,242 @@
+"""The mean gradients of a training whose workers may lead: in the same step, or up to K steps later in the order of the steps.
+
+Shapes: N = values of the flat gradient. W = workers, S = bytes of the gradient, K = the bound.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.model.losses import mean_per_token
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange
+from ttlaunch.runtime.parallel.staleness.protocol import Clock, Staleness
+from ttlaunch.runtime.parallel.staleness.ring import RingBuffers
+from ttlaunch.runtime.world import Rank
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A step's mean gradient, which is in the model's gradients until the next one is asked for.
+
+    Attributes:
+        step: Whose gradients it is the mean of.
+        loss: Mean per token, of all workers.
+        tokens: Of all workers.
+        staleness: Of each worker's gradient.
+    """
+
+    step: int
+    loss: float
+    tokens: int
+    staleness: tuple[int, ...]
+
+
+class MeanGradients(Protocol):
+    """What a worker's loop does about gradients.
+
+        for step in ctx.steps(cfg):
+            means.begin(step)
+            for index, ... in ...:
+                means.expect(index, tokens=..., loss=...)      # before the backward pass
+                means.accumulate(index, tokens=..., loss=...)  # after it
+            for mean in means.ready(until=...):
+                update the model for mean.step
+        means.close()
+
+    Attributes:
+        staleness: Of all gradients that were applied.
+    """
+
+    staleness: Staleness
+
+    def begin(self, step: int) -> None:
+        """Begin a step, as soon as its buffers are free."""
+
+    def expect(self, index: int, *, tokens: int, loss: float) -> None:
+        """Say that the backward pass of a micro-batch comes next."""
+
+    def accumulate(self, index: int, *, tokens: int, loss: float) -> None:
+        """Enter the gradients of one micro-batch's *summed* loss; the block's last one completes the step's."""
+
+    def ready(self, *, until: int) -> Iterator[Mean]:
+        """Give the means that are whole, in the order of the steps; wait for those of steps up to `until`."""
+
+    def close(self) -> None:
+        """Free the buffers of all steps, when the last mean has been applied; nothing is under way afterwards."""
+
+
+def mean_gradients(
+    model: Model,
+    *,
+    ctx: Socket,
+    among: Sequence[Rank],
+    blocks: Sequence[range],
+    bound: int,
+    damping: float,
+    steps_done: int = 0,
+    bucket_megabytes: float | None = None,
+) -> MeanGradients:
+    """What `staleness_bound` asks for.
+
+    Args:
+        model: Whose gradients are to be averaged.
+        ctx: How to reach the others.
+        among: The workers.
+        blocks: Micro-batches of each worker.
+        bound: K.
+        damping: By how much a stale gradient counts less than a fresh one; see `BoundedMeans`.
+        steps_done: Steps before the first.
+        bucket_megabytes: Size of a bucket where K is 0; None: measured.
+    """
+    if bound:
+        return BoundedMeans(
+            model, ctx=ctx, among=among, blocks=blocks, bound=bound, damping=damping, steps_done=steps_done
+        )
+    count = blocks[-1].stop
+    exchange = GradientExchange(
+        model.parameters(), ctx=ctx, among=among, micro_batches=count, bucket_megabytes=bucket_megabytes
+    )
+    return SynchronousMeans(exchange, workers=len(among), steps_done=steps_done)
+
+
+class SynchronousMeans:
+    """K = 0: the mean of a step in that step, added along the tree of one process, in buckets during the backward pass."""
+
+    def __init__(self, exchange: GradientExchange, *, workers: int, steps_done: int) -> None:
+        self.staleness = Staleness()
+        self._exchange = exchange
+        self._workers = workers
+        self._clock = Clock.after(steps_done, bound=0)
+        self.expect, self.accumulate = exchange.expect, exchange.accumulate
+
+    def begin(self, step: int) -> None:
+        self._clock = self._clock.begin()
+        assert self._clock.begun == step  # noqa: S101  the caller counts the same steps
+
+    def ready(self, *, until: int) -> Iterator[Mean]:
+        if until <= self._clock.applied:
+            return
+        self._clock = self._clock.give()
+        loss, tokens = self._exchange.finish()
+        staleness = (self._clock.staleness,) * self._workers
+        self._clock = self._clock.complete(until).apply().free()
+        for one in staleness:
+            self.staleness.count(one)
+        yield Mean(until, loss, tokens, staleness)
+
+    def close(self) -> None:
+        """Every step has freed its buffers."""
+
+
+class BoundedMeans:
+    """K > 0: every step's mean comes around the ring, while up to K further steps are computed.
+
+    Messages are taken, added and passed on before each backward pass and after it; a worker that may not go on waits
+    for the oldest step that is not whole, which needs no step that comes after it, so somebody can always go on.
+
+    The mean is weighted: each of a worker's tokens counts 1 / (1 + damping * s) if its gradient is s updates old. So where one
+    worker leads, the others' fresh gradients say more; gradients that are all as old have the plain mean.
+
+    Cost of a step: that of `RingBuffers`. Memory: `2 * (K + 1) * S`.
+    Source: W. Zhang, S. Gupta, X. Lian, J. Liu, "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016, where
+    it is the learning rate that falls with staleness; here the gradients of one mean are weighed against each other.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        ctx: Socket,
+        among: Sequence[Rank],
+        blocks: Sequence[range],
+        bound: int,
+        damping: float,
+        steps_done: int,
+    ) -> None:
+        """Make room for K + 1 steps; nothing is sent."""
+        self.staleness = Staleness()
+        self._model = model
+        self._last = blocks[among.index(ctx.rank)][-1]
+        self._clock = Clock.after(steps_done, bound=bound)
+        self._rings = [RingBuffers(ctx, among=among, like_N=model.grads_N, tag=tag) for tag in range(bound + 1)]
+        self._damping = damping
+        self._tokens, self._loss = 0, 0.0
+
+    def begin(self, step: int) -> None:
+        while not self._clock.may_begin:
+            self._free()
+        self._clock = self._clock.begin()
+        assert self._clock.begun == step  # noqa: S101  the caller counts the same steps
+        self._ring(step).open()
+        self._tokens, self._loss = 0, 0.0
+
+    def expect(self, index: int, *, tokens: int, loss: float) -> None:
+        del index, tokens, loss
+        self._advance()
+
+    def accumulate(self, index: int, *, tokens: int, loss: float) -> None:
+        """Gradients add up in the model, in the order of the micro-batches."""
+        self._tokens, self._loss = self._tokens + tokens, self._loss + loss
+        if index == self._last:
+            self._give()
+        self._advance()
+
+    def ready(self, *, until: int) -> Iterator[Mean]:
+        """A mean is the caller's until it asks for the next one."""
+        for step in range(self._clock.applied + 1, until + 1):
+            self._advance()
+            if step not in self._clock.whole:
+                self._ring(step).advance(waits=True)
+                self._clock = self._clock.complete(step)
+            yield self._apply()
+        self._advance()
+        while self._clock.due is not None:
+            yield self._apply()
+
+    def close(self) -> None:
+        """As every `MeanGradients`; waits for what others have not yet taken from here."""
+        while self._clock.open_steps:
+            self._free()
+
+    def _free(self) -> None:
+        self._ring(self._clock.freed + 1).close()
+        self._clock = self._clock.free()
+
+    def _give(self) -> None:
+        """The loss scale, which other workers may already have changed, is divided out; it is a power of two."""
+        self._clock = self._clock.give()
+        grads_N, scaler = self._model.take_gradients(), self._model.loss_scaler
+        if scaler.is_on:
+            grads_N.mul_(1 / scaler.scale)
+        staleness = self._clock.staleness
+        grads_N.mul_(1 / (1 + self._damping * staleness))
+        self._ring(self._clock.given).give(grads_N, tokens=self._tokens, loss=self._loss, staleness=staleness)
+        self._model.zero_grad()
+
+    def _advance(self) -> None:
+        """Let the messages of all open steps go on that are here, the oldest step's first."""
+        for step in self._clock.open_steps:
+            is_missing = self._clock.applied < step <= self._clock.given and step not in self._clock.whole
+            if is_missing and self._ring(step).advance(waits=False):
+                self._clock = self._clock.complete(step)
+
+    def _apply(self) -> Mean:
+        self._clock = self._clock.apply()
+        ring = self._ring(self._clock.applied)
+        tokens, loss, _ = ring.counts.sum(dim=0).tolist()
+        counted, _, ages = ring.counts.T.tolist()  # by worker
+        staleness = tuple(int(one) for one in ages)
+        for one in staleness:
+            self.staleness.count(one)
+        weighted = sum(count / (1 + self._damping * one) for count, one in zip(counted, staleness, strict=True))
+        torch.div(ring.sum_N, weighted or 1.0, out=self._model.grads_N)
+        if self._model.loss_scaler.is_on:
+            self._model.grads_N.mul_(self._model.loss_scaler.scale)
+        return Mean(self._clock.applied, mean_per_token(loss, int(tokens)), int(tokens), staleness)
+
+    def _ring(self, step: int) -> RingBuffers:
+        return self._rings[step % len(self._rings)]

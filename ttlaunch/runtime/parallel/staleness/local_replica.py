@@ -1,0 +1,253 @@
+"""A worker's replica that takes steps of its own and is averaged with the others' every so often.
+
+Shapes: N = values of all parameters in one flat vector. W = workers, S = bytes of the weights.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.comm.collectives import all_gather, all_reduce
+from ttlaunch.runtime.comm.reduction import contiguous_blocks
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.data.batches import micro_batches
+from ttlaunch.runtime.model.losses import mean_per_token
+from ttlaunch.runtime.model.model import Model, build_model
+from ttlaunch.runtime.parallel.compression.exchange import CompressedExchange
+from ttlaunch.runtime.parallel.compression.saved import OwedState
+from ttlaunch.runtime.parallel.compression.sums import CompressedSum
+from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange
+from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.training.optimizers import build_optimizer, global_norm
+from ttlaunch.runtime.training.passes import differentiate
+from ttlaunch.runtime.training.validation import validation_losses
+from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import CompressionConfig, TrainingFile
+
+
+class LocalStep(NamedTuple):
+    """What a worker knows of its own step."""
+
+    grad_norm: float
+    learning_rate: float
+
+
+class LocalReplica:
+    """Weights and optimizer of one worker, and the weights that all workers last agreed on.
+
+    The state of the optimizer stays with its worker and is never sent. Between two averages replicas differ; what
+    is validated, reported and exported are the agreed weights.
+
+    With SGD a step is linear in the gradient, also with momentum and weight decay: the average of the weights after one
+    step is one step with the average gradient. So with SGD and an average after every step the workers average gradients,
+    in the order of `data_parallel` and with its norm, and have its bits, which are those of one process. AdamW divides
+    by a root of the gradient's square; there an average after every step is another algorithm.
+
+    With a codec, what a worker has moved since the last agreement goes through it, and what is lost of that is added to what
+    it moves next; all workers decode the same payloads, so the average is equal on all. Weights are never rounded.
+    Source: D. Basu, D. Data, C. Karakus, S. Diggavi, "Qsparse-local-SGD: Distributed SGD with Quantization,
+        Sparsification, and Local Computations", NeurIPS 2019.
+
+    Attributes:
+        model, optimizer: Of this worker.
+        agreed_N: The weights that all workers last agreed on, shape `(N,)`.
+        is_agreed: Whether these are the model's: no local step has been taken since.
+    """
+
+    def __init__(
+        self, cfg: TrainingFile, ctx: RankContext, *, among: Sequence[Rank], every: int, compression: CompressionConfig
+    ) -> None:
+        """Build a model, equal on all workers, and an optimizer.
+
+        Args:
+            cfg: Of the run.
+            ctx: This rank.
+            among: The workers, in the order of their blocks of micro-batches.
+            every: Steps from one average to the next.
+            compression: How what a worker has moved travels; one worker alone sends nothing, and loses nothing.
+        """
+        self._cfg, self._ctx, self._among = cfg, ctx, among
+        self._place = among.index(ctx.rank)
+        self._block = contiguous_blocks(cfg.training_config.micro_batches, len(among))[self._place]
+        self.model = build_model(cfg, ctx)
+        self.optimizer = build_optimizer(cfg, self.model, total_steps=ctx.data(cfg).total_steps)
+        self.agreed_N = self.model.weights_N.clone()
+        self.is_agreed = True
+        self._tree = ctx.gradient_tree(self.model.weights_N)
+        self._window = torch.zeros(2, dtype=torch.float64)  # tokens and summed loss since the last average
+        self._shared: dict[str, Tensor] = {}
+        self._last = 0.0, 0
+        self._copied: Callable[[], object] = _nothing
+        self._exchange: GradientExchange | CompressedExchange | None = None
+        self._sum: CompressedSum | None = None
+        self._owed = OwedState({})
+        is_lossy = compression.kind != "none" and len(among) > 1
+        if every == 1 and cfg.training_config.optimizer == "sgd":
+            self._exchange = self._gradient_exchange(compression) if is_lossy else self._exact_exchange()
+        elif is_lossy:
+            self._sum = CompressedSum(self.model, cfg=compression, ctx=ctx, among=among)
+            self._owed = OwedState({f"{self._place}of{len(among)}": self._sum.codec})
+
+    def _exact_exchange(self) -> GradientExchange:
+        return GradientExchange(
+            self.model.parameters(),
+            ctx=self._ctx,
+            among=self._among,
+            micro_batches=self._cfg.training_config.micro_batches,
+            bucket_megabytes=self._cfg.multihost_config.bucket_megabytes,
+        )
+
+    def _gradient_exchange(self, compression: CompressionConfig) -> CompressedExchange:
+        exchange = CompressedExchange(self.model, cfg=compression, ctx=self._ctx, among=self._among)
+        self._owed = exchange.saved_with(self.optimizer).owed
+        return exchange
+
+    def keep_shared(self, kind: str) -> Tensor:
+        """Zeros, shape `(N,)`, for further state that is equal on all workers; checkpoints have it. Call before `restore`."""
+        self._shared[kind] = torch.zeros_like(self.agreed_N)
+        return self._shared[kind]
+
+    def restore(self) -> None:
+        """Begin where the run's checkpoint left off, this worker where it was itself, or with the weights it was given."""
+        self._ctx.restore(self, self)
+        if self._ctx.steps_done == 0:
+            self.model.weights_N.copy_(self.agreed_N)
+        self.is_agreed = torch.equal(self.model.weights_N, self.agreed_N)
+
+    def step(self, step: int) -> LocalStep:
+        """Take a step with the gradient of this worker's micro-batches; with SGD and an average after every step, of all."""
+        loss, tokens = self._own_gradient(step) if self._exchange is None else self._mean_gradient(self._exchange, step)
+        norm = global_norm(self.optimizer.squared_norms())
+        rate = self.optimizer.step(step, norm=norm)
+        self._last = loss, tokens
+        self._window += torch.tensor([tokens, loss * tokens], dtype=torch.float64)
+        self.is_agreed = self._exchange is not None
+        return LocalStep(norm, rate)
+
+    @torch.no_grad()
+    def average(self) -> tuple[float, int]:
+        """Overwrite the model's weights with the average of all workers', each by its share of the tokens since the last one.
+
+        Returns:
+            Mean loss per token since the last average, and tokens, of all workers.
+
+        Cost: `2 * (W - 1)` messages each way, `2 * (W - 1) / W * S` bytes, and 16 bytes to every other worker; with a codec
+            `W - 1` messages of a payload each way.
+        Order: the tree over the workers' places, as `all_reduce`: the same bits on every run with this W. With a codec, that
+            of the workers.
+        """
+        if self._exchange is not None:  # every worker has made the same step
+            self._window.zero_()
+            return self._last
+        counts = torch.zeros(2 * len(self._among), dtype=torch.float64)
+        counts[2 * self._place : 2 * self._place + 2] = self._window
+        with operation(self._ctx, "counts"):
+            all_gather(self._ctx, counts, among=self._among)
+        tokens, loss = counts.view(-1, 2).sum(dim=0).tolist()
+        share = self._window[0].item() / tokens if tokens else 1 / len(self._among)
+        if self._sum is not None:
+            self._add_up_differences(self._sum, share)
+        else:
+            self.model.weights_N.mul_(share)
+            with operation(self._ctx, "weights"):
+                all_reduce(self._ctx, self.model.weights_N, among=self._among)
+        self._window.zero_()
+        return mean_per_token(loss, int(tokens)), int(tokens)
+
+    def _add_up_differences(self, total: CompressedSum, share: float) -> None:
+        """Add to the agreed weights what all codecs let through of how far the workers have moved from them."""
+        moved_N = (self.model.weights_N - self.agreed_N).mul_(share)
+        self._owed.wait_before_encode()
+        for message in total.begin(moved_N, name="differences"):
+            message.wait()
+        total.finish(moved_N)
+        torch.add(self.agreed_N, moved_N, out=self.model.weights_N)
+
+    @torch.no_grad()
+    def agree(self) -> None:
+        """The model's weights, which are now equal on all workers, are those that all agree on."""
+        self.agreed_N.copy_(self.model.weights_N)
+        self.is_agreed = True
+
+    @torch.no_grad()
+    def validation_losses(self) -> Tensor:
+        """Evaluate this worker's share of the validation with the agreed weights; see `validation_losses`."""
+        own_N = None if self.is_agreed else self.model.weights_N.clone()
+        self.model.weights_N.copy_(self.agreed_N)
+        losses_V = validation_losses(self._cfg, self._ctx, self.model, among=self._among)
+        if own_N is not None:
+            self.model.weights_N.copy_(own_N)
+        return losses_V
+
+    def agreed_model(self) -> Model:
+        """The model with the agreed weights, when training is over."""
+        self._copied()  # a checkpoint may still read the worker's own
+        with torch.no_grad():
+            self.model.weights_N.copy_(self.agreed_N)
+        return self.model
+
+    def _own_gradient(self, step: int) -> tuple[float, int]:
+        """Leave the gradient of the mean loss of this worker's block in the model, added along the tree over the block."""
+        model = self.model
+        for index, x_BT, y_BT in micro_batches(self._cfg, self._ctx, step, among=self._among):
+            loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index))
+            self._tree.add(index - self._block.start, model.take_gradients(), tokens=tokens, loss=loss)
+            model.zero_grad()
+        return self._tree.mean(model.grads_N, micro_batches=len(self._block))
+
+    def _mean_gradient(self, exchange: GradientExchange | CompressedExchange, step: int) -> tuple[float, int]:
+        """Likewise of the mean loss of all workers' blocks."""
+        for index, x_BT, y_BT in micro_batches(self._cfg, self._ctx, step, among=self._among):
+            expect, masks = partial(exchange.expect, index), self.model.masks(step, index)
+            loss, tokens = differentiate(self.model, x_BT, y_BT, masks=masks, before_backward=expect)
+            exchange.accumulate(index, tokens=tokens, loss=loss)
+        return exchange.finish()
+
+    # What checkpoints see: the agreed weights under their own names, which the first worker writes, and each worker's
+    # replica under names of its own.
+
+    splits: Mapping[str, Any] = {}
+
+    @property
+    def copies(self) -> frozenset[str]:
+        """What the first worker writes for all: agreed weights and outer state."""
+        return frozenset(name for name, _ in self.model.named_parameters()) if self._place else frozenset()
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._views(self.agreed_N)
+
+    def names_of_whole(self) -> frozenset[str]:
+        return self.model.names_of_whole()
+
+    def named_state(self) -> Iterator[tuple[str, Tensor]]:
+        own = f"~{self._place}of{len(self._among)}"
+        yield from ((f"weights.{name}{own}", view) for name, view in self._views(self.model.weights_N))
+        yield from ((f"{name}{own}", tensor) for name, tensor in self.optimizer.named_state())
+        yield f"window{own}", self._window
+        yield from self._owed.named_state()
+        for kind, flat_N in self._shared.items():
+            yield from ((f"{kind}.{name}", view) for name, view in self._views(flat_N))
+
+    def wait_before_update(self, ready: Callable[[], object]) -> None:
+        self._copied = ready
+        self.optimizer.wait_before_update(ready)
+        self._owed.wait_before_update(ready)
+
+    def scaler_state(self) -> None:
+        """None: recipes with local steps refuse fp16, since every worker would choose another scale."""
+
+    def restore_scaler(self, state: Mapping[str, Any] | None) -> None:
+        del state
+
+    def _views(self, flat_N: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The parts of a vector that belong to the parameters, as they lie in the flat weights."""
+        for name, parameter in self.model.named_parameters():
+            start = parameter.data.storage_offset()
+            yield name, flat_N[start : start + parameter.numel()].view(parameter.shape)
+
+
+def _nothing() -> None:
+    """No checkpoint has begun."""

@@ -1,0 +1,29 @@
+"""The clipping norm where ranks split matrices: the square of a matrix's norm is the sum of those of its parts."""
+
+import torch
+
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.parallel.tensor.share import ModelShare
+from ttlaunch.runtime.training.optimizers import Optimizer
+
+
+def squared_norms(optimizer: Optimizer, model: Model, share: ModelShare | None) -> list[float]:
+    """The squared norm of the gradient of each whole parameter, in the model's order, on every rank that has a share.
+
+    Args:
+        optimizer: Over this rank's share; what it says of layers later is of whole ones, too.
+        model: This rank's share.
+        share: Which one it is; None: the rank has all matrices whole, and nothing is sent.
+
+    Cost: an `all_reduce` of a float64 for each parameter.
+    """
+    found = optimizer.squared_norms()
+    if share is None or not found:
+        return found
+    names = [name for name, _ in model.named_parameters()]
+    is_counted = [name in model.splits or share.place == 0 for name in names]  # what all have whole counts once
+    own = [square if counts else 0.0 for square, counts in zip(found, is_counted, strict=True)]
+    total = share.add_up(torch.tensor(own, dtype=torch.float64), name="squared_norms", dtype=torch.float64)
+    squares: list[float] = total.tolist()
+    optimizer.squares.update(zip(names, squares, strict=True))
+    return squares

@@ -1,0 +1,117 @@
+"""One rank's share of a model whose matrices several ranks split, and the sums over these ranks.
+
+Two operators, each the other's derivative. Where a column-parallel layer begins, every rank has the same activations, and
+the gradients that come back are of this rank's outputs only: so `enter` passes activations on as they are, and adds the
+gradients up. Where a row-parallel layer ends, every rank has a part of a sum: so `leave` adds it up, and passes
+gradients on as they are. All ranks then have the same bits of both sums, and so of all that they compute from them.
+
+Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = width of the residual stream.
+Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
+arXiv:1909.08053, 2019: f and g of section 3.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.comm.collectives import all_reduce
+from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.world import Rank
+
+_PAIR = 30_070
+
+
+@dataclass(frozen=True)
+class ModelShare:
+    """Which of the equal shares of a model's matrices a rank has.
+
+    Attributes:
+        place: Of the share, from 0; the first one also stands for what all ranks have whole, such as norms.
+        count: Shares.
+        socket: How to reach the ranks that have the others; None: whoever holds the share does not compute with it.
+        among: The ranks that have the shares, in order.
+    """
+
+    place: int
+    count: int
+    socket: Socket | None = None
+    among: tuple[Rank, ...] = ()
+
+    def enter(self, x: Tensor) -> Tensor:
+        """The same activations; the gradients of all ranks are added up on the way back.
+
+        Args:
+            x: Equal on all ranks, any shape.
+
+        Cost: none on the way forth; back an `all_reduce` of float32 of the shape of `x`.
+        """
+        apply: Callable[[Tensor, ModelShare], Tensor] = _Enter.apply
+        return apply(x, self)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """The sum over all ranks, in float32; its gradient is that of each rank's part.
+
+        Cost: an `all_reduce` of float32 of the shape of `x`; none on the way back.
+        Order: the tree over the ranks' places, so the same bits on every rank; not those of one process, where each value
+            is one sum over all columns.
+        """
+        apply: Callable[[Tensor, ModelShare], Tensor] = _Leave.apply
+        return apply(x, self)
+
+    def add_up(self, x: Tensor, *, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The sum over all ranks in a new tensor, on every rank; messages are entered as operation `name`.
+
+        Raises:
+            ValueError: The share is on a rank that does not compute with it.
+        """
+        if self.socket is None:
+            raise ValueError("this share of a model is not on a rank that computes with the others")
+        total = x.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
+        with operation(self.socket, name):
+            if self.count == 2:  # noqa: PLR2004 - as many bytes as an all-reduce moves, and the same sum, in half the time
+                return _exchanged(self.socket, total, other=self.among[1 - self.place])
+            all_reduce(self.socket, total.view(-1), among=self.among)
+        return total
+
+
+def share_of(socket: Socket, among: Sequence[Rank]) -> ModelShare | None:
+    """This rank's share among the ranks that split a model; None for a rank that has all of it."""
+    return ModelShare(among.index(socket.rank), len(among), socket, tuple(among)) if len(among) > 1 else None
+
+
+def _exchanged(socket: Socket, mine: Tensor, *, other: Rank) -> Tensor:
+    """The sum of two ranks' tensors on both: each sends all it has, where it would else send a half and then a half of the sum."""
+    theirs = torch.empty_like(mine)
+    arriving = socket.irecv(theirs, source=other, tag=_PAIR)
+    sending = socket.isend(mine, dest=other, tag=_PAIR)
+    arriving.wait()
+    sending.wait()
+    return theirs.add_(mine)
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, share: ModelShare) -> Tensor:
+        ctx.share = share
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        return ctx.share.add_up(gradient, name="input_gradients").to(gradient.dtype), None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, share: ModelShare) -> Tensor:
+        ctx.dtype = x.dtype
+        return share.add_up(x, name="partial_sums")
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        return gradient.to(ctx.dtype), None

@@ -1,0 +1,97 @@
+"""The two ends between an aggregator and an optimizer of its own rank: mean gradients one way, new weights the other.
+
+Shapes: N = values of the flat vectors.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from torch import nn
+
+from ttlaunch.runtime.comm.agreement import SharedState, agree
+from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.model.flat import FlatParameters
+from ttlaunch.runtime.parallel.gradients.bucket_messages import GRADIENTS, WEIGHTS, AgreedBuckets, Outbox, irecv_bucket
+from ttlaunch.runtime.parallel.gradients.buckets import Bucket
+from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.world import Rank
+
+
+class OptimizerLink:
+    """The aggregator's end. Cost of a step: S bytes each way, S = 4N, in a message for each bucket."""
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], *, ctx: Socket, optimizer: Rank, shared: SharedState | None = None
+    ) -> None:
+        """Look at the parameters; nothing is sent. A `shared` state comes with the weights."""
+        self._shared = shared
+        self._flat = FlatParameters(parameters)
+        self._ctx = ctx
+        self._optimizer = optimizer
+        self._gradients = Outbox(ctx, self._flat.grads_N, dests=[optimizer], tag=GRADIENTS)
+
+    def receive_first_weights(self) -> None:
+        """Wait for the weights that training begins with."""
+        with operation(self._ctx, "weights"):
+            self._ctx.recv(self._flat.weights_N, source=self._optimizer, tag=WEIGHTS)
+        agree(self._ctx, self._shared, source=self._optimizer)
+
+    def send_gradient(self, bucket: Bucket) -> None:
+        """Begin to send a bucket of the mean gradient; buckets in their order."""
+        self._gradients.send(bucket)
+
+    def weights(self, order: Sequence[Bucket]) -> Iterator[Bucket]:
+        """Each bucket when its new weights are here.
+
+        Args:
+            order: All buckets, in the order in which the optimizer updates them.
+        """
+        arriving = [
+            irecv_bucket(self._ctx, self._flat.weights_N, bucket, source=self._optimizer, tag=WEIGHTS)
+            for bucket in order
+        ]
+        for bucket, message in zip(order, arriving, strict=True):
+            message.wait()
+            yield bucket
+        self._gradients.wait()
+        agree(self._ctx, self._shared, source=self._optimizer)
+
+
+class AggregatorLink:
+    """The optimizer's end."""
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], *, ctx: Socket, aggregator: Rank, shared: SharedState | None = None
+    ) -> None:
+        """Look at the parameters; nothing is sent. A `shared` state goes out with the weights."""
+        self._shared = shared
+        self._flat = FlatParameters(parameters)
+        self._ctx = ctx
+        self._aggregator = aggregator
+        self._agreed = AgreedBuckets(ctx, self._flat.starts, source=aggregator)
+        self._weights = Outbox(ctx, self._flat.weights_N, dests=[aggregator], tag=WEIGHTS)
+
+    def send_first_weights(self) -> None:
+        """Let everybody begin with the weights that are here."""
+        with operation(self._ctx, "weights"):
+            self._ctx.send(self._flat.weights_N, dest=self._aggregator, tag=WEIGHTS)
+        agree(self._ctx, self._shared, dests=[self._aggregator])
+
+    def gradients(self) -> Iterator[Bucket]:
+        """Each bucket when its part of the mean gradient is in `parameter.grad`."""
+        buckets = self._agreed.begin_step()
+        arriving = [
+            irecv_bucket(self._ctx, self._flat.grads_N, bucket, source=self._aggregator, tag=GRADIENTS)
+            for bucket in buckets
+        ]
+        for bucket, message in zip(buckets, arriving, strict=True):
+            message.wait()
+            yield bucket
+
+    def send_weights(self, bucket: Bucket) -> None:
+        """Begin to send a bucket's new weights."""
+        self._weights.send(bucket)
+
+    def end_step(self) -> None:
+        """Return when all weights have been taken."""
+        agree(self._ctx, self._shared, dests=[self._aggregator])
+        self._weights.wait()

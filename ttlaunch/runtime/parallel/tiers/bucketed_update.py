@@ -1,0 +1,58 @@
+"""An optimizer's step, bucket by bucket: what is complete is updated while other gradients are still on their way."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.parallel.gradients.buckets import Bucket
+from ttlaunch.runtime.training.optimizers import Optimizer, global_norm
+from ttlaunch.spec.recipe.sections import TrainingFile
+
+
+class BucketedUpdate:
+    """The steps of an `Optimizer`, with the same bits as `Optimizer.step`.
+
+    With `use_clip_grad_norm`, and with fp16, the update of every bucket needs the norm of all: squared norms are taken as buckets come,
+    but the first weights change only after the last gradient is there. What that costs is the time of all updates and
+    of the weights' way back up to the first layer, which otherwise pass while gradients still arrive.
+
+    Attributes:
+        norm: Of the gradient of the last step, before clipping.
+        rate: Learning rate of the last step.
+    """
+
+    def __init__(self, optimizer: Optimizer, *, cfg: TrainingFile, model: Model) -> None:
+        self._optimizer = optimizer
+        self._model = model
+        self._waits_for_norm = cfg.training_config.updates_need_the_norm
+        self.norm = self.rate = 0.0
+
+    def step(self, step: int, arriving: Iterable[Bucket]) -> Iterator[Bucket]:
+        """Update all parameters.
+
+        Args:
+            step: From 1.
+            arriving: All buckets, each given when its gradients are in `grads_N`.
+
+        Yields:
+            Each bucket when its weights are final, in `update_order`.
+        """
+        squared: list[tuple[int, list[float]]] = []
+        buckets: list[Bucket] = []
+        for bucket in arriving:
+            squared.append((bucket.parameters.start, self._optimizer.squared_norms(bucket.parameters)))
+            buckets.append(bucket)
+            if not self._waits_for_norm:
+                self.rate = self._optimizer.update(step, bucket.parameters)
+                yield bucket
+        self.norm = global_norm([square for _, squares in sorted(squared) for square in squares])
+        if self._waits_for_norm:
+            for bucket in reversed(buckets):
+                self._optimizer.clip(bucket.of(self._model.grads_N), norm=self.norm)
+                self.rate = self._optimizer.update(step, bucket.parameters)
+                yield bucket
+        self._optimizer.end_step()
+
+
+def update_order(cfg: TrainingFile, buckets: Sequence[Bucket]) -> list[Bucket]:
+    """Which weights are final first: those of the first layers if all wait for the norm, else those of the last."""
+    return list(reversed(buckets)) if cfg.training_config.updates_need_the_norm else list(buckets)

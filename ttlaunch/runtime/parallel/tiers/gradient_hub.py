@@ -1,0 +1,179 @@
+"""The rank that aggregates: workers' gradients come in bucket by bucket, the mean and new weights go out likewise.
+
+Shapes: N = values of the flat vectors, K = nodes of the tree that a worker's block of micro-batches makes.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ttlaunch.runtime.comm.agreement import SharedState, agree
+from ttlaunch.runtime.comm.protocol import Pending, Socket, SocketError
+from ttlaunch.runtime.comm.reduction import aligned_subtrees
+from ttlaunch.runtime.comm.tree_exchange import add_up
+from ttlaunch.runtime.model.flat import FlatParameters
+from ttlaunch.runtime.model.losses import mean_per_token
+from ttlaunch.runtime.parallel.gradients.bucket_messages import COUNTS, GRADIENTS, WEIGHTS, Outbox, irecv_part, tell_cut
+from ttlaunch.runtime.parallel.gradients.bucket_tuning import BucketTuner
+from ttlaunch.runtime.parallel.gradients.buckets import Bucket, cut_buckets
+from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.world import Rank
+
+_WINDOW = 2
+"""Buckets whose messages may arrive at the same time: while one is added up, the next is on its way."""
+
+
+class GradientHub:
+    """The other end of several `RemoteOptimizer`s.
+
+        hub = GradientHub(model.parameters(), ctx=ctx, workers=blocks)
+        hub.send_first_weights()
+        for step in ctx.steps(cfg):
+            loss, tokens = hub.begin_step()
+            for bucket in hub.mean_gradients():
+                ...                      # the bucket's part of the mean is in the parameters' gradients
+            for bucket in hub.buckets:
+                ...                      # its weights have been updated
+                hub.send_weights(bucket)
+            hub.end_step()
+
+    Cost of a step with W workers: W * K * S bytes in, W * S out, S = 4N. Buffers for two buckets of each node.
+
+    Attributes:
+        buckets: Of the present step, in the order in which gradients come.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        ctx: Socket,
+        workers: Mapping[Rank, range],
+        bucket_megabytes: float | None = None,
+        followers: Iterable[Rank] = (),
+        shared: SharedState | None = None,
+    ) -> None:
+        """Look at the parameters; nothing is sent.
+
+        Args:
+            parameters: Equal in number, order and shape to those of the workers.
+            ctx: How to reach them.
+            workers: Who sends, with its block of micro-batches, in the order of the blocks, which leave no gaps.
+            bucket_megabytes: Size of a bucket; None: chosen by timing the first steps.
+            followers: Further ranks that need to know the buckets.
+            shared: A state that goes out with the weights, such as the model's loss scale.
+        """
+        self._flat = FlatParameters(parameters)
+        self._ctx = ctx
+        self._nodes = [(rank, leaves) for rank, block in workers.items() for leaves in aligned_subtrees(block)]
+        self._workers = tuple(workers)
+        self._shared = shared
+        self._followers = (*workers, *followers)
+        self._tuner = BucketTuner(self._flat.grads_N.nbytes, bucket_megabytes=bucket_megabytes)
+        self._is_settled = False
+        self._weights = Outbox(ctx, self._flat.weights_N, dests=self._workers, tag=WEIGHTS)
+        self._updated: set[int] = set()
+        self._unsent = 0
+        self._boxes: list[list[Tensor]] = []
+        self._divisor = 1
+        self.buckets: list[Bucket] = []
+
+    def send_first_weights(self) -> None:
+        """Let all workers begin with the weights that are here, in one message each."""
+        (whole,) = cut_buckets(self._flat.starts, bucket_bytes=self._flat.weights_N.nbytes)
+        self._weights.send(whole)
+        self._weights.wait()
+        agree(self._ctx, self._shared, dests=self._workers)
+
+    def begin_step(self) -> tuple[float, int]:
+        """Agree on the buckets of the step, and wait until every worker knows its loss.
+
+        Returns:
+            Mean loss per token and number of tokens of the whole step.
+
+        Raises:
+            SocketError: A worker brings other micro-batches than its block.
+
+        Cost: one message of 32K bytes from each worker; in the first steps one of 16 bytes to each.
+        """
+        self.agree_on_buckets()
+        return self.receive_losses()
+
+    def agree_on_buckets(self) -> None:
+        """The first half of `begin_step`: no worker waits for another one in it."""
+        if not self._is_settled:
+            self._is_settled = self._tuner.is_final
+            self.buckets = cut_buckets(self._flat.starts, bucket_bytes=self._tuner.bucket_bytes)
+            room = max(len(bucket.values) for bucket in self.buckets)
+            slots = min(_WINDOW, len(self.buckets))
+            like = self._flat.grads_N
+            self._boxes = [[like.new_empty(room) for _ in self._nodes] for _ in range(slots)]
+            tell_cut(self._ctx, torch.tensor([self._tuner.bucket_bytes, self._is_settled]), self._followers)
+        self._updated.clear()
+        self._unsent = len(self.buckets)
+
+    def receive_losses(self) -> tuple[float, int]:
+        """The second half of `begin_step`."""
+        total = self._receive_counts()
+        tokens, loss = int(total[0].item()), total[1].item()
+        self._divisor = max(1, tokens)
+        return mean_per_token(loss, tokens), tokens
+
+    def mean_gradients(self) -> Iterator[Bucket]:
+        """Each bucket when its part of the gradient of the mean loss is in `parameter.grad`.
+
+        Order: that of the tree over micro-batches, then one division; the same bits for any number of workers.
+        """
+        waiting = deque(self._begin_receives(bucket) for bucket in self.buckets[:_WINDOW])
+        for bucket in self.buckets:
+            sum_N = add_up(waiting.popleft())
+            torch.div(sum_N, self._divisor, out=bucket.of(self._flat.grads_N))
+            if bucket.index + _WINDOW < len(self.buckets):
+                waiting.append(self._begin_receives(self.buckets[bucket.index + _WINDOW]))
+            yield bucket
+
+    def send_weights(self, bucket: Bucket) -> None:
+        """Send the bucket's weights, which are final for this step, to all workers.
+
+        In whatever order they become so, they leave in the order in which a forward pass reads them: the last bucket
+        first.
+        """
+        self._updated.add(bucket.index)
+        while self._unsent and self._unsent - 1 in self._updated:
+            self._unsent -= 1
+            self._weights.send(self.buckets[self._unsent])
+
+    def end_step(self) -> None:
+        """Return when all workers have taken the weights."""
+        agree(self._ctx, self._shared, dests=self._workers)
+        self._weights.wait()
+        self._tuner.end_step()
+
+    def _receive_counts(self) -> Tensor:
+        """Tokens and summed loss of the step, shape (2,), added as the tree does."""
+        found: list[tuple[Rank, Tensor, Pending]] = []
+        with operation(self._ctx, "counts"):
+            for worker in self._workers:
+                box = torch.empty(sum(rank == worker for rank, _ in self._nodes), 4, dtype=torch.float64)
+                found.append((worker, box, self._ctx.irecv(box, source=worker, tag=COUNTS)))
+            for worker, rows, message in found:
+                message.wait()
+                self._check_counts(worker, rows)
+        rows = torch.cat([rows for _, rows, _ in found])[:, 2:]
+        return add_up((leaves, row, None) for (_, leaves), row in zip(self._nodes, rows, strict=True))
+
+    def _check_counts(self, worker: Rank, rows: Tensor) -> None:
+        expected = [leaves for rank, leaves in self._nodes if rank == worker]
+        sent = [range(int(start), int(start + size)) for start, size in rows[:, :2].tolist()]
+        if sent != expected:
+            raise SocketError(f"rank {worker} brings the sums over {sent}, expected {expected}")
+
+    def _begin_receives(self, bucket: Bucket) -> list[tuple[range, Tensor, Pending | None]]:
+        boxes = self._boxes[bucket.index % len(self._boxes)]
+        arriving: list[tuple[range, Tensor, Pending | None]] = []
+        for (worker, leaves), box in zip(self._nodes, boxes, strict=True):
+            part = box[: len(bucket.values)]
+            arriving.append((leaves, part, irecv_part(self._ctx, part, bucket, source=worker, tag=GRADIENTS)))
+        return arriving

@@ -1,0 +1,133 @@
+"""The gradients of a worker on their way out: added up along the tree, and sent bucket by bucket while they still come.
+
+Shapes: N = values of the flat gradient, K = nodes of the tree that a block of micro-batches makes.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.comm.protocol import Pending, Socket
+from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees
+from ttlaunch.runtime.comm.tree_exchange import merge_halves
+from ttlaunch.runtime.model.flat import FlatParameters
+from ttlaunch.runtime.parallel.gradients.bucket_messages import COUNTS, GRADIENTS, irecv_bucket, isend_part
+from ttlaunch.runtime.parallel.gradients.buckets import Bucket
+from ttlaunch.runtime.parallel.gradients.watch import GradientWatch
+from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.world import Rank
+
+Arriving = list[tuple[range, Tensor, Pending | None]]
+
+
+def counts_of(tree: GradientTree) -> Tensor:
+    """Start, length, tokens and summed loss of each node of the tree, shape (K, 4), float64."""
+    rows = [[node.start, node.size, node.tokens, node.loss] for node in tree.subtrees()]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+class GradientUplink:
+    """Sums of one worker's block of micro-batches, and of those of its members, and their way to whoever goes on adding.
+
+    A member is a rank that sends its sums here rather than further up.
+
+    Cost of a step: for each node of the tree that the joint block makes, the gradient once, as one message for each
+    bucket; one message of 32 bytes a node. With members, as much in, and a buffer of N values for each of their nodes.
+    """
+
+    def __init__(
+        self, ctx: Socket, flat: FlatParameters, *, dest: Rank, block: range, members: Mapping[Rank, range]
+    ) -> None:
+        """Look at the parameters; nothing is sent.
+
+        Args:
+            ctx: This rank.
+            flat: Whose gradients they are.
+            dest: Who gets the sums.
+            block: Of this rank.
+            members: Blocks of its members, in their order; the first follows this rank's own.
+        """
+        self._ctx = ctx
+        self._flat = flat
+        self._dest = dest
+        self._block = block
+        self._tree = GradientTree(len(flat.grads_N), device=flat.grads_N.device)
+        self._watch = GradientWatch(flat)
+        self._members = [(rank, leaves) for rank, its in members.items() for leaves in aligned_subtrees(its)]
+        self._boxes = [torch.empty_like(flat.grads_N) for _ in self._members]
+        self._arriving: dict[int, list[Pending]] = {}
+        self._counts: list[tuple[Tensor, Pending]] = []
+        self._late: list[Bucket] = []
+        self._sending: list[Pending] = []
+
+    def add(self, index: int, *, tokens: int, loss: float) -> None:
+        """Enter the gradients of a micro-batch other than the last."""
+        self._flat.attach_gradients()
+        self._tree.add(index, self._flat.grads_N, tokens=tokens, loss=loss)
+
+    def open(self, index: int, buckets: Sequence[Bucket], *, tokens: int, loss: float) -> None:
+        """Enter the last micro-batch of the block; its gradients come in the backward pass that follows, or are there."""
+        self._tree.open_leaf(index, self._flat.grads_N, tokens=tokens, loss=loss)
+        if self._members:
+            self._begin_receives(buckets)
+        else:
+            self._send_counts(counts_of(self._tree))
+        self._watch.begin(buckets, self._complete)
+
+    def close(self) -> None:
+        """Send what has not left yet, and return when the gradients may be overwritten."""
+        self._watch.end()
+        for bucket in self._late:
+            self._send(bucket)
+        self._late.clear()
+        for sending in self._sending:
+            sending.wait()
+        self._sending.clear()
+        self._tree.clear()
+
+    def _complete(self, bucket: Bucket) -> None:
+        """A bucket is whole here. Members' may still be under way, so those are waited for one bucket later."""
+        self._tree.complete(bucket.values)
+        if self._members:
+            self._late.append(bucket)
+            if len(self._late) > 1:
+                self._send(self._late.pop(0))
+        else:
+            self._send(bucket)
+
+    def _send(self, bucket: Bucket) -> None:
+        if self._counts:
+            self._send_counts(self._joint_counts())
+        own: Arriving = [(node.leaves, bucket.of(node.gradient_N), None) for node in self._tree.subtrees()]
+        theirs = self._arriving.pop(bucket.index, [])
+        for (_, leaves), box_N, message in zip(self._members, self._boxes, theirs, strict=True):
+            own.append((leaves, bucket.of(box_N), message))
+        for _, sum_N in merge_halves(own):
+            self._sending.append(isend_part(self._ctx, sum_N, bucket, dest=self._dest, tag=GRADIENTS))
+
+    def _begin_receives(self, buckets: Sequence[Bucket]) -> None:
+        for rank in dict.fromkeys(rank for rank, _ in self._members):
+            rows = sum(member == rank for member, _ in self._members)
+            box = torch.empty(rows, 4, dtype=torch.float64)
+            with operation(self._ctx, "counts"):
+                self._counts.append((box, self._ctx.irecv(box, source=rank, tag=COUNTS)))
+        for bucket in buckets:
+            self._arriving[bucket.index] = [
+                irecv_bucket(self._ctx, box_N, bucket, source=rank, tag=GRADIENTS)
+                for (rank, _), box_N in zip(self._members, self._boxes, strict=True)
+            ]
+
+    def _joint_counts(self) -> Tensor:
+        """Counts of the nodes that this rank's and its members' make together."""
+        for _, message in self._counts:
+            message.wait()
+        rows = torch.cat([counts_of(self._tree), *(box for box, _ in self._counts)])
+        self._counts.clear()
+        leaves = [node.leaves for node in self._tree.subtrees()] + [leaves for _, leaves in self._members]
+        merged = merge_halves((node, row, None) for node, row in zip(leaves, rows[:, 2:], strict=True))
+        return torch.tensor([[node.start, len(node), *row.tolist()] for node, row in merged], dtype=torch.float64)
+
+    def _send_counts(self, counts: Tensor) -> None:
+        with operation(self._ctx, "counts"):
+            self._sending.append(self._ctx.isend(counts, dest=self._dest, tag=COUNTS))

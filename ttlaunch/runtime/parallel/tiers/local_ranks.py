@@ -1,0 +1,153 @@
+"""The ranks of one worker, one for each of its devices: what they share, and who of them talks to the aggregator.
+
+With `device_config.enable_ddp`, `enable_tp` or both a worker has as many ranks as `mesh_shape` has devices, else one. They are
+a grid, row by row:
+
+    enable_tp, [1, 2]:  0 1      enable_ddp, [1, 2]:  0      both, [2, 2]:  0 1
+                                                      1                     2 3
+
+Rows split the worker's micro-batches; the ranks of a row split the model, and compute each of the row's micro-batches
+together. Rows follow each other, and so do their blocks of micro-batches: the first row adds the others' sums to its own
+along the tree, and the bits are those of as many workers of one row.
+
+Shapes: V = micro-batches of a validation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ttlaunch.runtime.comm.agreement import agree
+from ttlaunch.runtime.comm.reduction import contiguous_blocks
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.parallel.tensor.share import ModelShare, share_of
+from ttlaunch.runtime.parallel.tiers.gradient_hub import GradientHub
+from ttlaunch.runtime.parallel.tiers.split_hub import SplitHub
+from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.training.validation import validation_losses
+from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import TrainingFile
+
+
+@dataclass(frozen=True)
+class WorkerGroup:
+    """One worker.
+
+    Attributes:
+        rows: Its ranks.
+        blocks: Micro-batches of a step of each row.
+    """
+
+    rows: Sequence[Sequence[Rank]]
+    blocks: Sequence[range]
+
+    @property
+    def first(self) -> Rank:
+        """The rank that tells the aggregator losses."""
+        return self.rows[0][0]
+
+    @property
+    def block(self) -> range:
+        """Micro-batches of all its rows."""
+        return range(self.blocks[0].start, self.blocks[-1].stop)
+
+    def block_of(self, rank: Rank) -> range:
+        """Micro-batches of a rank's row."""
+        return next(block for row, block in zip(self.rows, self.blocks, strict=True) if rank in row)
+
+    def row_of(self, rank: Rank) -> Sequence[Rank]:
+        """The ranks that split a model with this one."""
+        return next(row for row in self.rows if rank in row)
+
+    def server_of(self, rank: Rank, *, aggregator: Rank) -> Rank:
+        """Who takes a rank's sums: the aggregator those of the first row, which takes those of its columns."""
+        return aggregator if rank in self.rows[0] else self.rows[0][self.row_of(rank).index(rank)]
+
+    def members_of(self, rank: Rank) -> dict[Rank, range]:
+        """The ranks whose sums a rank adds to its own, with their blocks: its column for the first row, none for others."""
+        if rank not in self.rows[0]:
+            return {}
+        column = self.rows[0].index(rank)
+        return {row[column]: block for row, block in zip(self.rows[1:], self.blocks[1:], strict=True)}
+
+    def share_of(self, ctx: RankContext) -> ModelShare | None:
+        """This rank's share of the model; None where it has all of it."""
+        return share_of(ctx, self.row_of(ctx.rank))
+
+
+def worker_groups(cfg: TrainingFile, ctx: RankContext) -> list[WorkerGroup]:
+    """All workers, in the order of their ranks."""
+    workers, device = ctx.ranks("worker"), cfg.device_config
+    rows = [workers[at : at + device.split_ranks] for at in range(0, len(workers), device.split_ranks)]
+    blocks = contiguous_blocks(cfg.training_config.micro_batches, len(rows))
+    height = device.local_ranks // device.split_ranks
+    return [WorkerGroup(rows[at : at + height], blocks[at : at + height]) for at in range(0, len(rows), height)]
+
+
+def own_group(cfg: TrainingFile, ctx: RankContext) -> WorkerGroup:
+    """The worker that this rank is of."""
+    return next(group for group in worker_groups(cfg, ctx) for row in group.rows if ctx.rank in row)
+
+
+def ranks_of_share(cfg: TrainingFile, ctx: RankContext) -> tuple[Rank, ...]:
+    """The worker ranks that have this rank's share of the model: together they have each micro-batch of a step once."""
+    workers, width = ctx.ranks("worker"), cfg.device_config.split_ranks
+    return workers[workers.index(ctx.rank) % width :: width]
+
+
+def build_hub(cfg: TrainingFile, ctx: RankContext, model: Model) -> GradientHub | SplitHub:
+    """Where workers bring the sums of their blocks of micro-batches, whole or in shares; for the rank that aggregates."""
+    groups, width = worker_groups(cfg, ctx), cfg.device_config.split_ranks
+    followers, size = ctx.ranks("optimizer"), cfg.multihost_config.bucket_megabytes
+    if width > 1:
+        blocks = [{group.rows[0][place]: group.block for group in groups} for place in range(width)]
+        return SplitHub(cfg, model, ctx=ctx, workers=blocks, followers=followers)
+    return GradientHub(
+        model.parameters(),
+        ctx=ctx,
+        workers={group.first: group.block for group in groups},
+        bucket_megabytes=size,
+        followers=followers,
+        shared=model.loss_scaler,
+    )
+
+
+def send_validation(cfg: TrainingFile, ctx: RankContext, model: Model, *, dest: Rank) -> None:
+    """Evaluate this rank's share of a validation, send the losses up with those of its members, hear if training goes on.
+
+    All ranks of a row know its losses, and the first of them sends them.
+
+    Args:
+        cfg: Sizes.
+        ctx: Every worker rank must call, after the same step.
+        model: All of it, or the rank's share.
+        dest: Who takes this rank's sums.
+    """
+    sharers, group = ranks_of_share(cfg, ctx), own_group(cfg, ctx)
+    count, row, members = ctx.data(cfg).validation_micro_batches, group.row_of(ctx.rank), group.members_of(ctx.rank)
+    shares = dict(zip(sharers, contiguous_blocks(count, len(sharers)), strict=True))
+    parts = [validation_losses(cfg, ctx, model, among=sharers)]
+    if ctx.rank != row[0]:
+        agree(ctx, ctx.early_stop, source=row[0])
+        return
+    with operation(ctx, "validation"):
+        for member in members:
+            parts.append(torch.empty(len(shares[member]), dtype=torch.float64))
+            ctx.recv(parts[-1], source=member)
+        ctx.send(torch.cat(parts), dest=dest)
+    agree(ctx, ctx.early_stop, source=dest, dests=[*members, *row[1:]])
+
+
+def receive_validation(cfg: TrainingFile, ctx: RankContext, *, step: int) -> None:
+    """Report the mean of what all workers send after `step`, in the order of the micro-batches; say if training goes on."""
+    data, groups = ctx.data(cfg), worker_groups(cfg, ctx)
+    losses_V = torch.empty(data.validation_micro_batches, dtype=torch.float64)
+    shares = iter(contiguous_blocks(len(losses_V), sum(len(group.rows) for group in groups)))
+    with operation(ctx, "validation"):
+        for group in groups:
+            first, *_, last = [share for _ in group.rows for share in [next(shares)] * 2]
+            ctx.recv(losses_V[first.start : last.stop], source=group.first)
+    ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens)
+    agree(ctx, ctx.early_stop, dests=(*(group.first for group in groups), *ctx.ranks("optimizer")))

@@ -1,0 +1,151 @@
+"""An optimizer that is somewhere else: gradients go out, weights come back.
+
+    optimizer = RemoteOptimizer(model.parameters(), server, ctx=ctx)
+    optimizer.receive_weights()
+    for step in ctx.steps(cfg):
+        optimizer.zero_grad()
+        loss = ...
+        loss.backward()
+        optimizer.step()
+
+With micro-batches, `expect()` before the backward pass of each and `accumulate()` after it; then gradients leave while
+the last of these passes still computes others, and with `model` the next forward pass begins before all weights are back.
+
+Shapes: N = values of the flat vectors, padding included.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+
+from torch import nn
+
+from ttlaunch.runtime.comm.agreement import SharedState
+from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.model.flat import FlatParameters
+from ttlaunch.runtime.parallel.gradients.bucket_messages import AgreedBuckets
+from ttlaunch.runtime.parallel.tiers.gradient_uplink import GradientUplink
+from ttlaunch.runtime.parallel.tiers.weight_downlink import WeightDownlink
+from ttlaunch.runtime.world import Rank
+
+
+class RemoteOptimizer:
+    """Stands in for a local optimizer in a worker's loop; keeps no state but gradient sums.
+
+    At the other end is a `GradientHub`, or the worker that this one is a member of.
+
+    `step()` moves 2S bytes, S = 4N: the gradients to the rank that aggregates, the new weights back (one further S for
+    each further subtree if the worker's block of micro-batches is not a node of the reduction's tree), each in as many
+    messages as there are buckets. With a clipping norm no weights come back before the last gradient has gone out.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        aggregator_rank: Rank,
+        *,
+        ctx: Socket,
+        block: range = range(1),
+        model: nn.Module | None = None,
+        members: Mapping[Rank, range] | None = None,
+        shared: SharedState | None = None,
+    ) -> None:
+        """Look at the parameters; nothing is sent.
+
+        Args:
+            parameters: Of the local replica, float32; they become views of one flat vector.
+            aggregator_rank: Who takes gradients and gives weights.
+            ctx: How to reach it.
+            block: Micro-batches of a step that this rank differentiates, as the aggregating rank counts them.
+            model: Whose forward passes wait for the weights that they read, part by part: its children, and those of
+                containers. It must read their parameters only by calling them. None: `step()` waits for all weights.
+            members: Ranks that have this one as their `aggregator_rank`, with their blocks, which follow this rank's.
+            shared: A state that comes with the weights, such as the model's loss scale.
+
+        Raises:
+            ValueError: No parameters, ones that are not float32, or an empty block.
+        """
+        if not block:
+            raise ValueError("a worker needs at least one micro-batch of a step")
+        members = members or {}
+        self._flat = FlatParameters(parameters)
+        self._block = block
+        self._agreed = AgreedBuckets(ctx, self._flat.starts, source=aggregator_rank, followers=members)
+        self._uplink = GradientUplink(ctx, self._flat, dest=aggregator_rank, block=block, members=members)
+        self._downlink = WeightDownlink(ctx, self._flat, source=aggregator_rank, members=members, shared=shared)
+        self._has_weights = self._is_open = False
+        self._accumulated = 0
+        self._waits_at_once = model is None
+        if model is not None:
+            self._downlink.hold_back(model)
+
+    def receive_weights(self) -> None:
+        """Wait for the current weights, all of them.
+
+        Call before the first step; and, if `model` was given, before reading weights other than in its forward pass.
+        """
+        if not self._has_weights:
+            self._downlink.receive_first()
+            self._has_weights = True
+        self._downlink.wait()
+
+    def zero_grad(self) -> None:
+        """Zero all gradients; they stay views of one flat vector. Call before the first backward pass of a step."""
+        self._flat.grads_N.zero_()
+
+    def expect(self, index: int, *, tokens: int, loss: float) -> None:
+        """Say that the next backward pass is that of a micro-batch; if it is the block's last, gradients leave with it.
+
+        Args:
+            index: Of the micro-batch; the block's indices, in order.
+            tokens: That the micro-batch predicts.
+            loss: Summed over them.
+        """
+        if index == self._block[-1]:
+            self._open(index, tokens=tokens, loss=loss)
+
+    def accumulate(self, index: int, *, tokens: int, loss: float) -> None:
+        """Enter the gradients of one micro-batch's *summed* loss into the step's sum.
+
+        Args:
+            index: Of the micro-batch; the block's indices, in order.
+            tokens: That the micro-batch predicted.
+            loss: Summed over them.
+        """
+        self._accumulated += 1
+        if self._is_open:
+            return  # they have been entered as they came
+        if index == self._block[-1]:
+            self._open(index, tokens=tokens, loss=loss)
+            return
+        self._uplink.add(index, tokens=tokens, loss=loss)
+        self.zero_grad()
+
+    def step(self) -> None:
+        """Send the gradients, let the updated weights come.
+
+        If `accumulate()` was not called, the gradients as they stand count as one micro-batch of weight 1: then the
+        aggregating rank takes the plain mean over workers, as data-parallel training does with mean losses.
+
+        Raises:
+            ValueError: Only a part of the block was accumulated.
+        """
+        if not self._accumulated:
+            self._accumulate_whole_block()
+        if self._accumulated != len(self._block):
+            raise ValueError(f"{self._accumulated} micro-batches were accumulated, the block has {len(self._block)}")
+        self._accumulated, self._is_open = 0, False
+        self._uplink.close()
+        self._downlink.begin(self._agreed.buckets)
+        if self._waits_at_once:
+            self._downlink.wait()
+
+    def _open(self, index: int, *, tokens: int, loss: float) -> None:
+        self._downlink.wait()  # for what no forward pass has read
+        self._uplink.open(index, self._agreed.begin_step(), tokens=tokens, loss=loss)
+        self._is_open = True
+
+    def _accumulate_whole_block(self) -> None:
+        tokens, loss = 1, math.nan
+        for index in self._block:
+            self.accumulate(index, tokens=tokens, loss=loss)
+            tokens, loss = 0, 0.0

@@ -1,0 +1,145 @@
+"""The rank that aggregates where workers split the model: shares of gradients come in, the whole gradient goes on.
+
+Behind it nothing knows that the model is split: the optimizer updates whole matrices, and the clipping norm and checkpoints
+are those of any other layout.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.model.flat import FlatParameters
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.parallel.gradients.bucket_messages import tell_cut
+from ttlaunch.runtime.parallel.gradients.buckets import BYTES_PER_MEGABYTE, Bucket, cut_buckets
+from ttlaunch.runtime.parallel.tensor.share import ModelShare
+from ttlaunch.runtime.parallel.tiers.gradient_hub import GradientHub
+from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import TrainingFile
+
+
+class SplitHub:
+    """Has the verbs of `GradientHub`, and one such hub for each share of the model.
+
+    What all ranks have whole, such as norms, arrives with every share, with the same bits; the first share's counts.
+
+    Cost of a step: that of the hubs of its shares, and two copies of gradients and weights. Memory for all shares beside the
+    whole model. The mean goes on when all shares have come, and weights go out when all are updated.
+
+    Attributes:
+        buckets: Of the whole model.
+    """
+
+    def __init__(
+        self,
+        cfg: TrainingFile,
+        model: Model,
+        *,
+        ctx: Socket,
+        workers: Sequence[Mapping[Rank, range]],
+        followers: Iterable[Rank] = (),
+    ) -> None:
+        """Make a model of each share; nothing is sent.
+
+        Args:
+            cfg: Sizes.
+            model: The whole.
+            ctx: How to reach the workers.
+            workers: For each share who sends it, as for `GradientHub`.
+            followers: Ranks that need to know the buckets of the whole model.
+        """
+        self._ctx = ctx
+        self._model = model
+        self._followers = tuple(followers)
+        self._shares = [
+            _share_of(cfg, model, ModelShare(place, len(workers)), device=model.weights_N.device)
+            for place in range(len(workers))
+        ]
+        megabytes = cfg.multihost_config.bucket_megabytes
+        self._hubs = [
+            GradientHub(
+                share.parameters(), ctx=ctx, workers=blocks, bucket_megabytes=megabytes, shared=model.loss_scaler
+            )
+            for share, blocks in zip(self._shares, workers, strict=True)
+        ]
+        size = model.weights_N.nbytes if megabytes is None else int(megabytes * BYTES_PER_MEGABYTE)
+        self._bucket_bytes = max(1, size)
+        self.buckets = cut_buckets(FlatParameters(model.parameters()).starts, bucket_bytes=self._bucket_bytes)
+        self._is_settled = False
+        self._updated: set[int] = set()
+
+    def send_first_weights(self) -> None:
+        """Let all workers begin with their shares of the weights that are here."""
+        self._split_weights()
+        for hub in self._hubs:
+            hub.send_first_weights()
+
+    def begin_step(self) -> tuple[float, int]:
+        """Wait until every worker knows its loss; see `GradientHub`. Ranks that split a model know the same one."""
+        if not self._is_settled:
+            tell_cut(self._ctx, torch.tensor([self._bucket_bytes, True]), self._followers)
+            self._is_settled = True
+        self._updated.clear()
+        for hub in self._hubs:  # all before any loss, which ranks of a row find out together
+            hub.agree_on_buckets()
+        first, *_ = [hub.receive_losses() for hub in self._hubs]
+        return first
+
+    def mean_gradients(self) -> Iterator[Bucket]:
+        """Each bucket of the whole model, after the gradients of all shares have been put together."""
+        for hub in self._hubs:
+            deque(hub.mean_gradients(), maxlen=0)  # each bucket comes to be in the gradients of its share
+        self._model.take_gradients()
+        for share in self._shares:
+            share.take_gradients()
+        self._join_gradients()
+        yield from self.buckets
+
+    def send_weights(self, bucket: Bucket) -> None:
+        """Say that a bucket's weights are final; after the last one all shares of weights leave."""
+        self._updated.add(bucket.index)
+        if len(self._updated) < len(self.buckets):
+            return
+        self._split_weights()
+        for hub in self._hubs:
+            for part in reversed(hub.buckets):
+                hub.send_weights(part)
+
+    def end_step(self) -> None:
+        """Return when all workers have taken the weights."""
+        for hub in self._hubs:
+            hub.end_step()
+
+    @torch.no_grad()
+    def _join_gradients(self) -> None:
+        whole = _gradients(self._model)
+        for place, share in enumerate(self._shares):
+            for name, gradient in _gradients(share).items():
+                if name in share.splits:
+                    share.splits[name].paste(gradient, into=whole[name])
+                elif not place:
+                    whole[name].copy_(gradient)
+
+    @torch.no_grad()
+    def _split_weights(self) -> None:
+        whole = dict(nn.Module.named_parameters(self._model))
+        for share in self._shares:
+            for name, parameter in nn.Module.named_parameters(share):
+                split = share.splits.get(name)
+                parameter.copy_(whole[name] if split is None else split.cut(whole[name]))
+
+
+def _share_of(cfg: TrainingFile, model: Model, share: ModelShare, *, device: torch.device) -> Model:
+    blocks = range(model.num_blocks)
+    part = Model(cfg, vocabulary=model.vocabulary, blocks=blocks, has_embedding=True, has_head=True, share=share)
+    part.flatten(device)
+    return part
+
+
+def _gradients(model: Model) -> dict[str, Tensor]:
+    """By the names of the layers, so also that of the second use of a shared matrix."""
+    named = nn.Module.named_parameters(model)
+    return {name: parameter.grad for name, parameter in named if parameter.grad is not None}

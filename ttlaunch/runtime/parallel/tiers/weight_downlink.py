@@ -1,0 +1,96 @@
+"""New weights on their way to a worker, whose next forward pass begins with the layers that have come.
+
+Shapes: N = values of the flat weights.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+from torch import nn
+
+from ttlaunch.runtime.comm.agreement import SharedState, agree
+from ttlaunch.runtime.comm.protocol import Pending, Socket
+from ttlaunch.runtime.model.flat import FlatParameters
+from ttlaunch.runtime.parallel.gradients.bucket_messages import WEIGHTS, Outbox, irecv_bucket
+from ttlaunch.runtime.parallel.gradients.buckets import Bucket
+from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.world import Rank
+
+
+class WeightDownlink:
+    """Receives weights in the order in which a forward pass reads them, the last bucket of a backward pass first.
+
+    A rank with members hands each bucket on as soon as it has it.
+    """
+
+    def __init__(
+        self,
+        ctx: Socket,
+        flat: FlatParameters,
+        *,
+        source: Rank,
+        members: Iterable[Rank] = (),
+        shared: SharedState | None = None,
+    ) -> None:
+        self._ctx = ctx
+        self._flat = flat
+        self._source = source
+        self._members = tuple(members)
+        self._shared = shared
+        self._arriving: deque[tuple[Bucket, Pending]] = deque()
+        self._to_members = Outbox(ctx, flat.weights_N, dests=self._members, tag=WEIGHTS)
+
+    def receive_first(self) -> None:
+        """Wait for the weights that training begins with, in one message."""
+        with operation(self._ctx, "weights"):
+            self._ctx.recv(self._flat.weights_N, source=self._source, tag=WEIGHTS)
+            for sending in [self._ctx.isend(self._flat.weights_N, dest=rank, tag=WEIGHTS) for rank in self._members]:
+                sending.wait()
+        agree(self._ctx, self._shared, source=self._source, dests=self._members)
+
+    def begin(self, buckets: Sequence[Bucket]) -> None:
+        """Begin to receive; from now on weights that were not waited for may change."""
+        for bucket in reversed(buckets):
+            message = irecv_bucket(self._ctx, self._flat.weights_N, bucket, source=self._source, tag=WEIGHTS)
+            self._arriving.append((bucket, message))
+        if self._members:
+            self.wait()  # they compute too, and must not wait for this rank to reach a layer
+        agree(self._ctx, self._shared, source=self._source, dests=self._members)
+
+    def wait(self) -> None:
+        """Return when all weights are there."""
+        self.wait_for(len(self._flat.parameters))
+
+    def wait_for(self, parameter: int) -> None:
+        """Return when this parameter, by its place, and all before it are there."""
+        while self._arriving and self._arriving[0][0].parameters.start <= parameter:
+            bucket, message = self._arriving.popleft()
+            message.wait()
+            self._to_members.send(bucket)
+        if not self._arriving:
+            self._to_members.wait()
+
+    def hold_back(self, model: nn.Module) -> None:
+        """Let each part of a model wait for its parameters, all of them, before its forward pass.
+
+        Parts are the model's children, and the children of those that are mere containers.
+        """
+        places = {id(parameter): at for at, parameter in enumerate(self._flat.parameters)}
+        held = [(model, model.parameters(recurse=False)), *((part, part.parameters()) for part in _parts(model))]
+        for module, parameters in held:
+            own = [places[id(parameter)] for parameter in parameters if id(parameter) in places]
+            if own:
+                module.register_forward_pre_hook(partial(self._before, max(own)))
+
+    def _before(self, parameter: int, *_: object) -> None:
+        if self._arriving:
+            self.wait_for(parameter)
+
+
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    for child in model.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            yield from _parts(child)
+        else:
+            yield child

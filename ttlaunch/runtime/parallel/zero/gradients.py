@@ -1,0 +1,232 @@
+"""Gradients of layers on their way to whoever owns them, while the backward pass computes those of the layer before.
+
+Shapes: N = values of the flat vector of the whole model. n = ranks, S = bytes of the gradient, k = the most nodes of the
+tree over micro-batches that one rank's block makes.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ttlaunch.runtime.comm.protocol import Pending, Socket
+from ttlaunch.runtime.comm.reduction import aligned_subtrees, contiguous_blocks
+from ttlaunch.runtime.comm.tree_exchange import add_up, merge_halves
+from ttlaunch.runtime.model.losses import mean_per_token
+from ttlaunch.runtime.parallel.gradients.sums import CountsExchange
+from ttlaunch.runtime.parallel.zero.layout import Layer
+from ttlaunch.runtime.parallel.zero.owned import OwnedParameters
+from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.world import Rank
+
+_GRADIENTS = 30_032
+_LAG = 1
+"""Layers that may be under way before the oldest is waited for."""
+
+Counts = Sequence[tuple[int, float]]
+"""Tokens and summed loss of each micro-batch of a rank's block."""
+
+
+@dataclass
+class _UnderWay:
+    """A layer whose sums are being scattered.
+
+    Attributes:
+        arriving: This rank's shard of every node of the tree, in the order of the leaves.
+        sends: Shards of this rank's nodes on their way to their owners.
+        buffers: That these nodes lie in.
+    """
+
+    layer: Layer
+    arriving: list[tuple[range, Tensor, Pending | None]]
+    sends: list[Pending]
+    buffers: list[Tensor]
+
+
+class ScatteredGradients:
+    """The mean gradient of every layer, added up by the owners of its shards; at stage 0 all ranks then get all of it.
+
+    One layer at a time is differentiated for all of a rank's micro-batches, so partial sums are those of a layer or two and
+    not of the model.
+
+    Cost of a step: `k * (n - 1)` messages each way for each layer and `k * (n - 1) / n * S` bytes; at stage 0 once more
+        that with k = 1. Buffers for two layers' sums and for the shards that arrive.
+    Order: that of the tree over micro-batches, then one division: the bits of one process for any number of ranks.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        owned: OwnedParameters,
+        *,
+        ctx: Socket,
+        among: Sequence[Rank],
+        micro_batches: int,
+    ) -> None:
+        """Look at the parameters; nothing is sent.
+
+        Args:
+            parameters: Of the whole model.
+            owned: What this rank has of it; the mean gradient ends there.
+            ctx: How to reach the others.
+            among: The ranks that share a step, in the order of their blocks, which are contiguous.
+            micro_batches: M, of a step.
+        """
+        self._parameters, self._owned, self._ctx, self._among = parameters, owned, ctx, among
+        blocks = contiguous_blocks(micro_batches, len(among))
+        self._block = blocks[owned.place]
+        self._nodes = [list(aligned_subtrees(block)) for block in blocks]
+        self._room = max(len(layer.values) for layer in owned.layout.layers)
+        self._free: list[Tensor] = []
+        self._made: dict[int, Tensor] = {}  # by address
+        self._views: dict[tuple[int, int], list[Tensor]] = {}
+        self._sums: list[tuple[range, Tensor]] = []
+        self._open: Tensor | None = None
+        self._boxes: dict[tuple[int, int], Tensor] = {}
+        self._scattering: deque[_UnderWay] = deque()
+        self._gathering: list[Pending] = []
+        self._counts: CountsExchange | None = None
+        self._tokens, self._loss = 0, 0.0
+
+    @contextmanager
+    def of(self, layer: Layer, index: int) -> Iterator[None]:
+        """Take in what the backward pass in this block adds to the gradients of a layer, for one micro-batch.
+
+        Those of two siblings in the tree are added by the backward pass of the second, which adds to what is there.
+
+        Args:
+            layer: All others' gradients stay as they are.
+            index: Of the micro-batch; the block's indices, in order.
+        """
+        buffer = self._open if self._open is not None else self._buffer(layer)
+        self._attach(layer, buffer)
+        yield
+        if index % 2 == 0 and index + 1 in self._block:
+            self._open = buffer
+            return
+        first = index if self._open is None else index - 1
+        self._open = None
+        before = [*self._sums, (range(first, index + 1), buffer)]
+        self._sums = merge_halves((leaves, sum_N, None) for leaves, sum_N in before)
+        kept = {id(sum_N) for _, sum_N in self._sums}
+        self._give_back([sum_N for _, sum_N in before if id(sum_N) not in kept])
+
+    def reduce(self, layer: Layer, counts: Counts) -> None:
+        """Send the shards of a layer's sums to their owners, and finish the layer before.
+
+        Args:
+            layer: That has been differentiated for the whole block.
+            counts: Of the block's micro-batches; those of the step's first layer count.
+        """
+        if self._counts is None and not self._scattering:
+            self._counts = self._exchange(counts)
+        sums, self._sums = [sum_N for _, sum_N in self._sums], []
+        mine = layer.shards[self._owned.place]
+        parts = [sum_N[layer.within(mine)] for sum_N in sums]
+        with operation(self._ctx, "gradients", bucket=layer.index):
+            arriving = self._receive(layer, parts)
+            sends = [
+                self._ctx.isend(sum_N[layer.within(layer.shards[other])], dest=self._among[other], tag=_GRADIENTS)
+                for other in self._others()
+                if layer.shards[other]
+                for sum_N in sums
+            ]
+        self._scattering.append(_UnderWay(layer, arriving, sends, sums))
+        if len(self._scattering) > _LAG:
+            self._finish(self._scattering.popleft())
+
+    def finish(self) -> tuple[float, int]:
+        """Return when this rank's shards of the mean gradient are complete, with mean loss per token and tokens."""
+        while self._scattering:
+            self._finish(self._scattering.popleft())
+        for message in self._gathering:
+            message.wait()
+        self._gathering.clear()
+        self._owned.add_second_use()
+        return mean_per_token(self._loss, self._tokens), self._tokens
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of the memory for partial sums and for what arrives."""
+        return sum(one.untyped_storage().nbytes() for one in [*self._made.values(), *self._boxes.values()])
+
+    def _exchange(self, counts: Counts) -> CountsExchange:
+        rows = [torch.tensor(one, dtype=torch.float64) for one in counts]
+        leaves = (range(index, index + 1) for index in self._block)
+        own = merge_halves((leaf, row, None) for leaf, row in zip(leaves, rows, strict=True))
+        return CountsExchange(
+            self._ctx, self._nodes, [(int(row[0].item()), row[1].item()) for _, row in own], self._among
+        )
+
+    def _receive(self, layer: Layer, parts: Sequence[Tensor]) -> list[tuple[range, Tensor, Pending | None]]:
+        size = len(layer.shards[self._owned.place])
+        arriving: list[tuple[range, Tensor, Pending | None]] = []
+        for other, nodes in enumerate(self._nodes):
+            if other == self._owned.place:
+                arriving += [(leaves, part, None) for leaves, part in zip(nodes, parts, strict=True)]
+                continue
+            for leaves in nodes if size else ():
+                box = self._box(leaves.start, layer)[:size]
+                arriving.append((leaves, box, self._ctx.irecv(box, source=self._among[other], tag=_GRADIENTS)))
+        return arriving
+
+    def _finish(self, under_way: _UnderWay) -> None:
+        """Add this rank's shard up, divide, and at stage 0 let every rank have it."""
+        if self._counts is not None:
+            self._tokens, self._loss = self._counts.wait()
+            self._counts = None
+        layer, mine = under_way.layer, self._owned.gradients(under_way.layer)
+        if mine.numel():
+            torch.div(add_up(under_way.arriving), max(1, self._tokens), out=mine)
+        for message in under_way.sends:  # their memory is where others' shards come
+            message.wait()
+        self._give_back(under_way.buffers)
+        if self._owned.shares_state:
+            return
+        with operation(self._ctx, "gradients", bucket=layer.index):
+            for other in self._others():
+                shard = layer.shards[other]
+                if shard:
+                    part = self._owned.grads_N[shard.start : shard.stop]
+                    self._gathering.append(self._ctx.irecv(part, source=self._among[other], tag=_GRADIENTS))
+                if mine.numel():
+                    self._gathering.append(self._ctx.isend(mine, dest=self._among[other], tag=_GRADIENTS))
+
+    def _attach(self, layer: Layer, buffer: Tensor) -> None:
+        key = (layer.index, buffer.data_ptr())
+        if key not in self._views:
+            self._views[key] = [
+                buffer[layer.within(one.part.values)].view(one.shape)
+                for one in self._owned.layout.fragments(layer.values)
+            ]
+        for at, view in zip(layer.parameters, self._views[key], strict=True):
+            self._parameters[at].grad = view
+
+    def _buffer(self, layer: Layer) -> Tensor:
+        """Zeros for the gradients of a layer: first the place where they stay, where that is whole."""
+        if not self._owned.shares_gradients and not self._sums:
+            return self._owned.grads_N[layer.values.start : layer.values.stop].zero_()
+        if not self._free:
+            made = self._owned.grads_N.new_empty(self._room)
+            self._made[made.data_ptr()] = made
+            self._free.append(made)
+        return self._free.pop()[: len(layer.values)].zero_()
+
+    def _give_back(self, buffers: Sequence[Tensor]) -> None:
+        self._free += [self._made[one.data_ptr()] for one in buffers if one.data_ptr() in self._made]
+
+    def _box(self, node: int, layer: Layer) -> Tensor:
+        """Room for a shard of another rank's node; the same in every step, which spares the sockets some work."""
+        key = (node, layer.index % (_LAG + 1))
+        if key not in self._boxes:
+            size = max(len(one.shards[self._owned.place]) for one in self._owned.layout.layers)
+            self._boxes[key] = self._owned.grads_N.new_empty(size)
+        return self._boxes[key]
+
+    def _others(self) -> list[int]:
+        """Places of the other ranks, from the next one around, so that not all send to the first at once."""
+        count = len(self._among)
+        return [(self._owned.place + away) % count for away in range(1, count)]

@@ -1,0 +1,154 @@
+"""What a rank owns of a model: the parameters that it updates, their gradients, and how checkpoints call them.
+
+It stands in for the model where an optimizer is built and where checkpoints are written and read. Which vectors are whole
+and which are shards is what `zero_stage` says: from 1 on a rank has optimizer state for its shard only, from 2 on
+gradients, from 3 on parameters.
+
+Shapes: N = values of the flat vector of the whole model, n = of this rank's shards of all layers, one after the other.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.model.split import Split
+from ttlaunch.runtime.parallel.zero.layout import Fragment, Layer, ShardLayout
+from ttlaunch.runtime.training.norms import Node, Part, SquaredNorms
+
+
+class OwnedParameters:
+    """The part of the model that this rank updates.
+
+    Attributes:
+        layout: Who owns what.
+        shares_state, shares_gradients, shares_parameters: What ranks have shards of: from stage 1, 2 and 3 on.
+        place: Of this rank among those that share the model.
+        splits: Which rows of its parameters a rank has, by name; whole ones are not here.
+        weights_N, grads_N: The flat vectors that this rank has: whole, or `n` values of its own, of the gradients also those
+            of a matrix's second use. The model's parameters lie in `weights_N` up to stage 2; at stage 3 they have no memory
+            until they are given some.
+        copies: Numbers of the optimizer's, one for each parameter, that the rank with its first row writes.
+    """
+
+    def __init__(self, model: Model, layout: ShardLayout, *, place: int, zero_stage: int) -> None:
+        """Keep of a flat model what this rank owns at this stage; the rest of its memory is given up."""
+        self.layout, self.place = layout, place
+        self.shares_state, self.shares_gradients, self.shares_parameters = (zero_stage >= least for least in (1, 2, 3))
+        self.loss_scaler, self.ledger = model.loss_scaler, model.ledger
+        self._model = model
+        self._starts = _starts([layer.shards[place] for layer in layout.layers])
+        self.weights_N, self.grads_N = model.weights_N, model.grads_N
+        if self.shares_parameters:
+            self.weights_N = torch.cat([self.weights_N[_slice(layout.kept(layer, place))] for layer in layout.layers])
+        if self.shares_gradients:
+            self.grads_N = self.weights_N.new_zeros(self._starts[-1])
+            model.give_up_flat(weights=self.shares_parameters)
+        owned = [layer.values if not self.shares_state else layer.shards[place] for layer in layout.layers]
+        self._parameters = [
+            (fragment, self._parameter(layer, fragment))
+            for layer, values in zip(layout.layers, owned, strict=True)
+            for fragment in _updated(layout, values)
+        ]
+        cut = [fragment for fragment, _ in self._parameters if not fragment.is_whole]
+        self.splits = {one.name: Split(tuple(one.shape), 0, (one.rows,)) for one in cut}
+        self.copies = frozenset(f"step.{one.name}" for one in cut if one.rows.start > 0)
+
+    def weights(self, layer: Layer) -> Tensor:
+        """This rank's shard of a layer's parameters."""
+        return self._of(self.weights_N, layer, self.layout.kept(layer, self.place), is_whole=not self.shares_parameters)
+
+    def weights_again(self, layer: Layer) -> Tensor:
+        """What this rank owns of a matrix that a layer uses a second time; empty for all but the head."""
+        _, matrix = self.layout.use_again(layer, layer.shards[self.place])
+        return self._of(self.weights_N, self.layout.layers[0], matrix, is_whole=not self.shares_parameters)
+
+    def gradients(self, layer: Layer) -> Tensor:
+        """This rank's shard of the gradients of a layer, of a second use too."""
+        return self._of(self.grads_N, layer, layer.shards[self.place], is_whole=not self.shares_gradients)
+
+    def count(self, layers: Sequence[Layer]) -> int:
+        """Values of this rank's shards of some layers, with those of a second use."""
+        return sum(len(layer.shards[self.place]) for layer in layers)
+
+    def count_again(self) -> int:
+        """How many of those are of a second use."""
+        again, _ = self.layout.use_again(self.layout.layers[-1], self.layout.layers[-1].shards[self.place])
+        return len(again)
+
+    def squared_norms(self) -> "list[SquaredNorms]":
+        """The sums that give the norm of the gradient: of each layer's shard, or of all that there is at stage 0."""
+        whole = not self.shares_gradients
+        found = []
+        for layer in self.layout.layers:
+            values = layer.values if not self.shares_state else layer.shards[self.place]
+            shift = 0 if whole else self._shift(layer)
+            found.append(SquaredNorms(_parts(self.layout, values, shift=shift)))
+        return found
+
+    def nodes_of(self, place: int) -> list[Node]:
+        """What those sums are of on another rank, from stage 1 on."""
+        norms = [SquaredNorms(_parts(self.layout, layer.shards[place], shift=0)) for layer in self.layout.layers]
+        return [node for one in norms for node in one.nodes]
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What this rank updates: parameters, or rows of them, with their gradients."""
+        yield from ((fragment.name, parameter) for fragment, parameter in self._parameters)
+
+    def names_of_whole(self) -> frozenset[str]:
+        """The parameters of the whole model."""
+        return self._model.names_of_whole()
+
+    def take_gradients(self) -> Tensor:
+        """All gradients that this rank keeps."""
+        return self.grads_N
+
+    @torch.no_grad()
+    def add_second_use(self) -> None:
+        """Add the mean gradients of both uses of a shared matrix, as far as this rank owns it."""
+        first, last = self.layout.layers[0], self.layout.layers[-1]
+        values = last.shards[self.place] if self.shares_state else last.values
+        again, matrix = self.layout.use_again(last, values)
+        second = self._of(self.grads_N, last, again, is_whole=not self.shares_gradients)
+        self._of(self.grads_N, first, matrix, is_whole=not self.shares_gradients).add_(second)
+        second.zero_()
+
+    def _parameter(self, layer: Layer, fragment: Fragment) -> nn.Parameter:
+        shape = (len(fragment.rows), *fragment.shape[1:])
+        values = fragment.part.values
+        weights_at = values.start + (self._shift(layer) if self.shares_parameters else 0)
+        grads_at = values.start + (self._shift(layer) if self.shares_gradients else 0)
+        parameter = nn.Parameter(self.weights_N[weights_at : weights_at + len(values)].view(shape), requires_grad=False)
+        parameter.grad = self.grads_N[grads_at : grads_at + len(values)].view(shape)
+        return parameter
+
+    def _of(self, vector_N: Tensor, layer: Layer, values: range, *, is_whole: bool) -> Tensor:
+        """Values of a layer that this rank has, where they are in a vector."""
+        shift = 0 if is_whole else self._shift(layer)
+        return vector_N[values.start + shift : values.stop + shift]
+
+    def _shift(self, layer: Layer) -> int:
+        """From places in the flat vector of the model to those in this rank's own."""
+        return self._starts[layer.index] - layer.shards[self.place].start
+
+
+def _starts(shards: Sequence[range]) -> list[int]:
+    starts = [0]
+    for shard in shards:
+        starts.append(starts[-1] + len(shard))
+    return starts
+
+
+def _slice(values: range) -> slice:
+    return slice(values.start, values.stop)
+
+
+def _updated(layout: ShardLayout, values: range) -> list[Fragment]:
+    """The parameters that are updated there, or rows of them; nothing for a second use."""
+    return [fragment for fragment in layout.fragments(values) if fragment.part.values.start not in layout.second_use]
+
+
+def _parts(layout: ShardLayout, values: range, *, shift: int) -> list[Part]:
+    parts = [fragment.part for fragment in _updated(layout, values)]
+    return [Part(one.parameter, one.first, range(one.values.start + shift, one.values.stop + shift)) for one in parts]

@@ -1,0 +1,92 @@
+"""Forward and backward passes a layer at a time, each for all micro-batches of a rank, so that a layer is needed twice a step.
+
+The usual order takes a micro-batch through all layers before the next one, and would gather every layer twice for each. What
+this order costs is memory for the activations of all of a rank's micro-batches, as one large batch does; with
+`activation_checkpointing` they are those between layers only. It makes the same operations on the same operands, so the bits
+are the same.
+
+Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = width of the residual stream.
+Source: B. Pudipeddi et al., "Training Large Neural Networks with Constant Memory using a New Execution Algorithm",
+arXiv:2002.05645, 2020, for the order.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.data.batches import MicroBatch, validation_micro_batches
+from ttlaunch.runtime.model.losses import count_tokens, summed_loss
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.parallel.zero.weights import GatheredWeights
+from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import TrainingFile
+
+
+class LayerPasses:
+    """The passes of one step over a rank's micro-batches.
+
+    Attributes:
+        batches: Of the rank.
+        counts: Tokens and summed loss of each, as far as their backward passes have begun.
+    """
+
+    def __init__(self, model: Model, batches: Sequence[MicroBatch], *, step: int) -> None:
+        """Begin with the tokens."""
+        self.batches = batches
+        self.counts: list[tuple[int, float]] = []
+        self._model = model
+        self._masks = [model.masks(step, index) for index, _, _ in batches]
+        self._into: list[list[Tensor]] = [[x_BT] for _, x_BT, _ in batches]  # by micro-batch, what each layer was given
+        self._out: list[list[Tensor]] = [[] for _ in batches]  # and what it made of it
+        self._gradients: list[Tensor | None] = [None] * len(batches)  # of what comes out of the next layer to go back
+
+    def forward(self, layer: int) -> None:
+        """Run any layer but the last, after those before it."""
+        for at in range(len(self.batches)):
+            out_BTD = self._model(self._into[at][layer], self._masks[at], layer=layer)
+            self._out[at].append(out_BTD)
+            self._into[at].append(out_BTD.detach().requires_grad_())
+
+    def backward(self, layer: int, at: int) -> None:
+        """Differentiate a layer for one micro-batch, after those behind it; the last layer runs forward first.
+
+        Args:
+            layer: Whose parameters get gradients of the *summed* loss, times the loss scale.
+            at: Place of the micro-batch; each in turn.
+        """
+        x = self._into[at].pop()
+        if layer > len(self._out[at]) - 1:
+            _, _, y_BT = self.batches[at]
+            loss = summed_loss(self._model(x, self._masks[at], layer=layer), y_BT)
+            self.counts.append((count_tokens(y_BT), loss.item()))
+            loss.backward(self._model.loss_scaler.seed(loss))
+        else:
+            out_BTD = self._out[at].pop()
+            out_BTD.backward(self._gradients[at])
+        self._gradients[at] = x.grad
+
+
+@torch.no_grad()
+def losses_by_layer(
+    cfg: TrainingFile, ctx: RankContext, model: Model, weights: GatheredWeights, *, among: Sequence[Rank]
+) -> Tensor:
+    """Evaluate this rank's share of the validation, without dropout, as `validation_losses` does.
+
+    Every rank gathers every layer once, whatever its share is.
+
+    Returns:
+        Summed loss of each micro-batch of the share in order, float64, on the CPU; empty if the share is.
+    """
+    batches = list(validation_micro_batches(cfg, ctx, among=among))
+    inputs, losses = [x_BT for _, x_BT, _ in batches], []
+    last = weights.layers[-1].index
+    with ctx.announced("evaluation"):
+        for layer in range(last):
+            weights.fetch(layer, then=layer + 1)
+            inputs = [model(x, layer=layer) for x in inputs]
+        weights.fetch(last, then=None)
+        for x_BTD, (_, _, y_BT) in zip(inputs, batches, strict=True):
+            losses.append(summed_loss(model(x_BTD, layer=last), y_BT).item())
+    return torch.tensor(losses, dtype=torch.float64)

@@ -1,0 +1,58 @@
+"""The norm of a gradient whose parts are on several ranks: the same number, to the bit, as on one."""
+
+from collections.abc import Sequence
+
+import torch
+
+from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.parallel.zero.owned import OwnedParameters
+from ttlaunch.runtime.telemetry.ledger import Ledger, operation
+from ttlaunch.runtime.training.norms import join_sums
+from ttlaunch.runtime.world import Rank
+
+_TAG = 30_033
+
+
+class SharedNorms:
+    """Squared norms of all parameters' gradients, from those of the shards that ranks own.
+
+    Cost: a message of 8 bytes to each other rank for each whole node of the tree that this rank has, which is one for a
+        parameter that it has all of, and a few for one that it has a part of; at stage 0 none.
+    Order: that of `training/norms.py`.
+    """
+
+    def __init__(self, owned: OwnedParameters, *, ctx: Socket, among: Sequence[Rank], ledger: Ledger) -> None:
+        """Plan; the books are told how many nodes this rank has."""
+        self._ctx, self._among, self._owned = ctx, among, owned
+        self._own = owned.squared_norms()
+        own_nodes = [node for norms in self._own for node in norms.nodes]
+        self._is_shared = owned.shares_state
+        count = len(among) if self._is_shared else 1
+        self._place = owned.place if self._is_shared else 0
+        self._nodes = [owned.nodes_of(place) if place != self._place else own_nodes for place in range(count)]
+        self._boxes = [torch.zeros(len(nodes), dtype=torch.float64) for nodes in self._nodes]
+        ledger.note(norm_nodes=len(own_nodes))
+
+    def squares(self) -> dict[str, float]:
+        """The squared norm of each parameter's gradient by name, in the model's order; the loss scale is divided out."""
+        mine = self._boxes[self._place]
+        mine.copy_(
+            torch.tensor([total for norms in self._own for total in norms.sums(self._owned.grads_N)], dtype=mine.dtype)
+        )
+        pending = []
+        with operation(self._ctx, "squared_norms"):
+            for other, box in enumerate(self._boxes):
+                if other != self._place and len(box):
+                    pending.append(self._ctx.irecv(box, source=self._among[other], tag=_TAG))
+                if other != self._place and len(mine):
+                    pending.append(self._ctx.isend(mine, dest=self._among[other], tag=_TAG))
+        for message in pending:
+            message.wait()
+        found = [
+            pair
+            for nodes, box in zip(self._nodes, self._boxes, strict=True)
+            for pair in zip(nodes, box.tolist(), strict=True)
+        ]
+        found.sort(key=lambda pair: (pair[0][0], pair[0][1].start))
+        scale = self._owned.loss_scaler.scale
+        return {self._owned.layout.name(at): total / scale**2 for at, total in join_sums(found).items()}

@@ -1,0 +1,193 @@
+"""The parameters of layers on their way to whoever computes with them, and a version on each, so that none is ever stale.
+
+A version is the number of steps that a shard has been through. Owners say theirs when they have updated; a pass is about
+one version, and computing with a layer any shard of which has another one is an error, not another result.
+
+Shapes: N = values of the flat vector of the whole model. n = ranks, S = bytes of the weights.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ttlaunch.errors import TtlaunchError
+from ttlaunch.runtime.comm.protocol import Pending, Socket
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.parallel.zero.layout import Layer
+from ttlaunch.runtime.parallel.zero.owned import OwnedParameters
+from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.world import Rank
+
+_VERSIONS, _WEIGHTS = 30_030, 30_031
+_SLOTS = 2
+
+
+class StaleShardError(TtlaunchError):
+    """A pass would have read parameters of another step than its own."""
+
+    says_all = True
+
+
+class GatheredWeights:
+    """Whole layers, from the shards of all ranks, when they are needed.
+
+    Up to stage 2 every rank has the whole model: owners send their shards right after the update, and a layer's first use
+    waits for it. At stage 3 there is memory for two layers, which all others take in turns: one computes while the next one
+    comes. A matrix that embedding and head share is gathered for each of the two, as if there were two.
+
+    Cost: a gather of a layer is a message of each owner's shard to each other rank: `n - 1` messages and (n - 1)/n of its
+        bytes each way, as a ring. Stages 1 and 2 gather every layer once a step. Stage 3 does for a forward and for a
+        backward pass, which begins with the two layers that are still there. `publish` sends 8 bytes a layer to each other
+        rank.
+    Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+        Models", SC 2020; prefetching one layer ahead as in Y. Zhao et al., "PyTorch FSDP", VLDB 2023.
+
+    Attributes:
+        layers: In the order of a forward pass.
+    """
+
+    def __init__(self, model: Model, owned: OwnedParameters, *, ctx: Socket, among: Sequence[Rank]) -> None:
+        """Look at the model; at stage 3 its parameters get memory that layers share. Nothing is sent.
+
+        Args:
+            model: Whose passes are watched: each must be of a layer that `fetch` has returned for.
+            owned: What this rank has of it.
+            ctx: How to reach the others.
+            among: The ranks that share the model.
+        """
+        self._ctx, self._among, self._owned = ctx, among, owned
+        self.layers = owned.layout.layers
+        self._others = [(owned.place + away) % len(among) for away in range(1, len(among))]
+        self._versions = torch.zeros(len(among), len(self.layers), dtype=torch.int64)
+        self._wanted = 0
+        self._has: dict[int, int] = {}  # layer to the version that is whole here
+        self._coming: dict[int, list[Pending]] = {}
+        self._published: list[Pending] = []
+        self._slots = self._share_memory(model) if owned.shares_parameters else []
+        model.head_has_copy = owned.shares_parameters
+        model.register_forward_pre_hook(self._check, with_kwargs=True)
+
+    def publish(self, version: int) -> None:
+        """Say that this rank's shards are now those of a version; before stage 3 they leave at once."""
+        self.wait()
+        self._versions[self._owned.place] = version
+        if not self._owned.shares_state:
+            self._versions[:] = version
+            return
+        mine = self._versions[self._owned.place]
+        with operation(self._ctx, "versions"):
+            for other in self._others:
+                self._published.append(self._ctx.irecv(self._versions[other], source=self._among[other], tag=_VERSIONS))
+            self._published += [self._ctx.isend(mine, dest=self._among[other], tag=_VERSIONS) for other in self._others]
+        if not self._owned.shares_parameters:
+            self._has.clear()
+            for layer in self.layers:
+                self._gather(layer)
+
+    def begin(self, version: int) -> None:
+        """A pass, or a forward and a backward pass, over the parameters of this version begins."""
+        self._wanted = version
+        if self._owned.shares_parameters:
+            self._has.clear()
+
+    def fetch(self, index: int, *, then: int | None) -> None:
+        """Return when a layer is whole here; begin to gather the one that comes `then`, at stage 3.
+
+        The memory of all layers but these two may be used for others from now on.
+
+        Raises:
+            StaleShardError: A rank has published another version than the pass is about.
+        """
+        if self._owned.shares_parameters:
+            for wanted in (index, then):
+                if wanted is not None and wanted not in self._has and wanted not in self._coming:
+                    self._gather(self.layers[wanted])
+        for message in self._coming.pop(index, ()):
+            message.wait()
+        self._settle_versions()
+        if not self._owned.shares_state:
+            self._has[index] = int(self._versions[0, index])
+        for other, version in enumerate(self._versions[:, index].tolist()):
+            if version != self._wanted:
+                raise StaleShardError(
+                    f"rank {self._among[other]} has published version {version} of its shard of layer {index}, "
+                    f"this step reads version {self._wanted}"
+                )
+        self._has[index] = self._wanted
+
+    def wait(self) -> None:
+        """Return when no message is under way, so that parameters may change; whatever was gathered counts as old then."""
+        self._settle_versions()
+        for messages in self._coming.values():
+            for message in messages:
+                message.wait()
+        self._coming.clear()
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of the memory that layers take in turns."""
+        return sum(slot.untyped_storage().nbytes() for slot in self._slots)
+
+    def check(self, index: int) -> None:
+        """Nothing, if a layer is that of the pass.
+
+        Raises:
+            StaleShardError: It was not fetched, or is that of another step.
+        """
+        has = self._has.get(index)
+        if has != self._wanted:
+            holds = "nothing" if has is None else f"version {has}"
+            raise StaleShardError(
+                f"rank {self._ctx.rank} holds {holds} of layer {index}, this step reads version {self._wanted}"
+            )
+
+    def _check(self, _model: Model, _inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        layer = named.get("layer")
+        for index in range(len(self.layers)) if layer is None else [layer]:
+            self.check(index)
+
+    def _settle_versions(self) -> None:
+        for message in self._published:
+            message.wait()
+        self._published.clear()
+
+    def _gather(self, layer: Layer) -> None:
+        """Begin to gather a layer where its parameters lie."""
+        layout, place = self._owned.layout, self._owned.place
+        mine = [(layout.kept(layer, place), self._owned.weights(layer))]
+        if self._slots:
+            whole = self._slots[layer.index % _SLOTS]
+            for other in range(layer.index % _SLOTS, len(self.layers), _SLOTS):
+                self._has.pop(other, None)
+            again, _ = layout.use_again(layer, layer.shards[place])
+            mine.append((again, self._owned.weights_again(layer)))
+            for values, part in mine:
+                whole[layer.within(values)] = part
+        else:
+            whole = self._owned.weights_N[layer.values.start : layer.values.stop]
+        messages = []
+        with operation(self._ctx, "weights", bucket=layer.index):
+            for other in self._others:
+                parts = [layout.kept(layer, other)]
+                parts += [layout.use_again(layer, layer.shards[other])[0]] if self._slots else []
+                for values in filter(None, parts):
+                    box = whole[layer.within(values)]
+                    messages.append(self._ctx.irecv(box, source=self._among[other], tag=_WEIGHTS))
+            for _, part in mine:
+                others = [self._among[other] for other in self._others] if part.numel() else []
+                messages += [self._ctx.isend(part, dest=other, tag=_WEIGHTS) for other in others]
+        self._coming[layer.index] = messages
+
+    @torch.no_grad()
+    def _share_memory(self, model: Model) -> list[Tensor]:
+        """Lay the parameters of even layers over one another, and those of odd ones."""
+        sizes = [max(len(layer.values) for layer in self.layers[slot::_SLOTS]) for slot in range(_SLOTS)]
+        slots = [self._owned.weights_N.new_zeros(size) for size in sizes]
+        parameters = list(model.parameters())
+        for layer in self.layers:
+            for fragment in self._owned.layout.fragments(layer.values):
+                part = slots[layer.index % _SLOTS][layer.within(fragment.part.values)]
+                parameters[fragment.part.parameter].data = part.view(fragment.shape)
+        return slots

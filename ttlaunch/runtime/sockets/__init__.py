@@ -1,1 +1,0 @@
-"""How two ranks exchange tensors: over MPI, over torch's process group, within one process."""

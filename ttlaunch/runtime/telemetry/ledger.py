@@ -1,0 +1,262 @@
+"""What a rank sent, to whom, for which operation and in which phase of which step; and how long it waited for others.
+
+Every message is counted where it leaves, in memory; steps that sent the same are kept as one row. A line goes to the
+rank's ledger file every few seconds, in long runs every few minutes, and at the end, so what a run did is known also
+when it is killed.
+
+A message belongs to the operation that `operation()` names, else to the function of the recipe that sent it, without a
+leading underscore and `send_` or `receive_`: `_send_weights` and `_receive_weights` are the two ends of `weights`.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections import defaultdict
+from contextlib import AbstractContextManager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.runtime.telemetry.black_box import BlackBox, Place
+from ttlaunch.runtime.telemetry.profile import StepProfile
+from ttlaunch.runtime.telemetry.trace import Trace
+
+START, EXCHANGE, AFTER = "start", "exchange", "after"
+"""Phases by themselves: before the first step, in a step, and after a step's report, where validations are."""
+
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+"""Phases that models and optimizers enter and leave."""
+
+_PASSES = frozenset({FORWARD, BACKWARD, UPDATE})
+_RUNTIME = str(Path(__file__).parents[1]) + os.sep
+_VERBS = tuple(f"{_RUNTIME}{name}.py" for name in ("context", "telemetry/ledger", "comm/ledger_socket"))
+_NOTHING = contextlib.nullcontext()
+_FLUSH_S, _FLUSH_SHARE = 2.0, 0.05  # the longer a run, the rarer lines are, so that days of it make no large file
+_MOST_STEPS = 2000
+
+Key = tuple[str, int | None, str, int]
+"""Operation, bucket, phase, destination."""
+
+
+class Ledger:
+    """The books of one rank.
+
+    Attributes:
+        step: That what is sent now belongs to; 0 before the first.
+        phase: What the rank does.
+        label: Operation and bucket in force; None: that of the function that sends.
+        trace: A timeline of the same; None: nobody asked for one.
+        profile: Torch's profiler on some steps; None: nobody asked for it.
+        box: The rank's black box; None: it has none, as in `ttlaunch simulate`.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        trace: Trace | None = None,
+        box: BlackBox | None = None,
+        profile: StepProfile | None = None,
+    ) -> None:
+        """Keep books, and write them to a file if one is named; what happens when goes to the trace if there is one."""
+        self.step = 0
+        self.phase = self._rest = START
+        self.label: tuple[str, int | None] | None = None
+        self.trace = trace
+        self.box = box
+        self.profile = profile
+        self._path = path
+        self._micro_batch: int | None = None
+        self._facts: dict[str, int] = {}
+        self._messages: dict[Key, int] = defaultdict(int)
+        self._bytes: dict[Key, int] = defaultdict(int)
+        self._waits: dict[tuple[str, str], int] = defaultdict(int)
+        self._spent: dict[str, int] = defaultdict(int)
+        self._begin_stretch()
+        self._began = self._step_began = self._since = self._flushed = time.monotonic_ns()
+
+    def sent(self, label: tuple[str, int | None], dest: int, size: int) -> None:
+        """Count a message of `size` bytes."""
+        key = (*label, self.phase, dest)
+        self._messages[key] += 1
+        self._bytes[key] += size
+
+    def waited(self, operation: str, nanoseconds: int) -> None:
+        """Count time in which the rank could do nothing but wait for a message to leave or to arrive."""
+        self._waits[operation, self.phase] += nanoseconds
+
+    def note(self, **facts: int) -> None:
+        """Leave what a formula needs to know of this rank; the same fact of several parts of a model adds up."""
+        for name, value in facts.items():
+            self._facts[name] = self._facts.get(name, 0) + value
+
+    def begin_step(self, step: int) -> None:
+        """What follows belongs to this step."""
+        self._close_step()
+        self.step = step
+        if self.box is not None:
+            self.box.begin_step(step)
+        if self.profile is not None:
+            self.profile.begin_step(step)
+        self.phase = self._rest = EXCHANGE
+        self._step_began = self._since = time.monotonic_ns()
+
+    def end_step(self) -> None:
+        """The step is done; what follows until the next one is validation, checkpoints and the like."""
+        self._rest = AFTER
+        self.enter(AFTER)
+        self._spent["step"] += self._since - self._step_began
+        if self.box is not None:
+            self.box.end_step(self._since - self._step_began)
+        if self.trace is not None and self.trace.is_open:
+            self.trace.span(f"step {self.step}", "step", self._step_began, self._since)
+            self.trace.end_step()
+        if self.profile is not None:
+            self.note(**self.profile.end_step(self.step))
+
+    def marked(self, verb: str, operation: str) -> AbstractContextManager[Any]:
+        """Name a block in the profiler's trace, while one is recorded."""
+        profile = self.profile
+        return _NOTHING if profile is None or not profile.is_active else profile.mark(f"{verb} {operation}")
+
+    def enter(self, phase: str, *, micro_batch: int | None = None) -> None:
+        """Say what the rank does from here on, and with which micro-batch."""
+        now = time.monotonic_ns()
+        self._spent[self.phase] += now - self._since
+        if self.box is not None:
+            self.box.passed()
+        if self.trace is not None and self.phase in _PASSES:
+            self._trace_pass(self.trace, now)
+        self.phase, self._since, self._micro_batch = phase, now, micro_batch
+
+    def _trace_pass(self, trace: Trace, now: int) -> None:
+        facts = {} if self._micro_batch is None else {"micro_batch": self._micro_batch}
+        number = "" if self._micro_batch is None else f" {self._micro_batch}"
+        trace.span(f"{self.phase}{number}", self.phase, self._since, now, step=self.step, **facts)
+
+    def leave(self) -> None:
+        """Be back between passes."""
+        self.enter(self._rest)
+
+    def close(self) -> None:
+        """Write what is not yet written; call it when the rank has sent its last message, or has failed."""
+        if self.trace is not None and self.trace.is_open:
+            self.trace.close()
+        if self.profile is not None:
+            self.profile.close()
+        self._close_step(is_last=True)
+
+    def _close_step(self, *, is_last: bool = False) -> None:
+        """Fold what was counted since the last step began into the rows of this stretch of steps."""
+        self.leave()
+        for key, messages in self._messages.items():
+            _extend(self._rows[key], self.step, messages, self._bytes[key])
+        for operation_and_phase, nanoseconds in self._waits.items():
+            self._waited[operation_and_phase][self.step] = nanoseconds // 1000
+        for phase, nanoseconds in self._spent.items():
+            self._times[phase][self.step] = nanoseconds // 1000
+        for counted in (self._messages, self._bytes, self._waits, self._spent):
+            counted.clear()
+        self._last = self.step
+        now = time.monotonic_ns()
+        is_late = now - self._flushed > max(_FLUSH_S * 1e9, (now - self._began) * _FLUSH_SHARE)
+        is_first = self._first == 0 < self.step  # so that books are there even if the run is soon killed
+        if is_late or is_first or is_last or self.step - self._first >= _MOST_STEPS:
+            self._flush()
+
+    def _begin_stretch(self) -> None:
+        self._first = self.step
+        self._last = self.step
+        self._rows: dict[Key, list[list[int]]] = defaultdict(list)
+        self._waited: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+        self._times: dict[str, dict[int, int]] = defaultdict(dict)
+
+    def _flush(self) -> None:
+        """Append a line; a full disk costs the books, not the run."""
+        line = json.dumps(self._stretch(), separators=(",", ":")) + "\n"
+        if self._path is not None:
+            with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
+                file.write(line)
+        self._begin_stretch()
+        self._first = self.step + 1
+        self._flushed = time.monotonic_ns()
+
+    def _stretch(self) -> dict[str, Any]:
+        return {
+            "format": contract.LEDGER_FORMAT,
+            "first": self._first,
+            "last": self._last,
+            "facts": self._facts,
+            "sent": [[*key, rows] for key, rows in self._rows.items()],
+            "waited": [[*key, times] for key, times in self._waited.items()],
+            "spent": [[phase, times] for phase, times in self._times.items()],
+        }
+
+
+class _Label:
+    """Puts a label into force for a block; a class, because a generator would take three times as long."""
+
+    __slots__ = ("_before", "_label", "_ledger")
+
+    def __init__(self, ledger: Ledger, label: tuple[str, int | None]) -> None:
+        self._ledger = ledger
+        self._label = label
+
+    def __enter__(self) -> None:
+        self._before, self._ledger.label = self._ledger.label, self._label
+
+    def __exit__(self, *_: object) -> None:
+        self._ledger.label = self._before
+
+
+def operation(socket: object, name: str, *, bucket: int | None = None) -> AbstractContextManager[None]:
+    """Attribute the messages of a block to an operation; the innermost name counts.
+
+    Args:
+        socket: A rank's context, or its socket; one that keeps no books is left alone.
+        name: Such as `gradients`; the same on both ends.
+        bucket: Which part of a vector that is sent in several.
+    """
+    ledger: Ledger | None = getattr(socket, "ledger", None)
+    return _NOTHING if ledger is None else _Label(ledger, (name, bucket))
+
+
+def caller() -> tuple[tuple[str, int | None], Place]:
+    """The operation of a message that nobody named, and where it was asked for.
+
+    It is named after the function that the recipe called, or else the recipe's own; the place is the recipe's line.
+    """
+    frame = sys._getframe(1)  # noqa: SLF001  the documented way to find a caller without building a traceback
+    while frame.f_back is not None and (frame.f_code.co_filename in _VERBS or frame.f_code.co_name[0] == "<"):
+        frame = frame.f_back  # a comprehension is part of the function around it
+    name = frame.f_code.co_name
+    while frame.f_back is not None and _is_runtime(frame.f_code.co_filename):
+        name = frame.f_code.co_name
+        frame = frame.f_back
+    return (_operation_of(name), None), (frame.f_code.co_filename, frame.f_lineno)
+
+
+@cache
+def _is_runtime(filename: str) -> bool:
+    return filename.startswith(_RUNTIME)
+
+
+@cache
+def _operation_of(function: str) -> str:
+    name = function.lstrip("_")
+    for verb in ("send_", "receive_"):
+        name = name.removeprefix(verb)
+    return name or function
+
+
+def _extend(rows: list[list[int]], step: int, messages: int, size: int) -> None:
+    """Add a step to rows of `[first, last, stride, messages, bytes]`, each an arithmetic progression of equal steps."""
+    if rows and rows[-1][3:] == [messages, size]:
+        first, last, stride = rows[-1][:3]
+        if first == last or step - last == stride:
+            rows[-1][1:3] = [step, step - last]
+            return
+    rows.append([step, step, 1, messages, size])
