@@ -8,7 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "ttlaunch"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PURE = ("diagnostics", "spec", "planning")
-LONGEST_MODULE = 300
+LONGEST_MODULE = 500
 LONGEST_FUNCTION = 40
 
 # What reads the environment, the current folder, the clock or the network, as it is written in code.
