@@ -1,0 +1,1 @@
+"""Everything that ranks, shims and agents write and the launcher reads, as typed and bounded values."""

@@ -1,0 +1,168 @@
+"""The frames that the agent beside a run on a host sends to the launcher.
+
+A frame names only files and ranks of its own host: whatever a broken host says, it says of itself. Python 3.9 and the
+standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ttlaunch.records.parser import (
+    BadRecord,
+    Count,
+    Flag,
+    Rank,
+    Size,
+    Text,
+    Time,
+    Word,
+    parse,
+    record,
+    shown,
+)
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from typing import Any, Union
+
+_FILE = re.compile(r"(?:logs|records|stacks|blackbox|checkpoints/step-[0-9]{1,18}\.tmp)/rank-([0-9]{1,9})\.[a-z.]+\Z")
+_SHOWN = 100
+
+
+@record
+class FilePiece:
+    """A piece of a file in the run's folder.
+
+    Attributes:
+        name: Relative to the folder; of a file that a rank has there.
+        offset: Of the piece, in bytes.
+        whole: Whether the file appears at once, as records do.
+        number: Of the piece, from 1, over all connections to the agent.
+    """
+
+    name: Word
+    offset: Size
+    whole: Flag
+    number: Size
+
+
+@record
+class AgentReady:
+    """A connection to the agent stands.
+
+    Attributes:
+        version: Of what it says and understands, see `contract.AGENT_VERSION`; 0 before versions were said.
+        time: The host's, seconds since the epoch.
+        clock: The reading of the lease's clock.
+        done: How many orders it has carried out.
+    """
+
+    version: Count = 0
+    time: Time
+    clock: Time
+    done: Size
+
+
+@record
+class AgentAlive:
+    """A sign of life.
+
+    Attributes:
+        clock: The reading of the lease's clock, to be sent back.
+        done: How many orders it has carried out.
+    """
+
+    clock: Time
+    done: Size
+
+
+@record
+class Looked:
+    """How the processes of the host's ranks are; all that the agent had by then has come before.
+
+    Attributes:
+        question: Its number.
+        stopped: Ranks that were stopped by a signal.
+        faults: Ranks, and how often each has touched fresh memory.
+    """
+
+    question: Size
+    stopped: tuple[Rank, ...]
+    faults: tuple[tuple[Rank, Size], ...]
+
+
+@record
+class AgentGone:
+    """There is no agent any more, or it does not want us; `reason` is a clause."""
+
+    reason: Text
+
+
+@record
+class ShimLost:
+    """A shim is gone without a record; `time` is the host's, seconds since the epoch."""
+
+    rank: Rank
+    time: Time
+
+
+@record
+class AgentEnded:
+    """The agent has finished; it had to kill so many processes."""
+
+    killed: Size
+
+
+if TYPE_CHECKING:
+    AgentFrame = Union[  # noqa: UP007 - Python 3.9
+        FilePiece, ShimLost, Looked, AgentReady, AgentAlive, AgentGone, AgentEnded
+    ]
+else:
+    AgentFrame = object
+
+_FRAMES: dict[str, type] = {
+    "alive": AgentAlive,
+    "ready": AgentReady,
+    "gone": AgentGone,
+    "refused": AgentGone,
+    "file": FilePiece,
+    "lost_shim": ShimLost,
+    "looked": Looked,
+    "ended": AgentEnded,
+}
+
+
+def parse_agent_frame(header: Mapping[str, Any], *, ranks: Collection[int] | None = None) -> AgentFrame | BadRecord:
+    """What a frame says.
+
+    Args:
+        header: Of the frame.
+        ranks: Those of the agent's host; None: it is not known yet which they are, and none may be named.
+    """
+    kind = header.get("kind")
+    cls = _FRAMES.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        return BadRecord(f"no message of an agent: {str(kind)[:_SHOWN]}")
+    said: AgentFrame | BadRecord = parse(cls, header)
+    if isinstance(said, BadRecord):
+        return BadRecord(f"no message of an agent: of `{kind}` {said.reason}")
+    if isinstance(said, AgentGone):
+        return AgentGone(reason=said.reason[:_SHOWN])
+    named = _ranks_of(said)
+    strange = named if ranks is None else [rank for rank in named if rank not in ranks]
+    if strange:
+        what = f"the file {shown(said.name)}" if isinstance(said, FilePiece) else f"rank {strange[0]}"
+        return BadRecord(f"no message of an agent: `{kind}` is about {what}, which the host does not have")
+    return said
+
+
+def _ranks_of(said: AgentFrame) -> list[int]:
+    """Whom a frame is about; -1 of a file that belongs to nobody."""
+    if isinstance(said, FilePiece):
+        found = _FILE.match(said.name)
+        return [int(found.group(1)) if found else -1]
+    if isinstance(said, ShimLost):
+        return [said.rank]
+    return [*said.stopped, *(rank for rank, _ in said.faults)] if isinstance(said, Looked) else []

@@ -1,0 +1,380 @@
+"""The one parser of what ranks, shims and agents write and the launcher reads: each record becomes a typed value.
+
+A rank is a user's program and a host is another machine: nothing they write is believed before it is checked here. A
+record's class names its fields, and each field's annotation names a kind below, with a type, a range and a length.
+The parser never raises: it returns the typed value, or a `BadRecord` that says what is wrong.
+
+Python 3.9 and the standard library only: every shim imports this file, so it needs neither `dataclasses` nor `typing`,
+which cost several milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVar, dataclass_transform
+
+    T = TypeVar("T")
+else:
+
+    def dataclass_transform(**_: object) -> object:
+        """Tells type checkers that `record` makes a constructor of the annotations; nothing at run time."""
+        return lambda decorator: decorator
+
+
+LONGEST_RECORD = 64 * 1024 * 1024
+"""Bytes of a line or of a file that holds one record; the digests of a model with many parameters are the longest."""
+DEEPEST = 32
+"""Lists and objects inside each other; ours need five, and a recipe's state in a checkpoint a few more."""
+MOST_ITEMS = 4_000_000
+"""Of one list, and steps that one line of a traffic ledger may name."""
+
+_LONGEST_TEXT = 16 * 1024 * 1024
+_LONGEST_WORD = 4096
+_SHOWN = 40
+LARGEST_COUNT = 2**53  # up to here every whole number is one of a float, too
+_LARGEST_SIZE = 2**62
+_LATEST = 1e11  # seconds since the epoch: in 3,000 years
+
+# Kinds of fields. To a type checker they are plain types; `_KINDS` has what each of them checks.
+Count = int
+Size = int
+Step = int
+Rank = int
+Pid = int
+Status = int
+Signal = int
+Nanoseconds = int
+Flag = bool
+Time = float
+Seconds = float
+Number = float  # also a whole one, also nan and the infinities
+Text = str
+Word = str
+Value = object  # a number, a text, a truth value or None
+Json = object  # anything that JSON can say
+
+
+class BadRecord:
+    """What was wrong with a record, as one clause; it stands in the place of the record."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def __repr__(self) -> str:
+        return f"BadRecord({self.reason!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BadRecord) and self.reason == other.reason
+
+    __hash__ = None  # type: ignore[assignment]  # compared in tests, never a key
+
+
+class _WrongError(ValueError):
+    """Found inside a record, on its way out to whoever asked for the record; `path` grows on that way."""
+
+    def __init__(self, value: object, expected: str) -> None:
+        super().__init__(expected)
+        self.said = f"{shown(value)}, expected {expected}"
+        self.path: list[str] = []
+
+    def within(self, name: object) -> _WrongError:
+        self.path.insert(0, str(name)[:_SHOWN])
+        return self
+
+    @property
+    def reason(self) -> str:
+        return f"`{'.'.join(self.path)}` is {self.said}" if self.path else f"it is {self.said}"
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def record(cls: type[T]) -> type[T]:
+    """Make a class a record: a constructor by keyword, equality by value, and what the parser needs to know.
+
+    Fields are the class's annotations; those with a value in the class may be missing. `vars` of an instance has what
+    it was given, in that order, so a record is written as it was built and a default is not written.
+    """
+    fields = tuple(cls.__annotations__)
+    cls._fields = frozenset(fields)  # type: ignore[attr-defined]
+    cls._required = frozenset(name for name in fields if not hasattr(cls, name))  # type: ignore[attr-defined]
+    cls.__init__ = _init  # type: ignore[method-assign]
+    cls.__eq__ = _equal  # type: ignore[method-assign]
+    cls.__repr__ = _repr  # type: ignore[method-assign]
+    _CLASSES[cls.__name__] = cls
+    return cls
+
+
+_CLASSES: dict[str, type] = {}
+
+
+def _init(self: Any, **values: object) -> None:
+    if not self._required <= values.keys() <= self._fields:
+        wrong = sorted(self._required - values.keys() | values.keys() - self._fields)
+        raise TypeError(f"{type(self).__name__} lacks or does not know {', '.join(wrong)}")
+    self.__dict__.update(values)
+
+
+def _equal(self: Any, other: Any) -> bool:
+    return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in self._fields)
+
+
+def _repr(self: Any) -> str:
+    return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+
+def read(cls: type[T], data: bytes) -> T | BadRecord:
+    """The record that a line or a whole file holds."""
+    content = load(data)
+    return content if isinstance(content, BadRecord) else parse(cls, content)
+
+
+def parse(cls: type[T], content: object) -> T | BadRecord:
+    """The record that a value holds which was JSON, such as the header of a frame."""
+    try:
+        return _build(cls, content)
+    except _WrongError as wrong:
+        return BadRecord(wrong.reason)
+
+
+def _build(cls: type[T], content: object) -> T:
+    """A record of a class; raises `_WrongError` at the first field that is not as it should be."""
+    if type(content) is not dict:
+        raise _WrongError(content, "an object")
+    checks = _CHECKS.get(cls) or _prepare(cls)
+    values = {}
+    for name, value in content.items():
+        check = checks.get(name)
+        if check is not None:  # a field of a later version is left alone
+            try:
+                values[name] = check(value)
+            except _WrongError as wrong:
+                raise wrong.within(name) from None
+    for name in cls._required:  # type: ignore[attr-defined]
+        if name not in values:
+            raise _WrongError(_MISSING, "a value").within(name)
+    return cls(**values)
+
+
+_CHECKS: dict[type, dict[str, Callable[[Any], Any]]] = {}
+
+
+def _prepare(cls: type) -> dict[str, Callable[[Any], Any]]:
+    """How to check each field of a class, from its annotations; made when the first record of the class is read."""
+    _CHECKS[cls] = {name: check_of(str(kind)) for name, kind in cls.__annotations__.items()}
+    return _CHECKS[cls]
+
+
+def check_of(kind: str) -> Callable[[Any], Any]:
+    """The check for a kind as an annotation spells it, such as `Count`, `Word | None` or `dict[str, tuple[Rank, ...]]`."""
+    if kind.endswith(" | None"):
+        known = check_of(kind[: -len(" | None")])
+        return lambda value: None if value is None else known(value)
+    if kind.startswith("tuple[") and kind.endswith(", ...]"):
+        return _list_of(check_of(kind[len("tuple[") : -len(", ...]")]))
+    if kind.startswith("tuple["):
+        return _row_of([check_of(part) for part in _parts(kind[len("tuple[") : -1])])
+    if kind.startswith("dict[str, "):
+        return _mapping_of(check_of(kind[len("dict[str, ") : -1]))
+    if kind in _KINDS:
+        return _KINDS[kind]
+    cls = _CLASSES[kind]
+    return lambda value: _build(cls, value)
+
+
+def checked(kind: str, value: object) -> Any:
+    """A value of a kind; for records that are lists and no objects.
+
+    Raises:
+        ValueError: It is none.
+    """
+    return check_of(kind)(value)
+
+
+def reason_of(error: ValueError) -> str:
+    """What is wrong, by an error of `checked`."""
+    return error.reason if isinstance(error, _WrongError) else str(error)
+
+
+def _parts(kinds: str) -> list[str]:
+    """The kinds of a row, split at the commas that are in no brackets."""
+    parts, depth = [""], 0
+    for letter in kinds:
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def _list_of(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def checked_list(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, (list, tuple)) or len(value) > MOST_ITEMS:
+            raise _WrongError(value, "a list")
+        found = []
+        for number, one in enumerate(value):
+            try:
+                found.append(check(one))
+            except _WrongError as wrong:
+                raise wrong.within(number) from None
+        return tuple(found)
+
+    return checked_list
+
+
+def _row_of(checks: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    def checked_row(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, (list, tuple)) or len(value) != len(checks):
+            raise _WrongError(value, f"a list of {len(checks)}")
+        try:
+            return tuple([check(one) for check, one in zip(checks, value)])  # noqa: B905 - Python 3.9; the lengths agree
+        except _WrongError as wrong:
+            raise wrong.within("…") from None
+
+    return checked_row
+
+
+def _mapping_of(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def checked_mapping(value: Any) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise _WrongError(value, "an object")
+        found = {}
+        for name, one in value.items():
+            try:
+                found[_word(name)] = check(one)
+            except _WrongError as wrong:
+                raise wrong.within(name) from None
+        return found
+
+    return checked_mapping
+
+
+def _whole(least: int, most: int, expected: str) -> Callable[[Any], Any]:
+    def checked_whole(value: Any) -> int:
+        if type(value) is not int or not least <= value <= most:
+            raise _WrongError(value, expected)
+        return value
+
+    return checked_whole
+
+
+def _real(least: float, most: float, expected: str) -> Callable[[Any], Any]:
+    def checked_real(value: Any) -> float:
+        if type(value) not in (int, float) or not least <= value <= most:  # nan is neither
+            raise _WrongError(value, expected)
+        return float(value)
+
+    return checked_real
+
+
+def _text_up_to(longest: int) -> Callable[[Any], Any]:
+    def checked_text(value: Any) -> str:
+        if type(value) is not str or len(value) > longest:
+            raise _WrongError(value, "a text" if type(value) is not str else f"at most {longest} characters")
+        if (
+            not value.isascii()
+        ):  # half of a surrogate pair cannot be printed, and a path may hold bytes that are no text
+            return value.encode("utf-8", "replace").decode()
+        return str(value)
+
+    return checked_text
+
+
+_word = _text_up_to(_LONGEST_WORD)
+_text = _text_up_to(_LONGEST_TEXT)
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def _number(value: Any) -> float:
+    """A number as `contract.record_line` writes it, so not finite as a text; a whole one stays whole."""
+    if type(value) is str and value in _NOT_FINITE:
+        return _NOT_FINITE[value]
+    if type(value) is float or (type(value) is int and -_LARGEST_SIZE <= value <= _LARGEST_SIZE):
+        return value
+    raise _WrongError(value, "a number")
+
+
+def _value(value: Any) -> object:
+    if value is None or type(value) is bool:
+        return value
+    if type(value) is str:
+        return _NOT_FINITE[value] if value in _NOT_FINITE else _text(value)
+    return _number(value)
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise _WrongError(value, "true or false")
+    return value
+
+
+_COUNT = _whole(0, LARGEST_COUNT, "a whole number from 0 to 2**53")
+_KINDS: dict[str, Callable[[Any], Any]] = {
+    "Count": _COUNT,
+    "Step": _COUNT,
+    "Size": _whole(0, _LARGEST_SIZE, "a number of bytes"),
+    "Rank": _whole(0, 2**31 - 1, "a rank"),
+    "Pid": _whole(1, 2**31 - 1, "the number of a process"),
+    "Status": _whole(0, 255, "an exit status"),
+    "Signal": _whole(1, 128, "the number of a signal"),
+    "Nanoseconds": _whole(-_LARGEST_SIZE, _LARGEST_SIZE, "a time in nanoseconds"),
+    "Flag": _flag,
+    "Time": _real(0.0, _LATEST, "seconds since 1970"),
+    "Seconds": _real(0.0, _LATEST, "a number of seconds"),
+    "Number": _number,
+    "Text": _text,
+    "Word": _word,
+    "Value": _value,
+    "Json": lambda value: value,
+}
+
+
+def shown(value: object) -> str:
+    """A wrong value, short: what is long or nested is only named."""
+    if value is _MISSING:
+        return "missing"
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, (list, tuple)):
+        return f"a list of {len(value)}"
+    if type(value) is int and abs(value) > _LARGEST_SIZE:
+        return "a number too large"
+    return repr(value[:_SHOWN] if isinstance(value, (str, bytes)) else value)
+
+
+_MISSING = object()
+
+
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def load(data: bytes) -> Any:
+    """The value of a text of JSON that is neither too long nor too deep, which is known before it is parsed."""
+    if len(data) > LONGEST_RECORD:
+        return BadRecord(f"it is longer than {LONGEST_RECORD // 2**20} MiB")
+    if not is_shallow(data):
+        return BadRecord(f"it is nested more than {DEEPEST} deep")
+    try:
+        return json.loads(data)
+    except ValueError as error:  # also a whole number of too many digits, and bytes that are no UTF-8
+        return BadRecord(f"it is no JSON: {str(error)[: 2 * _SHOWN]}")
+    except RecursionError:
+        return BadRecord("it is nested too deep")
+
+
+def is_shallow(data: bytes) -> bool:
+    """Whether lists and objects of a text of JSON are at most `DEEPEST` inside each other."""
+    if data.count(b"[") + data.count(b"{") <= DEEPEST:
+        return True
+    brackets = _STRINGS.sub(b"", data).translate(None, _NOT_BRACKETS)
+    for _ in range(DEEPEST):  # each round takes the innermost pairs away
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+    opened = brackets.count(b"[") + brackets.count(b"{")
+    is_torn = 2 * opened != len(brackets)  # no JSON at all, which the parser says better than we
+    return not brackets or (is_torn and opened <= DEEPEST)

@@ -1,0 +1,341 @@
+"""What a rank and its shim write: progress, how the rank failed, how it ended, its part of a checkpoint.
+
+Each record is a class whose annotations are the kinds of `parser.py`. Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ttlaunch import contract
+from ttlaunch.records.parser import (
+    BadRecord,
+    Count,
+    Flag,
+    Json,
+    Number,
+    Pid,
+    Rank,
+    Signal,
+    Size,
+    Status,
+    Step,
+    Text,
+    Time,
+    Value,
+    Word,
+    load,
+    parse,
+    record,
+    shown,
+)
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from typing import Any, TypeVar, Union
+
+    T = TypeVar("T")
+
+_LONGEST_NOTE = 100
+
+# The records of a rank's progress, `records/rank-N.progress.jsonl`, a line each. Values stand in the order of the line.
+
+
+@record
+class Started:
+    """The shim has started the rank's process."""
+
+    time: Time
+    pid: Pid
+    shim_pid: Pid | None = None
+    host: Word = ""
+
+
+@record
+class Ready:
+    """The runtime has the world and calls the role."""
+
+    time: Time
+    total_steps: Step | None = None
+
+
+@record
+class StepDone:
+    """An optimizer step is done; `values` are the numbers that the recipe reports of it, in its order."""
+
+    time: Time
+    step: Step
+    values: dict[str, Number]
+
+    @property
+    def loss(self) -> float | None:
+        """The training loss, which may be no number; None if the rank does not know it."""
+        return self.values.get("loss")
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The gradient's norm; None for a rank that does not update weights."""
+        return self.values.get("grad_norm")
+
+    @property
+    def tokens(self) -> int:
+        """Of the step; 0 for a rank that counts none."""
+        tokens = self.values.get("tokens", 0)
+        return int(tokens) if math.isfinite(tokens) else 0
+
+    @property
+    def arrived_from(self) -> int | None:
+        """The rank that the only gradient of the step came from; None where a step takes several."""
+        source = self.values.get(contract.ARRIVED_FROM)
+        return source if type(source) is int else None
+
+
+@record
+class Validation:
+    """A validation after a step; `values` has its mean loss, its tokens, and perplexity or accuracy."""
+
+    time: Time
+    step: Step
+    values: dict[str, Number]
+
+    @property
+    def loss(self) -> float:
+        return self.values["loss"]
+
+    @property
+    def perplexity(self) -> float | None:
+        return self.values.get("perplexity")
+
+    @property
+    def accuracy(self) -> float | None:
+        return self.values.get("accuracy")
+
+
+@record
+class LayerNorms:
+    """The norm of the gradient of each layer that the rank updates."""
+
+    time: Time
+    step: Step
+    norms: dict[str, Number]
+
+
+@record
+class LostCheckpoint:
+    """The rank could not write its shard, and training goes on."""
+
+    time: Time
+    step: Step
+    reason: Text
+
+
+@record
+class Stopping:
+    """The rank has heard that the run is to end, and begins no step after this one by itself."""
+
+    time: Time
+    step: Step
+
+
+@record
+class Note:
+    """A line worth showing to the user."""
+
+    time: Time
+    text: Text
+
+
+@record
+class Parameters:
+    """The SHA-256 of name, shape, dtype and bytes of each parameter that the rank holds."""
+
+    time: Time
+    digests: dict[str, Word]
+
+
+@record
+class Result:
+    """What the recipe wants in the summary, by name."""
+
+    time: Time
+    values: dict[str, Value]
+
+
+@record
+class Done:
+    """The role's function returned."""
+
+    time: Time
+
+
+@record
+class OtherProgress:
+    """A record of a recipe's own making, or of a kind that a later version writes."""
+
+    kind: Word
+    time: Time
+    step: Step | None = None
+    values: dict[str, Value]
+
+
+if TYPE_CHECKING:
+    Progress = Union[  # noqa: UP007 - Python 3.9
+        Started, Ready, StepDone, Validation, LayerNorms, LostCheckpoint, Stopping, Note, Parameters, Result, Done
+    ]
+    AnyProgress = Union[Progress, OtherProgress]  # noqa: UP007 - likewise
+else:
+    Progress = AnyProgress = object
+
+_PROGRESS = {
+    contract.KIND_STARTED: Started,
+    contract.KIND_READY: Ready,
+    contract.KIND_STEP: StepDone,
+    contract.KIND_VALIDATION: Validation,
+    contract.KIND_LAYER_NORMS: LayerNorms,
+    contract.KIND_LOST_CHECKPOINT: LostCheckpoint,
+    contract.KIND_STOPPING: Stopping,
+    contract.KIND_NOTE: Note,
+    contract.KIND_PARAMETERS: Parameters,
+    contract.KIND_RESULT: Result,
+    contract.KIND_DONE: Done,
+}
+_KIND_OF = {cls: kind for kind, cls in _PROGRESS.items()}
+_OF_LINE = frozenset({"kind", "time", "step"})
+
+
+def kind_of(progress: AnyProgress) -> str:
+    """The kind of a progress record, as its line names it."""
+    return progress.kind if isinstance(progress, OtherProgress) else _KIND_OF[type(progress)]
+
+
+def measured_values(progress: AnyProgress) -> dict[str, object]:
+    """What a progress record says besides its kind, time and step, in the order of its line."""
+    if isinstance(progress, (StepDone, Validation, OtherProgress)):
+        return dict(progress.values)
+    return {name: value for name, value in vars(progress).items() if name not in _OF_LINE}
+
+
+def step_of(progress: AnyProgress) -> int | None:
+    """The step that a progress record is about; None if it is about none."""
+    return getattr(progress, "step", None)
+
+
+def at_time(progress: T, time: float) -> T:
+    """The same record at another time, such as that of this machine's clock."""
+    return type(progress)(**{**vars(progress), "time": time})
+
+
+# What is written once for each rank.
+
+
+@record
+class RankError:
+    """`records/rank-N.error.json`: the exception of a rank whose role raised; `file` and `line` are its place."""
+
+    type: Word = "None"
+    message: Text = ""
+    traceback: Text = ""
+    file: Word | None = None
+    line: Count | None = None
+    step: Step | None = None
+    role: Word = ""
+    time: Time = 0.0
+
+
+_NO_OUTPUT: dict[str, int] = {}
+
+
+@record
+class RankExit:
+    """`records/rank-N.exit.json`: how a rank ended, by its shim.
+
+    Attributes:
+        status, signal: One of them; None if the rank could not be started, see `start_error`.
+        left_early: Whether it left with status 0 before its role was finished.
+        oom_kills: How often the kernel has killed for want of memory meanwhile; None if it does not say.
+        left_behind: How many processes of the rank the shim had to end.
+        unkept_output: By stream, how many bytes could not be written, for `unkept_reason`.
+    """
+
+    rank: Rank | None = None
+    pid: Pid | None = None
+    started: Time | None = None
+    time: Time = 0.0
+    status: Status | None = None
+    signal: Signal | None = None
+    left_early: Flag = False
+    peak_memory_bytes: Size | None = None
+    oom_kills: Count | None = None
+    memory_limit_bytes: Size | None = None
+    left_behind: Count = 0
+    unkept_output: dict[str, Size] = _NO_OUTPUT
+    unkept_reason: Text | None = None
+    start_error: Text | None = None
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it tells of anything but a rank that did its work and left with status 0."""
+        return self.status != 0 or self.left_early or bool(self.start_error)
+
+
+@record
+class ShardRecord:
+    """`rank-N.json` beside a shard of a checkpoint: the shard is whole, and so large; `state` is where training is."""
+
+    step: Step
+    owners: tuple[Rank, ...]
+    state: dict[str, Json]
+    size: Size
+    sha256: Word
+    tensors: tuple[Word, ...]
+
+
+@record
+class OutputNote:
+    """A line of `logs/rank-N.times`: by then a stream's file was so long, and perhaps over."""
+
+    time: Time
+    stream: Word
+    end: Size
+    is_over: Flag
+
+
+# How lines become records
+
+
+def read_progress(line: bytes) -> AnyProgress | BadRecord:
+    """The record in a line of a rank's progress."""
+    content = load(line)
+    if isinstance(content, BadRecord):
+        return content
+    if not isinstance(content, dict):
+        return BadRecord(f"it is {shown(content)}, expected an object")
+    kind = content.get("kind")
+    cls = _PROGRESS.get(kind) if isinstance(kind, str) else None
+    if cls in (StepDone, Validation):
+        content = _with_values(content)
+    elif cls is None:
+        cls, content = OtherProgress, {**_with_values(content), "kind": kind}
+    found: AnyProgress | BadRecord = parse(cls, content)
+    if isinstance(found, Validation) and "loss" not in found.values:
+        return BadRecord("`loss` is missing")
+    return found
+
+
+def read_output_note(line: bytes) -> OutputNote | BadRecord:
+    """The note in a line of `logs/rank-N.times`: time, stream 1 or 2, length of its file, and perhaps `end`."""
+    parts = line.split()
+    if len(line) > _LONGEST_NOTE or len(parts) not in (3, 4) or parts[1] not in (b"1", b"2"):
+        return BadRecord(f"it is {shown(line)}, expected a time, 1 or 2, and a length")
+    try:
+        time, end = float(parts[0]), int(parts[2])
+    except ValueError:
+        return BadRecord(f"it is {shown(line)}, expected a time, 1 or 2, and a length")
+    stream = "stdout" if parts[1] == b"1" else "stderr"
+    return parse(OutputNote, {"time": time, "stream": stream, "end": end, "is_over": parts[3:] == [b"end"]})
+
+
+def _with_values(content: dict[str, Any]) -> dict[str, Any]:
+    """A line whose further numbers stand beside its time and step, with those by themselves."""
+    known: dict[str, Any] = {name: content[name] for name in ("time", "step") if name in content}
+    return {**known, "values": {name: value for name, value in content.items() if name not in _OF_LINE}}

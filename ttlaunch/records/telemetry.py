@@ -1,0 +1,204 @@
+"""What a rank writes down of its messages and its time: lines of its traffic ledger, and events of its trace.
+
+Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+from ttlaunch import contract
+from ttlaunch.records.parser import (
+    LARGEST_COUNT,
+    MOST_ITEMS,
+    BadRecord,
+    Count,
+    Flag,
+    Nanoseconds,
+    Rank,
+    Size,
+    Step,
+    Value,
+    Word,
+    load,
+    parse,
+    read,
+    record,
+    shown,
+)
+
+_LONGEST_STEP = len(str(LARGEST_COUNT))
+
+
+@record
+class Sent:
+    """Equal steps of one rank: what each of them sent to one other rank.
+
+    Attributes:
+        bucket: Which part of a vector; None if it was sent whole.
+        first, last, stride: The steps; 0 is what came before the first.
+        messages, size: Of each of them; size in bytes.
+    """
+
+    operation: Word
+    bucket: Count | None
+    phase: Word
+    dest: Rank
+    first: Step
+    last: Step
+    stride: Step
+    messages: Count
+    size: Size
+
+    def steps_until(self, last: int) -> int:
+        """How many of the steps come no later than `last`."""
+        return max(0, (min(self.last, last) - self.first) // self.stride + 1)
+
+
+@record
+class Stretch:
+    """A line of a ledger: what a rank counted over some steps, up to `last`.
+
+    Attributes:
+        facts: What the rank knows that formulas need, such as `values` of its part of the model.
+        sent: What it sent, equal steps as one row.
+        waited: Operation, phase, and microseconds by step.
+        spent: Phase, and microseconds by step.
+    """
+
+    last: Step
+    facts: dict[str, Count]
+    sent: tuple[Sent, ...]
+    waited: tuple[tuple[str, str, dict[int, int]], ...]
+    spent: tuple[tuple[str, dict[int, int]], ...]
+
+
+@record
+class _Line:
+    """A line of a ledger as it is written, see `contract.LEDGER_FORMAT`."""
+
+    format: Count
+    last: Step
+    facts: dict[str, Size]
+    sent: tuple[tuple[Word, Count | None, Word, Rank, tuple[tuple[Step, Step, Step, Count, Size], ...]], ...]
+    waited: tuple[tuple[Word, Word, dict[str, Size]], ...]
+    spent: tuple[tuple[Word, dict[str, Size]], ...]
+
+
+def read_stretch(line: bytes, *, world_size: int) -> Stretch | BadRecord:
+    """The stretch in a line of a ledger."""
+    found = read(_Line, line)
+    if isinstance(found, BadRecord):
+        return found
+    if found.format != contract.LEDGER_FORMAT:
+        return BadRecord(f"`format` is {found.format}, expected {contract.LEDGER_FORMAT}")
+    sent, named = [], 0
+    for operation, bucket, phase, dest, rows in found.sent:
+        if dest >= world_size:
+            return BadRecord(f"`sent` names rank {dest} of {world_size}")
+        for first, last, stride, messages, size in rows:
+            named += 0 if stride < 1 else max(0, last - first) // stride + 1
+            if stride < 1 or last < first or named > MOST_ITEMS:
+                return BadRecord(f"`sent` names steps {first} to {last} by {stride}")
+            sent.append(_sent(operation, bucket, phase, dest, (first, last, stride, messages, size)))
+    try:
+        waited = tuple([(name, phase, _by_step(times)) for name, phase, times in found.waited])
+        spent = tuple([(phase, _by_step(times)) for phase, times in found.spent])
+    except ValueError:
+        return BadRecord("a time stands beside something that is no step")
+    return Stretch(last=found.last, facts=found.facts, sent=tuple(sent), waited=waited, spent=spent)
+
+
+def _sent(operation: str, bucket: int | None, phase: str, dest: int, numbers: tuple[int, int, int, int, int]) -> Sent:
+    first, last, stride, messages, size = numbers
+    return Sent(
+        operation=operation,
+        bucket=bucket,
+        phase=phase,
+        dest=dest,
+        first=first,
+        last=last,
+        stride=stride,
+        messages=messages,
+        size=size,
+    )
+
+
+def _by_step(times: dict[str, int]) -> dict[int, int]:
+    found = {}
+    for step, microseconds in times.items():
+        if len(step) > _LONGEST_STEP:  # `int` takes its time for a thousand digits, and raises for more
+            raise ValueError(step)
+        found[int(step)] = microseconds
+    return found
+
+
+# Events of a trace, `records/rank-N.trace.jsonl`: lists that begin with what they are.
+
+
+@record
+class ClockNote:
+    """How much later it is on rank 0 than where this is written, and how wrong that may be, at a local time."""
+
+    when: Nanoseconds
+    offset: Nanoseconds
+    error: Nanoseconds
+
+
+@record
+class Span:
+    """Something that a rank did; `facts` are shown with it."""
+
+    name: Word
+    kind: Word
+    began: Nanoseconds
+    ended: Nanoseconds
+    facts: dict[str, Value]
+
+
+@record
+class MessageEnd:
+    """When a rank began to send a message (`is_send`), or had received it; `number` is equal on both ends."""
+
+    is_send: Flag
+    name: Word
+    when: Nanoseconds
+    peer: Nanoseconds
+    tag: Nanoseconds
+    number: Count
+    size: Size
+
+
+@record
+class _MessageFacts:
+    peer: Nanoseconds
+    tag: Nanoseconds
+    number: Count
+    bytes: Size
+
+
+def read_trace_event(line: bytes) -> ClockNote | Span | MessageEnd | BadRecord:
+    """The event in a line of a trace."""
+    content = load(line)
+    if isinstance(content, BadRecord):
+        return content
+    what = content[0] if isinstance(content, list) and content else None
+    names = _EVENTS.get(what) if isinstance(what, str) else None
+    if names is None or len(content) != len(names) + 1:
+        return BadRecord(f"it is {shown(content)}, expected an event of a trace")
+    values = dict(zip(names, content[1:]))  # noqa: B905 - Python 3.9; the lengths agree
+    if what == "clock":
+        return parse(ClockNote, values)
+    if what == "span":
+        return parse(Span, values)
+    facts = parse(_MessageFacts, values.pop("facts"))
+    if isinstance(facts, BadRecord):
+        return facts
+    known = {"peer": facts.peer, "tag": facts.tag, "number": facts.number, "size": facts.bytes}
+    return parse(MessageEnd, {"is_send": what == "send", **values, **known})
+
+
+_EVENTS = {
+    "clock": ("when", "offset", "error"),
+    "span": ("name", "kind", "began", "ended", "facts"),
+    "send": ("name", "when", "facts"),
+    "recv": ("name", "when", "facts"),
+}
