@@ -5,9 +5,11 @@ import signal
 
 import pytest
 
+from tests.records.written import progress
 from ttlaunch.cli.summary import failure_diagnostic, show_summary
 from ttlaunch.diagnostics.render import render
 from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.last_words import parse_last_words
 from ttlaunch.running.report import Report
@@ -26,7 +28,12 @@ def told(here):
 
     def tell(exits, *, log="", last=None, steps=7, error=None):
         ranks = [
-            RankState(RankRow(rank, "box", rank, "worker"), step=steps, exit=ending, error=error)
+            RankState(
+                RankRow(rank, "box", rank, "worker"),
+                step=steps,
+                exit=ending and RankExit(**ending),
+                error=error and RankError(**error),
+            )
             for rank, ending in exits.items()
         ]
         words = Witnesses(last_words=lambda _: parse_last_words(log))
@@ -74,7 +81,7 @@ def test_a_rank_without_peers_and_words_is_told_in_two_lines(told):
 )
 def test_a_checkpoint_that_failed_is_not_told_twice(here, kind, message):
     state = RankState(
-        RankRow(0, "box", 0, "worker"), error={"type": kind, "message": "step 16: no space left", "time": 1.0}
+        RankRow(0, "box", 0, "worker"), error=RankError(type=kind, message="step 16: no space left", time=1.0)
     )
     words = Witnesses(last_words=lambda _: parse_last_words("error: step 16: no space left\n"))
     failure = first_failure([state], lost_shims={}, ordered=False, witnesses=words)
@@ -95,9 +102,9 @@ def test_a_line_of_a_hosts_copy_of_the_code_is_shown_from_here(told, here):
 def test_steps_are_updates_and_not_data_that_was_handed_out():
     """A worker of an asynchronous server has the data of step 9 while 7 gradients have been applied."""
     worker, server = (RankState(RankRow(rank, "box", rank, role)) for rank, role in enumerate(("worker", "server")))
-    fold(worker, {"kind": "step", "time": 1.0, "step": 9, "loss": 1.0, "tokens": 8})
+    fold(worker, progress({"kind": "step", "time": 1.0, "step": 9, "loss": 1.0, "tokens": 8}))
     assert 9 == steps_done([worker, server])
-    fold(server, {"kind": "step", "time": 1.0, "step": 7, "loss": 1.0, "tokens": 8, "grad_norm": 0.5})
+    fold(server, progress({"kind": "step", "time": 1.0, "step": 7, "loss": 1.0, "tokens": 8, "grad_norm": 0.5}))
     assert 7 == steps_done([worker, server])
 
 

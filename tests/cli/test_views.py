@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
+from tests.records.written import progress
 from ttlaunch import contract
 from ttlaunch.cli.live import PlainView, TableView
 from ttlaunch.planning.launch_plan import RankRow
@@ -45,8 +46,8 @@ def test_plain_lines_tell_of_validations_and_the_last_step(capsys):
     norms = {"embedding": 0.25, "blocks.0": 1.5}
     records.append((optimizer, {"kind": "layer_grad_norms", "time": 5, "step": 4, "norms": norms}))
     for state, record in records:
-        fold(state, record)
-        view.record(state, record)
+        fold(state, progress(record))
+        view.record(state, progress(record))
     assert {4: norms} == optimizer.layer_norms
     said = capsys.readouterr()
     assert said.out == (
@@ -63,16 +64,16 @@ def test_a_line_of_a_step_has_that_steps_loss_when_several_came_at_once(capsys):
     view, (worker,) = PlainView(), ranks_of("worker")
     fresh = [*steps(worker, upto=4)]
     for record in fresh:
-        fold(worker, record)
+        fold(worker, progress(record))
     for record in fresh:
-        view.record(worker, record | {"grad_norm": 0.5})
+        view.record(worker, progress(record | {"grad_norm": 0.5}))
     lines = [line.split(" gradient norm")[0] for line in capsys.readouterr().out.splitlines()]
     assert ["rank 0 worker | step 1/4 loss 4.0000", "rank 0 worker | step 4/4 loss 1.0000"] == lines
 
 
 def test_a_note_of_a_rank_is_a_line_in_both_views(capsys):
     (worker,) = ranks_of("worker")
-    note = {"kind": "note", "time": 1.0, "text": "schedule gpipe is the quickest\n: 2 ms"}
+    note = progress({"kind": "note", "time": 1.0, "text": "schedule gpipe is the quickest\n: 2 ms"})
     line = "rank 0 worker | schedule gpipe is the quickest\\n: 2 ms\n"
     PlainView().record(worker, note)
     assert line == capsys.readouterr().out
@@ -104,21 +105,21 @@ def drawn(ranks, *, is_program=False):
 def test_the_time_left_of_a_resumed_run_counts_its_own_steps():
     """Steps 101 to 105 of 110, one a second: five seconds are left, not a fraction of one."""
     (rank,) = ranks_of("trainer")
-    fold(rank, {"kind": "ready", "time": 0.0, "total_steps": 110})
+    fold(rank, progress({"kind": "ready", "time": 0.0, "total_steps": 110}))
     for step in range(101, 106):
-        fold(rank, {"kind": "step", "time": float(step), "step": step})
+        fold(rank, progress({"kind": "step", "time": float(step), "step": step}))
     assert "5 s left" in drawn([rank])
 
 
 def test_the_table_has_a_row_for_each_rank():
     ranks = ranks_of("worker", "aggregator", "optimizer", "spare")
     for record in steps(ranks[0], upto=3):
-        fold(ranks[0], record)
+        fold(ranks[0], progress(record))
     for record in steps(ranks[2], upto=4):
-        fold(ranks[2], record)
-    fold(ranks[2], {"kind": "done", "time": 9})
-    fold(ranks[2], {"kind": "validation", "time": 9, "step": 4, "loss": 1.5})
-    fold(ranks[1], {"kind": "started", "time": 0, "pid": 1})
+        fold(ranks[2], progress(record))
+    fold(ranks[2], progress({"kind": "done", "time": 9}))
+    fold(ranks[2], progress({"kind": "validation", "time": 9, "step": 4, "loss": 1.5}))
+    fold(ranks[1], progress({"kind": "started", "time": 0, "pid": 1}))
     ranks[3].phase = Phase.FAILED
     assert drawn(ranks) == (
         "rank   role         host   step     loss   ms/step   tokens/s   state\n"
@@ -134,8 +135,9 @@ def test_loss_step_time_speed_gradient_norm_and_connection_are_shown_by_rank(cap
     """D19, D20: all that the training guide wants to see in a console."""
     ranks = ranks_of("worker", "server")
     for record in steps(ranks[0], upto=3):
-        fold(ranks[0], record)
-        fold(ranks[1], {**record, "loss": None, "tokens": None, "grad_norm": 0.12345})
+        fold(ranks[0], progress(record))
+        known = {name: value for name, value in record.items() if name not in {"loss", "tokens"}}
+        fold(ranks[1], progress(known | {"grad_norm": 0.12345}))
     ranks[1].connection = "silent"
     assert drawn(ranks).splitlines()[:3] == [
         "rank   role     host   step     loss   grad norm   ms/step   tokens/s   state",
@@ -144,8 +146,8 @@ def test_loss_step_time_speed_gradient_norm_and_connection_are_shown_by_rank(cap
     ]
     view = PlainView()
     record = {"kind": "step", "time": 4.0, "step": 4, "loss": 1.0, "tokens": 100, "grad_norm": 2.0}
-    fold(ranks[0], record)
-    view.record(ranks[0], record)
+    fold(ranks[0], progress(record))
+    view.record(ranks[0], progress(record))
     assert (
         "rank 0 worker | step 4/4 loss 1.0000 gradient norm 2 1,000 ms/step 100 tokens/s\n" == capsys.readouterr().out
     )
@@ -185,7 +187,7 @@ def test_the_table_of_a_run_without_steps_has_no_bar():
 
 def test_a_program_runs_as_soon_as_it_is_started():
     (rank,) = ranks_of("rank")
-    fold(rank, {"kind": "started", "time": 0, "pid": 1})
+    fold(rank, progress({"kind": "started", "time": 0, "pid": 1}))
     assert drawn([rank], is_program=True).splitlines()[1].endswith("running")
     assert drawn([rank]).splitlines()[1].endswith("starting")
 
@@ -193,10 +195,10 @@ def test_a_program_runs_as_soon_as_it_is_started():
 def test_ranks_that_were_told_to_end_are_stopping_until_they_have():
     told, ended, starting = ranks_of("worker", "worker", "worker")
     for rank in (told, ended):
-        fold(rank, {"kind": "ready", "time": 0})
-        fold(rank, {"kind": "stopping", "time": 1, "step": 4})
-    fold(ended, {"kind": "done", "time": 2})
-    fold(starting, {"kind": "started", "time": 2, "pid": 1})
+        fold(rank, progress({"kind": "ready", "time": 0}))
+        fold(rank, progress({"kind": "stopping", "time": 1, "step": 4}))
+    fold(ended, progress({"kind": "done", "time": 2}))
+    fold(starting, progress({"kind": "started", "time": 2, "pid": 1}))
     conditions = [line.split()[-1] for line in drawn([told, ended, starting]).splitlines()[1:4]]
     assert ["stopping", "done", "starting"] == conditions
 
@@ -217,7 +219,7 @@ def test_a_program_that_was_told_to_end_is_stopping(tmp_path):
 def test_the_table_tells_the_time_that_is_left():
     ranks = ranks_of("trainer")
     for record in steps(ranks[0], upto=3, total=10):
-        fold(ranks[0], record)
+        fold(ranks[0], progress(record))
     assert drawn(ranks).splitlines()[-1].endswith("3/10  N s  7 s left")
 
 

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.records.written import progress
 from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.records.ranks import RankError, RankExit, kind_of
 from ttlaunch.running.conclude import different_parameters, with_standstill
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.failure import Failure
@@ -17,12 +19,15 @@ from ttlaunch.running.watch import Phase, RankState, Watch, fold
 ROLES = ["worker", "worker", "aggregator", "optimizer"]
 
 
+RECORDS = {"exit": RankExit, "error": RankError, "started": lambda: None}
+
+
 def states(**by_rank):
     """Four ranks; `r1={"exit": {...}}` says what is known of rank 1."""
     ranks = [RankState(RankRow(rank, "box", rank, role)) for rank, role in enumerate(ROLES)]
     for name, known in by_rank.items():
         for key, value in known.items():
-            setattr(ranks[int(name[1:])], key, value)
+            setattr(ranks[int(name[1:])], key, RECORDS[key](**value) if key in RECORDS else value)
     return ranks
 
 
@@ -182,11 +187,11 @@ def test_records_are_read_as_they_grow_and_half_a_line_waits(tmp_path):
     first, second = tmp_path / "records/rank-0.progress.jsonl", tmp_path / "records/rank-1.progress.jsonl"
     first.write_text('{"kind": "step", "time": 2, "step": 1, "loss": 3.5}\n{"kind": "step", "ti')
     second.write_text('{"kind": "ready", "time": 1, "total_steps": 9}\nnot json\n[1]\n')
-    assert [(state.row.rank, record["kind"]) for state, record in watch.poll()] == [(1, "ready"), (0, "step")]
+    assert [(state.row.rank, kind_of(record)) for state, record in watch.poll()] == [(1, "ready"), (0, "step")]
     assert (watch.ranks[0].step, watch.ranks[0].loss, watch.ranks[1].total_steps) == (1, 3.5, 9)
     with first.open("a") as file:
         file.write('me": 3, "step": 2}\n')
-    assert [record["step"] for _, record in watch.poll()] == [2]
+    assert [record.step for _, record in watch.poll()] == [2]
     assert watch.poll() == []
 
 
@@ -203,7 +208,7 @@ def test_an_ending_decides_the_phase(tmp_path):
 def test_speed_counts_from_the_first_reported_step():
     state = states()[0]
     for step, time in enumerate([10.0, 11.0, 12.0], start=1):
-        fold(state, {"kind": "step", "time": time, "step": step, "tokens": 100})
+        fold(state, progress({"kind": "step", "time": time, "step": step, "tokens": 100}))
     assert state.tokens_per_s == 100.0
 
 

@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.records.ranks import RankExit
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.causes import Cause, classify_ending, classify_exception, gave_up
 from ttlaunch.running.failures.failure import Follower, render_cascade
@@ -111,11 +112,11 @@ def test_a_child_that_the_kernel_killed_is_a_want_of_memory():
     ],
 )
 def test_an_ending_is_what_status_signal_kernel_and_log_say(ending, log, expected):
-    assert classify_ending(ending, parse_last_words(log), by_us=False) is expected
+    assert classify_ending(RankExit(**ending), parse_last_words(log), by_us=False) is expected
 
 
 def test_a_kill_after_we_began_to_kill_is_ours():
-    assert classify_ending({"signal": signal.SIGKILL}, LastWords(), by_us=True) is Cause.ENDED
+    assert classify_ending(RankExit(signal=signal.SIGKILL), LastWords(), by_us=True) is Cause.ENDED
 
 
 def test_a_log_tells_which_exception_ended_a_program_and_where():
@@ -129,7 +130,7 @@ def test_a_log_tells_what_an_exception_followed_from():
     link = "\nDuring handling of the above exception, another exception occurred:\n\n"
     words = parse_last_words(cause + link + TRACEBACK.format(last="KeyError: 'loss'").removeprefix("warming up\n"))
     assert words.raised.chain == (f"RuntimeError: {GLOO}",)
-    assert classify_ending({"status": 1}, words, by_us=False) is Cause.LOST_PEER
+    assert classify_ending(RankExit(status=1), words, by_us=False) is Cause.LOST_PEER
 
 
 def test_faulthandler_tells_where_a_rank_crashed():
@@ -156,7 +157,7 @@ def states(*endings):
     ranks = [RankState(RankRow(rank, "box", rank, "worker")) for rank in range(len(endings))]
     for state, ending in zip(ranks, endings, strict=True):
         if ending is not None:
-            state.exit = {"status": None, "signal": None, "left_early": False, **ending}
+            state.exit = RankExit(**{"status": None, "signal": None, "left_early": False, **ending})
     return ranks
 
 

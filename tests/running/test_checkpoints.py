@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.records.written import progress
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.running.checkpoints.checkpoints import CheckpointKeeper, complete_checkpoints, manifest_digest, remove_old
@@ -117,7 +118,7 @@ def test_only_unfinished_folders_of_lost_checkpoints_are_removed(make_run):
     view = SimpleNamespace(output=lambda stream, line: said.append((stream, line.decode())))
     lost, ranks = LostCheckpoints(view), [RankState(RankRow(rank, "box", rank, "worker")) for rank in range(2)]
     for state, reason in zip(ranks, ("a: full", "b: full"), strict=True):
-        fold(state, {"kind": "lost_checkpoint", "time": 1.0, "step": 20, "reason": reason})
+        fold(state, progress({"kind": "lost_checkpoint", "time": 1.0, "step": 20, "reason": reason}))
         lost.notice(ranks, {})
     lost.notice(ranks, {10: "late", 20: "c: full"})
     assert ["warning[R032]: step 20 has no checkpoint: a: full", "warning[R032]: step 10 has no checkpoint: late"] == [

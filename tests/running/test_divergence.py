@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.records.written import progress
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.running.failures.divergence import divergence
@@ -27,9 +28,9 @@ def told(losses, validations, config=None, *, others=()):
     ranks = [RankState(RankRow(rank, "box", rank, "worker")) for rank in range(2)]
     for state, steps in zip(ranks, (others, losses), strict=True):
         for step, loss in enumerate(steps, start=1):
-            fold(state, {"kind": "step", "time": float(step), "step": step, "loss": loss})
+            fold(state, progress({"kind": "step", "time": float(step), "step": step, "loss": loss}))
     for step, loss in validations.items():
-        fold(ranks[1], {"kind": "validation", "time": 1.0, "step": step, "loss": loss})
+        fold(ranks[1], progress({"kind": "validation", "time": 1.0, "step": step, "loss": loss}))
     failure = divergence(ranks, config)
     return failure and (failure.code, failure.rank, failure.cause.removesuffix(": training has diverged"))
 

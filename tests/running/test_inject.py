@@ -10,6 +10,7 @@ from ttlaunch.diagnostics import Source
 from ttlaunch.lab.chaos.inject import Injector
 from ttlaunch.planning.fault_parser import parse_faults
 from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.records.ranks import RankExit, Started
 from ttlaunch.running.runs.run_folder import RunFolder, append_event, read_events
 from ttlaunch.running.watch import RankState
 
@@ -35,6 +36,9 @@ class View:
         self.ticks += 1
 
 
+STARTED = Started(time=1.0, pid=1, shim_pid=1)
+
+
 class Scene:
     def __init__(self, folder, plan, *, mpirun):
         self.folder, self.crew, self.view = RunFolder("run-1", folder), Crew(), View()
@@ -43,7 +47,7 @@ class Scene:
         roles = [("a", "worker"), ("a", "worker"), ("b", "server")]
         self.ranks = [RankState(RankRow(rank, host, 0, role)) for rank, (host, role) in enumerate(roles)]
         for state in self.ranks:
-            state.started = {"pid": 1, "shim_pid": 1}
+            state.started = STARTED
         append_event(self.folder, "start", mpirun=mpirun)
         self.injector = Injector(faults, view=self.view, crew=self.crew, folder=self.folder, scratch=folder)
 
@@ -84,16 +88,16 @@ def test_a_role_and_a_host_are_all_their_ranks_and_the_furthest_counts(scene):
 
 def test_what_has_not_begun_is_waited_for_and_what_has_ended_is_left_out(scene):
     run = scene("kill role=worker at 0s")
-    run.ranks[0].started = {}
+    run.ranks[0].started = None
     assert [] == run.tick()
-    run.ranks[0].started, run.ranks[1].exit = {"pid": 1}, {"status": 0}
+    run.ranks[0].started, run.ranks[1].exit = STARTED, RankExit(status=0)
     assert [([0], "SIGKILL")] == run.tick()
 
 
 def test_a_rank_that_has_ended_is_missed_with_the_reason(scene):
     run = scene("kill rank=2 at 0s; kill role=worker at 0s")
     for state in run.ranks:
-        state.exit = {"status": 0}
+        state.exit = RankExit(status=0)
     assert [] == run.tick()
     assert [("fault_missed", 0, "rank 2 had ended"), ("fault_missed", 1, "its ranks had ended")] == [
         (event["event"], event["index"], event["reason"]) for event in run.history()

@@ -7,6 +7,7 @@ import pytest
 
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.agents.attendant_frames import FilePiece
 from ttlaunch.running.agents.attendants import write_piece
 from ttlaunch.running.conclude import Ending, find_failure
@@ -22,8 +23,8 @@ SILENT = {"box-b": LostHost(HostError("box-b", Trouble.TIMED_OUT, "no answer wit
 def blamed(*, exits=None, error=None, lost=None):
     ranks = [RankState(row) for row in ROWS]
     for rank, record in (exits or {}).items():
-        ranks[rank].exit = record
-    ranks[0].error = error
+        ranks[rank].exit = RankExit(**record)
+    ranks[0].error = error and RankError(**error)
     return first_failure(ranks, lost_shims={}, lost_hosts=lost or {}, ordered=False)
 
 
@@ -73,7 +74,7 @@ def test_progress_of_hosts_comes_in_the_order_in_which_it_happened(watch):
     seen.set_clock("box-b", -50.0)
     (records / "rank-0.progress.jsonl").write_text('{"kind": "note", "time": 100.0, "text": "second"}\n')
     (records / "rank-1.progress.jsonl").write_text('{"kind": "note", "time": 49.0, "text": "first"}\n')
-    assert [record["text"] for _, record in seen.poll()] == ["first", "second"]
+    assert [record.text for _, record in seen.poll()] == ["first", "second"]
 
 
 def test_pieces_of_a_file_may_come_in_any_order(tmp_path):
@@ -98,7 +99,7 @@ def _concluded(tmp_path, *, returncode, exits, lost=()):
     (tmp_path / "records").mkdir(exist_ok=True)
     seen = Watch(_Plan, RunFolder("test", tmp_path))
     for rank, record in exits.items():
-        seen.ranks[rank].exit = record
+        seen.ranks[rank].exit = RankExit(**record)
     ending = Ending(lost_shims=dict.fromkeys(lost, 5.0))
     return find_failure(RunFolder("test", tmp_path), seen, ending, returncode)
 

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from ttlaunch.planning.launch_plan import CommandProgram, RankRow, RecipeProgram
+from ttlaunch.records.ranks import RankExit
 from ttlaunch.running.conclude import Ending
 from ttlaunch.running.ending import RunEnd, Say, SignalMpirun, SignalRanks
 from ttlaunch.running.watch import Phase, RankState
 
 INT, TERM, HUP, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL
 STOP, STACKS = signal.SIGUSR1, signal.SIGUSR2
-EXIT = {"status": 0, "time": 1.0}
+EXIT = RankExit(status=0, time=1.0)
 
 
 class End:
@@ -212,7 +213,7 @@ def test_a_program_is_sent_sigterm_and_may_end_as_it_likes():
     end = End(is_recipe=False, phase=Phase.STARTING)
     text = "Ctrl-C: ranks were sent SIGTERM and have 30 s to end; Ctrl-C again leaves them 5 s"
     assert [Say(text), SignalRanks(TERM, {"after_step": None})] == end.at(100.0, INT)
-    end.ranks[0].exit, end.ranks[0].phase = {"status": 5, "time": 1.0}, Phase.FAILED
+    end.ranks[0].exit, end.ranks[0].phase = RankExit(status=5, time=1.0), Phase.FAILED
     assert [] == end.at(110.0)
     assert not end.ending.is_failing
     end.ranks[1].exit = EXIT

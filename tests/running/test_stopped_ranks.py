@@ -1,6 +1,7 @@
 """A rank that a signal has stopped is named in time, also where the others get on without it."""
 
 from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.records.ranks import Started
 from ttlaunch.running.hang.stopped import StoppedWatch
 from ttlaunch.running.runs.run_folder import RunFolder, read_events
 from ttlaunch.running.watch import Phase, RankState
@@ -25,7 +26,7 @@ class Run:
         self.now, self.crew, self.view = 100.0, Crew(folder), Lines()
         self.crew.looks_at_once = looks_at_once
         self.ranks = [RankState(RankRow(rank, "box", rank, "worker"), Phase.RUNNING) for rank in (0, 1)]
-        self.ranks[1].started = {"pid": 77}
+        self.ranks[1].started = Started(time=1.0, pid=77)
         self.watch = StoppedWatch(RunFolder("run", folder), self.view, self.crew, clock=lambda: self.now)
 
     def rest(self, seconds):

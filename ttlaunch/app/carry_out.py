@@ -6,11 +6,11 @@ reads its folder.
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ttlaunch import contract
 from ttlaunch.app.outcome import Outcome
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ttlaunch.app.prepare_run import PreparedRun
     from ttlaunch.app.ready_here import LaunchContext
     from ttlaunch.planning.launch_plan import LaunchPlan
+    from ttlaunch.records.ranks import AnyProgress
     from ttlaunch.running.crew import Crew
     from ttlaunch.running.logs.output import View
     from ttlaunch.running.runs.run_folder import RunFolder
@@ -135,7 +136,7 @@ class Spokesman:
     def output(self, stream: str, line: bytes) -> None:
         (sys.stdout if stream == "stdout" else sys.stderr).write(line.decode("utf-8", "replace") + "\n")
 
-    def record(self, state: "RankState", record: Mapping[str, Any]) -> None:
+    def record(self, state: "RankState", record: "AnyProgress") -> None:
         """It stands in the run's folder."""
 
     def tick(self, ranks: "list[RankState]") -> None:

@@ -2,14 +2,14 @@
 
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ttlaunch import contract
 from ttlaunch.cli.console import needs_no_reader
 from ttlaunch.diagnostics import shown
 from ttlaunch.diagnostics.count import counted
+from ttlaunch.records.ranks import AnyProgress, LayerNorms, Note, StepDone, Validation
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.logs.shown_output import ShownOutput
 from ttlaunch.running.runs.recorded import RunFacts
@@ -80,7 +80,7 @@ class FollowingView:
     def output(self, stream: str, line: bytes) -> None:
         self._view.output(stream, line)
 
-    def record(self, state: RankState, record: Mapping[str, Any]) -> None:
+    def record(self, state: RankState, record: AnyProgress) -> None:
         self._view.record(state, record)
 
     def tick(self, ranks: list[RankState]) -> None:
@@ -100,7 +100,7 @@ class QuietView:
     def output(self, stream: str, line: bytes) -> None:
         """Drop it; the run folder has it."""
 
-    def record(self, state: RankState, record: Mapping[str, Any]) -> None:
+    def record(self, state: RankState, record: AnyProgress) -> None:
         """Drop it."""
 
     def tick(self, ranks: list[RankState]) -> None:
@@ -117,7 +117,7 @@ class PlainView:
     def output(self, stream: str, line: bytes) -> None:
         self._write(sys.stdout if stream == "stdout" else sys.stderr, line)
 
-    def record(self, state: RankState, record: Mapping[str, Any]) -> None:
+    def record(self, state: RankState, record: AnyProgress) -> None:
         text = self._text(state, record)
         if text is not None:
             self._write(sys.stdout, f"rank {state.row.rank} {state.row.role} | {text}".encode())
@@ -130,28 +130,26 @@ class PlainView:
     def tick(self, ranks: list[RankState]) -> None:
         """Lines need no redrawing."""
 
-    def _text(self, state: RankState, record: Mapping[str, Any]) -> str | None:
-        kind = record.get("kind")
-        if kind == contract.KIND_VALIDATION:
+    def _text(self, state: RankState, record: AnyProgress) -> str | None:
+        if isinstance(record, Validation):
             self._lead = state.row.rank
-            return f"step {record.get('step')}: {_validation(record)}"
-        if kind == contract.KIND_NOTE:
+            return f"step {record.step}: {_validation(record)}"
+        if isinstance(record, Note):
             return _note(record)
-        if kind == contract.KIND_LAYER_NORMS and isinstance(record.get("norms"), dict):
-            norms = ", ".join(f"{layer} {norm:.3g}" for layer, norm in record["norms"].items())
-            return f"step {record.get('step')}: gradient norms {norms}"
+        if isinstance(record, LayerNorms):
+            norms = ", ".join(f"{layer} {norm:.3g}" for layer, norm in record.norms.items())
+            return f"step {record.step}: gradient norms {norms}"
         lead = self._lead is None or self._lead == state.row.rank
         due = time.monotonic() - self._last_line >= _LINE_EVERY_S
-        step = record.get("step")
-        if kind != contract.KIND_STEP or not lead or not (due or step == state.total_steps):
+        if not isinstance(record, StepDone) or not lead or not (due or record.step == state.total_steps):
             return None
         self._last_line = time.monotonic()
         total = f"/{state.total_steps}" if state.total_steps else ""
-        loss = _number(record.get("loss"), " loss {:.4f}")  # of this record: its rank may be some steps further
-        norm = _number(record.get("grad_norm"), " gradient norm {:.3g}")
+        loss = _number(record.loss, " loss {:.4f}")  # of this record: its rank may be some steps further
+        norm = _number(record.grad_norm, " gradient norm {:.3g}")
         time_of_step = "" if state.step_s is None else f" {state.step_s * 1e3:,.0f} ms/step"
         speed = "" if state.tokens_per_s is None else f" {state.tokens_per_s:,.0f} tokens/s"
-        return f"step {step}{total}{loss}{norm}{time_of_step}{speed}"
+        return f"step {record.step}{total}{loss}{norm}{time_of_step}{speed}"
 
 
 class TableView:
@@ -175,9 +173,9 @@ class TableView:
         text = line.decode("utf-8", "replace").translate(_CONTROL)
         self._live.console.print(Text.from_ansi(text))
 
-    def record(self, state: RankState, record: Mapping[str, Any]) -> None:
+    def record(self, state: RankState, record: AnyProgress) -> None:
         """The next tick draws what it changed; a note scrolls by."""
-        if record.get("kind") == contract.KIND_NOTE:
+        if isinstance(record, Note):
             self.output("stdout", f"rank {state.row.rank} {state.row.role} | {_note(record)}".encode())
 
     def tick(self, ranks: list[RankState]) -> None:
@@ -246,22 +244,22 @@ def _cells(state: RankState) -> dict[str, Any]:
     }
 
 
-def _number(value: object, form: str) -> str:
-    """What a rank has reported, if it is a number."""
-    return form.format(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
+def _number(value: float | None, form: str) -> str:
+    """What a rank has reported, if it has."""
+    return "" if value is None else form.format(value)
 
 
-def _note(record: Mapping[str, Any]) -> str:
-    return shown(record.get("text"), longest=_LONGEST_NOTE)
+def _note(record: Note) -> str:
+    return shown(record.text, longest=_LONGEST_NOTE)
 
 
-def _validation(record: Mapping[str, Any]) -> str:
+def _validation(record: Validation) -> str:
     """The loss of a validation, and the accuracy or the perplexity where there is one."""
-    loss, perplexity, accuracy = record.get("loss"), record.get("perplexity"), record.get("accuracy")
+    loss, perplexity, accuracy = record.loss, record.perplexity, record.accuracy
     text = "validation loss " + (f"{loss:.4f}" if isinstance(loss, float) else str(loss))
-    if isinstance(accuracy, int | float):
+    if accuracy is not None:
         return f"{text}, accuracy {accuracy:.1%}"
-    return f"{text}, perplexity {perplexity:,.4g}" if isinstance(perplexity, int | float) else text
+    return text if perplexity is None else f"{text}, perplexity {perplexity:,.4g}"
 
 
 def _left(ranks: list[RankState], done: int, total: int) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.running.bad_records import report_bad_records
 from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints, remove_old
 from ttlaunch.running.checkpoints.lost_checkpoints import LostCheckpoints
 from ttlaunch.running.conclude import different_parameters, folder_failure
@@ -87,7 +88,7 @@ def simulate(
             _follow(process, watch, folder, view)
         finally:
             end_mpirun(process, patience_s=_AFTER_TERM_S)
-        _pass_on(watch, view)
+        _pass_on(watch, folder, view)
         if saves:
             _complete_checkpoints(plan, folder, uncompleted)
     except OSError as error:
@@ -146,14 +147,15 @@ def _follow(process: subprocess.Popen[bytes], watch: Watch, folder: RunFolder, v
     with MpirunOutput(process, folder.file(contract.LOGS_DIR), view, shown=EVERY_LINE) as output:
         while process.poll() is None:
             output.read(_TICK_S)
-            _pass_on(watch, view)
+            _pass_on(watch, folder, view)
             view.tick(watch.ranks)
         output.drain()
 
 
-def _pass_on(watch: Watch, view: View) -> None:
+def _pass_on(watch: Watch, folder: RunFolder, view: View) -> None:
     for state, record in watch.poll():
         view.record(state, record)
+    report_bad_records(watch.bad, [state.row for state in watch.ranks], folder=folder, output=view.output)
 
 
 def _failure(

@@ -220,9 +220,10 @@ def step_of(progress: AnyProgress) -> int | None:
     return getattr(progress, "step", None)
 
 
-def at_time(progress: T, time: float) -> T:
-    """The same record at another time, such as that of this machine's clock."""
-    return type(progress)(**{**vars(progress), "time": time})
+def moved_back(record: T, seconds: float) -> T:
+    """The same record at an earlier time, such as that of a clock that is behind; one without a time as it is."""
+    known = vars(record)
+    return type(record)(**{**known, "time": known["time"] - seconds}) if "time" in known else record
 
 
 # What is written once for each rank.

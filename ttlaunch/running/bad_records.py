@@ -1,10 +1,10 @@
 """Records that cannot be used: each file's first one is told once, and all else that the run has written stands."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ttlaunch.planning.launch_plan import RankRow
-from ttlaunch.running.logs.output import View
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 
 CODE = "R063"
@@ -54,11 +54,14 @@ class BadRecords:
         yield from found
 
 
-def tell_bad_records(bad: BadRecords, rows: Sequence[RankRow], *, folder: RunFolder, view: View) -> None:
-    """Tell what is new to the user, and note it in the run's history."""
+def report_bad_records(
+    bad: BadRecords, rows: Sequence[RankRow], *, folder: RunFolder, output: Callable[[str, bytes], None]
+) -> None:
+    """Say what is new on `stderr` of an output, and note it in the run's history."""
     for one in bad.fresh():
-        append_event(folder, "bad_record", rank=one.rank, file=one.file, line=one.line, reason=one.reason)
-        view.output("stderr", f"warning[{CODE}]: {message(one, rows)}".encode())
+        with contextlib.suppress(OSError):  # a full disk is told of by whoever meets it first
+            append_event(folder, "bad_record", rank=one.rank, file=one.file, line=one.line, reason=one.reason)
+        output("stderr", f"warning[{CODE}]: {message(one, rows)}".encode())
 
 
 def message(bad: BadLine, rows: Sequence[RankRow]) -> str:

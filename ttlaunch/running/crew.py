@@ -137,8 +137,8 @@ class LocalCrew:
     def losses(self, ranks: Sequence[RankState]) -> Losses:
         """A shim that is gone without having written how its rank ended was killed itself."""
         for state in ranks:
-            pid = state.started.get("shim_pid")
-            if pid and state.exit is None and is_gone(int(pid)):
+            pid = state.started.shim_pid if state.started else None
+            if pid and state.exit is None and is_gone(pid):
                 self._lost.setdefault(state.row.rank, time.time())
         return Losses(self._lost, {})
 
@@ -172,5 +172,4 @@ class LocalCrew:
 
 def _living(ranks: Sequence[RankState]) -> dict[int, int]:
     """The process ids of the ranks that have been started and have not ended."""
-    started = {state.row.rank: state.started.get("pid") for state in ranks if state.exit is None}
-    return {rank: int(pid) for rank, pid in started.items() if pid}
+    return {state.row.rank: state.started.pid for state in ranks if state.started and state.exit is None}

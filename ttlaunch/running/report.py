@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.records.ranks import RankExit, Validation
 from ttlaunch.running.boxes import LastOperation, last_operations
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.metrics.traffic import Settlement, settle
@@ -108,7 +109,7 @@ def make_report(
     leftovers: int,
 ) -> Report:
     """Fold what is known of all ranks into the result."""
-    validations = sorted((v for state in ranks for v in state.validations), key=lambda v: int(v.get("step", 0)))
+    validations = sorted((v for state in ranks for v in state.validations), key=lambda v: v.step)
     digest, agree = combine_digests([state.digests for state in ranks if state.digests])
     speeds = [state.tokens_per_s for state in ranks if state.tokens_per_s]
     recipe = plan.program if isinstance(plan.program, RecipeProgram) else None
@@ -124,9 +125,9 @@ def make_report(
         world_size=plan.world_size,
         duration_s=round(duration_s, 3),
         steps=steps_done(ranks),
-        first_validation=validations[0]["loss"] if validations else None,
-        last_validation=validations[-1]["loss"] if validations else None,
-        last_perplexity=validations[-1].get("perplexity") if validations else None,
+        first_validation=validations[0].loss if validations else None,
+        last_validation=validations[-1].loss if validations else None,
+        last_perplexity=validations[-1].perplexity if validations else None,
         tokens_per_s=max(speeds) if speeds else None,
         layer_grad_norms=_layer_norms(ranks),
         parameters_sha256=digest,
@@ -134,13 +135,13 @@ def make_report(
         began_from=_began_from(recipe),
         results=_accuracy(validations) | {name: value for state in ranks for name, value in state.results.items()},
         failure=failure,
-        leftovers=leftovers + sum((state.exit or {}).get("left_behind", 0) for state in ranks),
+        leftovers=leftovers + sum(state.exit.left_behind for state in ranks if state.exit),
         ranks=tuple(_rank_summary(state, last.get(state.row.rank)) for state in ranks),
         traffic=settle(folder.path, plan.as_json(), ranks, is_done=status == "done"),
     )
 
 
-def _layer_norms(ranks: list[RankState]) -> dict[str, Any]:
+def _layer_norms(ranks: list[RankState]) -> dict[str, float]:
     """Those of the last step, from all ranks that update something."""
     last = max((step for state in ranks for step in state.layer_norms), default=0)
     return {layer: norm for state in ranks for layer, norm in state.layer_norms.get(last, {}).items()}
@@ -198,9 +199,9 @@ def _number(value: Any) -> Any:
     return {name: _number(inner) for name, inner in value.items()} if isinstance(value, dict) else value
 
 
-def _accuracy(validations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _accuracy(validations: Sequence[Validation]) -> dict[str, str]:
     """Of the last validation, where answers are right or wrong."""
-    accuracy = validations[-1].get("accuracy") if validations else None
+    accuracy = validations[-1].accuracy if validations else None
     return {} if accuracy is None else {"accuracy": f"{accuracy:.1%}"}
 
 
@@ -210,17 +211,17 @@ def _began_from(recipe: RecipeProgram | None) -> dict[str, Any] | None:
 
 
 def _rank_summary(state: RankState, last: LastOperation | None) -> dict[str, Any]:
-    ending = state.exit or {}
+    ending = state.exit or RankExit()
     return {
         "rank": state.row.rank,
         "role": state.row.role,
         "host": state.row.host,
         "state": str(state.phase),
         "step": state.step,
-        "status": ending.get("status"),
-        "signal": ending.get("signal"),
-        "peak_memory_bytes": ending.get("peak_memory_bytes"),
-        "unkept_output": ending.get("unkept_output") or {},
-        "unkept_reason": ending.get("unkept_reason"),
+        "status": ending.status,
+        "signal": ending.signal,
+        "peak_memory_bytes": ending.peak_memory_bytes,
+        "unkept_output": dict(ending.unkept_output),
+        "unkept_reason": ending.unkept_reason,
         "last_operation": last.as_json() if last else None,
     }

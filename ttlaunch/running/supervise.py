@@ -18,6 +18,7 @@ from ttlaunch.agent.last_word import leave_word
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.planning.openmpi import scratch_settings
 from ttlaunch.running.agents.silence import SilenceWatch
+from ttlaunch.running.bad_records import report_bad_records
 from ttlaunch.running.boxes import drop_evidence, keep_boxes
 from ttlaunch.running.checkpoints.checkpoints import CheckpointKeeper
 from ttlaunch.running.checkpoints.lost_checkpoints import LostCheckpoints
@@ -123,6 +124,7 @@ class _Supervision:
         report = replace(report, lost_checkpoints=lost, stopped=end)
         self._view.tick(self._watch.ranks)
         write_trace(folder.path, plan.ranks)
+        self._report_bad_records()
         _write_down(report, folder)
         return report
 
@@ -170,7 +172,11 @@ class _Supervision:
     def _pass_on(self, checkpoints: CheckpointKeeper) -> None:
         for state, record in self._watch.poll():
             self._view.record(state, record)
+        self._report_bad_records()
         self._lost.notice(self._watch.ranks, checkpoints.lost)
+
+    def _report_bad_records(self) -> None:
+        report_bad_records(self._watch.bad, self._plan.ranks, folder=self._folder, output=self._view.output)
 
     def _notice_hang(self) -> None:
         if self._ending.since is None and self._ending.failure is None:

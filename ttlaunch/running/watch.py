@@ -2,17 +2,37 @@
 
 import math
 import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import Protocol, TypeVar
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
-from ttlaunch.running.runs.json_files import read_object_if_any
+from ttlaunch.records.parser import BadRecord, read
+from ttlaunch.records.ranks import (
+    AnyProgress,
+    Done,
+    LayerNorms,
+    LostCheckpoint,
+    Parameters,
+    RankError,
+    RankExit,
+    Ready,
+    Result,
+    Started,
+    StepDone,
+    Stopping,
+    Validation,
+    moved_back,
+    read_progress,
+)
+from ttlaunch.running.bad_records import BadLine, BadRecords
+from ttlaunch.running.runs.json_files import read_file
 from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.runs.tail import Tail
+
+_T = TypeVar("_T")
 
 
 class Phase(StrEnum):
@@ -61,16 +81,16 @@ class RankState:
     first_step_tokens: int = 0
     first_step_time: float | None = None
     last_step_time: float | None = None
-    validations: list[dict[str, Any]] = field(default_factory=list)
-    layer_norms: dict[int, dict[str, Any]] = field(default_factory=dict)
+    validations: list[Validation] = field(default_factory=list)
+    layer_norms: dict[int, dict[str, float]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
-    results: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, object] = field(default_factory=dict)
     lost_checkpoints: dict[int, str] = field(default_factory=dict)
     stops_after: int | None = None
     is_told_to_stop: bool = False
-    started: dict[str, Any] = field(default_factory=dict)
-    error: dict[str, Any] | None = None
-    exit: dict[str, Any] | None = None
+    started: Started | None = None
+    error: RankError | None = None
+    exit: RankExit | None = None
     clock_offset_s: float = 0.0
 
     def condition(self, *, says_ready: bool) -> str:
@@ -112,12 +132,17 @@ class HasRanks(Protocol):
 
 
 class Watch:
-    """Reads the records of all ranks of a run; each call of `poll` takes what is new."""
+    """Reads the records of all ranks of a run; each call of `poll` takes what is new.
+
+    Attributes:
+        bad: What could not be used; whoever watches over the run tells of it.
+    """
 
     def __init__(self, plan: HasRanks, folder: RunFolder) -> None:
         self.ranks = [RankState(row) for row in plan.ranks]
+        self.bad = BadRecords()
         self._folder = folder
-        self._offsets = [0] * len(self.ranks)
+        self._tails = [Tail(folder.file(contract.progress_file(state.row.rank))) for state in self.ranks]
         self._clocks: dict[str, float] = {}
 
     def set_clock(self, host: str, offset_s: float) -> None:
@@ -131,12 +156,12 @@ class Watch:
         """By rank, how much later it is where it runs than here, in seconds."""
         return {state.row.rank: self._clocks.get(state.row.host, 0.0) for state in self.ranks}
 
-    def poll(self) -> list[tuple[RankState, dict[str, Any]]]:
+    def poll(self) -> list[tuple[RankState, AnyProgress]]:
         """The new records in the order in which they were written, already folded into the states."""
-        fresh: list[tuple[RankState, dict[str, Any]]] = []
+        fresh: list[tuple[RankState, AnyProgress]] = []
         for state in self.ranks:
-            fresh += [(state, self._in_our_time(state, record)) for record in self._new_lines(state.row.rank)]
-        fresh.sort(key=lambda pair: _time(pair[1]))
+            fresh += [(state, self._in_our_time(state, record)) for record in self._new_records(state.row.rank)]
+        fresh.sort(key=lambda pair: pair[1].time)
         for state, record in fresh:
             fold(state, record)
         is_told_to_stop = os.path.exists(self._folder.file(contract.ENDING_FILE))  # noqa: PTH110 - never raises
@@ -145,37 +170,37 @@ class Watch:
             self._read_endings(state)
         return fresh
 
-    def _new_lines(self, rank: int) -> list[dict[str, Any]]:
-        path = self._folder.file(contract.progress_file(rank))
-        try:
-            with path.open("rb") as file:
-                file.seek(self._offsets[rank])
-                data = file.read()
-        except OSError:
-            return []
-        complete = data[: data.rfind(b"\n") + 1]
-        self._offsets[rank] += len(complete)
-        records = [contract.read_record(line) for line in complete.splitlines()]
-        return [record for record in records if record is not None]
+    def _new_records(self, rank: int) -> Iterator[AnyProgress]:
+        tail = self._tails[rank]
+        for line in tail.read():
+            record = read_progress(line)
+            if isinstance(record, BadRecord):
+                self.bad.add(BadLine(rank, contract.progress_file(rank), tail.lines, record.reason))
+            else:
+                yield record
 
     def _read_endings(self, state: RankState) -> None:
         rank = state.row.rank
-        state.error = state.error or self._read_ending(state, contract.error_file(rank))
-        state.exit = state.exit or self._read_ending(state, contract.exit_file(rank))
-        if state.error or (state.exit and failed_exit(state.exit)):
+        state.error = state.error or self._read_ending(state, RankError, contract.error_file(rank))
+        state.exit = state.exit or self._read_ending(state, RankExit, contract.exit_file(rank))
+        if state.error or (state.exit and state.exit.is_failure):
             state.phase = Phase.FAILED
         elif state.exit:
             state.phase = Phase.DONE
 
-    def _read_ending(self, state: RankState, name: str) -> dict[str, Any] | None:
-        record = _read_json(self._folder.file(name))
-        return None if record is None else self._in_our_time(state, record)
+    def _read_ending(self, state: RankState, cls: type[_T], name: str) -> _T | None:
+        data = read_file(self._folder.file(name))
+        if data is None:
+            return None
+        record = read(cls, data)
+        if isinstance(record, BadRecord):
+            self.bad.add(BadLine(state.row.rank, name, None, record.reason))
+            return None
+        return self._in_our_time(state, record)
 
-    def _in_our_time(self, state: RankState, record: dict[str, Any]) -> dict[str, Any]:
+    def _in_our_time(self, state: RankState, record: _T) -> _T:
         offset = self._clocks.get(state.row.host)
-        if not offset or not _is_number(record.get("time")):
-            return record
-        return {**record, "time": record["time"] - offset}
+        return moved_back(record, offset) if offset else record
 
 
 def steps_done(ranks: Sequence[RankState]) -> int:
@@ -187,82 +212,46 @@ def steps_done(ranks: Sequence[RankState]) -> int:
     return max(updating or [state.step for state in ranks], default=0)
 
 
-def failed_exit(record: dict[str, Any]) -> bool:
-    """Whether a shim's record tells of anything but a rank that did its work and left with status 0."""
-    return bool(record.get("status") != 0 or record.get("left_early") or record.get("start_error"))
-
-
-def fold(state: RankState, record: dict[str, Any]) -> None:
+def fold(state: RankState, record: AnyProgress) -> None:
     """Take one progress record into account."""
-    match record.get("kind"):
-        case contract.KIND_STARTED:
+    match record:
+        case Started():
             state.started, state.phase = record, Phase.STARTING
-        case contract.KIND_READY:
-            state.phase, state.total_steps = Phase.RUNNING, record.get("total_steps")
-        case contract.KIND_STEP:
+        case Ready():
+            state.phase, state.total_steps = Phase.RUNNING, record.total_steps
+        case StepDone():
             _fold_step(state, record)
-        case contract.KIND_VALIDATION | contract.KIND_LAYER_NORMS:
-            _fold_measured(state, record)
-        case contract.KIND_PARAMETERS:
-            state.digests.update(_mapping(record.get("digests")))
-        case contract.KIND_RESULT:
-            state.results.update(_mapping(record.get("values")))
-        case contract.KIND_LOST_CHECKPOINT if _is_finite(record.get("step")):
-            state.lost_checkpoints.setdefault(int(record["step"]), str(record.get("reason")))
-        case contract.KIND_STOPPING if _is_finite(record.get("step")):
-            state.stops_after = int(record["step"])
-        case contract.KIND_DONE:
+        case LostCheckpoint():
+            state.lost_checkpoints.setdefault(record.step, record.reason)
+        case Stopping():
+            state.stops_after = record.step
+        case Done():
             state.phase = Phase.DONE
         case _:
-            return
+            _fold_measured(state, record)
 
 
-def _fold_measured(state: RankState, record: dict[str, Any]) -> None:
-    """A validation, or norms of layers."""
-    if (
-        record["kind"] == contract.KIND_VALIDATION
-        and _is_number(record.get("loss"))
-        and _is_finite(record.get("step", 0))
-    ):
-        state.validations.append(record)
-    step, norms = record.get("step"), record.get("norms")
-    if record["kind"] == contract.KIND_LAYER_NORMS and _is_finite(step):
-        state.layer_norms[int(step)] = _mapping(norms)
+def _fold_measured(state: RankState, record: AnyProgress) -> None:
+    """What a rank measured beside its steps; notes and records of a recipe's own making change nothing."""
+    match record:
+        case Validation():
+            state.validations.append(record)
+        case LayerNorms():
+            state.layer_norms[record.step] = record.norms
+        case Parameters():
+            state.digests.update(record.digests)
+        case Result():
+            state.results.update(record.values)
 
 
-def _fold_step(state: RankState, record: dict[str, Any]) -> None:
-    """Take what has the right type; a recipe may write records of its own making."""
-    step, loss, tokens, time = (record.get(name) for name in ("step", "loss", "tokens", "time"))
-    if not _is_finite(time) or not _is_finite(step):
-        return
-    state.step = int(step)
-    if _is_number(loss):
-        state.loss = float(loss)
+def _fold_step(state: RankState, record: StepDone) -> None:
+    state.step = record.step
+    if record.loss is not None:
+        state.loss = float(record.loss)
         state.diverged = None if math.isfinite(state.loss) else state.diverged or (state.step, state.loss)
-    norm = record.get("grad_norm")
-    state.grad_norm = float(norm) if isinstance(norm, float) or _is_finite(norm) else state.grad_norm
-    state.tokens += int(tokens) if _is_finite(tokens) else 0
+    if record.grad_norm is not None:
+        state.grad_norm = float(record.grad_norm)
+    state.tokens += record.tokens
     if state.first_step_time is None:
-        state.first_step, state.first_step_time, state.first_step_tokens = state.step, time, state.tokens
-    state.last_step_time = time
-
-
-def _time(record: dict[str, Any]) -> float:
-    time = record.get("time")
-    return float(time) if _is_finite(time) else 0.0
-
-
-def _is_number(value: Any) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_finite(value: Any) -> TypeGuard[int | float]:
-    return _is_number(value) and -sys.float_info.max <= value <= sys.float_info.max  # also of whole numbers without end
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    return read_object_if_any(path) or None
+        state.first_step, state.first_step_time, state.first_step_tokens = state.step, record.time, state.tokens
+    state.last_step_time = record.time

@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ttlaunch.agent.run_processes import is_gone, signal_process
 from ttlaunch.errors import HostError
@@ -19,6 +18,7 @@ from ttlaunch.hosts.transport.pushed import start_script
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.fault_checks import targets_of
 from ttlaunch.planning.faults import AtStep, Fault, Kind, Verb
+from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.running.crew import Crew
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.runs.run_folder import RunFolder, append_event, read_events
@@ -77,7 +77,7 @@ class Injector:
     def output(self, stream: str, line: bytes) -> None:
         self._view.output(stream, line)
 
-    def record(self, state: RankState, record: Mapping[str, Any]) -> None:
+    def record(self, state: RankState, record: AnyProgress) -> None:
         self._view.record(state, record)
 
     def tick(self, ranks: list[RankState]) -> None:
@@ -125,7 +125,8 @@ class Injector:
                 signal_process(self._started.mpirun, _SIGNALS[fault.verb], run_id=self._folder.run_id)
             case Kind.SHIM:
                 for state in alive:
-                    self._signal(state.row.host, int(state.started["shim_pid"]), _SIGNALS[fault.verb])
+                    shim = state.started.shim_pid if state.started else None
+                    self._signal(state.row.host, shim, _SIGNALS[fault.verb])
             case Kind.AGENT:
                 self._signal(str(fault.target.value), None, _SIGNALS[fault.verb])
             case Kind.HOST if fault.verb is Verb.CUT:

@@ -7,8 +7,9 @@ that was killed. So an own exception, a signal from outside or a crash outranks 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.crew import LostHost
 from ttlaunch.running.failures.causes import (
     Cause,
@@ -22,7 +23,7 @@ from ttlaunch.running.failures.failure import Failure, Follower
 from ttlaunch.running.failures.last_words import LastWords, chained
 from ttlaunch.running.failures.name_cause import name_ending, name_exception, name_lost_daemon, name_lost_shim
 from ttlaunch.running.failures.next_step import next_step
-from ttlaunch.running.watch import RankState, failed_exit
+from ttlaunch.running.watch import RankState
 
 _FIRST_HAND, _WITHOUT_WORDS, _FOLLOWS = 0, 1, 2
 _STARVED_TOGETHER_S = 2.0  # a killed rank of many gigabytes takes that long to be gone
@@ -66,7 +67,7 @@ def first_failure(
         witnesses: Logs and the like; None: there are none.
     """
     seen = witnesses or Witnesses()
-    left = gave_up(seen.mpi_words, {state.row.rank: (state.exit or {}).get("status") for state in ranks})
+    left = gave_up(seen.mpi_words, {state.row.rank: state.exit.status if state.exit else None for state in ranks})
     candidates = [_lost_host(lost, ranks) for lost in (lost_hosts or {}).values()]
     too_early = killed_shims(seen.mpi_words)
     for state in ranks:
@@ -93,8 +94,8 @@ def _of_rank(
     if state.error is not None:
         kind = _of_exception(state.error, state.exit)
         return [_Candidate(_FOLLOWS if kind.follows else _FIRST_HAND, name_exception(state, state.error, kind))]
-    if state.exit is not None and failed_exit(state.exit):
-        time = float(state.exit.get("time", 0.0))
+    if state.exit is not None and state.exit.is_failure:
+        time = state.exit.time
         by_us = seen.killing_since is not None and time > seen.killing_since
         words = seen.last_words(state.row.rank)
         kind = classify_ending(state.exit, words, by_us=by_us or ordered, lost_peer=lost_peer)
@@ -121,17 +122,17 @@ def _is_lost_shim(candidate: _Candidate) -> bool:
     return candidate.failure.kind in {Cause.SHIM_LOST, Cause.DAEMON_LOST}
 
 
-def _of_exception(error: dict[str, Any], ending: dict[str, Any] | None) -> Cause:
-    message, kind = str(error.get("message", "")), str(error.get("type"))
-    chain = chained(str(error.get("traceback", "")).splitlines())
-    return classify_exception(kind, message, chain=chain, oom_kills=int((ending or {}).get("oom_kills") or 0))
+def _of_exception(error: RankError, ending: RankExit | None) -> Cause:
+    chain = chained(error.traceback.splitlines())
+    kills = (ending.oom_kills if ending else None) or 0
+    return classify_exception(error.type, error.message, chain=chain, oom_kills=kills)
 
 
 def _that_held_most(first: Failure, candidates: list[_Candidate], ranks: list[RankState]) -> Failure:
     """Of ranks that starved together on a host, the largest: the kernel may kill another before that one is gone."""
     if first.kind is not Cause.OUT_OF_MEMORY or first.time is None:
         return first
-    held = {state.row.rank: float((state.exit or {}).get("peak_memory_bytes") or 0) for state in ranks}
+    held = {state.row.rank: float((state.exit.peak_memory_bytes if state.exit else None) or 0) for state in ranks}
     starved = [
         one.failure
         for one in candidates
@@ -162,7 +163,7 @@ def _followers(
     for state in ranks:
         rank, role = state.row.rank, state.row.role
         failure = known.get(rank)
-        if rank == first.rank or (state.exit is not None and not failed_exit(state.exit)):
+        if rank == first.rank or (state.exit is not None and not state.exit.is_failure):
             continue
         if failure is not None:
             found.append(Follower(rank, role, failure.kind, failure.cause, failure.time))

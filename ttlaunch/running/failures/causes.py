@@ -8,8 +8,8 @@ import re
 import signal
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any
 
+from ttlaunch.records.ranks import RankExit
 from ttlaunch.running.failures.last_words import LastWords
 
 
@@ -111,7 +111,7 @@ def classify_exception(kind: str, message: str, *, chain: Iterable[str] = (), oo
     return Cause.IMPORT_ERROR if kind in _IMPORT_TYPES else Cause.RAISED
 
 
-def classify_ending(ending: dict[str, Any], words: LastWords, *, by_us: bool, lost_peer: bool = False) -> Cause:
+def classify_ending(ending: RankExit, words: LastWords, *, by_us: bool, lost_peer: bool = False) -> Cause:
     """The class of an ending without an exception's own record.
 
     Args:
@@ -120,17 +120,16 @@ def classify_ending(ending: dict[str, Any], words: LastWords, *, by_us: bool, lo
         by_us: Whether it came after we had begun to end the run.
         lost_peer: Whether mpirun told that this rank gave up because a peer had gone.
     """
-    if ending.get("start_error"):
+    if ending.start_error:
         return Cause.NOT_STARTED
-    number = ending.get("signal")
+    number = ending.signal
     if number:
         return _classify_signal(number, ending, words, by_us=by_us)
-    if ending.get("left_early"):
+    if ending.left_early:
         return Cause.LEFT_EARLY
     raised = words.raised
-    if raised is not None and ending.get("status") == 1:
-        kills = int(ending.get("oom_kills") or 0)
-        return classify_exception(raised.type, raised.message, chain=raised.chain, oom_kills=kills)
+    if raised is not None and ending.status == 1:
+        return classify_exception(raised.type, raised.message, chain=raised.chain, oom_kills=ending.oom_kills or 0)
     return Cause.LOST_PEER if lost_peer or _PEER_WORDS.search("\n".join(words.lines)) else Cause.EXITED
 
 
@@ -162,11 +161,11 @@ def lost_daemon(mpi_words: str) -> bool:
     return _LOST_DAEMON in mpi_words
 
 
-def _classify_signal(number: int, ending: dict[str, Any], words: LastWords, *, by_us: bool) -> Cause:
+def _classify_signal(number: int, ending: RankExit, words: LastWords, *, by_us: bool) -> Cause:
     if number in _ENDING or (number == signal.SIGKILL and by_us):
         return Cause.ENDED
     if number == signal.SIGKILL:
-        return Cause.OUT_OF_MEMORY if ending.get("oom_kills") else Cause.KILLED
+        return Cause.OUT_OF_MEMORY if ending.oom_kills else Cause.KILLED
     if number == signal.SIGPIPE:
         return Cause.LOST_PEER
     thrown = _ABORTED.search(words.text) if number == signal.SIGABRT else None

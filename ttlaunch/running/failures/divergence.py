@@ -43,11 +43,10 @@ def divergence(ranks: Sequence[RankState], config: Mapping[str, Any] | None) -> 
 
 def _in_validation(state: RankState) -> _Bad | None:
     """The first of the bad validations with which a rank ended."""
-    bad = list(takewhile(lambda record: not math.isfinite(record["loss"]), reversed(state.validations)))
+    bad = list(takewhile(lambda record: not math.isfinite(record.loss), reversed(state.validations)))
     if not bad:
         return None
-    step, loss = int(bad[-1].get("step", 0)), float(bad[-1]["loss"])
-    return _Bad(step, is_validation=True, rank=state.row.rank, loss=loss)
+    return _Bad(bad[-1].step, is_validation=True, rank=state.row.rank, loss=float(bad[-1].loss))
 
 
 def _in_training(state: RankState) -> _Bad | None:
@@ -68,5 +67,5 @@ def _weights_are_numbers(ranks: Sequence[RankState], found: Sequence[_Bad]) -> b
     if any(bad.is_validation for bad in found):
         return False
     last = max(state.step for state in ranks)
-    validated = max((int(record.get("step", 0)) for state in ranks for record in state.validations), default=-1)
+    validated = max((record.step for state in ranks for record in state.validations), default=-1)
     return validated >= last or all(bad.step == last for bad in found)

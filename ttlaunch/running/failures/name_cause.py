@@ -1,9 +1,9 @@
 """Put a rank's ending into words: one clause, the line of code where there is one, and the facts beside it."""
 
 import signal
-from typing import Any
 
 from ttlaunch.hosts.sync.sizes import render_size
+from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.failures.last_words import LastWords
@@ -22,43 +22,41 @@ _NOT_MEMORY = "not by the kernel: it counted no kill for want of memory"
 _PEER_NOTE = "no other rank said that it broke: what ended the connection is not known"
 
 
-def name_exception(state: RankState, error: dict[str, Any], kind: Cause) -> Failure:
+def name_exception(state: RankState, error: RankError, kind: Cause) -> Failure:
     """The failure of a rank that wrote down its exception."""
-    first_line = str(error.get("message", "")).partition("\n")[0]
-    name, when = str(error.get("type")), float(error.get("time", 0.0))
+    first_line = error.message.partition("\n")[0]
+    name, when = error.type, error.time
     if kind is Cause.CHECKPOINT:  # says everything itself; a line of code would not help
         kept = name == "CheckpointWriteError"
         code, cause = ("R030", "could not keep a checkpoint") if kept else ("R031", "could not begin")
         row = state.row
         return Failure(code, row.rank, row.role, row.host, None, f"{cause}: {first_line}", when, kind=kind)
     code = "R001" if name == "WorldSizeError" else _CODES.get(kind, "R002")
-    place = f"{error['file']}:{error['line']}" if error.get("file") else None
-    facts = (f"`{name}: {first_line}`", *_memory_facts(state.exit or {}, kind), *_peer_facts(kind))
-    return _failure(
-        state, code, _clause(kind, name, first_line), when, kind, place=place, facts=facts, step=error.get("step")
-    )
+    place = f"{error.file}:{error.line}" if error.file else None
+    facts = (f"`{name}: {first_line}`", *_memory_facts(state.exit, kind), *_peer_facts(kind))
+    return _failure(state, code, _clause(kind, name, first_line), when, kind, place=place, facts=facts, step=error.step)
 
 
-def name_ending(state: RankState, ending: dict[str, Any], words: LastWords, kind: Cause) -> Failure:
+def name_ending(state: RankState, ending: RankExit, words: LastWords, kind: Cause) -> Failure:
     """The failure of a rank of which only the shim and the log tell."""
-    time, code = float(ending.get("time", 0.0)), _CODES.get(kind, "R004")
+    time, code = ending.time, _CODES.get(kind, "R004")
     raised, crash = words.raised, words.crash
-    number = ending.get("signal")
+    number = ending.signal
     if number:
         place = f"{crash.file}:{crash.line}" if crash and crash.file and kind is Cause.CRASHED else None
         said = (f"{crash.words} in the {crash.thread}",) if crash and place else ()
         facts = (*said, *_memory_facts(ending, kind), *_peer_facts(kind))
         return _failure(state, code, _signal_clause(number, kind), time, kind, place=place, facts=facts)
     if kind is Cause.NOT_STARTED:
-        return _failure(state, code, f"could not be started: {ending['start_error']}", time, kind)
-    if kind is Cause.LEFT_EARLY and ending.get("left_early"):
+        return _failure(state, code, f"could not be started: {ending.start_error}", time, kind)
+    if kind is Cause.LEFT_EARLY and ending.left_early:
         return _failure(state, code, _EARLY, time, kind)
-    if raised is not None and kind is not Cause.EXITED and ending.get("status") == 1:
+    if raised is not None and kind is not Cause.EXITED and ending.status == 1:
         place = f"{raised.file}:{raised.line}" if raised.file else None
         facts = (f"`{raised.type}: {raised.message}`", *_memory_facts(ending, kind), *_peer_facts(kind))
         code = _CODES.get(kind, "R002")
         return _failure(state, code, _clause(kind, raised.type, raised.message), time, kind, place=place, facts=facts)
-    status = ending.get("status")
+    status = ending.status
     if kind is Cause.LOST_PEER:
         facts = (f"it exited with status {status}", *_peer_facts(kind))
         return _failure(state, code, "lost its peer", time, kind, facts=facts)
@@ -109,14 +107,16 @@ def _signal_clause(number: int, kind: Cause) -> str:
             return f"was killed by {name}"
 
 
-def _memory_facts(ending: dict[str, Any], kind: Cause) -> tuple[str, ...]:
+def _memory_facts(ending: RankExit | None, kind: Cause) -> tuple[str, ...]:
     """How much the rank had, of how much, where memory was the cause; that it was not, where one would think so."""
-    if kind is Cause.KILLED and ending.get("signal") == signal.SIGKILL and ending.get("oom_kills") == 0:
+    if ending is None:
+        return ()
+    if kind is Cause.KILLED and ending.signal == signal.SIGKILL and ending.oom_kills == 0:
         return (_NOT_MEMORY,)
     if kind is not Cause.OUT_OF_MEMORY:
         return ()
-    peak, limit, facts = ending.get("peak_memory_bytes"), ending.get("memory_limit_bytes"), []
-    if ending.get("oom_kills"):
+    peak, limit, facts = ending.peak_memory_bytes, ending.memory_limit_bytes, []
+    if ending.oom_kills:
         facts.append("the kernel killed it, or a child of it, for want of memory")
     if peak:
         facts.append(f"it held {render_size(peak)} at most" + (f" of {render_size(limit)}" if limit else ""))

@@ -48,7 +48,7 @@ class StoppedWatch:
         if rank in self._told or now - since < PATIENCE_S:
             return
         self._told.add(rank)
-        pid = state.started.get("pid")
+        pid = state.started.pid if state.started else None
         self._tell("rank_stopped", state, now - since, f"was stopped by a signal; `kill -CONT {pid}` lets it go on")
 
     def _notice_moving(self, state: RankState, now: float) -> None:

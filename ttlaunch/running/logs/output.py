@@ -4,10 +4,10 @@ import os
 import selectors
 import subprocess
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.running.watch import RankState
 
 FROM_A_RANK = b"rank "
@@ -25,7 +25,7 @@ class View(Protocol):
     def output(self, stream: str, line: bytes) -> None:
         """A line that a rank or mpirun wrote to `stdout` or `stderr`."""
 
-    def record(self, state: RankState, record: Mapping[str, Any]) -> None:
+    def record(self, state: RankState, record: AnyProgress) -> None:
         """A rank reported progress."""
 
     def tick(self, ranks: list[RankState]) -> None:

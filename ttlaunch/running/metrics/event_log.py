@@ -6,7 +6,6 @@ them to `metrics.jsonl` when a run ends; whoever follows a run reads the same ev
 """
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.records.ranks import AnyProgress, Parameters, StepDone, kind_of, measured_values, step_of
 from ttlaunch.running.metrics.pages import BookReader
 from ttlaunch.running.runs.json_files import read_object, read_object_if_any
 from ttlaunch.running.runs.recorded import read_facts
@@ -30,7 +30,6 @@ RUN, END, LAUNCHER = "run", "end", "launcher"
 TIMES, TRAFFIC, EXITED = "times", "traffic", "exited"
 """Of a rank's books, a step at a time; and its end, as its shim saw it."""
 
-_LEFT_OUT = frozenset({"kind", "time", "step"})
 _OF_REPORT = (
     "status",
     "exit_status",
@@ -131,7 +130,7 @@ class EventLog:
         report = read_object_if_any(
             self._path / contract.REPORT_FILE
         )  # before the records: it is the last to be written
-        records = [pair for pair in self._watch.poll() if pair[1].get("kind") != contract.KIND_PARAMETERS]
+        records = [pair for pair in self._watch.poll() if not isinstance(pair[1], Parameters)]
         found = [self._of_record(state, record) for state, record in records]
         found += [event for row in self.run.ranks for event in self._of_books(row.rank)]
         found += [*self._of_launcher(), *self._of_exits()]
@@ -152,20 +151,21 @@ class EventLog:
     def _end(self, report: Mapping[str, Any]) -> Event:
         return Event(self._latest, END, values={name: report.get(name) for name in _OF_REPORT})
 
-    def _of_record(self, state: RankState, record: Mapping[str, Any]) -> Event:
+    def _of_record(self, state: RankState, record: AnyProgress) -> Event:
         """A rank's own record; a step also says how long it took since the rank's last one."""
-        rank, step, time = state.row.rank, _whole(record.get("step")), _seconds(record.get("time"))
+        rank, time = state.row.rank, record.time
         self._first_times.setdefault(rank, time)
-        values = {name: value for name, value in record.items() if name not in _LEFT_OUT}
-        if record.get("kind") == contract.KIND_STEP and step is not None:
-            before = self._step_times.get(rank)
+        values = measured_values(record)
+        if isinstance(record, StepDone):
+            step, before = record.step, self._step_times.get(rank)
             self._step_times[rank] = step, time
             self._reported[rank, step] = time
             if before is not None and before[0] < step and before[1] < time:
-                values["step_time_s"] = round((time - before[1]) / (step - before[0]), 9)
-                if isinstance(values.get("tokens"), int | float):
-                    values["tokens_per_s"] = values["tokens"] / values["step_time_s"]
-        return Event(time, str(record.get("kind")), rank, step, values)
+                step_time_s = round((time - before[1]) / (step - before[0]), 9)
+                values["step_time_s"] = step_time_s
+                if step_time_s and "tokens" in record.values:
+                    values["tokens_per_s"] = record.values["tokens"] / step_time_s
+        return Event(time, kind_of(record), rank, step_of(record), values)
 
     def _of_books(self, rank: int) -> Iterator[Event]:
         for page in self._books[rank].pages():
@@ -186,20 +186,8 @@ class EventLog:
             if state.exit is not None and state.row.rank not in self._exited:
                 self._exited.add(state.row.rank)
                 names = ("status", "signal", "started", "peak_memory_bytes")
-                values = {name: state.exit[name] for name in names if state.exit.get(name) is not None}
-                yield Event(_seconds(state.exit.get("time")), EXITED, state.row.rank, values=values)
-
-
-def _seconds(value: Any) -> float:
-    """A time; 0 for what is none, since a recipe may write records of its own making."""
-    with contextlib.suppress(OverflowError):
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            return float(value)
-    return 0.0
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+                values = {name: value for name in names if (value := getattr(state.exit, name)) is not None}
+                yield Event(state.exit.time, EXITED, state.row.rank, values=values)
 
 
 def write_event_log(path: Path) -> Path | None:

@@ -144,7 +144,7 @@ def settle(folder: Path, plan: Mapping[str, Any], ranks: Sequence[RankState], *,
     first = max((state.first_step for state in ranks), default=0)
     steps = max(0, until - first + 1) if first else 0
     began = int((plan.get("start") or {}).get("step", 0))
-    checked = {int(record.get("step", 0)) for state in ranks for record in state.validations}
+    checked = {record.step for state in ranks for record in state.validations}
     validations = sum(step <= max(until, began) for step in checked) if until >= 0 else 0
     roles = [state.row.role for state in ranks]
     ended_early = None, "the run ended within its first step", False

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ttlaunch.records.parser import LONGEST_RECORD
+
 
 def read_object(path: Path) -> dict[str, Any]:
     """The object in a file.
@@ -21,6 +23,20 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} is not an object")  # noqa: TRY004 - the file is wrong, not the caller
     return content
+
+
+def read_file(path: Path) -> bytes | None:
+    """What a file holds, for a parser that says what is wrong with it; None if there is none to read.
+
+    No more is read than a record may be long, and a byte; a named pipe is no file, and reading it would never end.
+    """
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            return file.read(LONGEST_RECORD + 1)
+    except OSError:
+        return None
 
 
 def read_object_if_any(path: Path) -> dict[str, Any]:
