@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from tests.spec.topology.clusters import WIDE, WIDE_BINDINGS
+from ttlaunch.app.dialogue import Unattended
 from ttlaunch.app.prepare_run import prepare
 from ttlaunch.app.replan import Replanned, repeatable, replan, wait_for_lease
-from ttlaunch.app.resolve import RunSpec
-from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.app.run_spec import RunSpec
+from ttlaunch.diagnostics import Diagnostic
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.running.restarts import Restart
 
@@ -31,11 +32,11 @@ def lost(here):
             (folder / "rank_bindings.yaml").write_text(bindings)
             (folder / "mgd.yaml").write_text(WIDE)
         request = RunSpec(target, on="lab", **typed)
-        first = prepare(request, form=Format.FULL, verbose=False)
+        first = prepare(request, Unattended())
         asked = {host: HostError(host, Trouble.UNREACHABLE, "no route to host") for host in silent}
         following = replan(request, first, Restart(None, hosts), ask=lambda _: asked)
         if isinstance(following, Replanned):
-            again = prepare(following.request, form=Format.FULL, verbose=False)
+            again = prepare(following.request, Unattended())
             assert not set(again.plan.hosts) & {*hosts, *silent}
             assert following.request == replace(
                 request,

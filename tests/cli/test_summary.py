@@ -6,7 +6,8 @@ import signal
 import pytest
 
 from tests.records.written import progress
-from ttlaunch.cli.summary import failure_diagnostic, show_summary
+from ttlaunch.app.run_diagnostics import failure_diagnostic
+from ttlaunch.cli.summary import show_summary
 from ttlaunch.diagnostics.render import render
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.ranks import RankError, RankExit

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ttlaunch.app.resolve import RunSpec, describe
+from ttlaunch.app.resolve import resolve
+from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import render
 from ttlaunch.planning.make import Surroundings, plan_command
 from ttlaunch.planning.openmpi import OpenMpi
@@ -40,7 +41,7 @@ def plan(here):
 
     def make(target, *, surroundings=None, shell=None, **request):
         given = {"HOME": "/home/ann", **(shell or {})}
-        description = describe(RunSpec(target=target, **request), working_folder=here, shell=given)
+        description = resolve(RunSpec(target=target, **request), working_folder=here, shell=given)
         assert description.ok, render(description.diagnostics)
         around = dataclasses.replace(SURROUNDINGS, **(surroundings or {}))
         if description.command is not None:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ttlaunch.app.resolve import RunSpec, describe
+from ttlaunch.app.resolve import resolve
+from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.planning.fewer_ranks import World, largest_world
 
 WORKERS = "multihost_config.num_workers"
@@ -20,7 +21,7 @@ def world(here):
         folder = here / "configurations/left"
         folder.mkdir(parents=True, exist_ok=True)
         Path(folder, "hosts.txt").write_text(f"box slots={slots}\n")
-        description = describe(RunSpec(recipe, on="left", overrides=overrides), working_folder=here, shell={})
+        description = resolve(RunSpec(recipe, on="left", overrides=overrides), working_folder=here, shell={})
         assert description.choice.loaded.config is not None, description.diagnostics
         return largest_world(description.choice, description.topology, most=most, before=before)
 

@@ -1,21 +1,21 @@
 """Carry a checked plan out: get everything ready, start it, and watch over it to its end.
 
-This is what a supervisor does, in a process of its own (`cli/session.py`). It shows nothing; whoever wants to see the run
-reads its folder.
+This is what a supervisor does, in a process of its own (`app/supervisor.py`). It shows nothing; whoever wants to see the
+run reads its folder.
 """
 
 import os
-import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ttlaunch import contract
+from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.outcome import Outcome
-from ttlaunch.cli.console import refuse
-from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.diagnostics.launch_error import LaunchError
 
 if TYPE_CHECKING:
     from ttlaunch.app.prepare_run import PreparedRun
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from ttlaunch.running.runs.run_folder import RunFolder
     from ttlaunch.running.watch import RankState
 
-WatchedBy = Callable[["View", "Crew", "RunFolder", Path], "View"]
+WatchedBy = Callable[["LaunchPlan", "Crew", "RunFolder", Path], "AbstractContextManager[View]"]
+"""Makes whoever is told everything about a run as it happens: from its plan, the ranks' controller, its folder and scratch."""
+
 _ELSEWHERE = "`--runs-dir DIR` makes run folders somewhere else"
 
 
@@ -37,51 +39,51 @@ class RunOptions:
 
     Attributes:
         runs_dir: Where run folders are made.
-        form: Of what is printed; with notes if `verbose`.
         grace_s: What ranks have to leave when the end is ordered.
         typed: The command line, if it can be typed again with `--resume`.
         hang_timeout_s: How long no rank may move; None: it follows from the steps.
-        only: Ranks whose output is shown, where it is shown; None: of all.
         lease_s: How long ranks on another host run on when nothing is heard from here.
     """
 
     runs_dir: Path
-    form: Format
-    verbose: bool = False
     grace_s: float = 30.0
     typed: Sequence[str] = ()
     hang_timeout_s: float | None = None
-    only: Collection[int] | None = None
     lease_s: float = contract.LEASE_S
 
 
-def make_ready(prepared: "PreparedRun", way: RunOptions) -> "LaunchContext":
-    """Check everything where the ranks will run, and bring the code there; leaves if a host is not ready."""
+def make_ready(prepared: "PreparedRun", options: RunOptions, dialogue: Dialogue) -> "LaunchContext":
+    """Check everything where the ranks will run, and bring the code there.
+
+    Raises:
+        LaunchError: A host is not ready.
+    """
     if prepared.is_here:
         from ttlaunch.app.ready_here import ready_here
 
-        return ready_here(prepared, form=way.form, verbose=way.verbose)
+        return ready_here(prepared, dialogue)
     from ttlaunch.app.ready_hosts import ready_hosts
 
-    return ready_hosts(prepared, form=way.form, verbose=way.verbose, lease_s=way.lease_s)
+    return ready_hosts(prepared, dialogue, lease_s=options.lease_s)
 
 
 def carry_out(
     prepared: "PreparedRun",
-    way: RunOptions,
+    options: RunOptions,
+    dialogue: Dialogue,
     *,
     ready: "LaunchContext | None" = None,
     begun: "Callable[[RunFolder], None]" = lambda _: None,
     watched_by: WatchedBy | None = None,
 ) -> Outcome:
-    """Start a plan and watch over it until it has ended; leaves if a host is not ready.
+    """Start a plan and watch over it until it has ended.
 
     Args:
-        prepared: The checked plan.
-        way: How it is carried out.
-        ready: Its hosts, if they are ready already.
         begun: Told of the run's folder once all is there and nothing has started.
-        watched_by: Puts something between the run and the view, which shows the run then; None: nobody shows it here.
+        watched_by: Whoever is told of everything as it happens; None: what the supervisor says stands in the folder.
+
+    Raises:
+        LaunchError: A host is not ready, or the run's folder cannot be made; nothing was started.
     """
     from ttlaunch.app.registering import registered
     from ttlaunch.running.ending import Grace
@@ -91,15 +93,15 @@ def carry_out(
     from ttlaunch.running.supervise import supervise
     from ttlaunch.running.watch import Watch
 
-    ready = ready or make_ready(prepared, way)
-    plan, folder = ready.plan, _make_folder(ready, prepared, way)
+    ready = ready or make_ready(prepared, options, dialogue)  # unless its hosts are ready already
+    plan, folder = ready.plan, _make_folder(ready, prepared, options)
     watch = Watch(plan, folder)
     with (
         scratch_folder() as scratch,
         guarded(folder.run_id, scratch),
         ready.crew(folder, watch, scratch) as crew,
-        registered(plan, folder, form=way.form),
-        _view(plan, folder, crew, scratch, way, watched_by) as view,
+        registered(plan, folder, dialogue),
+        (watched_by or _in_its_folder)(plan, crew, folder, scratch) as view,
     ):
         begun(folder)
         report = supervise(
@@ -110,49 +112,50 @@ def carry_out(
             watch=watch,
             crew=crew,
             scratch=scratch,
-            grace=Grace(way.grace_s, tuple(way.typed)),
-            hang_timeout_s=way.hang_timeout_s,
+            grace=Grace(options.grace_s, tuple(options.typed)),
+            hang_timeout_s=options.hang_timeout_s,
         )
     return Outcome(report, facts_of(plan), folder, scratch)
 
 
 @contextmanager
-def _view(
-    plan: "LaunchPlan", folder: "RunFolder", crew: "Crew", scratch: Path, way: RunOptions, watched_by: WatchedBy | None
-) -> "Iterator[View]":
-    if watched_by is None:
-        yield Spokesman()
-        return
-    from ttlaunch.cli.live import make_following_view
-    from ttlaunch.running.runs.recorded import facts_of
-
-    with make_following_view(facts_of(plan), folder, quiet=way.form is Format.JSON, only=way.only) as view:
-        yield watched_by(view, crew, folder, scratch)
+def _in_its_folder(plan: "LaunchPlan", crew: "Crew", folder: "RunFolder", scratch: Path) -> "Iterator[View]":  # noqa: ARG001
+    yield FolderView(folder)
 
 
-class Spokesman:
-    """Says what a supervisor has to say, and leaves it to others to show the run."""
+class FolderView:
+    """Writes what a supervisor has to say into the run's folder, and leaves it to others to show the run."""
+
+    def __init__(self, folder: "RunFolder") -> None:
+        from ttlaunch.running.runs.run_folder import supervisor_file
+
+        self._files = {stream: folder.file(supervisor_file(stream)) for stream in ("stdout", "stderr")}
 
     def output(self, stream: str, line: bytes) -> None:
-        (sys.stdout if stream == "stdout" else sys.stderr).write(line.decode("utf-8", "replace") + "\n")
+        """Append a line; a folder that takes no more ends the run by itself, and says so in its report."""
+        try:
+            with self._files[stream].open("ab", buffering=0) as file:
+                file.write(line + b"\n")
+        except OSError:
+            return
 
     def record(self, state: "RankState", record: "AnyProgress") -> None:
-        """It stands in the run's folder."""
+        """Records stand in the run's folder already."""
 
     def tick(self, ranks: "list[RankState]") -> None:
-        """Likewise."""
+        """Nothing is drawn."""
 
 
-def _make_folder(ready: "LaunchContext", prepared: "PreparedRun", way: RunOptions) -> "RunFolder":
-    """The run's folder with all that is decided; leaves if it cannot be made."""
+def _make_folder(ready: "LaunchContext", prepared: "PreparedRun", options: RunOptions) -> "RunFolder":
+    """The run's folder with all that is decided."""
     from ttlaunch.errors import RunFolderError
     from ttlaunch.running.runs.record_inputs import write_inputs
     from ttlaunch.running.runs.run_folder import create_run_folder
 
     try:
-        folder = create_run_folder(way.runs_dir)
+        folder = create_run_folder(options.runs_dir)
         resolved = prepared.resolved_config
         write_inputs(ready.plan, folder, resolved_config=resolved, shell=os.environ, release=ready.release)
     except RunFolderError as error:
-        refuse([Diagnostic("H008", str(error), hints=(_ELSEWHERE,))], form=way.form)
+        raise LaunchError([Diagnostic("H008", str(error), hints=(_ELSEWHERE,))]) from error
     return folder

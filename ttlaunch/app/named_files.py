@@ -8,7 +8,7 @@ from ttlaunch.diagnostics import Diagnostic, shown
 from ttlaunch.planning.mpi_args import MpiArgs, parse_mpi_args
 
 if TYPE_CHECKING:
-    from ttlaunch.app.resolve import RunSpec
+    from ttlaunch.app.run_spec import RunSpec
     from ttlaunch.diagnostics import Source
 
 

@@ -2,29 +2,32 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from ttlaunch import contract
-from ttlaunch.cli.console import refuse
-from ttlaunch.diagnostics import Diagnostic, Format, listed, shown
+from ttlaunch.diagnostics import Diagnostic, listed, shown
+from ttlaunch.diagnostics.launch_error import LaunchError
 from ttlaunch.diagnostics.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from ttlaunch.running.runs.launcher import Launcher
 
 
-def find_named_run(where: str, *, runs_dir: Path, form: Format) -> Path:
-    """The folder of the run; leaves if there is none or if several are meant.
+def find_named_run(where: str, *, runs_dir: Path, working_folder: Path | None = None) -> Path:
+    """The folder of the run that somebody names.
 
     Args:
         where: `latest`; a run's id, its beginning or what follows its last dash, if only one run has it; or a path. An id
             may also be that of a run with its folder elsewhere.
         runs_dir: Where run folders are.
-        form: Of what is said if there is none.
+        working_folder: Where relative names begin; None: the current folder.
+
+    Raises:
+        LaunchError: There is none, or several are meant.
     """
-    found = name_run(where, runs_dir=runs_dir, working_folder=Path.cwd())
+    found = name_run(where, runs_dir=runs_dir, working_folder=working_folder or Path.cwd())
     if isinstance(found, Diagnostic):
-        refuse([found], form=form)
+        raise LaunchError([found])
     return found
 
 
@@ -69,24 +72,27 @@ def _no_run(where: str, runs_dir: Path, known: list[str]) -> Diagnostic:
     return Diagnostic("P030", message, hints=hints)
 
 
-def read_launcher_here(path: Path, command: str, *, form: Format) -> "Launcher | None":
-    """Who launched a run, if anybody says; leaves if the run goes on on another machine.
+def read_launcher_here(path: Path, command: str) -> "Launcher | None":
+    """Who launched a run, if anybody says.
 
     Args:
         path: The run's folder.
         command: What was to be done with it.
-        form: Of what is said.
+
+    Raises:
+        LaunchError: The run goes on on another machine.
     """
     from ttlaunch.running.runs.launcher import read_launcher
 
     launcher = read_launcher(path)
     if launcher is not None and not launcher.is_here and not (path / contract.REPORT_FILE).is_file():
         hint = f"`ssh {launcher.machine} ttlaunch {command} {path}`"
-        refuse([Diagnostic("R049", f"the run {path.name} was started on {launcher.machine}", hints=(hint,))], form=form)
+        message = f"the run {path.name} was started on {launcher.machine}"
+        raise LaunchError([Diagnostic("R049", message, hints=(hint,))])
     return launcher
 
 
-def refuse_run(path: Path, error: OSError | ValueError, *, form: Format) -> NoReturn:
-    """Say why the folder of a run cannot be read, and leave."""
+def unreadable_run(path: Path, error: OSError | ValueError) -> LaunchError:
+    """Why the folder of a run cannot be read."""
     reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
-    refuse([Diagnostic("P031", f"the run {path.name} cannot be read: {reason}")], form=form)
+    return LaunchError([Diagnostic("P031", f"the run {path.name} cannot be read: {reason}")])

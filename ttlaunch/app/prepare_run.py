@@ -1,4 +1,4 @@
-"""What `run` and `plan` share: check the description, find the engine, make the plan; or leave with diagnostics."""
+"""From what was asked for to a plan: check the description, find the engine, make the plan."""
 
 import os
 import platform
@@ -8,9 +8,11 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.agent import SHIM
-from ttlaunch.app.resolve import ResolvedSpec, RunSpec, describe
-from ttlaunch.cli.console import refuse, show_diagnostics
-from ttlaunch.diagnostics import Diagnostic, Format, shown
+from ttlaunch.app.dialogue import Dialogue
+from ttlaunch.app.resolve import ResolvedSpec, resolve
+from ttlaunch.app.run_spec import RunSpec
+from ttlaunch.diagnostics import Diagnostic, shown
+from ttlaunch.diagnostics.launch_error import LaunchError
 from ttlaunch.hosts.transport.local import is_this_machine
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.planning.make import Surroundings, plan_command
@@ -39,16 +41,25 @@ class PreparedRun:
         return all(host in self.surroundings.local_hosts for host in self.plan.hosts)
 
 
-def prepare(request: RunSpec, *, form: Format, verbose: bool) -> PreparedRun:
-    """Check everything and plan; shows every diagnostic, and leaves if one of them is an error."""
-    working_folder = Path.cwd()
-    description = describe(request, working_folder=working_folder, shell=os.environ)
+def prepare(request: RunSpec, dialogue: Dialogue, *, working_folder: Path | None = None) -> PreparedRun:
+    """Check everything and plan; nothing is started and nothing is written.
+
+    Args:
+        request: What was asked for.
+        dialogue: Takes the warnings.
+        working_folder: Where relative names begin, and where ranks start; None: the current folder.
+
+    Raises:
+        LaunchError: A diagnostic is an error; it carries all of them.
+    """
+    working_folder = working_folder or Path.cwd()
+    description = resolve(request, working_folder=working_folder, shell=os.environ, dialogue=dialogue)
     local_hosts = _local_hosts(description)
     python = _python(description, local_hosts)
     engine = find_openmpi(python=python, search_path=os.environ.get("PATH"))
     found = list(description.diagnostics)
     if isinstance(engine, Diagnostic):
-        refuse([*found, engine], form=form, verbose=verbose)
+        raise LaunchError([*found, engine])
     surroundings = Surroundings(
         working_folder, dict(os.environ), python, str(SHIM), engine, description.mpi_args, local_hosts
     )
@@ -56,14 +67,14 @@ def prepare(request: RunSpec, *, form: Format, verbose: bool) -> PreparedRun:
     if isinstance(plan, Diagnostic):
         found.append(plan)
     if isinstance(plan, Diagnostic) or plan is None or description.topology is None:
-        refuse(found, form=form, verbose=verbose)
+        raise LaunchError(found)
     local = local_hosts.intersection(plan.hosts)
     if len(local) > 1:
         from ttlaunch.hosts.doctor.identity import check_local_names
 
         found += check_local_names(local, topology=description.topology, hostname=platform.node())
-        refuse(found, form=form, verbose=verbose)
-    show_diagnostics(found, form=form, verbose=verbose)
+        raise LaunchError(found)
+    dialogue.warn(found)
     resolved = _resolved(description)
     return PreparedRun(plan, description.topology, surroundings, resolved, request, description)
 

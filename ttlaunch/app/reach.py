@@ -1,24 +1,18 @@
 """Connect to all hosts of a cluster, or say which are not ready and leave: what doctor, prepare, sync and run begin with."""
 
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ttlaunch.cli.console import refuse
-from ttlaunch.diagnostics import Format
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.app.dialogue import Dialogue
+from ttlaunch.diagnostics.launch_error import LaunchError
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.hosts import HostAddress, open_transport
 from ttlaunch.hosts.transport.key_ring import KeyRing
 from ttlaunch.hosts.transport.transport import CONNECT_S, Transport
 from ttlaunch.spec.topology.model import Topology
-
-_SHOW_AFTER_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -38,27 +32,25 @@ class Reached:
 
 def reach_hosts(
     topology: Topology,
+    dialogue: Dialogue,
     *,
-    form: Format,
-    verbose: bool = False,
     timeout_s: float = CONNECT_S,
     then: Callable[[Transport], None] | None = None,
 ) -> list[Transport]:
-    """Connect to every host of a cluster, all at once, and leave with status 4 if one of them cannot be used.
-
-    Asks for passphrases on a terminal, and shows there how far it is if it takes longer than a second. The caller
-    closes the transports.
+    """Connect to every host of a cluster, all at once; the caller closes the transports.
 
     Args:
         topology: Names the hosts, and how to log in.
-        form: How to speak if a host cannot be used.
-        verbose: With more detail.
+        dialogue: Sees hosts answer, and is asked for passphrases.
         timeout_s: For each host, from its first packet to a finished login.
         then: Called with each host as soon as it is connected, in a thread of its own; must not wait.
+
+    Raises:
+        LaunchError: A host cannot be used; no connection is left open.
     """
     transports, keys = open_transports(topology)
-    with show_progress(len(transports), form=form) as advance:
-        reached = connect_all(transports, keys, timeout_s=timeout_s, answered=advance, then=then)
+    with dialogue.connecting(len(transports)) as advance:
+        reached = connect_all(transports, keys, dialogue, timeout_s=timeout_s, answered=advance, then=then)
     if reached.errors:
         from ttlaunch.hosts.doctor.troubles import explain_troubles
 
@@ -66,7 +58,7 @@ def reach_hosts(
             transport.close()
         errors = list(reached.errors.values())
         found = explain_troubles(errors, topology=topology, answered=reached.seconds)
-        refuse(found, form=form, verbose=verbose)
+        raise LaunchError(found)
     return reached.transports
 
 
@@ -83,6 +75,7 @@ def open_transports(topology: Topology) -> tuple[list[Transport], KeyRing]:
 def connect_all(
     transports: Sequence[Transport],
     keys: KeyRing,
+    dialogue: Dialogue,
     *,
     timeout_s: float = CONNECT_S,
     answered: Callable[[str, HostError | None], None] | None = None,
@@ -93,6 +86,7 @@ def connect_all(
     Args:
         transports: The hosts.
         keys: That they log in with.
+        dialogue: Is asked for passphrases.
         timeout_s: For each host, from its first packet to a finished login.
         answered: Told of each host as it answers.
         then: As for `reach_hosts`.
@@ -105,7 +99,7 @@ def connect_all(
 
     reached = _connect(transports, connect, timeout_s=timeout_s, answered=answered)
     failed = [transport for transport in transports if transport.host in reached.errors]
-    if failed and ask_for_passphrases(keys):
+    if failed and ask_for_passphrases(keys, dialogue):
         again = _connect(failed, connect, timeout_s=timeout_s, answered=answered)
         errors = again.errors
         ready = [transport for transport in transports if transport.host not in errors]
@@ -134,36 +128,6 @@ def _connect(
     return Reached([transport for transport in transports if transport.host in seconds], ordered, seconds)
 
 
-def ask_for_passphrases(keys: KeyRing) -> bool:
-    """Ask the person at the terminal, if there is one, for locked keys; whether one more can be used now."""
-    return bool(keys.locked) and sys.stdin.isatty() and sys.stderr.isatty() and keys.unlock(_ask_passphrase)
-
-
-def _ask_passphrase(path: Path) -> str | None:
-    import getpass
-
-    try:
-        return getpass.getpass(f"passphrase of {path}: ")
-    except (EOFError, KeyboardInterrupt):
-        return None
-
-
-@contextmanager
-def show_progress(total: int, *, form: Format) -> Iterator[Callable[[str, HostError | None], None]]:
-    """A function to call for each host that has answered; on a terminal it draws a line after a second."""
-    if form is Format.JSON or not sys.stderr.isatty():
-        yield lambda _host, _error: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"connecting to {counted(total, 'host')}", total=total, visible=False)
-        appear = threading.Timer(_SHOW_AFTER_S, lambda: progress.update(task, visible=True))
-        appear.daemon = True
-        appear.start()
-        try:
-            yield lambda _host, _error: progress.advance(task)
-        finally:
-            appear.cancel()
+def ask_for_passphrases(keys: KeyRing, dialogue: Dialogue) -> bool:
+    """Ask for the passphrases of locked keys, where anybody can be asked; whether one more can be used now."""
+    return bool(keys.locked) and keys.unlock(dialogue.passphrase)

@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from ttlaunch.app.dialogue import Dialogue, stop_on_errors
 from ttlaunch.app.prepare_run import PreparedRun
-from ttlaunch.cli.console import stop_on_errors
-from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.diagnostics import Diagnostic
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.running.crew import Crew, LocalCrew
 from ttlaunch.running.preflight import check_machine, installed_version
@@ -31,11 +31,15 @@ class LaunchContext(Protocol):
         """Whoever stands beside the ranks, from before the first starts until after the last has ended."""
 
 
-def ready_here(prepared: PreparedRun, *, form: Format, verbose: bool) -> LaunchContext:
-    """Check this machine; leaves if it is not ready."""
+def ready_here(prepared: PreparedRun, dialogue: Dialogue) -> LaunchContext:
+    """Check this machine.
+
+    Raises:
+        LaunchError: It is not ready.
+    """
     problems = _check_cuda(prepared)
     problems += check_machine(prepared.plan, prepared.surroundings.engine, python=prepared.surroundings.python)
-    stop_on_errors(problems, form=form, verbose=verbose)
+    stop_on_errors(problems, dialogue)
     return _ReadyHere(prepared.plan)
 
 

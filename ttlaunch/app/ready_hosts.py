@@ -13,12 +13,13 @@ from pathlib import Path
 from ttlaunch import contract
 from ttlaunch.app.background import in_background
 from ttlaunch.app.bring_code import bring_code, explain_outcome, guard_size
+from ttlaunch.app.dialogue import Dialogue, stop_on_errors
 from ttlaunch.app.prepare_run import PreparedRun, make_plan
 from ttlaunch.app.program_on_hosts import check_program
 from ttlaunch.app.reach import reach_hosts
 from ttlaunch.app.ready_here import LaunchContext
-from ttlaunch.cli.console import refuse, stop_on_errors
-from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.diagnostics.launch_error import LaunchError
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.doctor.checks import check_ready
 from ttlaunch.hosts.doctor.cuda import check_cuda, gpus_of_hosts
@@ -43,25 +44,32 @@ from ttlaunch.spec.topology.model import Topology
 
 @dataclass(frozen=True)
 class _Say:
-    """How to say what is wrong, and leave."""
+    """How to report what is wrong with the hosts of a cluster."""
 
     topology: Topology
-    form: Format
-    verbose: bool
+    dialogue: Dialogue
 
     def stop(self, found: list[Diagnostic], errors: Mapping[str, HostError], answered: Mapping[str, float]) -> None:
-        """Leave if there is an error among the diagnostics, or a host that did not answer; else show the warnings."""
+        """Pass warnings on.
+
+        Raises:
+            LaunchError: There is an error among the diagnostics, or a host did not answer.
+        """
         if errors:
             found = [*explain_troubles(list(errors.values()), topology=self.topology, answered=answered), *found]
-        stop_on_errors(found, form=self.form, verbose=self.verbose)
+        stop_on_errors(found, self.dialogue)
 
 
-def ready_hosts(prepared: PreparedRun, *, form: Format, verbose: bool, lease_s: float) -> LaunchContext:
-    """Make every host of the plan ready, or leave with what keeps one from it."""
+def ready_hosts(prepared: PreparedRun, dialogue: Dialogue, *, lease_s: float) -> LaunchContext:
+    """Make every host of the plan ready.
+
+    Raises:
+        LaunchError: Something keeps one of them from it; nothing was started.
+    """
     topology = _with_ranks(prepared)
-    say = _Say(topology, form, verbose)
+    say = _Say(topology, dialogue)
     reading = in_background(lambda: _read_release(prepared))
-    transports = reach_hosts(topology, form=form, verbose=verbose)
+    transports = reach_hosts(topology, dialogue)
     facts, choice = _check_hosts(transports, prepared, say)
     meeting = in_background(lambda: measure_pairs(transports, choice.addresses))
     _check_program(transports, facts, reading, prepared, say)
@@ -106,7 +114,7 @@ def _check_hosts(
     say.stop(found, {}, {})
     choice = choose_network(answers.facts, wanted=say.topology.cluster.network, connections=connections)
     if isinstance(choice, Diagnostic):
-        refuse([choice], form=say.form, verbose=say.verbose)
+        raise LaunchError([choice])
     return answers.facts, choice
 
 
@@ -132,12 +140,12 @@ def _bring_code(
 ) -> Outcome:
     release, found = reading.result()
     if release is None:
-        refuse(found, form=say.form, verbose=say.verbose)
+        raise LaunchError(found)
     cluster = say.topology.cluster
     options = {"remote_folder": cluster.remote_folder, "data": _data(prepared)}
     options["pythons"] = [cluster.python] if cluster.python else []
-    guard_size(release, transports, options, found, form=say.form, verbose=say.verbose)
-    outcome = bring_code(transports, release, found, options, form=say.form)
+    guard_size(release, transports, options, found, say.dialogue)
+    outcome = bring_code(transports, release, found, options, say.dialogue)
     say.stop([*found, *explain_outcome(outcome, say.topology)], {}, {})
     return outcome
 
@@ -158,7 +166,7 @@ def _check_meeting(pairs: Pairs, choice: NetworkChoice, say: _Say) -> None:
 def _ready_host(transport: Transport, facts: HostFacts, outcome: Outcome, prepared: PreparedRun) -> ReadyHost:
     """Everything a run has to know of a host, once it has been checked and has the code."""
     release, synced = outcome.release, outcome.hosts[transport.host]
-    assert isinstance(synced, Synced)  # noqa: S101 - `_bring_code` leaves where a host has no code
+    assert isinstance(synced, Synced)  # noqa: S101 - `_bring_code` raises where a host has no code
     assert facts.python is not None  # noqa: S101 - `check_ready` refuses a host without
     assert facts.mpi is not None  # noqa: S101 - likewise
     assert facts.mpi.prefix is not None  # noqa: S101 - likewise
@@ -209,7 +217,7 @@ class _ReadyHosts:
             crew = start_crew(run, self._hosts, watch)
             if isinstance(crew, dict):
                 self._say.stop([], crew, {})
-            assert not isinstance(crew, dict)  # noqa: S101 - `stop` leaves where a host failed
+            assert not isinstance(crew, dict)  # noqa: S101 - `stop` raises where a host failed
             yield crew
         finally:
             for host in self._hosts:

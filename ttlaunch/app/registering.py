@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ttlaunch.cli.console import show_diagnostics
-from ttlaunch.diagnostics import Diagnostic, Format, Severity
+from ttlaunch.app.dialogue import Dialogue
+from ttlaunch.diagnostics import Diagnostic, Severity
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.running.runs.registry import RegistryError, find_registry
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -14,20 +14,20 @@ _STILL = "the run goes on; in the folder where it was started, `ttlaunch ps` fin
 
 
 @contextmanager
-def registered(plan: LaunchPlan, folder: RunFolder, *, form: Format) -> Iterator[None]:
+def registered(plan: LaunchPlan, folder: RunFolder, dialogue: Dialogue) -> Iterator[None]:
     """Enter a run, and how it ended when its report has been written."""
     try:
         registry = find_registry(os.environ)
         registry.enter(folder.path, name=plan.program.name, plan_hash=plan.hash, ranks=plan.world_size)
     except RegistryError as error:
-        show_diagnostics([registry_diagnostic(error, note=_STILL)], form=form)
+        dialogue.warn([registry_diagnostic(error, note=_STILL)])
         yield
         return
     yield
     try:
         registry.leave(folder.path)
     except RegistryError as error:
-        show_diagnostics([registry_diagnostic(error, note="how it ended stands in its own folder")], form=form)
+        dialogue.warn([registry_diagnostic(error, note="how it ended stands in its own folder")])
 
 
 def registry_diagnostic(error: RegistryError, *, note: str) -> Diagnostic:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ttlaunch import contract
-from ttlaunch.app.resolve import ResolvedSpec, RunSpec, describe
+from ttlaunch.app.dialogue import Dialogue
+from ttlaunch.app.resolve import ResolvedSpec, resolve
+from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import Diagnostic, listed
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.errors import HostError
@@ -62,13 +64,13 @@ def wait_for_lease(decision: "Restart", *, say: Callable[[str], None]) -> None:
     threading.Event().wait(left_s)
 
 
-def silent_hosts(topology: Topology) -> Mapping[str, HostError]:
+def silent_hosts(topology: Topology, dialogue: Dialogue) -> Mapping[str, HostError]:
     """The hosts that do not answer now; they are asked all at once."""
     from ttlaunch.app.reach import connect_all, open_transports
 
     transports, keys = open_transports(topology)
     try:
-        return connect_all(transports, keys).errors
+        return connect_all(transports, keys, dialogue).errors
     finally:
         for transport in transports:
             transport.close()
@@ -79,7 +81,7 @@ def replan(
     first: "PreparedRun",
     decision: "Restart",
     *,
-    ask: Callable[[Topology], Mapping[str, HostError]] = silent_hosts,
+    ask: Callable[[Topology], Mapping[str, HostError]],
 ) -> Replanned | Diagnostic:
     """Hosts and a number of ranks for the next attempt, or why there are none.
 
@@ -90,7 +92,7 @@ def replan(
         request: What was typed.
         first: The same as it was planned for the first attempt.
         decision: Where to begin, and without which hosts.
-        ask: Finds out which hosts of a cluster do not answer.
+        ask: Finds out which hosts of a cluster do not answer, such as `silent_hosts`.
     """
     resume = str(decision.resume) if decision.resume else request.resume
     request = replace(request, resume=resume)
@@ -123,7 +125,7 @@ def _smaller(request: RunSpec, first: "PreparedRun") -> tuple[RunSpec, int] | No
     slots = len(left.bindings) if left.bindings else len(left.slots)
     if not slots or not isinstance(program, RecipeProgram):
         return (request, before) if slots >= before else None
-    asked = _describe(request)
+    asked = _resolve(request)
     if asked.ok and asked.layout is not None:
         return request, asked.layout.world_size
     if asked.choice is None or asked.choice.loaded.config is None:
@@ -134,9 +136,9 @@ def _smaller(request: RunSpec, first: "PreparedRun") -> tuple[RunSpec, int] | No
     return replace(request, ranks=world.ranks, overrides=(*request.overrides, *world.overrides)), world.ranks
 
 
-def _describe(request: RunSpec) -> ResolvedSpec:
+def _resolve(request: RunSpec) -> ResolvedSpec:
     """Without reading the checkpoint, which is done when the attempt is prepared."""
-    return describe(replace(request, resume=None), working_folder=Path.cwd(), shell=os.environ)
+    return resolve(replace(request, resume=None), working_folder=Path.cwd(), shell=os.environ)
 
 
 def _change(request: RunSpec, first: "PreparedRun", used: Collection[str], ranks: int, *, set_already: int) -> str:

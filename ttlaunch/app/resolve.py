@@ -1,14 +1,15 @@
 """From what was typed to a checked description: topology, recipe, configuration and data, all mistakes at once."""
 
-import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ttlaunch.app.dialogue import Dialogue, Unattended
+from ttlaunch.app.run_spec import RunSpec, short_name
 from ttlaunch.diagnostics import Diagnostic, Label, has_errors, shown
 
 if TYPE_CHECKING:
@@ -32,43 +33,6 @@ _CORPUS_CODES = {
 _LONGEST_MESSAGE = 500
 SCRIPT_PREFIX = ("-m", "mpi4py")
 """What an interpreter runs a Python script with."""
-
-
-@dataclass(frozen=True)
-class RunSpec:
-    """What was typed.
-
-    Attributes:
-        target: A recipe's name, a folder, or a script.
-        on: Configuration's name or folder.
-        config_file: `-c`; None: the recipe's own `train.yaml`; `-`: standard input.
-        mpi_args: Words for mpirun.
-        arguments: Of a script or command.
-        resume: What to go on from; None: nothing.
-        runs_dir: Where run folders are.
-        is_command: Whether target and arguments are any program's command line, given after `--`.
-        trace_steps: How many steps ranks are to trace; None: none.
-        profile_steps: Which steps torch's profiler records, such as `5-7`; None: none.
-        replay: Where the gradients of an asynchronous run came from that is repeated, by update.
-        without: Hosts of the hostfile that are not to be used, since they were lost.
-    """
-
-    target: str | None
-    on: str = "local"
-    config_file: str | None = None
-    overrides: Sequence[str] = ()
-    ranks: int | None = None
-    hostfile: Path | None = None
-    rank_bindings: Path | None = None
-    mpi_args: str | None = None
-    arguments: Sequence[str] = ()
-    resume: str | None = None
-    runs_dir: Path = Path("runs")
-    is_command: bool = False
-    trace_steps: int | None = None
-    profile_steps: str | None = None
-    without: Collection[str] = ()
-    replay: tuple[int, ...] = ()
 
 
 @dataclass
@@ -97,18 +61,20 @@ class ResolvedSpec:
         return not has_errors(self.diagnostics)
 
 
-def describe(request: RunSpec, *, working_folder: Path, shell: Mapping[str, str]) -> ResolvedSpec:
+def resolve(
+    request: RunSpec, *, working_folder: Path, shell: Mapping[str, str], dialogue: Dialogue | None = None
+) -> ResolvedSpec:
     """Read and check everything the request names; nothing is started and nothing is written."""
     result = ResolvedSpec()
     load_topology_into(result, request, working_folder=working_folder, shell=shell)
     if request.target is None:
         return result
     if request.is_command:
-        _describe_command(result, request, working_folder, shell)
+        _resolve_command(result, request, working_folder, shell)
     elif is_script(request.target, working_folder):
-        _describe_script(result, request, working_folder)
+        _resolve_script(result, request, working_folder)
     else:
-        _describe_recipe(result, request, working_folder, shell)
+        _resolve_recipe(result, request, working_folder, shell, dialogue=dialogue or Unattended())
     return result
 
 
@@ -154,7 +120,7 @@ def is_script(target: str, working_folder: Path) -> bool:
     return target.endswith(".py") or os.path.isfile(working_folder / target)  # noqa: PTH113 - never raises
 
 
-def _describe_script(result: ResolvedSpec, request: RunSpec, working_folder: Path) -> None:
+def _resolve_script(result: ResolvedSpec, request: RunSpec, working_folder: Path) -> None:
     script = working_folder / str(request.target)
     if not script.is_file():
         result.diagnostics.append(Diagnostic("P009", f"there is no script {shown(request.target)}"))
@@ -166,7 +132,7 @@ def _describe_script(result: ResolvedSpec, request: RunSpec, working_folder: Pat
     result.name = script.stem
 
 
-def _describe_command(result: ResolvedSpec, request: RunSpec, working_folder: Path, shell: Mapping[str, str]) -> None:
+def _resolve_command(result: ResolvedSpec, request: RunSpec, working_folder: Path, shell: Mapping[str, str]) -> None:
     program = str(request.target)
     beside = working_folder / program if "/" in program else None
     if _is_here(result) and not shutil.which(str(beside) if beside else program, path=shell.get("PATH")):
@@ -195,14 +161,16 @@ def _refuse_recipe_options(result: ResolvedSpec, request: RunSpec) -> None:
         result.diagnostics.append(refuse_resume(str(request.target)))
 
 
-def _describe_recipe(result: ResolvedSpec, request: RunSpec, working_folder: Path, shell: Mapping[str, str]) -> None:
+def _resolve_recipe(
+    result: ResolvedSpec, request: RunSpec, working_folder: Path, shell: Mapping[str, str], *, dialogue: Dialogue
+) -> None:
     from ttlaunch.app.find_start import find_start
     from ttlaunch.planning.recipe_plan import RecipeChoice, check_recipe
     from ttlaunch.spec.recipe.config import load_config
     from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
 
     found = find_recipe(str(request.target), working_folder=working_folder)
-    with contextlib.redirect_stdout(sys.stderr):  # what a recipe.py prints must not mix with our results
+    with dialogue.recipe_code():
         recipe = found if isinstance(found, Diagnostic) else load_recipe(found)
     if isinstance(found, Diagnostic) or isinstance(recipe, Diagnostic):
         result.diagnostics.append(recipe if isinstance(recipe, Diagnostic) else found)  # type: ignore[arg-type]
@@ -259,14 +227,6 @@ def _config_source(
 def _path(text: str, working_folder: Path) -> Path:
     """A path as the user wrote it, made absolute; links and `..` stay for the system to follow."""
     return working_folder / os.path.expanduser(text)  # noqa: PTH111 - this one never raises, whatever was typed
-
-
-def short_name(path: Path, working_folder: Path) -> str:
-    """A path as the user would type it."""
-    try:
-        return str(path.relative_to(working_folder))
-    except ValueError:
-        return str(path)
 
 
 def check_data(

@@ -1,26 +1,25 @@
-"""`--max-restarts`: when a run breaks, start it again from its newest checkpoint; and what is said of that."""
+"""`--max-restarts`: when a run breaks, start it again from its newest checkpoint."""
 
 import signal
-import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ttlaunch import contract
 from ttlaunch.app.carry_out import RunOptions, carry_out
-from ttlaunch.app.outcome import tell
-from ttlaunch.cli.console import leave, show_diagnostics
-from ttlaunch.cli.signals import handled
-from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.app.dialogue import Dialogue
+from ttlaunch.app.signals import handled
+from ttlaunch.diagnostics import Diagnostic
 from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics.launch_error import LaunchError
 
 if TYPE_CHECKING:
     from ttlaunch.app.outcome import Outcome
     from ttlaunch.app.prepare_run import PreparedRun
     from ttlaunch.app.ready_here import LaunchContext
     from ttlaunch.app.replan import Replanned
-    from ttlaunch.app.resolve import RunSpec
+    from ttlaunch.app.run_spec import RunSpec
     from ttlaunch.running.restarts import Restart
     from ttlaunch.running.runs.run_folder import RunFolder
 
@@ -28,7 +27,8 @@ if TYPE_CHECKING:
 def run_with_restarts(
     request: "RunSpec",
     prepared: "PreparedRun",
-    way: RunOptions,
+    options: RunOptions,
+    dialogue: Dialogue,
     *,
     most: int,
     ready: "LaunchContext | None",
@@ -39,25 +39,29 @@ def run_with_restarts(
     Args:
         request: What was typed; a restart checks and plans all of it anew, with another beginning.
         prepared: The same, checked.
-        way: How it is carried out.
+        options: How it is carried out.
+        dialogue: Whoever started it.
         most: Restarts at the most.
         ready: The hosts of the first start, if they are ready already.
         begun: Told of the folder of each start.
+
+    Raises:
+        LaunchError: A host is not ready, or nothing is left to start again with.
     """
     from ttlaunch.app.prepare_run import prepare
     from ttlaunch.running.restarts import GiveUp, attempt_of, plan_restart, write_follow_up
 
-    outcomes = [carry_out(prepared, way, ready=ready, begun=begun)]
+    outcomes = [carry_out(prepared, options, dialogue, ready=ready, begun=begun)]
     while True:
         last = outcomes[-1].folder.path
         attempts = [attempt_of(one.report, one.folder.path) for one in outcomes]
-        decision = plan_restart(attempts, most=most, lease_s=way.lease_s)
+        decision = plan_restart(attempts, most=most, lease_s=options.lease_s)
         if isinstance(decision, GiveUp):
             if decision.no_progress:
                 write_follow_up(last, no_progress=decision.no_progress)
             return outcomes
         write_follow_up(last, again=True)
-        following = _following(request, prepared, decision, outcomes, form=way.form)
+        following = _following(request, prepared, decision, outcomes, dialogue)
         name = decision.resume.name if decision.resume else None
         write_follow_up(last, number=len(outcomes), most=most, resume=name, change=following.change)
 
@@ -65,31 +69,32 @@ def run_with_restarts(
             write_follow_up(before, next=str(folder.path))
             begun(folder)
 
-        again = prepare(following.request, form=way.form, verbose=way.verbose)
-        outcomes.append(carry_out(again, way, begun=note))
+        again = prepare(following.request, dialogue)
+        outcomes.append(carry_out(again, options, dialogue, begun=note))
 
 
 def _following(
-    request: "RunSpec", first: "PreparedRun", decision: "Restart", outcomes: "list[Outcome]", *, form: Format
+    request: "RunSpec", first: "PreparedRun", decision: "Restart", outcomes: "list[Outcome]", dialogue: Dialogue
 ) -> "Replanned":
-    """What the next attempt is asked for; leaves, after saying why, if there is none."""
-    from ttlaunch.app.replan import repeatable, replan, wait_for_lease
+    """What the next attempt is asked for.
 
-    last, earlier = outcomes[-1], outcomes[:-1]
+    Raises:
+        LaunchError: There is none, and the dialogue has been told why.
+    """
+    from ttlaunch.app.replan import repeatable, replan, silent_hosts, wait_for_lease
+
+    last = outcomes[-1]
     try:
         with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), _order)):
             wait_for_lease(decision, say=partial(_say_waiting, last.folder.path))
-            following = replan(repeatable(request, outcomes[0].folder.path), first, decision)
+            again = repeatable(request, outcomes[0].folder.path)
+            following = replan(again, first, decision, ask=lambda topology: silent_hosts(topology, dialogue))
     except _OrderedError as order:
-        if form is Format.JSON:
-            tell(last, form=form, restarts=earlier, exit_status=order.exit_status)
-        leave(order.exit_status)
+        dialogue.gave_up(outcomes, [], status=order.exit_status)
+        raise LaunchError([], status=order.exit_status, was_shown=True) from order
     if isinstance(following, Diagnostic):
-        if form is Format.JSON:
-            tell(last, form=form, restarts=earlier, more=[following])
-        else:
-            show_diagnostics([following], form=form)
-        leave(last.report.exit_status)
+        dialogue.gave_up(outcomes, [following], status=None)
+        raise LaunchError([following], status=last.report.exit_status, was_shown=True)
     return following
 
 
@@ -130,26 +135,3 @@ def given_up(outcomes: "Sequence[Outcome]") -> list[Diagnostic]:
     furthest = max(one.report.steps for one in outcomes)
     message = f"given up: {counted(in_a_row, 'restart')} in a row came no further than step {furthest}"
     return [Diagnostic("R027", message, hints=("what broke comes again; mend it, then `--resume` goes on",))]
-
-
-def announce(follow_up: Mapping[str, Any], *, but: Collection[str] = ()) -> set[str]:
-    """Say what a supervisor waits for, and that it starts a run again.
-
-    Args:
-        follow_up: Of the run that has ended.
-        but: What has been said already.
-
-    Returns:
-        What was said now.
-    """
-    lines = {}
-    if "waiting" in follow_up:
-        lines["waiting"] = follow_up["waiting"]
-    if "number" in follow_up:
-        resume = follow_up.get("resume")
-        where = f"from the newest checkpoint of {resume}" if resume else "from the beginning"
-        lines["number"] = f"restart {follow_up['number']} of {follow_up['most']}, {where}{follow_up['change']}"
-    said = {name: line for name, line in lines.items() if name not in but}
-    sys.stderr.write("".join(f"{line}\n" for line in said.values()))
-    sys.stderr.flush()
-    return set(said)

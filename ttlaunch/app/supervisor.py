@@ -1,60 +1,176 @@
-"""Start the process that carries a run out, and wait until it has begun one."""
+"""The process that carries a run out: how it is told what to do, and what it tells whoever started it.
 
+It stands in a session of its own, so that no Ctrl-Z and no closed terminal of whoever watches reaches it. The two hold a
+line: JSON, an object on each line of text. The command line forks its supervisor (`cli/session.py`), which has the plan
+in memory; Python starts a fresh interpreter (`main` below), because a process with threads must not fork.
+"""
+
+import contextlib
+import json
+import os
+import select
 import signal
-from collections.abc import Callable
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ttlaunch import contract
-from ttlaunch.cli.last_resort import status_of
-from ttlaunch.cli.session import Line, Session, leave_terminal, start_session
-from ttlaunch.cli.signals import handled
+from ttlaunch.app.carry_out import RunOptions
+from ttlaunch.app.dialogue import Unattended
+from ttlaunch.app.run_spec import RunSpec
+from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.diagnostics.transfer import pack_diagnostics
 
 if TYPE_CHECKING:
     from ttlaunch.app.outcome import Outcome
     from ttlaunch.running.runs.run_folder import RunFolder
 
-_TICK_S = 0.1
+PIECE = 65536
+FREE = b"free\n"
+"""What whoever started a supervisor says when it leaves it to itself."""
 
 Begun = Callable[["RunFolder"], None]
 """Is told of a run's folder before anything of the run starts."""
 
 
-def start_supervisor(
-    work: Callable[[Begun], "list[Outcome]"], *, exit_status: Callable[["list[Outcome]"], int]
-) -> Session:
-    """Carry plans out in a process of its own.
+class Line:
+    """The supervisor's end of the line."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def tell(self, **values: Any) -> None:
+        """Say something to whoever started us; nobody need listen."""
+        with contextlib.suppress(OSError):
+            self._end.sendall(json.dumps(values).encode() + b"\n")
+
+    def end_with_watcher(self) -> None:
+        """From now on, end the run as by SIGTERM when the other end vanishes without having set us free."""
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        heard = b""
+        with contextlib.suppress(OSError):
+            while piece := self._end.recv(PIECE):
+                heard += piece
+        if FREE not in heard:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def supervise(work: Callable[[Begun], "list[Outcome]"], line: Line) -> "list[Outcome]":
+    """Carry plans out and say over the line which run was begun; from then on this process prints into that run's folder.
+
+    Raises:
+        LaunchError: Something keeps a run from being started.
+    """
+
+    def begun(folder: "RunFolder") -> None:
+        from ttlaunch.running.runs.run_folder import supervisor_file
+
+        leave_terminal({name: str(folder.file(supervisor_file(name))) for name in ("stdout", "stderr")})
+        line.tell(run=str(folder.path))
+
+    outcomes = work(begun)
+    if not outcomes[-1].folder.file(contract.REPORT_FILE).is_file():  # its disk is full
+        line.tell(report=outcomes[-1].report.as_json())
+    return outcomes
+
+
+def leave_terminal(places: Mapping[str, str]) -> None:
+    """Print into files from now on and read nothing: the terminal may close.
 
     Args:
-        work: Does it.
-        exit_status: That of the process, from what came out.
+        places: The file for `stdout` and the one for `stderr`.
+
+    Raises:
+        OSError: One cannot be written.
     """
-
-    def supervise(line: Line) -> int:
-        def begun(folder: "RunFolder") -> None:
-            from ttlaunch.running.runs.run_folder import supervisor_file
-
-            leave_terminal({name: str(folder.file(supervisor_file(name))) for name in ("stdout", "stderr")})
-            line.tell(run=str(folder.path))
-
-        outcomes = work(begun)
-        if not outcomes[-1].folder.file(contract.REPORT_FILE).is_file():  # its disk is full
-            line.tell(report=outcomes[-1].report.as_json())
-        return exit_status(outcomes)
-
-    return start_session(lambda line: status_of(lambda: supervise(line)))
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+        descriptor = os.open(places[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+        setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
 
 
-def wait_for_run(session: Session) -> Path | None:
-    """The folder of the run that a supervisor has begun; None if it ended before it came to that.
+def main(descriptor: int) -> int:
+    """Be the supervisor of a run that Python has started; returns the exit status.
 
-    Until then nothing has started, and every signal ends it.
+    Args:
+        descriptor: Our end of the line. The first thing that comes on it is the order, see `app/spawn.py`.
     """
+    end = socket.socket(fileno=descriptor)
+    line, order = Line(end), _read_order(end)
+    if order["caller"] is not None and not _end_with(order["caller"]):
+        return contract.STATUS_TERMINATED
+    listener = Unattended()
+    try:
+        outcomes = supervise(lambda begun: _carry_out(order, listener, begun), line)
+    except LaunchError as error:
+        found = [*listener.warnings, *(error.diagnostics if not error.was_shown else ())]
+        line.tell(refused=pack_diagnostics(found), status=error.exit_status)
+        return error.exit_status
+    except KeyboardInterrupt:
+        return contract.STATUS_INTERRUPTED
+    from ttlaunch.app.restarts import exit_status_of
 
-    def end(number: int) -> None:
-        session.signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+    line.tell(warnings=pack_diagnostics(listener.warnings))
+    return exit_status_of(outcomes)
 
-    with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT), end)):
-        while not (begun := [record["run"] for record in session.said if "run" in record]) and not session.is_over:
-            session.wait(_TICK_S)
-    return Path(begun[0]) if begun else None
+
+def _carry_out(order: Mapping[str, Any], dialogue: Unattended, begun: Begun) -> "list[Outcome]":
+    """Check and plan once more what the caller has checked, and start it if it is the same plan."""
+    from ttlaunch.app.prepare_run import prepare
+    from ttlaunch.app.restarts import run_with_restarts
+    from ttlaunch.app.sinks import with_sinks
+    from ttlaunch.running.metrics.sinks import SinkChoice
+
+    spec = RunSpec.from_json(order["spec"])
+    prepared = prepare(spec, Unattended())  # the caller has the warnings
+    if prepared.plan.hash != order["plan_hash"]:
+        message = f"the plan of {prepared.plan.program.name} has changed while it was being started"
+        raise LaunchError([Diagnostic("P048", message, hints=("start it again once its files are written",))])
+    options = RunOptions(**{**order["options"], "runs_dir": Path(order["options"]["runs_dir"])})
+    sinks = [SinkChoice(kind, place) for kind, place in order["sinks"]]
+
+    most = order["max_restarts"]
+    return run_with_restarts(spec, prepared, options, dialogue, most=most, ready=None, begun=with_sinks(sinks, begun))
+
+
+def _read_order(end: socket.socket) -> dict[str, Any]:
+    text = b""
+    while not text.endswith(b"\n") and (piece := end.recv(PIECE)):
+        text += piece
+    order = json.loads(text)
+    assert isinstance(order, dict)  # noqa: S101 - we have written it ourselves
+    return order
+
+
+def _end_with(caller: int) -> bool:
+    """End the run as by SIGTERM when the process that started us dies; False if it is dead already.
+
+    A death signal would not do: the kernel sends it when the *thread* that started us ends. The line would not do either:
+    a child that the caller forks keeps it open.
+    """
+    try:
+        descriptor = os.pidfd_open(caller)
+    except OSError:
+        return False
+    if os.getppid() != caller:  # it died before we had the descriptor, and its number may be another's
+        return False
+
+    def wait() -> None:
+        select.select([descriptor], [], [])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return True

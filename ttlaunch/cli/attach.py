@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ttlaunch.app.named_run import find_named_run, read_launcher_here, refuse_run
+from ttlaunch.app.named_run import find_named_run, read_launcher_here, unreadable_run
 from ttlaunch.cli.console import leave
 from ttlaunch.cli.options import Only, OutputFormat, RunsDir
 from ttlaunch.diagnostics import Format
@@ -29,18 +29,18 @@ def attach(
     form: OutputFormat = Format.FULL,
 ) -> None:
     """Watch a run to its end, as its own terminal would; its exit status becomes ours."""
+    from ttlaunch.app.sinks import judge_sinks
     from ttlaunch.cli.logs import choose_ranks
     from ttlaunch.cli.run_end import tell_end
     from ttlaunch.cli.session import Attached
-    from ttlaunch.cli.sink_view import judge_sinks
     from ttlaunch.cli.watching import watch
     from ttlaunch.running.runs.recorded import read_rows
 
-    path = find_named_run(run, runs_dir=runs_dir, form=form)
-    launcher = read_launcher_here(path, "attach", form=form)
+    path = find_named_run(run, runs_dir=runs_dir)
+    launcher = read_launcher_here(path, "attach")
     try:
         chosen = choose_ranks(only or (), read_rows(path), form=form)
         watched = watch(Attached(launcher), path, form=form, only=chosen)
     except (OSError, ValueError) as error:
-        refuse_run(path, error, form=form)
+        raise unreadable_run(path, error) from error
     leave(tell_end(watched, form=form, judge=judge_sinks))

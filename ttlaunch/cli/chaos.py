@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -10,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from ttlaunch import contract
-from ttlaunch.app.carry_out import RunOptions, carry_out
+from ttlaunch.app.carry_out import RunOptions
 from ttlaunch.app.outcome import Outcome
-from ttlaunch.app.resolve import RunSpec
+from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.after_dashes import is_command
-from ttlaunch.cli.console import leave, refuse, refuse_file
+from ttlaunch.cli.console import leave
 from ttlaunch.cli.options import (
     Arguments,
     ConfigFile,
@@ -34,12 +33,10 @@ from ttlaunch.cli.options import (
     Target,
     Verbose,
 )
-from ttlaunch.diagnostics import Diagnostic, Format, Source, has_errors
+from ttlaunch.diagnostics import Format, has_errors
 
 if TYPE_CHECKING:
     from ttlaunch.app.prepare_run import PreparedRun
-    from ttlaunch.hosts.transport.transport import Transport
-    from ttlaunch.lab.chaos.audit import Left
     from ttlaunch.planning.faults import Fault
 
 EXAMPLES = """\
@@ -98,9 +95,13 @@ def chaos(
     Ends with status 0 if the fault that broke the run was named rightly and nothing was left behind, else with 1.
     """
     from ttlaunch.app.prepare_run import prepare
+    from ttlaunch.cli.dialogue import TerminalDialogue
+    from ttlaunch.cli.live import make_following_view
     from ttlaunch.cli.logs import choose_ranks
+    from ttlaunch.lab.chaos.carry_out import break_run, fault_source, find_faults
+    from ttlaunch.running.runs.recorded import facts_of
 
-    source = _source(faults, random, form=form)
+    source = fault_source(faults, random)
     request = RunSpec(
         target=target,
         on=on,
@@ -115,51 +116,15 @@ def chaos(
         runs_dir=runs_dir,
         is_command=is_command(ctx, target, arguments),
     )
-    prepared = prepare(request, form=form, verbose=verbose)
+    dialogue = TerminalDialogue(form, verbose=verbose)
+    prepared = prepare(request, dialogue)
     chosen = choose_ranks(only or (), prepared.plan.ranks, form=form)
-    orders = _orders(source, prepared, count=random, seed=seed, form=form)
+    orders = find_faults(source, prepared, count=random, seed=seed)
     _announce(orders, seed=None if random is None else seed, form=form)
-    way = RunOptions(runs_dir, form, verbose, grace_s=grace, hang_timeout_s=hang_timeout, only=chosen, lease_s=lease)
-    outcome = _break(partial(carry_out, prepared, way), prepared, orders, form=form)
+    options = RunOptions(runs_dir, grace_s=grace, hang_timeout_s=hang_timeout, lease_s=lease)
+    show = partial(make_following_view, quiet=form is Format.JSON, only=chosen)
+    outcome = break_run(prepared, options, orders, dialogue, show=lambda plan, folder: show(facts_of(plan), folder))
     _tell(outcome, prepared, orders, lease_s=lease, form=form)
-
-
-def _source(faults: str | None, random: int | None, *, form: Format) -> Source | None:
-    """The text of the plan; None if it is to be drawn."""
-    hint = '`--plan "kill rank=2 at step=5"` orders a fault, `--random 1` draws one'
-    if faults is not None and random is not None:
-        refuse([Diagnostic("P039", "faults are ordered by `--plan` and drawn by `--random`", hints=(hint,))], form=form)
-    if faults is None:
-        if random is None:
-            refuse([Diagnostic("P039", "no fault is ordered", hints=(hint,))], form=form)
-        return None
-    if not faults.startswith(_FILE):
-        return Source("--plan", faults)
-    path = Path(faults.removeprefix(_FILE))
-    try:
-        return Source(str(path), path.read_text(encoding="utf-8-sig"))
-    except UnicodeDecodeError:
-        refuse([Diagnostic("P039", f"{path} is no plan of faults: it is not text in UTF-8", hints=(hint,))], form=form)
-    except OSError as error:
-        refuse_file(path, error, verb="read", form=form)
-
-
-def _orders(
-    source: Source | None, prepared: "PreparedRun", *, count: int | None, seed: int, form: Format
-) -> "list[Fault]":
-    """The faults, checked against the run; leaves if there is a mistake."""
-    from ttlaunch.lab.chaos.draw_faults import draw_faults
-    from ttlaunch.planning.fault_checks import check_faults, field_of
-    from ttlaunch.planning.fault_parser import parse_faults
-
-    ground = field_of(prepared.plan, is_here=prepared.is_here)
-    if source is None:
-        return draw_faults(ground, count=count or 0, seed=seed)
-    orders, found = parse_faults(source)
-    found += check_faults(orders, ground)
-    if has_errors(found):
-        refuse(found, form=form)
-    return orders
 
 
 def _announce(orders: "Sequence[Fault]", *, seed: int | None, form: Format) -> None:
@@ -171,41 +136,19 @@ def _announce(orders: "Sequence[Fault]", *, seed: int | None, form: Format) -> N
         sys.stdout.flush()
 
 
-def _break(start: "partial[Outcome]", prepared: "PreparedRun", orders: "Sequence[Fault]", *, form: Format) -> Outcome:
-    """Carry the plan out and make the faults in it."""
-    from ttlaunch.lab.chaos.inject import Injector
-    from ttlaunch.planning.faults import Kind
-
-    transports: Sequence[Transport] = []
-    if not prepared.is_here and any(fault.target.kind in {Kind.SHIM, Kind.AGENT} for fault in orders):
-        from ttlaunch.app.reach import reach_hosts
-
-        hosts = [host for host in prepared.topology.hosts if host.name in prepared.plan.hosts]
-        transports = reach_hosts(replace(prepared.topology, hosts=tuple(hosts)), form=form)
-    elsewhere = {transport.host: transport for transport in transports}
-    try:
-        return start(
-            watched_by=lambda view, crew, folder, scratch: Injector(
-                orders, view=view, crew=crew, folder=folder, scratch=scratch, elsewhere=elsewhere
-            )
-        )
-    finally:
-        for transport in transports:
-            transport.close()
-
-
 def _tell(
     outcome: Outcome, prepared: "PreparedRun", orders: "Sequence[Fault]", *, lease_s: float, form: Format
 ) -> NoReturn:
     """Judge, look what is left, say both, and leave."""
     from ttlaunch.cli.chaos_view import chaos_diagnostics, chaos_json, show_chaos
     from ttlaunch.cli.console import print_json, show_diagnostics
+    from ttlaunch.lab.chaos.carry_out import look_for_leftovers
     from ttlaunch.lab.chaos.verdict import judge_faults
     from ttlaunch.running.runs.run_folder import read_events
 
     events, report = read_events(outcome.folder.path), outcome.report.as_json()
     verdicts = judge_faults(orders, events, report, lease_s=lease_s)
-    left = _look(outcome, prepared, began=events[0]["time"] if events else 0.0, lease_s=lease_s)
+    left = look_for_leftovers(outcome, prepared, began=events[0]["time"] if events else 0.0, lease_s=lease_s)
     found = chaos_diagnostics(verdicts, left, outcome)
     status = contract.STATUS_RANK_FAILED if has_errors(found) else contract.STATUS_DONE
     if form is Format.JSON:
@@ -214,20 +157,3 @@ def _tell(
         show_chaos(verdicts, left, outcome, stream=sys.stdout)
         show_diagnostics(found, form=form)
     leave(status)
-
-
-def _look(outcome: Outcome, prepared: "PreparedRun", *, began: float, lease_s: float) -> "Sequence[Left]":
-    from ttlaunch.app.reach import open_transports
-    from ttlaunch.lab.chaos.audit import audit
-
-    transports: Sequence[Transport] = []
-    if not prepared.is_here:
-        hosts = [host for host in prepared.topology.hosts if host.name in prepared.plan.hosts]
-        transports, _ = open_transports(replace(prepared.topology, hosts=tuple(hosts)))
-    assert outcome.scratch is not None  # noqa: S101 - the run was carried out here
-    patience_s = lease_s + contract.AFTER_LEASE_S
-    try:
-        return audit(outcome.folder.run_id, outcome.scratch, transports, began=began, patience_s=patience_s)
-    finally:
-        for transport in transports:
-            transport.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ttlaunch.app.outcome import Outcome
-from ttlaunch.app.resolve import short_name
+from ttlaunch.app.run_spec import short_name
 from ttlaunch.cli.summary import show_summary
 from ttlaunch.diagnostics import Diagnostic, listed
 from ttlaunch.diagnostics.count import counted

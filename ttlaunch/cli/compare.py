@@ -109,7 +109,9 @@ def _as_json(group: Sequence[Diagnostic]) -> list[dict[str, Any]]:
 
 def _mistakes(candidate: Candidate, workload: Workload, *, on: str) -> list[Diagnostic]:
     """Why a candidate cannot be run."""
-    from ttlaunch.app.resolve import RunSpec, describe
+    from ttlaunch.app.resolve import resolve
+    from ttlaunch.app.run_spec import RunSpec
+    from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
 
     found = find_recipe(candidate.recipe, working_folder=Path.cwd())
@@ -124,7 +126,7 @@ def _mistakes(candidate: Candidate, workload: Workload, *, on: str) -> list[Diag
         return [Diagnostic("P009", f"{candidate.recipe} trains no model, so there is nothing to compare")]
     settings = (*workload.settings(), *candidate.overrides)
     request = RunSpec(target=candidate.recipe, on=on, overrides=settings)
-    described = describe(request, working_folder=Path.cwd(), shell=os.environ)
+    described = resolve(request, working_folder=Path.cwd(), shell=os.environ, dialogue=TerminalDialogue(Format.FULL))
     return [one for one in described.diagnostics if one.severity is Severity.ERROR]
 
 

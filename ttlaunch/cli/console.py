@@ -4,35 +4,16 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from ttlaunch import contract
 from ttlaunch.diagnostics import Diagnostic, Format, Severity, has_errors, render, shown
+from ttlaunch.diagnostics.diagnostic import exit_status
+from ttlaunch.diagnostics.launch_error import LaunchError
 
-_COMMAND_LINE_CODES = {
-    "C017",
-    "P001",
-    "P004",
-    "P005",
-    "P009",
-    "P015",
-    "P030",
-    "P032",
-    "P035",
-    "P036",
-    "P037",
-    "P038",
-    "P039",
-    "P040",
-    "P041",
-    "P042",
-    "P043",
-    "P046",
-    "P047",
-}
 _LONGEST_PATH = 300
 
 
@@ -60,6 +41,30 @@ def refuse(diagnostics: list[Diagnostic], *, form: Format, verbose: bool = False
     leave(exit_status(diagnostics))
 
 
+@contextmanager
+def refusing(*, form: Format, verbose: bool = False) -> Iterator[None]:
+    """Show why an order was refused in here, and leave."""
+    try:
+        yield
+    except LaunchError as error:
+        if not error.was_shown:
+            show_diagnostics(error.diagnostics, form=form, verbose=verbose)
+            if form is Format.JSON:
+                print_json({"diagnostics": [d.as_json() for d in error.diagnostics]})
+        leave(error.exit_status)
+
+
+def shows_refusals(command: Callable[..., None]) -> Callable[..., None]:
+    """The same command, which shows a `LaunchError` in the format that was asked for and leaves with its status."""
+
+    @wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        with refusing(form=options.get("form", Format.FULL), verbose=options.get("verbose", False)):
+            command(*arguments, **options)
+
+    return run
+
+
 def refuse_file(path: Path | str, error: OSError, *, verb: str = "written", form: Format) -> NoReturn:
     """Say why a file or folder that the user named cannot be written, or read, and leave.
 
@@ -70,18 +75,6 @@ def refuse_file(path: Path | str, error: OSError, *, verb: str = "written", form
     """
     reason = (error.strerror or str(error)).lower()
     refuse([Diagnostic("P032", f"{shown(path, longest=_LONGEST_PATH)} cannot be {verb}: {reason}")], form=form)
-
-
-def exit_status(diagnostics: Iterable[Diagnostic]) -> int:
-    """0 without errors; 4 if hosts are at fault, 5 if only copying to them is, 2 if only the command line is, else 3."""
-    codes = {d.code for d in diagnostics if d.severity is Severity.ERROR}
-    if not codes:
-        return contract.STATUS_DONE
-    if all(code.startswith(("H", "S")) for code in codes):
-        return contract.STATUS_HOST if any(code.startswith("H") for code in codes) else contract.STATUS_SYNC
-    if codes <= _COMMAND_LINE_CODES:
-        return contract.STATUS_USAGE
-    return contract.STATUS_DESCRIPTION
 
 
 @contextmanager

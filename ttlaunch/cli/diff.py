@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ttlaunch.app.named_run import find_named_run, refuse_run
+from ttlaunch.app.named_run import find_named_run, unreadable_run
 from ttlaunch.cli.console import print_json
 from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.diagnostics import Format, shown
@@ -35,11 +35,11 @@ def diff(
     """Compare two runs. The exit status is 0 whether or not they differ."""
     from ttlaunch.running.runs.differences import find_differences
 
-    paths = [find_named_run(name, runs_dir=runs_dir, form=form) for name in (left, right)]
+    paths = [find_named_run(name, runs_dir=runs_dir) for name in (left, right)]
     try:
         found = find_differences(*paths)
     except (OSError, ValueError) as error:
-        refuse_run(paths[0] if str(paths[0]) in str(error) else paths[1], error, form=form)
+        raise unreadable_run(paths[0] if str(paths[0]) in str(error) else paths[1], error) from error
     if form is Format.JSON:
         print_json(
             {

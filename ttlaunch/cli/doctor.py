@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ttlaunch.cli.console import exit_status, leave, print_json, refuse, show_diagnostics
+from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics
 from ttlaunch.cli.options import Hostfile, On, OutputFormat, Verbose
 from ttlaunch.diagnostics import Diagnostic, Format, did_you_mean, has_errors
+from ttlaunch.diagnostics.diagnostic import exit_status
 
 if TYPE_CHECKING:
     from ttlaunch.cli.doctor_view import Shown, View
@@ -83,7 +84,8 @@ class _Examined:
 
 
 def _load(on: str, hostfile: Path | None, *, form: Format, verbose: bool) -> "Topology":
-    from ttlaunch.app.resolve import ResolvedSpec, RunSpec, load_topology_into
+    from ttlaunch.app.resolve import ResolvedSpec, load_topology_into
+    from ttlaunch.app.run_spec import RunSpec
 
     description = ResolvedSpec()
     request = RunSpec(target=None, on=on, hostfile=hostfile)
@@ -151,12 +153,13 @@ class _Asking:
     def ask(self, transports: "Sequence[Transport]") -> None:
         """Ask all, and once more those that wanted a key which has been unlocked meanwhile."""
         from ttlaunch.app.reach import ask_for_passphrases
+        from ttlaunch.cli.dialogue import TerminalDialogue
 
         self._ask_once(transports)
         failed = [transport for transport in transports if transport.host in self._shown.errors]
         if failed and self._keys.locked:
             with self._view.paused():
-                unlocked = ask_for_passphrases(self._keys)
+                unlocked = ask_for_passphrases(self._keys, TerminalDialogue(Format.FULL))
             if unlocked:
                 for transport in failed:
                     del self._shown.errors[transport.host]

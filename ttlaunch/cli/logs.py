@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ttlaunch.app.named_run import find_named_run, refuse_run
+from ttlaunch.app.named_run import find_named_run, unreadable_run
 from ttlaunch.cli.console import refuse
 from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.cli.options import Only, OutputFormat, RunsDir
@@ -50,11 +50,11 @@ def logs(
 
     if stream not in {None, "stdout", "stderr"}:
         refuse([_wrong_stream(str(stream))], form=form)
-    path = find_named_run(run, runs_dir=runs_dir, form=form)
+    path = find_named_run(run, runs_dir=runs_dir)
     try:
         rows = read_rows(path)
     except (OSError, ValueError) as error:
-        refuse_run(path, error, form=form)
+        raise unreadable_run(path, error) from error
     chosen = choose_ranks(only or (), rows, form=form)
     streams = ("stdout", "stderr") if stream is None else (stream,)
     try:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ttlaunch import contract
-from ttlaunch.app.named_run import find_named_run, refuse_run
+from ttlaunch.app.named_run import find_named_run, unreadable_run
+from ttlaunch.app.sinks import parse_sinks, sink_diagnostics
 from ttlaunch.cli.console import leave, needs_no_reader, print_json, refuse, show_diagnostics
 from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.cli.options import OutputFormat, RunsDir
-from ttlaunch.cli.sink_view import parse_sinks, sink_diagnostics
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import Format
 
@@ -62,8 +62,8 @@ def metrics(
     """
     from ttlaunch.running.metrics.event_log import EventLog
 
-    choices = parse_sinks(to or (), option="--to", form=form)
-    path = find_named_run(run, runs_dir=runs_dir, form=form)
+    choices = parse_sinks(to or (), option="--to")
+    path = find_named_run(run, runs_dir=runs_dir)
     try:
         with interruptible(signal.SIGINT):
             log = EventLog(path)
@@ -76,7 +76,7 @@ def metrics(
     except KeyboardInterrupt:  # how one stops to follow
         leave(contract.STATUS_INTERRUPTED if choices else contract.STATUS_DONE)
     except (OSError, ValueError) as error:
-        refuse_run(path, error, form=form)
+        raise unreadable_run(path, error) from error
 
 
 def _export(path: Path, choices: "Sequence[SinkChoice]", *, follow: bool, beside: bool, form: Format) -> None:

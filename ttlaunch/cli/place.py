@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ttlaunch.app.resolve import RunSpec, describe
+from ttlaunch.app.resolve import resolve
+from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.console import print_json, refuse, refuse_file, show_diagnostics, use_colour
+from ttlaunch.cli.dialogue import TerminalDialogue
 from ttlaunch.cli.options import (
     ConfigFile,
     Hostfile,
@@ -68,7 +70,9 @@ def place(
         hostfile=hostfile,
         rank_bindings=rank_bindings,
     )
-    found = describe(request, working_folder=Path.cwd(), shell=os.environ)
+    found = resolve(
+        request, working_folder=Path.cwd(), shell=os.environ, dialogue=TerminalDialogue(form, verbose=verbose)
+    )
     if found.command is not None:
         refuse([Diagnostic("P009", f"{found.name} is a script; who talks to whom only a recipe says")], form=form)
     if not found.ok or found.topology is None or found.layout is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ttlaunch.app.resolve import RunSpec
+from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.after_dashes import is_command
 from ttlaunch.cli.console import print_json, refuse_file, use_colour
 from ttlaunch.cli.options import (
@@ -63,6 +63,7 @@ def plan(
 ) -> None:
     """Show hosts, slots, meshes, roles and flows of a run; start nothing."""
     from ttlaunch.app.prepare_run import prepare
+    from ttlaunch.cli.dialogue import TerminalDialogue
 
     request = RunSpec(
         target=target,
@@ -76,7 +77,7 @@ def plan(
         arguments=arguments or (),
         is_command=is_command(ctx, target, arguments),
     )
-    prepared = prepare(request, form=form, verbose=verbose)
+    prepared = prepare(request, TerminalDialogue(form, verbose=verbose))
     show_plan(prepared.plan, form=form)
     if write is not None:
         _write(prepared.plan, write, form)

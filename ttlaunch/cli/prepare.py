@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ttlaunch.cli.console import exit_status, leave, print_json, refuse, show_diagnostics
+from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics
 from ttlaunch.cli.options import Hostfile, On, OutputFormat, Verbose
 from ttlaunch.diagnostics import Format
+from ttlaunch.diagnostics.diagnostic import exit_status
 
 if TYPE_CHECKING:
     from ttlaunch.hosts.prepare.cluster import Outcome
@@ -70,13 +71,14 @@ def prepare(
     A host needs Python 3.11 or newer, but neither pip nor an index. What is there already is not sent again.
     """
     from ttlaunch.app.reach import reach_hosts
+    from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.cli.prepare_view import make_view
     from ttlaunch.hosts.prepare.cluster import Options, prepare_hosts
 
     topology = _load(on, hostfile, form=form, verbose=verbose)
     locksmith = _locksmith(constraints, requirements)
     threading.Thread(target=locksmith.ask_configuration, daemon=True).start()
-    transports = reach_hosts(topology, form=form, verbose=verbose)
+    transports = reach_hosts(topology, TerminalDialogue(form, verbose=verbose))
     options = Options(check=check, from_index=from_index, preferred_minor=sys.version_info.minor)
     try:
         with make_view([str(host.name) for host in topology.hosts], quiet=form is Format.JSON) as view:
@@ -94,7 +96,8 @@ def prepare(
 
 
 def _load(on: str, hostfile: Path | None, *, form: Format, verbose: bool) -> "Topology":
-    from ttlaunch.app.resolve import ResolvedSpec, RunSpec, load_topology_into
+    from ttlaunch.app.resolve import ResolvedSpec, load_topology_into
+    from ttlaunch.app.run_spec import RunSpec
 
     result = ResolvedSpec()
     load_topology_into(

@@ -73,7 +73,7 @@ def render_age(seconds: float) -> str:
 
 
 def _row(run: "RunSummary") -> list[str]:
-    from ttlaunch.app.resolve import short_name
+    from ttlaunch.app.run_spec import short_name
 
     step = f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step or "")
     loss = "" if run.loss is None else f"{run.loss:.4f}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ttlaunch.app.named_run import find_named_run, refuse_run
+from ttlaunch.app.named_run import find_named_run, unreadable_run
 from ttlaunch.cli.console import print_json, show_diagnostics
 from ttlaunch.diagnostics import Format
 
@@ -48,10 +48,9 @@ def report(
     ] = Format.FULL,
 ) -> None:
     """Show what a run sent, against the recipe's formula, and what its steps spent their time on."""
-    from ttlaunch.cli.traffic_view import traffic_diagnostics
-    from ttlaunch.cli.unkept_view import unkept_diagnostics
+    from ttlaunch.app.run_diagnostics import traffic_diagnostics, unkept_diagnostics
 
-    recorded = _read(run, runs_dir, form=form)
+    recorded = _read(run, runs_dir)
     found = [
         *unkept_diagnostics((recorded.report or {}).get("ranks") or ()),
         *traffic_diagnostics(recorded.traffic, _roles(recorded)),
@@ -90,19 +89,19 @@ def _communication(recorded: "Recorded") -> "list[OperationCost]":
     return communication_costs(recorded.books or (), rows, folder=recorded.path)
 
 
-def _read(where: str, runs_dir: Path, *, form: Format) -> "Recorded":
+def _read(where: str, runs_dir: Path) -> "Recorded":
     from ttlaunch.running.runs.recorded import read_run
 
-    path = find_named_run(where, runs_dir=runs_dir, form=form)
+    path = find_named_run(where, runs_dir=runs_dir)
     try:
         return read_run(path)
     except (OSError, ValueError) as error:
-        refuse_run(path, error, form=form)
+        raise unreadable_run(path, error) from error
 
 
 def _heading(recorded: "Recorded") -> list[str]:
     """Which run it is, and how it ended."""
-    from ttlaunch.app.resolve import short_name
+    from ttlaunch.app.run_spec import short_name
     from ttlaunch.diagnostics.count import counted
 
     layout = f" ({recorded.plan['layout']})" if recorded.plan.get("layout") else ""

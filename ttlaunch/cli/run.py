@@ -1,6 +1,7 @@
 """`ttlaunch run`: check everything, start the plan, show it while it runs, say what came out or what broke."""
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -8,9 +9,10 @@ import typer
 
 from ttlaunch import contract
 from ttlaunch.app.carry_out import RunOptions, make_ready
-from ttlaunch.app.resolve import RunSpec
+from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.after_dashes import is_command
 from ttlaunch.cli.console import leave, print_json
+from ttlaunch.cli.dialogue import TerminalDialogue
 from ttlaunch.cli.options import (
     Arguments,
     ConfigFile,
@@ -37,14 +39,9 @@ from ttlaunch.cli.options import (
 from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ttlaunch.app.outcome import Outcome
-    from ttlaunch.app.prepare_run import PreparedRun
     from ttlaunch.app.supervisor import Begun
     from ttlaunch.cli.session import Session
-    from ttlaunch.running.metrics.sinks import SinkChoice
-    from ttlaunch.running.runs.run_folder import RunFolder
 
 EXAMPLES = """\
 [bold]ttlaunch run hierarchical_parallel[/bold]   three tiers on this machine
@@ -112,11 +109,11 @@ def run(
 ) -> None:
     """Start a recipe or a script on a cluster and watch it to its end."""
     from ttlaunch.app.prepare_run import prepare
-    from ttlaunch.app.supervisor import wait_for_run
+    from ttlaunch.app.restarts import exit_status_of, run_with_restarts
+    from ttlaunch.app.sinks import parse_sinks, with_sinks
     from ttlaunch.cli.logs import choose_ranks
-    from ttlaunch.cli.run_end import status_without_run, tell_end
-    from ttlaunch.cli.sink_view import judge_sinks, parse_sinks
-    from ttlaunch.cli.watching import watch
+    from ttlaunch.cli.plan import show_plan
+    from ttlaunch.cli.session import start_supervisor
 
     request = RunSpec(
         target=target,
@@ -134,44 +131,37 @@ def run(
         trace_steps=trace_steps or (_TRACED_STEPS if trace else None),
         profile_steps=profile_steps,
     )
-    asked = parse_sinks(sinks or (), option="--sink", form=form)
-    prepared = prepare(request, form=form, verbose=verbose)
+    asked = parse_sinks(sinks or (), option="--sink")
+    dialogue = TerminalDialogue(form, verbose=verbose)
+    prepared = prepare(request, dialogue)
     chosen = choose_ranks(only or (), prepared.plan.ranks, form=form)
     if dry_run:
-        from ttlaunch.cli.plan import show_plan
-
         show_plan(prepared.plan, form=form)
-        return
-    way = RunOptions(runs_dir, form, verbose, grace, ("ttlaunch", *sys.argv[1:]), hang_timeout, lease_s=lease)
-    session = _start(request, prepared, way, most=max_restarts, sinks=asked)
+        leave(contract.STATUS_DONE)
+    options = RunOptions(runs_dir, grace, ("ttlaunch", *sys.argv[1:]), hang_timeout, lease)
+    ready = make_ready(prepared, options, dialogue) if prepared.is_here else None  # hosts are reached by the supervisor
+
+    def work(begun: "Begun") -> "list[Outcome]":
+        told = with_sinks(asked, begun)
+        return run_with_restarts(request, prepared, options, dialogue, most=max_restarts, ready=ready, begun=told)
+
+    session = start_supervisor(work, exit_status=exit_status_of, form=form, verbose=verbose)
+    _watch(session, chosen, detach=detach, form=form)
+
+
+def _watch(session: "Session", chosen: Collection[int], *, detach: bool, form: Format) -> NoReturn:
+    """Show a run until it has ended, or leave it to itself at once."""
+    from ttlaunch.app.sinks import judge_sinks
+    from ttlaunch.cli.run_end import status_without_run, tell_end
+    from ttlaunch.cli.session import wait_for_run
+    from ttlaunch.cli.watching import watch
+
     path = wait_for_run(session)
     if path is None:
         leave(status_without_run(session.exit_status(), form=form))
     if detach:
         _leave_to_itself(session, path, form=form)
     leave(tell_end(watch(session, path, form=form, only=chosen), form=form, judge=judge_sinks))
-
-
-def _start(
-    request: RunSpec, prepared: "PreparedRun", way: RunOptions, *, most: int, sinks: "Sequence[SinkChoice]"
-) -> "Session":
-    """Start a supervisor; it connects to hosts itself, while what is to be said of this machine is said before."""
-    from ttlaunch.app.restarts import exit_status_of, run_with_restarts
-    from ttlaunch.app.supervisor import start_supervisor
-
-    ready = make_ready(prepared, way) if prepared.is_here else None
-
-    def work(begun: "Begun") -> "list[Outcome]":
-        def begun_with_sinks(folder: "RunFolder") -> None:
-            begun(folder)
-            if sinks:
-                from ttlaunch.running.metrics.export import start_sinks
-
-                start_sinks(folder.path, sinks)
-
-        return run_with_restarts(request, prepared, way, most=most, ready=ready, begun=begun_with_sinks)
-
-    return start_supervisor(work, exit_status=exit_status_of)
 
 
 def _leave_to_itself(session: "Session", path: Path, *, form: Format) -> NoReturn:

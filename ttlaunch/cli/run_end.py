@@ -4,9 +4,10 @@ import signal
 from collections.abc import Callable, Sequence
 
 from ttlaunch import contract
-from ttlaunch.app.outcome import Outcome, tell
+from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.restarts import exit_status_of, given_up
 from ttlaunch.cli.console import print_json, show_diagnostics
+from ttlaunch.cli.summary import tell
 from ttlaunch.cli.watching import Watched
 from ttlaunch.diagnostics import Diagnostic, Format
 

@@ -5,44 +5,26 @@ supervisor to itself. A watcher that vanishes without a word was killed, and the
 """
 
 import contextlib
-import json
 import os
 import select
 import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.app.outcome import Outcome
+from ttlaunch.app.signals import handled
+from ttlaunch.app.supervisor import FREE, PIECE, Begun, Line, supervise
+from ttlaunch.cli.console import refusing
+from ttlaunch.cli.last_resort import status_of
+from ttlaunch.diagnostics import Format
 from ttlaunch.running.runs.launcher import Launcher
 
-_PIECE = 65536
-_FREE = b"free\n"
-
-
-class Line:
-    """The supervisor's end of the line."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def tell(self, **values: Any) -> None:
-        """Say something to whoever watches; nobody need listen."""
-        with contextlib.suppress(OSError):
-            self._end.sendall(json.dumps(values).encode() + b"\n")
-
-    def _listen(self) -> None:
-        """Wait for the other end to vanish, and end the run then, unless we were left to ourselves."""
-        heard = b""
-        with contextlib.suppress(OSError):
-            while piece := self._end.recv(_PIECE):
-                heard += piece
-        if _FREE not in heard:
-            os.kill(os.getpid(), signal.SIGTERM)
+_TICK_S = 0.1
 
 
 class Session:
@@ -66,7 +48,7 @@ class Session:
         if self.is_over or not select.select([self._end], [], [], timeout_s)[0]:
             return
         try:
-            data = self._end.recv(_PIECE)
+            data = self._end.recv(PIECE)
         except OSError:
             data = b""
         self.is_over = not data
@@ -84,7 +66,7 @@ class Session:
     def set_free(self) -> None:
         """Leave the supervisor to itself: it goes on when we end."""
         with contextlib.suppress(OSError):
-            self._end.sendall(_FREE)
+            self._end.sendall(FREE)
 
     def exit_status(self) -> int:
         """The supervisor's exit status, or minus the signal that killed it; waits for its end."""
@@ -149,23 +131,39 @@ def start_session(work: Callable[[Line], int]) -> Session:
         os._exit(status)
 
 
-def leave_terminal(places: Mapping[str, str]) -> None:
-    """Print into files from now on and read nothing: the terminal may close.
+def start_supervisor(
+    work: Callable[[Begun], list[Outcome]], *, exit_status: Callable[[list[Outcome]], int], form: Format, verbose: bool
+) -> Session:
+    """Carry plans out in a process of its own.
+
+    A fork, not a fresh interpreter: the plan is there already, nothing has begun a thread yet, and half a second of
+    imports is saved.
 
     Args:
-        places: The file for `stdout` and the one for `stderr`.
-
-    Raises:
-        OSError: One cannot be written.
+        work: Does it.
+        exit_status: That of the process, from what came out.
+        form: Of what it prints if nothing can be started.
+        verbose: With notes.
     """
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        stream = getattr(sys, name)
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-        descriptor = os.open(places[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(descriptor, number)
-        os.close(descriptor)
-        setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False))
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+
+    def carry_out(line: Line) -> int:
+        line.end_with_watcher()
+        with refusing(form=form, verbose=verbose):
+            return exit_status(supervise(work, line))
+
+    return start_session(lambda line: status_of(lambda: carry_out(line)))
+
+
+def wait_for_run(session: Session) -> Path | None:
+    """The folder of the run that a supervisor has begun; None if it ended before it came to that.
+
+    Until then nothing has started, and every signal ends it.
+    """
+
+    def end(number: int) -> None:
+        session.signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+
+    with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT), end)):
+        while not (begun := [record["run"] for record in session.said if "run" in record]) and not session.is_over:
+            session.wait(_TICK_S)
+    return Path(begun[0]) if begun else None

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ttlaunch.app.resolve import RunSpec, describe
+from ttlaunch.app.resolve import resolve
+from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.console import print_json, refuse, refuse_file, show_diagnostics
+from ttlaunch.cli.dialogue import TerminalDialogue
 from ttlaunch.cli.options import (
     ConfigFile,
     Hostfile,
@@ -67,7 +69,9 @@ def show(
         hostfile=hostfile,
         rank_bindings=rank_bindings,
     )
-    found = describe(request, working_folder=Path.cwd(), shell=os.environ)
+    found = resolve(
+        request, working_folder=Path.cwd(), shell=os.environ, dialogue=TerminalDialogue(form, verbose=verbose)
+    )
     if not found.ok or found.topology is None:
         refuse(found.diagnostics, form=form, verbose=verbose)
     show_diagnostics(found.diagnostics, form=form, verbose=verbose)

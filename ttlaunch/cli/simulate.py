@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ttlaunch import contract
-from ttlaunch.app.resolve import RunSpec, describe, is_script
+from ttlaunch.app.resolve import is_script, resolve
+from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.console import leave, print_json, refuse, refuse_file, show_diagnostics, stop_on_errors
 from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.cli.options import ConfigFile, On, OutputFormat, Overrides, Ranks, Verbose, complete_recipes
@@ -95,7 +96,7 @@ def _plan(request: RunSpec, *, form: Format, verbose: bool) -> tuple["LaunchPlan
     if is_script(str(request.target), working_folder):
         message = f"`simulate` plays recipes; {request.target} is a program"
         refuse([Diagnostic("P009", message, hints=(f"`ttlaunch run {request.target}`",))], form=form)
-    description = describe(request, working_folder=working_folder, shell=os.environ)
+    description = resolve(request, working_folder=working_folder, shell=os.environ)
     choice, layout, topology = description.choice, description.layout, description.topology
     if choice is not None and layout is not None:
         description.diagnostics += check_one_process(choice.recipe, choice.loaded, world_size=layout.world_size)
@@ -143,9 +144,7 @@ def _named(keep: Path | None) -> str:
 
 
 def _diagnostics(simulation: "Simulation") -> list[Diagnostic]:
-    from ttlaunch.cli.checkpoint_view import checkpoint_diagnostics
-    from ttlaunch.cli.summary import failure_diagnostic
-    from ttlaunch.cli.traffic_view import traffic_diagnostics
+    from ttlaunch.app.run_diagnostics import checkpoint_diagnostics, failure_diagnostic, traffic_diagnostics
     from ttlaunch.running.runs.run_folder import RunFolder
 
     found = [_diagnostic(finding) for finding in simulation.findings]
@@ -176,7 +175,7 @@ def _diagnostic(finding: Mapping[str, Any]) -> Diagnostic:
 
 def _label(side: Mapping[str, Any]) -> Label | None:
     """The line that asked for one end of the message."""
-    from ttlaunch.app.resolve import short_name
+    from ttlaunch.app.run_spec import short_name
 
     path, number = Path(side["place"]["file"]), int(side["place"]["line"])
     try:

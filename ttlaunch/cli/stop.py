@@ -44,8 +44,8 @@ def stop(
     """Tell a run's launcher to end it, and wait until it has."""
     from ttlaunch.running.runs.launcher import is_running
 
-    path = find_named_run(run, runs_dir=runs_dir, form=form)
-    launcher = read_launcher_here(path, "stop", form=form)
+    path = find_named_run(run, runs_dir=runs_dir)
+    launcher = read_launcher_here(path, "stop")
     if not is_running(path):
         _say(path, "is not running", form=form, was_running=False)
         return

@@ -1,26 +1,53 @@
-"""The end of a run in a few lines, and its failure as a diagnostic that names who broke first."""
+"""The end of a run in a few lines."""
 
 import math
-import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
 from ttlaunch import contract
-from ttlaunch.app.resolve import short_name
-from ttlaunch.cli.checkpoint_view import lost_steps
-from ttlaunch.cli.ending_view import render_stop
-from ttlaunch.diagnostics import Diagnostic, Label, Source
+from ttlaunch.app.outcome import Outcome
+from ttlaunch.app.run_diagnostics import lost_steps, run_diagnostics
+from ttlaunch.app.run_spec import short_name
+from ttlaunch.cli.console import needs_no_reader, print_json, show_diagnostics
+from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.profiling import profile_file
-from ttlaunch.running.failures.causes import Cause
-from ttlaunch.running.failures.failure import render_cascade
 from ttlaunch.running.report import Report
 from ttlaunch.running.runs.recorded import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder
 
-_OF_RELEASE = re.compile(f".*/{contract.RELEASES_DIR}/[0-9a-f]{{64}}/{contract.PROJECT_DIR}/(?P<path>.+)")
-"""A file of this folder as it lies on another host."""
+
+def tell(
+    outcome: Outcome,
+    *,
+    form: Format,
+    more: Sequence[Diagnostic] = (),
+    restarts: Sequence[Outcome] = (),
+    exit_status: int | None = None,
+) -> None:
+    """Say what came out.
+
+    Args:
+        outcome: Of the run; of several starts, the last.
+        form: Of what is printed.
+        more: What else is to be said of it.
+        restarts: The starts before it, which JSON has too.
+        exit_status: Of the command, if it is not that of the run.
+    """
+    report, facts, folder = outcome.report, outcome.facts, outcome.folder
+    found = [*run_diagnostics(report, facts, folder), *more]
+    if form is Format.JSON:
+        earlier = [{"run_id": one.folder.run_id, "failure": one.report.as_json()["failure"]} for one in restarts]
+        texts = [diagnostic.as_json() for diagnostic in found]
+        status = report.exit_status if exit_status is None else exit_status
+        print_json({**report.as_json(), "exit_status": status, "earlier": earlier, "diagnostics": texts})
+    else:
+        timeline = folder.file(contract.TRACE_FILE)
+        with needs_no_reader(sys.stdout):
+            show_summary(report, facts, folder, timeline=timeline if timeline.is_file() else None, stream=sys.stdout)
+        show_diagnostics(found, form=form)
 
 
 def show_summary(
@@ -31,7 +58,7 @@ def show_summary(
     lines = [
         f"{report.status}: {report.name}{layout} on {facts.topology}, {counted(report.world_size, 'rank')}, {report.duration_s:.1f} s"
     ]
-    lines += [*_steps(report), *render_stop(report)]
+    lines += [*_steps(report), *_render_stop(report)]
     if report.first_validation is not None and report.last_validation is not None:
         first, last = report.first_validation, report.last_validation
         change = f" ({(last / first - 1) * 100:+.0f} %)" if first and math.isfinite(last / first) else ""
@@ -78,57 +105,12 @@ def _steps(report: Report) -> list[str]:
     return lines
 
 
-def failure_diagnostic(report: Report, folder: RunFolder) -> Diagnostic | None:
-    """Who broke first, how, at which line, its last words, what followed and what to do next; None if nobody did."""
-    failure = report.failure
-    if failure is None:
-        return None
-    is_hung = failure.kind is Cause.HUNG
-    label = _source_label(failure.place, ("it is here",) if is_hung else failure.evidence)
-    notes = [] if label else [*filter(None, [failure.place])]
-    notes += failure.evidence[1:] if label and not is_hung else failure.evidence
-    hints = [failure.next_step] if failure.next_step else []
-    if is_hung and failure.rank is None and folder.file(contract.STACKS_DIR).is_dir():
-        hints.append(_stacks_hint(folder))
-    if failure.rank is not None:
-        last = report.ranks[failure.rank].get("last_operation")
-        notes += [f"its last operation: {last['text']}"] if last and not is_hung else []
-        says_all = failure.place or failure.kind is Cause.CHECKPOINT  # their last words are this message
-        notes += [] if says_all else _last_words(failure.last_lines)
-        cascade = render_cascade(failure.followers)
-        notes += [f"the first rank to fail; {cascade}"] if cascade else []
-        hints += [_stacks_hint(folder)] if is_hung else []
-        hints.append(f"full log: {short_name(folder.path, Path.cwd())}/{contract.stderr_file(failure.rank)}")
-    return Diagnostic(failure.code, failure.message, label, notes=tuple(notes), hints=tuple(hints))
-
-
-def _stacks_hint(folder: RunFolder) -> str:
-    return f"what every rank was doing: {short_name(folder.path, Path.cwd())}/{contract.STACKS_DIR}/"
-
-
-def _source_label(place: str | None, evidence: Sequence[str]) -> Label | None:
-    """The line that raised, if its file can be read here, or is a copy of one that can."""
-    if place is None:
-        return None
-    name, _, number = place.rpartition(":")
-    copied = _OF_RELEASE.fullmatch(name)
-    if copied and not Path(name).exists():
-        name = str(Path.cwd() / copied["path"])
-    try:
-        text = Path(name).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    source = Source(short_name(Path(name), Path.cwd()), text)
-    line = source.line(int(number))
-    span = source.span(int(number), len(line) - len(line.lstrip()) + 1, max(1, len(line.strip())))
-    return Label(span, " ".join(evidence[:1]).replace("`", ""))
-
-
-def _last_words(lines: Sequence[str]) -> list[str]:
-    """The last lines of a log; one alone stands in its sentence."""
-    if len(lines) < 2:  # noqa: PLR2004 - one line
-        return [f"its last words: `{line.strip()}`" for line in lines]
-    return ["its last words:", *(f"  {line}" for line in lines)]
+def _render_stop(report: Report) -> list[str]:
+    """Lines for the summary; none where no end was ordered or nothing could be saved."""
+    stop = report.stopped or {}
+    saved, again = stop.get("saved_step"), stop.get("resume")
+    lines = [f"  saved            step {saved}"] if saved is not None else []
+    return [*lines, f"  go on with       {again}"] if again else lines
 
 
 def _plain(value: object) -> str:

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ttlaunch.app.resolve import ResolvedSpec, RunSpec, describe
-from ttlaunch.cli.console import exit_status, leave, print_json, refuse, show_diagnostics
+from ttlaunch.app.dialogue import Dialogue
+from ttlaunch.app.resolve import ResolvedSpec, resolve
+from ttlaunch.app.run_spec import RunSpec
+from ttlaunch.cli.console import leave, print_json, show_diagnostics
+from ttlaunch.cli.dialogue import TerminalDialogue
 from ttlaunch.cli.options import (
     ConfigFile,
     Hostfile,
@@ -21,6 +24,8 @@ from ttlaunch.cli.options import (
     complete_recipes,
 )
 from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.diagnostics.diagnostic import exit_status
+from ttlaunch.diagnostics.launch_error import LaunchError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -80,21 +85,22 @@ def sync(
         hostfile=hostfile,
         rank_bindings=rank_bindings,
     )
-    found = describe(request, working_folder=Path.cwd(), shell=os.environ)
+    dialogue = TerminalDialogue(form, verbose=verbose)
+    found = resolve(request, working_folder=Path.cwd(), shell=os.environ, dialogue=dialogue)
     if not found.ok or found.topology is None:
-        refuse(found.diagnostics, form=form, verbose=verbose)
+        raise LaunchError(found.diagnostics)
     from ttlaunch.app.bring_code import bring_code, explain_outcome, guard_size
 
     cluster = found.topology.cluster
     options = {"remote_folder": cluster.remote_folder, "keep": keep, "data": _texts(found)}
     options["pythons"] = [cluster.python] if cluster.python else []
     interpreters: dict[str, Future[Process]] = {}
-    release, transports, said = _read_and_reach(found, folder, interpreters, form=form, verbose=verbose)
+    release, transports, said = _read_and_reach(found, folder, interpreters, dialogue)
     try:
         if not dry_run and not yes:
-            guard_size(release, transports, options, said, form=form, verbose=verbose)
+            guard_size(release, transports, options, said, dialogue)
         wishes = {**options, "dry_run": dry_run, "interpreters": interpreters}
-        outcome = bring_code(transports, release, said, wishes, form=form)
+        outcome = bring_code(transports, release, said, wishes, dialogue)
     finally:
         for transport in transports:
             transport.close()
@@ -105,7 +111,7 @@ def sync(
 
 
 def _read_and_reach(
-    found: ResolvedSpec, folder: Path | None, interpreters: dict[str, "Future[Process]"], *, form: Format, verbose: bool
+    found: ResolvedSpec, folder: Path | None, interpreters: dict[str, "Future[Process]"], dialogue: Dialogue
 ) -> tuple["Release", list["Transport"], list[Diagnostic]]:
     """Read the files while the hosts are being reached, and have an interpreter wait on each that has been."""
     from ttlaunch.app.reach import open_transports, reach_hosts
@@ -113,7 +119,6 @@ def _read_and_reach(
     assert found.topology is not None  # noqa: S101 - checked by the caller
     open_transports(found.topology)  # imports what SSH needs before files are read, which is for the time of waiting
     from ttlaunch.app.background import in_background
-    from ttlaunch.app.bring_code import wait_for_files
     from ttlaunch.hosts.sync.release import make_release
     from ttlaunch.hosts.transport.pushed import start_interpreter
     from ttlaunch.hosts.transport.transport import CONNECT_S
@@ -129,13 +134,13 @@ def _read_and_reach(
         interpreters[host.host] = in_background(lambda: start_interpreter(host, pythons=pythons, timeout_s=CONNECT_S))
 
     made = in_background(lambda: make_release(Path.cwd(), folder=folder, recipe=recipe, on_progress=note))
-    transports = reach_hosts(found.topology, form=form, verbose=verbose, then=prepare)
-    wait_for_files(made, read, form=form)
+    transports = reach_hosts(found.topology, dialogue, then=prepare)
+    dialogue.reading(made, read)
     release, problems = made.result()
     if release is None:
         for transport in transports:
             transport.close()
-        refuse([*found.diagnostics, *problems], form=form, verbose=verbose)
+        raise LaunchError([*found.diagnostics, *problems])
     return release, transports, [*found.diagnostics, *problems]
 
 

@@ -1,44 +1,11 @@
-"""Bytes and times of a run as tables, and what differs from the recipe's formula as diagnostics."""
+"""Bytes and times of a run as tables."""
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 
 from ttlaunch.cli.table import render_table
-from ttlaunch.diagnostics import Diagnostic, Severity
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.running.metrics.times import Share, StepTimes
-from ttlaunch.running.metrics.traffic import TOLERANCE, Edge, Settlement
-
-_MOST_EDGES = 4
-
-
-def traffic_diagnostics(settlement: Settlement | None, roles: Sequence[str]) -> list[Diagnostic]:
-    """A warning for each operation whose bytes are not those of the formula, and one for a formula that is none."""
-    if settlement is None:
-        return []
-    if settlement.is_mistaken:
-        message = f"the bytes of this run were compared with nothing: {settlement.reason}"
-        return [Diagnostic("R046", message, severity=Severity.WARNING)]
-    by_operation = groupby(settlement.differing, key=lambda edge: edge.operation)
-    return [_difference(operation, list(edges), settlement, roles) for operation, edges in by_operation]
-
-
-def _difference(operation: str, edges: list[Edge], settlement: Settlement, roles: Sequence[str]) -> Diagnostic:
-    first, *others = edges
-    message = (
-        f"`{operation}` moved {first.size:,} bytes from {_ends(first, roles)}, and the formula says {first.expected:,}"
-    )
-    notes = [f"in {counted(settlement.steps, 'step')} and {counted(settlement.validations, 'validation')}"]
-    notes += [f"{one.size:,} bytes from {_ends(one, roles)}, expected {one.expected:,}" for one in others[:_MOST_EDGES]]
-    left = len(others) - _MOST_EDGES
-    notes += [f"and over {counted(left, 'further edge')}"] if left > 0 else []
-    notes.append(f"a difference up to {TOLERANCE:.1%} counts as headers")
-    hint = "`ttlaunch report` shows all edges; the formula is `traffic` in the recipe's `recipe.py`"
-    return Diagnostic("R045", message, notes=tuple(notes), hints=(hint,), severity=Severity.WARNING)
-
-
-def _ends(edge: Edge, roles: Sequence[str]) -> str:
-    return f"rank {edge.source} ({roles[edge.source]}) to rank {edge.dest} ({roles[edge.dest]})"
+from ttlaunch.running.metrics.traffic import Edge, Settlement
 
 
 def render_edges(settlement: Settlement, roles: Sequence[str]) -> list[str]:

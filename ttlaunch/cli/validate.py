@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ttlaunch.app.resolve import ResolvedSpec, RunSpec, describe
-from ttlaunch.cli.console import exit_status, leave, print_json, show_diagnostics
+from ttlaunch.app.resolve import ResolvedSpec, resolve
+from ttlaunch.app.run_spec import RunSpec
+from ttlaunch.cli.console import leave, print_json, show_diagnostics
+from ttlaunch.cli.dialogue import TerminalDialogue
 from ttlaunch.cli.options import (
     ConfigFile,
     Hostfile,
@@ -21,6 +23,7 @@ from ttlaunch.cli.options import (
     complete_recipes,
 )
 from ttlaunch.diagnostics import Format
+from ttlaunch.diagnostics.diagnostic import exit_status
 
 EXAMPLES = """\
 [bold]ttlaunch validate 5loudboxes[/bold]   the files of a cluster
@@ -83,7 +86,9 @@ def validate(
         hostfile=hostfile,
         rank_bindings=rank_bindings,
     )
-    result = describe(request, working_folder=Path.cwd(), shell=os.environ)
+    result = resolve(
+        request, working_folder=Path.cwd(), shell=os.environ, dialogue=TerminalDialogue(form, verbose=verbose)
+    )
     if result.ok and result.topology is not None and result.layout is not None:
         from ttlaunch.planning.place import check_placement
 

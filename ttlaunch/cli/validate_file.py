@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ttlaunch.cli.console import exit_status, leave, print_json, refuse, show_diagnostics
+from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics
 from ttlaunch.diagnostics import Diagnostic, Format, Label, Severity, has_errors, shown
+from ttlaunch.diagnostics.diagnostic import exit_status
 from ttlaunch.spec.topology.recognise import Kind, recognise
 
 if TYPE_CHECKING:

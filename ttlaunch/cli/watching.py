@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ttlaunch import contract
-from ttlaunch.app.outcome import Outcome, tell
-from ttlaunch.app.resolve import short_name
-from ttlaunch.app.restarts import announce
+from ttlaunch.app.outcome import Outcome
+from ttlaunch.app.run_spec import short_name
+from ttlaunch.app.signals import handled
 from ttlaunch.cli.console import leave
 from ttlaunch.cli.live import make_view
-from ttlaunch.cli.signals import handled
+from ttlaunch.cli.summary import tell
 from ttlaunch.diagnostics import Format
 from ttlaunch.running.pace import Pace
 from ttlaunch.running.report import Report, read_report
@@ -193,12 +193,12 @@ class _Watcher:
         announced: set[str] = set()
         while "next" not in (found := read_follow_up(path)):
             self._print_said()
-            announced |= announce(found, but=announced)
+            announced |= _announce(found, but=announced)
             if self._supervisor.is_over:
                 return None
             self._supervisor.wait(_TICK_S)
             self._leave_if_stopped(path)
-        announce(found, but=announced)
+        _announce(found, but=announced)
         return Path(found["next"])
 
     def _print_said(self) -> None:
@@ -216,3 +216,26 @@ class _Watcher:
             sys.stdout.write(f"{path.name} goes on; `ttlaunch attach {path.name}` shows it again\n")
             leave(contract.STATUS_DONE)
         leave(_HUNG_UP)
+
+
+def _announce(follow_up: Mapping[str, Any], *, but: Collection[str] = ()) -> set[str]:
+    """Say what a supervisor waits for, and that it starts a run again.
+
+    Args:
+        follow_up: Of the run that has ended.
+        but: What has been said already.
+
+    Returns:
+        What was said now.
+    """
+    lines = {}
+    if "waiting" in follow_up:
+        lines["waiting"] = follow_up["waiting"]
+    if "number" in follow_up:
+        resume = follow_up.get("resume")
+        where = f"from the newest checkpoint of {resume}" if resume else "from the beginning"
+        lines["number"] = f"restart {follow_up['number']} of {follow_up['most']}, {where}{follow_up['change']}"
+    said = {name: line for name, line in lines.items() if name not in but}
+    sys.stderr.write("".join(f"{line}\n" for line in said.values()))
+    sys.stderr.flush()
+    return set(said)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from ttlaunch import contract
 from ttlaunch.diagnostics.span import Span
 
 
@@ -71,3 +72,38 @@ def _label_as_json(label: Label) -> dict[str, Any]:
         "length": label.span.length,
         "label": label.text,
     }
+
+
+_COMMAND_LINE_CODES = {
+    "C017",
+    "P001",
+    "P004",
+    "P005",
+    "P009",
+    "P015",
+    "P030",
+    "P032",
+    "P035",
+    "P036",
+    "P037",
+    "P038",
+    "P039",
+    "P040",
+    "P041",
+    "P042",
+    "P043",
+    "P046",
+    "P047",
+}
+
+
+def exit_status(diagnostics: Iterable[Diagnostic]) -> int:
+    """0 without errors; 4 if hosts are at fault, 5 if only copying to them is, 2 if only the command line is, else 3."""
+    codes = {d.code for d in diagnostics if d.severity is Severity.ERROR}
+    if not codes:
+        return contract.STATUS_DONE
+    if all(code.startswith(("H", "S")) for code in codes):
+        return contract.STATUS_HOST if any(code.startswith("H") for code in codes) else contract.STATUS_SYNC
+    if codes <= _COMMAND_LINE_CODES:
+        return contract.STATUS_USAGE
+    return contract.STATUS_DESCRIPTION

@@ -287,7 +287,7 @@ def test_a_sink_that_breaks_on_the_way_says_why_in_a_line(finished, monkeypatch)
 
 def test_a_slow_sink_is_not_waited_for_and_one_that_was_killed_has_failed(finished):
     """The command says so after its patience and leaves; a sink that is there goes on."""
-    from ttlaunch.cli.sink_view import sink_diagnostics  # noqa: PLC0415
+    from ttlaunch.app.sinks import sink_diagnostics  # noqa: PLC0415
 
     (finished.path / "sinks").mkdir()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:

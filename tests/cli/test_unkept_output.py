@@ -1,6 +1,6 @@
 """What no file has of the ranks' output is said at the end, with the host and the reason."""
 
-from ttlaunch.cli.unkept_view import unkept_diagnostics
+from ttlaunch.app.run_diagnostics import unkept_diagnostics
 from ttlaunch.diagnostics import render
 
 

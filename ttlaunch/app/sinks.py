@@ -1,24 +1,29 @@
-"""Sinks as the command line sees them: what was asked for, and what is to be said of one that broke or is slow."""
+"""Sinks of a run's metrics: which were asked for, and what is to be reported of one that broke or is slow."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ttlaunch.app.resolve import short_name
-from ttlaunch.cli.console import refuse
-from ttlaunch.diagnostics import Diagnostic, Format, Severity
+from ttlaunch.app.run_spec import short_name
+from ttlaunch.diagnostics import Diagnostic, Severity
+from ttlaunch.diagnostics.launch_error import LaunchError
 
 if TYPE_CHECKING:
     from ttlaunch.app.outcome import Outcome
     from ttlaunch.running.metrics.export import SinkRecord
     from ttlaunch.running.metrics.sinks import SinkChoice
+    from ttlaunch.running.runs.run_folder import RunFolder
 
 _PATIENCE_S = 5.0
 """For which a command waits, after a run, for what its sinks still have to write."""
 
 
-def parse_sinks(given: Sequence[str], *, option: str, form: Format) -> "tuple[SinkChoice, ...]":
-    """The sinks that were asked for; leaves if one is not known, or lacks its library."""
+def parse_sinks(given: Sequence[str], *, option: str) -> "tuple[SinkChoice, ...]":
+    """The sinks that were asked for.
+
+    Raises:
+        LaunchError: One is not known, or lacks its library.
+    """
     if not given:
         return ()
     from ttlaunch.running.metrics.sinks import parse_sink
@@ -31,8 +36,21 @@ def parse_sinks(given: Sequence[str], *, option: str, form: Format) -> "tuple[Si
     if twice is not None:
         mistakes.append(Diagnostic("P046", f"the sink {twice} is asked for twice", hints=("one place is enough",)))
     if mistakes:
-        refuse(mistakes, form=form)
+        raise LaunchError(mistakes)
     return choices
+
+
+def with_sinks(choices: "Sequence[SinkChoice]", begun: "Callable[[RunFolder], None]") -> "Callable[[RunFolder], None]":
+    """Start the processes of sinks for each run that begins, after `begun` has been told of its folder."""
+
+    def start(folder: "RunFolder") -> None:
+        begun(folder)
+        if choices:
+            from ttlaunch.running.metrics.export import start_sinks
+
+            start_sinks(folder.path, choices)
+
+    return start
 
 
 def judge_sinks(outcome: "Outcome") -> list[Diagnostic]:

@@ -1,0 +1,195 @@
+"""What is to be reported of a run that has ended, as diagnostics: who broke first, and everything that is not as it should be."""
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.app.run_spec import short_name
+from ttlaunch.diagnostics import Diagnostic, Label, Severity, Source, shown
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.running.failures.causes import Cause
+from ttlaunch.running.failures.failure import render_cascade
+from ttlaunch.running.metrics.traffic import TOLERANCE, Edge, Settlement
+from ttlaunch.running.report import Report
+from ttlaunch.running.runs.recorded import RunFacts
+from ttlaunch.running.runs.run_folder import RunFolder
+
+_MOST_RANKS = 5
+_MOST_STEPS = 20
+_MOST_REASONS = 3
+_MOST_UNKEPT = 5
+_MOST_EDGES = 4
+_OF_RELEASE = re.compile(f".*/{contract.RELEASES_DIR}/[0-9a-f]{{64}}/{contract.PROJECT_DIR}/(?P<path>.+)")
+"""A file of this folder as it lies on another host."""
+
+
+def run_diagnostics(report: Report, facts: RunFacts, folder: RunFolder) -> list[Diagnostic]:
+    """Everything, the cause of a failure first."""
+    failure = failure_diagnostic(report, folder)
+    is_done = report.status == "done"  # else the first thing named is what broke
+    return [
+        *([failure] if failure else []),
+        *outstayed_diagnostics(report, folder),
+        *checkpoint_diagnostics(report),
+        *unkept_diagnostics(report.ranks),
+        *(traffic_diagnostics(report.traffic, [row.role for row in facts.ranks]) if is_done else []),
+    ]
+
+
+def failure_diagnostic(report: Report, folder: RunFolder) -> Diagnostic | None:
+    """Who broke first, how, at which line, its last words, what followed and what to do next; None if nobody did."""
+    failure = report.failure
+    if failure is None:
+        return None
+    is_hung = failure.kind is Cause.HUNG
+    label = _source_label(failure.place, ("it is here",) if is_hung else failure.evidence)
+    notes = [] if label else [*filter(None, [failure.place])]
+    notes += failure.evidence[1:] if label and not is_hung else failure.evidence
+    hints = [failure.next_step] if failure.next_step else []
+    if is_hung and failure.rank is None and folder.file(contract.STACKS_DIR).is_dir():
+        hints.append(_stacks_hint(folder))
+    if failure.rank is not None:
+        last = report.ranks[failure.rank].get("last_operation")
+        notes += [f"its last operation: {last['text']}"] if last and not is_hung else []
+        says_all = failure.place or failure.kind is Cause.CHECKPOINT  # their last words are this message
+        notes += [] if says_all else _last_words(failure.last_lines)
+        cascade = render_cascade(failure.followers)
+        notes += [f"the first rank to fail; {cascade}"] if cascade else []
+        hints += [_stacks_hint(folder)] if is_hung else []
+        hints.append(f"full log: {short_name(folder.path, Path.cwd())}/{contract.stderr_file(failure.rank)}")
+    return Diagnostic(failure.code, failure.message, label, notes=tuple(notes), hints=tuple(hints))
+
+
+def _stacks_hint(folder: RunFolder) -> str:
+    return f"what every rank was doing: {short_name(folder.path, Path.cwd())}/{contract.STACKS_DIR}/"
+
+
+def _source_label(place: str | None, evidence: Sequence[str]) -> Label | None:
+    """The line that raised, if its file can be read here, or is a copy of one that can."""
+    if place is None:
+        return None
+    name, _, number = place.rpartition(":")
+    copied = _OF_RELEASE.fullmatch(name)
+    if copied and not Path(name).exists():
+        name = str(Path.cwd() / copied["path"])
+    try:
+        text = Path(name).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    source = Source(short_name(Path(name), Path.cwd()), text)
+    line = source.line(int(number))
+    span = source.span(int(number), len(line) - len(line.lstrip()) + 1, max(1, len(line.strip())))
+    return Label(span, " ".join(evidence[:1]).replace("`", ""))
+
+
+def _last_words(lines: Sequence[str]) -> list[str]:
+    """The last lines of a log; one alone stands in its sentence."""
+    if len(lines) < 2:  # noqa: PLR2004 - one line
+        return [f"its last words: `{line.strip()}`" for line in lines]
+    return ["its last words:", *(f"  {line}" for line in lines)]
+
+
+def outstayed_diagnostics(report: Report, folder: RunFolder) -> list[Diagnostic]:
+    """A warning about ranks that had to be killed because they were still there when their grace was over."""
+    late = (report.stopped or {}).get("outstayed") or []
+    if not late:
+        return []
+    who = [f"{one['rank']} ({report.ranks[one['rank']]['role']}, {report.ranks[one['rank']]['host']})" for one in late]
+    more = [f"{len(who) - _MOST_RANKS} more"] if len(who) > _MOST_RANKS else []
+    noun, was = ("rank", "was") if len(who) == 1 else ("ranks", "were")
+    names = ", ".join([*who[:_MOST_RANKS], *more])
+    message = f"{noun} {names} had not left after {late[0]['after_s']:g} s and {was} killed"
+    stacks = [name for one in late if _has_text(folder.file(name := contract.stacks_file(one["rank"])))]
+    notes = [f"what it was doing: {short_name(folder.path, Path.cwd())}/{name}" for name in stacks[:_MOST_RANKS]]
+    hint = "`--grace SECONDS` gives ranks more time to finish their step"
+    return [Diagnostic("R018", message, notes=tuple(notes), hints=(hint,), severity=Severity.WARNING)]
+
+
+def _has_text(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
+
+
+def checkpoint_diagnostics(report: Report) -> list[Diagnostic]:
+    """A warning that names all steps whose checkpoint is lost; empty if none is."""
+    lost = report.lost_checkpoints
+    if not lost:
+        return []
+    have = "step {} has" if len(lost) == 1 else "steps {} have"
+    notes = [f"step {step}: {reason}" for step, reason in list(lost.items())[:_MOST_REASONS]]
+    left = len(lost) - _MOST_REASONS
+    notes += [f"and {left} more; `report.json` has all reasons"] if left > 0 else []
+    hint = "make room, or put run folders somewhere else with `--runs-dir DIR`"
+    message = f"{have.format(lost_steps(report))} no checkpoint"
+    return [Diagnostic("R032", message, notes=tuple(notes), hints=(hint,), severity=Severity.WARNING)]
+
+
+def lost_steps(report: Report) -> str:
+    """The first steps without a checkpoint, and how many more there are."""
+    steps = [str(step) for step in report.lost_checkpoints]
+    more = f" and {len(steps) - _MOST_STEPS} more" if len(steps) > _MOST_STEPS else ""
+    return ", ".join(steps[:_MOST_STEPS]) + more
+
+
+def unkept_diagnostics(ranks: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:
+    """A warning that says how much is missing of whose output; empty if nothing is.
+
+    Args:
+        ranks: As in `report.json`.
+    """
+    parts = [
+        (rank, f"{counted(length, 'byte')} of rank {rank['rank']}'s {stream}")
+        for rank in ranks
+        for stream, length in _lengths(rank.get("unkept_output")).items()
+    ]
+    if not parts:
+        return []
+    more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
+    notes = [f"{text} on {rank['host']}: {_reason(rank)}" for rank, text in parts[:_MOST_UNKEPT]]
+    notes += [f"and {len(parts) - _MOST_UNKEPT} more; `report.json` has all"] if len(parts) > _MOST_UNKEPT else []
+    hint = "make room there; `remote_folder:` in cluster.yaml and `--runs-dir` choose another place"
+    message = f"{parts[0][1]} could not be kept{more}"
+    return [Diagnostic("R056", message, notes=tuple(notes), hints=(hint,), severity=Severity.WARNING)]
+
+
+def _lengths(unkept: Any) -> dict[str, int]:
+    found = unkept if isinstance(unkept, dict) else {}
+    return {str(stream): length for stream, length in found.items() if isinstance(length, int)}
+
+
+def _reason(rank: Mapping[str, Any]) -> str:
+    return shown(rank.get("unkept_reason") or "unknown").lower()
+
+
+def traffic_diagnostics(settlement: Settlement | None, roles: Sequence[str]) -> list[Diagnostic]:
+    """A warning for each operation whose bytes are not those of the formula, and one for a formula that is none."""
+    if settlement is None:
+        return []
+    if settlement.is_mistaken:
+        message = f"the bytes of this run were compared with nothing: {settlement.reason}"
+        return [Diagnostic("R046", message, severity=Severity.WARNING)]
+    by_operation = groupby(settlement.differing, key=lambda edge: edge.operation)
+    return [_difference(operation, list(edges), settlement, roles) for operation, edges in by_operation]
+
+
+def _difference(operation: str, edges: list[Edge], settlement: Settlement, roles: Sequence[str]) -> Diagnostic:
+    first, *others = edges
+    message = (
+        f"`{operation}` moved {first.size:,} bytes from {_ends(first, roles)}, and the formula says {first.expected:,}"
+    )
+    notes = [f"in {counted(settlement.steps, 'step')} and {counted(settlement.validations, 'validation')}"]
+    notes += [f"{one.size:,} bytes from {_ends(one, roles)}, expected {one.expected:,}" for one in others[:_MOST_EDGES]]
+    left = len(others) - _MOST_EDGES
+    notes += [f"and over {counted(left, 'further edge')}"] if left > 0 else []
+    notes.append(f"a difference up to {TOLERANCE:.1%} counts as headers")
+    hint = "`ttlaunch report` shows all edges; the formula is `traffic` in the recipe's `recipe.py`"
+    return Diagnostic("R045", message, notes=tuple(notes), hints=(hint,), severity=Severity.WARNING)
+
+
+def _ends(edge: Edge, roles: Sequence[str]) -> str:
+    return f"rank {edge.source} ({roles[edge.source]}) to rank {edge.dest} ({roles[edge.dest]})"

@@ -1,0 +1,126 @@
+"""The command line as a use case sees it: warnings and progress go to stderr, questions to the terminal."""
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ttlaunch.app.dialogue import Answered
+from ttlaunch.cli.console import show_diagnostics, use_colour
+from ttlaunch.diagnostics import Diagnostic, Format
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from ttlaunch.app.outcome import Outcome
+    from ttlaunch.hosts.sync.send import Progress
+
+_SHOW_AFTER_S = 1.0
+
+
+class TerminalDialogue:
+    """Speaks in the format that was asked for; draws only on a terminal, and asks only somebody who sits at one."""
+
+    def __init__(self, form: Format, *, verbose: bool = False) -> None:
+        self._form = form
+        self._verbose = verbose
+
+    @property
+    def _is_drawn(self) -> bool:
+        return self._form is not Format.JSON and sys.stderr.isatty()
+
+    def warn(self, diagnostics: Sequence[Diagnostic]) -> None:
+        show_diagnostics(diagnostics, form=self._form, verbose=self._verbose)
+
+    def recipe_code(self) -> AbstractContextManager[object]:
+        return contextlib.redirect_stdout(sys.stderr)  # what a recipe.py prints must not mix with our results
+
+    @contextmanager
+    def connecting(self, num_hosts: int) -> Iterator[Answered]:
+        """A line is drawn after a second."""
+        if not self._is_drawn:
+            yield lambda _host, _error: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        from ttlaunch.diagnostics.count import counted
+
+        columns = TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn()
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(f"connecting to {counted(num_hosts, 'host')}", total=num_hosts, visible=False)
+            appear = threading.Timer(_SHOW_AFTER_S, lambda: progress.update(task, visible=True))
+            appear.daemon = True
+            appear.start()
+            try:
+                yield lambda _host, _error: progress.advance(task)
+            finally:
+                appear.cancel()
+
+    def reading(self, made: "Future[Any]", read: Sequence[int]) -> None:
+        """Wait; after a second the terminal shows how far it is."""
+        from concurrent.futures import wait
+
+        if not self._is_drawn:
+            wait([made])
+            return
+        if wait([made], timeout=_SHOW_AFTER_S).done:
+            return
+        from rich.console import Console
+
+        from ttlaunch.hosts.sync.sizes import render_size
+
+        with Console(stderr=True).status("reading files") as status:
+            while not wait([made], timeout=0.2).done:
+                status.update(f"reading files: {read[0]}, {render_size(read[1])}")
+
+    @contextmanager
+    def sending(self, hosts: Sequence[str]) -> "Iterator[Callable[[Progress], None] | None]":
+        """A bar is drawn for each host that lacks something."""
+        if not self._is_drawn:
+            yield None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+        from rich.progress import Progress as Bars
+
+        columns = TextColumn("{task.description}"), BarColumn(bar_width=30), DownloadColumn(), TransferSpeedColumn()
+        console = Console(stderr=True, no_color=not use_colour(sys.stderr))
+        with Bars(*columns, console=console, transient=True) as bars:
+            tasks = {host: bars.add_task(host, total=None, visible=False) for host in hosts}
+
+            def advance(progress: "Progress") -> None:
+                visible = progress.total > 0
+                bars.update(tasks[progress.host], completed=progress.sent, total=progress.total, visible=visible)
+
+            yield advance
+
+    def passphrase(self, path: Path) -> str | None:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return None
+        import getpass
+
+        try:
+            return getpass.getpass(f"passphrase of {path}: ")
+        except (EOFError, KeyboardInterrupt):
+            return None
+
+    def agrees(self, question: Diagnostic, *, ask: str) -> bool | None:
+        if self._form is Format.JSON or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return None
+        import typer
+
+        show_diagnostics([question], form=self._form)
+        return typer.confirm(ask, err=True)
+
+    def gave_up(self, outcomes: "Sequence[Outcome]", diagnostics: Sequence[Diagnostic], *, status: int | None) -> None:
+        """In JSON the last start is told with it, since nobody else tells it any more."""
+        if self._form is Format.JSON:
+            from ttlaunch.cli.summary import tell
+
+            tell(outcomes[-1], form=self._form, restarts=outcomes[:-1], more=diagnostics, exit_status=status)
+        else:
+            show_diagnostics(diagnostics, form=self._form)

@@ -1,0 +1,133 @@
+"""Break a run on purpose: which faults, the run they are made in, and what is left of it afterwards."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ttlaunch import contract
+from ttlaunch.app.carry_out import RunOptions, carry_out
+from ttlaunch.app.dialogue import Dialogue
+from ttlaunch.app.outcome import Outcome
+from ttlaunch.app.prepare_run import PreparedRun
+from ttlaunch.app.reach import open_transports, reach_hosts
+from ttlaunch.diagnostics import Diagnostic, Source, has_errors, shown
+from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.hosts.transport.transport import Transport
+from ttlaunch.lab.chaos.audit import Left, audit
+from ttlaunch.lab.chaos.draw_faults import draw_faults
+from ttlaunch.lab.chaos.inject import Injector
+from ttlaunch.planning.fault_checks import check_faults, field_of
+from ttlaunch.planning.fault_parser import parse_faults
+from ttlaunch.planning.faults import Fault, Kind
+from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.running.crew import Crew
+from ttlaunch.running.logs.output import View
+from ttlaunch.running.runs.run_folder import RunFolder
+
+_FILE = "@"
+_LONGEST_PATH = 300
+
+Shows = Callable[["LaunchPlan", "RunFolder"], "AbstractContextManager[View]"]
+"""Makes a view of a run from its plan and folder."""
+
+
+def fault_source(faults: str | None, random: int | None) -> Source | None:
+    """The text of the plan of faults; None if it is to be drawn.
+
+    Args:
+        faults: As ordered, or `@FILE`; None if nothing is.
+        random: How many are to be drawn; None if none are.
+
+    Raises:
+        LaunchError: Both are given or neither, or the file cannot be read.
+    """
+    hint = '`--plan "kill rank=2 at step=5"` orders a fault, `--random 1` draws one'
+    if faults is not None and random is not None:
+        raise LaunchError([Diagnostic("P039", "faults are ordered by `--plan` and drawn by `--random`", hints=(hint,))])
+    if faults is None:
+        if random is None:
+            raise LaunchError([Diagnostic("P039", "no fault is ordered", hints=(hint,))])
+        return None
+    if not faults.startswith(_FILE):
+        return Source("--plan", faults)
+    path = Path(faults.removeprefix(_FILE))
+    try:
+        return Source(str(path), path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        message = f"{path} is no plan of faults: it is not text in UTF-8"
+        raise LaunchError([Diagnostic("P039", message, hints=(hint,))]) from error
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        message = f"{shown(path, longest=_LONGEST_PATH)} cannot be read: {reason}"
+        raise LaunchError([Diagnostic("P032", message)]) from error
+
+
+def find_faults(source: Source | None, prepared: "PreparedRun", *, count: int | None, seed: int) -> "list[Fault]":
+    """The faults that are to be made in a run.
+
+    Args:
+        source: Their text; None: draw `count` of them with `seed`.
+        prepared: The run.
+        count: Of those drawn.
+        seed: Of those drawn.
+
+    Raises:
+        LaunchError: One of them cannot be made in this run.
+    """
+    ground = field_of(prepared.plan, is_here=prepared.is_here)
+    if source is None:
+        return draw_faults(ground, count=count or 0, seed=seed)
+    orders, found = parse_faults(source)
+    found += check_faults(orders, ground)
+    if has_errors(found):
+        raise LaunchError(found)
+    return orders
+
+
+def break_run(
+    prepared: "PreparedRun", options: RunOptions, orders: "Sequence[Fault]", dialogue: Dialogue, *, show: Shows
+) -> Outcome:
+    """Carry a plan out in this process and make the faults in it.
+
+    Raises:
+        LaunchError: A host is not ready; nothing was started.
+    """
+    transports: Sequence[Transport] = []
+    if not prepared.is_here and any(fault.target.kind in {Kind.SHIM, Kind.AGENT} for fault in orders):
+        hosts = [host for host in prepared.topology.hosts if host.name in prepared.plan.hosts]
+        transports = reach_hosts(replace(prepared.topology, hosts=tuple(hosts)), dialogue)
+    elsewhere = {transport.host: transport for transport in transports}
+
+    @contextmanager
+    def injecting(plan: "LaunchPlan", crew: "Crew", folder: "RunFolder", scratch: Path) -> "Iterator[View]":
+        with show(plan, folder) as view:
+            yield Injector(orders, view=view, crew=crew, folder=folder, scratch=scratch, elsewhere=elsewhere)
+
+    try:
+        return carry_out(prepared, options, dialogue, watched_by=injecting)
+    finally:
+        for transport in transports:
+            transport.close()
+
+
+def look_for_leftovers(outcome: Outcome, prepared: "PreparedRun", *, began: float, lease_s: float) -> "Sequence[Left]":
+    """What is left of a run on every host of it, asked over new connections.
+
+    Args:
+        outcome: Of a run that was carried out in this process.
+        prepared: The same, before.
+        began: When it did, seconds since the epoch.
+        lease_s: How long ranks on another host may have run on.
+    """
+    transports: Sequence[Transport] = []
+    if not prepared.is_here:
+        hosts = [host for host in prepared.topology.hosts if host.name in prepared.plan.hosts]
+        transports, _ = open_transports(replace(prepared.topology, hosts=tuple(hosts)))
+    assert outcome.scratch is not None  # noqa: S101 - the run was carried out here
+    patience_s = lease_s + contract.AFTER_LEASE_S
+    try:
+        return audit(outcome.folder.run_id, outcome.scratch, transports, began=began, patience_s=patience_s)
+    finally:
+        for transport in transports:
+            transport.close()

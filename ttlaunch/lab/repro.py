@@ -1,0 +1,96 @@
+"""Start a run again on this machine, from what its folder says, and compare the bits."""
+
+from pathlib import Path
+
+from ttlaunch.app.dialogue import Dialogue
+from ttlaunch.app.named_run import unreadable_run
+from ttlaunch.app.prepare_run import PreparedRun, prepare
+from ttlaunch.app.run_spec import RunSpec
+from ttlaunch.diagnostics import Diagnostic, Severity, has_errors
+from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.running.report import Report
+from ttlaunch.running.runs.repeat import Origin, changed_code, changed_versions, read_origin
+
+_SHORT = 12
+
+
+def prepare_again(origin: "Origin", dialogue: Dialogue, *, runs_dir: Path, with_changes: bool) -> "PreparedRun":
+    """Check and plan the same once more, in the folder where it was started.
+
+    Raises:
+        LaunchError: It would not be the same, or something is wrong with it by now.
+    """
+    found = _differences(origin, with_changes=with_changes)
+    if has_errors(found):
+        raise LaunchError(found)
+    folder = origin.working_folder if origin.working_folder.is_dir() else None
+    request = RunSpec(
+        target=origin.target,
+        config_file=str(origin.config_file) if origin.config_file else None,
+        ranks=origin.world_size,
+        arguments=origin.arguments,
+        is_command=origin.is_command,
+        resume=origin.resume,
+        replay=origin.arrivals,
+        runs_dir=runs_dir,
+    )
+    prepared = prepare(request, dialogue, working_folder=folder)
+    choice = prepared.description.choice
+    found += _other_text(origin, (choice.data or {}).get("sha256") if choice else None, with_changes=with_changes)
+    if has_errors(found):
+        raise LaunchError(found)
+    dialogue.warn(found)
+    return prepared
+
+
+def read_origin_of(path: Path) -> "Origin":
+    """What a run began from, as its folder has it.
+
+    Raises:
+        LaunchError: The folder cannot be read.
+    """
+    try:
+        return read_origin(path.resolve())
+    except (OSError, ValueError) as error:
+        raise unreadable_run(path, error) from error
+
+
+def _differences(origin: "Origin", *, with_changes: bool) -> list[Diagnostic]:
+    """What is not as it was: an error where another program would run, a warning where other libraries would."""
+    code, versions = changed_code(origin), changed_versions(origin)
+    found = [_changed(origin, code, with_changes=with_changes)] if code else []
+    if versions:
+        message = f"{origin.run_id} may end with other bits now: {versions[0]}"
+        found.append(Diagnostic("P034", message, notes=tuple(versions[1:]), severity=Severity.WARNING))
+    return found
+
+
+def _other_text(origin: "Origin", sha256: str | None, *, with_changes: bool) -> list[Diagnostic]:
+    before = (origin.data or {}).get("sha256")
+    if before == sha256:
+        return []
+    path = (origin.data or {}).get("path") or "the built-in text"
+    change = f"the text {path} has changed: its SHA-256 was {str(before)[:_SHORT]}…, now it is {str(sha256)[:_SHORT]}…"
+    return [_changed(origin, change, with_changes=with_changes)]
+
+
+def _changed(origin: "Origin", change: str, *, with_changes: bool) -> Diagnostic:
+    commit = (f"it ran at commit {origin.commit}",) if origin.commit else ()
+    if with_changes:
+        message = f"this is not {origin.run_id} again: {change}"
+        return Diagnostic("P033", message, notes=commit, severity=Severity.WARNING)
+    hints = ("`--with-changes` starts it as it is now",)
+    return Diagnostic("P033", f"{origin.run_id} cannot be repeated: {change}", notes=commit, hints=hints)
+
+
+def compare_bits(origin: "Origin", report: "Report") -> list[Diagnostic]:
+    """Whether the same bits came out, as far as both runs came to their end."""
+    if report.status != "done" or report.parameters_sha256 is None:
+        return []
+    if origin.sha256 is None:
+        message = f"{origin.run_id} did not come to its end, so there is nothing to compare with"
+        return [Diagnostic("R053", message, severity=Severity.WARNING)]
+    if origin.sha256 == report.parameters_sha256:
+        return []
+    message = f"other bits than {origin.run_id}: its parameters had sha256 {origin.sha256[:_SHORT]}…"
+    return [Diagnostic("R053", message)]
