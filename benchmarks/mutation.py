@@ -23,9 +23,9 @@ from mutation_kinds import kinds_of_config, kinds_of_topology
 
 from ttlaunch.app.resolve import check_data
 from ttlaunch.diagnostics import Diagnostic, Source, has_errors
+from ttlaunch.engines.openmpi import OpenMpi, generation_of
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.planning.make import Surroundings, plan_command
-from ttlaunch.planning.openmpi import OpenMpi
 from ttlaunch.planning.recipe_plan import RecipeChoice, check_recipe, plan_recipe
 from ttlaunch.spec.recipe.config import load_config
 from ttlaunch.spec.recipe.declare import Recipe
@@ -36,7 +36,9 @@ from ttlaunch.spec.topology.model import Topology
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {"HOME": "/home/ann", "PATH": "/usr/bin"}
-SURROUNDINGS = Surroundings(Path("/home/ann"), ENVIRONMENT, "python", "shim.py", OpenMpi("mpirun", (5, 0, 11)))
+SURROUNDINGS = Surroundings(
+    Path("/home/ann"), ENVIRONMENT, "python", "shim.py", OpenMpi("mpirun", (5, 0, 11), generation_of((5, 0, 11)))
+)
 MOST_SLIPPED = 0.01
 
 

@@ -210,7 +210,7 @@ A rank sees the environment of its host, with the following on top; later wins.
 3. `environment` of `cluster.yaml`, then `global_env` of `rank_bindings.yaml`.
 4. `env_overrides` of the rank's binding.
 5. `TTLAUNCH_RUN_ID`, `TTLAUNCH_RUN_DIR`, `TTLAUNCH_PLAN`, `TTLAUNCH_RANK`, `TTLAUNCH_LOCAL_RANK`,
-   `TTLAUNCH_WORLD_SIZE`, `TTLAUNCH_ROLE`, `TTLAUNCH_HOST`; and `PYTHONFAULTHANDLER=1` unless it is set, so that a crash
+   `TTLAUNCH_WORLD_SIZE`, `TTLAUNCH_ROLE`, `TTLAUNCH_HOST`; `TTLAUNCH_NETWORKS` where the engine named some; and `PYTHONFAULTHANDLER=1` unless it is set, so that a crash
    in compiled code tells the line that led to it.
 
 Managed names reach a rank only through the plan; a value left over in a shell never does: {managed}.

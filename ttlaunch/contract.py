@@ -29,6 +29,7 @@ ENV_HOST = "TTLAUNCH_HOST"
 ENV_PLAN = "TTLAUNCH_PLAN"
 ENV_START = "TTLAUNCH_START"  # a script to start in place of the run's own on every host; for starting by hand
 ENV_TRACE_STEPS = "TTLAUNCH_TRACE_STEPS"  # how many steps a rank is to trace; set by the plan, and only with `--trace`
+ENV_NETWORKS = "TTLAUNCH_NETWORKS"  # those that the engine told the ranks to talk over; set only where it did
 ENV_SCRATCH = "TTLAUNCH_SCRATCH"  # the run's private folder in shared memory, on the rank's host
 PREFIX = "TTLAUNCH_"
 BY_HAND = "by-hand"  # the run id of ranks that no launcher watches
@@ -59,9 +60,6 @@ def fill_references(variables: Mapping[str, str], values: Mapping[str, str]) -> 
     return filled
 
 
-# How the MPI launcher tells a process which rank it is; the first one that is set counts.
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-
 # The run folder on the launching machine.
 PLAN_FILE = "plan.json"
 TRAIN_FILE = "train.yaml"
@@ -74,6 +72,9 @@ REPORT_FILE = "report.json"
 TRACE_FILE = "trace.json"  # the timelines of all ranks in one, in Chrome's format
 SIMULATION_FILE = "simulation.json"  # of `ttlaunch simulate`: what is wrong with messages, and how many went where
 LOGS_DIR = "logs"
+ENGINE_PROCESS = (
+    "mpirun"  # the engine's process here, in the history and in the names of its logs, whichever engine it is
+)
 RECORDS_DIR = "records"
 STACKS_DIR = "stacks"
 BLACKBOX_DIR = "blackbox"  # of a run that did not end well

@@ -15,6 +15,7 @@ from ttlaunch.agent import SHIM
 from ttlaunch.agent.shim import rank_environment
 
 PACKAGE = Path(contract.__file__).parent
+NAMES = {"launcher": "mpirun", "rank_variables": ["FIRST_RANK", "SOME_RANK"], "network_variables": ["SOME_NETWORKS"]}
 GARBAGE = bytes(range(256)) * 3
 
 
@@ -27,6 +28,7 @@ def plan_for(folder, command, **changes):
         "working_folder": str(folder),
         "environment": {},
         "managed": [],
+        "engine": {"name": "Some Engine 1.0", "names": NAMES},
         "world_size": 2,
         "ranks": [row, {**row, "rank": 1, "local_rank": 1, "role": "optimizer"}],
         **changes,
@@ -58,7 +60,7 @@ def shim(here):
         (here / contract.PLAN_FILE).write_text(json.dumps(plan))
         process = subprocess.run(
             [sys.executable, "-I", "-S", SHIM, contract.PLAN_FILE],
-            env={**os.environ, "OMPI_COMM_WORLD_RANK": str(rank), **(environment or {})},
+            env={**os.environ, "SOME_RANK": str(rank), **(environment or {})},
             cwd=here,
             capture_output=True,
             timeout=30,
@@ -203,11 +205,9 @@ def test_a_rank_that_the_plan_does_not_have_is_refused(shim):
 
 def test_a_shim_without_an_mpi_launcher_says_so(here):
     (here / contract.PLAN_FILE).write_text(json.dumps(plan_for(here, ["true"])))
-    ranks = set(contract.RANK_VARIABLES)
-    environment = {name: value for name, value in os.environ.items() if name not in ranks}
     process = subprocess.run(
         [sys.executable, "-I", "-S", SHIM, contract.PLAN_FILE],
-        env=environment,
+        env=dict(os.environ),
         cwd=here,
         capture_output=True,
         text=True,

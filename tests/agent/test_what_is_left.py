@@ -11,7 +11,10 @@ import pytest
 from ttlaunch import contract
 from ttlaunch.agent.send_signal import holders
 from ttlaunch.agent.what_is_left import what_is_left
+from ttlaunch.engines import ENGINES
+from ttlaunch.planning.engine import RanksToStart
 
+NAMES = ENGINES[0].unused().command(RanksToStart("python", "shim.py", [], [])).names
 NOTHING = {"processes": [], "folders": []}
 
 
@@ -25,7 +28,14 @@ def places(tmp_path, monkeypatch):
 
 def look(places, *, run_id="run-1", age_s=60.0, patience_s=0.0):
     scratch = str(places / "scratch")
-    return what_is_left(run_id=run_id, scratch=scratch, age_s=age_s, patience_s=patience_s)
+    return what_is_left(
+        run_id=run_id,
+        scratch=scratch,
+        age_s=age_s,
+        patience_s=patience_s,
+        folders=NAMES.folders,
+        segments=NAMES.segments,
+    )
 
 
 def without_time(answer):

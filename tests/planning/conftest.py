@@ -8,8 +8,8 @@ import pytest
 from ttlaunch.app.resolve import resolve
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import render
+from ttlaunch.engines.openmpi import OpenMpi, generation_of
 from ttlaunch.planning.make import Surroundings, plan_command
-from ttlaunch.planning.openmpi import OpenMpi
 from ttlaunch.planning.recipe_plan import plan_recipe
 from ttlaunch.spec.topology.load import load_topology
 
@@ -18,7 +18,7 @@ SURROUNDINGS = Surroundings(
     shell={"HOME": "/home/ann", "PATH": "/usr/bin"},
     python="/opt/venv/bin/python",
     shim="/opt/ttlaunch/shim.py",
-    engine=OpenMpi("/opt/venv/bin/mpirun", (5, 0, 11)),
+    engine=OpenMpi("/opt/venv/bin/mpirun", (5, 0, 11), generation_of((5, 0, 11))),
 )
 
 

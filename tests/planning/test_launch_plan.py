@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ttlaunch.engines.openmpi import OpenMpi, generation_of
 from ttlaunch.planning.launch_plan import render_plan_json
-from ttlaunch.planning.openmpi import OpenMpi
 
 ROOT = Path(__file__).parents[2]
 CANARY = "sk-canary-0123"
@@ -33,7 +33,7 @@ def test_the_hash_covers_the_whole_content(plan):
         {"overrides": ("training_config.seed=1",)},
         {"ranks": 3},
         {"on": "5loudboxes", "overrides": WORKERS},
-        {"surroundings": {"engine": OpenMpi("/usr/bin/mpirun", (4, 1, 4))}},
+        {"surroundings": {"engine": OpenMpi("/usr/bin/mpirun", (4, 1, 4), generation_of((4, 1, 4)))}},
         {"surroundings": {"working_folder": Path("/home/ann/other")}},
         {"surroundings": {"shell": {"TT_LOGGER_LEVEL": "debug"}}},
     ],

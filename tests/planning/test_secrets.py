@@ -59,5 +59,6 @@ def test_a_rank_gets_the_value_and_the_plan_only_its_name(plan, here):
 
 def test_a_rank_does_not_start_without_the_value_of_its_secret():
     row = {"environment": {"A_TOKEN": "env:GONE"}, "rank": 0, "local_rank": 0, "role": "worker", "host": "a"}
+    plan = {"managed": [], "environment": {}, "world_size": 1, "engine": {"names": {"network_variables": []}}}
     with pytest.raises(LookupError, match="the value of `env:GONE` for A_TOKEN did not reach this host"):
-        rank_environment({"managed": [], "environment": {}, "world_size": 1}, row, {}, "/run", "/run/plan.json")
+        rank_environment(plan, row, {}, "/run", "/run/plan.json")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.records.written import progress
+from ttlaunch.engines import ENGINES
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.ranks import RankError, RankExit, kind_of
 from ttlaunch.running.conclude import different_parameters, with_standstill
@@ -39,6 +40,12 @@ def raised(time, kind="ValueError", message="short", step=0):
     return {"error": {"time": time, "type": kind, "message": message, "file": "t.py", "line": 7, "step": step}}
 
 
+def said(text, **known):
+    """What is known where the engine has written this."""
+    engine = ENGINES[0].unused()
+    return Witnesses(engine=engine.read_output(text, {}), launcher=engine.signature.program, **known)
+
+
 def blamed(ranks, *, lost=None, ordered=False):
     failure = first_failure(ranks, lost_shims=lost or {}, ordered=ordered)
     return failure and (failure.code, failure.message)
@@ -63,12 +70,12 @@ NOTICED = "prterun noticed that process rank 1 with PID 4930 on node box exited 
 
 
 def test_a_shim_that_was_killed_before_it_wrote_anything_is_known_from_mpirun():
-    said = Witnesses(mpi_words=NOTICED, killing_since=3.0)
+    heard = said(NOTICED, killing_since=3.0)
     ranks = states(r0=ended(1.0, number=signal.SIGTERM), r1={"started": {}})
-    failure = first_failure(ranks, lost_shims={}, ordered=False, witnesses=said)
+    failure = first_failure(ranks, lost_shims={}, ordered=False, witnesses=heard)
     assert ("R006", 1) == (failure.code, failure.rank)
     ranks = states(r0=ended(1.0, number=signal.SIGSEGV))
-    assert 0 == first_failure(ranks, lost_shims={}, ordered=False, witnesses=said).rank, "mpirun may kill a late shim"
+    assert 0 == first_failure(ranks, lost_shims={}, ordered=False, witnesses=heard).rank, "mpirun may kill a late shim"
 
 
 def test_of_ranks_that_starved_together_the_one_that_held_most_is_named():
@@ -85,10 +92,10 @@ DAEMON = "PRTE has lost communication with a remote daemon.\n\n  Remote daemon: 
 
 
 def test_a_shim_that_went_with_mpiruns_daemon_is_not_blamed():
-    failure = first_failure(states(), lost_shims={1: 2.0}, ordered=False, witnesses=Witnesses(mpi_words=DAEMON))
+    failure = first_failure(states(), lost_shims={1: 2.0}, ordered=False, witnesses=said(DAEMON))
     assert ("R057", None, "box") == (failure.code, failure.rank, failure.host)
     assert "mpirun's daemon on box was killed, and took the ranks there along" == failure.message
-    both = Witnesses(mpi_words=NOTICED + DAEMON)
+    both = said(NOTICED + DAEMON)
     assert "R006" == first_failure(states(), lost_shims={1: 2.0}, ordered=False, witnesses=both).code, (
         "first was the shim"
     )

@@ -4,10 +4,11 @@ import signal
 
 import pytest
 
+from ttlaunch.engines import ENGINES
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.ranks import RankExit
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
-from ttlaunch.running.failures.causes import Cause, classify_ending, classify_exception, gave_up
+from ttlaunch.running.failures.causes import Cause, classify_ending, classify_exception
 from ttlaunch.running.failures.failure import Follower, render_cascade
 from ttlaunch.running.failures.last_words import Crash, LastWords, Raised, parse_last_words
 from ttlaunch.running.watch import RankState
@@ -147,10 +148,14 @@ def test_half_a_log_or_none_is_no_mistake():
     )
 
 
+def said_by_mpi(text, statuses):
+    return ENGINES[0].unused().read_output(text, statuses)
+
+
 def test_ranks_in_which_mpi_gave_up_are_known_from_mpirun():
     statuses = {0: 3, 1: 14, 2: 14, 3: None}
-    assert gave_up(MPI_SAID, statuses) == {1, 2}
-    assert gave_up("", statuses) == set()
+    assert said_by_mpi(MPI_SAID, statuses).gave_up == {1, 2}
+    assert said_by_mpi("", statuses).gave_up == set()
 
 
 def states(*endings):
@@ -161,8 +166,9 @@ def states(*endings):
     return ranks
 
 
-def failure_of(ranks, **known):
-    return first_failure(ranks, lost_shims={}, ordered=False, witnesses=Witnesses(**known))
+def failure_of(ranks, *, mpi_words="", **known):
+    engine = said_by_mpi(mpi_words, {state.row.rank: state.exit.status if state.exit else None for state in ranks})
+    return first_failure(ranks, lost_shims={}, ordered=False, witnesses=Witnesses(engine=engine, **known))
 
 
 def test_a_peer_in_which_mpi_gave_up_is_not_blamed_for_an_exit_recorded_after_it():

@@ -44,6 +44,9 @@ class Crew:
         self.spied += [state.row.rank for state in ranks]
 
 
+ENGINE = SimpleNamespace(names=SimpleNamespace(launcher="mpirun"))
+
+
 class Run:
     """Two ranks with black boxes, and a clock that moves when it is told to."""
 
@@ -52,7 +55,7 @@ class Run:
         self.crew = Crew(folder)
         self.ranks = [RankState(RankRow(rank, "box", rank, "peer"), Phase.RUNNING) for rank in (0, 1)]
         self.boxes = [BlackBox(folder / box_file(rank), rank=rank) for rank in (0, 1)]
-        plan = SimpleNamespace(program=object.__new__(program), world_size=2)
+        plan = SimpleNamespace(program=object.__new__(program), world_size=2, engine=ENGINE)
         self.watch = HangWatch(plan, RunFolder("run", folder), self.crew, timeout_s=timeout_s, clock=lambda: self.now)
 
     def rest(self, seconds, *, tick=0.5):

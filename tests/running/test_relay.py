@@ -6,9 +6,11 @@ import subprocess
 import pytest
 
 from ttlaunch.agent import RELAY
+from ttlaunch.engines.base import DaemonStart
+from ttlaunch.engines.openmpi import OpenMpi, generation_of
 from ttlaunch.hosts.transport.local import LocalTransport
-from ttlaunch.planning.openmpi import relay_settings
-from ttlaunch.running.agents.relay import DaemonStart, Relay, daemon_command
+from ttlaunch.planning.engine import RanksToStart
+from ttlaunch.running.agents.relay import Relay
 
 OPEN_MPI_5 = (
     "PRTE_PREFIX=/opt/here;export PRTE_PREFIX;LD_LIBRARY_PATH=/opt/here/lib:$LD_LIBRARY_PATH;export LD_LIBRARY_PATH;"
@@ -18,6 +20,7 @@ OPEN_MPI_4 = (
     "PATH=/usr/bin:$PATH ; export PATH ; LD_LIBRARY_PATH=/usr/lib:${LD_LIBRARY_PATH:-} ; export LD_LIBRARY_PATH ;"
     '   /usr/bin/orted --daemonize -mca orte_hnp_uri "16.0;tcp://192.0.2.2:56577"'
 )
+ENGINE = OpenMpi("mpirun", (5, 0, 11), generation_of((5, 0, 11)))
 START = DaemonStart("/srv/open mpi", "/srv/env/bin", {"TTLAUNCH_RUN_ID": "r1"}, {"A_TOKEN": "it's \n hush"})
 
 
@@ -34,7 +37,7 @@ def host(tmp_path):
 
 @pytest.fixture
 def relay(tmp_path, host):
-    made = Relay({"box": LocalTransport("box")}, {"box": host}, scratch=tmp_path, is_lost=lambda _: True)
+    made = Relay({"box": LocalTransport("box")}, {"box": host}, engine=ENGINE, scratch=tmp_path, is_lost=lambda _: True)
     yield lambda *words: subprocess.run(
         ["sh", str(tmp_path / "ssh"), *words], capture_output=True, text=True, timeout=20, check=False
     )
@@ -42,7 +45,7 @@ def relay(tmp_path, host):
 
 
 def test_the_hosts_own_daemon_gets_mpiruns_arguments():
-    command = daemon_command(OPEN_MPI_5, START)
+    command = ENGINE.adapt_daemon(OPEN_MPI_5, START)
     assert "/opt/here" not in command
     assert command.endswith(
         "exec '/srv/open mpi/bin/prted' --daemonize --prtemca prte_hnp_uri \"prterun-vm@0.0;tcp://192.0.2.2:48665:64\""
@@ -50,18 +53,18 @@ def test_the_hosts_own_daemon_gets_mpiruns_arguments():
 
 
 def test_open_mpi_of_the_system_keeps_its_libraries():
-    command = daemon_command(OPEN_MPI_4, DaemonStart("/usr", "/usr/bin", {}))
+    command = ENGINE.adapt_daemon(OPEN_MPI_4, DaemonStart("/usr", "/usr/bin", {}))
     assert "LD_LIBRARY_PATH" not in command
     assert "PREFIX" not in command
     assert command.endswith('exec /usr/bin/orted --daemonize -mca orte_hnp_uri "16.0;tcp://192.0.2.2:56577"')
 
 
 def test_a_command_without_a_daemon_is_left_alone():
-    assert daemon_command("echo $SHELL", START) == "echo $SHELL"
+    assert ENGINE.adapt_daemon("echo $SHELL", START) is None
 
 
 def test_a_secret_is_not_in_the_command():
-    assert "hush" not in daemon_command(OPEN_MPI_5, START)
+    assert "hush" not in ENGINE.adapt_daemon(OPEN_MPI_5, START)
     assert "hush" not in repr(START)
 
 
@@ -97,6 +100,12 @@ def test_without_a_launcher_the_reason_is_said(tmp_path):
     assert said.stderr.startswith("ttlaunch relay: the launcher does not answer: ")
 
 
-def test_each_mpirun_is_told_in_its_own_words():
-    assert relay_settings("Open MPI 5.0.11", "x") == {"PRTE_MCA_plm_ssh_agent": "x"}
-    assert relay_settings("Open MPI 4.1.4", "x") == {"OMPI_MCA_plm_rsh_agent": "x"}
+@pytest.mark.parametrize(
+    ("version", "variable"), [((5, 0, 11), "PRTE_MCA_plm_ssh_agent"), ((4, 1, 4), "OMPI_MCA_plm_rsh_agent")]
+)
+def test_each_mpirun_is_told_in_its_own_words(tmp_path, version, variable):
+    engine = OpenMpi("mpirun", version, generation_of(version))
+    names = engine.command(RanksToStart("python", "shim.py", [], [])).names
+    made = Relay({}, {}, engine=engine, scratch=tmp_path, is_lost=lambda _: True)
+    assert made.settings(names) == {variable: f"sh {tmp_path}/ssh"}
+    made.close()

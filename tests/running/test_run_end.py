@@ -8,7 +8,7 @@ import pytest
 from ttlaunch.planning.launch_plan import CommandProgram, RankRow, RecipeProgram
 from ttlaunch.records.ranks import RankExit
 from ttlaunch.running.conclude import Ending
-from ttlaunch.running.ending import RunEnd, Say, SignalMpirun, SignalRanks
+from ttlaunch.running.ending import RunEnd, Say, SignalEngine, SignalRanks
 from ttlaunch.running.watch import Phase, RankState
 
 INT, TERM, HUP, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL
@@ -79,9 +79,9 @@ def test_ranks_that_outstay_the_grace_say_what_they_are_doing_and_are_killed():
     assert [] == end.at(129.9)
     assert [SignalRanks(STACKS)] == end.at(130.0)
     assert [] == end.at(130.2)
-    assert [SignalRanks(KILL), SignalMpirun(TERM)] == end.at(130.5)
+    assert [SignalRanks(KILL), SignalEngine(TERM)] == end.at(130.5)
     assert [] == end.at(131.9)
-    assert [SignalMpirun(KILL)] == end.at(132.0)
+    assert [SignalEngine(KILL)] == end.at(132.0)
     assert [] == end.at(140.0)
     assert {0: 30.0} == end.ending.outstayed
 
@@ -106,7 +106,7 @@ def test_a_third_order_kills_at_once_and_accuses_nobody():
     end.at(100.0, INT)
     end.at(101.0, INT)
     assert [Say("ending every rank at once"), SignalRanks(STACKS)] == end.at(102.0, INT)
-    assert [SignalRanks(KILL), SignalMpirun(TERM)] == end.at(102.5)
+    assert [SignalRanks(KILL), SignalEngine(TERM)] == end.at(102.5)
     assert {} == end.ending.outstayed
 
 
@@ -139,7 +139,7 @@ def test_ranks_that_have_not_begun_have_nothing_to_save(phase):
     end = End(phase=phase)
     acts = end.at(100.0, INT)
     assert Say("Ctrl-C: ending every rank at once") == acts[0]
-    assert ([SignalRanks(STACKS)] if phase is Phase.STARTING else [SignalMpirun(TERM)]) == acts[1:]
+    assert ([SignalRanks(STACKS)] if phase is Phase.STARTING else [SignalEngine(TERM)]) == acts[1:]
     assert {} == end.ending.outstayed
 
 
@@ -149,7 +149,7 @@ def test_without_a_grace_every_rank_is_ended_at_once(is_recipe):
     acts = end.at(100.0, INT)
     assert Say("Ctrl-C: ending every rank at once") == acts[0]
     acts += end.at(100.5)
-    assert SignalMpirun(TERM) in acts
+    assert SignalEngine(TERM) in acts
     assert {} == end.ending.outstayed
 
 
@@ -164,22 +164,22 @@ def test_after_a_failure_mpirun_has_a_moment_to_end_the_others_itself():
     assert [] == end.at(100.0)
     assert end.ending.is_failing
     assert [] == end.at(101.25)
-    assert [SignalMpirun(TERM)] == end.at(101.5)
-    assert [SignalMpirun(KILL)] == end.at(103.0)
+    assert [SignalEngine(TERM)] == end.at(101.5)
+    assert [SignalEngine(KILL)] == end.at(103.0)
 
 
 def test_a_missed_shim_is_a_failure_like_any_other():
     end = End()
     end.ending.lost_shims[1] = 5.0
     assert [] == end.at(100.0)
-    assert [SignalMpirun(TERM)] == end.at(101.5)
+    assert [SignalEngine(TERM)] == end.at(101.5)
 
 
 def test_nothing_is_waited_for_once_a_host_is_lost():
     end = End()
     end.ending.lost_hosts["box"] = None
-    assert [SignalMpirun(TERM)] == end.at(100.0)
-    assert [SignalMpirun(KILL)] == end.at(100.25)
+    assert [SignalEngine(TERM)] == end.at(100.0)
+    assert [SignalEngine(KILL)] == end.at(100.25)
 
 
 def test_a_failure_during_the_grace_ends_the_grace():
@@ -188,7 +188,7 @@ def test_a_failure_during_the_grace_ends_the_grace():
     end.ranks[0].phase = Phase.FAILED
     assert [] == end.at(110.0)
     assert [SignalRanks(STACKS)] == end.at(111.5)
-    assert [SignalMpirun(TERM)] == end.at(112.0)
+    assert [SignalEngine(TERM)] == end.at(112.0)
     assert (True, {}) == (end.ending.is_failing, end.ending.outstayed)
 
 
@@ -217,11 +217,11 @@ def test_a_program_is_sent_sigterm_and_may_end_as_it_likes():
     assert [] == end.at(110.0)
     assert not end.ending.is_failing
     end.ranks[1].exit = EXIT
-    assert [SignalMpirun(TERM)] == end.at(111.0)  # nothing keeps mpirun any more but the shims
+    assert [SignalEngine(TERM)] == end.at(111.0)  # nothing keeps mpirun any more but the shims
 
 
 def test_a_program_that_outstays_the_grace_is_killed_without_being_asked_for_stacks():
     end = End(is_recipe=False, phase=Phase.STARTING)
     end.at(100.0, TERM)
-    assert [SignalRanks(KILL), SignalMpirun(TERM)] == end.at(130.0)
+    assert [SignalRanks(KILL), SignalEngine(TERM)] == end.at(130.0)
     assert {0: 30.0, 1: 30.0} == end.ending.outstayed

@@ -17,18 +17,18 @@ def test_ranks_of_one_host_listen_where_no_other_host_can_reach_them():
 
 
 def test_the_network_that_mpi_was_told_to_use_is_used(monkeypatch):
-    monkeypatch.setenv("OMPI_MCA_btl_tcp_if_include", "198.51.100.0/24,127.0.0.0/8")
+    monkeypatch.setenv("TTLAUNCH_NETWORKS", "198.51.100.0/24,127.0.0.0/8")
     assert ("lo", "127.0.0.1") == _own_network(is_one_host=False)
 
 
 def test_a_host_without_an_address_in_that_network_says_so(monkeypatch):
-    monkeypatch.setenv("OMPI_MCA_btl_tcp_if_include", "198.51.100.0/24")
+    monkeypatch.setenv("TTLAUNCH_NETWORKS", "198.51.100.0/24")
     with pytest.raises(OSError, match=r"no interface of this host has an address in 198.51.100.0/24"):
         _own_network(is_one_host=False)
 
 
 def test_without_a_network_an_address_that_others_can_reach_is_used(monkeypatch):
-    monkeypatch.delenv("OMPI_MCA_btl_tcp_if_include", raising=False)
+    monkeypatch.delenv("TTLAUNCH_NETWORKS", raising=False)
     names = {name for _, name in socket.if_nameindex()} - {"lo"}
     if not names:
         pytest.skip("this machine has no network")

@@ -38,7 +38,7 @@ def main(arguments: dict[str, Any]) -> int:
 
     Args:
         arguments: `run_id`; `folder`: the run's folder, absolute; `files`: name to text; `scratch`: a folder for
-            sockets and shared memory, absolute; `socket`: where in it to listen; `lock`: a file to lock, shared, while the
+            sockets and shared memory, absolute; `daemons`: names of the engine's processes, which are ended last; `socket`: where in it to listen; `lock`: a file to lock, shared, while the
             run lives; `lease_s`: how long ranks may run without word from the launcher.
     """
     try:
@@ -76,7 +76,9 @@ def _detach() -> None:
 def _attend(arguments: dict[str, Any], listener: socket.socket) -> None:
     """Be the attendant; never returns."""
     lease_s = float(arguments["lease_s"])
-    run = AttendedRun(arguments["run_id"], arguments["folder"], arguments["scratch"])
+    run = AttendedRun(
+        arguments["run_id"], arguments["folder"], arguments["scratch"], daemons=arguments.get("daemons", ())
+    )
     attendance = Attendance(run, listener, lease_s=lease_s)
     try:
         if attendance.serve():

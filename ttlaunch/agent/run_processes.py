@@ -14,7 +14,10 @@ from ttlaunch import contract
 
 _LOOK_AGAIN_S = 0.02
 _LAST_BREATH_S = 2.0
-_DAEMONS = {"prted", "orted", "mpirun", "prterun", "prte"}
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 def run_processes(run_id: str) -> list[int]:
@@ -55,11 +58,15 @@ def signal_process(pid: int, number: int, *, run_id: str) -> bool:
     return True
 
 
-def kill_run_processes(run_id: str, *, moment_s: float = 0.5) -> list[int]:
-    """Kill every process that carries the run's id, ranks before daemons of MPI, wait for their ends, and say which ones.
+def kill_run_processes(run_id: str, *, moment_s: float = 0.5, daemons: Collection[str] = ()) -> list[int]:
+    """Kill every process that carries the run's id, wait for their ends, and say which ones.
 
-    Those that have just been told to end get a moment first. A process that is stuck in the kernel outlives its kill: it is
-    waited for 2 s at most.
+    A process that is stuck in the kernel outlives its kill: it is waited for 2 s at most.
+
+    Args:
+        run_id: That they carry.
+        moment_s: What those that have just been told to end get to do so first.
+        daemons: Names of the engine's processes, which are killed after the ranks.
     """
     deadline = time.monotonic() + moment_s
     while run_processes(run_id) and time.monotonic() < deadline:
@@ -67,7 +74,7 @@ def kill_run_processes(run_id: str, *, moment_s: float = 0.5) -> list[int]:
     killed: list[int] = []
     while running := run_processes(run_id):
         alive = [pid for pid in running if pid not in killed]
-        for pid in sorted(alive, key=_is_daemon):
+        for pid in sorted(alive, key=lambda pid: _name(pid) in daemons):
             signal_process(pid, signal.SIGKILL, run_id=run_id)
             killed.append(pid)
         if alive:
@@ -120,9 +127,9 @@ def _environment(pid: int) -> bytes:
         return b""
 
 
-def _is_daemon(pid: int) -> bool:
+def _name(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read().strip() in _DAEMONS
+            return file.read().strip()
     except OSError:
-        return False
+        return ""

@@ -1,11 +1,11 @@
-"""The parent of one rank: started by mpirun in the rank's slot, it prepares the rank, watches it and records its end.
+"""The parent of one rank: started by the engine in the rank's slot, it prepares the rank, watches it and records its end.
 
     mpirun -n 4 … python -I -S shim.py plan.json
 
 It reads its row of the plan, sets the whole environment before the rank's interpreter starts (so that nothing shows
 on a command line and `LD_LIBRARY_PATH` works), copies the rank's output to files byte for byte and, if it was started
 by hand, line by line with the rank's name in front to its own output, and writes down how the rank ended. A killed shim
-takes its rank with it, and a killed mpirun its shims. mpirun signals whole process groups, so the shim forwards nothing.
+takes its rank with it, and a killed engine its shims. mpirun signals whole process groups, so the shim forwards nothing.
 
 Python 3.9 and the standard library only, about 15 ms.
 """
@@ -31,7 +31,7 @@ sys.path.remove(_PACKAGE_PARENT)
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     Record = dict[str, Any]
@@ -84,6 +84,10 @@ def rank_environment(
             contract.ENV_HOST: row["host"],
         }
     )
+    networks = _first_set(plan["engine"]["names"]["network_variables"], inherited)
+    environment.pop(contract.ENV_NETWORKS, None)  # of a run that this one was started from
+    if networks is not None:
+        environment[contract.ENV_NETWORKS] = networks
     environment.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in compiled code then tells the line that led to it
     return environment
 
@@ -91,14 +95,22 @@ def rank_environment(
 def _own_row(plan: Record) -> Record:
     if plan["format"] != contract.PLAN_FORMAT:
         raise LookupError(f"plan format {plan['format']} is not {contract.PLAN_FORMAT}; another version wrote it")
-    for name in contract.RANK_VARIABLES:
-        if name in os.environ:
-            rank, rows = int(os.environ[name]), plan["ranks"]
-            if rank >= len(rows):
-                raise LookupError(f"mpirun started rank {rank}, but the plan has {len(rows)} ranks")
-            row: Record = rows[rank]
-            return row
-    raise LookupError("no MPI launcher said which rank this is; start it with mpirun")
+    names = plan["engine"].get("names")
+    if names is None:
+        raise LookupError("the plan does not say how its engine names ranks; another version wrote it")
+    said = _first_set(names["rank_variables"], os.environ)
+    if said is None:
+        raise LookupError(f"no MPI launcher said which rank this is; start it with {names['launcher']}")
+    rank, rows = int(said), plan["ranks"]
+    if rank >= len(rows):
+        raise LookupError(f"{names['launcher']} started rank {rank}, but the plan has {len(rows)} ranks")
+    row: Record = rows[rank]
+    return row
+
+
+def _first_set(names: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """The value of the first of these variables that is set."""
+    return next((environment[name] for name in names if name in environment), None)
 
 
 def _run_rank(plan: Record, row: Record, plan_path: str, run_folder: str) -> int:

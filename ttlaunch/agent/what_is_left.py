@@ -1,4 +1,4 @@
-"""Says what a run has left on this host: processes that carry its id, its folder in shared memory, folders of MPI.
+"""Says what a run has left on this host: processes that carry its id, its folder in shared memory, folders of its engine.
 
 Looked for again and again until nothing is there, or until patience is over: some of it is still on its way out. Python
 3.9 and the standard library only.
@@ -16,12 +16,11 @@ from ttlaunch.agent.run_processes import is_gone, run_processes
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 _LOOK_AGAIN_S = 0.1
 _SHARED = "/dev/shm"  # noqa: S108 - looked at, not used
-_SESSIONS = ("prte.*", "ompi.*", "openmpi-sessions-*", "pmix-*")
-_SEGMENTS = ("sm_segment.*", "vader_segment.*")
 _LONGEST_NAME = 80
 
 
@@ -32,7 +31,9 @@ def main(arguments: dict[str, Any]) -> int:
     return 0
 
 
-def what_is_left(*, run_id: str, scratch: str, age_s: float, patience_s: float) -> dict[str, Any]:
+def what_is_left(
+    *, run_id: str, scratch: str, age_s: float, patience_s: float, folders: Sequence[str], segments: Sequence[str]
+) -> dict[str, Any]:
     """What there is, and after how many seconds there was nothing, None if there still is.
 
     Args:
@@ -40,29 +41,31 @@ def what_is_left(*, run_id: str, scratch: str, age_s: float, patience_s: float) 
         scratch: The run's folder in shared memory.
         age_s: How long ago the run began; what is older belongs to others.
         patience_s: How long to look again.
+        folders: Patterns of the engine's folders for temporary files.
+        segments: Patterns of its files in shared memory.
     """
     began = time.monotonic()
     while True:
         processes = [{"pid": pid, "name": _name(pid)} for pid in run_processes(run_id) if not is_gone(pid)]
-        folders = [scratch] if os.path.lexists(scratch) else []
-        folders += _of_mpi(age_s + time.monotonic() - began)
+        found = [scratch] if os.path.lexists(scratch) else []
+        found += _of_engine(age_s + time.monotonic() - began, folders=folders, segments=segments)
         waited = time.monotonic() - began
-        if not processes and not folders:
+        if not processes and not found:
             return {"processes": [], "folders": [], "clean_after_s": round(waited, 2)}
         if waited >= patience_s:
-            return {"processes": processes, "folders": folders, "clean_after_s": None}
+            return {"processes": processes, "folders": found, "clean_after_s": None}
         time.sleep(_LOOK_AGAIN_S)
 
 
-def _of_mpi(age_s: float) -> list[str]:
+def _of_engine(age_s: float, *, folders: Sequence[str], segments: Sequence[str]) -> list[str]:
     """Folders of daemons that have ended and segments that nobody uses, ours and no older than the run."""
     base = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - looked at, not used
-    sessions = [path for name in _SESSIONS for path in glob.glob(os.path.join(glob.escape(base), name))]
+    sessions = [path for name in folders for path in glob.glob(os.path.join(glob.escape(base), name))]
     found = [path for path in sessions if _is_ours(path, age_s) and not _has_owner(path)]
-    segments = [path for name in _SEGMENTS for path in glob.glob(os.path.join(_SHARED, name))]
-    segments = [path for path in segments if _is_ours(path, age_s)]
-    used = _mapped() if segments else set()
-    return sorted(found + [path for path in segments if path not in used])
+    files = [path for name in segments for path in glob.glob(os.path.join(_SHARED, name))]
+    files = [path for path in files if _is_ours(path, age_s)]
+    used = _mapped() if files else set()
+    return sorted(found + [path for path in files if path not in used])
 
 
 def _is_ours(path: str, age_s: float) -> bool:

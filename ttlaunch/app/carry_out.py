@@ -94,12 +94,11 @@ def carry_out(
     from ttlaunch.running.watch import Watch
 
     ready = ready or make_ready(prepared, options, dialogue)  # unless its hosts are ready already
-    plan, folder = ready.plan, _make_folder(ready, prepared, options)
-    watch = Watch(plan, folder)
+    plan, engine, folder = ready.plan, prepared.engine, _make_folder(ready, prepared, options)
     with (
         scratch_folder() as scratch,
-        guarded(folder.run_id, scratch),
-        ready.crew(folder, watch, scratch) as crew,
+        guarded(folder.run_id, scratch, daemons=plan.engine.names.daemons),
+        ready.crew(folder, watch := Watch(plan, folder), scratch) as crew,
         registered(plan, folder, dialogue),
         (watched_by or _in_its_folder)(plan, crew, folder, scratch) as view,
     ):
@@ -107,6 +106,7 @@ def carry_out(
         report = supervise(
             plan,
             folder,
+            engine=engine,
             environment=os.environ,
             view=view,
             watch=watch,

@@ -1,11 +1,10 @@
-"""Which files and hosts a command line names beside `--on`: `--hostfile`, `--rank-bindings` and words for mpirun."""
+"""Which files and hosts a command line names beside `--on`: `--hostfile`, `--rank-bindings` and `--mpi-args`."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ttlaunch.diagnostics import Diagnostic, shown
-from ttlaunch.planning.mpi_args import MpiArgs, parse_mpi_args
 
 if TYPE_CHECKING:
     from ttlaunch.app.run_spec import RunSpec
@@ -18,7 +17,7 @@ class NamedFiles:
 
     Attributes:
         hosts: The hosts of `--mpi-args`, as the text of a hostfile.
-        passed: Words that go to mpirun as they are.
+        passed: Words that go to the engine as they are.
     """
 
     hostfile: Path | None = None
@@ -35,21 +34,24 @@ class NamedFiles:
 def named_files(request: "RunSpec") -> tuple[NamedFiles, list[Diagnostic]]:
     """Sort what was typed; two names for one thing are a mistake."""
     found: list[Diagnostic] = []
-    words, hostfile = MpiArgs(), request.hostfile
+    named = NamedFiles(request.hostfile, request.rank_bindings)
     ways = [f"`{name}`" for name, value in _options(request) if value]
     if request.mpi_args is not None:
-        words, found = parse_mpi_args(request.mpi_args)
-    if words.hosts or words.hostfile:
-        ways.append("`--mpi-args`")
-        if request.hostfile:
-            found.append(Diagnostic("P009", "`--hostfile` and `--mpi-args` both name hosts; one was expected"))
-        hostfile = Path(words.hostfile) if words.hostfile else hostfile
+        from ttlaunch.engines import ENGINES
+
+        words, found = ENGINES[0].parse_words(request.mpi_args)
+        if words.hosts or words.hostfile:
+            ways.append("`--mpi-args`")
+            if request.hostfile:
+                found.append(Diagnostic("P009", "`--hostfile` and `--mpi-args` both name hosts; one was expected"))
+        hostfile = Path(words.hostfile) if words.hostfile else request.hostfile
+        named = NamedFiles(hostfile, request.rank_bindings, words.hosts, words.passed)
     if ways and request.on != "local":
         message = (
             f"{' and '.join(ways)} and configuration `{shown(request.on)}` both describe a cluster; one was expected"
         )
         found.append(Diagnostic("P009", message, hints=(f"leave out {' and '.join(ways)}, or the configuration",)))
-    return NamedFiles(hostfile, request.rank_bindings, words.hosts, words.passed), found
+    return named, found
 
 
 def _options(request: "RunSpec") -> tuple[tuple[str, Path | None], ...]:

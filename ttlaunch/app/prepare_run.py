@@ -13,11 +13,12 @@ from ttlaunch.app.resolve import ResolvedSpec, resolve
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import Diagnostic, shown
 from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.engines import find_engine
+from ttlaunch.engines.base import Engine
 from ttlaunch.hosts.transport.local import is_this_machine
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.planning.make import Surroundings, plan_command
 from ttlaunch.profiling import ENV_PROFILE_STEPS, parse_steps
-from ttlaunch.running.engine import find_openmpi
 from ttlaunch.spec.topology.model import Topology
 
 _QUIET = "99"
@@ -31,6 +32,7 @@ class PreparedRun:
     plan: LaunchPlan
     topology: Topology
     surroundings: Surroundings
+    engine: Engine
     resolved_config: str
     request: RunSpec
     description: ResolvedSpec
@@ -56,7 +58,7 @@ def prepare(request: RunSpec, dialogue: Dialogue, *, working_folder: Path | None
     description = resolve(request, working_folder=working_folder, shell=os.environ, dialogue=dialogue)
     local_hosts = _local_hosts(description)
     python = _python(description, local_hosts)
-    engine = find_openmpi(python=python, search_path=os.environ.get("PATH"))
+    engine = find_engine(python=python, search_path=os.environ.get("PATH"), gets_words=request.mpi_args is not None)
     found = list(description.diagnostics)
     if isinstance(engine, Diagnostic):
         raise LaunchError([*found, engine])
@@ -76,7 +78,7 @@ def prepare(request: RunSpec, dialogue: Dialogue, *, working_folder: Path | None
         raise LaunchError(found)
     dialogue.warn(found)
     resolved = _resolved(description)
-    return PreparedRun(plan, description.topology, surroundings, resolved, request, description)
+    return PreparedRun(plan, description.topology, surroundings, engine, resolved, request, description)
 
 
 def _resolved(description: ResolvedSpec) -> str:

@@ -38,7 +38,7 @@ def ready_here(prepared: PreparedRun, dialogue: Dialogue) -> LaunchContext:
         LaunchError: It is not ready.
     """
     problems = _check_cuda(prepared)
-    problems += check_machine(prepared.plan, prepared.surroundings.engine, python=prepared.surroundings.python)
+    problems += check_machine(prepared.plan, prepared.engine, python=prepared.surroundings.python)
     stop_on_errors(problems, dialogue)
     return _ReadyHere(prepared.plan)
 
@@ -64,4 +64,5 @@ class _ReadyHere:
 
     @contextmanager
     def crew(self, folder: RunFolder, watch: Watch, scratch: Path) -> Iterator[Crew]:  # noqa: ARG002 - all is here
-        yield LocalCrew(folder.run_id, scratch=scratch, run_folder=folder.path)
+        daemons = self.plan.engine.names.daemons
+        yield LocalCrew(folder.run_id, scratch=scratch, run_folder=folder.path, daemons=daemons)

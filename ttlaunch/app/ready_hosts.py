@@ -98,14 +98,17 @@ def _read_release(prepared: PreparedRun) -> tuple[Release | None, list[Diagnosti
 def _check_hosts(
     transports: Sequence[Transport], prepared: PreparedRun, say: _Say
 ) -> tuple[dict[str, HostFacts], NetworkChoice]:
-    """Everything a run needs of its hosts, among other things the Open MPI that starts it here."""
-    answers = probe_all(transports, question_for(say.topology, launcher_python=prepared.surroundings.python))
+    """Everything a run needs of its hosts, among other things the engine that starts it here."""
+    engine = prepared.engine
+    question = question_for(say.topology, launcher_python=prepared.surroundings.python, engine=engine.signature)
+    answers = probe_all(transports, question)
     say.stop([], answers.errors, answers.seconds)
     connections = {transport.host: transport.addresses for transport in transports}
     found = check_ready(
         answers.facts,
         topology=say.topology,
-        launcher=facts_of_launcher(prepared.surroundings.engine.mpirun, prepared.surroundings.engine.name),
+        engine=engine.signature,
+        launcher=facts_of_launcher(engine.program, engine.says),
         needs_packages=isinstance(prepared.plan.program, RecipeProgram),
         connections=connections,
     )
@@ -212,7 +215,7 @@ class _ReadyHosts:
         described = {*topology.cluster.environment, *topology.global_environment}
         secrets = self.plan.secrets
         python = self._prepared.surroundings.python
-        run = RunOnHosts(self.plan, folder, scratch, python, described, secrets, self._lease_s)
+        run = RunOnHosts(self.plan, folder, scratch, python, self._prepared.engine, described, secrets, self._lease_s)
         try:
             crew = start_crew(run, self._hosts, watch)
             if isinstance(crew, dict):

@@ -43,7 +43,7 @@ class ResolvedSpec:
         command: What every rank runs if the target is no recipe.
         files: The files of the topology that were read.
         descriptor_found: Where the mesh graph descriptor was found, in words.
-        mpi_args: Further words for mpirun.
+        mpi_args: Further words for the engine's command.
     """
 
     diagnostics: list[Diagnostic] = field(default_factory=list)

@@ -16,7 +16,7 @@ class RunSpec:
         target: A recipe's name, a folder, or a script; None: only the cluster is of interest.
         on: Configuration's name or folder.
         config_file: `-c`; None: the recipe's own `train.yaml`; `-`: standard input.
-        mpi_args: Words for mpirun.
+        mpi_args: Words for the engine's command.
         arguments: Of a script or command.
         resume: What to go on from; None: nothing.
         runs_dir: Where run folders are.

@@ -133,7 +133,13 @@ def _examine(topology: "Topology", shown: "Shown", view: "View", *, bandwidth: b
     answered = {host: s for host, s in asked.seconds.items() if host in shown.facts and host not in shown.errors}
     examined.diagnostics = [
         *explain_troubles(list(shown.errors.values()), topology=topology, answered=answered),
-        *check_everything(shown.facts, topology=topology, launcher=asked.launcher, connections=connections),
+        *check_everything(
+            shown.facts,
+            topology=topology,
+            engine=asked.question.engine,
+            launcher=asked.launcher,
+            connections=connections,
+        ),
         *examined.diagnostics,
     ]
     return examined
@@ -143,9 +149,10 @@ class _Asking:
     """Connects to hosts and probes each as soon as it is connected, so that nobody waits for the slowest twice."""
 
     def __init__(self, topology: "Topology", shown: "Shown", view: "View", keys: "KeyRing") -> None:
+        from ttlaunch.engines import ENGINES
         from ttlaunch.hosts.doctor.probe_hosts import question_for
 
-        self.question = question_for(topology, launcher_python=sys.executable)
+        self.question = question_for(topology, launcher_python=sys.executable, engine=ENGINES[0].signature)
         self.seconds: dict[str, float] = {}
         self.launcher: HostFacts | None = None
         self._shown, self._view, self._keys = shown, view, keys

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from ttlaunch.diagnostics import Diagnostic, Severity
 from ttlaunch.diagnostics.count import counted
+from ttlaunch.engines import ENGINES
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.doctor.facts import HostFacts
 from ttlaunch.hosts.doctor.network import NetworkChoice
 from ttlaunch.hosts.doctor.pairs import Pair
-from ttlaunch.hosts.doctor.software import open_mpi_version
 from ttlaunch.spec.topology.model import Topology
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _GIBIBYTE = 1024**3
 _GIGABIT = 1e9
-COLUMNS = ("host", "state", "Python", "torch", "Open MPI", "CPU", "devices", "memory", "disk", "clock", "network")
+_ENGINE = ENGINES[0].signature
+COLUMNS = ("host", "state", "Python", "torch", _ENGINE.title, "CPU", "devices", "memory", "disk", "clock", "network")
 _USUAL = {"devices": {"", "none"}, "clock": {"", "same"}}
 """Columns that are left out of the table while they say nothing else."""
 
@@ -100,7 +101,7 @@ def cells(host: str, shown: Shown) -> tuple[str, ...]:
     known = shown.facts.get(host)
     if known is None:
         return (host, state, *[""] * (len(COLUMNS) - 2))
-    version = open_mpi_version(known.mpi)
+    version = _ENGINE.version_in(known.mpi.says) if known.mpi else None
     clock = known.clock.surely_off_s
     return (
         host,

@@ -73,13 +73,15 @@ def prepare(
     from ttlaunch.app.reach import reach_hosts
     from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.cli.prepare_view import make_view
+    from ttlaunch.engines import ENGINES
     from ttlaunch.hosts.prepare.cluster import Options, prepare_hosts
 
     topology = _load(on, hostfile, form=form, verbose=verbose)
     locksmith = _locksmith(constraints, requirements)
     threading.Thread(target=locksmith.ask_configuration, daemon=True).start()
     transports = reach_hosts(topology, TerminalDialogue(form, verbose=verbose))
-    options = Options(check=check, from_index=from_index, preferred_minor=sys.version_info.minor)
+    engine = ENGINES[0].signature
+    options = Options(engine=engine, check=check, from_index=from_index, preferred_minor=sys.version_info.minor)
     try:
         with make_view([str(host.name) for host in topology.hosts], quiet=form is Format.JSON) as view:
             locksmith.told = view.here

@@ -85,9 +85,9 @@ def simulate(
 def _plan(request: RunSpec, *, form: Format, verbose: bool) -> tuple["LaunchPlan", str]:
     """The plan of a run on these hosts, none of which is asked: their ranks are played here, and no MPI is needed."""
     from ttlaunch.agent import SHIM
+    from ttlaunch.engines import ENGINES
     from ttlaunch.planning.launch_plan import RecipeProgram
     from ttlaunch.planning.make import Surroundings
-    from ttlaunch.planning.openmpi import OpenMpi
     from ttlaunch.planning.recipe_plan import plan_recipe
     from ttlaunch.running.preflight import check_packages
     from ttlaunch.spec.recipe.config import check_one_process
@@ -102,8 +102,7 @@ def _plan(request: RunSpec, *, form: Format, verbose: bool) -> tuple["LaunchPlan
         description.diagnostics += check_one_process(choice.recipe, choice.loaded, world_size=layout.world_size)
     if not description.ok or choice is None or layout is None or topology is None:
         refuse(description.diagnostics, form=form, verbose=verbose)
-    unused = OpenMpi("mpirun", (5, 0, 0))
-    surroundings = Surroundings(working_folder, dict(os.environ), sys.executable, str(SHIM), unused)
+    surroundings = Surroundings(working_folder, dict(os.environ), sys.executable, str(SHIM), ENGINES[0].unused())
     plan = plan_recipe(choice, layout, topology, surroundings)
     assert isinstance(plan.program, RecipeProgram)  # noqa: S101 - it was made from a recipe
     missing = check_packages(plan.program, without=["mpi4py"])
@@ -152,11 +151,7 @@ def _diagnostics(simulation: "Simulation") -> list[Diagnostic]:
         found += traffic_diagnostics(simulation.report.traffic, [rank["role"] for rank in simulation.report.ranks])
     found += checkpoint_diagnostics(simulation.report)
     failure = failure_diagnostic(simulation.report, RunFolder(simulation.report.run_id, Path()))
-    return found + ([replace(failure, notes=_facts(failure), hints=())] if failure else [])
-
-
-def _facts(failure: Diagnostic) -> tuple[str, ...]:
-    return tuple(note for note in failure.notes if "mpirun" not in note)
+    return found + ([replace(failure, hints=())] if failure else [])
 
 
 def _diagnostic(finding: Mapping[str, Any]) -> Diagnostic:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.engines.process import end_process, start_process
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.running.bad_records import report_bad_records
 from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints, remove_old
@@ -17,8 +18,7 @@ from ttlaunch.running.conclude import different_parameters, folder_failure
 from ttlaunch.running.failures.attribution import first_failure
 from ttlaunch.running.failures.divergence import divergence
 from ttlaunch.running.failures.failure import Failure
-from ttlaunch.running.logs.output import EVERY_LINE, MpirunOutput, View
-from ttlaunch.running.process import end_mpirun, start_mpirun
+from ttlaunch.running.logs.output import EVERY_LINE, EngineOutput, View
 from ttlaunch.running.report import Report, combine_digests, make_report
 from ttlaunch.running.runs.run_folder import RunFolder, write_plan
 from ttlaunch.running.watch import Phase, Watch
@@ -78,7 +78,7 @@ def simulate(
     write_plan(plan, folder.path)
     watch, started = Watch(plan, folder), time.monotonic()
     lost, uncompleted, broken = LostCheckpoints(view), dict[int, str](), None
-    process = start_mpirun(
+    process = start_process(
         [python, "-m", _MODULE, *(["--checkpoints"] if saves else [])],
         folder=Path(plan.working_folder),
         environment=_environment(plan, folder, environment),
@@ -87,7 +87,7 @@ def simulate(
         try:
             _follow(process, watch, folder, view)
         finally:
-            end_mpirun(process, patience_s=_AFTER_TERM_S)
+            end_process(process, patience_s=_AFTER_TERM_S)
         _pass_on(watch, folder, view)
         if saves:
             _complete_checkpoints(plan, folder, uncompleted)
@@ -144,7 +144,7 @@ def _environment(plan: LaunchPlan, folder: RunFolder, inherited: Mapping[str, st
 
 
 def _follow(process: subprocess.Popen[bytes], watch: Watch, folder: RunFolder, view: View) -> None:
-    with MpirunOutput(process, folder.file(contract.LOGS_DIR), view, shown=EVERY_LINE) as output:
+    with EngineOutput(process, folder.file(contract.LOGS_DIR), view, shown=EVERY_LINE) as output:
         while process.poll() is None:
             output.read(_TICK_S)
             _pass_on(watch, folder, view)

@@ -27,14 +27,14 @@ class Kind(StrEnum):
     HOST = "host"  # all ranks on it, or itself
     SHIM = "shim"  # the parent of a rank
     AGENT = "agent"  # what looks after a run on a host
-    MPIRUN = "mpirun"
+    ENGINE = "mpirun"  # what starts the ranks, whichever engine it is
     LAUNCHER = "launcher"  # ttlaunch itself
     RUN = ""  # what an interrupt goes to; nobody writes it
 
 
 NUMBERED = (Kind.RANK, Kind.SHIM)
 NAMED = (Kind.ROLE, Kind.HOST, Kind.AGENT)
-ALONE = (Kind.MPIRUN, Kind.LAUNCHER)
+ALONE = (Kind.ENGINE, Kind.LAUNCHER)
 _SIGNALS = frozenset({Verb.KILL, Verb.STOP, Verb.CONTINUE, Verb.TERM, Verb.SEGV})
 VERBS_FOR = {
     Kind.RANK: _SIGNALS,
@@ -42,7 +42,7 @@ VERBS_FOR = {
     Kind.HOST: _SIGNALS | {Verb.CUT},
     Kind.SHIM: frozenset({Verb.KILL}),
     Kind.AGENT: frozenset({Verb.KILL}),
-    Kind.MPIRUN: frozenset({Verb.KILL}),
+    Kind.ENGINE: frozenset({Verb.KILL}),
     Kind.LAUNCHER: frozenset({Verb.TERM}),
     Kind.RUN: frozenset({Verb.INTERRUPT}),
 }

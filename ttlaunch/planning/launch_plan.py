@@ -64,16 +64,44 @@ class CommandProgram:
 
 
 @dataclass(frozen=True)
+class EngineNames:
+    """What an engine calls things, for everybody who has to do with its processes and files but not with itself.
+
+    It follows from the engine and its version, so the plan's hash leaves it out.
+
+    Attributes:
+        launcher: The process that starts ranks, as people know it.
+        rank_variables: In which it tells a process which rank it is; the first one that is set counts.
+        network_variables: In which it tells ranks the networks to talk over; the first one that is set counts.
+        folder_variables: Which keep its own files in the folder that they name.
+        remote_shell_variable: Which names the command that it reaches hosts with; empty if it reaches none itself.
+        daemons: Names of its processes, which are ended after the ranks.
+        folders: Patterns of its folders for temporary files, which a run must not leave behind.
+        segments: Patterns of its files in shared memory, which a run must not leave behind.
+    """
+
+    launcher: str
+    rank_variables: tuple[str, ...]
+    network_variables: tuple[str, ...] = ()
+    folder_variables: tuple[str, ...] = ()
+    remote_shell_variable: str = ""
+    daemons: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    segments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class EngineCommand:
-    """How the machine's MPI is asked to start the shims: an argument list that does not grow with the ranks.
+    """How an engine is asked to start the shims: an argument list that does not grow with the ranks.
 
     Attributes:
         name: Such as `Open MPI 5.0.11`.
         argv: Run in the folder that holds `files`.
-        environment: What mpirun itself needs; never a value of the user's.
+        environment: What the engine itself needs; never a value of the user's.
         files: Name to text, written beside `plan.json`.
         by_hand: Script that starts one rank on this machine's own paths, for hosts that see them too; None where the
             command starts ranks here without one.
+        names: What the engine calls things.
     """
 
     name: str
@@ -81,6 +109,7 @@ class EngineCommand:
     environment: Mapping[str, str]
     files: Mapping[str, str]
     by_hand: str | None = None
+    names: EngineNames = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -115,7 +144,8 @@ class LaunchPlan:
     def as_json(self) -> dict[str, Any]:
         """The content of `plan.json`."""
         content = self._content()
-        return {"format": contract.PLAN_FORMAT, "hash": _digest(content), **content}
+        engine = {**content["engine"], "names": asdict(self.engine.names)}
+        return {"format": contract.PLAN_FORMAT, "hash": _digest(content), **content, "engine": engine}
 
     @property
     def hash(self) -> str:
@@ -125,6 +155,8 @@ class LaunchPlan:
         recipe = self.program if isinstance(self.program, RecipeProgram) else None
         command = self.program if isinstance(self.program, CommandProgram) else None
         rows = [{**asdict(row), "local_rank": row.slot} for row in self.ranks]
+        engine = asdict(self.engine)
+        del engine["names"]
         return {
             "topology": self.topology,
             "recipe": {"name": recipe.name, "folder": recipe.folder} if recipe else None,
@@ -142,7 +174,7 @@ class LaunchPlan:
             "ranks": rows,
             "flows": [list(flow) for flow in self.flows],
             "links": [list(link) for link in self.links],
-            "engine": asdict(self.engine),
+            "engine": engine,
         }
 
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from ttlaunch.diagnostics import Diagnostic, Label
 from ttlaunch.diagnostics.count import counted
+from ttlaunch.planning.engine import OverHosts, PlansCommands, RanksToStart
 from ttlaunch.planning.environment import MANAGED, plan_environment, plan_rank_environment
 from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan, RankRow, RecipeProgram
-from ttlaunch.planning.openmpi import OpenMpi, OverHosts, plan_openmpi
 from ttlaunch.planning.secrets import hide_secrets
 from ttlaunch.spec.topology.model import Topology
 
 
 @dataclass(frozen=True)
 class Networks:
-    """Networks in CIDR notation: that ranks talk over, and that mpirun's daemons and the launching machine talk over.
+    """Networks in CIDR notation: that ranks talk over, and that the engine's daemons and the launching machine talk over.
 
     Attributes:
         has_rdma: Whether every host has an RDMA device.
@@ -38,8 +38,8 @@ class Surroundings:
         shell: Environment of the command.
         python: Interpreter for shims and ranks.
         shim: Path of the shim.
-        engine: The MPI to use.
-        mpi_args: Further words for its mpirun.
+        engine: What starts the ranks.
+        engine_words: The user's further words for its command.
         local_hosts: Names in the hostfile that mean this machine.
         networks: What is known of the networks between hosts; None before the hosts have been asked.
     """
@@ -48,8 +48,8 @@ class Surroundings:
     shell: Mapping[str, str]
     python: str
     shim: str
-    engine: OpenMpi
-    mpi_args: tuple[str, ...] = ()
+    engine: PlansCommands
+    engine_words: tuple[str, ...] = ()
     local_hosts: frozenset[str] = frozenset()
     networks: Networks | None = None
 
@@ -91,16 +91,15 @@ def plan_program(
         shell=shell,
     )
     rows = tuple(replace(row, environment=own) for row, own in zip(rows, hidden.rows, strict=True))
-    used = {row.host for row in rows}  # on any other host mpirun would start a daemon for nothing
+    used = {row.host for row in rows}  # on any other host the engine would start a daemon for nothing
     hosts = [host for host in topology.hosts if host.name in used]
     slots = [(f"{host.user}@{host.name}" if host.user else str(host.name), host.slots) for host in hosts]
-    engine = plan_openmpi(
-        surroundings.engine,
+    to_start = RanksToStart(
         python=surroundings.python,
         shim=surroundings.shim,
         rows=rows,
         slots=slots,
-        mpi_args=surroundings.mpi_args,
+        words=surroundings.engine_words,
         over_hosts=_over_hosts(rows, topology, surroundings),
     )
     return LaunchPlan(
@@ -113,7 +112,7 @@ def plan_program(
         ranks=rows,
         flows=flows,
         links=tuple((link.a, link.b, link.channels) for link in topology.links),
-        engine=engine,
+        engine=surroundings.engine.command(to_start),
         secrets=hidden.secrets,
     )
 

@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from ttlaunch import contract
+from ttlaunch.engines.base import Engine
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.running.crew import LostHost
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
@@ -51,6 +52,8 @@ def conclude(
     folder: RunFolder,
     watch: Watch,
     ending: Ending,
+    *,
+    engine: Engine,
     returncode: int,
     duration_s: float,
     leftovers: int,
@@ -58,7 +61,7 @@ def conclude(
     """The report of a run whose processes have all ended."""
     obeyed = ending.signal_number and not ending.is_failing and not isinstance(plan.program, RecipeProgram)
     # How a program ends that was sent SIGTERM is its own affair.
-    failure = None if obeyed else find_failure(folder, watch, ending, returncode)
+    failure = None if obeyed else find_failure(folder, watch, ending, engine=engine, returncode=returncode)
     failure = with_standstill(failure, ending.stood_still_s)
     if failure is None and ending.signal_number is None:
         failure = divergence(watch.ranks, plan.as_json()["config"])
@@ -106,53 +109,57 @@ def _failed_status(failure: Failure) -> tuple[str, int]:
     return "failed", contract.STATUS_HOST_LOST if failure.code == "R012" else contract.STATUS_RANK_FAILED
 
 
-def find_failure(folder: RunFolder, watch: Watch, ending: Ending, returncode: int) -> Failure | None:
-    """The failure to name: of a rank, of the run folder, of mpirun, or of ranks that ended with different parameters.
+def find_failure(folder: RunFolder, watch: Watch, ending: Ending, *, engine: Engine, returncode: int) -> Failure | None:
+    """The failure to name: of a rank, of the run folder, of the engine, or of ranks that ended with different parameters.
 
     What a hang left behind is how we ended it.
     """
     if ending.failure is not None and ending.failure.kind is Cause.HUNG:
         return ending.failure
     ordered = ending.signal_number is not None
-    lost_shims = {} if _mpirun_went_first(watch, ending, returncode) else ending.lost_shims
+    lost_shims = {} if _engine_went_first(watch, ending, returncode) else ending.lost_shims
     stopped = ordered or ending.failure is not None
     failure = first_failure(
         watch.ranks,
         lost_shims=lost_shims,
         lost_hosts=ending.lost_hosts,
         ordered=stopped,
-        witnesses=_witnesses(folder, ending),
+        witnesses=_witnesses(folder, ending, watch.ranks, engine),
     )
     failure = failure or ending.failure
     if failure is not None or ordered:
         return failure
     unfinished = [state for state in watch.ranks if state.exit is None]
     if returncode != 0 or unfinished:
-        return _mpirun_failure(folder, returncode, unfinished)
+        return _engine_failure(folder, engine, returncode, unfinished)
     if not combine_digests([rank.digests for rank in watch.ranks])[1]:
         return different_parameters(watch.ranks)
     return None
 
 
-def _witnesses(folder: RunFolder, ending: Ending) -> Witnesses:
+def _witnesses(folder: RunFolder, ending: Ending, ranks: list[RankState], engine: Engine) -> Witnesses:
+    statuses = {state.row.rank: state.exit.status if state.exit else None for state in ranks}
     return Witnesses(
         last_words=lambda rank: read_last_words(folder.file(contract.stderr_file(rank))),
-        mpi_words=_mpirun_said(folder),
+        engine=engine.read_output(_engine_said(folder), statuses),
+        launcher=engine.signature.program,
         killing_since=ending.killing_since,
     )
 
 
-def _mpirun_said(folder: RunFolder) -> str:
+def _engine_said(folder: RunFolder) -> str:
     try:
-        return folder.file(f"{contract.LOGS_DIR}/mpirun.stderr").read_text(encoding="utf-8", errors="replace")
+        return folder.file(f"{contract.LOGS_DIR}/{contract.ENGINE_PROCESS}.stderr").read_text(
+            encoding="utf-8", errors="replace"
+        )
     except OSError:
         return ""
 
 
-def _mpirun_went_first(watch: Watch, ending: Ending, returncode: int) -> bool:
-    """Whether mpirun ended before any rank did. It takes its shims along, so they are not the ones to name.
+def _engine_went_first(watch: Watch, ending: Ending, returncode: int) -> bool:
+    """Whether the engine ended before any rank did. It takes its shims along, so they are not the ones to name.
 
-    A shim that is killed by itself is different: mpirun then ends the other ranks, and their shims write how they ended.
+    A shim that is killed by itself is different: the engine then ends the other ranks, and their shims write how they ended.
     """
     if ending.terminated is not None or ending.failure is not None:
         return False
@@ -188,12 +195,12 @@ def different_parameters(ranks: list[RankState]) -> Failure:
     raise AssertionError("called although all parameters agree")
 
 
-def _mpirun_failure(folder: RunFolder, returncode: int, unfinished: list[RankState]) -> Failure:
-    """Mpirun failed and no rank did, or it left ranks behind: its own last words are the evidence."""
+def _engine_failure(folder: RunFolder, engine: Engine, returncode: int, unfinished: list[RankState]) -> Failure:
+    """The engine failed and no rank did, or it left ranks behind: its own last words are the evidence."""
     how = f"was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"exited with status {returncode}"
     left = unfinished[:1] if returncode == 0 else []
     first = "".join(f" before rank {s.row.rank} ({s.row.role}, {s.row.host}) had ended" for s in left)
-    words = _mpirun_said(folder).splitlines()
+    words = _engine_said(folder).splitlines()
     said = tuple(line.strip() for line in words if line.strip(" -\t") and not line.startswith(FROM_A_RANK.decode()))
     return Failure(
         "R008",
@@ -201,7 +208,7 @@ def _mpirun_failure(folder: RunFolder, returncode: int, unfinished: list[RankSta
         None,
         None,
         None,
-        f"mpirun {how}{first}; no rank had failed",
+        f"{engine.signature.program} {how}{first}; no rank had failed",
         time.time(),
         None,
         said[-_TAIL_LINES:],

@@ -1,7 +1,7 @@
 """Who stands beside the ranks where they run, as the supervisor sees them: one seam for this machine and for others."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ttlaunch.agent.run_processes import is_gone, is_stopped, kill_run_processes, page_faults, signal_process
 from ttlaunch.agent.spy import find_py_spy, spy_on
 from ttlaunch.errors import HostError
+from ttlaunch.planning.launch_plan import EngineNames
 from ttlaunch.running.watch import RankState
 
 
@@ -88,8 +89,8 @@ class Crew(Protocol):
     def spy_on(self, ranks: Sequence[RankState]) -> None:
         """Have the stacks of these ranks read from outside, where that can be done; they then lie with those of the others."""
 
-    def settings(self, engine_name: str) -> Mapping[str, str]:
-        """Further environment for mpirun."""
+    def settings(self, names: EngineNames) -> Mapping[str, str]:
+        """Further environment for the engine, in its own names."""
 
     def losses(self, ranks: Sequence[RankState]) -> Losses:
         """What has been lost so far.
@@ -99,7 +100,7 @@ class Crew(Protocol):
         """
 
     def signal_ranks(self, ranks: Sequence[RankState], number: int, *, word: Mapping[str, Any] | None = None) -> None:
-        """Send a signal to those of the given ranks that have been started and have not ended, past mpirun.
+        """Send a signal to those of the given ranks that have been started and have not ended, past the engine.
 
         Returns without waiting for what it does. Other hosts are given `word` for `contract.ENDING_FILE` first; here the
         launcher itself has left it.
@@ -124,13 +125,15 @@ class LocalCrew:
 
     looks_at_once = True
 
-    def __init__(self, run_id: str, *, scratch: Path, run_folder: Path) -> None:
+    def __init__(self, run_id: str, *, scratch: Path, run_folder: Path, daemons: Collection[str] = ()) -> None:
+        """Stand beside the ranks of a run; `daemons` are the names of its engine's processes."""
         self.boxes = scratch
+        self._daemons = daemons
         self._run_id = run_id
         self._run_folder = run_folder
         self._lost: dict[int, float] = {}
 
-    def settings(self, engine_name: str) -> Mapping[str, str]:  # noqa: ARG002 - the same for every engine
+    def settings(self, names: EngineNames) -> Mapping[str, str]:  # noqa: ARG002 - the same for every engine
         """None is needed."""
         return {}
 
@@ -167,7 +170,7 @@ class LocalCrew:
         raise ValueError(f"every rank runs on this machine, and no cable leads to {host}")
 
     def end(self, meanwhile: Callable[[], None]) -> int:  # noqa: ARG002 - nobody else has to be waited for
-        return len(kill_run_processes(self._run_id))
+        return len(kill_run_processes(self._run_id, daemons=self._daemons))
 
 
 def _living(ranks: Sequence[RankState]) -> dict[int, int]:

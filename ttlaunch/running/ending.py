@@ -1,6 +1,6 @@
 """When a run is to end before its time: what is sent to whom, and when. Decided here, done by `supervise`.
 
-After a rank's failure the others have nothing to wait for: mpirun gets a moment, then is ended. An order, by Ctrl-C or a
+After a rank's failure the others have nothing to wait for: the engine gets a moment, then is ended. An order, by Ctrl-C or a
 signal to the launcher, gives ranks a grace: those of a recipe agree on a step, save it and leave; any other program is
 sent SIGTERM. A second order shortens the grace, a third ends it. Who is still there then writes down what it is doing, and
 is killed.
@@ -55,20 +55,20 @@ class Say:
 
 @dataclass(frozen=True)
 class SignalRanks:
-    """Send a signal to every rank itself, past mpirun, after leaving `word` where it runs."""
+    """Send a signal to every rank itself, past the engine, after leaving `word` where it runs."""
 
     number: int
     word: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
-class SignalMpirun:
-    """Send a signal to mpirun."""
+class SignalEngine:
+    """Send a signal to the engine's process here."""
 
     number: int
 
 
-Act = Say | SignalRanks | SignalMpirun
+Act = Say | SignalRanks | SignalEngine
 
 
 class RunEnd:
@@ -110,7 +110,7 @@ class RunEnd:
             patience_s = _AFTER_LOSS_S if ending.lost_hosts else AFTER_TERM_S
             if not ending.killed and now - ending.terminated >= patience_s:
                 ending.killed = True
-                yield SignalMpirun(signal.SIGKILL)
+                yield SignalEngine(signal.SIGKILL)
         elif now >= self._deadline:
             yield from self._force(now, ranks)
         elif ending.signal_number:
@@ -145,11 +145,11 @@ class RunEnd:
         yield SignalRanks(_STOP) if self._is_recipe else SignalRanks(signal.SIGTERM, {"after_step": None})
 
     def _wait_for_ranks(self, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
-        """Tell the ranks of a recipe after which step all stop; of other programs, nothing keeps mpirun but their shims."""
+        """Tell the ranks of a recipe after which step all stop; of other programs, nothing keeps the engine but their shims."""
         if not self._is_recipe:
             if all(state.exit for state in ranks):
                 self._ending.terminated = now
-                yield SignalMpirun(signal.SIGTERM)
+                yield SignalEngine(signal.SIGTERM)
             return
         steps = [state.stops_after for state in ranks if state.phase is Phase.RUNNING]
         known = [step for step in steps if step is not None]
@@ -183,7 +183,7 @@ class RunEnd:
         ending.terminated = now
         if ending.signal_number and not ending.is_failing and (self._count >= _AT_ONCE or ending.outstayed):
             yield SignalRanks(signal.SIGKILL)
-        yield SignalMpirun(signal.SIGTERM)
+        yield SignalEngine(signal.SIGTERM)
 
     def _has_failed(self, ranks: Sequence[RankState]) -> bool:
         """Whether something broke; how a program ends that was sent SIGTERM is its own affair."""

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ttlaunch import contract
@@ -15,11 +15,12 @@ _GOODBYE_S = 5.0
 
 
 @contextlib.contextmanager
-def guarded(run_id: str, scratch: Path) -> Iterator[None]:
+def guarded(run_id: str, scratch: Path, *, daemons: Sequence[str] = ()) -> Iterator[None]:
     """Have a guard beside a run for as long as this process looks after it.
 
     The guard starts while the run does and holds nobody up. It carries no run's id and has a session of its own, so nothing
-    that ends a run ends it. Where it cannot be started, the run goes on without.
+    that ends a run ends it. Where it cannot be started, the run goes on without. `daemons` are the names of the engine's
+    processes, which it kills after the ranks.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(contract.PREFIX)}
     try:
@@ -37,7 +38,8 @@ def guarded(run_id: str, scratch: Path) -> Iterator[None]:
         return
     assert guard.stdin is not None  # noqa: S101 - it is a pipe
     with contextlib.suppress(OSError):
-        guard.stdin.write(json.dumps({"run_id": run_id, "scratch": str(scratch)}).encode() + b"\n")
+        order = {"run_id": run_id, "scratch": str(scratch), "daemons": list(daemons)}
+        guard.stdin.write(json.dumps(order).encode() + b"\n")
         guard.stdin.flush()
     try:
         yield

@@ -2,26 +2,25 @@
 
 import importlib.metadata
 import os
-import re
 import subprocess
 from collections.abc import Collection
 
 from ttlaunch.diagnostics import Diagnostic, listed, shown
+from ttlaunch.engines.base import Capability, Engine
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
-from ttlaunch.planning.openmpi import OpenMpi
 
 _RANK_PACKAGES = ("torch", "mpi4py", "numpy", "pydantic")
 _START_PACKAGES = ("safetensors",)  # of ranks that begin from files
 _ASK_MPI4PY = "from mpi4py import MPI; print(MPI.Get_library_version())"
-_OPEN_MPI = re.compile(r"Open MPI v?(\d+)")
 _DEADLINE_S = 30.0
 
 
-def check_machine(plan: LaunchPlan, engine: OpenMpi, *, python: str) -> list[Diagnostic]:
+def check_machine(plan: LaunchPlan, engine: Engine, *, python: str) -> list[Diagnostic]:
     """Every reason why this plan, all of whose ranks run here, cannot start; empty if there is none."""
     if not isinstance(plan.program, RecipeProgram):
         return []
-    return check_packages(plan.program) or _mpi4py_pairing(engine, python)
+    found = check_packages(plan.program)
+    return found or (_mpi4py_pairing(engine, python) if Capability.MPI in engine.can else [])
 
 
 def check_packages(program: RecipeProgram, *, without: Collection[str] = ()) -> list[Diagnostic]:
@@ -51,8 +50,8 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def _mpi4py_pairing(engine: OpenMpi, python: str) -> list[Diagnostic]:
-    """mpi4py loads whichever libmpi it finds first; one that is not mpirun's starts N worlds of one rank each."""
+def _mpi4py_pairing(engine: Engine, python: str) -> list[Diagnostic]:
+    """mpi4py loads whichever libmpi it finds first; one that is not the engine's starts N worlds of one rank each."""
     environment = {**os.environ, "MPI4PY_RC_INITIALIZE": "0"}
     try:
         answer = subprocess.run(
@@ -66,20 +65,17 @@ def _mpi4py_pairing(engine: OpenMpi, python: str) -> list[Diagnostic]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return [Diagnostic("H004", f"mpi4py does not answer: {shown(error)}")]
     library = " ".join(answer.stdout.strip().partition("\n")[0].split(",")[0].split())
-    match = _OPEN_MPI.search(library)
-    if answer.returncode == 0 and match and int(match[1]) == engine.version[0]:
+    if answer.returncode == 0 and engine.pairs_with(library):
         return []
     if answer.returncode != 0:
         reason = shown((answer.stderr.strip().splitlines() or ["no message"])[-1], longest=200)
-        return [Diagnostic("H004", "mpi4py finds no MPI library", notes=(reason,), hints=(_REPAIR,))]
+        return [Diagnostic("H004", "mpi4py finds no MPI library", notes=(reason,), hints=(engine.pairing_repair,))]
+    program = engine.signature.program
     return [
         Diagnostic(
             "H004",
-            f"mpi4py is paired with another MPI: it loads {shown(library)}, mpirun is {engine.name}",
-            notes=(f"mpirun: {engine.mpirun}",),
-            hints=(_REPAIR,),
+            f"mpi4py is paired with another MPI: it loads {shown(library)}, {program} is {engine.name}",
+            notes=(f"{program}: {engine.program}",),
+            hints=(engine.pairing_repair,),
         )
     ]
-
-
-_REPAIR = "`pip install --force-reinstall mpi4py 'openmpi>=5.0.8,<6'` gives mpi4py and mpirun the same library"

@@ -1,6 +1,6 @@
 """Watch a run from start to end: pass output on, notice the first failure, end what does not end by itself.
 
-One loop: it reads mpirun's output, polls the ranks' records, and after a failure, a Ctrl-C or a SIGTERM does what
+One loop: it reads the engine's output, polls the ranks' records, and after a failure, a Ctrl-C or a SIGTERM does what
 `ending.py` decides. Whatever still carries the run's id is then killed too, by the crew that stands beside the ranks.
 """
 
@@ -15,8 +15,9 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.agent.last_word import leave_word
+from ttlaunch.engines.base import Engine
+from ttlaunch.engines.process import end_process
 from ttlaunch.planning.launch_plan import LaunchPlan
-from ttlaunch.planning.openmpi import scratch_settings
 from ttlaunch.running.agents.silence import SilenceWatch
 from ttlaunch.running.bad_records import report_bad_records
 from ttlaunch.running.boxes import drop_evidence, keep_boxes
@@ -31,19 +32,17 @@ from ttlaunch.running.ending import (
     Grace,
     RunEnd,
     Say,
-    SignalMpirun,
+    SignalEngine,
     SignalRanks,
     stopped,
 )
-from ttlaunch.running.engine import with_home
 from ttlaunch.running.hang.hangs import HangWatch
 from ttlaunch.running.hang.stopped import StoppedWatch
 from ttlaunch.running.logs.merge import MergedWriter
-from ttlaunch.running.logs.output import MpirunOutput, View
+from ttlaunch.running.logs.output import EngineOutput, View
 from ttlaunch.running.metrics.event_log import write_event_log
 from ttlaunch.running.metrics.trace import write_trace
 from ttlaunch.running.pace import Pace
-from ttlaunch.running.process import end_mpirun, start_mpirun
 from ttlaunch.running.report import Report, write_report
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import Watch
@@ -55,6 +54,7 @@ def supervise(
     plan: LaunchPlan,
     folder: RunFolder,
     *,
+    engine: Engine,
     environment: Mapping[str, str],
     view: View,
     watch: Watch,
@@ -68,7 +68,8 @@ def supervise(
     Args:
         plan: What to start; its files are already in `folder`.
         folder: The run folder.
-        environment: What mpirun inherits.
+        engine: What starts the ranks; the plan was made with it.
+        environment: What the engine inherits.
         view: Told about everything as it happens.
         watch: What is known of the ranks; nothing yet.
         crew: Who stands beside the ranks where they run.
@@ -76,7 +77,7 @@ def supervise(
         grace: What ranks may take to leave once an end was ordered.
         hang_timeout_s: How long no rank may move; None: see `HangWatch`.
     """
-    run = _Supervision(plan, folder, view, watch, crew, grace, hang_timeout_s)
+    run = _Supervision(plan, folder, engine, view, watch, crew, grace, hang_timeout_s)
     with _signals(run.end):  # to the last: however often it is pressed, Ctrl-C leaves a report
         return run.carry_out(_variables(plan, folder, environment, crew=crew, scratch=scratch))
 
@@ -88,6 +89,7 @@ class _Supervision:
         self,
         plan: LaunchPlan,
         folder: RunFolder,
+        engine: Engine,
         view: View,
         watch: Watch,
         crew: Crew,
@@ -95,6 +97,7 @@ class _Supervision:
         hang_timeout_s: float | None,
     ) -> None:
         self._plan, self._folder, self._view, self._watch, self._crew = plan, folder, view, watch, crew
+        self._engine = engine
         self._grace = grace
         self._ending = Ending()
         self._lost = LostCheckpoints(view)
@@ -104,22 +107,32 @@ class _Supervision:
         self.end = RunEnd(self._ending, plan, grace_s=grace.seconds)
 
     def carry_out(self, environment: Mapping[str, str]) -> Report:
-        """Start mpirun, watch over it, end what is left, and write down what came of it."""
+        """Start the engine, watch over it, end what is left, and write down what came of it."""
         started, leftovers, ending = time.monotonic(), 0, self._ending
         plan, folder = self._plan, self._folder
         with CheckpointKeeper(plan, folder) as checkpoints, MergedWriter(folder.path, self._watch) as merged:
-            process = start_mpirun(plan.engine.argv, folder=folder.path, environment=environment)
+            process = self._engine.start(plan.engine, folder=folder.path, environment=environment)
             try:
-                append_event(folder, "start", engine=plan.engine.name, plan=plan.hash, mpirun=process.pid)
+                known = {"engine": plan.engine.name, "plan": plan.hash, contract.ENGINE_PROCESS: process.pid}
+                append_event(folder, "start", **known)
                 self._loop(process, checkpoints, merged)
             except OSError as error:
                 ending.failure = folder_failure(error)
             finally:
                 ending.killing_since = time.time()
-                end_mpirun(process, patience_s=AFTER_TERM_S)
+                end_process(process, patience_s=AFTER_TERM_S)
                 leftovers = self._collect()
                 self._finish(checkpoints, merged)
-        report = conclude(plan, folder, self._watch, ending, process.returncode, time.monotonic() - started, leftovers)
+        report = conclude(
+            plan,
+            folder,
+            self._watch,
+            ending,
+            engine=self._engine,
+            returncode=process.returncode,
+            duration_s=time.monotonic() - started,
+            leftovers=leftovers,
+        )
         lost, end = self._lost.clean_up(folder.path), stopped(ending, folder, self._grace)
         report = replace(report, lost_checkpoints=lost, stopped=end)
         self._view.tick(self._watch.ranks)
@@ -130,7 +143,7 @@ class _Supervision:
 
     def _loop(self, process: subprocess.Popen[bytes], checkpoints: CheckpointKeeper, merged: MergedWriter) -> None:
         looked, pace = _now(), Pace()
-        with MpirunOutput(process, self._folder.file(contract.LOGS_DIR), self._view) as output:
+        with EngineOutput(process, self._folder.file(contract.LOGS_DIR), self._view) as output:
             while process.poll() is None:
                 looked = self._notice_standstill(looked)
                 self._folder.path.stat()  # files that are open take what is written although nobody finds it any more
@@ -208,7 +221,7 @@ class _Supervision:
                 if word is not None:
                     leave_word(str(self._folder.path), word)
                 self._crew.signal_ranks(self._watch.ranks, number, word=word)
-            case SignalMpirun(number):
+            case SignalEngine(number):
                 append_event(self._folder, "ending" if number == signal.SIGTERM else "killing", signal=number)
                 process.send_signal(number)
 
@@ -229,10 +242,11 @@ def _write_down(report: Report, folder: RunFolder) -> None:
 def _variables(
     plan: LaunchPlan, folder: RunFolder, environment: Mapping[str, str], *, crew: Crew, scratch: Path
 ) -> dict[str, str]:
-    """What mpirun sees: what it inherits, secrets, its own settings, and what tells ranks which run they are of."""
-    name = plan.engine.name
-    settings = {**plan.engine.environment, **scratch_settings(name, str(scratch)), **crew.settings(name)}
-    inherited = {name: value for name, value in with_home(environment).items() if name not in plan.managed}
+    """What the engine sees: what it inherits, secrets, its own settings, and what tells ranks which run they are of."""
+    names = plan.engine.names
+    in_scratch = dict.fromkeys(names.folder_variables, str(scratch))
+    settings = {**plan.engine.environment, **in_scratch, **crew.settings(names)}
+    inherited = {name: value for name, value in environment.items() if name not in plan.managed}
     own = {contract.ENV_RUN_ID: folder.run_id, contract.ENV_START: "", contract.ENV_SCRATCH: str(scratch)}
     return {**inherited, **plan.secrets, **settings, **own}
 

@@ -1,14 +1,18 @@
 """Rules about hosts: facts in, diagnostics out, word for word."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from ttlaunch.diagnostics import Severity
-from ttlaunch.hosts.doctor.checks import check_everything, check_ready
+from ttlaunch.engines.openmpi import SIGNATURE
+from ttlaunch.hosts.doctor import checks
 from ttlaunch.hosts.doctor.facts import Clock, Cpu, Devices, Interpreter, Leftover, Mpi, Shm
 from ttlaunch.spec.topology.model import Binding, Mesh, MeshId, Rank
 
+check_everything = partial(checks.check_everything, engine=SIGNATURE)
+check_ready = partial(checks.check_ready, engine=SIGNATURE)
 PREPARE = "`ttlaunch prepare --on metal` gives every host the environment that ranks need"
 MIB = 1024**2
 
@@ -137,6 +141,12 @@ def test_a_launching_machine_that_differs_from_all_hosts_is_a_warning(found, fac
             "H003",
             "has an mpirun that cannot be used",
             "/env/bin/mpirun is Open MPI 4.0.3; 4.1 or newer is needed",
+        ),
+        (
+            {"says": "mpirun (Open MPI) 6.0.0"},
+            "H003",
+            "has an mpirun that cannot be used",
+            "/env/bin/mpirun is Open MPI 6.0.0; older than 6 is needed",
         ),
         ({"abi": None, "library": None}, "H004", "pairs mpi4py with another MPI", "mpi4py finds no MPI library"),
         (

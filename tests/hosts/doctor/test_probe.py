@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from ttlaunch import contract
+from ttlaunch.engines.openmpi import SIGNATURE
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.doctor.facts import Clock, parse_facts
 from ttlaunch.hosts.doctor.pairs import measure_pairs
@@ -28,7 +29,8 @@ def ask(tmp_path):
     """`ask(pythons=…)`: the facts of this machine."""
 
     def make(**question):
-        asked = {"pythons": (sys.executable,), "remote_folder": str(tmp_path / "ttlaunch")} | question
+        asked = {"pythons": (sys.executable,), "remote_folder": str(tmp_path / "ttlaunch"), "engine": SIGNATURE}
+        asked |= question
         return probe(LocalTransport("localhost"), Question(**asked))
 
     return make
@@ -192,11 +194,13 @@ def test_a_folder_of_a_run_that_nobody_uses_is_left(ask):
 
 
 def test_ranks_take_the_python_that_is_named_else_the_prepared_one_else_ours(topology):
-    assert ("/opt/python",) == question_for(topology(1, python="/opt/python"), launcher_python="/mine").pythons
-    assert ("~/.ttlaunch/env/bin/python", "/mine", "python3") == question_for(
-        topology(1), launcher_python="/mine"
+    assert ("/opt/python",) == question_for(
+        topology(1, python="/opt/python"), launcher_python="/mine", engine=SIGNATURE
     ).pythons
-    elsewhere = question_for(topology(2, remote_folder="/scratch/tt"), launcher_python="/mine")
+    assert ("~/.ttlaunch/env/bin/python", "/mine", "python3") == question_for(
+        topology(1), launcher_python="/mine", engine=SIGNATURE
+    ).pythons
+    elsewhere = question_for(topology(2, remote_folder="/scratch/tt"), launcher_python="/mine", engine=SIGNATURE)
     assert ("/scratch/tt/env/bin/python", "/mine", "python3") == elsewhere.pythons
     assert ("metal-01", "metal-02") == elsewhere.names
 
@@ -216,7 +220,7 @@ class _Chatty(LocalTransport):
 
 
 def test_a_host_that_never_answers_does_not_hold_up_the_others():
-    question = Question(("python3",), "~/.ttlaunch")
+    question = Question(("python3",), "~/.ttlaunch", SIGNATURE)
     hosts = [_Deaf("deaf"), LocalTransport("fine"), _Chatty("chatty")]
 
     answers = probe_all(hosts, question, timeout_s=2.0)
@@ -251,7 +255,7 @@ class _Breaking(LocalTransport):
 
 
 def test_a_connection_that_breaks_is_made_again_once_for_the_question():
-    question = Question((sys.executable,), "~/.ttlaunch")
+    question = Question((sys.executable,), "~/.ttlaunch", SIGNATURE)
     once = _Breaking("once", times=1, back=True)
     hosts = [once, _Breaking("twice", times=2, back=True), _Breaking("gone", times=1, back=False)]
 

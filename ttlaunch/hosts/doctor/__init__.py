@@ -2,16 +2,16 @@
 
 For `run` and everyone else who needs a part of it:
 
-- `plan.Question`: what every host is asked; `question_for(topology, launcher_python=sys.executable)` makes it.
+- `plan.Question`: what every host is asked; `question_for(topology, launcher_python=sys.executable, engine=…)` makes it.
 - `probe_hosts.probe_hosts(transports, question, timeout_s=5.0)` yields `(transport, HostFacts | HostError)` as answers
   come; `probe_hosts.probe_all(...)` waits for all and gives `Answers(facts, errors)`, both by host name.
 - `facts.HostFacts` of a host: `.python.executable` and `.mpi.prefix` are what its ranks run with, `.home`, `.machine`
   (equal for two names of one machine), `.clock`, `.rdma`, `.interfaces`, …
 - `troubles.explain_troubles(errors, topology=…, answered=…)` turns `HostError`s into diagnostics that point into the hostfile.
-- `checks.check_ready(facts, topology=…, launcher=HostFacts | None, needs_packages=True)`: only the errors that keep a
+- `checks.check_ready(facts, topology=…, engine=…, launcher=HostFacts | None, needs_packages=True)`: only the errors that keep a
   run from working; `checks.check_everything(...)`, same arguments: warnings and notes too.
 - `network.choose_network(facts, wanted=cluster.network, connections={host: transport.addresses})` gives a
-  `NetworkChoice` (`.ranks` and `.control` as CIDR for Open MPI, `.addresses` by host, `.has_rdma`, `.why`) or a `Diagnostic`.
+  `NetworkChoice` (`.ranks` and `.control` as CIDR for the engine, `.addresses` by host, `.has_rdma`, `.why`) or a `Diagnostic`.
 - `pairs.measure_pairs(transports, choice.addresses, ...)` lets every host connect to every other; `pairs.check_pairs(...)` judges it.
 
 Command line: `ttlaunch.app.reach.reach_hosts(topology, form=…, verbose=…)` gives connected transports or leaves with status 4.

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from ttlaunch.diagnostics import Diagnostic, Severity
 from ttlaunch.hosts.doctor import identity, machine, software
 from ttlaunch.hosts.doctor.facts import HostFacts
+from ttlaunch.planning.engine import EngineSignature
 from ttlaunch.spec.topology.model import Topology
 
 
@@ -12,13 +13,19 @@ def check_ready(
     facts: Mapping[str, HostFacts],
     *,
     topology: Topology,
+    engine: EngineSignature,
     launcher: HostFacts | None = None,
     needs_packages: bool = True,
     connections: Mapping[str, tuple[str, str] | None] | None = None,
 ) -> list[Diagnostic]:
     """Why a run could not work on these hosts; empty if it could. Arguments as for `check_everything`."""
     found = check_everything(
-        facts, topology=topology, launcher=launcher, needs_packages=needs_packages, connections=connections
+        facts,
+        topology=topology,
+        engine=engine,
+        launcher=launcher,
+        needs_packages=needs_packages,
+        connections=connections,
     )
     return [diagnostic for diagnostic in found if diagnostic.severity is Severity.ERROR]
 
@@ -27,6 +34,7 @@ def check_everything(
     facts: Mapping[str, HostFacts],
     *,
     topology: Topology,
+    engine: EngineSignature,
     launcher: HostFacts | None = None,
     needs_packages: bool = True,
     connections: Mapping[str, tuple[str, str] | None] | None = None,
@@ -36,6 +44,7 @@ def check_everything(
     Args:
         facts: Of the hosts that answered, in the order of the hostfile.
         topology: The cluster.
+        engine: What is to start ranks there.
         launcher: Facts of this machine; None if they are not to be compared with.
         needs_packages: Whether ranks are recipes or Python scripts that import torch and mpi4py, not just any program.
         connections: Addresses of the connection to each host: ours and the host's.
@@ -48,11 +57,11 @@ def check_everything(
     if needs_packages:
         found += software.check_packages(facts, topology=topology)
         found += software.check_same_versions(facts, topology=topology, launcher=launcher)
-        found += software.check_pairing(facts, topology=topology)
+        found += software.check_pairing(facts, topology=topology, engine=engine)
     return [
         *found,
-        *software.check_open_mpi(facts, topology=topology),
-        *software.check_same_open_mpi(facts, topology=topology, launcher=launcher),
+        *software.check_engine(facts, topology=topology, engine=engine),
+        *software.check_same_engine(facts, topology=topology, engine=engine, launcher=launcher),
         *machine.check_disk(facts, topology=topology),
         *machine.check_shared_memory(facts, topology=topology),
         *identity.check_clocks(facts, topology=topology),

@@ -130,10 +130,12 @@ class Interpreter:
 
 @dataclass(frozen=True)
 class Mpi:
-    """The `mpirun` that belongs to the interpreter, and the library that its mpi4py would load.
+    """The engine that belongs to the interpreter, and the library that its mpi4py would load.
 
     Attributes:
-        says: First line of `mpirun --version`; None where there is no mpirun or no answer.
+        mpirun: Path of its command; None where there is none.
+        prefix: Folder whose `bin` has it.
+        says: First line of what it answers to `--version`; None where there is no answer.
         abi: `openmpi` or `mpich`; None where no library is found.
     """
 
@@ -226,15 +228,14 @@ def parse_facts(answer: Mapping[str, Any], *, clock: Clock) -> HostFacts:
         raise ValueError(f"its answer has a wrong `{place}`: {first['msg'].lower()}") from error
 
 
-def facts_of_launcher(mpirun: str, says: str) -> HostFacts:
-    """This machine as far as a run on other hosts depends on it: the mpirun that starts their daemons.
+def facts_of_launcher(program: str, says: str) -> HostFacts:
+    """This machine as far as a run on other hosts depends on it: the engine that starts their daemons.
 
     Args:
-        mpirun: Its path.
-        says: Its name and version, such as `Open MPI 5.0.11`.
+        program: Path of its command.
+        says: What that answers to `--version`.
     """
-    name, _, version = says.rpartition(" ")
-    mpi = Mpi(mpirun, prefix=None, says=f"mpirun ({name}) {version}", library=None, abi=None)
+    mpi = Mpi(program, prefix=None, says=says, library=None, abi=None)
     return HostFacts(hostname="", user="", uid=-1, home="", machine="", kernel="", mpi=mpi)
 
 

@@ -10,6 +10,7 @@ from ttlaunch.hosts.transport.deadline import time_left
 from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.pushed import explain_end, start_script
 from ttlaunch.hosts.transport.transport import Transport
+from ttlaunch.planning.engine import EngineSignature
 from ttlaunch.spec.topology.model import Topology
 
 PROBE_S = 5.0
@@ -31,11 +32,13 @@ class Question:
         pythons: Interpreters that ranks could run with, in order; the first that starts counts. `~/` is the host's home.
         remote_folder: Where ttlaunch keeps its things.
         names: To be resolved on every host.
-        mpi_prefix: Folder of Open MPI; None: it belongs to the interpreter, or is in PATH.
+        engine: The engine that is looked for.
+        mpi_prefix: Its folder; None: it belongs to the interpreter, or is in PATH.
     """
 
     pythons: tuple[str, ...]
     remote_folder: str
+    engine: EngineSignature
     names: tuple[str, ...] = ()
     mpi_prefix: str | None = None
 
@@ -53,13 +56,14 @@ class Answers:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def question_for(topology: Topology, *, launcher_python: str) -> Question:
+def question_for(topology: Topology, *, launcher_python: str, engine: EngineSignature) -> Question:
     """The question that fits a cluster: the Python it names, else the one that `prepare` makes, else one like ours."""
     cluster = topology.cluster
     folder = cluster.remote_folder
     made = f"{folder if folder.startswith(('/', '~/')) else f'~/{folder}'}/env/bin/python"
     pythons = (cluster.python,) if cluster.python else (made, launcher_python, "python3")
-    return Question(pythons, folder, tuple(host.name for host in topology.hosts), cluster.mpi_prefix)
+    names = tuple(str(host.name) for host in topology.hosts)
+    return Question(pythons, folder, engine, names, cluster.mpi_prefix)
 
 
 def probe_hosts(
@@ -112,6 +116,8 @@ def _ask(transport: Transport, question: Question, *, timeout_s: float) -> HostF
         "remote_folder": question.remote_folder,
         "pythons": question.pythons,
         "packages": RANK_PACKAGES,
+        "program": question.engine.program,
+        "detached": question.engine.detached,
         "mpi_prefix": question.mpi_prefix,
         "names": question.names,
     }

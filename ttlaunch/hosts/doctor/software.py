@@ -1,18 +1,16 @@
-"""Python, its packages and Open MPI: there on every host, belonging together, and the same everywhere."""
+"""Python, its packages and the engine: there on every host, belonging together, and the same everywhere."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 
 from ttlaunch.diagnostics import Diagnostic, Severity, listed
-from ttlaunch.hosts.doctor.facts import HostFacts, Mpi
+from ttlaunch.hosts.doctor.facts import HostFacts
 from ttlaunch.hosts.doctor.grouping import of_hosts
 from ttlaunch.hosts.doctor.probe_hosts import RANK_PACKAGES
+from ttlaunch.planning.engine import EngineSignature, dotted
 from ttlaunch.spec.topology.model import Topology
 
 OLDEST_FOR_RANKS = (3, 11)
-OLDEST_OPEN_MPI = (4, 1)
-_OPEN_MPI = re.compile(r"\(Open MPI\)\s+(\d+(?:\.\d+)*)")
 
 Facts = Mapping[str, HostFacts]
 
@@ -26,7 +24,7 @@ def check_python(facts: Facts, *, topology: Topology, needs_packages: bool) -> l
         if known.python is None:
             evidence[host] = f"looked for {listed(known.tried, last='and', quote='')}"
         elif needs_packages and known.python.version < OLDEST_FOR_RANKS:
-            evidence[host] = f"{known.python.executable} is {_dotted(known.python.version)}; 3.11 or newer is needed"
+            evidence[host] = f"{known.python.executable} is {dotted(known.python.version)}; 3.11 or newer is needed"
     return of_hosts(
         "H014",
         evidence,
@@ -99,8 +97,8 @@ def _other_than_here(usual: Mapping[str, str], launcher: HostFacts | None, topol
     ]
 
 
-def check_open_mpi(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
-    """An mpirun that is Open MPI 4.1 or newer."""
+def check_engine(facts: Facts, *, topology: Topology, engine: EngineSignature) -> list[Diagnostic]:
+    """The engine, of a version that can be used."""
     none, wrong = {}, {}
     for host, known in facts.items():
         mpi = known.mpi
@@ -108,27 +106,23 @@ def check_open_mpi(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
             continue
         if mpi.mpirun is None or mpi.says is None:
             none[host] = f"{mpi.mpirun} does not answer" if mpi.mpirun else _where_looked(known, topology)
-        elif (version := open_mpi_version(mpi)) is None:
+        elif (version := engine.version_in(mpi.says)) is None:
             wrong[host] = f"{mpi.mpirun} says: {mpi.says or 'nothing'}"
-        elif version < OLDEST_OPEN_MPI:
-            wrong[host] = f"{mpi.mpirun} is Open MPI {_dotted(version)}; 4.1 or newer is needed"
+        elif refusal := engine.refusal(version):
+            wrong[host] = f"{mpi.mpirun} is {engine.title} {dotted(version)}; {refusal}"
     named = topology.cluster.mpi_prefix
     repair = _prepare(topology)
     if named:
         repair = (
-            f"`mpi_prefix:` in cluster.yaml names {named}; it is to be a folder with bin/mpirun of Open MPI, "
-            "and without it that of the interpreter's environment is taken"
+            f"`mpi_prefix:` in cluster.yaml names {named}; it is to be a folder with bin/{engine.program} of "
+            f"{engine.title}, and without it that of the interpreter's environment is taken"
         )
     prepare = (repair,)
+    missing = (f"has no {engine.title}", f"have no {engine.title}")
+    unusable = (f"has an {engine.program} that cannot be used", f"have an {engine.program} that cannot be used")
     return [
-        *of_hosts("H001", none, topology=topology, says=("has no Open MPI", "have no Open MPI"), hints=prepare),
-        *of_hosts(
-            "H003",
-            wrong,
-            topology=topology,
-            says=("has an mpirun that cannot be used", "have an mpirun that cannot be used"),
-            hints=prepare,
-        ),
+        *of_hosts("H001", none, topology=topology, says=missing, hints=prepare),
+        *of_hosts("H003", wrong, topology=topology, says=unusable, hints=prepare),
     ]
 
 
@@ -138,15 +132,17 @@ def _where_looked(known: HostFacts, topology: Topology) -> str:
     return f"looked beside {known.python.executable} and in PATH" if known.python else "looked in PATH"
 
 
-def check_pairing(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
-    """mpi4py loads the library of Open MPI, not of another MPI: else every rank believes that it is alone."""
+def check_pairing(facts: Facts, *, topology: Topology, engine: EngineSignature) -> list[Diagnostic]:
+    """mpi4py loads the engine's library and not that of another MPI: else every rank believes that it is alone."""
+    if not engine.library:
+        return []
     evidence = {}
     for host, known in facts.items():
         if known.mpi is None or known.python is None or "mpi4py" not in known.python.packages:
             continue
         if known.mpi.abi is None:
             evidence[host] = "mpi4py finds no MPI library"
-        elif known.mpi.abi != "openmpi":
+        elif known.mpi.abi != engine.abi:
             evidence[host] = f"mpi4py loads {known.mpi.library or 'a library'} of MPICH"
     return of_hosts(
         "H004",
@@ -157,12 +153,14 @@ def check_pairing(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
     )
 
 
-def check_same_open_mpi(facts: Facts, *, topology: Topology, launcher: HostFacts | None) -> list[Diagnostic]:
-    """One major version everywhere; the launching machine's mpirun starts daemons of the hosts' own."""
-    # The mpirun of a host without an interpreter is a stray one from PATH: the repair of the interpreter brings another.
+def check_same_engine(
+    facts: Facts, *, topology: Topology, engine: EngineSignature, launcher: HostFacts | None
+) -> list[Diagnostic]:
+    """One major version everywhere; the launching machine's engine starts daemons of the hosts' own."""
+    # The engine of a host without an interpreter is a stray one from PATH: the repair of the interpreter brings another.
     usable = {host: known.mpi for host, known in facts.items() if known.python or topology.cluster.mpi_prefix}
-    there = {host: version for host, mpi in usable.items() if (version := open_mpi_version(mpi))}
-    here = open_mpi_version(launcher.mpi) if launcher else None
+    there = {host: version for host, mpi in usable.items() if mpi and (version := engine.version_in(mpi.says))}
+    here = engine.version_in(launcher.mpi.says) if launcher and launcher.mpi else None
     if not there:
         return []
     rule = here or Counter(there.values()).most_common(1)[0][0]
@@ -170,29 +168,23 @@ def check_same_open_mpi(facts: Facts, *, topology: Topology, launcher: HostFacts
     others = {host: version for host, version in there.items() if version != rule}
     apart = {host: version for host, version in others.items() if version[0] != rule[0]}
     worse = apart or others
-    evidence = {host: f"Open MPI {_dotted(version)} ({_dotted(rule)} {whose})" for host, version in worse.items()}
+    evidence = {host: f"{engine.title} {dotted(version)} ({dotted(rule)} {whose})" for host, version in worse.items()}
     first = next(iter(evidence.values()), "")
     return of_hosts(
         "H020",
         evidence,
         topology=topology,
-        says=(f"has another Open MPI: {first}", "have another Open MPI"),
+        says=(f"has another {engine.title}: {first}", f"have another {engine.title}"),
         hints=(_prepare(topology),),
         severity=Severity.ERROR if apart else Severity.WARNING,
     )
-
-
-def open_mpi_version(mpi: Mpi | None) -> tuple[int, ...] | None:
-    """Such as `(5, 0, 11)`; None if there is none or it is no Open MPI."""
-    match = _OPEN_MPI.search(mpi.says or "") if mpi else None
-    return tuple(int(part) for part in match[1].split(".")) if match else None
 
 
 def _versions(known: HostFacts) -> dict[str, str]:
     if known.python is None:
         return {}
     packages = {name: known.python.packages[name] for name in RANK_PACKAGES if name in known.python.packages}
-    return {"Python": _dotted(known.python.version[:2]), **packages}
+    return {"Python": dotted(known.python.version[:2]), **packages}
 
 
 def _prepare(topology: Topology) -> str:
@@ -201,7 +193,3 @@ def _prepare(topology: Topology) -> str:
     if named:
         return f"`python:` in cluster.yaml names {named}; without it `{command}` makes the environment that ranks need"
     return f"`{command}` gives every host the environment that ranks need"
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(str(part) for part in version)

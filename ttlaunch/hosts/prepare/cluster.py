@@ -12,6 +12,7 @@ from ttlaunch.hosts.prepare.mistakes import explain_bases, explain_failures, exp
 from ttlaunch.hosts.prepare.one_host import Base, Job, Progress, Result, install, look
 from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.transport import Transport
+from ttlaunch.planning.engine import EngineSignature
 from ttlaunch.spec.topology.model import Topology
 
 _LOOK_S = 70.0
@@ -23,11 +24,13 @@ class Options:
     """What was asked for.
 
     Attributes:
+        engine: What starts ranks.
         check: Change nothing, only say what would be made.
         from_index: Let hosts fetch from an index they reach.
         preferred_minor: Of the launching machine's Python.
     """
 
+    engine: EngineSignature
     check: bool
     from_index: bool
     preferred_minor: int
@@ -114,6 +117,7 @@ def _install_on_all(
 
     job = Job(
         folder=topology.cluster.remote_folder,
+        engine=options.engine,
         check=options.check,
         from_index=options.from_index,
         index_hints=locksmith.index_hints() if options.from_index else {},

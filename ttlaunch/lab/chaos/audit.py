@@ -11,6 +11,7 @@ from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.pushed import start_script
 from ttlaunch.hosts.transport.transport import Transport
+from ttlaunch.planning.launch_plan import EngineNames
 
 _ANSWER_S = 10.0
 
@@ -22,7 +23,7 @@ class Left:
     Attributes:
         host: Its name; "this machine" for the launching one.
         processes: That carry the run's id: `pid` and `name`.
-        folders: Of the run or of MPI.
+        folders: Of the run or of its engine.
         clean_after_s: How long it took until nothing was left; None: something is, or nobody knows.
         error: Why the host could not be asked.
     """
@@ -42,7 +43,13 @@ class Left:
 
 
 def audit(
-    run_id: str, scratch: Path, transports: Sequence[Transport], *, began: float, patience_s: float
+    run_id: str,
+    scratch: Path,
+    transports: Sequence[Transport],
+    *,
+    names: EngineNames,
+    began: float,
+    patience_s: float,
 ) -> list[Left]:
     """Look here and then at all hosts at once, again and again, until nothing is left or patience is over.
 
@@ -50,6 +57,7 @@ def audit(
         run_id: Of the run, which is over.
         scratch: Its folder in shared memory.
         transports: To its hosts, not connected; none where this machine was its only host.
+        names: What its engine calls the files that it makes.
         began: When it began, seconds since the epoch.
         patience_s: How long what is left may take to go.
     """
@@ -58,6 +66,8 @@ def audit(
         "scratch": str(scratch),
         "age_s": time.time() - began,
         "patience_s": patience_s,
+        "folders": names.folders,
+        "segments": names.segments,
     }
 
     def ask(transport: Transport) -> Left:

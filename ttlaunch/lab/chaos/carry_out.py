@@ -127,7 +127,14 @@ def look_for_leftovers(outcome: Outcome, prepared: "PreparedRun", *, began: floa
     assert outcome.scratch is not None  # noqa: S101 - the run was carried out here
     patience_s = lease_s + contract.AFTER_LEASE_S
     try:
-        return audit(outcome.folder.run_id, outcome.scratch, transports, began=began, patience_s=patience_s)
+        return audit(
+            outcome.folder.run_id,
+            outcome.scratch,
+            transports,
+            names=prepared.plan.engine.names,
+            began=began,
+            patience_s=patience_s,
+        )
     finally:
         for transport in transports:
             transport.close()

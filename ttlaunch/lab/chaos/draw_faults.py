@@ -19,7 +19,7 @@ def draw_faults(ground: Field, *, count: int, seed: int) -> list[Fault]:
     chance = random.Random(f"faults {seed}")  # noqa: S311 - nothing secret
     rows, hosts = ground.ranks, ground.hosts
     kinds = [(verb, Kind.RANK) for verb in (Verb.KILL, Verb.STOP, Verb.TERM, Verb.SEGV)]
-    kinds += [(Verb.KILL, Kind.SHIM), (Verb.KILL, Kind.MPIRUN), (Verb.INTERRUPT, Kind.RUN)]
+    kinds += [(Verb.KILL, Kind.SHIM), (Verb.KILL, Kind.ENGINE), (Verb.INTERRUPT, Kind.RUN)]
     if not ground.is_here:
         kinds += [(Verb.KILL, Kind.AGENT), (Verb.CUT, Kind.HOST)]
     drawn = []

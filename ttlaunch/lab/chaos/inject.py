@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ttlaunch import contract
 from ttlaunch.agent.run_processes import is_gone, signal_process
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.pushed import start_script
@@ -37,10 +38,10 @@ _REMOTE_S = 5.0
 
 @dataclass(frozen=True)
 class _Started:
-    """When mpirun was started, in seconds since the epoch, and its process id."""
+    """When the engine was started, in seconds since the epoch, and its process id."""
 
     time: float
-    mpirun: int
+    engine: int
 
 
 class Injector:
@@ -83,7 +84,7 @@ class Injector:
     def tick(self, ranks: list[RankState]) -> None:
         """Make the faults whose moment has come, unless the run is over."""
         self._started = self._started or _read_start(self._folder)
-        if self._started is not None and not is_gone(self._started.mpirun):
+        if self._started is not None and not is_gone(self._started.engine):
             now = time.time()
             due = [one for one in self._pending if self._is_due(one[1], ranks, now - self._started.time)]
             self._pending = [one for one in self._pending if one not in due]
@@ -121,8 +122,8 @@ class Injector:
                 os.kill(os.getpid(), signal.SIGINT)
             case Kind.LAUNCHER:
                 os.kill(os.getpid(), _SIGNALS[fault.verb])
-            case Kind.MPIRUN if self._started is not None:
-                signal_process(self._started.mpirun, _SIGNALS[fault.verb], run_id=self._folder.run_id)
+            case Kind.ENGINE if self._started is not None:
+                signal_process(self._started.engine, _SIGNALS[fault.verb], run_id=self._folder.run_id)
             case Kind.SHIM:
                 for state in alive:
                     shim = state.started.shim_pid if state.started else None
@@ -159,6 +160,6 @@ def _furthest(ranks: Sequence[RankState]) -> int:
 
 def _read_start(folder: RunFolder) -> _Started | None:
     for event in read_events(folder.path):
-        if event.get("event") == "start" and isinstance(event.get("mpirun"), int):
-            return _Started(event["time"], event["mpirun"])
+        if event.get("event") == "start" and isinstance(event.get(contract.ENGINE_PROCESS), int):
+            return _Started(event["time"], event[contract.ENGINE_PROCESS])
     return None

@@ -194,7 +194,7 @@ def _is_named(one: _Made, report: Mapping[str, Any]) -> bool:
         return bool(report["status"] == "terminated" and failure is None)
     if failure is None:
         return False
-    if kind is Kind.MPIRUN:
+    if kind is Kind.ENGINE:
         return bool(failure["code"] == "R008")
     if kind is Kind.AGENT or verb is Verb.CUT:
         return bool(failure["class"] == Cause.HOST_LOST and failure["host"] == one.fault.target.value)

@@ -14,6 +14,7 @@ from typing import Any
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.transport import Transport
+from ttlaunch.planning.launch_plan import EngineNames
 from ttlaunch.running.agents.attendant_frames import FilePiece
 from ttlaunch.running.agents.host_link import HostLink
 from ttlaunch.running.agents.reach_attendant import START_S
@@ -74,7 +75,7 @@ def end_attendants(links: Sequence[HostLink], meanwhile: Callable[[], None] = la
 
 
 class HostsCrew:
-    """Attendants on all hosts of a run, and the relay that lets mpirun reach them."""
+    """Attendants on all hosts of a run, and the relay that lets the engine reach them."""
 
     looks_at_once = False
 
@@ -83,8 +84,8 @@ class HostsCrew:
         self._links = links
         self._relay = relay
 
-    def settings(self, engine_name: str) -> Mapping[str, str]:
-        return self._relay.settings(engine_name)
+    def settings(self, names: EngineNames) -> Mapping[str, str]:
+        return self._relay.settings(names)
 
     def losses(self, ranks: Sequence[RankState]) -> Losses:  # noqa: ARG002 - attendants know by themselves
         for link in self._links:

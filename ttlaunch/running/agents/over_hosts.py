@@ -1,6 +1,6 @@
 """Set a run up on its hosts once they are ready and have the code: each gets its plan and an attendant.
 
-Everything host-specific meets here: where the interpreter, Open MPI, the release and the data lie on each host.
+Everything host-specific meets here: where the interpreter, the engine, the release and the data lie on each host.
 """
 
 import json
@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.engines.base import DaemonStart, Engine
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.planning.on_host import HostPlaces, plan_on_host
 from ttlaunch.running.agents.attendants import HostsCrew, end_attendants, start_attendants
 from ttlaunch.running.agents.host_link import HostLink
-from ttlaunch.running.agents.relay import DaemonStart, Relay
+from ttlaunch.running.agents.relay import Relay
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Watch
 
@@ -28,7 +29,7 @@ class ReadyHost:
 
     Attributes:
         python: The interpreter of its ranks.
-        mpi_prefix: Folder of its Open MPI.
+        mpi_prefix: Folder of its engine.
         remote_folder: Absolute.
         release: Folder of the code there, absolute.
         lock: File that keeps the code from being pruned, absolute.
@@ -52,6 +53,7 @@ class RunOnHosts:
 
     Attributes:
         python: The interpreter that the plan names.
+        engine: What starts the ranks.
         described: Variables that the cluster's files set.
         secrets: Values that travel to the hosts and are written nowhere.
         lease_s: How long ranks on a host may run without word from here.
@@ -61,6 +63,7 @@ class RunOnHosts:
     folder: RunFolder
     scratch: Path
     python: str
+    engine: Engine
     described: Collection[str] = ()
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     lease_s: float = contract.LEASE_S
@@ -87,7 +90,7 @@ def start_crew(run: RunOnHosts, hosts: Sequence[ReadyHost], watch: Watch) -> Hos
     transports = {host.transport.host: host.transport for host in hosts}
     over = {link.host: link.over for link in links}
     starts = {host.transport.host: _daemon_start(run, host) for host in hosts}
-    relay = Relay(transports, starts, scratch=run.scratch, is_lost=lambda host: over[host].is_set())
+    relay = Relay(transports, starts, engine=run.engine, scratch=run.scratch, is_lost=lambda host: over[host].is_set())
     return HostsCrew(links, relay, run.folder)
 
 
@@ -101,6 +104,7 @@ def _attendant_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> di
         "run_id": run.folder.run_id,
         "folder": folder,
         "scratch": str(run.scratch),
+        "daemons": list(run.plan.engine.names.daemons),
         "socket": str(run.scratch / f"attendant-{number}"),
         "lease_s": run.lease_s,
         "lock": host.lock,

@@ -6,19 +6,13 @@ that was killed. So an own exception, a signal from outside or a crash outranks 
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ttlaunch.engines.base import EngineReport
 from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.crew import LostHost
-from ttlaunch.running.failures.causes import (
-    Cause,
-    classify_ending,
-    classify_exception,
-    gave_up,
-    killed_shims,
-    lost_daemon,
-)
+from ttlaunch.running.failures.causes import Cause, classify_ending, classify_exception
 from ttlaunch.running.failures.failure import Failure, Follower
 from ttlaunch.running.failures.last_words import LastWords, chained
 from ttlaunch.running.failures.name_cause import name_ending, name_exception, name_lost_daemon, name_lost_shim
@@ -35,12 +29,14 @@ class Witnesses:
 
     Attributes:
         last_words: The end of a rank's log.
-        mpi_words: What mpirun wrote to its standard error.
+        engine: What the engine's own output says.
+        launcher: What people call the engine's process.
         killing_since: When we began to kill what was left of the run, seconds since the epoch; None: we did not.
     """
 
     last_words: Callable[[int], LastWords] = lambda _: LastWords()
-    mpi_words: str = ""
+    engine: EngineReport = field(default_factory=EngineReport)
+    launcher: str = ""
     killing_since: float | None = None
 
 
@@ -67,15 +63,15 @@ def first_failure(
         witnesses: Logs and the like; None: there are none.
     """
     seen = witnesses or Witnesses()
-    left = gave_up(seen.mpi_words, {state.row.rank: state.exit.status if state.exit else None for state in ranks})
     candidates = [_lost_host(lost, ranks) for lost in (lost_hosts or {}).values()]
-    too_early = killed_shims(seen.mpi_words)
     for state in ranks:
         rank = state.row.rank
         lost = lost_shims.get(rank)
-        if lost is None and rank in too_early and not state.started:  # so early that nobody knew its process
+        if (
+            lost is None and rank in seen.engine.killed_shims and not state.started
+        ):  # so early that nobody knew its process
             lost = seen.killing_since or math.inf
-        candidates += _of_rank(state, lost, seen, ordered=ordered, lost_peer=rank in left)
+        candidates += _of_rank(state, lost, seen, ordered=ordered, lost_peer=rank in seen.engine.gave_up)
     if not candidates:
         return None
     candidates = _without_shims_of_the_end(candidates)
@@ -105,13 +101,14 @@ def _of_rank(
         order = _FOLLOWS if kind.follows else _WITHOUT_WORDS if without_words else _FIRST_HAND
         return [_Candidate(order, name_ending(state, state.exit, words, kind))]
     if lost is not None and state.exit is None and not ordered:
-        by_daemon = lost_daemon(seen.mpi_words) and state.row.rank not in killed_shims(seen.mpi_words)
-        return [_Candidate(_FIRST_HAND, (name_lost_daemon if by_daemon else name_lost_shim)(state, lost))]
+        by_daemon = seen.engine.lost_daemon and state.row.rank not in seen.engine.killed_shims
+        named = name_lost_daemon(state, lost, launcher=seen.launcher) if by_daemon else name_lost_shim(state, lost)
+        return [_Candidate(_FIRST_HAND, named)]
     return []
 
 
 def _without_shims_of_the_end(candidates: list[_Candidate]) -> list[_Candidate]:
-    """Leave out shims that were missed after a rank had broken: mpirun kills those that do not end in time."""
+    """Leave out shims that were missed after a rank had broken: an engine kills those that do not end in time."""
     broke = [one.failure.time or 0.0 for one in candidates if one.order != _FOLLOWS and not _is_lost_shim(one)]
     return [
         one for one in candidates if not _is_lost_shim(one) or (one.failure.time or 0.0) <= min(broke, default=math.inf)

@@ -26,13 +26,13 @@ class Cause(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     CRASHED = "crashed"  # in compiled code
     SHIM_LOST = "shim_lost"  # its parent was killed, which took it along
-    DAEMON_LOST = "daemon_lost"  # mpirun's own process on a host was killed, which took shims and ranks along
+    DAEMON_LOST = "daemon_lost"  # the engine's own process on a host was killed, which took shims and ranks along
     HOST_LOST = "host_lost"
     HUNG = "hung"  # nothing moved any more
-    OTHER = "other"  # of the run and no rank: its folder, mpirun, its numbers
+    OTHER = "other"  # of the run and no rank: its folder, the engine, its numbers
     LOST_PEER = "lost_peer"  # ended because another rank had gone
     FENCED = "fenced"  # on a host that was cut off, where its attendant ends it
-    ENDED = "ended"  # by mpirun or by us, with the run
+    ENDED = "ended"  # by the engine or by us, with the run
 
     @property
     def follows(self) -> bool:
@@ -82,10 +82,6 @@ _CRASHES = {
     signal.SIGTRAP,
 }
 _ENDING = {signal.SIGINT, signal.SIGTERM}
-_GAVE_UP = re.compile(r"\*\*\* An error occurred in Socket closed\s+\S+ \*\*\* reported by process \[\d+,(\d+)\]")
-_GAVE_UP_STATUS = 14
-_KILLED_SHIM = re.compile(r"process\s+rank\s+(\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+\S+\s+exited\s+on\s+signal")
-_LOST_DAEMON = "has lost communication with a remote daemon"
 _ABORTED = re.compile(r"terminate called .*", re.DOTALL)
 
 
@@ -118,7 +114,7 @@ def classify_ending(ending: RankExit, words: LastWords, *, by_us: bool, lost_pee
         ending: The shim's record of a failure.
         words: The last words in the rank's log.
         by_us: Whether it came after we had begun to end the run.
-        lost_peer: Whether mpirun told that this rank gave up because a peer had gone.
+        lost_peer: Whether the engine told that this rank gave up because a peer had gone.
     """
     if ending.start_error:
         return Cause.NOT_STARTED
@@ -131,34 +127,6 @@ def classify_ending(ending: RankExit, words: LastWords, *, by_us: bool, lost_pee
     if raised is not None and ending.status == 1:
         return classify_exception(raised.type, raised.message, chain=raised.chain, oom_kills=ending.oom_kills or 0)
     return Cause.LOST_PEER if lost_peer or _PEER_WORDS.search("\n".join(words.lines)) else Cause.EXITED
-
-
-def gave_up(mpi_words: str, statuses: dict[int, int | None]) -> set[int]:
-    """The ranks in which MPI itself gave up because the connection to a peer had closed.
-
-    Open MPI says so through mpirun and not in the rank's own log, and folds the words of several ranks into one; they all
-    leave with its status for that.
-
-    Args:
-        mpi_words: What mpirun wrote to its standard error.
-        statuses: By rank, the status it left with.
-    """
-    named = {int(rank) for rank in _GAVE_UP.findall(mpi_words)}
-    return named | {rank for rank, status in statuses.items() if named and status == _GAVE_UP_STATUS}
-
-
-def killed_shims(mpi_words: str) -> set[int]:
-    """The ranks whose shim was killed, as mpirun tells it; of those it kills itself it tells nothing.
-
-    Args:
-        mpi_words: What mpirun wrote to its standard error.
-    """
-    return {int(rank) for rank in _KILLED_SHIM.findall(mpi_words)}
-
-
-def lost_daemon(mpi_words: str) -> bool:
-    """Whether mpirun tells that its daemon on another host went away; of the hosts it knows only its own names."""
-    return _LOST_DAEMON in mpi_words
 
 
 def _classify_signal(number: int, ending: RankExit, words: LastWords, *, by_us: bool) -> Cause:

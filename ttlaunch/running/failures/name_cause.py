@@ -68,10 +68,10 @@ def name_lost_shim(state: RankState, seen: float) -> Failure:
     return _failure(state, "R006", "was lost: its shim was killed from outside", seen, Cause.SHIM_LOST)
 
 
-def name_lost_daemon(state: RankState, seen: float) -> Failure:
-    """The failure of a host whose ranks were taken along by mpirun's daemon there; one of them is given."""
+def name_lost_daemon(state: RankState, seen: float, *, launcher: str) -> Failure:
+    """The failure of a host whose ranks were taken along by the engine's daemon there; one of them is given."""
     host = state.row.host
-    cause = f"mpirun's daemon on {host} was killed, and took the ranks there along"
+    cause = f"{launcher}'s daemon on {host} was killed, and took the ranks there along"
     return Failure("R057", None, None, host, state.step or None, cause, seen, kind=Cause.DAEMON_LOST)
 
 

@@ -1,7 +1,7 @@
 """Notices that a run hangs: no counter of any rank has moved for long, and no rank does what it has announced to take long.
 
 Then every rank is asked for its stacks, and the verdict names one. Ranks of a recipe are judged by their black boxes, from
-the start of their processes; any other program only if a timeout was named, and by its output. Ranks that mpirun does not
+the start of their processes; any other program only if a timeout was named, and by its output. Ranks that the engine does not
 start are missed in both.
 """
 
@@ -89,6 +89,7 @@ class HangWatch:
         """
         self._is_recipe = isinstance(plan.program, RecipeProgram)
         self._world_size = plan.world_size
+        self._launcher = plan.engine.names.launcher
         self._folder = folder
         self._crew = crew
         self._timeout_s = timeout_s
@@ -111,7 +112,7 @@ class HangWatch:
         missing = [state for state in ranks if state.phase is Phase.WAITING]
         if missing:
             is_long = self._quiet.seconds >= max(FIRST_TIMEOUT_S, self._timeout_s or 0.0)
-            return _not_started(missing, len(ranks), self._quiet.seconds) if is_long else None
+            return _not_started(missing, len(ranks), self._quiet.seconds, launcher=self._launcher) if is_long else None
         return self._suspect(ranks, boxes, now)
 
     def _marks(self, ranks: Sequence[RankState], boxes: Mapping[int, Box]) -> object:
@@ -256,10 +257,10 @@ def _loading(ranks: Sequence[RankState], boxes: Mapping[int, Box]) -> list[RankS
     return [state for state in ranks if state.phase is Phase.STARTING and state.row.rank not in waiting]
 
 
-def _not_started(missing: Sequence[RankState], world_size: int, quiet_s: float) -> Failure:
-    """Mpirun itself hangs."""
+def _not_started(missing: Sequence[RankState], world_size: int, quiet_s: float, *, launcher: str) -> Failure:
+    """The engine itself hangs."""
     hosts = list(dict.fromkeys(state.row.host for state in missing))
-    what = f"mpirun has not started {len(missing)} of {counted(world_size, 'rank')} within {quiet_s:.0f} s"
+    what = f"{launcher} has not started {len(missing)} of {counted(world_size, 'rank')} within {quiet_s:.0f} s"
     evidence = tuple(
         f"on {host}: rank {', '.join(str(one.row.rank) for one in missing if one.row.host == host)}" for host in hosts
     )

@@ -7,11 +7,12 @@ import time
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from ttlaunch import contract
 from ttlaunch.records.ranks import AnyProgress
 from ttlaunch.running.watch import RankState
 
 FROM_A_RANK = b"rank "
-"""How lines begin that a shim passed on; all others are mpirun's own."""
+"""How lines begin that a shim passed on; all others are the engine's own."""
 EVERY_LINE = b""
 """How all lines begin."""
 _LONGEST_LINE = 1 << 20  # shims cut theirs sooner
@@ -23,7 +24,7 @@ class View(Protocol):
     """How a run is shown; the command line has one for terminals and one for everything else."""
 
     def output(self, stream: str, line: bytes) -> None:
-        """A line that a rank or mpirun wrote to `stdout` or `stderr`."""
+        """A line that a rank or the engine wrote to `stdout` or `stderr`."""
 
     def record(self, state: RankState, record: AnyProgress) -> None:
         """A rank reported progress."""
@@ -32,8 +33,8 @@ class View(Protocol):
         """Some time has passed."""
 
 
-class MpirunOutput:
-    """mpirun's two streams: kept byte for byte in the run folder, handed to the view line by line."""
+class EngineOutput:
+    """The two streams of the engine's process here: kept byte for byte in the run folder, handed to the view line by line."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], folder: Path, view: View, *, shown: bytes = FROM_A_RANK
@@ -51,7 +52,7 @@ class MpirunOutput:
             if stream is not None:
                 os.set_blocking(stream.fileno(), False)
                 self._selector.register(stream, selectors.EVENT_READ, name)
-                self._files[name] = (folder / f"mpirun.{name}").open("wb", buffering=0)
+                self._files[name] = (folder / f"{contract.ENGINE_PROCESS}.{name}").open("wb", buffering=0)
                 self._rest[name] = b""
 
     def __enter__(self) -> Self:
@@ -69,7 +70,7 @@ class MpirunOutput:
             file.close()
 
     def read(self, timeout_s: float) -> bool:
-        """Wait for output, or for mpirun's end, and pass on what came; False if nothing did."""
+        """Wait for output, or for the process's end, and pass on what came; False if nothing did."""
         if not self._selector.get_map():
             time.sleep(timeout_s)
             return False
@@ -91,7 +92,7 @@ class MpirunOutput:
         return bool(events)
 
     def _show(self, stream: str, line: bytes) -> None:
-        """Hand on what ranks wrote; mpirun's own words blame the wrong rank too often and stay in its log."""
+        """Hand on what ranks wrote; the engine's own words blame the wrong rank too often and stay in its log."""
         if line.startswith(self._shown):
             self._view.output(stream, line)
 

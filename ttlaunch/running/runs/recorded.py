@@ -114,6 +114,15 @@ def read_rows(path: Path) -> list[RankRow]:
     return list(read_facts(path).ranks)
 
 
+def read_daemons(path: Path) -> tuple[str, ...]:
+    """Names of the engine's processes of a run; none where its plan cannot be read or is of an older version."""
+    try:
+        engine = read_object(path / contract.PLAN_FILE).get("engine")
+        return tuple(str(name) for name in engine["names"]["daemons"]) if engine else ()
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+
+
 def read_run(path: Path) -> Recorded:
     """Read what a run's folder holds so far.
 

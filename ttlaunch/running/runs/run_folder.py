@@ -21,7 +21,6 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.errors import RunFolderError
 from ttlaunch.planning.launch_plan import LaunchPlan, render_plan_json
-from ttlaunch.planning.openmpi import scratch_settings
 from ttlaunch.running.runs.launcher import write_launcher
 
 _SCRATCH = "ttl-"
@@ -109,7 +108,7 @@ def write_plan(plan: LaunchPlan, folder: Path, *, run_id: str | None = None) -> 
 
 def render_command(plan: LaunchPlan, folder: Path, *, run_id: str | None = None) -> str:
     """A shell script with the exact command; values are quoted, so it can be pasted whatever the paths hold."""
-    settings = {**plan.engine.environment, **scratch_settings(plan.engine.name, "$scratch")}
+    settings = {**plan.engine.environment, **dict.fromkeys(plan.engine.names.folder_variables, "$scratch")}
     if plan.engine.by_hand is not None:
         start = "" if run_id else str(folder.resolve() / contract.START_FILE)
         settings |= {contract.ENV_RUN_ID: run_id or "by-hand", contract.ENV_START: start}

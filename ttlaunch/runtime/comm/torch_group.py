@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ttlaunch import contract
 from ttlaunch.runtime.comm.collectives import broadcast, gather
 from ttlaunch.runtime.comm.protocol import Socket
 from ttlaunch.runtime.telemetry.black_box import BlackBox
@@ -24,7 +25,6 @@ from ttlaunch.runtime.world import Rank
 
 _NAME_BYTES = 256
 _HERE = "one host"
-_MPI_NETWORKS = "OMPI_MCA_btl_tcp_if_include"
 _SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
 _SET_UP = timedelta(seconds=60)
 _PATIENCE = timedelta(days=30)
@@ -97,14 +97,14 @@ def _listen(known: list[str]) -> tuple[socket.socket | None, str]:
 
 
 def _own_network(*, is_one_host: bool) -> tuple[str, str]:
-    """Interface and address that this rank talks over: one in the networks that its MPI was told to use, if it was.
+    """Interface and address that this rank talks over: one in the networks that the engine named, if it did.
 
     Raises:
         OSError: No interface has an address in them.
     """
     if is_one_host:
         return "lo", "127.0.0.1"
-    given = [part for part in os.environ.get(_MPI_NETWORKS, "").split(",") if "/" in part]
+    given = [part for part in os.environ.get(contract.ENV_NETWORKS, "").split(",") if "/" in part]
     networks = [ipaddress.ip_network(part, strict=False) for part in given]
     for _, name in socket.if_nameindex():
         address = _address_of(name)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ttlaunch.diagnostics import Diagnostic, Label, Severity, Source, Span, shown
+from ttlaunch.engines.base import EngineWords
 
 _OPTION = "--mpi-args"
 _HOSTS = {"host", "H"}
@@ -32,29 +33,14 @@ _TAKES_NO_VALUE = {*_OUTPUT - {"output-filename", "output"}, "pernode", "bynode"
 _HOST = re.compile(r"(?P<name>.+?)(?::(?P<slots>[0-9]+))?\Z")
 
 
-@dataclass(frozen=True)
-class MpiArgs:
-    """What the words mean.
-
-    Attributes:
-        hosts: The hosts of `--host`, as the text of a hostfile; None if there is none.
-        hostfile: The file of `--hostfile`; None if there is none.
-        passed: What goes to mpirun as it is.
-    """
-
-    hosts: Source | None = None
-    hostfile: str | None = None
-    passed: tuple[str, ...] = ()
-
-
-def parse_mpi_args(text: str) -> tuple[MpiArgs, list[Diagnostic]]:
+def parse_mpi_args(text: str) -> tuple[EngineWords, list[Diagnostic]]:
     """Split the words as a shell does, and sort them."""
     source = Source(_OPTION, text)
     try:
         words = shlex.split(text)
     except ValueError as error:
         message = f"`{_OPTION}` cannot be split into words: {str(error).lower()}"
-        return MpiArgs(), [Diagnostic("P015", message, Label(_whole(source)))]
+        return EngineWords(), [Diagnostic("P015", message, Label(_whole(source)))]
     sorted_words = _Sorted(source, words)
     while sorted_words.rest:
         sorted_words.take()
@@ -62,7 +48,7 @@ def parse_mpi_args(text: str) -> tuple[MpiArgs, list[Diagnostic]]:
     if len(files) + bool(hosts) > 1:
         message = f"`{_OPTION}` names hosts in several ways; one was expected"
         found.append(Diagnostic("P015", message, Label(_whole(source))))
-    return MpiArgs(_as_hostfile(hosts), files[0] if files else None, tuple(sorted_words.passed)), found
+    return EngineWords(_as_hostfile(hosts), files[0] if files else None, tuple(sorted_words.passed)), found
 
 
 @dataclass

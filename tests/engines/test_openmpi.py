@@ -1,11 +1,15 @@
 """The command line and the files for Open MPI 4.1 and 5, compared with `tests/golden/`."""
 
+import dataclasses
 import subprocess
 
 import pytest
 
+from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.engines import find_engine
+from ttlaunch.engines.openmpi import GENERATIONS, OpenMpi, generation_of
+from ttlaunch.planning.engine import OverHosts, RanksToStart
 from ttlaunch.planning.launch_plan import RankRow
-from ttlaunch.planning.openmpi import OpenMpi, OverHosts, plan_openmpi, relay_settings, scratch_settings
 
 SLOTS = [("box-01", 2), ("ann@box-02", 1)]
 ROWS = [
@@ -16,14 +20,14 @@ ROWS = [
 
 
 def command(version, rows=ROWS, slots=SLOTS, **more):
-    engine = OpenMpi("/opt/bin/mpirun", version)
-    return plan_openmpi(engine, python="/opt/bin/python", shim="/opt/shim.py", rows=rows, slots=slots, **more)
+    engine = OpenMpi("/opt/bin/mpirun", version, generation_of(version))
+    return engine.command(RanksToStart("/opt/bin/python", "/opt/shim.py", rows, slots, **more))
 
 
 @pytest.mark.parametrize("version", [(5, 0, 11), (4, 1, 4)], ids=["5", "4"])
 def test_the_command_and_its_files_are_the_known_good_ones(golden, version):
     engine = command(version)
-    settings = {**engine.environment, **scratch_settings(engine.name, "SCRATCH")}
+    settings = {**engine.environment, **dict.fromkeys(engine.names.folder_variables, "SCRATCH")}
     text = f"# {engine.name}\n" + "\n".join(engine.argv) + "\n"
     text += "\n# environment of mpirun\n" + "".join(f"{name}={value}\n" for name, value in settings.items())
     text += "".join(f"\n# {name}\n{content}" for name, content in engine.files.items())
@@ -34,7 +38,7 @@ def test_the_command_and_its_files_are_the_known_good_ones(golden, version):
 def test_the_command_over_hosts_is_the_known_good_one(golden, version):
     over_hosts = OverHosts("~/.ttlaunch", ("10.0.0.0/24", "10.0.1.0/24"), ("10.0.0.0/24", "192.168.1.0/24"))
     engine = command(version, over_hosts=over_hosts)
-    settings = relay_settings(engine.name, "sh SCRATCH/ssh")
+    settings = {engine.names.remote_shell_variable: "sh SCRATCH/ssh"}
     text = "\n".join(engine.argv) + "\n" + "".join(f"{name}={value}\n" for name, value in settings.items())
     golden(f"openmpi-{version[0]}-over-hosts.txt", text)
 
@@ -73,3 +77,45 @@ def test_every_rank_has_its_line_in_the_rankfile():
     text = command((5, 0, 11), rows=many, slots=[(f"box-{host}", 8) for host in range(8)]).files["rankfile.txt"]
     assert text.splitlines()[63] == "rank 63=box-7 slot=0"
     assert len(text.splitlines()) == 64
+
+
+def test_a_version_has_the_settings_of_one_generation_and_of_no_other():
+    four, five = (dataclasses.asdict(generation) for generation in GENERATIONS)
+    assert [name for name in four if four[name] == five[name]] == []
+    for version, own, other in (((4, 1, 4), four, five), ((5, 0, 11), five, four)):
+        made = command(version, over_hosts=OverHosts("~/.ttlaunch", ("10.0.0.0/24",), ("10.0.0.0/24",)))
+        words = {*made.argv, *made.names.folder_variables, made.names.remote_shell_variable}
+        names = [{values for values in generation.values() if isinstance(values, str)} for generation in (own, other)]
+        said = f"self,{own['shared_memory']},tcp"
+        assert names[0] - words == {own["shared_memory"]}
+        assert said in words
+        assert (names[1] - names[0]) & words <= {"--mca"}  # which Open MPI 5 has too, for what is MPI's own
+
+
+@pytest.mark.parametrize("version", [(), (1, 10), (3, 1, 6), (4, 0, 3), (6,), (6, 0, 0), (10, 1)])
+def test_a_version_that_nobody_knows_the_settings_of_gets_none(version):
+    with pytest.raises(ValueError, match="no settings are known for Open MPI"):
+        generation_of(version)
+
+
+@pytest.mark.parametrize(
+    ("says", "answer"),
+    [
+        ("4.1.0", "Open MPI 4.1.0"),
+        ("5.1.0rc2", "Open MPI 5.1.0"),
+        ("4.0.3", "is Open MPI 4.0.3; 4.1 or newer is needed"),
+        ("6.0.0", "is Open MPI 6.0.0; older than 6 is needed"),
+        ("6.0.0rc1", "is Open MPI 6.0.0; older than 6 is needed"),
+        ("10.2", "is Open MPI 10.2; older than 6 is needed"),
+    ],
+)
+def test_a_machine_with_a_version_that_cannot_be_used_is_refused(tmp_path, says, answer):
+    program = tmp_path / "mpirun"
+    program.write_text(f"#!/bin/sh\necho 'mpirun (Open MPI) {says}'\n")
+    program.chmod(0o755)
+    found = find_engine(python=str(tmp_path / "python"), search_path="")
+    if isinstance(found, Diagnostic):
+        assert (found.code, found.message) == ("H003", f"{program} {answer}")
+    else:
+        assert found.name == answer
+        assert found.signature.version_in(found.says) == found.version

@@ -1,0 +1,174 @@
+"""The seam of engines: what every engine provides, and what the launcher asks of nobody else.
+
+An engine starts one shim per rank and has nothing to do with what a rank then is: shims, records, logs, leases and black
+boxes are ours and the same for every engine. It is passed on as an object; whoever has to know what it can asks for a
+`Capability` and never compares its name.
+"""
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Flag, auto
+from pathlib import Path
+from typing import Protocol
+
+from ttlaunch.diagnostics import Diagnostic, Source
+from ttlaunch.planning.engine import EngineSignature, PlansCommands
+from ttlaunch.planning.launch_plan import EngineCommand
+
+
+class Capability(Flag):
+    """What an engine can do; whoever needs it asks whether it is among `Engine.can`.
+
+    An engine that lacks one is still complete: what needs it is refused, or done without the engine.
+    """
+
+    LOSE_RANK = auto()
+    """The other ranks run on when one has ended."""
+    ADD_RANK = auto()
+    """Ranks can be started while others run."""
+    MPI = auto()
+    """Ranks find each other through MPI, so that mpi4py has to load the engine's own library."""
+    SIGNAL_RANK = auto()
+    """A single rank can be sent a signal by the engine; without it, shims' records say which process to signal."""
+    REQUEUE = auto()
+    """A run that lost its hosts is put into the queue again by the engine."""
+    OWNS_HOSTS = auto()
+    """Hosts come from the engine's allocation instead of a hostfile."""
+
+
+@dataclass(frozen=True)
+class EngineWords:
+    """What a user's further words for an engine's command mean.
+
+    Attributes:
+        hosts: The hosts that they name, as the text of a hostfile; None if they name none.
+        hostfile: The hostfile that they name; None if they name none.
+        passed: What goes to the engine as it is.
+    """
+
+    hosts: Source | None = None
+    hostfile: str | None = None
+    passed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DaemonStart:
+    """How an engine's daemon starts on one host.
+
+    Attributes:
+        prefix: Folder of the engine there, whose `bin` has the daemon.
+        programs: Folder whose programs ranks find first: that of their interpreter.
+        environment: Variables for the daemon, and so for all that it starts.
+        secrets: Variables whose values show nowhere.
+    """
+
+    prefix: str
+    programs: str
+    environment: Mapping[str, str]
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """What an engine's own output says about the end of ranks, as far as no record says it.
+
+    Attributes:
+        gave_up: Ranks that ended because the connection to a peer had closed.
+        killed_shims: Ranks whose shim was killed by somebody other than the engine.
+        lost_daemon: Whether its daemon on some host went away.
+    """
+
+    gave_up: frozenset[int] = frozenset()
+    killed_shims: frozenset[int] = frozenset()
+    lost_daemon: bool = False
+
+
+class Engine(PlansCommands, Protocol):
+    """One engine as it is installed on this machine.
+
+    That a rank has ended is not told here: with every engine, the rank's shim writes a record at that moment, and the
+    launcher follows the records. An engine's exit status and `read_output` only add what a shim could not write, because
+    it was killed itself.
+    """
+
+    @property
+    def name(self) -> str:
+        """With its version, such as `Open MPI 5.0.11`; shown, recorded and hashed, and compared by nobody."""
+
+    @property
+    def program(self) -> str:
+        """Absolute path of the command that starts ranks."""
+
+    @property
+    def says(self) -> str:
+        """What the program answers to `--version`, so that this machine is judged by the same rules as hosts are."""
+
+    @property
+    def signature(self) -> EngineSignature:
+        """How it is recognised on any machine."""
+
+    @property
+    def can(self) -> Capability:
+        """What it can do beyond starting ranks and ending with them."""
+
+    def start(self, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start what `command` made, in the run's folder.
+
+        The process lives as long as any rank of the run, ends all of them on SIGTERM, and must not outlive the launcher.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+
+    def adapt_daemon(self, command: str, start: DaemonStart) -> str | None:
+        """The shell command that starts its daemon on a host, with the host's own paths.
+
+        Args:
+            command: What the engine would have its remote shell run there.
+            start: What is known of the host.
+
+        Returns:
+            None if the command starts no daemon and can run as it is.
+        """
+
+    def read_output(self, said: str, statuses: Mapping[int, int | None]) -> EngineReport:
+        """Translate its own words into what happened to ranks.
+
+        Args:
+            said: What it wrote to its standard error; ranks do not write there.
+            statuses: By rank, the exit status; None for ranks without one.
+        """
+
+    def pairs_with(self, library: str) -> bool:
+        """Whether ranks that load this library belong to one world when this engine starts them.
+
+        Args:
+            library: The first words of what MPI says of itself, such as `Open MPI v5.0.11`.
+        """
+
+    @property
+    def pairing_repair(self) -> str:
+        """What to do where the library is another one."""
+
+
+class EngineFinder(Protocol):
+    """One entry of `ttlaunch.engines.ENGINES`: an engine before it is known whether this machine has it."""
+
+    @property
+    def signature(self) -> EngineSignature:
+        """How it is recognised on any machine."""
+
+    def find(self, *, python: str, search_path: str | None) -> Engine | Diagnostic:
+        """The engine of this machine, or what is missing or wrong.
+
+        Args:
+            python: Interpreter of the ranks; an engine beside it wins over one in the search path.
+            search_path: `PATH` of the shell; None: the process's own.
+        """
+
+    def parse_words(self, text: str) -> tuple[EngineWords, list[Diagnostic]]:
+        """Sort the words that a user hands on to the engine's command."""
+
+    def unused(self) -> Engine:
+        """An engine that is never started, for the plan of ranks that are all played in one process."""

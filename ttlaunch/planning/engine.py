@@ -1,0 +1,108 @@
+"""What planning, and the rules about hosts, need of an engine: the seam that they see of `ttlaunch/engines/`.
+
+An engine is what starts the ranks of a run: Open MPI, and whatever else has a file in `ttlaunch/engines/`. Plans are made
+with an object that is handed in; nothing here names one.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from ttlaunch.planning.launch_plan import EngineCommand, RankRow
+
+
+@dataclass(frozen=True)
+class EngineSignature:
+    """How an engine is recognised on any machine.
+
+    Plain data, because hosts are asked by scripts that have no engine's code.
+
+    Attributes:
+        title: What people call it, such as `Open MPI`.
+        program: The command that starts ranks, looked for by this name and asked for its `--version`.
+        version: Regular expression; its first group is the version in what the program answers.
+        oldest: The first version that can be used.
+        before: The first version that can no longer be used, since nobody knows its settings yet.
+        package: The Python package that brings it; empty if none does.
+        library: Regular expression for the version in what the library that mpi4py loads says of itself; empty if ranks
+            need no library of the engine's.
+        abi: What the probe calls that library.
+        detached: Names of its processes that leave the line of their parents, so that what is below them looks orphaned.
+    """
+
+    title: str
+    program: str
+    version: str
+    oldest: tuple[int, ...]
+    before: tuple[int, ...]
+    package: str = ""
+    library: str = ""
+    abi: str = ""
+    detached: tuple[str, ...] = ()
+
+    def version_in(self, said: str | None) -> tuple[int, ...] | None:
+        """The version in what the program answered, such as `(5, 0, 11)`; None if another program answered."""
+        match = re.search(self.version, said or "")
+        numbers = re.match(r"\d+(?:\.\d+)*", match[1]) if match else None  # of `5.1.0rc2`, what can be compared
+        return tuple(int(part) for part in numbers[0].split(".")) if numbers else None
+
+    def refusal(self, version: tuple[int, ...]) -> str | None:
+        """Why a version cannot be used; None if it can."""
+        if version < self.oldest:
+            return f"{dotted(self.oldest)} or newer is needed"
+        return f"older than {dotted(self.before)} is needed" if version >= self.before else None
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for a script on a host."""
+        return asdict(self)
+
+
+def dotted(version: Sequence[int]) -> str:
+    """A version as people write it."""
+    return ".".join(str(part) for part in version)
+
+
+@dataclass(frozen=True)
+class OverHosts:
+    """What an engine has to know when ranks run on other machines than the launching one.
+
+    Attributes:
+        remote_folder: Where ttlaunch keeps its things on a host; if not absolute, below the user's home there.
+        networks: Networks in CIDR notation that ranks talk over; empty: the engine chooses.
+        control_networks: Networks that the engine's own daemons talk over, which must also reach the launching machine.
+        has_rdma: Whether every host has an RDMA device, so that ranks must be free to use it.
+    """
+
+    remote_folder: str
+    networks: tuple[str, ...] = ()
+    control_networks: tuple[str, ...] = ()
+    has_rdma: bool = False
+
+
+@dataclass(frozen=True)
+class RanksToStart:
+    """The ranks that an engine is asked to start.
+
+    Attributes:
+        python: Interpreter that runs the shim on this machine.
+        shim: Path of `shim.py` on this machine.
+        rows: The ranks.
+        slots: Host and number of slots, in the order of the hostfile, with `user@` where the hostfile has it.
+        words: The user's further words for the engine's command; what they set, the engine does not.
+        over_hosts: For ranks on other machines, each of which has its own paths; None: all ranks run on this machine.
+    """
+
+    python: str
+    shim: str
+    rows: Sequence[RankRow]
+    slots: Sequence[tuple[str, int]]
+    words: Sequence[str] = ()
+    over_hosts: OverHosts | None = None
+
+
+class PlansCommands(Protocol):
+    """An engine, as far as a plan is made with it."""
+
+    def command(self, ranks: RanksToStart) -> EngineCommand:
+        """The command line, files and variables that start one shim per rank; pure, equal for equal ranks."""
