@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PLAN = {"hash": "", "recipe": {"name": ""}, "layout": "", "world_size": 1, "config": {}, "data": None}
+PLAN = {"hash": "", "recipe": {"name": ""}, "layout": "", "world_size": 64, "config": {}, "data": None}
 STATE = {"data": {"epoch": 0, "sample": 0}, "loss_scaler": None}
 INTERVAL, BLOCKS = 20, 10
 SIZES = {"num_heads": 4, "embedding_dim": 256, "max_sequence_length": 64}

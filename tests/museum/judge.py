@@ -116,7 +116,7 @@ class Judge:
 
     def verdict_after_resume(self, exhibit, roles):
         """What is wrong with a training that goes on from its own checkpoint of the half."""
-        plan = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 1, "config": {}, "data": None}
+        plan = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 64, "config": {}, "data": None}
         whole, outcome = self.train(exhibit, roles)
         assert ({}, []) == (outcome.errors, outcome.findings)
         complete_checkpoints(whole.run_dir, plan, run_id="run")

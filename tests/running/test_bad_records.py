@@ -10,6 +10,9 @@ from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.parser import LONGEST_RECORD
 from ttlaunch.running.bad_records import BadLine, BadRecords, report_bad_records
+from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.metrics.books import read_books
+from ttlaunch.running.metrics.trace import read_traces
 from ttlaunch.running.runs.run_folder import RunFolder, read_events
 from ttlaunch.running.watch import Phase, Watch
 
@@ -99,3 +102,45 @@ def test_a_run_whose_rank_writes_nonsense_comes_to_its_end(start_run, here):
     warning = "warning[R063]: rank 0 (rank, localhost) wrote a record that cannot be used: line 2 of records/"
     assert 1 == (run.stdout + run.stderr).count(warning)
     assert "done" == run.report["status"]
+
+
+GOOD_SHARD = {"step": 10, "owners": [0, 1], "state": {}, "size": 4, "sha256": "0", "tensors": ["w"]}
+SHARD_PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 2, "config": {}, "data": None}
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"size": "large"}, "`size` is 'large', expected a number of bytes"),
+        ({"owners": [0, 2]}, "`owners` names rank 2 of 2"),
+        ({"owners": None}, "`owners` is None, expected a list"),
+        ({"state": [1]}, "`state` is a list of 1, expected an object"),
+    ],
+)
+def test_a_bad_record_of_a_shard_costs_its_checkpoint_and_no_other(tmp_path, changed, reason):
+    told = []
+    for step, record in ((10, GOOD_SHARD), (20, GOOD_SHARD | changed)):
+        folder = tmp_path / f"{contract.checkpoint_dir(step)}.tmp"
+        folder.mkdir(parents=True)
+        for rank in (0, 1):
+            (folder / contract.shard_file(rank)).write_bytes(b"1234")
+            (folder / contract.shard_record(rank)).write_text(json.dumps(record if rank else GOOD_SHARD))
+    assert [10] == complete_checkpoints(tmp_path, SHARD_PLAN, run_id="run", complain=told.append)
+    assert [BadLine(1, "checkpoints/step-20.tmp/rank-1.json", None, reason)] == told
+
+
+def test_a_bad_line_of_a_ledger_or_a_trace_is_told_and_the_others_count(tmp_path):
+    (tmp_path / contract.RECORDS_DIR).mkdir()
+    stretch = {"format": contract.LEDGER_FORMAT, "first": 0, "last": 2, "facts": {}, "sent": [], "waited": []}
+    lines = [json.dumps({**stretch, "spent": [["step", {step: 100}]]}) for step in ("1", "x", "2")]
+    for rank in range(2):
+        (tmp_path / contract.ledger_file(rank)).write_text("\n".join(lines[:: 2 - rank]) + "\n{torn")
+        (tmp_path / contract.trace_file(rank)).write_text('["span", "s", "step", 1, 2, {}]\n["span", 5]\n')
+    told = []
+    books = read_books(tmp_path, world_size=2, complain=told.append)
+    assert [{1: 100, 2: 100}] * 2 == [book.steps for book in books]
+    traces = read_traces(tmp_path, ROWS, complain=told.append)
+    assert [1, 1] == [len(trace.spans) for trace in traces]
+    assert [(1, 2, "ledger"), (0, 2, "trace"), (1, 2, "trace")] == [
+        (one.rank, one.line, one.file.split(".")[1]) for one in told
+    ]

@@ -10,6 +10,7 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.records.telemetry import ClockNote, MessageEnd, Span, read_trace_event
 from ttlaunch.running.metrics.trace import RankTrace, render_trace, write_trace
 
 ROWS = [RankRow(0, "near", 0, "worker"), RankRow(1, "far", 0, "server")]
@@ -17,7 +18,10 @@ MS = 1_000_000
 
 
 def trace_of(row, *, clocks=(), spans=(), ends=()):
-    return RankTrace(row, list(clocks), list(spans), list(ends))
+    lines = [["clock", *one] for one in clocks] + [["span", *one] for one in spans] + [list(one) for one in ends]
+    events = [read_trace_event(json.dumps(line).encode()) for line in lines]
+    kinds = (ClockNote, Span, MessageEnd)
+    return RankTrace(row, *([event for event in events if isinstance(event, kind)] for kind in kinds))
 
 
 def message(number, peer):

@@ -84,7 +84,7 @@ def most_in_flight(order):
 
 def start_from(trained, *, step):
     """What a plan says of a run's checkpoint, and the names of all tensors in it, file by file."""
-    plan = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 1, "config": {}, "data": None}
+    plan = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 64, "config": {}, "data": None}
     complete_checkpoints(trained.run_dir, plan, run_id="run")
     found = verify(trained.run_dir / contract.checkpoint_dir(step))
     files = [{"path": str(found.path / name)} | entry for name, entry in found.manifest["files"].items()]

@@ -23,7 +23,7 @@ from ttlaunch.runtime.model.gpt import seeded_generator
 from ttlaunch.runtime.model.model import build_model
 from ttlaunch.runtime.training.optimizers import build_optimizer
 
-PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 1, "config": {}, "data": None}
+PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 64, "config": {}, "data": None}
 STATE = {"data": {"epoch": 0, "sample": 24}, "loss_scaler": None}
 # The ranks that own something, and which of the model's four blocks each of them has.
 LAYOUTS = {

@@ -14,7 +14,7 @@ from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.staleness.exchange import BoundedMeans
 from ttlaunch.runtime.stop_order import StopOrder
 
-PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 1, "config": {}, "data": None}
+PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 64, "config": {}, "data": None}
 
 
 def config(bound, *, steps=6, interval=None, damping=None, **training):

@@ -19,7 +19,7 @@ from ttlaunch.runtime import build_model, contiguous_blocks, learning_rate, micr
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.spec.recipe.importing import import_recipe_module
 
-PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 1, "config": {}, "data": None}
+PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 64, "config": {}, "data": None}
 SGD = {"optimizer": "sgd", "learning_rate": 0.05}
 SIZES = {"num_blocks": 1, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 16}
 KEYS = ("loss", "tokens", "grad_norm", "learning_rate")

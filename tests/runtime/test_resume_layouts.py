@@ -13,7 +13,7 @@ from ttlaunch import contract
 from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import Checkpoint, verify
 
-PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 1, "config": {}, "data": None}
+PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 64, "config": {}, "data": None}
 STEPS, HALF = 6, 3
 
 

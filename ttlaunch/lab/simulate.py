@@ -11,7 +11,7 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.engines.process import end_process, start_process
 from ttlaunch.planning.launch_plan import LaunchPlan
-from ttlaunch.running.bad_records import report_bad_records
+from ttlaunch.running.bad_records import Complain, report_bad_records
 from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints, remove_old
 from ttlaunch.running.checkpoints.lost_checkpoints import LostCheckpoints
 from ttlaunch.running.conclude import different_parameters, folder_failure
@@ -90,7 +90,7 @@ def simulate(
             end_process(process, patience_s=_AFTER_TERM_S)
         _pass_on(watch, folder, view)
         if saves:
-            _complete_checkpoints(plan, folder, uncompleted)
+            _complete_checkpoints(plan, folder, uncompleted, watch.bad.add)
     except OSError as error:
         broken = folder_failure(error)
     lost.notice(watch.ranks, uncompleted)
@@ -99,11 +99,11 @@ def simulate(
     return replace(simulation, report=replace(simulation.report, lost_checkpoints=lost.clean_up(folder.path)))
 
 
-def _complete_checkpoints(plan: LaunchPlan, folder: RunFolder, uncompleted: dict[int, str]) -> None:
+def _complete_checkpoints(plan: LaunchPlan, folder: RunFolder, uncompleted: dict[int, str], complain: Complain) -> None:
     content = plan.as_json()
     config = content["config"].get("checkpoint_config") or {}
     lose = uncompleted.setdefault if config.get("on_error") == "continue" else None
-    complete_checkpoints(folder.path, content, run_id=folder.run_id, lose=lose)
+    complete_checkpoints(folder.path, content, run_id=folder.run_id, lose=lose, complain=complain)
     if config:
         remove_old(folder.path, keep=config["keep"], keep_every=config["keep_every"])
 
@@ -125,6 +125,7 @@ def _conclude(
         duration_s=duration_s,
         failure=None if findings else failure,
         leftovers=0,
+        complain=watch.bad.add,
     )
     return Simulation(report, findings, tuple(said.get("edges", ())), said.get("peak_memory_bytes"))
 

@@ -283,7 +283,6 @@ class RankExit:
 class ShardRecord:
     """`rank-N.json` beside a shard of a checkpoint: the shard is whole, and so large; `state` is where training is."""
 
-    step: Step
     owners: tuple[Rank, ...]
     state: dict[str, Json]
     size: Size

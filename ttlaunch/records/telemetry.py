@@ -125,7 +125,9 @@ def _sent(operation: str, bucket: int | None, phase: str, dest: int, numbers: tu
 def _by_step(times: dict[str, int]) -> dict[int, int]:
     found = {}
     for step, microseconds in times.items():
-        if len(step) > _LONGEST_STEP:  # `int` takes its time for a thousand digits, and raises for more
+        if (
+            len(step) > _LONGEST_STEP or not step.isdecimal()
+        ):  # `int` takes its time for a thousand digits, and raises for more
             raise ValueError(step)
         found[int(step)] = microseconds
     return found

@@ -3,11 +3,18 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 
+from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.records.parser import BadRecord
+from ttlaunch.records.ranks import AnyProgress, read_progress
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
+from ttlaunch.running.runs.tail import Tail
 
 CODE = "R063"
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,31 @@ Complain = Callable[[BadLine], None]
 
 def pass_over(_: BadLine) -> None:
     """For whoever reads a run that somebody else watches or has watched: it was told then."""
+
+
+def good_records(
+    tail: Tail, read: Callable[[bytes], _T | BadRecord], *, rank: int, file: str, complain: Complain = pass_over
+) -> Iterator[_T]:
+    """The records in the new lines of a file that can be used.
+
+    Args:
+        tail: Of the file.
+        read: Its parser.
+        rank, file: Whose file it is, and where it lies in the run's folder.
+        complain: Told of every other line.
+    """
+    for line in tail.read():
+        found = read(line)
+        if isinstance(found, BadRecord):
+            complain(BadLine(rank, file, tail.lines, found.reason))
+        else:
+            yield found
+
+
+def progress_of(folder: Path, rank: int) -> Iterator[AnyProgress]:
+    """All that a rank has reported by now, for whoever reads a run that somebody else watches or has watched."""
+    name = contract.progress_file(rank)
+    return good_records(Tail(folder / name), read_progress, rank=rank, file=name)
 
 
 class BadRecords:

@@ -83,6 +83,7 @@ def conclude(
         duration_s=duration_s,
         failure=failure,
         leftovers=leftovers,
+        complain=watch.bad.add,
     )
     return replace(report, lost_hosts={host: lost.last_heard for host, lost in ending.lost_hosts.items()})
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.records.ranks import RankExit, Validation
+from ttlaunch.running.bad_records import Complain, pass_over
 from ttlaunch.running.boxes import LastOperation, last_operations
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.metrics.traffic import Settlement, settle
@@ -107,6 +108,7 @@ def make_report(
     duration_s: float,
     failure: Failure | None,
     leftovers: int,
+    complain: Complain = pass_over,
 ) -> Report:
     """Fold what is known of all ranks into the result."""
     validations = sorted((v for state in ranks for v in state.validations), key=lambda v: v.step)
@@ -137,7 +139,7 @@ def make_report(
         failure=failure,
         leftovers=leftovers + sum(state.exit.left_behind for state in ranks if state.exit),
         ranks=tuple(_rank_summary(state, last.get(state.row.rank)) for state in ranks),
-        traffic=settle(folder.path, plan.as_json(), ranks, is_done=status == "done"),
+        traffic=settle(folder.path, plan.as_json(), ranks, is_done=status == "done", complain=complain),
     )
 
 

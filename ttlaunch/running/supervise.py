@@ -110,7 +110,10 @@ class _Supervision:
         """Start the engine, watch over it, end what is left, and write down what came of it."""
         started, leftovers, ending = time.monotonic(), 0, self._ending
         plan, folder = self._plan, self._folder
-        with CheckpointKeeper(plan, folder) as checkpoints, MergedWriter(folder.path, self._watch) as merged:
+        with (
+            CheckpointKeeper(plan, folder, complain=self._watch.bad.add) as checkpoints,
+            MergedWriter(folder.path, self._watch) as merged,
+        ):
             process = self._engine.start(plan.engine, folder=folder.path, environment=environment)
             try:
                 known = {"engine": plan.engine.name, "plan": plan.hash, contract.ENGINE_PROCESS: process.pid}
@@ -136,7 +139,7 @@ class _Supervision:
         lost, end = self._lost.clean_up(folder.path), stopped(ending, folder, self._grace)
         report = replace(report, lost_checkpoints=lost, stopped=end)
         self._view.tick(self._watch.ranks)
-        write_trace(folder.path, plan.ranks)
+        write_trace(folder.path, plan.ranks, complain=self._watch.bad.add)
         self._report_bad_records()
         _write_down(report, folder)
         return report

@@ -27,7 +27,7 @@ from ttlaunch.records.ranks import (
     moved_back,
     read_progress,
 )
-from ttlaunch.running.bad_records import BadLine, BadRecords
+from ttlaunch.running.bad_records import BadLine, BadRecords, good_records
 from ttlaunch.running.runs.json_files import read_file
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.runs.tail import Tail
@@ -171,13 +171,8 @@ class Watch:
         return fresh
 
     def _new_records(self, rank: int) -> Iterator[AnyProgress]:
-        tail = self._tails[rank]
-        for line in tail.read():
-            record = read_progress(line)
-            if isinstance(record, BadRecord):
-                self.bad.add(BadLine(rank, contract.progress_file(rank), tail.lines, record.reason))
-            else:
-                yield record
+        name, tail = contract.progress_file(rank), self._tails[rank]
+        return good_records(tail, read_progress, rank=rank, file=name, complain=self.bad.add)
 
     def _read_endings(self, state: RankState) -> None:
         rank = state.row.rank

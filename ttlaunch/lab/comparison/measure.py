@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ttlaunch import contract
+from ttlaunch.records.ranks import StepDone
+from ttlaunch.running.bad_records import progress_of
 from ttlaunch.running.metrics.books import OUTSIDE_STEPS, Book
 from ttlaunch.running.runs.recorded import Recorded, read_run
 
@@ -87,20 +88,12 @@ def _token_reports(recorded: Recorded) -> list[tuple[float, int, int]]:
     """Time, step and tokens, of the role that reports most: an aggregator repeats what its workers have seen."""
     by_role: dict[str, list[tuple[float, int, int]]] = {}
     for state in recorded.ranks:
-        for record in _records(recorded.path / contract.progress_file(state.row.rank)):
-            if record.get("kind") == contract.KIND_STEP and record.get("tokens"):
-                entry = (float(record["time"]), int(record["step"]), int(record["tokens"]))
+        for record in progress_of(recorded.path, state.row.rank):
+            if isinstance(record, StepDone) and record.tokens:
+                entry = (record.time, record.step, record.tokens)
                 by_role.setdefault(state.row.role, []).append(entry)
     found = max(by_role.values(), key=lambda reports: sum(tokens for _, _, tokens in reports), default=[])
     return sorted(found)
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return []
-    return [record for record in map(contract.read_record, lines) if record is not None]
 
 
 def _tokens_per_s(reports: Sequence[tuple[float, int, int]]) -> float | None:

@@ -6,7 +6,6 @@ checkpoint. Killed at any moment, a folder without `.tmp` is whole. A run withou
 completed when somebody resumes from it.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -20,11 +19,16 @@ from typing import Any, Self
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.records.parser import BadRecord, read
+from ttlaunch.records.ranks import ShardRecord
+from ttlaunch.running.bad_records import BadLine, Complain, pass_over
+from ttlaunch.running.runs.json_files import read_file
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 
 _TICK_S = 0.2
 _STEP = re.compile(r"step-([0-9]+)\Z")
 _REMOVED_SUFFIX = ".removed"
+_SHARD = re.compile(r"rank-([0-9]{1,9})\.json\Z")
 
 
 class CheckpointKeeper:
@@ -35,8 +39,8 @@ class CheckpointKeeper:
             says that training goes on without it.
     """
 
-    def __init__(self, plan: LaunchPlan, folder: RunFolder) -> None:
-        self._folder = folder
+    def __init__(self, plan: LaunchPlan, folder: RunFolder, *, complain: Complain = pass_over) -> None:
+        self._folder, self._complain = folder, complain
         self._plan = plan.as_json()
         self._config = (self._plan["config"] or {}).get("checkpoint_config")  # None: nobody makes checkpoints
         self._over = threading.Event()
@@ -82,13 +86,19 @@ class CheckpointKeeper:
             return
         goes_on = self._config["on_error"] == "continue"
         lose = self.lost.setdefault if goes_on else None
-        for step in complete_checkpoints(self._folder.path, self._plan, run_id=self._folder.run_id, lose=lose):
+        run_id, path = self._folder.run_id, self._folder.path
+        for step in complete_checkpoints(path, self._plan, run_id=run_id, lose=lose, complain=self._complain):
             append_event(self._folder, "checkpoint", step=step)
             remove_old(self._folder.path, keep=self._config["keep"], keep_every=self._config["keep_every"])
 
 
 def complete_checkpoints(
-    run_folder: Path, plan: Mapping[str, Any], *, run_id: str, lose: Callable[[int, str], object] | None = None
+    run_folder: Path,
+    plan: Mapping[str, Any],
+    *,
+    run_id: str,
+    lose: Callable[[int, str], object] | None = None,
+    complain: Complain = pass_over,
 ) -> list[int]:
     """Make a checkpoint of every folder whose shards have all arrived.
 
@@ -97,6 +107,7 @@ def complete_checkpoints(
         plan: The content of the run's `plan.json`.
         run_id: The run's name.
         lose: Told the step of a checkpoint that could not be completed, and why; its folder is removed.
+        complain: Told of records of shards that cannot be used; their checkpoint is not completed.
 
     Returns:
         The steps of the new checkpoints, in order.
@@ -106,7 +117,7 @@ def complete_checkpoints(
     """
     done = []
     for step, folder in sorted(_folders(run_folder, contract.UNFINISHED_SUFFIX)):
-        shards = _arrived(folder)
+        shards = _arrived(folder, world_size=plan["world_size"], complain=complain)
         if shards is None:
             continue
         try:
@@ -152,27 +163,47 @@ def manifest_digest(content: Mapping[str, Any]) -> str:
 
 def missing_shards(folder: Path) -> list[int]:
     """Ranks whose shard of an unfinished checkpoint is not there or not whole; all owners are known from any record."""
-    records = _records(folder)
-    owners = {int(rank) for record in records.values() for rank in record["owners"]}
+    return _missing(folder, _records(folder, world_size=None, complain=pass_over))
+
+
+def _missing(folder: Path, records: Mapping[int, ShardRecord]) -> list[int]:
+    owners = {rank for record in records.values() for rank in record.owners}
     return sorted(rank for rank in owners if rank not in records or not _is_whole(folder, rank, records[rank]))
 
 
-def _arrived(folder: Path) -> dict[int, dict[str, Any]] | None:
-    records = _records(folder)
-    return records if records and not missing_shards(folder) else None
+def _arrived(folder: Path, *, world_size: int, complain: Complain) -> dict[int, ShardRecord] | None:
+    records = _records(folder, world_size=world_size, complain=complain)
+    return records if records and not _missing(folder, records) else None
 
 
-def _records(folder: Path) -> dict[int, dict[str, Any]]:
+def _records(folder: Path, *, world_size: int | None, complain: Complain) -> dict[int, ShardRecord]:
+    """The records of shards that are there and can be used; None: of how many ranks is not known."""
     found = {}
-    for path in folder.glob("rank-*.json"):
-        with contextlib.suppress(OSError, ValueError):
-            found[int(path.stem.removeprefix("rank-"))] = json.loads(path.read_text(encoding="utf-8"))
+    for path in sorted(folder.glob("rank-*.json")):
+        named = _SHARD.match(path.name)
+        rank = int(named[1]) if named else -1
+        data = read_file(path) if rank >= 0 and (world_size is None or rank < world_size) else None
+        if data is None:
+            continue
+        record = _checked(read(ShardRecord, data), world_size)
+        if isinstance(record, BadRecord):
+            name = f"{contract.CHECKPOINTS_DIR}/{folder.name}/{path.name}"
+            complain(BadLine(rank, name, None, record.reason))
+        else:
+            found[rank] = record
     return found
 
 
-def _is_whole(folder: Path, rank: int, record: Mapping[str, Any]) -> bool:
+def _checked(record: ShardRecord | BadRecord, world_size: int | None) -> ShardRecord | BadRecord:
+    """The same if it names only ranks that there are."""
+    if isinstance(record, BadRecord) or world_size is None or all(rank < world_size for rank in record.owners):
+        return record
+    return BadRecord(f"`owners` names rank {max(record.owners)} of {world_size}")
+
+
+def _is_whole(folder: Path, rank: int, record: ShardRecord) -> bool:
     try:
-        return (folder / contract.shard_file(rank)).stat().st_size == int(record["size"])
+        return (folder / contract.shard_file(rank)).stat().st_size == record.size
     except OSError:
         return False
 
@@ -192,18 +223,18 @@ def _about(plan: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _joined(records: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+def _joined(records: Mapping[int, ShardRecord]) -> dict[str, Any]:
     files = {
-        contract.shard_file(rank): {name: records[rank][name] for name in ("size", "sha256", "tensors")}
-        for rank in sorted(records)
+        contract.shard_file(rank): {"size": one.size, "sha256": one.sha256, "tensors": list(one.tensors)}
+        for rank, one in sorted(records.items())
     }
-    return {"state": records[_first_with_weights(records)]["state"], "files": files}
+    return {"state": records[_first_with_weights(records)].state, "files": files}
 
 
-def _first_with_weights(records: Mapping[int, dict[str, Any]]) -> int:
+def _first_with_weights(records: Mapping[int, ShardRecord]) -> int:
     """The rank that is asked where training is: those that only owe what their codecs left out need not know."""
     is_state = contract.OPTIMIZER_PREFIX
-    knowing = [rank for rank, record in records.items() if not all(n.startswith(is_state) for n in record["tensors"])]
+    knowing = [rank for rank, record in records.items() if not all(n.startswith(is_state) for n in record.tensors)]
     return min(knowing or records)
 
 

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import IO, Self
 
 from ttlaunch import contract
-from ttlaunch.running.runs.json_files import read_object_if_any
+from ttlaunch.records.parser import BadRecord, read
+from ttlaunch.records.ranks import RankExit, read_output_note
+from ttlaunch.running.runs.json_files import read_file
 from ttlaunch.running.watch import Watch
 
 MERGED_FILE = f"{contract.LOGS_DIR}/merged.jsonl"
 """Which stretch of which rank's output came when, in this order, as the launcher saw it; relative to the run folder."""
-_STREAMS = {b"1": "stdout", b"2": "stderr"}
 _PIECE = 1 << 20
 _TOGETHER_S = 0.05
 _STATE_EVERY_S = 2.0
@@ -135,7 +136,8 @@ class RankOutputs:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._times[rank] = path, offset + len(whole)
-        return [note for note in map(_parse_note, whole.splitlines()) if note is not None]
+        notes = [note for note in map(read_output_note, whole.splitlines()) if not isinstance(note, BadRecord)]
+        return [(note.time, note.stream, note.end, note.is_over) for note in notes]
 
     def _follow(self, when: float, rank: int, stream: str, end: int, over: bool) -> list[Stretch] | None:  # noqa: FBT001 - a row of notes
         """What a note brings; None if the bytes it tells of are not here yet."""
@@ -234,23 +236,11 @@ class MergedWriter:
 
 def read_unkept(folder: Path, rank: int, *, behind_s: float) -> list[Unkept]:
     """What of a rank's output its shim says it could not keep."""
-    record = read_object_if_any(folder / contract.exit_file(rank))
-    unkept, when = record.get("unkept_output"), record.get("time")
-    if not isinstance(unkept, dict) or not isinstance(when, float):
+    record = read(RankExit, read_file(folder / contract.exit_file(rank)) or b"{}")
+    if isinstance(record, BadRecord):  # the watch over the ranks tells of it
         return []
-    return [
-        Unkept(rank, stream, round(when - behind_s, 6), length)
-        for stream, length in unkept.items()
-        if isinstance(length, int)
-    ]
-
-
-def _parse_note(line: bytes) -> tuple[float, str, int, bool] | None:
-    try:
-        when, stream, end, *over = line.split()
-        return float(when), _STREAMS[stream], int(end), over == [b"end"]
-    except (ValueError, KeyError):
-        return None
+    when = round(record.time - behind_s, 6)
+    return [Unkept(rank, stream, when, length) for stream, length in record.unkept_output.items()]
 
 
 def _joined(stretches: list[Stretch]) -> list[Stretch]:

@@ -1,42 +1,19 @@
 """The books that ranks leave of a run: what each sent to whom, how long it waited, and what its steps consisted of."""
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.records.telemetry import Sent, Stretch, read_stretch
+from ttlaunch.running.bad_records import Complain, good_records, pass_over
+from ttlaunch.running.runs.tail import Tail
 
 _STEP = "step"
 OUTSIDE_STEPS = frozenset({"start", "after"})
 """Phases that are not part of a step: what comes before the first, and validations between steps."""
-
-
-@dataclass(frozen=True)
-class Sent:
-    """Equal steps of one rank: what each of them sent to one other rank.
-
-    Attributes:
-        bucket: Which part of a vector; None if it was sent whole.
-        first, last, stride: The steps; 0 is what came before the first.
-        messages, size: Of each of them; size in bytes.
-    """
-
-    operation: str
-    bucket: int | None
-    phase: str
-    dest: int
-    first: int
-    last: int
-    stride: int
-    messages: int
-    size: int
-
-    def steps_until(self, last: int) -> int:
-        """How many of the steps come no later than `last`."""
-        return max(0, (min(self.last, last) - self.first) // self.stride + 1)
 
 
 @dataclass
@@ -60,9 +37,9 @@ class Book:
     steps: dict[int, int] = field(default_factory=dict)
 
 
-def read_books(folder: Path, *, world_size: int) -> list[Book] | None:
+def read_books(folder: Path, *, world_size: int, complain: Complain = pass_over) -> list[Book] | None:
     """The books of all ranks, as far as they are written; None if a rank has left none."""
-    books = [_read_book(folder / contract.ledger_file(rank), rank) for rank in range(world_size)]
+    books = [_read_book(folder, rank, world_size=world_size, complain=complain) for rank in range(world_size)]
     return None if any(book is None for book in books) else [book for book in books if book is not None]
 
 
@@ -79,48 +56,28 @@ def measured(books: Sequence[Book], *, until: int) -> dict[tuple[str, int, int],
     return found
 
 
-def _read_book(path: Path, rank: int) -> Book | None:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
-        return None
-    book = Book(rank)
-    read = [_fold(book, line) for line in lines]
-    return book if any(read) else None
-
-
-def _fold(book: Book, line: str) -> bool:
-    """Take one line into account; one that a killed rank did not finish is passed over."""
-    try:
-        stretch = json.loads(line)
-        if stretch["format"] != contract.LEDGER_FORMAT:
-            return False
+def _read_book(folder: Path, rank: int, *, world_size: int, complain: Complain) -> Book | None:
+    """What a rank has written; a line that a killed rank did not finish is passed over."""
+    name, book = contract.ledger_file(rank), Book(rank)
+    read = partial(read_stretch, world_size=world_size)
+    stretches = list(good_records(Tail(folder / name), read, rank=rank, file=name, complain=complain))
+    for stretch in stretches:
         _take(book, stretch)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return False
-    return True
+    return book if stretches else None
 
 
-def _take(book: Book, stretch: Mapping[str, Any]) -> None:
-    book.sent += [
-        Sent(operation, bucket, phase, dest, *numbers)
-        for operation, bucket, phase, dest, rows in stretch["sent"]
-        for numbers in rows
-    ]
-    book.facts |= stretch["facts"]
-    _add_times(book.waits, ((name, times) for name, phase, times in stretch["waited"] if phase not in OUTSIDE_STEPS))
-    _add_times(book.phases, ((name, times) for name, times in stretch["spent"] if name not in {*OUTSIDE_STEPS, _STEP}))
-    for name, times in stretch["spent"]:
-        book.steps |= _by_step(times) if name == _STEP else {}
-    book.last = int(stretch["last"])
+def _take(book: Book, stretch: Stretch) -> None:
+    book.sent += stretch.sent
+    book.facts |= stretch.facts
+    _add_times(book.waits, ((name, times) for name, phase, times in stretch.waited if phase not in OUTSIDE_STEPS))
+    _add_times(book.phases, ((name, times) for name, times in stretch.spent if name not in {*OUTSIDE_STEPS, _STEP}))
+    for name, times in stretch.spent:
+        book.steps |= times if name == _STEP else {}
+    book.last = stretch.last
 
 
-def _add_times(into: dict[str, dict[int, int]], found: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+def _add_times(into: dict[str, dict[int, int]], found: Iterable[tuple[str, Mapping[int, int]]]) -> None:
     for name, times in found:
         known = into[name]
-        for step, microseconds in _by_step(times).items():
+        for step, microseconds in times.items():
             known[step] = known.get(step, 0) + microseconds
-
-
-def _by_step(times: Mapping[str, Any]) -> dict[int, int]:
-    return {int(step): int(microseconds) for step, microseconds in times.items()}

@@ -111,7 +111,7 @@ class EventLog:
         self.run = read_logged_run(path)
         self._path = path
         self._watch = Watch(self.run, RunFolder(path.name, path))
-        self._books = [BookReader(path / contract.ledger_file(row.rank)) for row in self.run.ranks]
+        self._books = [BookReader(path, row.rank, world_size=len(self.run.ranks)) for row in self.run.ranks]
         self._launcher = Tail(path / contract.EVENTS_FILE)
         self._step_times: dict[int, tuple[int, float]] = {}
         self._first_times: dict[int, float] = {}

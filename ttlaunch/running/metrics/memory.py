@@ -39,5 +39,5 @@ def memory_of_ranks(books: Sequence[Book]) -> list[RankMemory]:
             book.facts["memory_peak"],
         )
         for book in books
-        if "memory_step" in book.facts
+        if {"memory_step", "memory_peak", *(f"memory_{kind}" for kind in KINDS)} <= book.facts.keys()
     ]

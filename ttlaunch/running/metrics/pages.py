@@ -1,13 +1,14 @@
 """A rank's books step by step as they are written: the times of a step, and what each operation sent and waited for."""
 
-import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.records.telemetry import Stretch, read_stretch
+from ttlaunch.running.bad_records import good_records
 from ttlaunch.running.runs.tail import Tail
 
 
@@ -34,33 +35,30 @@ class Page:
 class BookReader:
     """Reads one rank's ledger as it grows."""
 
-    def __init__(self, path: Path) -> None:
-        self._tail = Tail(path)
+    def __init__(self, folder: Path, rank: int, *, world_size: int) -> None:
+        self._rank, self._name = rank, contract.ledger_file(rank)
+        self._read = partial(read_stretch, world_size=world_size)
+        self._tail = Tail(folder / self._name)
 
     def pages(self) -> Iterator[Page]:
         """The pages of the lines that are new; a line that is none is passed over."""
-        for line in self._tail.read():
-            try:
-                stretch = json.loads(line)
-                found = _pages(stretch) if stretch["format"] == contract.LEDGER_FORMAT else {}
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                continue
+        for stretch in good_records(self._tail, self._read, rank=self._rank, file=self._name):
+            found = _pages(stretch)
             yield from (found[step] for step in sorted(found))
 
 
-def _pages(stretch: Mapping[str, Any]) -> dict[int, Page]:
+def _pages(stretch: Stretch) -> dict[int, Page]:
     found: dict[int, Page] = defaultdict(lambda: Page(0))
-    for phase, times in stretch["spent"]:
+    for phase, times in stretch.spent:
         for step, microseconds in times.items():
-            found[int(step)].times[f"{phase}_s"] = microseconds / 1e6
-    for operation, _, times in stretch["waited"]:
+            found[step].times[f"{phase}_s"] = microseconds / 1e6
+    for operation, _, times in stretch.waited:
         for step, microseconds in times.items():
-            found[int(step)].add(operation, "waited_s", microseconds / 1e6)
-    for operation, _, _, _, rows in stretch["sent"]:
-        for first, last, stride, messages, size in rows:
-            for step in range(first, last + 1, stride):
-                found[step].add(operation, "messages", messages)
-                found[step].add(operation, "bytes", size)
+            found[step].add(operation, "waited_s", microseconds / 1e6)
+    for row in stretch.sent:
+        for step in range(row.first, row.last + 1, row.stride):
+            found[step].add(row.operation, "messages", row.messages)
+            found[step].add(row.operation, "bytes", row.size)
     for step, page in found.items():
         page.step = step
     return found

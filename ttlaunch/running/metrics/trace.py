@@ -13,6 +13,9 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.records.telemetry import ClockNote, MessageEnd, Span, read_trace_event
+from ttlaunch.running.bad_records import Complain, good_records, pass_over
+from ttlaunch.running.runs.tail import Tail
 
 COLLECTIVE = "collective"
 """The kind of a span that another library's thread works on."""
@@ -25,34 +28,34 @@ class RankTrace:
     """What one rank traced.
 
     Attributes:
-        clocks: Local time, how much later it is on rank 0, and by how much that may be wrong, nanoseconds.
-        spans: Name, kind, begin, end and facts.
-        ends: Of messages: `send` or `recv`, name, time and facts.
+        clocks: How far its clock is from rank 0's, as it was compared.
+        spans: What it did.
+        ends: Of its messages.
     """
 
     row: RankRow
-    clocks: list[tuple[int, int, int]] = field(default_factory=list)
-    spans: list[tuple[str, str, int, int, Mapping[str, Any]]] = field(default_factory=list)
-    ends: list[tuple[str, str, int, Mapping[str, Any]]] = field(default_factory=list)
+    clocks: list[ClockNote] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    ends: list[MessageEnd] = field(default_factory=list)
 
     @property
     def error(self) -> int:
         """By how much its times on rank 0's clock may be wrong, nanoseconds."""
-        return max((error for _, _, error in self.clocks), default=0)
+        return max((clock.error for clock in self.clocks), default=0)
 
     def on_rank_0(self, local: int) -> int:
         """A time of this rank on rank 0's clock."""
         if not self.clocks:
             return local
-        (first, before, _), (last, after, _) = self.clocks[0], self.clocks[-1]
-        if last == first:
-            return local + before
-        return local + before + (after - before) * (local - first) // (last - first)
+        first, last = self.clocks[0], self.clocks[-1]
+        if last.when == first.when:
+            return local + first.offset
+        return local + first.offset + (last.offset - first.offset) * (local - first.when) // (last.when - first.when)
 
 
-def write_trace(folder: Path, rows: Sequence[RankRow]) -> Path | None:
+def write_trace(folder: Path, rows: Sequence[RankRow], *, complain: Complain = pass_over) -> Path | None:
     """Put what all ranks have traced into `trace.json`; None if none has traced anything, or the disk is full."""
-    traces = read_traces(folder, rows)
+    traces = read_traces(folder, rows, complain=complain)
     if not any(trace.spans for trace in traces):
         return None
     path = folder / contract.TRACE_FILE
@@ -63,9 +66,9 @@ def write_trace(folder: Path, rows: Sequence[RankRow]) -> Path | None:
     return path
 
 
-def read_traces(folder: Path, rows: Sequence[RankRow]) -> list[RankTrace]:
+def read_traces(folder: Path, rows: Sequence[RankRow], *, complain: Complain = pass_over) -> list[RankTrace]:
     """What all ranks of a run have traced; empty traces of those that have traced nothing."""
-    return [_read(folder / contract.trace_file(row.rank), row) for row in rows]
+    return [_read(folder, row, complain) for row in rows]
 
 
 def messages_under_way(traces: Sequence[RankTrace]) -> Iterator[tuple[str, RankRow, int, float]]:
@@ -73,14 +76,14 @@ def messages_under_way(traces: Sequence[RankTrace]) -> Iterator[tuple[str, RankR
 
     That is from the begin of its send to the end of its receive, so a receiver that comes late counts too.
     """
-    for sender, began, receiver, when, name, facts in _messages(traces):
-        nanoseconds = receiver.on_rank_0(when) - sender.on_rank_0(began)
-        yield name, sender.row, int(facts["bytes"]), max(0, nanoseconds) / 1e9
+    for sender, began, receiver, end in _messages(traces):
+        nanoseconds = receiver.on_rank_0(end.when) - sender.on_rank_0(began)
+        yield end.name, sender.row, end.size, max(0, nanoseconds) / 1e9
 
 
 def render_trace(traces: Sequence[RankTrace]) -> dict[str, Any]:
     """The timeline in Chrome's trace event format."""
-    times = [trace.on_rank_0(began) for trace in traces for _, _, began, _, _ in trace.spans]
+    times = [trace.on_rank_0(span.began) for trace in traces for span in trace.spans]
     origin = min(times, default=0)
     events = [event for trace in traces for event in _slices(trace, origin)]
     arrows = list(_arrows(traces, origin))
@@ -94,25 +97,25 @@ def _slices(trace: RankTrace, origin: int) -> Iterator[dict[str, Any]]:
     place = {"pid": row.rank, "tid": 0}
     yield {"ph": "M", "name": "process_name", **place, "args": {"name": f"rank {row.rank} {row.role} ({row.host})"}}
     yield {"ph": "M", "name": "process_sort_index", **place, "args": {"sort_index": row.rank}}
-    for name, kind, began, ended, facts in sorted(trace.spans, key=lambda span: (span[2], -span[3])):
-        start = trace.on_rank_0(began) - origin
-        if kind == COLLECTIVE:
-            yield from _overlapping(trace, name, start, trace.on_rank_0(ended) - origin, facts)
+    for span in sorted(trace.spans, key=lambda span: (span.began, -span.ended)):
+        start = trace.on_rank_0(span.began) - origin
+        if span.kind == COLLECTIVE:
+            yield from _overlapping(trace, span.name, start, trace.on_rank_0(span.ended) - origin, span.facts)
             continue
-        duration = trace.on_rank_0(ended) - origin - start
+        duration = trace.on_rank_0(span.ended) - origin - start
         yield {
             "ph": "X",
-            "name": name,
-            "cat": kind,
+            "name": span.name,
+            "cat": span.kind,
             **place,
             "ts": start / 1e3,
             "dur": duration / 1e3,
-            "args": dict(facts),
+            "args": dict(span.facts),
         }
 
 
 def _overlapping(
-    trace: RankTrace, name: str, began: int, ended: int, facts: Mapping[str, Any]
+    trace: RankTrace, name: str, began: int, ended: int, facts: Mapping[str, object]
 ) -> Iterator[dict[str, Any]]:
     """What goes on beside the rank's own work, and so need not nest in it."""
     one = {"name": name, "cat": COLLECTIVE, "id": f"{trace.row.rank}-{began}", "pid": trace.row.rank, "tid": 0}
@@ -122,48 +125,38 @@ def _overlapping(
 
 def _arrows(traces: Sequence[RankTrace], origin: int) -> Iterator[dict[str, Any]]:
     """From each send to its receive: the k-th message of a tag between two ranks is the k-th on both ends."""
-    for number, (sender, began, trace, when, name, _) in enumerate(_messages(traces), 1):
-        arrow = {"cat": "message", "name": name, "id": number, "tid": 0}
+    for number, (sender, began, trace, end) in enumerate(_messages(traces), 1):
+        arrow = {"cat": "message", "name": end.name, "id": number, "tid": 0}
         yield {"ph": "s", **arrow, "pid": sender.row.rank, "ts": (sender.on_rank_0(began) - origin) / 1e3}
-        at = trace.on_rank_0(when) - origin
+        at = trace.on_rank_0(end.when) - origin
         yield {"ph": "f", "bp": "e", **arrow, "pid": trace.row.rank, "ts": at / 1e3}
 
 
-def _messages(
-    traces: Sequence[RankTrace],
-) -> Iterator[tuple[RankTrace, int, RankTrace, int, str, Mapping[str, Any]]]:
-    """Sender, begin of its send, receiver, end of its receive, name and facts, in the order of the receives."""
+def _messages(traces: Sequence[RankTrace]) -> Iterator[tuple[RankTrace, int, RankTrace, MessageEnd]]:
+    """Sender, begin of its send, receiver and the end of its receive, in the order of the receives."""
     sends = {
-        (trace.row.rank, facts["peer"], facts["tag"], facts["number"]): (trace, when)
+        (trace.row.rank, end.peer, end.tag, end.number): (trace, end.when)
         for trace in traces
-        for kind, _, when, facts in trace.ends
-        if kind == "send"
+        for end in trace.ends
+        if end.is_send
     }
     for trace in traces:
-        for kind, name, when, facts in trace.ends:
-            sent = sends.get((facts["peer"], trace.row.rank, facts["tag"], facts["number"]))
-            if kind == "recv" and sent is not None:
+        for end in trace.ends:
+            sent = sends.get((end.peer, trace.row.rank, end.tag, end.number))
+            if not end.is_send and sent is not None:
                 sender, began = sent
-                yield sender, began, trace, when, name, facts
+                yield sender, began, trace, end
 
 
-def _read(path: Path, row: RankRow) -> RankTrace:
+def _read(folder: Path, row: RankRow, complain: Complain) -> RankTrace:
     """What a rank wrote; a line that it did not finish is passed over."""
-    trace = RankTrace(row)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
-        return trace
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
+    trace, name = RankTrace(row), contract.trace_file(row.rank)
+    for event in good_records(Tail(folder / name), read_trace_event, rank=row.rank, file=name, complain=complain):
         match event:
-            case ["clock", when, offset, error]:
-                trace.clocks.append((when, offset, error))
-            case ["span", name, kind, began, ended, facts]:
-                trace.spans.append((name, kind, began, ended, facts))
-            case ["send" | "recv" as kind, name, when, facts]:
-                trace.ends.append((kind, name, when, facts))
+            case ClockNote():
+                trace.clocks.append(event)
+            case Span():
+                trace.spans.append(event)
+            case MessageEnd():
+                trace.ends.append(event)
     return trace

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from ttlaunch.running.bad_records import Complain, pass_over
 from ttlaunch.running.metrics.books import Book, measured, read_books
 from ttlaunch.running.watch import RankState
 
@@ -121,7 +122,14 @@ class Settlement:
         return cls(record["steps"], record["validations"], edges, *(record[name] for name in names))
 
 
-def settle(folder: Path, plan: Mapping[str, Any], ranks: Sequence[RankState], *, is_done: bool) -> Settlement | None:
+def settle(
+    folder: Path,
+    plan: Mapping[str, Any],
+    ranks: Sequence[RankState],
+    *,
+    is_done: bool,
+    complain: Complain = pass_over,
+) -> Settlement | None:
     """Compare what ranks counted with the recipe's formula, over the steps that all of them have finished.
 
     Args:
@@ -129,11 +137,12 @@ def settle(folder: Path, plan: Mapping[str, Any], ranks: Sequence[RankState], *,
         plan: The content of its `plan.json`.
         ranks: What is known of its ranks.
         is_done: Whether the run came to its end; else the last step that all ranks report may not be all of it.
+        complain: Told of lines that cannot be used.
 
     Returns:
         None if ranks have left no books, such as those of another program, or of a run that ended before they began.
     """
-    books = read_books(folder, world_size=len(ranks))
+    books = read_books(folder, world_size=len(ranks), complain=complain)
     if books is None:
         return None
     until = min(book.last for book in books)

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ttlaunch import contract
+from ttlaunch.records.ranks import StepDone, Validation, kind_of
+from ttlaunch.running.bad_records import progress_of
 from ttlaunch.running.runs.json_files import read_object_if_any
 from ttlaunch.running.runs.recorded import read_rows
 
@@ -185,11 +187,9 @@ def _losses(run: Path, ranks: int) -> dict[str, dict[int, float]]:
     """By kind and step, the loss that the lowest rank which knows one has reported."""
     found: dict[str, dict[int, float]] = {kind: {} for kind in _LOSSES}
     for rank in range(ranks):
-        for line in _text(run / contract.progress_file(rank)).splitlines():
-            record = contract.read_record(line) or {}
-            kind, step, loss = record.get("kind"), record.get("step"), record.get("loss")
-            if kind in found and isinstance(step, int) and isinstance(loss, float):
-                found[kind].setdefault(step, loss)
+        for record in progress_of(run, rank):
+            if isinstance(record, StepDone | Validation) and isinstance(record.loss, float):
+                found[kind_of(record)].setdefault(record.step, record.loss)
     return found
 
 

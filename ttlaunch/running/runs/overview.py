@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.records.parser import BadRecord
+from ttlaunch.records.ranks import AnyProgress, Ready, StepDone, read_progress
 from ttlaunch.running.runs.json_files import read_object_if_any
 from ttlaunch.running.runs.launcher import is_running, read_launcher, runs_with_processes
 from ttlaunch.running.runs.recorded import run_folders
@@ -97,18 +98,17 @@ def _progress(folder: Path, ranks: int) -> tuple[int, int | None, float | None]:
     for rank in range(ranks):
         head, tail = _ends(folder / contract.progress_file(rank))
         for record in head:
-            if record.get("kind") == contract.KIND_READY and isinstance(record.get("total_steps"), int):
-                total = max(total or 0, record["total_steps"])
+            if isinstance(record, Ready) and record.total_steps is not None:
+                total = max(total or 0, record.total_steps)
         for record in tail:
-            number, loss = record.get("step"), record.get("loss")
-            if record.get("kind") == contract.KIND_STEP and isinstance(number, int):
-                step = max(step, number)
-                if isinstance(loss, float | int) and number >= known[0]:
-                    known = (number, loss)
+            if isinstance(record, StepDone):
+                step = max(step, record.step)
+                if record.loss is not None and record.step >= known[0]:
+                    known = (record.step, record.loss)
     return step, total, known[1]
 
 
-def _ends(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _ends(path: Path) -> tuple[list[AnyProgress], list[AnyProgress]]:
     """The records at the beginning and at the end of a file; short ones are read twice."""
     try:
         with path.open("rb") as file:
@@ -121,9 +121,9 @@ def _ends(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return _records(head.split(b"\n")[:-1]), _records(tail.split(b"\n")[:-1])
 
 
-def _records(lines: list[bytes]) -> list[dict[str, Any]]:
-    found = [contract.read_record(line) for line in lines]
-    return [record for record in found if record is not None]
+def _records(lines: list[bytes]) -> list[AnyProgress]:
+    found = [read_progress(line) for line in lines]
+    return [record for record in found if not isinstance(record, BadRecord)]
 
 
 def _started(folder: Path) -> float | None:

@@ -4,7 +4,6 @@ A run's folder has the resolved configuration and says which code and which text
 from where it lay, if it is still the same.
 """
 
-import contextlib
 import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import __version__, contract
+from ttlaunch.records.ranks import StepDone
+from ttlaunch.running.bad_records import progress_of
 from ttlaunch.running.runs.json_files import read_object
 from ttlaunch.running.runs.record_inputs import tree_hash
 
@@ -89,11 +90,9 @@ def _arrivals(path: Path, *, world_size: int) -> tuple[int, ...]:
     """Where the gradients of an asynchronous run came from, in the order in which its server has applied them."""
     found: dict[int, int] = {}
     for rank in range(world_size):
-        with contextlib.suppress(FileNotFoundError):
-            for line in (path / contract.progress_file(rank)).read_bytes().splitlines():
-                record = contract.read_record(line) or {}
-                if record.get("kind") == contract.KIND_STEP and contract.ARRIVED_FROM in record:
-                    found[int(record["step"])] = int(record[contract.ARRIVED_FROM])
+        for record in progress_of(path, rank):
+            if isinstance(record, StepDone) and record.arrived_from is not None:
+                found[record.step] = record.arrived_from
     return tuple(found[step] for step in sorted(found))
 
 
