@@ -240,6 +240,11 @@ def release_lock(tree_hash: str) -> str:
     return f"{RELEASES_DIR}/{tree_hash}.lock"
 
 
+AGENT_VERSION = 1
+"""Raised when what launcher and agent say to each other changes; each refuses the other's frames of any other number.
+
+A launcher puts its own agent beside a run, but the two may live through an upgrade of the package between them."""
+
 LEASE_S = 15.0  # for which ranks of a host run on after the launcher was last heard there; then the host kills them
 AFTER_LEASE_S = 5.0  # after which ranks of a lost host count as ended for sure, so that others may take their places
 

@@ -39,6 +39,7 @@ class Trouble(StrEnum):
     TIMED_OUT = "timed out"  # a command did not end within its deadline
     NO_PYTHON = "no Python"  # nothing there can run our scripts
     DISK = "disk"  # its disk is full or cannot be written
+    VERSION = "another version"  # an agent and this launcher do not understand each other
     SCRIPT = "script failed"  # one of our scripts broke, or something answered in its place
 
 

@@ -23,6 +23,7 @@ from ttlaunch.hosts.transport.pushed import start_script
 DEADLINE_S = 60.0
 RUN = f"run-{os.getpid()}"
 """Of this process of tests alone: others on this machine kill what carries theirs."""
+HELLO = {"kind": "hello", "version": contract.AGENT_VERSION}
 
 
 class Attended:
@@ -57,7 +58,7 @@ class Attended:
         greeting = self.expect()[0]
         self.received = min(self.received, greeting.get("sent", 0))
         if greeting["kind"] == "ready":
-            self.send(kind="hello", received=self.received)
+            self.send(kind="hello", version=contract.AGENT_VERSION, received=self.received)
         return greeting
 
     def leave(self):
@@ -329,7 +330,7 @@ def test_whatever_comes_over_its_socket_the_attendant_goes_on(attended_once, dat
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(str(run.scratch / "attendant"))
         with contextlib.suppress(BrokenPipeError):
-            stranger.sendall(contract.pack_frame({"kind": "hello", "received": run.received}) + data)
+            stranger.sendall(contract.pack_frame(HELLO | {"received": run.received}) + data)
             stranger.shutdown(socket.SHUT_WR)
         while stranger.recv(65536):
             continue
@@ -344,8 +345,12 @@ def test_whatever_comes_over_its_socket_the_attendant_goes_on(attended_once, dat
         (b"\xff" * 8, "what came is no word of a launcher: not a frame: b'\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff'"),
         (contract.pack_frame({"kind": "end", "order": 1}), "what came is no word of a launcher: end before hello"),
         (
-            contract.pack_frame({"kind": "hello", "received": 7}),
+            contract.pack_frame(HELLO | {"received": 7}),
             "what came is no word of a launcher: 7 pieces received, of which 0 to 0 are in question",
+        ),
+        (
+            contract.pack_frame({"kind": "hello", "received": 0}),
+            "what came is no word of a launcher: it is of version 0, this agent of 1",
         ),
     ],
 )

@@ -57,7 +57,7 @@ class Linked:
             "lease_s": lease_s,
             "files": {},
         }
-        self.link = HostLink(self.transport, arguments, pythons=(), keep=self.keep, note=self.note)
+        self.link = HostLink(self.transport, arguments, world_size=8, pythons=(), keep=self.keep, note=self.note)
         self.link.start()
         self.link.follow()
         self.rank = subprocess.Popen(["sleep", "600"], env={**os.environ, "TTLAUNCH_RUN_ID": self.run_id})
@@ -181,7 +181,7 @@ GARBAGE = [
 
 def test_a_host_that_talks_nonsense_over_every_connection_is_lost_and_named(tmp_path, until):
     kept, said = [], []
-    ready = {"kind": "ready", "time": time.time(), "clock": 1.0, "done": 0, "pid": 1, "sent": 0}
+    ready = {"kind": "ready", "version": contract.AGENT_VERSION, "time": time.time(), "clock": 1.0, "done": 0}
 
     def talk(streams):
         said.append(GARBAGE[len(said) % len(GARBAGE)])
@@ -193,6 +193,7 @@ def test_a_host_that_talks_nonsense_over_every_connection_is_lost_and_named(tmp_
     link = HostLink(
         MemoryTransport("box", {"old=78;": talk}),
         {"lease_s": 3.0, "socket": "", "folder": ""},
+        world_size=8,
         pythons=(),
         keep=lambda piece, _: kept.append(piece),
         note=lambda *_, **__: None,
@@ -202,5 +203,44 @@ def test_a_host_that_talks_nonsense_over_every_connection_is_lost_and_named(tmp_
     lost = until(lambda: link.lost, within_s=DEADLINE_S, what="the host is lost")
     assert (lost.error.trouble, kept) == (Trouble.SCRIPT, [])
     assert len(said) > len(GARBAGE), "everything was said"
+    link.end()
+    assert link.over.wait(DEADLINE_S)
+
+
+def _answering(ready, said):
+    """A host on which an agent greets so; what it is told is kept."""
+
+    def talk(streams):
+        streams.write(contract.pack_frame({"kind": "ready", "time": time.time(), "clock": 1.0, "done": 0, **ready}))
+        while part := streams.read():
+            said.append(part)
+        return 0
+
+    arguments = {"lease_s": 3.0, "socket": "", "folder": ""}
+    transport = MemoryTransport("box", {"old=78;": talk})
+    return HostLink(transport, arguments, world_size=1, pythons=(), keep=lambda *_: None, note=lambda *_, **__: None)
+
+
+@pytest.mark.parametrize("version", [None, contract.AGENT_VERSION + 1])
+def test_an_agent_of_another_version_is_refused_at_the_start(version):
+    link = _answering({} if version is None else {"version": version}, [])
+    with pytest.raises(HostError) as caught:
+        link.start()
+    assert Trouble.VERSION is caught.value.trouble
+    expected = f"its agent is of version {version or 0}, this launcher of {contract.AGENT_VERSION}"
+    assert expected == caught.value.evidence
+
+
+def test_a_host_whose_agent_is_of_another_version_after_a_break_is_lost_at_once(until):
+    """The package was replaced while the run went on, so what joins the agent again is not what started it."""
+    ready = {"version": contract.AGENT_VERSION}
+    link = _answering(ready, [])
+    link.start()
+    ready["version"] = contract.AGENT_VERSION + 1
+    link._joined.stream.process.kill()
+    link.follow()
+    lost = until(lambda: link.lost, within_s=DEADLINE_S, what="the host is lost")
+    assert Trouble.VERSION is lost.error.trouble
+    assert "its agent is of version" in lost.error.evidence
     link.end()
     assert link.over.wait(DEADLINE_S)

@@ -8,8 +8,8 @@ import pytest
 from ttlaunch.engines import ENGINES
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.planning.launch_plan import RankRow
+from ttlaunch.records.agents import FilePiece
 from ttlaunch.records.ranks import RankError, RankExit
-from ttlaunch.running.agents.attendant_frames import FilePiece
 from ttlaunch.running.agents.attendants import write_piece
 from ttlaunch.running.conclude import Ending, find_failure
 from ttlaunch.running.crew import LostHost
@@ -81,14 +81,14 @@ def test_progress_of_hosts_comes_in_the_order_in_which_it_happened(watch):
 def test_pieces_of_a_file_may_come_in_any_order(tmp_path):
     path = tmp_path / "log"
     for offset, body in ((3, b"lo\n"), (0, b"hel")):
-        write_piece(path, FilePiece(path.name, offset, whole=False, number=1), body)
+        write_piece(path, FilePiece(name=path.name, offset=offset, whole=False, number=1), body)
     assert path.read_bytes() == b"hello\n"
 
 
 def test_a_whole_record_replaces_what_was_there(tmp_path):
     path = tmp_path / "rank-0.exit.json"
     path.write_bytes(b'{"a": 1, "b": 2}')
-    write_piece(path, FilePiece(path.name, 0, whole=True, number=1), b"{}")
+    write_piece(path, FilePiece(name=path.name, offset=0, whole=True, number=1), b"{}")
     assert path.read_bytes() == b"{}"
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 

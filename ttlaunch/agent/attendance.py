@@ -5,7 +5,7 @@ launcher has said that it has them; orders are numbered by the launcher and carr
 carries our clock; the launcher sends it back, and the lease lasts so long after the newest reading that came back. So the
 launcher knows, without trusting the network, when the lease has run out: so long after the last frame that it got.
 
-Frames to us: `hello` (how many pieces the launcher has), `renew` (a reading of our clock, and likewise), orders (`signal`,
+Frames to us: `hello` (its version, and how many pieces the launcher has), `renew` (a reading of our clock, and likewise), orders (`signal`,
 `look`, `spy`, `end`) and `bye` (it has everything). From us: `ready`, `file` (a piece), `lost_shim`, `looked`, `alive`,
 `ended`, `refused`. Python 3.9 and
 the standard library only.
@@ -21,6 +21,7 @@ import socket
 import time
 from collections import deque
 
+from ttlaunch import contract
 from ttlaunch.agent.line import Line
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
@@ -111,6 +112,7 @@ class Attendance:
             return
         line = Line(connection)
         ready = {"kind": "ready", "time": time.time(), "clock": lease_clock(), "pid": os.getpid()}
+        ready["version"] = contract.AGENT_VERSION
         line.say({**ready, "sent": self._sent, "done": self._done})
         self._strangers.append(line)
         for forgotten in self._strangers[:-_STRANGERS]:
@@ -128,6 +130,9 @@ class Attendance:
         """Do what a frame says; raises `ValueError` and the like if it says nothing that we know."""
         kind = frame.get("kind")
         if kind == "hello":
+            if frame.get("version", 0) != contract.AGENT_VERSION:
+                version = str(frame.get("version", 0))
+                raise ValueError(f"it is of version {version}, this agent of {contract.AGENT_VERSION}"[:_SHOWN])
             self._welcome(line, _whole(frame["received"]))
         elif line is not self._line:
             raise ValueError(f"{str(kind)[:_SHOWN]} before hello")

@@ -1,7 +1,7 @@
 """The frames that the agent beside a run on a host sends to the launcher.
 
-A frame names only files and ranks of its own host: whatever a broken host says, it says of itself. Python 3.9 and the
-standard library only.
+A frame names only files that ranks of the run have. Not those of its own host alone: hosts may share a folder, and then each
+of them sends what it sees there. Python 3.9 and the standard library only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ttlaunch.records.parser import (
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
     from typing import Any, Union
 
 _FILE = re.compile(r"(?:logs|records|stacks|blackbox|checkpoints/step-[0-9]{1,18}\.tmp)/rank-([0-9]{1,9})\.[a-z.]+\Z")
@@ -134,12 +134,12 @@ _FRAMES: dict[str, type] = {
 }
 
 
-def parse_agent_frame(header: Mapping[str, Any], *, ranks: Collection[int] | None = None) -> AgentFrame | BadRecord:
+def parse_agent_frame(header: Mapping[str, Any], *, world_size: int = 0) -> AgentFrame | BadRecord:
     """What a frame says.
 
     Args:
         header: Of the frame.
-        ranks: Those of the agent's host; None: it is not known yet which they are, and none may be named.
+        world_size: How many ranks there are; 0 where no rank may be named yet.
     """
     kind = header.get("kind")
     cls = _FRAMES.get(kind) if isinstance(kind, str) else None
@@ -151,10 +151,10 @@ def parse_agent_frame(header: Mapping[str, Any], *, ranks: Collection[int] | Non
     if isinstance(said, AgentGone):
         return AgentGone(reason=said.reason[:_SHOWN])
     named = _ranks_of(said)
-    strange = named if ranks is None else [rank for rank in named if rank not in ranks]
+    strange = [rank for rank in named if not 0 <= rank < world_size]
     if strange:
         what = f"the file {shown(said.name)}" if isinstance(said, FilePiece) else f"rank {strange[0]}"
-        return BadRecord(f"no message of an agent: `{kind}` is about {what}, which the host does not have")
+        return BadRecord(f"no message of an agent: `{kind}` is about {what}, which the run does not have")
     return said
 
 

@@ -42,6 +42,11 @@ _REASONS = {
     Trouble.TIMED_OUT: _UNFINISHED,
     Trouble.SCRIPT: _UNFINISHED,
     Trouble.DISK: _Reason("H016", "cannot hold the files of a run", "cannot hold the files of a run"),
+    Trouble.VERSION: _Reason(
+        "H040",
+        "has an agent of another version than this launcher",
+        "have agents of another version than this launcher",
+    ),
     Trouble.NO_PYTHON: _Reason("H014", "has no Python that can be used", "have no Python that can be used"),
 }
 _TRY_BY_HAND = {"H002", "H011"}

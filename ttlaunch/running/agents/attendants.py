@@ -15,7 +15,7 @@ from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.launch_plan import EngineNames
-from ttlaunch.running.agents.attendant_frames import FilePiece
+from ttlaunch.records.agents import FilePiece
 from ttlaunch.running.agents.host_link import HostLink
 from ttlaunch.running.agents.reach_attendant import START_S
 from ttlaunch.running.agents.relay import Relay
@@ -30,6 +30,7 @@ def start_attendants(
     transports: Sequence[Transport],
     arguments: Mapping[str, Mapping[str, Any]],
     *,
+    world_size: int,
     folder: RunFolder,
     pythons: Sequence[str],
 ) -> dict[str, HostLink | HostError]:
@@ -38,6 +39,7 @@ def start_attendants(
     Args:
         transports: The hosts.
         arguments: By host: what `agent/attend.py` is to know.
+        world_size: How many ranks there are on all hosts.
         folder: Where what comes is kept.
         pythons: Interpreters to try first on a host.
     """
@@ -51,7 +53,8 @@ def start_attendants(
             append_event(folder, kind, **values)
 
     def start(transport: Transport) -> HostLink:
-        link = HostLink(transport, arguments[transport.host], pythons=pythons, keep=keep, note=note)
+        host = transport.host
+        link = HostLink(transport, arguments[host], world_size=world_size, pythons=pythons, keep=keep, note=note)
         link.start()
         link.follow()
         return link
@@ -122,7 +125,7 @@ class HostsCrew:
         if len(answers) < len(asked):
             return None
         stopped = frozenset(rank for answer in answers for rank in answer.stopped)
-        return Look(stopped, {rank: count for answer in answers for rank, count in answer.faults.items()})
+        return Look(stopped, {rank: count for answer in answers for rank, count in answer.faults})
 
     def spy_on(self, ranks: Sequence[RankState]) -> None:
         """Returns at once."""

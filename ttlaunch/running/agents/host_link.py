@@ -13,20 +13,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ttlaunch import contract
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.transport import CONNECT_S, Transport
-from ttlaunch.running.agents.attendant_frames import (
-    AttendantAlive,
-    AttendantEnded,
-    AttendantFrame,
-    AttendantGone,
-    AttendantReady,
+from ttlaunch.records.agents import (
+    AgentAlive,
+    AgentEnded,
+    AgentFrame,
+    AgentGone,
+    AgentReady,
     FilePiece,
     Looked,
     ShimLost,
-    parse_attendant_frame,
+    parse_agent_frame,
 )
+from ttlaunch.records.parser import BadRecord
 from ttlaunch.running.agents.reach_attendant import START_S, greeting, join_attendant, put_attendant
 from ttlaunch.running.crew import LostHost, SilentHost
 
@@ -66,6 +68,7 @@ class HostLink:
         transport: Transport,
         arguments: Mapping[str, Any],
         *,
+        world_size: int,
         pythons: Sequence[str],
         keep: Callable[[FilePiece, bytes], None],
         note: Callable[..., None],
@@ -75,6 +78,7 @@ class HostLink:
         Args:
             transport: The host; connected already.
             arguments: What `agent/attend.py` is to know.
+            world_size: How many ranks there are on all hosts.
             pythons: Interpreters to try first.
             keep: Takes each piece of a file, once and in order; raises `OSError` if it cannot.
             note: Takes what is worth an event of the run: a name, and values by keyword.
@@ -87,6 +91,7 @@ class HostLink:
         self.over = threading.Event()
         self.lost_shims: dict[int, float] = {}
         self._transport, self._arguments, self._pythons = transport, arguments, pythons
+        self._world_size = world_size
         self._keep, self._note = keep, note
         self._lease_s = float(arguments["lease_s"])
         self._quiet_s = max(2.0, min(_QUIET_S, 0.3 * self._lease_s))
@@ -109,7 +114,7 @@ class HostLink:
         """
         stream = put_attendant(self._transport, self._arguments, pythons=self._pythons)
         ready = self._greeted(stream, timeout_s=START_S)
-        if isinstance(ready, AttendantGone):
+        if isinstance(ready, AgentGone):
             raise HostError(self.host, Trouble.DISK, f"the run's folder cannot be made: {ready.reason}")
         self.clock_offset_s = ready.time - time.time()
         self._heard, self._heard_at = time.monotonic(), time.time()
@@ -177,7 +182,7 @@ class HostLink:
             while joined is not None and self.killed is None and not self._is_cut:
                 header, body = joined.stream.expect(timeout_s=self._quiet_s)
                 if not self._is_cut:
-                    self._take(joined, parse_attendant_frame(header), body)
+                    self._take(joined, parse_agent_frame(header, world_size=self._world_size), body)
         except HostError as error:
             self._outage = error
         except ValueError as error:
@@ -187,24 +192,26 @@ class HostLink:
             self._joined = None
             joined.stream.process.kill()
 
-    def _take(self, joined: _Joined, frame: AttendantFrame, body: bytes) -> None:
+    def _take(self, joined: _Joined, frame: AgentFrame | BadRecord, body: bytes) -> None:
         match frame:
-            case AttendantAlive(clock):
-                self._clock = clock
-            case Looked() as looked:
-                self._looked = looked
+            case BadRecord():
+                raise ValueError(frame.reason)
+            case AgentAlive():
+                self._clock = frame.clock
+            case Looked():
+                self._looked = frame
             case FilePiece(number=number) as piece:
                 if number != self._received + 1:
                     raise ValueError(f"piece {number} after {self._received}")
                 self._keep(piece, body)
                 self._received = number
                 self._wake.set()
-            case ShimLost(rank, seen):
-                self.lost_shims.setdefault(rank, seen - self.clock_offset_s)
-            case AttendantGone(reason):
-                raise HostError(self.host, Trouble.SCRIPT, f"its agent says: {reason}")
-            case AttendantEnded(killed):
-                self._let_go(joined, killed)
+            case ShimLost():
+                self.lost_shims.setdefault(frame.rank, frame.time - self.clock_offset_s)
+            case AgentGone():
+                raise HostError(self.host, Trouble.SCRIPT, f"its agent says: {frame.reason}")
+            case AgentEnded():
+                self._let_go(joined, frame.killed)
         self._heard, self._heard_at = time.monotonic(), time.time()
 
     def _let_go(self, joined: _Joined, killed: int) -> None:
@@ -217,12 +224,12 @@ class HostLink:
 
     # Connections
 
-    def _greeted(self, stream: FrameStream, *, timeout_s: float) -> AttendantReady | AttendantGone:
+    def _greeted(self, stream: FrameStream, *, timeout_s: float) -> AgentReady | AgentGone:
         """Join the attendant at the other end of a new stream, if there is one."""
         ready = greeting(stream, timeout_s=timeout_s)
-        if isinstance(ready, AttendantGone):
+        if isinstance(ready, AgentGone):
             return ready
-        stream.send({"kind": "hello", "received": self._received}, timeout_s=_SEND_S)
+        stream.send({"kind": "hello", "version": contract.AGENT_VERSION, "received": self._received}, timeout_s=_SEND_S)
         self._joined = _Joined(stream, ready.done)
         self._wake.set()
         return ready
@@ -241,9 +248,12 @@ class HostLink:
                 try:
                     ready = self._join(anew=anew)
                 except HostError as error:
+                    if error.trouble is Trouble.VERSION:  # it will not learn it: the package was replaced meanwhile
+                        outage = error
+                        break
                     latest, anew = error, True
                 else:
-                    if isinstance(ready, AttendantGone):
+                    if isinstance(ready, AgentGone):
                         outage = HostError(self.host, Trouble.LOST, ready.reason)
                         break
                     self._outage = None
@@ -256,7 +266,7 @@ class HostLink:
         notes = () if latest is None else (f"connecting to it again: {latest.evidence}",)
         self.lost = LostHost(HostError(self.host, outage.trouble, outage.evidence, notes=notes), self._heard_at)
 
-    def _join(self, *, anew: bool) -> AttendantReady | AttendantGone:
+    def _join(self, *, anew: bool) -> AgentReady | AgentGone:
         if anew:
             self._transport.close()
             self._transport.connect(timeout_s=max(_FIRST_PAUSE_S, min(CONNECT_S, self._left_s)))

@@ -79,7 +79,13 @@ def start_crew(run: RunOnHosts, hosts: Sequence[ReadyHost], watch: Watch) -> Hos
         host.transport.host: _attendant_arguments(run, host, number=number) for number, host in enumerate(hosts)
     }
     pythons = list(dict.fromkeys(host.python for host in hosts))
-    started = start_attendants([host.transport for host in hosts], arguments, folder=run.folder, pythons=pythons)
+    started = start_attendants(
+        [host.transport for host in hosts],
+        arguments,
+        world_size=run.plan.world_size,
+        folder=run.folder,
+        pythons=pythons,
+    )
     failed = {name: answer for name, answer in started.items() if isinstance(answer, HostError)}
     links = [answer for answer in started.values() if isinstance(answer, HostLink)]
     if failed:

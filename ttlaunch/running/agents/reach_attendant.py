@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ttlaunch import contract
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.pushed import explain_end, start_script
 from ttlaunch.hosts.transport.transport import Transport
-from ttlaunch.running.agents.attendant_frames import AttendantGone, AttendantReady, parse_attendant_frame
+from ttlaunch.records.agents import AgentGone, AgentReady, parse_agent_frame
+from ttlaunch.records.parser import BadRecord
 
 START_S = 10.0
 """What an attendant may take to start."""
@@ -43,20 +45,22 @@ def join_attendant(
     )
 
 
-def greeting(stream: FrameStream, *, timeout_s: float) -> AttendantReady | AttendantGone:
+def greeting(stream: FrameStream, *, timeout_s: float) -> AgentReady | AgentGone:
     """The attendant's first words, or why there is none.
 
     Raises:
-        HostError: Something else came, or nothing in time.
+        HostError: Something else came, or nothing in time; VERSION if the agent is of another one.
     """
     frame = stream.receive(timeout_s=timeout_s)
     if frame is None:
         lost = HostError(stream.host, Trouble.LOST, "our script on it ended without an answer")
         raise explain_end(stream, timeout_s=1.0) or lost
-    try:
-        said = parse_attendant_frame(frame[0])
-    except ValueError as error:
-        raise HostError(stream.host, Trouble.SCRIPT, f"what came from it is {error}") from error
-    if isinstance(said, AttendantReady | AttendantGone):
+    said = parse_agent_frame(frame[0])
+    if isinstance(said, BadRecord):
+        raise HostError(stream.host, Trouble.SCRIPT, f"what came from it is {said.reason}")
+    if isinstance(said, AgentReady) and said.version != contract.AGENT_VERSION:
+        versions = f"its agent is of version {said.version}, this launcher of {contract.AGENT_VERSION}"
+        raise HostError(stream.host, Trouble.VERSION, versions)
+    if isinstance(said, AgentReady | AgentGone):
         return said
     raise HostError(stream.host, Trouble.SCRIPT, f"what came from it is no greeting: {said}"[:100])

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from ttlaunch import contract
 from ttlaunch.agent.line import take_frame
-from ttlaunch.running.agents.attendant_frames import (
-    AttendantAlive,
-    AttendantEnded,
-    AttendantFrame,
-    AttendantGone,
-    AttendantReady,
+from ttlaunch.records.agents import (
+    AgentAlive,
+    AgentEnded,
+    AgentGone,
+    AgentReady,
     FilePiece,
     Looked,
     ShimLost,
-    parse_attendant_frame,
+    parse_agent_frame,
 )
+from ttlaunch.records.parser import BadRecord
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -28,6 +28,7 @@ VALUES = st.recursive(
 )
 NAMES = st.sampled_from(
     [
+        "version",
         "kind",
         "question",
         "stopped",
@@ -52,22 +53,25 @@ KINDS = st.sampled_from(["file", "lost_shim", "ended", "looked", "alive", "ready
     [
         (
             {"kind": "file", "name": "logs/rank-3.stdout", "offset": 7, "whole": False, "number": 2},
-            FilePiece("logs/rank-3.stdout", 7, whole=False, number=2),
+            FilePiece(name="logs/rank-3.stdout", offset=7, whole=False, number=2),
         ),
-        ({"kind": "lost_shim", "rank": 2, "time": 1.5}, ShimLost(2, 1.5)),
-        ({"kind": "ended", "killed": 0}, AttendantEnded(0)),
-        ({"kind": "ready", "time": 2, "clock": 1.5, "done": 3, "pid": 9, "sent": 4}, AttendantReady(2.0, 1.5, 3)),
-        ({"kind": "alive", "clock": 1.0, "done": 2}, AttendantAlive(1.0, 2)),
+        ({"kind": "lost_shim", "rank": 2, "time": 1.5}, ShimLost(rank=2, time=1.5)),
+        ({"kind": "ended", "killed": 0}, AgentEnded(killed=0)),
+        (
+            {"kind": "ready", "time": 2, "clock": 1.5, "done": 3, "pid": 9, "sent": 4},
+            AgentReady(version=0, time=2.0, clock=1.5, done=3),
+        ),
+        ({"kind": "alive", "clock": 1.0, "done": 2}, AgentAlive(clock=1.0, done=2)),
         (
             {"kind": "looked", "question": 4, "stopped": [1], "faults": [[1, 7], [2, 0]]},
-            Looked(4, frozenset({1}), {1: 7, 2: 0}),
+            Looked(question=4, stopped=(1,), faults=((1, 7), (2, 0))),
         ),
-        ({"kind": "gone", "reason": "no such file"}, AttendantGone("no such file")),
-        ({"kind": "refused", "reason": "no word"}, AttendantGone("no word")),
+        ({"kind": "gone", "reason": "no such file"}, AgentGone(reason="no such file")),
+        ({"kind": "refused", "reason": "no word"}, AgentGone(reason="no word")),
     ],
 )
-def test_what_attendants_say_is_understood(header, meant):
-    assert parse_attendant_frame(header) == meant
+def test_what_agents_say_is_understood(header, meant):
+    assert parse_agent_frame(header, world_size=4) == meant
 
 
 @pytest.mark.parametrize(
@@ -81,8 +85,8 @@ def test_what_attendants_say_is_understood(header, meant):
     ],
 )
 def test_a_host_cannot_write_where_it_likes(name):
-    with pytest.raises(ValueError, match="no message of an attendant"):
-        parse_attendant_frame({"kind": "file", "name": name, "offset": 0, "whole": True, "number": 1})
+    found = parse_agent_frame({"kind": "file", "name": name, "offset": 0, "whole": True, "number": 1}, world_size=4)
+    assert "no message of an agent" in found.reason
 
 
 @given(
@@ -90,14 +94,13 @@ def test_a_host_cannot_write_where_it_likes(name):
     | st.builds(lambda kind, rest: {**rest, "kind": kind}, KINDS, st.dictionaries(NAMES, VALUES))
 )
 def test_any_header_is_understood_or_refused(header):
-    try:
-        said = parse_attendant_frame(header)
-    except ValueError:
+    said = parse_agent_frame(header, world_size=4)
+    if isinstance(said, BadRecord):
+        assert said.reason.startswith("no message of an agent: ")
         return
-    assert isinstance(said, AttendantFrame)
     assert not isinstance(said, FilePiece) or min(said.offset, said.number) >= 0
     assert not isinstance(said, ShimLost) or math.isfinite(said.time)
-    assert not isinstance(said, AttendantAlive) or math.isfinite(said.clock)
+    assert not isinstance(said, AgentAlive) or math.isfinite(said.clock)
 
 
 @given(
