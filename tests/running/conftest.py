@@ -26,19 +26,19 @@ def wait_until(condition, *, within_s, what):
 
 
 class StartedRun:
-    """A `ttlaunch run` in a process and session of its own."""
+    """A `ttlaunch run` in a process and session of its own; in another interpreter and environment where they are given."""
 
-    def __init__(self, folder, arguments):
+    def __init__(self, folder, arguments, *, python=sys.executable, environment=None):
         self.folder = folder
         self._out, self._err = (folder / "out").open("wb"), (folder / "err").open("wb")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ttlaunch", "run", *arguments],
+            [python, "-m", "ttlaunch", "run", *arguments],
             cwd=folder,
             stdout=self._out,
             stderr=self._err,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "NO_COLOR": "1"},
+            env={**(os.environ if environment is None else environment), "NO_COLOR": "1"},
         )
 
     @property

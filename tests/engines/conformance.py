@@ -1,0 +1,290 @@
+"""What every engine has to do with real ranks; `test_conformance.py` puts each engine of `INSTALLED` through all of it.
+
+The ranks are shell scripts: what they see and how they end depends on the engine, the shim and nothing else. A new engine
+adds a line to `INSTALLED` and needs no test of its own for anything that is here.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.running.conftest import StartedRun, wait_until
+from ttlaunch import contract
+from ttlaunch.agent.what_is_left import what_is_left
+from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.engines import find_engine
+from ttlaunch.engines.base import Capability
+from ttlaunch.planning.engine import OverHosts, RanksToStart
+from ttlaunch.planning.launch_plan import RankRow
+
+NASTY = """it's a "$HOME" `id`; {x} \\ * and
+a second line"""
+GARBAGE = bytes(range(256)) * 40  # more than a pipe takes at once is in `FLOOD`
+FLOOD = b"x" * 300_000 + b"\nand no line end"
+ROWS = tuple(RankRow(rank, f"box-{rank // 2}", rank % 2, "worker") for rank in range(4))
+SLOTS = (("box-0", 2), ("ann@box-1", 2))
+
+WAIT = """
+echo $$ > part-$TTLAUNCH_RANK && mv part-$TTLAUNCH_RANK up-$TTLAUNCH_RANK
+while :; do sleep 0.1; done
+"""
+"""Says that it is up, and waits to be ended."""
+
+OBEY = "trap 'touch told-$TTLAUNCH_RANK; exit 0' TERM" + WAIT
+
+
+MEETS = """
+import os, time
+from mpi4py import MPI
+sum_of_ranks = MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank + 1)
+rank = os.environ["TTLAUNCH_RANK"]
+files = {line.split()[-1] for line in open("/proc/self/maps") if "segment." in line}
+with open(f"part-{rank}", "w") as file:
+    file.write(f"{sum_of_ranks} {os.environ['TTLAUNCH_SCRATCH']} {' '.join(files)}")
+os.replace(f"part-{rank}", f"up-{rank}")
+time.sleep(600)
+"""
+"""Ranks that meet through MPI, say where the memory lies that they share, and wait to be ended."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An engine as the tests find it on this machine.
+
+    Attributes:
+        folder: That has its command; None: beside the interpreter of the tests.
+        name: How its name begins, so that no test passes with another engine by mistake.
+        libraries: The MPI that its ranks have to load, where it is not the one that mpi4py finds; the first that exists.
+    """
+
+    folder: Path | None
+    name: str
+    libraries: tuple[str, ...] = ()
+
+
+_OF_DEBIAN = tuple(f"/usr/lib/{machine}-linux-gnu/libmpi.so.40" for machine in ("x86_64", "aarch64"))
+INSTALLED = {
+    "open-mpi-5": Installed(None, "Open MPI 5."),
+    "open-mpi-4": Installed(Path("/usr/bin"), "Open MPI 4.", _OF_DEBIAN),
+}
+SET_BY_TESTS = ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
+"""What `tests/conftest.py` sets for every mpirun; an engine has to find a place for its files without."""
+
+
+class Bench:
+    """A place to start runs with one engine."""
+
+    def __init__(self, folder, python, environment, engine):
+        self.folder, self.engine = folder, engine
+        self._python, self._environment = python, environment
+        self.runs = []
+
+    def start(self, script, *, ranks=2, environment=None, name="work.sh"):
+        """Start a script on every rank: of the shell's, or of Python's where its name says so."""
+        path = self.folder / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        given = {**self._environment, **(environment or {})}
+        self.runs.append(StartedRun(self.folder, [name, "-n", str(ranks)], python=self._python, environment=given))
+        return self.runs[-1]
+
+    def up(self, run, ranks):
+        """Wait until so many ranks are up; their process ids."""
+        return [int(run.wait_for_file(f"up-{rank}")) for rank in range(ranks)]
+
+
+@pytest.fixture(params=INSTALLED)
+def bench(request, here, bare_python, skip_or_fail):
+    """A `Bench` for every engine of `INSTALLED` in turn."""
+    installed = INSTALLED[request.param]
+    if installed.folder is None:
+        python, environment = Path(sys.executable), dict(os.environ)
+    else:
+        python, environment = bare_python()
+        environment["PATH"] = f"{installed.folder}:/bin"
+    library = next((path for path in installed.libraries if Path(path).is_file()), None)
+    environment |= {"MPI4PY_LIBMPI": library} if library else {}
+    environment = {name: value for name, value in environment.items() if name not in SET_BY_TESTS}
+    found = find_engine(python=str(python), search_path=environment.get("PATH"))
+    if isinstance(found, Diagnostic) or not found.name.startswith(installed.name):
+        skip_or_fail(f"no {installed.name} on this machine")
+    made = Bench(here, python, environment, found)
+    yield made
+    for run in made.runs:
+        run.close()
+
+
+def assert_nothing_is_left(run):
+    """No process, no folder in shared memory, no file of the engine's own."""
+    assert [] == run.processes()
+    assert [] == run.scratch_folders()
+    names = json.loads((run.run_folder / contract.PLAN_FILE).read_text())["engine"]["names"]
+    left = what_is_left(
+        run_id=run.run_folder.name,
+        scratch="/nowhere",
+        age_s=120.0,
+        patience_s=5.0,
+        folders=names["folders"],
+        segments=names["segments"],
+    )
+    assert ([], []) == (left["processes"], left["folders"])
+
+
+# What it plans.
+
+
+def test_the_engine_of_the_machine_is_recognised_by_its_signature(bench):
+    engine = bench.engine
+    assert engine.name.startswith(engine.signature.title)
+    version = engine.signature.version_in(engine.says)
+    assert engine.signature.refusal(version) is None
+    said = subprocess.run([engine.program, "--version"], capture_output=True, text=True, check=True).stdout
+    assert version == engine.signature.version_in(said)
+    assert engine.signature.version_in("HYDRA build details:") is None
+
+
+def test_equal_ranks_give_equal_commands_of_a_length_that_does_not_grow(bench):
+    ranks = RanksToStart("/env/bin/python", "/ttlaunch/shim.py", ROWS, SLOTS)
+    command = bench.engine.command(ranks)
+    assert command == bench.engine.command(ranks)
+    assert (bench.engine.name, bench.engine.program) == (command.name, command.argv[0])
+    assert len(command.argv) == len(bench.engine.command(RanksToStart("p", "s", ROWS * 50, SLOTS)).argv)
+    assert all(command.names.rank_variables)
+    assert command.names.launcher
+
+
+def test_words_of_the_user_stand_in_the_command(bench):
+    words = ("--some-setting", "A=b c")
+    argv = bench.engine.command(RanksToStart("p", "s", ROWS, SLOTS, words)).argv
+    at = argv.index("A=b c")
+    assert words == argv[at - 1 : at + 1]
+
+
+def test_ranks_on_other_hosts_are_started_by_the_script_that_lies_there(bench):
+    over = OverHosts("~/.ttlaunch", ("10.0.0.0/24",), ("10.0.0.0/24",))
+    command = bench.engine.command(RanksToStart("/env/bin/python", "/ttlaunch/shim.py", ROWS, SLOTS, (), over))
+    assert "/ttlaunch/shim.py" not in " ".join(command.argv)
+    assert contract.START_FILE in command.argv[-1]
+    assert command.by_hand == "exec /env/bin/python -I -S /ttlaunch/shim.py"
+
+
+# Ranks, their environment and what they print.
+
+
+def test_every_rank_runs_once_and_knows_who_it_is(bench):
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "ROLE", "HOST", "RUN_ID"]
+    values = " ".join(f'"$TTLAUNCH_{name}"' for name in names)
+    run = bench.start(f'printf "%s|" {values} >> seen-$TTLAUNCH_RANK; pwd >> seen-$TTLAUNCH_RANK', ranks=3)
+    assert (0, "") == (run.ends(within_s=60), run.stderr)
+    plan = json.loads((run.run_folder / contract.PLAN_FILE).read_text())
+    assert plan["engine"]["name"] == bench.engine.name
+    for rank in range(3):
+        expected = f"{rank}|{rank}|3|rank|localhost|{run.run_folder.name}|{bench.folder}\n"
+        assert expected == (bench.folder / f"seen-{rank}").read_text()
+    assert_nothing_is_left(run)
+
+
+def test_a_value_reaches_the_ranks_whatever_it_holds(bench):
+    given = {"TT_NASTY": NASTY, "TT_EMPTY": "", "PASSED_BY_THE_ENGINE": "no contract says so"}
+    run = bench.start('printf "%s|%s|" "$TT_NASTY" "${TT_EMPTY-unset}" > seen-$TTLAUNCH_RANK', environment=given)
+    assert run.ends(within_s=60) == 0
+    assert [f"{NASTY}||"] * 2 == [(bench.folder / f"seen-{rank}").read_text() for rank in range(2)]
+
+
+def test_logs_hold_what_ranks_print_byte_for_byte(bench):
+    (bench.folder / "garbage").write_bytes(GARBAGE)
+    (bench.folder / "flood").write_bytes(FLOOD)
+    run = bench.start("cat garbage & cat flood >&2; wait", ranks=3)
+    assert run.ends(within_s=60) == 0
+    for rank in range(3):
+        assert (run.run_folder / contract.stdout_file(rank)).read_bytes() == GARBAGE
+        assert (run.run_folder / contract.stderr_file(rank)).read_bytes() == FLOOD
+
+
+def test_ranks_meet_in_one_world_and_what_they_share_goes_with_a_killed_engine(bench):
+    if Capability.MPI not in bench.engine.can:
+        pytest.skip("its ranks do not meet through MPI")
+    run = bench.start(MEETS, name="work.py")
+    said = [run.wait_for_file(f"up-{rank}").split() for rank in range(2)]
+    assert ["3", "3"] == [total for total, *_ in said]
+    assert all(files and all(path.startswith(f"{scratch}/") for path in files) for _, scratch, *files in said)
+    os.kill(run.mpirun(), signal.SIGKILL)
+    assert run.ends(within_s=30) == 1
+    assert_nothing_is_left(run)
+
+
+# How it ends.
+
+
+@pytest.mark.parametrize("status", [3, 255])
+def test_a_rank_that_exits_is_named_and_the_others_are_ended(bench, status):
+    run = bench.start(f"[ $TTLAUNCH_RANK = 1 ] && exit {status}; {WAIT}", ranks=3)
+    assert run.ends(within_s=60) == 1
+    failure = run.report["failure"]
+    assert ("R003", 1, f"exited with status {status}") == (failure["code"], failure["rank"], failure["cause"])
+    assert [0, 2] == sorted(one["rank"] for one in failure["cascade"])
+    assert run.report["duration_s"] < 15
+    assert_nothing_is_left(run)
+
+
+def test_a_rank_that_is_killed_is_named_first(bench):
+    run = bench.start(WAIT, ranks=3)
+    os.kill(bench.up(run, 3)[2], signal.SIGKILL)
+    assert run.ends(within_s=30) == 1
+    failure = run.report["failure"]
+    assert ("R004", 2, "was killed by SIGKILL") == (failure["code"], failure["rank"], failure["cause"])
+    assert_nothing_is_left(run)
+
+
+def test_a_killed_shim_is_named(bench):
+    run = bench.start(WAIT, ranks=2)
+    bench.up(run, 2)
+    os.kill(run.records(1)[0]["shim_pid"], signal.SIGKILL)
+    assert run.ends(within_s=30) == 1
+    assert ("R006", 1) == (run.report["failure"]["code"], run.report["failure"]["rank"])
+    assert_nothing_is_left(run)
+
+
+def test_a_killed_engine_is_named_and_no_rank_is(bench):
+    run = bench.start(WAIT, ranks=2)
+    bench.up(run, 2)
+    os.kill(run.mpirun(), signal.SIGKILL)
+    assert run.ends(within_s=30) == 1
+    launcher = bench.engine.signature.program
+    failure = run.report["failure"]
+    assert ("R008", None) == (failure["code"], failure["rank"])
+    assert failure["cause"] == f"{launcher} was killed by SIGKILL; no rank had failed"
+    assert_nothing_is_left(run)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_the_launcher_lets_ranks_end_in_their_own_way(bench, number, status):
+    run = bench.start(OBEY, ranks=3)
+    bench.up(run, 3)
+    run.process.send_signal(number)
+    assert run.ends(within_s=30) == status
+    assert sorted(path.name for path in bench.folder.glob("told-*")) == ["told-0", "told-1", "told-2"]
+    assert run.report["failure"] is None
+    assert_nothing_is_left(run)
+
+
+def test_what_a_rank_leaves_behind_is_ended(bench):
+    run = bench.start("setsid sleep 600 > /dev/null 2>&1 &\necho $! > sleeper-$TTLAUNCH_RANK; sleep 0.2")
+    assert run.ends(within_s=30) == 0
+    assert run.report["leftovers"] == 2
+    assert not any(Path("/proc", (bench.folder / f"sleeper-{rank}").read_text().strip()).exists() for rank in (0, 1))
+    assert_nothing_is_left(run)
+
+
+def test_the_engine_does_not_outlive_a_killed_supervisor(bench):
+    run = bench.start(WAIT, ranks=2)
+    bench.up(run, 2)
+    os.kill(run.supervisor(), signal.SIGKILL)
+    assert run.ends(within_s=30) != 0
+    wait_until(lambda: not run.processes() and not run.scratch_folders(), within_s=30, what="nothing is left")
