@@ -13,7 +13,6 @@ from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.comm.protocol import SocketError
 from ttlaunch.runtime.comm.reduction import GradientTree, contiguous_blocks
 from ttlaunch.runtime.model.flat import FlatParameters
-from ttlaunch.runtime.model.model import build_model
 from ttlaunch.runtime.parallel.gradients.buckets import cut_buckets
 from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange
 from ttlaunch.runtime.parallel.tiers.bucket_link import AggregatorLink, OptimizerLink
@@ -21,6 +20,7 @@ from ttlaunch.runtime.parallel.tiers.bucketed_update import BucketedUpdate, upda
 from ttlaunch.runtime.parallel.tiers.gradient_hub import GradientHub
 from ttlaunch.runtime.parallel.tiers.remote_optimizer import RemoteOptimizer
 from ttlaunch.runtime.training.optimizers import build_optimizer, global_norm
+from ttlaunch.runtime.training.rank_model import build_model
 
 STEPS, RATE = 3, 0.05
 ONE_LAYER = 1.2e-3

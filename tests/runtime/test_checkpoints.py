@@ -19,9 +19,9 @@ from ttlaunch.runtime.checkpoint.image import ShardImage
 from ttlaunch.runtime.checkpoint.reader import CheckpointReadError, read_tensors
 from ttlaunch.runtime.checkpoint.writer import CheckpointWriteError, write_durably
 from ttlaunch.runtime.digests import digest
-from ttlaunch.runtime.model.gpt import seeded_generator
-from ttlaunch.runtime.model.model import build_model
+from ttlaunch.runtime.model.dropout import seeded_generator
 from ttlaunch.runtime.training.optimizers import build_optimizer
+from ttlaunch.runtime.training.rank_model import build_model
 
 PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 64, "config": {}, "data": None}
 STATE = {"data": {"epoch": 0, "sample": 24}, "loss_scaler": None}

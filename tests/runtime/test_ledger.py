@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from ttlaunch.runtime.comm.clocks import compare_clocks
 from ttlaunch.runtime.comm.collectives import all_gather
 from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.comm.ledger_socket import LedgerSocket
 from ttlaunch.runtime.telemetry.ledger import Ledger, operation
 from ttlaunch.runtime.telemetry.phases import phase, watch_passes
-from ttlaunch.runtime.telemetry.trace import Trace, compare_clocks
+from ttlaunch.runtime.telemetry.trace import Trace
 
 
 class NullSocket:

@@ -18,13 +18,12 @@ if TYPE_CHECKING:
         reduce,
         reduce_scatter,
     )
-    from ttlaunch.runtime.comm.reduction import GradientTree, contiguous_blocks
+    from ttlaunch.runtime.comm.reduction import GradientTree, contiguous_blocks, mean_per_token
     from ttlaunch.runtime.comm.torch_group import process_group
     from ttlaunch.runtime.context import RankContext
     from ttlaunch.runtime.data.batches import micro_batches, validation_micro_batches
-    from ttlaunch.runtime.model.losses import count_tokens, mean_per_token, summed_loss
-    from ttlaunch.runtime.model.model import Model, build_model
-    from ttlaunch.runtime.model.tied import place_of_second_use
+    from ttlaunch.runtime.model.losses import count_tokens, summed_loss
+    from ttlaunch.runtime.model.model import Model, place_of_second_use
     from ttlaunch.runtime.parallel.compression.codec import Codec, build_codec
     from ttlaunch.runtime.parallel.compression.error_feedback import ErrorFeedback
     from ttlaunch.runtime.parallel.compression.exchange import CompressedExchange
@@ -81,6 +80,7 @@ if TYPE_CHECKING:
         norms_of_layers,
     )
     from ttlaunch.runtime.training.passes import differentiate, in_step
+    from ttlaunch.runtime.training.rank_model import build_model
     from ttlaunch.runtime.training.validation import report_layer_norms, validation_is_due, validation_losses
 
 __all__ = [
@@ -204,16 +204,16 @@ _MODULES = {
     "parallel.gradients.exchange": ("GradientExchange",),
     "parallel.tiers.gradient_hub": ("GradientHub",),
     "parallel.gradients.sums": ("all_reduce_mean", "reduce_scatter_mean"),
-    "model.losses": ("count_tokens", "mean_per_token", "summed_loss"),
-    "model.model": ("Model", "build_model"),
-    "model.tied": ("place_of_second_use",),
+    "model.losses": ("count_tokens", "summed_loss"),
+    "model.model": ("Model", "place_of_second_use"),
+    "training.rank_model": ("build_model",),
     "training.one_process": ("train_in_one_process",),
     "training.optimizers": ("Optimizer", "build_optimizer", "global_norm", "learning_rate", "norms_of_layers"),
     "training.passes": ("differentiate", "in_step"),
     "parallel.pipeline.grid": ("PipelineGrid", "place_in_pipeline"),
     "parallel.pipeline.part": ("PipelinePart",),
     "parallel.pipeline.tuning": ("ScheduleChoice",),
-    "comm.reduction": ("GradientTree", "contiguous_blocks"),
+    "comm.reduction": ("GradientTree", "contiguous_blocks", "mean_per_token"),
     "parallel.tensor.grid": ("RankGrid", "place_in_grid"),
     "parallel.tensor.norms": ("squared_norms",),
     "parallel.tensor.share": ("ModelShare", "share_of"),

@@ -17,7 +17,8 @@ from ttlaunch.runtime.data.build import build_data
 from ttlaunch.runtime.digests import digests
 from ttlaunch.runtime.early_stop import EarlyStop
 from ttlaunch.runtime.stop_order import StopOrder
-from ttlaunch.runtime.telemetry.ledger import Ledger, operation
+from ttlaunch.runtime.telemetry.ledger import Ledger, operation, register_owner
+from ttlaunch.runtime.telemetry.memory import tensors_of_model
 from ttlaunch.runtime.telemetry.phases import watch_passes
 from ttlaunch.runtime.telemetry.records import ProgressWriter
 from ttlaunch.runtime.world import Rank, World
@@ -143,6 +144,7 @@ class RankContext:
         """
         self.ledger.note(values=values, tensors=len(list(model.parameters())))
         watch_passes(model, self.ledger)
+        register_owner(self, model, tensors_of_model)
         return self.ledger
 
     def data(self, cfg: TrainingFile) -> TrainingData:

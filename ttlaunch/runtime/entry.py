@@ -88,11 +88,12 @@ class _RankRun:
     def _call_role(
         self, world: World, comm: "MPI.Intracomm", cfg: ConfigFile, corpus: Corpus | None, box: BlackBox
     ) -> None:
+        from ttlaunch.runtime.comm.clocks import clocks_compared  # noqa: PLC0415
         from ttlaunch.runtime.context import RankContext  # noqa: PLC0415  torch is imported after the world is checked
         from ttlaunch.runtime.early_stop import make_early_stop  # noqa: PLC0415
         from ttlaunch.runtime.telemetry.ledger import Ledger  # noqa: PLC0415
         from ttlaunch.runtime.telemetry.profile import open_profile  # noqa: PLC0415
-        from ttlaunch.runtime.telemetry.trace import clocks_compared, open_trace  # noqa: PLC0415
+        from ttlaunch.runtime.telemetry.trace import open_trace  # noqa: PLC0415
 
         device = choose_device(cfg.device_config, local_rank=world.local_ranks[self.rank])
         trainer = import_recipe_module(world.recipe_folder, "trainer")

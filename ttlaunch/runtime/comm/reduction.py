@@ -24,10 +24,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.model.losses import mean_per_token
 from ttlaunch.spec.recipe.blocks import aligned_subtrees, contiguous_blocks
 
-__all__ = ["GradientTree", "Subtree", "aligned_subtrees", "contiguous_blocks"]
+__all__ = ["GradientTree", "Subtree", "aligned_subtrees", "contiguous_blocks", "mean_per_token"]
 
 
 @dataclass
@@ -190,3 +189,8 @@ class GradientTree:
 def _are_halves(left: Subtree, right: Subtree) -> bool:
     """Whether the two are the halves of one node."""
     return left.size == right.size and not left.start % (2 * left.size)
+
+
+def mean_per_token(summed: float, tokens: int) -> float:
+    """The mean of a sum over tokens; 0 if there are none."""
+    return summed / tokens if tokens else 0.0

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ttlaunch.runtime.comm.reduction import mean_per_token
 from ttlaunch.runtime.data.batches import MicroBatch
 from ttlaunch.runtime.data.order import SampleOrder, micro_batch_ranges
-from ttlaunch.runtime.model.losses import ask_for_errors, mean_per_token
+from ttlaunch.runtime.model.losses import ask_for_errors
 from ttlaunch.spec.recipe.corpus import Corpus, spread_evenly
 from ttlaunch.spec.recipe.images import count_images
 from ttlaunch.spec.recipe.sections import TrainingFile

@@ -22,9 +22,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ttlaunch.runtime.comm.reduction import mean_per_token
 from ttlaunch.runtime.data.batches import MicroBatch
 from ttlaunch.runtime.data.order import SampleOrder, micro_batch_ranges
-from ttlaunch.runtime.model.losses import mean_per_token, perplexity
+from ttlaunch.runtime.model.losses import perplexity
 from ttlaunch.spec.recipe.corpus import Corpus
 from ttlaunch.spec.recipe.sections import DataConfig, TrainingFile
 from ttlaunch.spec.recipe.synthetic import check_synthetic

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ttlaunch.runtime.comm.reduction import mean_per_token
 from ttlaunch.runtime.data.batches import MicroBatch
 from ttlaunch.runtime.data.order import SampleOrder, micro_batch_ranges
-from ttlaunch.runtime.model.losses import IGNORED, count_tokens, mean_per_token, perplexity
+from ttlaunch.runtime.model.losses import IGNORED, count_tokens, perplexity
 from ttlaunch.spec.recipe.corpus import Corpus, count_sequences, split_tokens, spread_evenly
 from ttlaunch.spec.recipe.responses import check_responses, response_ranges
 from ttlaunch.spec.recipe.sections import TrainingFile

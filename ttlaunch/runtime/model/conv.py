@@ -12,9 +12,8 @@ from math import isqrt
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ttlaunch.runtime.model.gpt import Dropout, Masks
-from ttlaunch.runtime.parallel.tensor.layers import convolution_in, linear_out
-from ttlaunch.runtime.parallel.tensor.share import ModelShare
+from ttlaunch.runtime.model.dropout import Dropout, Masks
+from ttlaunch.runtime.model.layers import WHOLE, Layers
 from ttlaunch.spec.recipe.sections import TransformerConfig
 
 _BRIGHTEST = 255
@@ -37,12 +36,12 @@ class ImageEmbedding(nn.Module):
 class ConvolutionBlock(nn.Module):
     """A convolution and a layer over each pixel, added to the residual stream."""
 
-    def __init__(self, cfg: TransformerConfig, *, index: int, share: ModelShare | None = None) -> None:
+    def __init__(self, cfg: TransformerConfig, *, index: int, layers: Layers = WHOLE) -> None:
         super().__init__()
         width = cfg.embedding_dim
         self.convolution_norm = nn.LayerNorm(width)
-        self.convolution_in = convolution_in(width, width, share)
-        self.convolution_out = linear_out(width, width, share)
+        self.convolution_in = layers.convolution_in(width, width)
+        self.convolution_out = layers.linear_out(width, width)
         self.dropout = Dropout(f"blocks.{index}.convolution", probability=cfg.dropout_prob)
 
     def forward(self, x_BTD: Tensor, masks: Masks | None) -> Tensor:

@@ -6,47 +6,14 @@ Pre-norm blocks with learned positions, as in A. Radford et al., "Language Model
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = embedding_dim, H = heads, V = vocabulary.
 """
 
-import hashlib
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ttlaunch.runtime.model.dropout import Dropout, Masks
+from ttlaunch.runtime.model.layers import WHOLE, Layers
 from ttlaunch.runtime.model.tied import second_use
-from ttlaunch.runtime.parallel.tensor.layers import linear_in, linear_out
-from ttlaunch.runtime.parallel.tensor.share import ModelShare
 from ttlaunch.spec.recipe.sections import TransformerConfig
-
-
-class Masks(NamedTuple):
-    """What the dropout masks of one forward pass are drawn from, besides the layer; never from a rank's generator."""
-
-    seed: int
-    step: int
-    micro_batch: int
-
-
-def seeded_generator(*key: object) -> torch.Generator:
-    """A generator whose numbers depend on the key alone."""
-    digest = hashlib.sha256("\0".join(map(str, key)).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-
-
-class Dropout(nn.Module):
-    """Zero a share of the activations; which ones follows from seed, step, micro-batch and layer."""
-
-    def __init__(self, layer: str, *, probability: float) -> None:
-        super().__init__()
-        self._layer = layer
-        self._probability = probability
-
-    def forward(self, x: Tensor, masks: Masks | None) -> Tensor:
-        if masks is None or not self._probability:
-            return x
-        drawn = torch.rand(x.shape, generator=seeded_generator("dropout", *masks, self._layer))
-        kept = (drawn >= self._probability).to(x.device, x.dtype)
-        return x * kept / (1 - self._probability)
 
 
 class Embedding(nn.Module):
@@ -67,19 +34,20 @@ class Embedding(nn.Module):
 class Block(nn.Module):
     """Causal self-attention, then a feed-forward layer, each added to the residual stream.
 
-    Of a block that ranks split, each has some heads, and some of what the feed-forward layer has inside; the rest is whole.
+    Where `layers` splits matrices, the block has some of the heads, and some of what the feed-forward layer has inside; the
+    rest is whole.
     """
 
-    def __init__(self, cfg: TransformerConfig, *, index: int, share: ModelShare | None = None) -> None:
+    def __init__(self, cfg: TransformerConfig, *, index: int, layers: Layers = WHOLE) -> None:
         super().__init__()
         width = cfg.embedding_dim
         self.head_width = width // cfg.num_heads
         self.attention_norm = nn.LayerNorm(width)
-        self.attention_in = linear_in(width, 3 * width, share, matrices=3)
-        self.attention_out = linear_out(width, width, share)
+        self.attention_in = layers.linear_in(width, 3 * width, matrices=3)
+        self.attention_out = layers.linear_out(width, width)
         self.feed_forward_norm = nn.LayerNorm(width)
-        self.feed_forward_in = linear_in(width, 4 * width, share)
-        self.feed_forward_out = linear_out(4 * width, width, share)
+        self.feed_forward_in = layers.linear_in(width, 4 * width)
+        self.feed_forward_out = layers.linear_out(4 * width, width)
         self.attention_dropout = Dropout(f"blocks.{index}.attention", probability=cfg.dropout_prob)
         self.feed_forward_dropout = Dropout(f"blocks.{index}.feed_forward", probability=cfg.dropout_prob)
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ttlaunch.runtime.model.gpt import seeded_generator
+from ttlaunch.runtime.model.dropout import seeded_generator
 from ttlaunch.runtime.model.tied import EMBEDDING, HEAD
 
 _STDS = {EMBEDDING: 1.0, "embedding.position.weight": 0.1, HEAD: 0.02}

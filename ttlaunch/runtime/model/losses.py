@@ -43,8 +43,3 @@ def perplexity(mean_loss: float) -> float:
         return math.exp(mean_loss)
     except OverflowError:
         return math.inf
-
-
-def mean_per_token(summed: float, tokens: int) -> float:
-    """The mean of a sum over tokens; 0 if there are none."""
-    return summed / tokens if tokens else 0.0

@@ -9,9 +9,8 @@ Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = embedding_
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ttlaunch.runtime.model.gpt import Dropout, Masks
-from ttlaunch.runtime.parallel.tensor.layers import linear_in, linear_out
-from ttlaunch.runtime.parallel.tensor.share import ModelShare
+from ttlaunch.runtime.model.dropout import Dropout, Masks
+from ttlaunch.runtime.model.layers import WHOLE, Layers
 from ttlaunch.spec.recipe.sections import TransformerConfig
 
 CONTEXT_TOKENS = 8
@@ -38,12 +37,12 @@ class ContextEmbedding(nn.Module):
 class FeedForwardBlock(nn.Module):
     """A feed-forward layer added to the residual stream."""
 
-    def __init__(self, cfg: TransformerConfig, *, index: int, share: ModelShare | None = None) -> None:
+    def __init__(self, cfg: TransformerConfig, *, index: int, layers: Layers = WHOLE) -> None:
         super().__init__()
         width = cfg.embedding_dim
         self.feed_forward_norm = nn.LayerNorm(width)
-        self.feed_forward_in = linear_in(width, 4 * width, share)
-        self.feed_forward_out = linear_out(4 * width, width, share)
+        self.feed_forward_in = layers.linear_in(width, 4 * width)
+        self.feed_forward_out = layers.linear_out(4 * width, width)
         self.feed_forward_dropout = Dropout(f"blocks.{index}.feed_forward", probability=cfg.dropout_prob)
 
     def forward(self, x_BTD: Tensor, masks: Masks | None) -> Tensor:

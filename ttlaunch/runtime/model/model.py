@@ -11,27 +11,30 @@ flat vectors of `flat.py`.
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from itertools import chain
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.model.dropout import Masks
 from ttlaunch.runtime.model.flat import FlatParameters
-from ttlaunch.runtime.model.gpt import Masks
 from ttlaunch.runtime.model.initial import initialise
-from ttlaunch.runtime.model.introduce import introduce
+from ttlaunch.runtime.model.layers import WHOLE, Layers, splits_of
 from ttlaunch.runtime.model.loss_scaling import LossScaler
 from ttlaunch.runtime.model.parts import parts_of
 from ttlaunch.runtime.model.precision import computing
 from ttlaunch.runtime.model.recompute import recomputed
 from ttlaunch.runtime.model.split import Split
 from ttlaunch.runtime.model.tied import EMBEDDING, HEAD
-from ttlaunch.runtime.parallel.pipeline.grid import cut_into_parts
-from ttlaunch.runtime.parallel.tensor.layers import splits_of
-from ttlaunch.runtime.parallel.tensor.share import ModelShare
-from ttlaunch.runtime.telemetry.ledger import Ledger
 from ttlaunch.spec.recipe.sections import TrainingFile
+
+
+class PassRecorder(Protocol):
+    """Is told when whoever has a model begins and ends a pass or an update."""
+
+    def enter(self, phase: str, *, micro_batch: int | None = None) -> None: ...
+
+    def leave(self) -> None: ...
 
 
 class Model(nn.Module):
@@ -40,7 +43,7 @@ class Model(nn.Module):
     Attributes:
         weights_N: All parameters in one flat view, float32; writing here changes them.
         grads_N: All gradients likewise; backward passes add to it.
-        ledger: The books of the rank that has it; None: nobody keeps any.
+        ledger: Is told of updates; whoever watches the model sets it. None: nobody does.
         loss_scaler: By what losses are multiplied before a backward pass, in this step.
         splits: Which values it has of each parameter that ranks split, by name; the others it has whole.
         head_has_copy: Whether the head has a copy of a shared matrix although the embedding is here, too.
@@ -56,23 +59,23 @@ class Model(nn.Module):
         blocks: Iterable[int],
         has_embedding: bool,
         has_head: bool,
-        share: ModelShare | None = None,
+        layers: Layers = WHOLE,
     ) -> None:
         super().__init__()
         sizes = cfg.transformer_config
         embedding, block, head = parts_of(cfg.training_config.model_type)
         self.embedding = embedding(sizes, vocabulary=vocabulary) if has_embedding else None
-        self.blocks = nn.ModuleDict({str(index): block(sizes, index=index, share=share) for index in blocks})
+        self.blocks = nn.ModuleDict({str(index): block(sizes, index=index, layers=layers) for index in blocks})
         self.head = head(sizes, vocabulary=vocabulary) if has_head else None
         self.num_blocks = sizes.num_blocks
         self.is_tied = sizes.tie_embeddings
         self.vocabulary = vocabulary
-        self.ledger: Ledger | None = None
+        self.ledger: PassRecorder | None = None
         self._cfg = cfg
         self.loss_scaler = LossScaler(cfg)
         self.seed = cfg.training_config.seed
         self.splits: Mapping[str, Split] = splits_of(self)
-        self._is_first_share = share is None or share.place == 0
+        self._has_common_part = layers.has_common_part
         self._initialise()
         if self._both_uses is not None:
             nn.init.zeros_(self._both_uses[1])
@@ -100,7 +103,7 @@ class Model(nn.Module):
 
         Where ranks split matrices, the first of them owns what all have, and counts the updates of each matrix.
         """
-        if not self._is_first_share:
+        if not self._has_common_part:
             names = [name for name, _ in self.named_parameters()]
             return frozenset(f"step.{name}" if name in self.splits else name for name in names)
         return (
@@ -257,38 +260,9 @@ class Model(nn.Module):
         return computing(self._cfg.training_config, self.weights_N.device)
 
 
-def build_model(
-    cfg: TrainingFile,
-    ctx: RankContext,
-    *,
-    stage: int = 0,
-    blocks_per_stage: Iterable[int] = (),
-    chunks_per_stage: int = 1,
-    share: ModelShare | None = None,
-) -> Model:
-    """Build the model on this rank's device, initialised and flat.
-
-    Args:
-        cfg: Sizes, model type and seed.
-        ctx: For the vocabulary of the training text, and the device.
-        stage: Which of the stages to build.
-        blocks_per_stage: Blocks of each stage in order; empty: the whole model.
-        chunks_per_stage: Equal chunks that these are cut into; see `pipeline_grid`.
-        share: Of the matrices of its blocks; None: all of them.
-    """
-    counts = list(blocks_per_stage) or [cfg.transformer_config.num_blocks]
-    parts = cut_into_parts(counts, num_chunks=chunks_per_stage)
-    model = Model(
-        cfg,
-        vocabulary=ctx.data(cfg).vocabulary,
-        blocks=chain.from_iterable(parts[stage :: len(counts)]),
-        has_embedding=stage == 0,
-        has_head=stage == len(counts) - 1,
-        share=share,
-    )
-    model.flatten(ctx.device)
-    introduce(model, ctx, values=model.weights_N.numel())
-    return model
+def place_of_second_use(model: Model) -> Tensor | None:
+    """Where a whole model gathers the gradient of its shared matrix's second use, behind all others; None if it shares none."""
+    return list(model.parameters())[-1] if model.is_tied else None
 
 
 def _is_in(name: str, blocks: range, num_blocks: int) -> bool:

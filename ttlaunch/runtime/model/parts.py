@@ -1,5 +1,7 @@
-"""Which layers a kind of model is made of: an embedding, blocks, a head."""
+"""Which layers a kind of model is made of (an embedding, blocks, a head), and how its blocks are cut into contiguous parts."""
 
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 from ttlaunch.runtime.model.conv import ClassHead, ConvolutionBlock, ImageEmbedding
@@ -18,3 +20,20 @@ def parts_of(model_type: str) -> Parts:
         "conv": (ImageEmbedding, ConvolutionBlock, ClassHead),
     }
     return known[model_type]
+
+
+def cut_into_parts(blocks_per_stage: Sequence[int], *, num_chunks: int) -> list[range]:
+    """The model's blocks, part by part.
+
+    >>> cut_into_parts([2, 4], num_chunks=1)
+    [range(0, 2), range(2, 6)]
+    >>> cut_into_parts([2, 4], num_chunks=2)
+    [range(0, 1), range(1, 3), range(3, 4), range(4, 6)]
+
+    Raises:
+        ValueError: The blocks of a stage are not a multiple of `num_chunks`.
+    """
+    if any(blocks % num_chunks for blocks in blocks_per_stage):
+        raise ValueError(f"{num_chunks} equal chunks cannot share the blocks of every stage of {blocks_per_stage}")
+    ends = accumulate([blocks // num_chunks for blocks in blocks_per_stage] * num_chunks, initial=0)
+    return [range(first, end) for first, end in pairwise(ends)]

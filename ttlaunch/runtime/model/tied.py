@@ -16,13 +16,10 @@ Source: O. Press, L. Wolf, "Using the Output Embedding to Improve Language Model
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from ttlaunch.runtime.model.model import Model
 
 EMBEDDING = "embedding.token.weight"
 """The matrix."""
@@ -35,11 +32,6 @@ def second_use(matrix_VD: Tensor, gradient_of_VD: Tensor) -> Tensor:
     """The values of one parameter, whose gradient goes to another of the same shape."""
     apply: Callable[[Tensor, Tensor], Tensor] = _SecondUse.apply
     return apply(matrix_VD, gradient_of_VD)
-
-
-def place_of_second_use(model: "Model") -> Tensor | None:
-    """Where a whole model gathers the gradient of its shared matrix's second use, behind all others; None if it shares none."""
-    return list(model.parameters())[-1] if model.is_tied else None
 
 
 class _SecondUse(torch.autograd.Function):

@@ -14,13 +14,17 @@ import os
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ttlaunch import contract
 from ttlaunch.runtime.telemetry.black_box import BlackBox, Place
+from ttlaunch.runtime.telemetry.memory import Owner
 from ttlaunch.runtime.telemetry.profile import StepProfile
 from ttlaunch.runtime.telemetry.trace import Trace
 
@@ -222,6 +226,19 @@ def operation(socket: object, name: str, *, bucket: int | None = None) -> Abstra
     """
     ledger: Ledger | None = getattr(socket, "ledger", None)
     return _NOTHING if ledger is None else _Label(ledger, (name, bucket))
+
+
+def register_owner(holder: object, owner: Owner, tensors: Callable[[Owner], Iterable[tuple[str, Tensor]]]) -> None:
+    """Say who holds tensors from step to step, for a run that was asked how much memory they take.
+
+    Args:
+        holder: A rank's context, its socket, or a model that it watches; one that keeps no books is left alone.
+        owner: As in `TensorOwners.add`.
+        tensors: As there.
+    """
+    ledger: Ledger | None = getattr(holder, "ledger", None)
+    if ledger is not None and ledger.profile is not None:
+        ledger.profile.owners.add(owner, tensors)
 
 
 def caller() -> tuple[tuple[str, int | None], Place]:

@@ -5,15 +5,17 @@ makes it until the last that needs it has let go, autograd included. Memory with
 besides tensors, is not seen. Looking on takes some microseconds for each operation and each live tensor, so it is done in
 one step of a run that asks for it.
 
-Source: the way of torch.distributed._tools.mem_tracker, in which modules and torch's own optimizers must be registered;
-    this one asks what is there when the step begins.
+Models and optimizers register with `TensorOwners` and are asked for their tensors when the step begins. Memory that no owner
+names shows itself when an operation uses it that no operation of the step has made, and that is still there in the end.
+
+Source: torch.distributed._tools.mem_tracker, in which modules and torch's own optimizers are registered likewise.
 """
 
-import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any, Self
+from itertools import count
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,81 +29,147 @@ PARAMETERS, GRADIENTS, OPTIMIZER, BUFFERS, ACTIVATIONS = KINDS = (
     "buffers",
     "activations",
 )
-"""What tensors are for. Buffers are all others that are there when the step begins; activations all that it makes."""
+"""What tensors are for. Buffers are all others that were there when the step began and that it uses; activations all that it
+makes."""
+
+Owner = TypeVar("Owner")
+
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default
+"""The first operation that sees a tensor made by `torch.tensor([...])`, whose memory came without one."""
+
+
+class TensorOwners:
+    """Who holds tensors from step to step: models and optimizers register themselves, and are forgotten when they are gone."""
+
+    def __init__(self) -> None:
+        self._owners: weakref.WeakKeyDictionary[Any, Callable[[Any], Iterable[tuple[str, Tensor]]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def add(self, owner: Owner, tensors: Callable[[Owner], Iterable[tuple[str, Tensor]]]) -> None:
+        """Register an owner.
+
+        Args:
+            owner: Is not kept alive by this.
+            tensors: Gives the kind of each of its tensors, and the tensor; a function or a method of the class, since a
+                bound method would keep its owner alive.
+        """
+        self._owners[owner] = tensors
+
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        """What all owners hold now, by kind: memory that two of them name counts as the first of its kinds."""
+        held = [one for owner, tensors in self._owners.items() for one in tensors(owner)]
+        return sorted(held, key=lambda one: KINDS.index(one[0]))
+
+
+def tensors_of_model(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """A model's parameters and their gradients."""
+    for parameter in model.parameters():
+        yield PARAMETERS, parameter
+        if parameter.grad is not None:
+            yield GRADIENTS, parameter.grad
 
 
 class StepMemory:
     """Looks on while a block runs; one block.
 
     Attributes:
-        peaks: The most bytes of each kind at any moment, and of all together: `peak`.
+        peaks: When the block is over, the most bytes of each kind at any moment, and of all together: `peak`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owners: TensorOwners) -> None:
+        self._owners = owners
         self.peaks = dict.fromkeys((*KINDS, "peak"), 0)
-        self._kinds: dict[int, str] = {}  # by a piece's address, as long as it lives
+        self._kinds: dict[
+            int, str
+        ] = {}  # by a piece's address, as long as it lives; of one of unknown origin its number
         self._live: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
+        self._moments: list[dict[str, int]] = []  # bytes by kind, and by number of each piece of unknown origin
+        self._unknown = count()
         self._looking = ExitStack()
 
     def __enter__(self) -> Self:
-        """Begin with what is there."""
-        for kind, tensor in _tensors_at_rest():
-            self._see(tensor, kind)
+        """Begin with what the owners hold."""
+        for kind, tensor in self._owners.tensors():
+            for storage in _storages(tensor):
+                self._see(storage, kind)
         self._count()
-        self._looking.enter_context(_Operations(self._look_at))
+        self._looking.enter_context(_Operations(self._look_before, self._look_after))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._looking.close()
+        self._settle()
 
-    def _look_at(self, found: Any) -> None:
+    def _look_before(self, used: Any) -> None:
+        """Take in what an operation is about to use; memory that is seen here first, nobody has owned and no operation made."""
+        for storage in _storages_in(used):
+            # Memory that numpy made, such as that of a micro-batch, cannot be resized; it is not counted, like all memory
+            # that is not torch's.
+            if storage.resizable() and storage._cdata not in self._live:  # noqa: SLF001
+                self._see(storage, f"unknown {next(self._unknown)}")
+
+    def _look_after(self, found: Any) -> None:
         """Take in what an operation has returned."""
-        for tensor in tree_leaves(found):
-            if isinstance(tensor, Tensor):
-                self._see(tensor, ACTIVATIONS)
+        for storage in _storages_in(found):
+            self._see(storage, ACTIVATIONS)
         self._count()
 
-    def _see(self, tensor: Tensor, kind: str) -> None:
-        for storage in _storages(tensor):
-            if storage._cdata not in self._live:  # noqa: SLF001  its address, which `data_ptr` is not while it is empty
-                self._live[storage._cdata] = storage  # noqa: SLF001
-                self._kinds[storage._cdata] = kind  # noqa: SLF001
+    def _see(self, storage: torch.UntypedStorage, kind: str) -> None:
+        """Remember a piece, unless it is known, as of this kind."""
+        address = storage._cdata  # noqa: SLF001  which it keeps, while `data_ptr` is 0 as long as it is empty
+        if address not in self._live:
+            self._live[address] = storage
+            self._kinds[address] = kind
 
     def _count(self) -> None:
         """Ask every live piece, since FSDP takes memory away from one and gives it back without an operation."""
-        now = dict.fromkeys(self.peaks, 0)
+        now = dict.fromkeys(KINDS, 0)
         for address, storage in self._live.items():
-            now[self._kinds[address]] += storage.nbytes()
-        now["peak"] = sum(now.values())
-        self.peaks = {kind: max(most, now[kind]) for kind, most in self.peaks.items()}
+            kind = self._kinds[address]
+            now[kind] = now.get(kind, 0) + storage.nbytes()
+        self._moments.append(now)
+
+    def _settle(self) -> None:
+        """Decide what memory of unknown origin was, and find the peaks.
+
+        What has outlived the step was there when it began: a buffer, and one at every moment. What has not is memory that
+        torch made out of sight, within an operation such as FSDP's gathering: activations, from when it was seen.
+        """
+        last = {self._kinds[address]: storage.nbytes() for address, storage in self._live.items()}
+        buffers = {kind: size for kind, size in last.items() if kind not in KINDS}
+        for moment in self._moments:
+            made = sum(size for kind, size in moment.items() if kind not in KINDS and kind not in buffers)
+            now = {kind: moment[kind] for kind in KINDS}
+            now[ACTIVATIONS] += made
+            now[BUFFERS] += sum(moment.get(kind, size) for kind, size in buffers.items())
+            now["peak"] = sum(now.values())
+            self.peaks = {kind: max(most, now[kind]) for kind, most in self.peaks.items()}
+        self._moments.clear()
 
 
 class _Operations(TorchDispatchMode):
-    """Shows what every operation of torch's returns while it is entered."""
+    """Shows what every operation of torch's uses and returns while it is entered."""
 
-    def __init__(self, show: Callable[[Any], None]) -> None:
+    def __init__(self, before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's has no annotations
-        self._show = show
+        self._before = before
+        self._after = after
 
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is not _LIFT_FRESH:
+            self._before((args, kwargs))
         found = func(*args, **(kwargs or {}))
-        self._show(found)
+        self._after(found)
         return found
 
 
-def _tensors_at_rest() -> Iterator[tuple[str, Tensor]]:
-    """All tensors of the process with what they are for: first those that say it of themselves."""
-    from ttlaunch.runtime.training.optimizers import Optimizer  # noqa: PLC0415  which writes into the books
-
-    alive = [one for one in gc.get_objects() if issubclass(type(one), (Tensor, Optimizer))]
-    tensors: list[Tensor] = [one for one in alive if issubclass(type(one), Tensor)]
-    yield from ((PARAMETERS, one) for one in tensors if issubclass(type(one), nn.Parameter))
-    yield from ((GRADIENTS, one.grad) for one in tensors if one.is_leaf and one.grad is not None)
-    for optimizer in (one for one in alive if isinstance(one, Optimizer)):
-        yield from ((OPTIMIZER, tensor) for _, tensor in optimizer.named_state())
-    yield from ((BUFFERS, one) for one in tensors)
+def _storages_in(values: Any) -> Iterator[torch.UntypedStorage]:
+    for tensor in tree_leaves(values):
+        if isinstance(tensor, Tensor):
+            yield from _storages(tensor)
 
 
 def _storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:

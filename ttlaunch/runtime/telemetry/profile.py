@@ -16,7 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ttlaunch.profiling import ENV_PROFILE_STEPS, parse_steps, profile_file
-from ttlaunch.runtime.telemetry.memory import StepMemory
+from ttlaunch.runtime.telemetry.memory import StepMemory, TensorOwners
 from ttlaunch.runtime.world import Rank
 
 
@@ -25,11 +25,13 @@ class StepProfile:
 
     Attributes:
         is_active: Whether it records now.
+        owners: Who holds tensors from step to step, for the step in which memory is counted.
     """
 
     def __init__(self, run_dir: Path, *, rank: Rank, steps: range) -> None:
         """Record the steps of a run, and leave the trace in its folder once they are over."""
         self.is_active = False
+        self.owners = TensorOwners()
         self._steps = steps
         self._path = run_dir / profile_file(rank)
         self._unfinished = run_dir / f"unfinished.{self._path.name}"  # hosts send home what appears in `records/`
@@ -41,7 +43,7 @@ class StepProfile:
         """Begin to record before the first of the steps; one that a resumed run has passed is not made up for."""
         self._look_away()  # from a step that had no end
         if step == self._steps[-1] + 1:
-            self._memory = StepMemory()
+            self._memory = StepMemory(self.owners)
             self._memory.__enter__()
         if step in self._steps and not self.is_active:
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
@@ -63,10 +65,11 @@ class StepProfile:
             self._step = None
             if step >= self._steps[-1]:
                 self.close()
-        if self._memory is None:
+        memory = self._memory
+        if memory is None:
             return {}
-        peaks = {f"memory_{kind}": size for kind, size in self._memory.peaks.items()}
         self._look_away()
+        peaks = {f"memory_{kind}": size for kind, size in memory.peaks.items()}
         return {"memory_step": step, **peaks}
 
     def mark(self, name: str) -> AbstractContextManager[Any]:

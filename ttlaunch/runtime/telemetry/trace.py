@@ -9,19 +9,13 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ttlaunch import contract
-from ttlaunch.runtime.comm.protocol import Socket
 from ttlaunch.runtime.world import Rank
 
-_CLOCK = 30_020
-_ROUNDS = 16
 _MOST_EVENTS = 200_000
 
 
@@ -77,49 +71,6 @@ class Trace:
         lines = "".join(json.dumps(event, separators=(",", ":")) + "\n" for event in events)
         with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
             file.write(lines)
-
-
-@contextmanager
-def clocks_compared(trace: Trace | None, socket: Socket, *, world_size: int) -> Iterator[None]:
-    """Note how far the rank's clock is from rank 0's, before and after a block; without a trace do nothing.
-
-    Collective: every rank must call, and none may be receiving from rank 0 by the tag of these messages.
-    """
-    if trace is not None:
-        trace.note_clock(*compare_clocks(socket, world_size=world_size))
-    yield
-    if trace is not None:
-        trace.note_clock(*compare_clocks(socket, world_size=world_size))
-
-
-def compare_clocks(socket: Socket, *, world_size: int) -> tuple[int, int]:
-    """How much later it is on rank 0's monotonic clock than on this rank's, and by how much that may be wrong.
-
-    Rank 0 answers with its time; the best estimate is that it did so in the middle of the shortest round trip, and it
-    was within half of it.
-
-    Returns:
-        Offset and largest error, nanoseconds; both 0 on rank 0.
-
-    Cost: `_ROUNDS` round trips of 8 bytes between rank 0 and each other rank, in turn.
-    """
-    said = torch.zeros(1, dtype=torch.int64)
-    if socket.rank == 0:
-        for other in range(1, world_size):
-            for _ in range(_ROUNDS):
-                socket.recv(said, source=Rank(other), tag=_CLOCK)
-                said[0] = time.monotonic_ns()
-                socket.send(said, dest=Rank(other), tag=_CLOCK)
-        return 0, 0
-    found = []
-    for _ in range(_ROUNDS):
-        began = time.monotonic_ns()
-        socket.send(said, dest=Rank(0), tag=_CLOCK)
-        socket.recv(said, source=Rank(0), tag=_CLOCK)
-        ended = time.monotonic_ns()
-        found.append((ended - began, int(said.item()) - (began + ended) // 2))
-    round_trip, offset = min(found)
-    return offset, round_trip // 2 + 1
 
 
 def open_trace(run_dir: Path, rank: Rank) -> Trace | None:

@@ -6,9 +6,9 @@ the same update, with nobody to talk to.
 
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data.batches import micro_batches
-from ttlaunch.runtime.model.model import build_model
 from ttlaunch.runtime.training.optimizers import build_optimizer, global_norm
 from ttlaunch.runtime.training.passes import differentiate
+from ttlaunch.runtime.training.rank_model import build_model
 from ttlaunch.runtime.training.validation import report_layer_norms, validation_is_due, validation_losses
 from ttlaunch.spec.recipe.sections import TrainingFile
 

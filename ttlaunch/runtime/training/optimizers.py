@@ -14,7 +14,8 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from ttlaunch.runtime.model.loss_scaling import LossScaler
-from ttlaunch.runtime.telemetry.ledger import UPDATE
+from ttlaunch.runtime.telemetry.ledger import UPDATE, register_owner
+from ttlaunch.runtime.telemetry.memory import GRADIENTS, OPTIMIZER, PARAMETERS
 from ttlaunch.runtime.telemetry.phases import phase
 from ttlaunch.runtime.training.norms import Part, SquaredNorms, join_sums
 from ttlaunch.spec.recipe.sections import TrainingFile
@@ -89,6 +90,7 @@ class Optimizer:
             _Group(matrices, cfg.training_config.weight_decay, has_squares=has_squares),
             _Group(others, 0.0, has_squares=has_squares),
         ]
+        register_owner(model, self, Optimizer.held_tensors)
 
     def named_state(self) -> Iterator[tuple[str, Tensor]]:
         """What the update rule keeps of each parameter: `mean.NAME`, and for AdamW `square.NAME` and `step.NAME`.
@@ -98,6 +100,12 @@ class Optimizer:
         for group in self._groups:
             for kind, tensors in (("mean", group.means), ("square", group.squares), ("step", group.steps)):
                 yield from ((f"{kind}.{name}", tensor) for name, tensor in zip(group.names, tensors, strict=False))
+
+    def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What it updates, from which gradients, and its state, each with what it is for; see `telemetry/memory.py`."""
+        yield from ((PARAMETERS, parameter) for parameter in self._parameters)
+        yield from ((GRADIENTS, one.grad) for one in self._parameters if one.grad is not None)
+        yield from ((OPTIMIZER, tensor) for _, tensor in self.named_state())
 
     def wait_before_update(self, ready: Callable[[], object]) -> None:
         """Let the next update begin only when `ready()` has returned, because somebody still reads what it changes."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ttlaunch.runtime.data.batches import MicroBatch
-from ttlaunch.runtime.model.gpt import Masks
+from ttlaunch.runtime.model.dropout import Masks
 from ttlaunch.runtime.model.losses import IGNORED, count_tokens, summed_loss
 
 

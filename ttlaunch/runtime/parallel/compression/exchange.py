@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import torch
 
+from ttlaunch.runtime.comm.reduction import mean_per_token
 from ttlaunch.runtime.context import RankContext
-from ttlaunch.runtime.model.losses import mean_per_token
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.compression.saved import CodecState
 from ttlaunch.runtime.parallel.compression.sums import CompressedSum, swap

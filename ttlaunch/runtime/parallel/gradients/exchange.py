@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ttlaunch.runtime.comm.protocol import Pending, Socket
-from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees, contiguous_blocks
+from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees, contiguous_blocks, mean_per_token
 from ttlaunch.runtime.comm.tree_exchange import add_up
 from ttlaunch.runtime.model.flat import FlatParameters
-from ttlaunch.runtime.model.losses import mean_per_token
 from ttlaunch.runtime.parallel.gradients.bucket_messages import (
     GRADIENTS,
     AgreedBuckets,

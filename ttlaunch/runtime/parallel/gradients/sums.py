@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from ttlaunch.runtime.comm.protocol import Socket
-from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees, contiguous_blocks
+from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees, contiguous_blocks, mean_per_token
 from ttlaunch.runtime.comm.tree_exchange import Nodes, add_up, gather_shards, sum_shard
-from ttlaunch.runtime.model.losses import mean_per_token
 from ttlaunch.runtime.telemetry.ledger import operation
 from ttlaunch.runtime.world import Rank
 

@@ -9,9 +9,7 @@ The model is cut into `p * v` contiguous parts; part i lies on stage `i % p`, wh
 a stage (v = 1) that is the plain pipeline: part i on stage i.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.parallel.tensor.grid import place_in_grid
@@ -80,20 +78,3 @@ def place_in_pipeline(ctx: RankContext, *, num_stages: int, ranks_per_stage: int
         pipeline=ranks[first : first + width],
         reporter=ranks[width - ranks_per_stage],
     )
-
-
-def cut_into_parts(blocks_per_stage: Sequence[int], *, num_chunks: int) -> list[range]:
-    """The model's blocks, part by part.
-
-    >>> cut_into_parts([2, 4], num_chunks=1)
-    [range(0, 2), range(2, 6)]
-    >>> cut_into_parts([2, 4], num_chunks=2)
-    [range(0, 1), range(1, 3), range(3, 4), range(4, 6)]
-
-    Raises:
-        ValueError: The blocks of a stage are not a multiple of `num_chunks`.
-    """
-    if any(blocks % num_chunks for blocks in blocks_per_stage):
-        raise ValueError(f"{num_chunks} equal chunks cannot share the blocks of every stage of {blocks_per_stage}")
-    ends = accumulate([blocks // num_chunks for blocks in blocks_per_stage] * num_chunks, initial=0)
-    return [range(first, end) for first, end in pairwise(ends)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ttlaunch.runtime.comm.protocol import Socket
-from ttlaunch.runtime.parallel.pipeline.grid import cut_into_parts
+from ttlaunch.runtime.model.parts import cut_into_parts
 from ttlaunch.runtime.parallel.pipeline.part import PipelinePart
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import TrainingFile

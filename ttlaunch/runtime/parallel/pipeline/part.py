@@ -13,15 +13,17 @@ from ttlaunch.runtime.comm.collectives import chain_all_gather
 from ttlaunch.runtime.comm.reduction import GradientTree, contiguous_blocks
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data.batches import MicroBatch
-from ttlaunch.runtime.model.model import Model, build_model
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.runtime.model.parts import cut_into_parts
 from ttlaunch.runtime.parallel.gradients.sums import all_reduce_mean
-from ttlaunch.runtime.parallel.pipeline.grid import PipelineGrid, cut_into_parts
+from ttlaunch.runtime.parallel.pipeline.grid import PipelineGrid
 from ttlaunch.runtime.parallel.pipeline.links import PipelineLinks
 from ttlaunch.runtime.parallel.pipeline.schedules import Action, ScheduleName, order_of_passes
 from ttlaunch.runtime.parallel.tensor.norms import squared_norms
 from ttlaunch.runtime.parallel.tensor.share import share_of
 from ttlaunch.runtime.telemetry.ledger import operation
 from ttlaunch.runtime.training.optimizers import build_optimizer
+from ttlaunch.runtime.training.rank_model import build_model
 from ttlaunch.spec.recipe.sections import TrainingFile
 
 _TIED = 30_007

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from ttlaunch.runtime.checkpoint.checkpoints import HasParameters
 from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.telemetry.ledger import register_owner
+from ttlaunch.runtime.telemetry.memory import BUFFERS
 from ttlaunch.runtime.training.optimizers import Optimizer
 
 
@@ -53,6 +55,11 @@ class PolyakAverage:
         }
         self._interval = interval
         self._decay = decay
+        register_owner(model, self, PolyakAverage.held_tensors)
+
+    def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The average, which most steps leave alone; see `telemetry/memory.py`."""
+        yield BUFFERS, self.average_N
 
     @torch.no_grad()
     def update(self, step: int) -> None:

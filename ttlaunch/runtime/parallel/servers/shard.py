@@ -13,11 +13,12 @@ from ttlaunch.runtime.comm.collectives import chain_all_gather
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.flat import FlatParameters
 from ttlaunch.runtime.model.loss_scaling import LossScaler
-from ttlaunch.runtime.model.model import Model, build_model
+from ttlaunch.runtime.model.model import Model, place_of_second_use
 from ttlaunch.runtime.model.split import Split
-from ttlaunch.runtime.model.tied import EMBEDDING, place_of_second_use
-from ttlaunch.runtime.telemetry.ledger import Ledger, operation
+from ttlaunch.runtime.model.tied import EMBEDDING
+from ttlaunch.runtime.telemetry.ledger import operation
 from ttlaunch.runtime.training.optimizers import Optimizer, global_norm, layer_of
+from ttlaunch.runtime.training.rank_model import build_model
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import TrainingFile
 
@@ -50,7 +51,7 @@ class ParameterShard:
         self._second_use = [] if second is None else [nn.Parameter(second.detach().clone())]
         flat = FlatParameters([*self._named.values(), *self._second_use])
         self.weights_N, self.grads_N = flat.weights_N[: flat.starts[len(named)]], flat.grads_N
-        self.ledger: Ledger | None = model.ledger
+        self.ledger = model.ledger
         self.loss_scaler: LossScaler = model.loss_scaler
         self.splits: Mapping[str, Split] = {}
         self._names_of_whole = model.names_of_whole()

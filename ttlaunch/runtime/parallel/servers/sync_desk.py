@@ -12,10 +12,9 @@ from torch import Tensor
 from ttlaunch.errors import TtlaunchError
 from ttlaunch.runtime.comm.agreement import agree
 from ttlaunch.runtime.comm.protocol import Pending
-from ttlaunch.runtime.comm.reduction import aligned_subtrees, contiguous_blocks
+from ttlaunch.runtime.comm.reduction import aligned_subtrees, contiguous_blocks, mean_per_token
 from ttlaunch.runtime.comm.tree_exchange import add_up
 from ttlaunch.runtime.context import RankContext
-from ttlaunch.runtime.model.losses import mean_per_token
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.compression.codec import build_codec
 from ttlaunch.runtime.parallel.servers import messages

@@ -7,7 +7,7 @@ Source: Y. Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data
 S. Rajbhandari et al. shard in "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
@@ -17,11 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from ttlaunch.runtime.context import RankContext
-from ttlaunch.runtime.model.gpt import Masks
-from ttlaunch.runtime.model.introduce import introduce
+from ttlaunch.runtime.model.dropout import Masks
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.model.recompute import recomputed
 from ttlaunch.runtime.parallel.sharded.shards import Shards, padded_values
+from ttlaunch.runtime.telemetry.ledger import register_owner
+from ttlaunch.runtime.telemetry.memory import PARAMETERS, tensors_of_model
+from ttlaunch.runtime.training.rank_model import introduce
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import TrainingFile
 
@@ -64,6 +66,7 @@ class ShardedModel(Model):
         shards = Ring(ctx.ledger, rank=ctx.rank, among=among[replica * size : (replica + 1) * size])
         copies = Ring(ctx.ledger, rank=ctx.rank, among=among[place::size]) if replicas > 1 else None
         enter_collectives(self._units, shards=shards, replicas=copies)
+        register_owner(ctx, self, _held_tensors)  # in place of `tensors_of_model`, which sees only the rows
 
     def synchronises(self, *, is_last: bool) -> None:
         """Say whether the next backward pass is the step's last: only then gradients are reduced over the ranks.
@@ -115,6 +118,17 @@ def shard_model(
         model.deal(among, replicas=replicas, ctx=ctx)
     replica, place = divmod(among.index(ctx.rank), size)
     return model, Shards(model, peers=among[replica * size : (replica + 1) * size], place=place)
+
+
+def _held_tensors(model: ShardedModel) -> Iterator[tuple[str, Tensor]]:
+    """The rank's rows and their gradients, and the memory that FSDP gathers whole parameters into, empty between passes."""
+    yield from tensors_of_model(model)
+    for unit in model._units:  # noqa: SLF001  of this module
+        group = unit._get_fsdp_state()._fsdp_param_group  # noqa: SLF001  torch shows nobody what it has gathered
+        for parameter in group.fsdp_params if group is not None else ():
+            gathered: Tensor | None = getattr(parameter, "_unsharded_param", None)  # none before the first pass
+            if gathered is not None:
+                yield PARAMETERS, gathered
 
 
 def _keep_input(forward: Callable[[Tensor, Masks | None], Tensor], x_BTD: Tensor, masks: Masks | None) -> Tensor:

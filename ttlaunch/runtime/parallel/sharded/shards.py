@@ -14,7 +14,7 @@ from ttlaunch.runtime.comm.protocol import Socket
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.model.split import Split
 from ttlaunch.runtime.parallel.zero.memory import storage_bytes
-from ttlaunch.runtime.telemetry.ledger import Ledger, operation
+from ttlaunch.runtime.telemetry.ledger import operation
 from ttlaunch.runtime.training.optimizers import Optimizer, norms_of_layers
 from ttlaunch.runtime.world import Rank
 
@@ -34,7 +34,7 @@ class Shards:
     def __init__(self, model: Model, *, peers: Sequence[Rank], place: int) -> None:
         """Look at a model whose parameters FSDP has dealt to the peers, of which this rank is the one at `place`."""
         self.peers = peers
-        self.ledger: Ledger | None = model.ledger
+        self.ledger = model.ledger
         self.loss_scaler = model.loss_scaler
         self._model = model
         self._squares: dict[str, float] = {}

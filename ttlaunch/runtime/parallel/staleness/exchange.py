@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from ttlaunch.runtime.comm.protocol import Socket
-from ttlaunch.runtime.model.losses import mean_per_token
+from ttlaunch.runtime.comm.reduction import mean_per_token
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange
 from ttlaunch.runtime.parallel.staleness.protocol import Clock, Staleness

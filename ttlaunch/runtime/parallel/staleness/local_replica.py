@@ -11,18 +11,19 @@ import torch
 from torch import Tensor
 
 from ttlaunch.runtime.comm.collectives import all_gather, all_reduce
-from ttlaunch.runtime.comm.reduction import contiguous_blocks
+from ttlaunch.runtime.comm.reduction import contiguous_blocks, mean_per_token
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.data.batches import micro_batches
-from ttlaunch.runtime.model.losses import mean_per_token
-from ttlaunch.runtime.model.model import Model, build_model
+from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.compression.exchange import CompressedExchange
 from ttlaunch.runtime.parallel.compression.saved import OwedState
 from ttlaunch.runtime.parallel.compression.sums import CompressedSum
 from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.ledger import operation, register_owner
+from ttlaunch.runtime.telemetry.memory import BUFFERS
 from ttlaunch.runtime.training.optimizers import build_optimizer, global_norm
 from ttlaunch.runtime.training.passes import differentiate
+from ttlaunch.runtime.training.rank_model import build_model
 from ttlaunch.runtime.training.validation import validation_losses
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import CompressionConfig, TrainingFile
@@ -79,6 +80,7 @@ class LocalReplica:
         self._tree = ctx.gradient_tree(self.model.weights_N)
         self._window = torch.zeros(2, dtype=torch.float64)  # tokens and summed loss since the last average
         self._shared: dict[str, Tensor] = {}
+        register_owner(ctx, self, LocalReplica.held_tensors)
         self._last = 0.0, 0
         self._copied: Callable[[], object] = _nothing
         self._exchange: GradientExchange | CompressedExchange | None = None
@@ -109,6 +111,10 @@ class LocalReplica:
         """Zeros, shape `(N,)`, for further state that is equal on all workers; checkpoints have it. Call before `restore`."""
         self._shared[kind] = torch.zeros_like(self.agreed_N)
         return self._shared[kind]
+
+    def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What is equal on all workers, which steps between two averages leave alone; see `telemetry/memory.py`."""
+        yield from ((BUFFERS, tensor) for tensor in (self.agreed_N, *self._shared.values()))
 
     def restore(self) -> None:
         """Begin where the run's checkpoint left off, this worker where it was itself, or with the weights it was given."""

@@ -3,7 +3,7 @@
 Shapes: N = values of the gradient; shard s is part s of `contiguous_blocks(N, W)`. W = workers, S = bytes of the gradient.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from torch import Tensor
 from ttlaunch.runtime.comm.protocol import Pending, Socket
 from ttlaunch.runtime.comm.reduction import contiguous_blocks
 from ttlaunch.runtime.parallel.staleness.protocol import RingPart
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.ledger import operation, register_owner
+from ttlaunch.runtime.telemetry.memory import BUFFERS
 from ttlaunch.runtime.world import Rank
 
 _GRADIENTS, _COUNTS = 30_200, 30_199
@@ -49,6 +50,11 @@ class RingBuffers:
         self._receives: list[Pending] = []
         self._sends: list[Pending] = []
         self._counts: list[Pending] = []
+        register_owner(ctx, self, RingBuffers.held_tensors)
+
+    def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Room for gradients, also while other steps' buffers are in use; see `telemetry/memory.py`."""
+        yield from ((BUFFERS, tensor) for tensor in (self._own_N, self.sum_N))
 
     def open(self) -> None:
         """Begin to receive for a new step; the step before that had these buffers is over."""

@@ -8,13 +8,29 @@ Source: as `share.py`.
 """
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ttlaunch.runtime.model.split import Split, split_evenly
-from ttlaunch.runtime.parallel.tensor.share import ModelShare
+
+
+class Share(Protocol):
+    """Which of the equal parts of every matrix a rank has, and the sums over the ranks that have the others."""
+
+    @property
+    def place(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Pass activations on as they are, and add up the gradients that come back."""
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Add up activations, and pass gradients back as they are."""
 
 
 class ColumnParallelLinear(nn.Module):
@@ -24,7 +40,7 @@ class ColumnParallelLinear(nn.Module):
         splits: Which values of its parameters the rank has, by their names.
     """
 
-    def __init__(self, inputs: int, outputs: int, share: ModelShare, *, matrices: int = 1) -> None:
+    def __init__(self, inputs: int, outputs: int, share: Share, *, matrices: int = 1) -> None:
         """`matrices`: That stand one behind the other in the outputs, such as query, key and value; each is split."""
         super().__init__()
         place, count = share.place, share.count
@@ -46,7 +62,7 @@ class RowParallelLinear(nn.Module):
         splits: Which values of its parameters the rank has, by their names.
     """
 
-    def __init__(self, inputs: int, outputs: int, share: ModelShare) -> None:
+    def __init__(self, inputs: int, outputs: int, share: Share) -> None:
         super().__init__()
         weight = split_evenly((outputs, inputs), dim=1, place=share.place, count=share.count)
         self.splits: Mapping[str, Split] = {"weight": weight}
@@ -65,7 +81,7 @@ class ColumnParallelConvolution(nn.Module):
         splits: Which values of its parameters the rank has, by their names.
     """
 
-    def __init__(self, inputs: int, outputs: int, share: ModelShare) -> None:
+    def __init__(self, inputs: int, outputs: int, share: Share) -> None:
         super().__init__()
         weight = split_evenly((outputs, inputs, 3, 3), dim=0, place=share.place, count=share.count)
         bias = Split((outputs,), 0, weight.ranges)
@@ -76,32 +92,3 @@ class ColumnParallelConvolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.conv2d(self._share.enter(x), self.weight, self.bias, padding=1)
-
-
-def convolution_in(inputs: int, outputs: int, share: ModelShare | None) -> nn.Module:
-    """A convolution over 3 × 3 pixels, to be followed by `linear_out`: all of it, or the outputs of this rank's share."""
-    if share is None:
-        return nn.Conv2d(inputs, outputs, 3, padding=1)
-    return ColumnParallelConvolution(inputs, outputs, share)
-
-
-def linear_in(inputs: int, outputs: int, share: ModelShare | None, *, matrices: int = 1) -> nn.Module:
-    """The first layer of a pair: all of it, or the outputs of this rank's share."""
-    if share is None:
-        return nn.Linear(inputs, outputs)
-    return ColumnParallelLinear(inputs, outputs, share, matrices=matrices)
-
-
-def linear_out(inputs: int, outputs: int, share: ModelShare | None) -> nn.Module:
-    """The second layer of a pair: all of it, or the inputs that this rank's share of the first one makes."""
-    return nn.Linear(inputs, outputs) if share is None else RowParallelLinear(inputs, outputs, share)
-
-
-def splits_of(model: nn.Module) -> dict[str, Split]:
-    """Which values a rank has of each parameter that is split, by the parameter's name in the model."""
-    return {
-        f"{name}.{parameter}": split
-        for name, module in model.named_modules()
-        if isinstance(module, ColumnParallelLinear | ColumnParallelConvolution | RowParallelLinear)
-        for parameter, split in module.splits.items()
-    }

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ttlaunch.runtime.comm.collectives import all_reduce
 from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.parallel.tensor.layers import ColumnParallelConvolution, ColumnParallelLinear, RowParallelLinear
 from ttlaunch.runtime.telemetry.ledger import operation
 from ttlaunch.runtime.world import Rank
 
@@ -40,6 +41,23 @@ class ModelShare:
     count: int
     socket: Socket | None = None
     among: tuple[Rank, ...] = ()
+
+    @property
+    def has_common_part(self) -> bool:
+        """Whether checkpoints take from this rank what all shares have whole."""
+        return self.place == 0
+
+    def linear_in(self, inputs: int, outputs: int, *, matrices: int = 1) -> nn.Module:
+        """This share of a pair's first linear layer; with the next two, what blocks are made of (`model/layers.py`)."""
+        return ColumnParallelLinear(inputs, outputs, self, matrices=matrices)
+
+    def convolution_in(self, inputs: int, outputs: int) -> nn.Module:
+        """This share of a convolution that is a pair's first layer."""
+        return ColumnParallelConvolution(inputs, outputs, self)
+
+    def linear_out(self, inputs: int, outputs: int) -> nn.Module:
+        """This share of a pair's second layer."""
+        return RowParallelLinear(inputs, outputs, self)
 
     def enter(self, x: Tensor) -> Tensor:
         """The same activations; the gradients of all ranks are added up on the way back.

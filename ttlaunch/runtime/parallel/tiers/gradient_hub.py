@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from ttlaunch.runtime.comm.agreement import SharedState, agree
 from ttlaunch.runtime.comm.protocol import Pending, Socket, SocketError
-from ttlaunch.runtime.comm.reduction import aligned_subtrees
+from ttlaunch.runtime.comm.reduction import aligned_subtrees, mean_per_token
 from ttlaunch.runtime.comm.tree_exchange import add_up
 from ttlaunch.runtime.model.flat import FlatParameters
-from ttlaunch.runtime.model.losses import mean_per_token
 from ttlaunch.runtime.parallel.gradients.bucket_messages import COUNTS, GRADIENTS, WEIGHTS, Outbox, irecv_part, tell_cut
 from ttlaunch.runtime.parallel.gradients.bucket_tuning import BucketTuner
 from ttlaunch.runtime.parallel.gradients.buckets import Bucket, cut_buckets

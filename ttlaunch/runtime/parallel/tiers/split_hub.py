@@ -134,7 +134,7 @@ class SplitHub:
 
 def _share_of(cfg: TrainingFile, model: Model, share: ModelShare, *, device: torch.device) -> Model:
     blocks = range(model.num_blocks)
-    part = Model(cfg, vocabulary=model.vocabulary, blocks=blocks, has_embedding=True, has_head=True, share=share)
+    part = Model(cfg, vocabulary=model.vocabulary, blocks=blocks, has_embedding=True, has_head=True, layers=share)
     part.flatten(device)
     return part
 

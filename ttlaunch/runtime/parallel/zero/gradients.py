@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ttlaunch.runtime.comm.protocol import Pending, Socket
-from ttlaunch.runtime.comm.reduction import aligned_subtrees, contiguous_blocks
+from ttlaunch.runtime.comm.reduction import aligned_subtrees, contiguous_blocks, mean_per_token
 from ttlaunch.runtime.comm.tree_exchange import add_up, merge_halves
-from ttlaunch.runtime.model.losses import mean_per_token
 from ttlaunch.runtime.parallel.gradients.sums import CountsExchange
 from ttlaunch.runtime.parallel.zero.layout import Layer
 from ttlaunch.runtime.parallel.zero.owned import OwnedParameters

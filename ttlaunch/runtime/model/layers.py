@@ -1,0 +1,70 @@
+"""Where a block takes its linear layers and convolutions from, so that a caller may give it layers of which it has only a part.
+
+The models of this folder run on one device. A technique that splits matrices passes its own `Layers`; the blocks stay as
+they are, and so does the order in which they create parameters.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from torch import nn
+
+from ttlaunch.runtime.model.split import Split
+
+
+class Layers(Protocol):
+    """Makes the layers of blocks, in pairs: what an `_in` layer puts out, one `linear_out` takes in."""
+
+    @property
+    def has_common_part(self) -> bool:
+        """Whether checkpoints take from here what every part of a split model has whole, such as norms."""
+
+    def linear_in(self, inputs: int, outputs: int, *, matrices: int = 1) -> nn.Module:
+        """The first linear layer of a pair; `matrices` stand one behind the other in its outputs, such as query, key, value."""
+
+    def convolution_in(self, inputs: int, outputs: int) -> nn.Module:
+        """A convolution over 3 × 3 pixels, as the first layer of a pair."""
+
+    def linear_out(self, inputs: int, outputs: int) -> nn.Module:
+        """The second layer of a pair."""
+
+
+class WholeLayers:
+    """Layers that have all of their parameters."""
+
+    has_common_part = True
+
+    def linear_in(self, inputs: int, outputs: int, *, matrices: int = 1) -> nn.Module:
+        del matrices  # only a layer that is split needs to know where each begins
+        return nn.Linear(inputs, outputs)
+
+    def convolution_in(self, inputs: int, outputs: int) -> nn.Module:
+        return nn.Conv2d(inputs, outputs, 3, padding=1)
+
+    def linear_out(self, inputs: int, outputs: int) -> nn.Module:
+        return nn.Linear(inputs, outputs)
+
+
+WHOLE = WholeLayers()
+"""What a model is made of unless somebody splits it."""
+
+
+@runtime_checkable
+class SplitLayer(Protocol):
+    """A layer that has some values of its parameters.
+
+    Attributes:
+        splits: Which values those are, by the parameters' names.
+    """
+
+    splits: Mapping[str, Split]
+
+
+def splits_of(model: nn.Module) -> dict[str, Split]:
+    """Which values a model has of each parameter that is split, by the parameter's name in the model."""
+    return {
+        f"{name}.{parameter}": split
+        for name, layer in model.named_modules()
+        if layer is not model and isinstance(layer, SplitLayer)
+        for parameter, split in layer.splits.items()
+    }
