@@ -1,6 +1,7 @@
 """The invariants of `docs/architecture.md` that import-linter cannot see: what each layer may touch, and its size."""
 
 import ast
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,81 @@ def test_the_map_in_the_docs_names_every_folder():
     modules = [path for path in PACKAGE.glob("*.py") if not path.name.startswith("_")]
     missing = [name(path) for path in folders if f"`{name(path)}/`" not in text and f"`{path.name}`" not in text]
     assert [] == missing + [path.name for path in modules if f"`{path.name}`" not in text]
+
+
+CIRCLES = {
+    # Each stands until what ties it has moved; none may be added, and one that is gone must leave this list.
+    "ttlaunch.hosts.sync": {"answers", "release", "report"},
+    "ttlaunch.hosts.transport": {"dial", "hosts", "known_hosts", "login", "ssh", "ssh_config", "ssh_connection"},
+    "ttlaunch.running": {"bad_records", "boxes", "crew", "failures", "logs", "metrics", "report", "runs", "watch"},
+}
+"""By package, the folders and modules in it that import each other in a circle."""
+
+
+def dotted_name(path):
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def arrows():
+    """Every module with those of the package that it imports, at its top, in a function or for type checkers only."""
+    known = {dotted_name(path) for path in MODULES}
+    return {dotted_name(path): imported(path) & known - {dotted_name(path)} for path in MODULES}
+
+
+def imported(path):
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{name(path)}:{node.lineno}: a relative import, which no contract here sees"
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def circle_in(graph):
+    """All who depend on themselves, directly or through others."""
+    return {one for one in graph if one in reached(graph, one)}
+
+
+def reached(graph, start):
+    found, left = set(), [start]
+    while left:
+        new = graph.get(left.pop(), set()) - found
+        found |= new
+        left += new
+    return found
+
+
+def level(package, modules):
+    """The arrows between what lies side by side in a package: its folders, each as one, and its modules."""
+    graph = defaultdict(set)
+    for module, targets in modules.items():
+        inside = [
+            part.removeprefix(f"{package}.").split(".")[0]
+            for part in (module, *targets)
+            if part.startswith(f"{package}.")
+        ]
+        if module.startswith(f"{package}."):
+            graph[inside[0]] |= set(inside[1:]) - {inside[0]}
+    return graph
+
+
+def test_nothing_imports_in_a_circle_at_any_level():
+    """Between modules that lie side by side, and between folders that do: each can be understood without what uses it."""
+    modules = arrows()
+    packages = sorted({dotted_name(path) for path in MODULES if path.name == "__init__.py"})
+    circles = {package: circle_in(level(package, modules)) for package in packages}
+    assert CIRCLES == {package: found for package, found in circles.items() if found}
+
+
+def test_no_module_imports_itself_through_others():
+    """Also not through the `__init__.py` of its own folder."""
+    allowed = {f"{package}.{one}" for package, ones in CIRCLES.items() for one in ones}
+    assert circle_in(arrows()) <= allowed
+
+
+def test_a_circle_is_found():
+    assert {"a", "b"} == circle_in({"a": {"b"}, "b": {"a", "c"}, "c": set(), "d": {"a"}})
+    assert {"x": {"y"}, "y": {"x"}} == level("p", {"p.x.one": {"p.y"}, "p.x.two": {"p.x.one"}, "p.y": {"p.x.two", "q"}})
