@@ -1,6 +1,7 @@
 """The invariants of `docs/architecture.md` that import-linter cannot see: what each layer may touch, and its size."""
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -106,6 +107,78 @@ def test_reading_and_planning_write_no_file(path):
         node.func.attr for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     }
     assert called & writing == set()
+
+
+CODE = re.compile(r"[CHPRST][0-9]{3}")
+CODES_ARE_SHOWN = ("diagnostics", "cli/explain.py")
+"""What renders a diagnostic or its page may look at the code: for people that is its subject."""
+
+
+def is_code(node):
+    """Whether an expression is, or holds, a diagnostic's code: `"H002"`, `failure.code`, `finding["code"]`, `CODES.x`."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return CODE.fullmatch(text) is not None
+        case ast.Subscript(slice=ast.Constant(value="code")):
+            return True
+        case ast.Attribute(value=ast.Name(id="left"), attr="code"):
+            return False  # the status of a SystemExit
+        case ast.Attribute(value=ast.Name(id="codes" | "CONFIGURATION" | "TOPOLOGY")) | ast.Attribute(attr="code"):
+            return True
+    return any(is_code(inner) for inner in ast.iter_child_nodes(node))
+
+
+def decides_by_code(node):
+    """Whether a node compares codes, looks something up by one, or keeps a table or set of them."""
+    match node:
+        case ast.Compare():
+            return is_code(node)
+        case ast.Subscript(slice=key):
+            return is_code(key) and not isinstance(key, ast.Constant)
+        case ast.Dict(keys=keys):
+            # `{"code": …}` is a record that carries one.
+            return any(isinstance(key, ast.Constant) and CODE.fullmatch(str(key.value)) for key in keys)
+        case ast.Set(elts=parts):
+            return any(is_code(part) for part in parts)
+        case ast.match_case(pattern=pattern):
+            return is_code(pattern)
+        case ast.Match(subject=subject):
+            return is_code(subject)
+        case ast.Call(func=ast.Attribute(value=text, attr="startswith" | "endswith" | "removeprefix"), args=args):
+            return is_code(text) or any(is_code(arg) for arg in args)
+        case ast.Call(func=ast.Attribute(attr="get" | "setdefault" | "pop"), args=[key, *_]):
+            return is_code(key) and not isinstance(key, ast.Constant)
+        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+            # A collection of codes has no use but to be compared with another.
+            return isinstance(getattr(node, "elt", None), ast.Attribute) and node.elt.attr == "code"
+    return False
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if not name(path).startswith(CODES_ARE_SHOWN)], ids=name)
+def test_no_branch_depends_on_the_code_of_a_diagnostic(path):
+    """Codes are for people. What decides is data of the diagnostic or the failure, given where it is made."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if decides_by_code(node)]
+    assert [] == [ast.unparse(node) for node in nodes]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'failure.code == "R012"',
+        'failure["code"] == "R008"',
+        "last.code in AGAIN",
+        '{"R001", "R007"}',
+        '{"R020": "a hint"}',
+        "HINTS[finding['code']]",
+        "HINTS.get(failure.code)",
+        'code.startswith("H001")',
+        "diagnostic.code != CONFIGURATION.unknown_key",
+        "has_errors(d for d in found if d.code == codes.SHAPES)",
+        "{d.code for d in diagnostics}",
+    ],
+)
+def test_a_decision_by_code_would_be_seen(text):
+    assert any(decides_by_code(node) for node in ast.walk(ast.parse(text)))
 
 
 def test_nobody_kills_by_name():

@@ -12,6 +12,7 @@ from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.ranks import RankError, RankExit, kind_of
 from ttlaunch.running.conclude import different_parameters, with_standstill
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
+from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.report import combine_digests
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -220,7 +221,8 @@ def test_speed_counts_from_the_first_reported_step():
 
 
 def test_a_host_that_was_lost_while_we_stood_still_is_told_with_it_and_no_other_failure_is():
-    lost = Failure("R012", None, None, "b", 3, "host b was lost: it has not answered for 25 s", 1.0)
+    why = "host b was lost: it has not answered for 25 s"
+    lost = Failure("R012", None, None, "b", 3, why, 1.0, kind=Cause.HOST_LOST)
     raised = Failure("R002", 1, "worker", "b", 3, "raised ValueError", 1.0)
     note = (
         "this machine, or the supervisor, stood still for 25 s; "

@@ -18,7 +18,7 @@ DONE = {"status": "done", "failure": None}
 INTERRUPTED = {"status": "interrupted", "failure": None}
 
 
-def judged(plan, made, report, *, missed=(), extra=(), end=START + 6.0):
+def judged(plan, made, report, *, missed=(), extra=(), end=START + 6.0, engine_failed=False):
     """The verdicts on a plan of which some faults were made: index, seconds after the start, ranks."""
     faults, found = parse_faults(Source("--plan", plan))
     assert [] == found
@@ -31,7 +31,7 @@ def judged(plan, made, report, *, missed=(), extra=(), end=START + 6.0):
         {"event": "fault_missed", "time": START + 5, "index": index, "reason": reason} for index, reason in missed
     ]
     events += [*extra, {"event": "end", "time": end}]
-    return judge_faults(faults, events, report)
+    return judge_faults(faults, events, report, engine_failed=engine_failed)
 
 
 def outcomes(*args, **options):
@@ -68,7 +68,8 @@ RIGHT = {
 @pytest.mark.parametrize("plan", RIGHT)
 def test_a_fault_is_named_by_what_it_does(plan):
     ranks, report = RIGHT[plan]
-    assert ["named"] == outcomes(plan, [(0, 5.0, ranks)], report)
+    engine_failed = plan == "kill mpirun at 5s"
+    assert ["named"] == outcomes(plan, [(0, 5.0, ranks)], report, engine_failed=engine_failed)
     assert ["unnoticed"] == outcomes(plan, [(0, 5.0, ranks)], DONE)
     assert ["misnamed"] == outcomes(plan, [(0, 5.0, ranks)], failed("raised", rank=3, code="R002"))
 

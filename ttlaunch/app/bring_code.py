@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ttlaunch.app.dialogue import Dialogue
-from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.diagnostics import Blame, Diagnostic
 from ttlaunch.diagnostics.launch_error import LaunchError
 from ttlaunch.errors import HostError, SyncError
 from ttlaunch.hosts.doctor.troubles import explain_troubles
@@ -57,7 +57,9 @@ def bring_code(
             return sync_release(transports, release=release, on_progress=on_progress, **options)
     except SourceChangedError as error:
         hints = (f"put `{error.name}` into .ttlaunchignore, or wait until it is written",)
-        raise LaunchError([*said, Diagnostic("S005", f"{error.name} changes all the time", hints=hints)]) from error
+        raise LaunchError(
+            [*said, Diagnostic("S005", f"{error.name} changes all the time", hints=hints, blame=Blame.CODE_SYNC)]
+        ) from error
 
 
 def explain_outcome(outcome: Outcome, topology: Topology) -> list[Diagnostic]:

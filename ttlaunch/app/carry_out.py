@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ttlaunch import contract
 from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.outcome import Outcome
-from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.diagnostics import Blame, Diagnostic
 from ttlaunch.diagnostics.launch_error import LaunchError
 
 if TYPE_CHECKING:
@@ -157,5 +157,5 @@ def _make_folder(ready: "LaunchContext", prepared: "PreparedRun", options: RunOp
         resolved = prepared.resolved_config
         write_inputs(ready.plan, folder, resolved_config=resolved, shell=os.environ, release=ready.release)
     except RunFolderError as error:
-        raise LaunchError([Diagnostic("H008", str(error), hints=(_ELSEWHERE,))]) from error
+        raise LaunchError([Diagnostic("H008", str(error), hints=(_ELSEWHERE,), blame=Blame.HOSTS)]) from error
     return folder

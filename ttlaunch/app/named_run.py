@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ttlaunch import contract
-from ttlaunch.diagnostics import Diagnostic, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, listed, shown
 from ttlaunch.diagnostics.launch_error import LaunchError
 from ttlaunch.diagnostics.suggest import did_you_mean
 
@@ -58,7 +58,12 @@ def _registered() -> list[Path]:
 
 def _several(where: str, matching: list[Path]) -> Diagnostic:
     names = listed([path.name for path in matching], last="and")
-    return Diagnostic("P030", f"`{shown(where)}` may mean {len(matching)} runs", notes=(f"these are {names}",))
+    return Diagnostic(
+        "P030",
+        f"`{shown(where)}` may mean {len(matching)} runs",
+        notes=(f"these are {names}",),
+        blame=Blame.COMMAND_LINE,
+    )
 
 
 def _no_run(where: str, runs_dir: Path, known: list[str]) -> Diagnostic:
@@ -66,10 +71,12 @@ def _no_run(where: str, runs_dir: Path, known: list[str]) -> Diagnostic:
 
     where_runs_are = "`--runs-dir DIR` says where runs are"
     if where == LATEST:
-        return Diagnostic("P030", f"there is no run in {shown(str(runs_dir))}", hints=(where_runs_are,))
+        return Diagnostic(
+            "P030", f"there is no run in {shown(str(runs_dir))}", hints=(where_runs_are,), blame=Blame.COMMAND_LINE
+        )
     message = f"`{shown(where)}` names no run in {shown(str(runs_dir))} and no path to one"
     hints = (*did_you_mean(where, dict.fromkeys([LATEST, *known])), where_runs_are)
-    return Diagnostic("P030", message, hints=hints)
+    return Diagnostic("P030", message, hints=hints, blame=Blame.COMMAND_LINE)
 
 
 def read_launcher_here(path: Path, command: str) -> "Launcher | None":

@@ -11,7 +11,7 @@ from ttlaunch.agent import SHIM
 from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.resolve import ResolvedSpec, resolve
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.diagnostics import Diagnostic, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, shown
 from ttlaunch.diagnostics.launch_error import LaunchError
 from ttlaunch.engines import find_engine
 from ttlaunch.engines.base import Engine
@@ -111,10 +111,14 @@ def make_plan(
         return None
     if description.command is not None:
         if request.trace_steps is not None:
-            return Diagnostic("P009", f"`--trace` was given, but {description.name} is a program and no recipe")
+            return Diagnostic(
+                "P009",
+                f"`--trace` was given, but {description.name} is a program and no recipe",
+                blame=Blame.COMMAND_LINE,
+            )
         if request.profile_steps is not None:
             message = f"`--profile-steps` was given, but {description.name} is a program and no recipe"
-            return Diagnostic("P009", message)
+            return Diagnostic("P009", message, blame=Blame.COMMAND_LINE)
         return plan_command(
             description.command, description.topology, surroundings, ranks=request.ranks, name=description.name
         )
@@ -140,9 +144,11 @@ def _wrong_profile_steps(request: RunSpec, description: ResolvedSpec) -> Diagnos
     steps = parse_steps(text)
     if steps is None:
         hints = ("`--profile-steps 5-7`, or one step, such as `--profile-steps 5`",)
-        return Diagnostic("P009", f"`--profile-steps {shown(text)}` names no steps", hints=hints)
+        return Diagnostic(
+            "P009", f"`--profile-steps {shown(text)}` names no steps", hints=hints, blame=Blame.COMMAND_LINE
+        )
     training = getattr(description.choice and description.choice.loaded.config, "training_config", None)
     if training is not None and steps[0] > training.steps:
         last = f"the last step of this run is {training.steps}"
-        return Diagnostic("P009", f"`--profile-steps {text}` begins after the end: {last}")
+        return Diagnostic("P009", f"`--profile-steps {text}` begins after the end: {last}", blame=Blame.COMMAND_LINE)
     return None

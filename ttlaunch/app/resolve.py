@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.run_spec import RunSpec, short_name
-from ttlaunch.diagnostics import Diagnostic, Label, has_errors, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Label, has_errors, shown
 
 if TYPE_CHECKING:
     from ttlaunch.planning.recipe_plan import RecipeChoice
@@ -123,7 +123,9 @@ def is_script(target: str, working_folder: Path) -> bool:
 def _resolve_script(result: ResolvedSpec, request: RunSpec, working_folder: Path) -> None:
     script = working_folder / str(request.target)
     if not script.is_file():
-        result.diagnostics.append(Diagnostic("P009", f"there is no script {shown(request.target)}"))
+        result.diagnostics.append(
+            Diagnostic("P009", f"there is no script {shown(request.target)}", blame=Blame.COMMAND_LINE)
+        )
         return
     _refuse_recipe_options(result, request)
     # `-m mpi4py` aborts the world when a rank raises; a bare interpreter would hang in MPI_Finalize.
@@ -137,7 +139,9 @@ def _resolve_command(result: ResolvedSpec, request: RunSpec, working_folder: Pat
     beside = working_folder / program if "/" in program else None
     if _is_here(result) and not shutil.which(str(beside) if beside else program, path=shell.get("PATH")):
         message = f"there is no program `{shown(program)}` to run"
-        result.diagnostics.append(Diagnostic("P009", message, hints=("a recipe's name goes before `--`",)))
+        result.diagnostics.append(
+            Diagnostic("P009", message, hints=("a recipe's name goes before `--`",), blame=Blame.COMMAND_LINE)
+        )
     _refuse_recipe_options(result, request)
     result.command = (program, *request.arguments)
     result.name = Path(program).name
@@ -154,7 +158,9 @@ def _refuse_recipe_options(result: ResolvedSpec, request: RunSpec) -> None:
     unused = [f"`{name}`" for name, value in (("-c", request.config_file), ("--set", request.overrides)) if value]
     if unused:
         message = f"{' and '.join(unused)} configure recipes; {shown(request.target)} is a program"
-        result.diagnostics.append(Diagnostic("P009", message, hints=("give its own arguments after `--`",)))
+        result.diagnostics.append(
+            Diagnostic("P009", message, hints=("give its own arguments after `--`",), blame=Blame.COMMAND_LINE)
+        )
     if request.resume is not None:
         from ttlaunch.app.find_start import refuse_resume
 
@@ -178,7 +184,9 @@ def _resolve_recipe(
     result.name = found.name
     if request.arguments:
         message = f"`{shown(' '.join(request.arguments))}` follows the recipe `{found.name}`, which takes no arguments"
-        result.diagnostics.append(Diagnostic("P009", message, hints=("`--set KEY=VALUE` configures a recipe",)))
+        result.diagnostics.append(
+            Diagnostic("P009", message, hints=("`--set KEY=VALUE` configures a recipe",), blame=Blame.COMMAND_LINE)
+        )
     path, name, standard_input = _config_source(request, found.train_file, working_folder)
     loaded = load_config(recipe, path, name=name, standard_input=standard_input, overrides=request.overrides)
     result.diagnostics += loaded.diagnostics

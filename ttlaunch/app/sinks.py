@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ttlaunch.app.run_spec import short_name
-from ttlaunch.diagnostics import Diagnostic, Severity
+from ttlaunch.diagnostics import Blame, Diagnostic, Severity
 from ttlaunch.diagnostics.launch_error import LaunchError
 
 if TYPE_CHECKING:
@@ -34,7 +34,11 @@ def parse_sinks(given: Sequence[str], *, option: str) -> "tuple[SinkChoice, ...]
     kinds = [choice.kind for choice in choices]
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
     if twice is not None:
-        mistakes.append(Diagnostic("P046", f"the sink {twice} is asked for twice", hints=("one place is enough",)))
+        mistakes.append(
+            Diagnostic(
+                "P046", f"the sink {twice} is asked for twice", hints=("one place is enough",), blame=Blame.COMMAND_LINE
+            )
+        )
     if mistakes:
         raise LaunchError(mistakes)
     return choices

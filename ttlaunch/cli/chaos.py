@@ -147,7 +147,9 @@ def _tell(
     from ttlaunch.running.runs.run_folder import read_events
 
     events, report = read_events(outcome.folder.path), outcome.report.as_json()
-    verdicts = judge_faults(orders, events, report, lease_s=lease_s)
+    failure = outcome.report.failure
+    engine_failed = failure is not None and failure.of_engine
+    verdicts = judge_faults(orders, events, report, lease_s=lease_s, engine_failed=engine_failed)
     left = look_for_leftovers(outcome, prepared, began=events[0]["time"] if events else 0.0, lease_s=lease_s)
     found = chaos_diagnostics(verdicts, left, outcome)
     status = contract.STATUS_RANK_FAILED if has_errors(found) else contract.STATUS_DONE

@@ -14,7 +14,7 @@ from ttlaunch.cli.console import leave, print_json, refuse, refuse_file, show_di
 from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.cli.options import On, Overrides
 from ttlaunch.cli.table import render_table
-from ttlaunch.diagnostics import Diagnostic, Format, Severity, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Format, Severity, listed, shown
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.planning.comparison import Candidate, Workload, parse_candidate
 
@@ -83,7 +83,17 @@ def _refuse_mistakes(
     """Leave before anything is run or written if one of the recipes that were named cannot be, or none of all."""
     if workload.sets_steps:
         hint = "`--steps` says how many steps every run has"
-        refuse([Diagnostic("P009", "`--set training_config.steps` is given to `compare`", hints=(hint,))], form=form)
+        refuse(
+            [
+                Diagnostic(
+                    "P009",
+                    "`--set training_config.steps` is given to `compare`",
+                    hints=(hint,),
+                    blame=Blame.COMMAND_LINE,
+                )
+            ],
+            form=form,
+        )
     found = [_mistakes(one, workload, on=on) for one in candidates]
     if any(found) if are_named else all(found):
         mistakes = {str(one.as_json()): one for group in found for one in group}
@@ -120,10 +130,18 @@ def _mistakes(candidate: Candidate, workload: Workload, *, on: str) -> list[Diag
         is_known = bool(colon) and not isinstance(find_recipe(name, working_folder=Path.cwd()), Diagnostic)
         what = f"`{shown(changes)}`" if changes else "what"
         message = f"{what} after `{shown(name)}:` is not KEY=VALUE"
-        return [Diagnostic("P009", message, hints=(f"`{shown(name)}:KEY=VALUE,KEY=VALUE`",)) if is_known else found]
+        return [
+            Diagnostic("P009", message, hints=(f"`{shown(name)}:KEY=VALUE,KEY=VALUE`",), blame=Blame.COMMAND_LINE)
+            if is_known
+            else found
+        ]
     recipe = load_recipe(found)
     if not isinstance(recipe, Diagnostic) and not recipe.uses_data:
-        return [Diagnostic("P009", f"{candidate.recipe} trains no model, so there is nothing to compare")]
+        return [
+            Diagnostic(
+                "P009", f"{candidate.recipe} trains no model, so there is nothing to compare", blame=Blame.COMMAND_LINE
+            )
+        ]
     settings = (*workload.settings(), *candidate.overrides)
     request = RunSpec(target=candidate.recipe, on=on, overrides=settings)
     described = resolve(request, working_folder=Path.cwd(), shell=os.environ, dialogue=TerminalDialogue(Format.FULL))

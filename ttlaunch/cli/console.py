@@ -10,8 +10,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from ttlaunch.diagnostics import Diagnostic, Format, Severity, has_errors, render, shown
-from ttlaunch.diagnostics.diagnostic import exit_status
+from ttlaunch.diagnostics import Blame, Diagnostic, Format, Severity, exit_status, has_errors, render, shown
 from ttlaunch.diagnostics.launch_error import LaunchError
 
 _LONGEST_PATH = 300
@@ -74,7 +73,14 @@ def refuse_file(path: Path | str, error: OSError, *, verb: str = "written", form
         verb: What was to be done with it.
     """
     reason = (error.strerror or str(error)).lower()
-    refuse([Diagnostic("P032", f"{shown(path, longest=_LONGEST_PATH)} cannot be {verb}: {reason}")], form=form)
+    refuse(
+        [
+            Diagnostic(
+                "P032", f"{shown(path, longest=_LONGEST_PATH)} cannot be {verb}: {reason}", blame=Blame.COMMAND_LINE
+            )
+        ],
+        form=form,
+    )
 
 
 @contextmanager

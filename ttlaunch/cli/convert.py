@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from ttlaunch.cli.console import refuse, refuse_file, show_diagnostics
-from ttlaunch.diagnostics import Diagnostic, Format, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Format, shown
 
 if TYPE_CHECKING:
     from ttlaunch.diagnostics.span import Source
@@ -84,4 +84,4 @@ def _write(name: str, text: str, *, force: bool, form: Format) -> None:
 
 
 def _refuse(message: str, form: Format, *, hint: str = "") -> NoReturn:
-    refuse([Diagnostic("P009", message, hints=(hint,) if hint else ())], form=form)
+    refuse([Diagnostic("P009", message, hints=(hint,) if hint else (), blame=Blame.COMMAND_LINE)], form=form)

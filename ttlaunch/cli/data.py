@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from ttlaunch.cli.console import print_json, refuse, refuse_file
-from ttlaunch.diagnostics import Diagnostic, Format, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Format, shown
 from ttlaunch.diagnostics.count import counted
 
 EXAMPLES = """\
@@ -39,7 +39,7 @@ def data(
 
     if str(write) == "-":
         message = "`-` is no file that a training could read"
-        refuse([Diagnostic("P009", message, hints=("name the file to write",))], form=form)
+        refuse([Diagnostic("P009", message, hints=("name the file to write",), blame=Blame.COMMAND_LINE)], form=form)
     if not force and os.path.lexists(write):  # never raises, and minutes of tokens are not lost
         _refuse_existing(write, form=form)
     is_dataset = any((read / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
@@ -51,9 +51,19 @@ def data(
             content = encode_texts(texts, tokenizer=tokenizer)
     except CorpusError as error:
         hints = (error.hint,) if error.hint else ()
-        refuse([Diagnostic("C088" if error.package else "P009", shown(error), hints=hints)], form=form)
+        refuse(
+            [
+                Diagnostic(
+                    "C088" if error.package else "P009",
+                    shown(error),
+                    hints=hints,
+                    blame=Blame.DESCRIPTION if error.package else Blame.COMMAND_LINE,
+                )
+            ],
+            form=form,
+        )
     except AdapterError as error:
-        refuse([Diagnostic("P009", shown(error))], form=form)
+        refuse([Diagnostic("P009", shown(error), blame=Blame.COMMAND_LINE)], form=form)
     _write(write, content, force=force, form=form)
     if form is Format.JSON:
         print_json({"path": str(write), "bytes": len(content), "texts": len(texts)})
@@ -73,4 +83,4 @@ def _write(path: Path, content: bytes, *, force: bool, form: Format) -> None:
 
 def _refuse_existing(path: Path, *, form: Format) -> NoReturn:
     message = f"{shown(path)} exists already"
-    refuse([Diagnostic("P009", message, hints=("`--force` overwrites it",))], form=form)
+    refuse([Diagnostic("P009", message, hints=("`--force` overwrites it",), blame=Blame.COMMAND_LINE)], form=form)

@@ -12,8 +12,7 @@ import typer
 
 from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics
 from ttlaunch.cli.options import Hostfile, On, OutputFormat, Verbose
-from ttlaunch.diagnostics import Diagnostic, Format, did_you_mean, has_errors
-from ttlaunch.diagnostics.diagnostic import exit_status
+from ttlaunch.diagnostics import Diagnostic, Format, did_you_mean, exit_status, has_errors
 
 if TYPE_CHECKING:
     from ttlaunch.cli.doctor_view import Shown, View

@@ -9,7 +9,7 @@ import typer
 
 from ttlaunch import contract
 from ttlaunch.cli.console import leave, print_json, refuse_file, show_diagnostics
-from ttlaunch.diagnostics import Diagnostic, Format, did_you_mean, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Format, did_you_mean, listed, shown
 
 EXAMPLES = """\
 [bold]ttlaunch init lab --hosts box-01,box-02:2[/bold]   writes configurations/lab/, one slot on box-01, two on box-02
@@ -44,19 +44,15 @@ def init(
     rows, _, columns = device_shape.lower().partition("x")
     if not (rows.isdecimal() and columns.isdecimal() and int(rows) and int(columns)):
         message = f"`--device-shape {shown(device_shape)}` is not ROWSxCOLUMNS, such as `1x8`"
-        mistakes.append(Diagnostic("P009", message))
+        mistakes.append(_refusal(message))
     if arch not in ARCHITECTURES:
         message = f"`--arch {shown(arch)}` is not known; {listed(ARCHITECTURES)} was expected"
-        mistakes.append(Diagnostic("P009", message, hints=did_you_mean(arch, ARCHITECTURES)))
+        mistakes.append(_refusal(message, *did_you_mean(arch, ARCHITECTURES)))
     if "/" in name or name in {"", ".", ".."} or not name.isprintable() or len(name) > _LONGEST_NAME:
-        mistakes.append(
-            Diagnostic("P009", f"`{shown(name)}` is no name for a configuration", hints=("use `--dir` for the place",))
-        )
+        mistakes.append(_refusal(f"`{shown(name)}` is no name for a configuration", "use `--dir` for the place"))
     target = folder / name
     if not mistakes and target.exists():
-        mistakes.append(
-            Diagnostic("P009", f"{target} exists already; nothing was written", hints=("choose another name",))
-        )
+        mistakes.append(_refusal(f"{target} exists already; nothing was written", "choose another name"))
     if mistakes or isinstance(parsed, Diagnostic):
         show_diagnostics(mistakes, form=form)
         if form is Format.JSON:
@@ -72,3 +68,7 @@ def init(
     sys.stdout.write("".join(f"wrote {target / file_name}\n" for file_name in files))
     where = name if folder == Path("configurations") else str(target)
     sys.stdout.write(f"check it with: ttlaunch validate {shlex.quote(where)}\n")
+
+
+def _refusal(message: str, *hints: str) -> Diagnostic:
+    return Diagnostic("P009", message, hints=hints, blame=Blame.COMMAND_LINE)

@@ -14,7 +14,7 @@ from ttlaunch.app.named_run import find_named_run, unreadable_run
 from ttlaunch.cli.console import refuse
 from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.cli.options import Only, OutputFormat, RunsDir
-from ttlaunch.diagnostics import Diagnostic, Format, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Format, listed, shown
 from ttlaunch.diagnostics.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -76,7 +76,10 @@ def choose_ranks(only: Collection[str], rows: "Collection[RankRow]", *, form: Fo
         known = only_choices(list(rows))
         message = f"`--only {shown(chosen)}` names no rank of this run"
         notes = (f"it has {listed(known, last='and')}",)
-        refuse([Diagnostic("P040", message, notes=notes, hints=did_you_mean(chosen, known))], form=form)
+        refuse(
+            [Diagnostic("P040", message, notes=notes, hints=did_you_mean(chosen, known), blame=Blame.COMMAND_LINE)],
+            form=form,
+        )
     return chosen
 
 
@@ -139,4 +142,6 @@ def _write(lines: list[bytes]) -> None:
 
 def _wrong_stream(stream: str) -> Diagnostic:
     hints = did_you_mean(stream, ("stdout", "stderr"))
-    return Diagnostic("P041", f"`--stream {shown(stream)}` is neither `stdout` nor `stderr`", hints=hints)
+    return Diagnostic(
+        "P041", f"`--stream {shown(stream)}` is neither `stdout` nor `stderr`", hints=hints, blame=Blame.COMMAND_LINE
+    )

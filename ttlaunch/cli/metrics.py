@@ -85,10 +85,12 @@ def _export(path: Path, choices: "Sequence[SinkChoice]", *, follow: bool, beside
     if beside:
         os.nice(_NICE)  # whatever a sink does, the ranks' work comes first
     if follow and len(choices) > 1:
-        from ttlaunch.diagnostics import Diagnostic
+        from ttlaunch.diagnostics import Blame, Diagnostic
 
         message = f"`--follow` was given with {len(choices)} sinks, and each needs a process of its own"
-        refuse([Diagnostic("P009", message, hints=("start one command for each",))], form=form)
+        refuse(
+            [Diagnostic("P009", message, hints=("start one command for each",), blame=Blame.COMMAND_LINE)], form=form
+        )
     records = [export(path, choice, follow=follow) for choice in choices]
     failed = [record for record in records if record.state is SinkState.FAILED]
     if beside:

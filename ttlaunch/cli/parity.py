@@ -13,7 +13,7 @@ import typer
 from ttlaunch import contract
 from ttlaunch.cli.console import leave, print_json, refuse, refuse_file, show_diagnostics
 from ttlaunch.cli.interrupt import interruptible
-from ttlaunch.diagnostics import Diagnostic, Format, listed
+from ttlaunch.diagnostics import Blame, Diagnostic, Format, listed
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.planning.parity import (
     ACCUMULATIONS,
@@ -109,7 +109,10 @@ def parity(
     )
     if len(cells) == len({cell.precision for cell in cells}):  # no more than the references
         message = f"nothing would be compared: all that is left is {cells[0]}"
-        refuse([Diagnostic("P009", message, hints=("try more world sizes or accumulations",))], form=form)
+        refuse(
+            [Diagnostic("P009", message, hints=("try more world sizes or accumulations",), blame=Blame.COMMAND_LINE)],
+            form=form,
+        )
     found = _carry_out(cells, steps=steps, simulated=simulated, jobs=jobs, kept=results, form=form)
     diagnostics = _diagnostics(found)
     if form is Format.JSON:
@@ -129,7 +132,12 @@ def _strangers(
 ) -> Iterator[Diagnostic]:
     for value in given or ():
         if value not in known:
-            yield Diagnostic("P009", f"`{option} {value}` is not among {listed(list(map(str, known)))}", notes=notes)
+            yield Diagnostic(
+                "P009",
+                f"`{option} {value}` is not among {listed(list(map(str, known)))}",
+                notes=notes,
+                blame=Blame.COMMAND_LINE,
+            )
 
 
 def _unknown_sizes(recipes: Sequence[str], ranks: Sequence[int]) -> Iterator[Diagnostic]:
@@ -140,6 +148,7 @@ def _unknown_sizes(recipes: Sequence[str], ranks: Sequence[int]) -> Iterator[Dia
             yield Diagnostic(
                 "P009",
                 f"no layout has {counted(size, 'rank')}; those of {listed(recipes, last='and')} have {known[0]} to {known[-1]}",
+                blame=Blame.COMMAND_LINE,
             )
 
 

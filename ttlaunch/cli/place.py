@@ -22,7 +22,7 @@ from ttlaunch.cli.options import (
     Verbose,
     complete_recipes,
 )
-from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.diagnostics import Blame, Diagnostic, Format
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,7 +74,14 @@ def place(
         request, working_folder=Path.cwd(), shell=os.environ, dialogue=TerminalDialogue(form, verbose=verbose)
     )
     if found.command is not None:
-        refuse([Diagnostic("P009", f"{found.name} is a script; who talks to whom only a recipe says")], form=form)
+        refuse(
+            [
+                Diagnostic(
+                    "P009", f"{found.name} is a script; who talks to whom only a recipe says", blame=Blame.COMMAND_LINE
+                )
+            ],
+            form=form,
+        )
     if not found.ok or found.topology is None or found.layout is None:
         refuse(found.diagnostics, form=form, verbose=verbose)
     proposal = propose_placement(found.topology, found.layout)
@@ -176,7 +183,10 @@ def _write(found: "ResolvedSpec", proposal: "Proposal", folder: Path, form: Form
     present = [name for name in ("hosts.txt", "rank_bindings.yaml") if os.path.lexists(folder / name)]
     if present:
         message = f"{folder / present[0]} exists already; nothing was written"
-        refuse([Diagnostic("P009", message, hints=("choose another folder for `--write`",))], form=form)
+        refuse(
+            [Diagnostic("P009", message, hints=("choose another folder for `--write`",), blame=Blame.COMMAND_LINE)],
+            form=form,
+        )
     files = render_placed_files(found.topology, proposal, recipe=found.name, folder=Path.cwd() / folder)
     if isinstance(files, Diagnostic):
         refuse([files], form=form)

@@ -11,8 +11,7 @@ import typer
 
 from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics
 from ttlaunch.cli.options import Hostfile, On, OutputFormat, Verbose
-from ttlaunch.diagnostics import Format
-from ttlaunch.diagnostics.diagnostic import exit_status
+from ttlaunch.diagnostics import Format, exit_status
 
 if TYPE_CHECKING:
     from ttlaunch.hosts.prepare.cluster import Outcome

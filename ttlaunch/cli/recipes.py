@@ -11,7 +11,7 @@ import typer
 from ttlaunch.cli.console import leave, print_json, refuse_file, show_diagnostics
 from ttlaunch.cli.listing import print_listing
 from ttlaunch.cli.options import complete_recipes
-from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.diagnostics import Blame, Diagnostic, Format
 
 app = typer.Typer(help="List, show and copy recipes.", no_args_is_help=True)
 
@@ -90,7 +90,12 @@ def copy(
     folder = target or Path("recipes") / found.name
     if folder.exists():
         _refuse(
-            Diagnostic("P009", f"{folder} exists already; nothing was written", hints=("name another folder",)),
+            Diagnostic(
+                "P009",
+                f"{folder} exists already; nothing was written",
+                hints=("name another folder",),
+                blame=Blame.COMMAND_LINE,
+            ),
             Format.FULL,
         )
     try:

@@ -18,7 +18,7 @@ from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.console import leave, print_json, refuse, refuse_file, show_diagnostics, stop_on_errors
 from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.cli.options import ConfigFile, On, OutputFormat, Overrides, Ranks, Verbose, complete_recipes
-from ttlaunch.diagnostics import Diagnostic, Format, Label, Source
+from ttlaunch.diagnostics import Blame, Diagnostic, Format, Label, Source
 
 if TYPE_CHECKING:
     from ttlaunch.lab.simulate import Simulation
@@ -31,13 +31,6 @@ EXAMPLES = """\
 
 [bold]ttlaunch simulate my_recipe/ --set training_config.steps=3[/bold]   your own recipe, before it has a cluster
 """
-
-_HINTS = {
-    "R020": "both ends of a message need the same dtype and shape",
-    "R021": "let one of them receive first, or begin with `isend` or `irecv` and wait later",
-    "R022": "every `send` needs one `recv`, and every `recv` one `send`, with the same tag",
-    "R023": "wait for the `isend` before the tensor changes, or send a copy",
-}
 
 
 def simulate(
@@ -65,7 +58,7 @@ def simulate(
     """Run all ranks of a recipe in one process: same bits as a run, and messages that do not fit are named."""
     request = RunSpec(target=target, on=on, config_file=config_file, overrides=overrides or (), ranks=ranks)
     if keep is not None and os.path.lexists(keep):  # never raises
-        refuse([Diagnostic("P009", f"{keep} exists already")], form=form)
+        refuse([Diagnostic("P009", f"{keep} exists already", blame=Blame.COMMAND_LINE)], form=form)
     plan, python = _plan(request, form=form, verbose=verbose)
     try:
         simulation = _carry_out(plan, python, keep=keep, form=form)
@@ -95,7 +88,10 @@ def _plan(request: RunSpec, *, form: Format, verbose: bool) -> tuple["LaunchPlan
     working_folder = Path.cwd()
     if is_script(str(request.target), working_folder):
         message = f"`simulate` plays recipes; {request.target} is a program"
-        refuse([Diagnostic("P009", message, hints=(f"`ttlaunch run {request.target}`",))], form=form)
+        refuse(
+            [Diagnostic("P009", message, hints=(f"`ttlaunch run {request.target}`",), blame=Blame.COMMAND_LINE)],
+            form=form,
+        )
     description = resolve(request, working_folder=working_folder, shell=os.environ)
     choice, layout, topology = description.choice, description.layout, description.topology
     if choice is not None and layout is not None:
@@ -164,7 +160,7 @@ def _diagnostic(finding: Mapping[str, Any]) -> Diagnostic:
         seen[0] if seen else None,
         tuple(seen[1:]),
         notes=(*unseen, *finding["notes"]),
-        hints=(_HINTS[finding["code"]],),
+        hints=(finding["hint"],),
     )
 
 

@@ -23,8 +23,7 @@ from ttlaunch.cli.options import (
     Verbose,
     complete_recipes,
 )
-from ttlaunch.diagnostics import Diagnostic, Format
-from ttlaunch.diagnostics.diagnostic import exit_status
+from ttlaunch.diagnostics import Diagnostic, Format, exit_status
 from ttlaunch.diagnostics.launch_error import LaunchError
 
 if TYPE_CHECKING:

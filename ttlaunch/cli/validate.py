@@ -22,8 +22,7 @@ from ttlaunch.cli.options import (
     complete_configurations,
     complete_recipes,
 )
-from ttlaunch.diagnostics import Format
-from ttlaunch.diagnostics.diagnostic import exit_status
+from ttlaunch.diagnostics import Format, exit_status
 
 EXAMPLES = """\
 [bold]ttlaunch validate 5loudboxes[/bold]   the files of a cluster

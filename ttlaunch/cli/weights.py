@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ttlaunch.cli.console import print_json, refuse, refuse_file, show_diagnostics
-from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.diagnostics import Blame, Diagnostic, Format
 from ttlaunch.diagnostics.count import counted
 
 if TYPE_CHECKING:
@@ -53,14 +53,22 @@ def export(
     from ttlaunch.running.checkpoints.tensor_file import write_tensors
 
     if not file.strip():
-        refuse([Diagnostic("P009", "an empty text names no file to write")], form=form)
+        refuse([Diagnostic("P009", "an empty text names no file to write", blame=Blame.COMMAND_LINE)], form=form)
     if os.path.lexists(file):  # never raises, whatever was typed
-        refuse([Diagnostic("P009", f"{file} exists already")], form=form)
+        refuse([Diagnostic("P009", f"{file} exists already", blame=Blame.COMMAND_LINE)], form=form)
     step, weights = _of_checkpoint(run, runs_dir=runs_dir, form=form, averaged=average)
     if not weights:
         hints = ("`sync_ps` keeps one with `--set sync_ps_config.polyak_interval=10`",)
         refuse(
-            [Diagnostic("P009", f"the checkpoint of step {step} has no average of the weights", hints=hints)], form=form
+            [
+                Diagnostic(
+                    "P009",
+                    f"the checkpoint of step {step} has no average of the weights",
+                    hints=hints,
+                    blame=Blame.COMMAND_LINE,
+                )
+            ],
+            form=form,
         )
     try:
         write_tensors(Path(file), weights)
@@ -92,7 +100,7 @@ def show(
         except OSError as error:
             refuse_file(what, error, verb="read", form=form)
         except TensorFileError as error:
-            refuse([Diagnostic("P009", f"{what} cannot be shown: {error}")], form=form)
+            refuse([Diagnostic("P009", f"{what} cannot be shown: {error}", blame=Blame.COMMAND_LINE)], form=form)
     else:
         _, weights = _of_checkpoint(what, runs_dir=runs_dir, form=form)
     if form is Format.JSON:

@@ -4,20 +4,23 @@ A `Diagnostic` has a stable code (`T011`), a first line that makes sense alone, 
 hints. Checks yield diagnostics; nobody below `cli/` prints them. `explain` has a page for every code.
 """
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, Severity, has_errors
+from ttlaunch.diagnostics.diagnostic import Blame, Diagnostic, KeyMistake, Label, Severity, exit_status, has_errors
 from ttlaunch.diagnostics.render import Format, render, render_json
 from ttlaunch.diagnostics.span import Source, Span
 from ttlaunch.diagnostics.suggest import closest, did_you_mean, listed, shown
 
 __all__ = [
+    "Blame",
     "Diagnostic",
     "Format",
+    "KeyMistake",
     "Label",
     "Severity",
     "Source",
     "Span",
     "closest",
     "did_you_mean",
+    "exit_status",
     "has_errors",
     "listed",
     "render",

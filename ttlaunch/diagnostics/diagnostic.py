@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ttlaunch import contract
 from ttlaunch.diagnostics.span import Span
 
 
@@ -15,6 +14,22 @@ class Severity(StrEnum):
     ERROR = "error"
     WARNING = "warning"
     NOTE = "note"
+
+
+class Blame(StrEnum):
+    """What a user has to look at: decides the status with which a command that refuses to start leaves."""
+
+    DESCRIPTION = "description"  # the files that describe the cluster or the training
+    COMMAND_LINE = "command line"  # what was typed, and the places that it names
+    HOSTS = "hosts"  # a machine that is not ready
+    CODE_SYNC = "code sync"  # code that cannot be brought to a host
+
+
+class KeyMistake(StrEnum):
+    """What is wrong with a key itself, whatever its value: some readers know more about such a key and say so."""
+
+    UNKNOWN = "unknown"
+    MISSING = "missing"
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,8 @@ class Diagnostic:
         secondary: Other places that take part, drawn with `-`.
         notes: Facts.
         hints: Things to type or change.
+        blame: What is at fault. Whoever makes the diagnostic knows; nobody works it out from the code.
+        key_mistake: Set where a key is unknown or missing, None for every other mistake.
     """
 
     code: str
@@ -45,6 +62,8 @@ class Diagnostic:
     notes: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
     severity: Severity = Severity.ERROR
+    blame: Blame = Blame.DESCRIPTION
+    key_mistake: KeyMistake | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The diagnostic for other programs; documented in `docs/reference/diagnostics.md`."""
@@ -64,6 +83,24 @@ def has_errors(diagnostics: Iterable[Diagnostic]) -> bool:
     return any(diagnostic.severity is Severity.ERROR for diagnostic in diagnostics)
 
 
+def exit_status(diagnostics: Iterable[Diagnostic]) -> int:
+    """The status of a command that refuses to go on because of these diagnostics.
+
+    Returns:
+        0 without errors; 4 if only hosts and the way of the code to them are at fault, and 5 of that if only the way of
+        the code is; 2 if only the command line is; else 3.
+    """
+    from ttlaunch import contract  # noqa: PLC0415 - it brings json along, which reading a hostfile does without
+
+    blamed = {diagnostic.blame for diagnostic in diagnostics if diagnostic.severity is Severity.ERROR}
+    if not blamed:
+        return contract.STATUS_DONE
+    if blamed <= {Blame.HOSTS, Blame.CODE_SYNC}:
+        # A host that is not ready explains why the code could not be brought to it, not the other way round.
+        return contract.STATUS_HOST if Blame.HOSTS in blamed else contract.STATUS_SYNC
+    return contract.STATUS_USAGE if blamed == {Blame.COMMAND_LINE} else contract.STATUS_DESCRIPTION
+
+
 def _label_as_json(label: Label) -> dict[str, Any]:
     return {
         "file": label.span.source.name,
@@ -72,38 +109,3 @@ def _label_as_json(label: Label) -> dict[str, Any]:
         "length": label.span.length,
         "label": label.text,
     }
-
-
-_COMMAND_LINE_CODES = {
-    "C017",
-    "P001",
-    "P004",
-    "P005",
-    "P009",
-    "P015",
-    "P030",
-    "P032",
-    "P035",
-    "P036",
-    "P037",
-    "P038",
-    "P039",
-    "P040",
-    "P041",
-    "P042",
-    "P043",
-    "P046",
-    "P047",
-}
-
-
-def exit_status(diagnostics: Iterable[Diagnostic]) -> int:
-    """0 without errors; 4 if hosts are at fault, 5 if only copying to them is, 2 if only the command line is, else 3."""
-    codes = {d.code for d in diagnostics if d.severity is Severity.ERROR}
-    if not codes:
-        return contract.STATUS_DONE
-    if all(code.startswith(("H", "S")) for code in codes):
-        return contract.STATUS_HOST if any(code.startswith("H") for code in codes) else contract.STATUS_SYNC
-    if codes <= _COMMAND_LINE_CODES:
-        return contract.STATUS_USAGE
-    return contract.STATUS_DESCRIPTION

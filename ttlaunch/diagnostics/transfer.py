@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, Severity
+from ttlaunch.diagnostics.diagnostic import Blame, Diagnostic, KeyMistake, Label, Severity
 from ttlaunch.diagnostics.span import Source, Span
 
 
@@ -43,4 +43,6 @@ def _unpack(packed: Mapping[str, Any], sources: list[Source]) -> Diagnostic:
         tuple(packed["notes"]),
         tuple(packed["hints"]),
         Severity(packed["severity"]),
+        Blame(packed["blame"]),
+        KeyMistake(packed["key_mistake"]) if packed["key_mistake"] else None,
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ttlaunch import contract
-from ttlaunch.diagnostics import Diagnostic, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, shown
 from ttlaunch.engines.base import Capability, DaemonStart, EngineReport, EngineWords
 from ttlaunch.engines.openmpi_words import own_settings, parse_mpi_args
 from ttlaunch.engines.process import start_process, with_home
@@ -278,6 +278,7 @@ class OpenMpiFinder:
                 "no `mpirun` on this machine; nothing was started",
                 notes=(f"looked beside {shown(python, longest=_LONGEST_PATH)} and in PATH",),
                 hints=(_INSTALL,),
+                blame=Blame.HOSTS,
             )
         answer = _ask_version(mpirun)
         if isinstance(answer, Diagnostic):
@@ -290,11 +291,12 @@ class OpenMpiFinder:
                 f"{mpirun} is not Open MPI; nothing was started",
                 notes=(f"`mpirun --version` says: {first_line or 'nothing'}",),
                 hints=(_INSTALL,),
+                blame=Blame.HOSTS,
             )
         refusal = SIGNATURE.refusal(version)
         if refusal is not None:
             message = f"{mpirun} is Open MPI {dotted(version)}; {refusal}"
-            return Diagnostic("H003", message, notes=(first_line,), hints=(_INSTALL,))
+            return Diagnostic("H003", message, notes=(first_line,), hints=(_INSTALL,), blame=Blame.HOSTS)
         return OpenMpi(mpirun, version, generation_of(version))
 
     def parse_words(self, text: str) -> tuple[EngineWords, list[Diagnostic]]:
@@ -317,6 +319,11 @@ def _ask_version(mpirun: str) -> subprocess.CompletedProcess[str] | Diagnostic:
         )
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        return Diagnostic("H001", f"{mpirun} cannot be started: {reason}", hints=(_INSTALL,))
+        return Diagnostic("H001", f"{mpirun} cannot be started: {reason}", hints=(_INSTALL,), blame=Blame.HOSTS)
     except subprocess.TimeoutExpired:
-        return Diagnostic("H001", f"{mpirun} does not answer `--version` within {_VERSION_S:g} s", hints=(_INSTALL,))
+        return Diagnostic(
+            "H001",
+            f"{mpirun} does not answer `--version` within {_VERSION_S:g} s",
+            hints=(_INSTALL,),
+            blame=Blame.HOSTS,
+        )

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ttlaunch.diagnostics import Diagnostic, Label, Severity, Source, Span, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Label, Severity, Source, Span, shown
 from ttlaunch.engines.base import EngineWords
 
 _OPTION = "--mpi-args"
@@ -40,14 +40,14 @@ def parse_mpi_args(text: str) -> tuple[EngineWords, list[Diagnostic]]:
         words = shlex.split(text)
     except ValueError as error:
         message = f"`{_OPTION}` cannot be split into words: {str(error).lower()}"
-        return EngineWords(), [Diagnostic("P015", message, Label(_whole(source)))]
+        return EngineWords(), [Diagnostic("P015", message, Label(_whole(source)), blame=Blame.COMMAND_LINE)]
     sorted_words = _Sorted(source, words)
     while sorted_words.rest:
         sorted_words.take()
     hosts, files, found = sorted_words.hosts, sorted_words.files, sorted_words.found
     if len(files) + bool(hosts) > 1:
         message = f"`{_OPTION}` names hosts in several ways; one was expected"
-        found.append(Diagnostic("P015", message, Label(_whole(source))))
+        found.append(Diagnostic("P015", message, Label(_whole(source)), blame=Blame.COMMAND_LINE))
     return EngineWords(_as_hostfile(hosts), files[0] if files else None, tuple(sorted_words.passed)), found
 
 
@@ -72,26 +72,33 @@ class _Sorted:
         name, equals, value = word.lstrip("-").partition("=") if word.startswith("-") else ("", "", "")
         if name in _HOSTS | _HOSTFILE:
             if not equals and (not self.rest or self.rest[0].startswith("-")):
-                self.found.append(Diagnostic("P015", f"`{shown(word)}` names no host", Label(span, "expected a value")))
+                self.found.append(
+                    Diagnostic(
+                        "P015",
+                        f"`{shown(word)}` names no host",
+                        Label(span, "expected a value"),
+                        blame=Blame.COMMAND_LINE,
+                    )
+                )
             else:
                 (self.hosts if name in _HOSTS else self.files).append(value if equals else self.rest.pop(0))
         elif name in _SAME:
             why = _DECIDED[_SAME[name]]
             message = f"`{shown(word)}` in `{_OPTION}` decides what the plan decides"
             hint = f"leave `{shown(word)}` out"
-            self.found.append(Diagnostic("P015", message, Label(span, why), hints=(hint,)))
+            self.found.append(Diagnostic("P015", message, Label(span, why), hints=(hint,), blame=Blame.COMMAND_LINE))
             if not equals and name not in _TAKES_NO_VALUE:
                 del self.rest[:1]
         elif name in _OUTPUT:
             message = f"`{shown(word)}` in `{_OPTION}` is left out: lines are marked and kept per rank in any case"
             severity = Severity.WARNING
-            self.found.append(Diagnostic("P015", message, Label(span), severity=severity))
+            self.found.append(Diagnostic("P015", message, Label(span), severity=severity, blame=Blame.COMMAND_LINE))
             if not equals and name not in _TAKES_NO_VALUE:
                 del self.rest[:1]
         elif word in {":", "--"} or (not self.passed and not name):
             message = f"`{shown(word)}` in `{_OPTION}` is no option of mpirun"
             hint = "the program goes after `--`, at the end of the line"
-            self.found.append(Diagnostic("P015", message, Label(span), hints=(hint,)))
+            self.found.append(Diagnostic("P015", message, Label(span), hints=(hint,), blame=Blame.COMMAND_LINE))
         else:
             self.passed.append(word)
 

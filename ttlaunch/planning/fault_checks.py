@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ttlaunch.diagnostics import Diagnostic, Label, did_you_mean, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Label, did_you_mean, listed, shown
 from ttlaunch.planning.faults import AtStep, Fault, Kind, Verb
 from ttlaunch.planning.launch_plan import LaunchPlan, RankRow, RecipeProgram
 
@@ -77,13 +77,21 @@ def _check_target(fault: Fault, ground: Field) -> Diagnostic | None:
     if ground.is_here and (kind is Kind.AGENT or fault.verb is Verb.CUT):
         what = f"`{shown(fault.verb)} {shown(fault.target)}` needs a run over hosts"
         label = _label(fault, "all ranks run on this machine")
-        return Diagnostic("P037", what, label, hints=("`--on NAME` names a cluster of several machines",))
+        return Diagnostic(
+            "P037", what, label, hints=("`--on NAME` names a cluster of several machines",), blame=Blame.COMMAND_LINE
+        )
     return None
 
 
 def _missing(fault: Fault, has: str, known: Sequence[str] = ()) -> Diagnostic:
     message = f"`{shown(fault.target)}` is not in this run"
-    return Diagnostic("P037", message, _label(fault, has), hints=did_you_mean(str(fault.target.value), known))
+    return Diagnostic(
+        "P037",
+        message,
+        _label(fault, has),
+        hints=did_you_mean(str(fault.target.value), known),
+        blame=Blame.COMMAND_LINE,
+    )
 
 
 def _check_moment(fault: Fault, ground: Field) -> Diagnostic | None:
@@ -100,7 +108,7 @@ def _check_moment(fault: Fault, ground: Field) -> Diagnostic | None:
     else:
         return None
     label = Label(fault.moment_span, text) if fault.moment_span else None
-    return Diagnostic("P038", message, label, hints=hints)
+    return Diagnostic("P038", message, label, hints=hints, blame=Blame.COMMAND_LINE)
 
 
 def _label(fault: Fault, text: str) -> Label | None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ttlaunch.diagnostics import Diagnostic, Label, Source, Span, did_you_mean, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Label, Source, Span, did_you_mean, listed, shown
 from ttlaunch.planning.faults import ALONE, NAMED, NUMBERED, VERBS_FOR, AtSecond, AtStep, Fault, Kind, Target, Verb
 
 _WORD = re.compile(r"\S+")
@@ -44,7 +44,15 @@ def parse_faults(source: Source) -> tuple[list[Fault], list[Diagnostic]]:
             found.append(mistake.diagnostic)
     if not faults and not found:
         hint = "an order is `kill rank=2 at step=5`"
-        found.append(Diagnostic("P035", "the plan orders no fault", Label(source.start(), "empty"), hints=(hint,)))
+        found.append(
+            Diagnostic(
+                "P035",
+                "the plan orders no fault",
+                Label(source.start(), "empty"),
+                hints=(hint,),
+                blame=Blame.COMMAND_LINE,
+            )
+        )
     return faults, found
 
 
@@ -117,7 +125,11 @@ def _check_verb(verb: Verb, target: Target, word: _Word) -> None:
     targets = [str(kind) for kind in Kind if verb in VERBS_FOR[kind]]
     label = Label(word.span, f"it understands {listed(fit, last='and')}")
     message = f"`{verb}` does not fit `{shown(word.text)}`"
-    raise _Mistake(Diagnostic("P036", message, label, hints=(f"`{verb}` fits {listed(targets, last='and')}",)))
+    raise _Mistake(
+        Diagnostic(
+            "P036", message, label, hints=(f"`{verb}` fits {listed(targets, last='and')}",), blame=Blame.COMMAND_LINE
+        )
+    )
 
 
 def _parse_moment(word: _Word) -> AtStep | AtSecond:
@@ -134,4 +146,4 @@ def _parse_moment(word: _Word) -> AtStep | AtSecond:
 
 
 def _mistake(message: str, word: _Word, expected: str, *hints: str) -> _Mistake:
-    return _Mistake(Diagnostic("P035", message, Label(word.span, expected), hints=hints))
+    return _Mistake(Diagnostic("P035", message, Label(word.span, expected), hints=hints, blame=Blame.COMMAND_LINE))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ttlaunch.diagnostics import Diagnostic, Label
+from ttlaunch.diagnostics import Blame, Diagnostic, Label
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.planning.engine import OverHosts, PlansCommands, RanksToStart
 from ttlaunch.planning.environment import MANAGED, plan_environment, plan_rank_environment
@@ -63,7 +63,9 @@ def plan_command(
         span = topology.bindings[-1].span
         bound = counted(world_size, "rank")
         message = f"`--ranks {ranks}` was given but configuration `{topology.name}` binds {bound}"
-        return Diagnostic("P004", message, Label(span, f"the last of {counted(world_size, 'bound rank')}"))
+        return Diagnostic(
+            "P004", message, Label(span, f"the last of {counted(world_size, 'bound rank')}"), blame=Blame.COMMAND_LINE
+        )
     if world_size > len(topology.slots):
         span = topology.hosts[-1].slots_span
         offered = counted(len(topology.slots), "slot")

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ttlaunch.diagnostics import Diagnostic, Label
+from ttlaunch.diagnostics import Blame, Diagnostic, Label
 from ttlaunch.planning.place import Proposal, render_cost
 from ttlaunch.spec.located.codes import TOPOLOGY
 from ttlaunch.spec.located.nodes import plain
@@ -26,10 +26,17 @@ def render_placed_files(
     sources = {binding.span.source.name: binding.span.source for binding in topology.bindings}
     if len(sources) != 1:
         message = f"the bindings of configuration `{topology.name}` come from {len(sources)} files; one can be written"
-        return Diagnostic("P009", message, Label(topology.bindings[0].span, "from the first of them"))
+        return Diagnostic(
+            "P009", message, Label(topology.bindings[0].span, "from the first of them"), blame=Blame.COMMAND_LINE
+        )
     if any(binding.subcontext_id is not None or binding.mesh_graph_path for binding in topology.bindings):
         message = f"the bindings of configuration `{topology.name}` have sub-contexts or several descriptors"
-        return Diagnostic("P009", message, Label(topology.bindings[0].span, "bindings with neither can be written"))
+        return Diagnostic(
+            "P009",
+            message,
+            Label(topology.bindings[0].span, "bindings with neither can be written"),
+            blame=Blame.COMMAND_LINE,
+        )
     root, _ = parse_yaml(next(iter(sources.values())), codes=TOPOLOGY)
     assert root is not None  # noqa: S101 - it was read before
     written = plain(root)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from ttlaunch.diagnostics import Diagnostic, Label, Span, listed
+from ttlaunch.diagnostics import Blame, Diagnostic, Label, Span, listed
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.spec.recipe.config import LoadedConfig
 from ttlaunch.spec.recipe.declare import Flow, Layout, Pattern, Per, Recipe, per
@@ -99,6 +99,7 @@ def _fixed_by_bindings(topology: Topology, ranks: int) -> Diagnostic:
         f"`--ranks {ranks}` was given but configuration `{topology.name}` binds {counted(len(topology.bindings), 'rank')}",
         Label(last.span, f"the last of {counted(len(topology.bindings), 'bound rank')}"),
         hints=("leave `--ranks` out, or use `--on local`, which leaves the world size open",),
+        blame=Blame.COMMAND_LINE,
     )
 
 

@@ -95,7 +95,7 @@ def with_standstill(failure: Failure | None, seconds: float) -> Failure | None:
         failure: Of the run.
         seconds: For which the supervisor, or all of its machine, did not run.
     """
-    if failure is None or failure.code != "R012" or not seconds:
+    if failure is None or failure.kind is not Cause.HOST_LOST or not seconds:
         return failure
     note = (
         f"this machine, or the supervisor, stood still for {seconds:.0f} s; "
@@ -107,7 +107,7 @@ def with_standstill(failure: Failure | None, seconds: float) -> Failure | None:
 def _failed_status(failure: Failure) -> tuple[str, int]:
     if failure.kind is Cause.HUNG:
         return "hung", contract.STATUS_HUNG
-    return "failed", contract.STATUS_HOST_LOST if failure.code == "R012" else contract.STATUS_RANK_FAILED
+    return "failed", contract.STATUS_HOST_LOST if failure.kind is Cause.HOST_LOST else contract.STATUS_RANK_FAILED
 
 
 def find_failure(folder: RunFolder, watch: Watch, ending: Ending, *, engine: Engine, returncode: int) -> Failure | None:
@@ -172,7 +172,7 @@ def folder_failure(error: OSError) -> Failure:
     reason = (error.strerror or str(error)).lower()
     evidence = (f"{error.filename}: {reason}",) if error.filename else ()
     cause = f"the run folder can no longer be used: {reason}"
-    return Failure("R010", None, None, None, None, cause, time.time(), None, evidence)
+    return Failure("R010", None, None, None, None, cause, time.time(), None, evidence, comes_again=True)
 
 
 def _mark_stopped(ranks: list[RankState], failure: Failure | None) -> None:
@@ -192,7 +192,7 @@ def different_parameters(ranks: list[RankState]) -> Failure:
             if known != digest:
                 cause = f"ended with other bits in `{name}` than rank {other.row.rank} ({other.row.role})"
                 row = state.row
-                return Failure("R009", row.rank, row.role, row.host, None, cause, time.time())
+                return Failure("R009", row.rank, row.role, row.host, None, cause, time.time(), comes_again=True)
     raise AssertionError("called although all parameters agree")
 
 
@@ -213,4 +213,5 @@ def _engine_failure(folder: RunFolder, engine: Engine, returncode: int, unfinish
         time.time(),
         None,
         said[-_TAIL_LINES:],
+        of_engine=True,
     )

@@ -5,7 +5,7 @@ import os
 import subprocess
 from collections.abc import Collection
 
-from ttlaunch.diagnostics import Diagnostic, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, listed, shown
 from ttlaunch.engines.base import Capability, Engine
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 
@@ -38,6 +38,7 @@ def check_packages(program: RecipeProgram, *, without: Collection[str] = ()) -> 
             "H005",
             f"ranks need {listed(missing, last='and')}, not installed for this Python; nothing was started",
             hints=("`pip install 'ttlaunch[train]' -c constraints.txt`",),
+            blame=Blame.HOSTS,
         )
     ]
 
@@ -63,13 +64,21 @@ def _mpi4py_pairing(engine: Engine, python: str) -> list[Diagnostic]:
             env=environment,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return [Diagnostic("H004", f"mpi4py does not answer: {shown(error)}")]
+        return [Diagnostic("H004", f"mpi4py does not answer: {shown(error)}", blame=Blame.HOSTS)]
     library = " ".join(answer.stdout.strip().partition("\n")[0].split(",")[0].split())
     if answer.returncode == 0 and engine.pairs_with(library):
         return []
     if answer.returncode != 0:
         reason = shown((answer.stderr.strip().splitlines() or ["no message"])[-1], longest=200)
-        return [Diagnostic("H004", "mpi4py finds no MPI library", notes=(reason,), hints=(engine.pairing_repair,))]
+        return [
+            Diagnostic(
+                "H004",
+                "mpi4py finds no MPI library",
+                notes=(reason,),
+                hints=(engine.pairing_repair,),
+                blame=Blame.HOSTS,
+            )
+        ]
     program = engine.signature.program
     return [
         Diagnostic(
@@ -77,5 +86,6 @@ def _mpi4py_pairing(engine: Engine, python: str) -> list[Diagnostic]:
             f"mpi4py is paired with another MPI: it loads {shown(library)}, {program} is {engine.name}",
             notes=(f"{program}: {engine.program}",),
             hints=(engine.pairing_repair,),
+            blame=Blame.HOSTS,
         )
     ]

@@ -21,8 +21,6 @@ FRUITLESS = 2
 """So many restarts in a row that make no step end the attempts."""
 
 _STATUSES = {contract.STATUS_RANK_FAILED, contract.STATUS_HUNG, contract.STATUS_HOST_LOST}
-_COMES_AGAIN = {"R001", "R007", "R009", "R010", "R011", "R025", "R031"}
-"""What a new start meets again: another MPI, a program or module that is not there, numbers that diverge, a full disk."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +28,14 @@ class Attempt:
     """One start of a run.
 
     Attributes:
+        comes_again: Whether a new start would meet the same failure again.
         steps: The last step that was done, counted from the beginning of training; None for a program that counts none.
         lost: Hosts that were lost, with their last sign of life, seconds since the epoch.
     """
 
     folder: Path
     exit_status: int
-    code: str | None
+    comes_again: bool
     steps: int | None
     lost: Mapping[str, float] = field(default_factory=dict)
 
@@ -75,9 +74,9 @@ class GiveUp:
 
 def attempt_of(report: Report, folder: Path) -> Attempt:
     """What counts of a start that has come to its end."""
-    code = report.failure.code if report.failure else None
+    comes_again = report.failure is not None and report.failure.comes_again
     steps = None if report.layout is None else report.steps
-    return Attempt(folder, report.exit_status, code, steps, report.lost_hosts)
+    return Attempt(folder, report.exit_status, comes_again, steps, report.lost_hosts)
 
 
 def plan_restart(attempts: Sequence[Attempt], *, most: int, lease_s: float = contract.LEASE_S) -> Restart | GiveUp:
@@ -89,7 +88,7 @@ def plan_restart(attempts: Sequence[Attempt], *, most: int, lease_s: float = con
         lease_s: How long ranks of a host that was lost may have run on.
     """
     last = attempts[-1]
-    if last.exit_status not in _STATUSES or last.code in _COMES_AGAIN or not most:
+    if last.exit_status not in _STATUSES or last.comes_again or not most:
         return GiveUp()
     fruitless = _fruitless(attempts)
     if fruitless >= FRUITLESS:

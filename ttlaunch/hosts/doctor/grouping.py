@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from ttlaunch.diagnostics import Diagnostic, Label, Severity, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Label, Severity, shown
 from ttlaunch.spec.topology.model import Topology
 
 _LONGEST_EVIDENCE = 200
@@ -46,6 +46,7 @@ def of_hosts(
             notes=(*unplaced, *notes),
             hints=tuple(hints),
             severity=severity,
+            blame=Blame.HOSTS,
         )
     ]
 

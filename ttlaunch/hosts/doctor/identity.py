@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ttlaunch.diagnostics import Diagnostic, Label, Severity, Span, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Label, Severity, Span, listed, shown
 from ttlaunch.hosts.doctor.facts import HostFacts
 from ttlaunch.hosts.doctor.grouping import of_hosts
 from ttlaunch.spec.topology.model import Topology
@@ -42,6 +42,7 @@ def _one_machine(same: Sequence[str], hostname: str, spans: Mapping[str, Span], 
         (Label(spans[same[0]], "its other name"),),
         notes=(why,),
         hints=(f"keep one line, with the slots of {'both' if len(same) == 2 else 'all'}",),  # noqa: PLR2004
+        blame=Blame.HOSTS,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from ipaddress import AddressValueError, IPv4Address, IPv4Network, NetmaskValueError
 
-from ttlaunch.diagnostics import Diagnostic, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, listed, shown
 from ttlaunch.hosts.doctor.facts import HostFacts, Interface
 
 IGNORED = (
@@ -213,7 +213,7 @@ def _refusal(message: str, facts: Mapping[str, HostFacts], hosts: Mapping[str, l
         hint = f"all {len(facts)} hosts share {listed(shared, last='and', quote='')}: `network: {shared[0]}` in cluster.yaml"
     else:
         hint = f"`network: {_EXAMPLE}` in cluster.yaml, with the network that joins them"
-    return Diagnostic("H027", message, notes=tuple(notes), hints=(hint,))
+    return Diagnostic("H027", message, notes=tuple(notes), hints=(hint,), blame=Blame.HOSTS)
 
 
 def _shared(facts: Mapping[str, HostFacts]) -> list[str]:

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from ttlaunch.diagnostics import Diagnostic, Label, Severity, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Label, Severity, listed, shown
 from ttlaunch.hosts.doctor.network import NetworkChoice
 from ttlaunch.hosts.doctor.pairs import Pair
 from ttlaunch.spec.topology.model import Host, Topology
@@ -14,6 +15,33 @@ LOST = "large packets are lost"
 _MOST_PAIRS = 8
 
 
+@dataclass(frozen=True)
+class _Kind:
+    """A way in which hosts do not get through to each other.
+
+    Attributes:
+        code: Of its diagnostic.
+        between: What is said of two hosts, `{one}` and `{other}`.
+        hint: What to type or change.
+    """
+
+    code: str
+    between: str
+    hint: str
+
+
+_UNHEARD = _Kind(
+    "H028",
+    "`{one}` and `{other}` cannot talk to each other",
+    "open ports 1024 to 65535 between these hosts in their firewalls, or choose another network: `network: 10.0.0.0/24` in cluster.yaml",
+)
+_TOO_LARGE = _Kind(
+    "H029",
+    "between `{one}` and `{other}` large packets are lost",
+    "`ip link show` on both hosts and the switch between them: all need one MTU",
+)
+
+
 def check_pairs(pairs: Sequence[Pair], choice: NetworkChoice, *, topology: Topology) -> list[Diagnostic]:
     """Pairs that did not get through."""
     hosts = {str(host.name): host for host in topology.hosts}
@@ -21,9 +49,9 @@ def check_pairs(pairs: Sequence[Pair], choice: NetworkChoice, *, topology: Topol
     broken = [pair for pair in pairs if pair.problem is not None and pair.problem != LOST]
     found = []
     if broken:
-        found.append(_explain("H028", broken, pairs, choice, hosts))
+        found.append(_explain(_UNHEARD, broken, pairs, choice, hosts))
     if lost:
-        found.append(_explain("H029", lost, pairs, choice, hosts))
+        found.append(_explain(_TOO_LARGE, lost, pairs, choice, hosts))
     return found
 
 
@@ -46,25 +74,23 @@ def check_mtu(choice: NetworkChoice, *, topology: Topology) -> list[Diagnostic]:
             notes=("messages between ranks pass, but may be slow; a switch that cannot cut packets up loses them",),
             hints=(f"`ssh {first} sudo ip link set {choice.interfaces[first].name} mtu {usual}`",),
             severity=Severity.WARNING,
+            blame=Blame.HOSTS,
         )
     ]
 
 
 def _explain(
-    code: str, failed: Sequence[Pair], pairs: Sequence[Pair], choice: NetworkChoice, hosts: Mapping[str, Host]
+    kind: _Kind, failed: Sequence[Pair], pairs: Sequence[Pair], choice: NetworkChoice, hosts: Mapping[str, Host]
 ) -> Diagnostic:
     where = listed(choice.ranks, last="and", quote="")
     shared = _shared_by_all(failed, pairs)
-    ways = "large packets are lost" if code == "H029" else "cannot talk to each other"
     ends = list(dict.fromkeys(end for pair in failed for end in (pair.source, pair.target)))
     if shared and len(ends) > 2:  # noqa: PLR2004 - more than one pair
         subject = f"no other host gets through to and from `{shown(shared)}` on {where}"
         first, rest = shared, []
     elif len(ends) == 2:  # noqa: PLR2004
         first, rest = ends[0], ends[1:]
-        one, other = shown(first), shown(rest[0])
-        subject = f"between `{one}` and `{other}` {ways}" if code == "H029" else f"`{one}` and `{other}` {ways}"
-        subject += f" on {where}"
+        subject = f"{kind.between.format(one=shown(first), other=shown(rest[0]))} on {where}"
     else:
         first, rest = ends[0], ends[1:]
         subject = f"{len(failed)} of {len(pairs)} ways between hosts do not work on {where}"
@@ -76,12 +102,13 @@ def _explain(
     notes += [f"and {more} more"] if more > 0 else []
     secondary = [Label(hosts[end].span, choice.addresses[end]) for end in rest[: _MOST_PAIRS - 1]]
     return Diagnostic(
-        code,
+        kind.code,
         f"{subject}; nothing was started",
         Label(hosts[first].span, choice.addresses[first]),
         tuple(secondary),
         notes=tuple(notes),
-        hints=(_HINTS[code],),
+        hints=(kind.hint,),
+        blame=Blame.HOSTS,
     )
 
 
@@ -94,9 +121,3 @@ def _shared_by_all(failed: Sequence[Pair], pairs: Sequence[Pair]) -> str | None:
         if ways == broken:
             return host
     return None
-
-
-_HINTS = {
-    "H028": "open ports 1024 to 65535 between these hosts in their firewalls, or choose another network: `network: 10.0.0.0/24` in cluster.yaml",
-    "H029": "`ip link show` on both hosts and the switch between them: all need one MTU",
-}

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from ttlaunch.diagnostics import Diagnostic, Severity, listed
+from ttlaunch.diagnostics import Blame, Diagnostic, Severity, listed
 from ttlaunch.hosts.doctor.facts import HostFacts
 from ttlaunch.hosts.doctor.grouping import of_hosts
 from ttlaunch.hosts.doctor.probe_hosts import RANK_PACKAGES
@@ -93,6 +93,7 @@ def _other_than_here(usual: Mapping[str, str], launcher: HostFacts | None, topol
             notes=("a run on this machine may end with other bits than one on the hosts",),
             hints=(_prepare(topology),),
             severity=Severity.WARNING,
+            blame=Blame.HOSTS,
         )
     ]
 

@@ -7,7 +7,7 @@ hostfile, and who did answer. That other hosts answered tells a wrong name from 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ttlaunch.diagnostics import Diagnostic, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, listed, shown
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.doctor.grouping import place
 from ttlaunch.spec.topology.model import ClusterSettings, Host, Topology
@@ -15,14 +15,21 @@ from ttlaunch.spec.topology.model import ClusterSettings, Host, Topology
 
 @dataclass(frozen=True)
 class _Reason:
-    """A code and what it says of one host and of several."""
+    """One kind of trouble.
+
+    Attributes:
+        code: Of its diagnostic.
+        one, several: What follows one host's name, and the number of several hosts.
+        by_hand: Whether a plain `ssh` shows the user the same, so that trying it is good advice.
+    """
 
     code: str
     one: str
     several: str
+    by_hand: bool = False
 
 
-_NOT_READY = _Reason("H002", "is not ready", "are not ready")
+_NOT_READY = _Reason("H002", "is not ready", "are not ready", by_hand=True)
 _UNFINISHED = _Reason("H013", "did not answer our questions to the end", "did not answer our questions to the end")
 _REASONS = {
     Trouble.UNKNOWN_NAME: _NOT_READY,
@@ -34,7 +41,7 @@ _REASONS = {
     Trouble.CHANGED_KEY: _Reason(
         "H010", "has another host key than the known one", "have other host keys than the known ones"
     ),
-    Trouble.LOGIN: _Reason("H011", "refuses the login", "refuse the login"),
+    Trouble.LOGIN: _Reason("H011", "refuses the login", "refuse the login", by_hand=True),
     Trouble.SETTINGS: _Reason(
         "H012", "cannot be reached with the ssh settings here", "cannot be reached with the ssh settings here"
     ),
@@ -49,7 +56,6 @@ _REASONS = {
     ),
     Trouble.NO_PYTHON: _Reason("H014", "has no Python that can be used", "have no Python that can be used"),
 }
-_TRY_BY_HAND = {"H002", "H011"}
 _BY_HAND = "try it by hand"
 _MOST_HINTS = 8
 
@@ -66,16 +72,19 @@ def explain_troubles(
     """
     hosts = {str(host.name): host for host in topology.hosts}
     order = {name: number for number, name in enumerate(hosts)}
-    groups: dict[str, list[HostError]] = {}
+    groups: dict[_Reason, list[HostError]] = {}
     for error in sorted(errors, key=lambda error: order.get(error.host, len(order))):
-        groups.setdefault(_REASONS[error.trouble].code, []).append(error)
-    return [_explain(group, topology, hosts, answered or {}) for group in groups.values()]
+        groups.setdefault(_REASONS[error.trouble], []).append(error)
+    return [_explain(reason, group, topology, hosts, answered or {}) for reason, group in groups.items()]
 
 
 def _explain(
-    errors: list[HostError], topology: Topology, hosts: Mapping[str, Host], answered: Mapping[str, float]
+    reason: _Reason,
+    errors: list[HostError],
+    topology: Topology,
+    hosts: Mapping[str, Host],
+    answered: Mapping[str, float],
 ) -> Diagnostic:
-    reason = _REASONS[errors[0].trouble]
     if len(errors) == 1:
         subject = f"host `{shown(errors[0].host)}` {reason.one}"
     else:
@@ -89,7 +98,7 @@ def _explain(
     hints = _hints(errors)
     if errors[0].trouble is Trouble.DISK and not hints:
         hints = _disk_hints(errors[0].host, topology.cluster.remote_folder)
-    if reason.code in _TRY_BY_HAND and not hints:
+    if reason.by_hand and not hints:
         hints = [f"{_BY_HAND}: `{_by_hand(errors[0].host, hosts, topology.cluster)}`"]
     return Diagnostic(
         reason.code,
@@ -98,6 +107,7 @@ def _explain(
         tuple(labels[1:]),
         notes=tuple(notes),
         hints=tuple(hints),
+        blame=Blame.HOSTS,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ttlaunch.diagnostics import Diagnostic, Label, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Label, listed, shown
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.prepare.one_host import OLDEST_BASE, Base
 from ttlaunch.spec.topology.model import Topology
@@ -158,7 +158,7 @@ def _explain(
     if rest > 0:
         labels[0] = Label(labels[0].span, f"{labels[0].text} (and {rest} more hosts than shown)".lstrip())
     message = shown(f"{subject}: {evidence[names[0]]}" if is_shared else subject, longest=_LONGEST)
-    return [Diagnostic(code, message, labels[0], tuple(labels[1:]), tuple(notes), tuple(hints))]
+    return [Diagnostic(code, message, labels[0], tuple(labels[1:]), tuple(notes), tuple(hints), blame=Blame.HOSTS)]
 
 
 def size_text(size: int) -> str:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from ttlaunch.diagnostics import Diagnostic, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, listed, shown
 from ttlaunch.hosts.prepare.kind import Kind
 from ttlaunch.hosts.prepare.wishes import Wishes
 
@@ -26,6 +26,7 @@ def explain_no_pip() -> Diagnostic:
         "H033",
         "the packages of the ranks cannot be settled: this machine's Python has no pip",
         hints=("`python -m ensurepip`, in the environment that ttlaunch runs in",),
+        blame=Blame.HOSTS,
     )
 
 
@@ -64,6 +65,7 @@ def explain_lock(output: str, kind: Kind, wishes: Wishes, *, missing: Sequence[s
             f"these cannot be had together: {shown(subject, longest=_LONGEST)}",
             notes=(*(shown(line, longest=_LONGEST) for line in lines[:_MOST_LINES]), _origin(wishes)),
             hints=("change one of them, in the constraints or in the requirements",),
+            blame=Blame.HOSTS,
         )
     errors = [line.removeprefix("ERROR: ") for line in output.splitlines() if line.startswith("ERROR: ")]
     said = errors or [line for line in output.splitlines() if line.strip()][-1:] or ["nothing"]
@@ -71,6 +73,7 @@ def explain_lock(output: str, kind: Kind, wishes: Wishes, *, missing: Sequence[s
         "H033",
         f"the packages of the ranks cannot be settled: {shown(said[0], longest=_LONGEST)}",
         notes=(*(shown(line, longest=_LONGEST) for line in said[1:_MOST_LINES]), _origin(wishes)),
+        blame=Blame.HOSTS,
     )
 
 
@@ -80,6 +83,7 @@ def _explain_missing(what: str, kind: Kind, notes: tuple[str, ...], wishes: Wish
         f"there is no wheel of {what} for {kind}",
         notes=(*notes, _origin(wishes)),
         hints=("name a version that has one, or let pip look elsewhere too: `PIP_FIND_LINKS`, `PIP_EXTRA_INDEX_URL`",),
+        blame=Blame.HOSTS,
     )
 
 
@@ -93,6 +97,7 @@ def _explain_unreachable(output: str) -> Diagnostic:
         hints=(
             "`pip config list` shows where pip looks; `PIP_FIND_LINKS=DIR` with `PIP_NO_INDEX=1` takes wheels of a folder",
         ),
+        blame=Blame.HOSTS,
     )
 
 

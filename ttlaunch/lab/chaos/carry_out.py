@@ -11,7 +11,7 @@ from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.prepare_run import PreparedRun
 from ttlaunch.app.reach import open_transports, reach_hosts
-from ttlaunch.diagnostics import Diagnostic, Source, has_errors, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Source, has_errors, shown
 from ttlaunch.diagnostics.launch_error import LaunchError
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.lab.chaos.audit import Left, audit
@@ -44,10 +44,19 @@ def fault_source(faults: str | None, random: int | None) -> Source | None:
     """
     hint = '`--plan "kill rank=2 at step=5"` orders a fault, `--random 1` draws one'
     if faults is not None and random is not None:
-        raise LaunchError([Diagnostic("P039", "faults are ordered by `--plan` and drawn by `--random`", hints=(hint,))])
+        raise LaunchError(
+            [
+                Diagnostic(
+                    "P039",
+                    "faults are ordered by `--plan` and drawn by `--random`",
+                    hints=(hint,),
+                    blame=Blame.COMMAND_LINE,
+                )
+            ]
+        )
     if faults is None:
         if random is None:
-            raise LaunchError([Diagnostic("P039", "no fault is ordered", hints=(hint,))])
+            raise LaunchError([Diagnostic("P039", "no fault is ordered", hints=(hint,), blame=Blame.COMMAND_LINE)])
         return None
     if not faults.startswith(_FILE):
         return Source("--plan", faults)
@@ -56,11 +65,11 @@ def fault_source(faults: str | None, random: int | None) -> Source | None:
         return Source(str(path), path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         message = f"{path} is no plan of faults: it is not text in UTF-8"
-        raise LaunchError([Diagnostic("P039", message, hints=(hint,))]) from error
+        raise LaunchError([Diagnostic("P039", message, hints=(hint,), blame=Blame.COMMAND_LINE)]) from error
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         message = f"{shown(path, longest=_LONGEST_PATH)} cannot be read: {reason}"
-        raise LaunchError([Diagnostic("P032", message)]) from error
+        raise LaunchError([Diagnostic("P032", message, blame=Blame.COMMAND_LINE)]) from error
 
 
 def find_faults(source: Source | None, prepared: "PreparedRun", *, count: int | None, seed: int) -> "list[Fault]":

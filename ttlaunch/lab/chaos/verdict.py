@@ -73,6 +73,7 @@ class _Made:
 
     Attributes:
         breaks_at: When it breaks the run, seconds since the epoch: at once, when its rank goes on, or never.
+        is_named: Whether the report says that it ended the run.
     """
 
     index: int
@@ -81,6 +82,7 @@ class _Made:
     ranks: frozenset[int]
     step: int | None
     breaks_at: float
+    is_named: bool
 
 
 def judge_faults(
@@ -89,6 +91,7 @@ def judge_faults(
     report: Mapping[str, Any],
     *,
     lease_s: float = contract.LEASE_S,
+    engine_failed: bool = False,
 ) -> list[Verdict]:
     """The verdict on every fault, in the order of the plan.
 
@@ -97,15 +100,17 @@ def judge_faults(
         events: Of the run's history, as `read_events` gives them.
         report: `report.json`.
         lease_s: How long a host may say nothing; soon after that it counts as lost.
+        engine_failed: Whether the engine failed and no rank did, which `report.json` does not hold as data.
     """
-    made = _made(faults, events, report, lost_after_s=lease_s + contract.AFTER_LEASE_S)
+    lost_after_s = lease_s + contract.AFTER_LEASE_S
+    made = _made(faults, events, report, lost_after_s=lost_after_s, engine_failed=engine_failed)
     missed = {event["index"]: str(event["reason"]) for event in events if event.get("event") == MISSED}
     made = [one for one in made if one.index not in missed]
     breaking = sorted((one for one in made if not _is_harmless(one, made)), key=lambda one: (one.breaks_at, one.time))
     first = breaking[0] if breaking and not _broke_before(breaking[0], report) else None
     together = [one for one in breaking if first and one.breaks_at <= first.breaks_at + _SAME_MOMENT_S]
     together = together if first and math.isfinite(first.breaks_at) else breaking
-    named = next((one for one in together if first and _is_named(one, report)), None)
+    named = next((one for one in together if first and one.is_named), None)
     by_index = {one.index: one for one in made}
     verdicts = []
     for index, fault in enumerate(faults):
@@ -120,14 +125,20 @@ def judge_faults(
 
 
 def _made(
-    faults: Sequence[Fault], events: Sequence[Mapping[str, Any]], report: Mapping[str, Any], *, lost_after_s: float
+    faults: Sequence[Fault],
+    events: Sequence[Mapping[str, Any]],
+    report: Mapping[str, Any],
+    *,
+    lost_after_s: float,
+    engine_failed: bool,
 ) -> list[_Made]:
     found: list[_Made] = []
     for event in events:
         if event.get("event") == FAULT:
-            fault = faults[event["index"]]
+            fault, ranks = faults[event["index"]], frozenset(event["ranks"])
+            is_named = _is_named(fault, ranks, report, engine_failed=engine_failed)
             found.append(
-                _Made(event["index"], fault, event["time"], frozenset(event["ranks"]), event["step"], event["time"])
+                _Made(event["index"], fault, event["time"], ranks, event["step"], event["time"], is_named=is_named)
             )
     return [_with_effect(one, found, report, lost_after_s=lost_after_s) for one in found]
 
@@ -138,11 +149,10 @@ def _with_effect(one: _Made, made: Sequence[_Made], report: Mapping[str, Any], *
     A stopped rank is a hang only when the timeout is over, and takes no signal but SIGKILL until it goes on. A silent host
     is lost only after a while.
     """
-    is_named = _is_named(one, report)
     if one.fault.verb is Verb.STOP:
-        return replace(one, breaks_at=report["failure"]["time"] if is_named else math.inf)
+        return replace(one, breaks_at=report["failure"]["time"] if one.is_named else math.inf)
     if one.fault.verb is Verb.CUT or one.fault.target.kind is Kind.AGENT:
-        return replace(one, breaks_at=one.time if is_named else one.time + lost_after_s)
+        return replace(one, breaks_at=one.time if one.is_named else one.time + lost_after_s)
     if one.fault.verb in {Verb.TERM, Verb.SEGV} and one.ranks:
         return replace(one, breaks_at=min(_awake_at(rank, one.time, made) for rank in one.ranks))
     return one
@@ -177,17 +187,17 @@ def _outcome(
 ) -> Outcome:
     if one not in breaking:
         return Outcome.MISNAMED if not breaking and report["failure"] is not None else Outcome.ENDURED
-    if one is named or (one.fault.target.kind is Kind.RUN and _is_named(one, report)):
+    if one is named or (one.fault.target.kind is Kind.RUN and one.is_named):
         return Outcome.NAMED  # Ctrl-C may be pressed several times
     if named is None and one is first:
         return Outcome.UNNOTICED if report["status"] == "done" else Outcome.MISNAMED
     return Outcome.OVERTAKEN
 
 
-def _is_named(one: _Made, report: Mapping[str, Any]) -> bool:
+def _is_named(fault: Fault, ranks: frozenset[int], report: Mapping[str, Any], *, engine_failed: bool) -> bool:
     """Whether the report says that this fault ended the run."""
     failure = report["failure"]
-    kind, verb = one.fault.target.kind, one.fault.verb
+    kind, verb = fault.target.kind, fault.verb
     if kind is Kind.RUN:
         return bool(report["status"] == "interrupted" and failure is None)
     if kind is Kind.LAUNCHER:
@@ -195,11 +205,11 @@ def _is_named(one: _Made, report: Mapping[str, Any]) -> bool:
     if failure is None:
         return False
     if kind is Kind.ENGINE:
-        return bool(failure["code"] == "R008")
+        return engine_failed
     if kind is Kind.AGENT or verb is Verb.CUT:
-        return bool(failure["class"] == Cause.HOST_LOST and failure["host"] == one.fault.target.value)
+        return bool(failure["class"] == Cause.HOST_LOST and failure["host"] == fault.target.value)
     causes = {Cause.SHIM_LOST} if kind is Kind.SHIM else _CAUSES.get(verb, set())
-    return failure["class"] in causes and failure["rank"] in one.ranks
+    return failure["class"] in causes and failure["rank"] in ranks
 
 
 def _verdict(one: _Made, outcome: Outcome, events: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> Verdict:

@@ -38,7 +38,7 @@ def divergence(ranks: Sequence[RankState], config: Mapping[str, Any] | None) -> 
         return None
     first = min(found)
     row = next(state.row for state in ranks if state.row.rank == first.rank)
-    return Failure("R011", row.rank, row.role, row.host, None, first.cause, time.time())
+    return Failure("R011", row.rank, row.role, row.host, None, first.cause, time.time(), comes_again=True)
 
 
 def _in_validation(state: RankState) -> _Bad | None:

@@ -44,6 +44,9 @@ class Failure:
         followers: The ranks that broke or were ended after it.
         last_lines: Of the rank's standard error.
         next_step: What to type or change; None where the log has to be read.
+        comes_again: Whether a new start would meet it again: another MPI, a missing program, a full disk. For the
+            supervisor that decides so while the run is in memory; `report.json` does not hold it.
+        of_engine: Whether the engine failed and no rank did; not in `report.json` either.
     """
 
     code: str
@@ -60,6 +63,8 @@ class Failure:
     followers: tuple[Follower, ...] = ()
     last_lines: tuple[str, ...] = ()
     next_step: str | None = None
+    comes_again: bool = False
+    of_engine: bool = False
 
     @property
     def message(self) -> str:

@@ -1,6 +1,7 @@
 """Put a rank's ending into words: one clause, the line of code where there is one, and the facts beside it."""
 
 import signal
+from dataclasses import replace
 
 from ttlaunch.hosts.sync.sizes import render_size
 from ttlaunch.records.ranks import RankError, RankExit
@@ -17,6 +18,7 @@ _CODES = {
     Cause.LEFT_EARLY: "R005",
     Cause.EXITED: "R003",
 }
+_COMES_AGAIN = {Cause.NOT_STARTED, Cause.IMPORT_ERROR}
 _EARLY = "left with status 0 before its role was finished"
 _NOT_MEMORY = "not by the kernel: it counted no kill for want of memory"
 _PEER_NOTE = "no other rank said that it broke: what ended the connection is not known"
@@ -28,13 +30,18 @@ def name_exception(state: RankState, error: RankError, kind: Cause) -> Failure:
     name, when = error.type, error.time
     if kind is Cause.CHECKPOINT:  # says everything itself; a line of code would not help
         kept = name == "CheckpointWriteError"
+        # A checkpoint that cannot be read now cannot be read by a new start either; one may be kept the next time.
         code, cause = ("R030", "could not keep a checkpoint") if kept else ("R031", "could not begin")
         row = state.row
-        return Failure(code, row.rank, row.role, row.host, None, f"{cause}: {first_line}", when, kind=kind)
-    code = "R001" if name == "WorldSizeError" else _CODES.get(kind, "R002")
+        said = f"{cause}: {first_line}"
+        return Failure(code, row.rank, row.role, row.host, None, said, when, kind=kind, comes_again=not kept)
+    other_world = name == "WorldSizeError"  # another MPI started the ranks, and would again
+    code = "R001" if other_world else _CODES.get(kind, "R002")
     place = f"{error.file}:{error.line}" if error.file else None
     facts = (f"`{name}: {first_line}`", *_memory_facts(state.exit, kind), *_peer_facts(kind))
-    return _failure(state, code, _clause(kind, name, first_line), when, kind, place=place, facts=facts, step=error.step)
+    clause = _clause(kind, name, first_line)
+    failure = _failure(state, code, clause, when, kind, place=place, facts=facts, step=error.step)
+    return replace(failure, comes_again=failure.comes_again or other_world)
 
 
 def name_ending(state: RankState, ending: RankExit, words: LastWords, kind: Cause) -> Failure:
@@ -146,4 +153,17 @@ def _failure(
         step, when = None, "after its last step"
     elif step is None and total is not None:
         when = "before the end of its first step"
-    return Failure(code, row.rank, row.role, row.host, step, cause, time, place, facts, kind=kind, when=when)
+    return Failure(
+        code,
+        row.rank,
+        row.role,
+        row.host,
+        step,
+        cause,
+        time,
+        place,
+        facts,
+        kind=kind,
+        when=when,
+        comes_again=kind in _COMES_AGAIN,
+    )

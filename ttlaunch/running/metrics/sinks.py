@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ttlaunch.diagnostics import Diagnostic, did_you_mean, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, did_you_mean, listed, shown
 from ttlaunch.running.metrics.event_log import Event, LoggedRun
 
 SINKS_DIR = "sinks"
@@ -62,17 +62,25 @@ def parse_sink(text: str, *, option: str, working_folder: Path) -> SinkChoice | 
         wrong = (
             f"`{option} {shown(text)}` names no place" if kind in _LIBRARIES else f"no sink is called {shown(kind)!r}"
         )
-        return Diagnostic("P046", wrong, notes=(_EXAMPLES,), hints=did_you_mean(kind, _LIBRARIES) if not equals else ())
+        return Diagnostic(
+            "P046",
+            wrong,
+            notes=(_EXAMPLES,),
+            hints=did_you_mean(kind, _LIBRARIES) if not equals else (),
+            blame=Blame.COMMAND_LINE,
+        )
     library = _LIBRARIES[kind]
     if library is not None and not _is_installed(library):
         hint = f"`pip install 'ttlaunch[{kind}]'`, or `pip install {_distribution(kind)}`"
         message = f"`{option} {shown(text)}` needs the Python package `{library}`, which is not installed here"
-        return Diagnostic("P047", message, notes=(f"sinks: {listed(_LIBRARIES)}",), hints=(hint,))
+        return Diagnostic(
+            "P047", message, notes=(f"sinks: {listed(_LIBRARIES)}",), hints=(hint,), blame=Blame.COMMAND_LINE
+        )
     if place and "://" not in place:
         place = os.path.join(working_folder, os.path.expanduser(place))  # noqa: PTH111, PTH118 - these never raise
         reason = _why_unwritable(kind, Path(place))
         if reason is not None:
-            return Diagnostic("P032", f"`{option} {shown(text)}` cannot be written: {reason}")
+            return Diagnostic("P032", f"`{option} {shown(text)}` cannot be written: {reason}", blame=Blame.COMMAND_LINE)
     return SinkChoice(kind, place or None)
 
 

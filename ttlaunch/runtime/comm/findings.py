@@ -62,17 +62,25 @@ class Finding:
     Attributes:
         code: An `R` code.
         sides: The ends of messages that take part, the one to look at first first.
+        hint: What to type or change.
         notes: Facts beside the message.
     """
 
     code: str
     message: str
     sides: tuple[Side, ...]
+    hint: str
     notes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         sides = [{**asdict(side), "text": str(side)} for side in self.sides]
-        return {"code": self.code, "message": self.message, "sides": sides, "notes": list(self.notes)}
+        return {
+            "code": self.code,
+            "message": self.message,
+            "sides": sides,
+            "hint": self.hint,
+            "notes": list(self.notes),
+        }
 
 
 def calling_place() -> Place:
@@ -102,7 +110,8 @@ def find_deadlock(waiting: Mapping[Rank, Side], unmatched: Sequence[Side], finis
     notes = [str(side) for rank, side in waiting.items() if side not in chain]
     if len(chain) > 1 and all(side.is_send for side in chain):
         notes.append("all of them send; with small tensors MPI's buffers may hide that, with large ones it hangs")
-    return Finding("R021", message, tuple(chain), (*notes, *_other_tags(chain, unmatched)))
+    hint = "let one of them receive first, or begin with `isend` or `irecv` and wait later"
+    return Finding("R021", message, tuple(chain), hint, (*notes, *_other_tags(chain, unmatched)))
 
 
 def find_unmatched(sides: Sequence[Side]) -> list[Finding]:
@@ -110,7 +119,8 @@ def find_unmatched(sides: Sequence[Side]) -> list[Finding]:
     found: dict[Place, list[Side]] = {}
     for side in sides:
         found.setdefault(side.place, []).append(side)
-    return [Finding("R022", _left_over(same), (same[0],)) for same in found.values()]
+    hint = "every `send` needs one `recv`, and every `recv` one `send`, with the same tag"
+    return [Finding("R022", _left_over(same), (same[0],), hint) for same in found.values()]
 
 
 def _left_over(sides: Sequence[Side]) -> str:

@@ -170,12 +170,13 @@ class InProcessWorld:
             receive.error = (
                 f"rank {send.side.rank} ({send.side.role}) sent {send.side.what}, expected {receive.side.what}"
             )
-            self._outcome.findings.append(
-                Finding("R020", _other_kind(send.side, receive.side), (receive.side, send.side))
-            )
+            hint = "both ends of a message need the same dtype and shape"
+            finding = Finding("R020", _other_kind(send.side, receive.side), (receive.side, send.side), hint)
+            self._outcome.findings.append(finding)
             return
         if send.sent is not None and not _same_bytes(send.sent, send.tensor):
-            self._outcome.findings.append(Finding("R023", _changed(send.side), (send.side, receive.side)))
+            hint = "wait for the `isend` before the tensor changes, or send a copy"
+            self._outcome.findings.append(Finding("R023", _changed(send.side), (send.side, receive.side), hint))
         receive.tensor.copy_(send.tensor)
         send.sent = None
 

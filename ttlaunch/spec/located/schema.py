@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
+from ttlaunch.diagnostics.diagnostic import Diagnostic, KeyMistake, Label
 from ttlaunch.diagnostics.suggest import closest, listed, shown
 from ttlaunch.spec.located.codes import FileCodes
 from ttlaunch.spec.located.nodes import Key, MapNode, Node, child, key_in, node_at, plain, span_of
@@ -138,12 +138,16 @@ class _Check:
         written = key_in(parent, path[-1]) if isinstance(parent, MapNode) else None
         span = parent.keys[written] if isinstance(parent, MapNode) and written is not None else self.node.span
         message = f"unknown key `{shown(key)}` in {noun}"
-        return Diagnostic(self.codes.unknown_key, message, Label(span, expected), hints=tuple(hints))
+        return Diagnostic(
+            self.codes.unknown_key, message, Label(span, expected), hints=tuple(hints), key_mistake=KeyMistake.UNKNOWN
+        )
 
     def _missing_key(self, path: tuple[Key, ...]) -> Diagnostic:
         key, noun = path[-1], _section_at(self.model, path[:-1]).noun
         label = Label(span_of(self.node, path[:-1]), f"has no `{key}`")
-        return Diagnostic(self.codes.missing_key, f"`{key}` is missing in {noun}", label)
+        return Diagnostic(
+            self.codes.missing_key, f"`{key}` is missing in {noun}", label, key_mistake=KeyMistake.MISSING
+        )
 
     def _is_misspelled(self, path: tuple[Key, ...]) -> bool:
         """Whether an unknown key beside it was meant to be this missing one."""

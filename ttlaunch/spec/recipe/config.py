@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ttlaunch.diagnostics import Diagnostic, Label, Source, Span, has_errors, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, KeyMistake, Label, Source, Span, has_errors, shown
 from ttlaunch.spec.located.codes import CONFIGURATION
 from ttlaunch.spec.located.schema import check_schema
 from ttlaunch.spec.located.source import read_source, source_from_bytes
@@ -205,12 +205,16 @@ def _merge_override(root: MapNode, text: str) -> MapNode | Diagnostic:
     if not equals or not all(parts):
         message = f"`--set {shown(text)}` is not KEY=VALUE"
         hint = "write the key with its section: `--set training_config.batch_size=16`"
-        return Diagnostic("C017", message, Label(source.span(1, 1, max(1, len(text)))), hints=(hint,))
+        return Diagnostic(
+            "C017", message, Label(source.span(1, 1, max(1, len(text)))), hints=(hint,), blame=Blame.COMMAND_LINE
+        )
     value_source = Source(_SET, " " * (len(key) + 1) + (value or "~"))
     node, mistakes = parse_yaml(value_source, codes=CONFIGURATION)
     if node is None or has_errors(mistakes):
         message = f"the value of `--set {shown(text)}` is not YAML"
-        return Diagnostic("C017", message, Label(source.span(1, len(key) + 2, max(1, len(value)))))
+        return Diagnostic(
+            "C017", message, Label(source.span(1, len(key) + 2, max(1, len(value)))), blame=Blame.COMMAND_LINE
+        )
     spans, column = [], 1
     for part in parts:
         spans.append(Span(source, 1, column, len(part)))
@@ -224,7 +228,7 @@ def _unknown_keys(recipe: Recipe, text: str) -> list[Diagnostic]:
     if isinstance(alone, Diagnostic):
         return []
     _, found = check_schema(recipe.config, alone, codes=CONFIGURATION)
-    return [diagnostic for diagnostic in found if diagnostic.code == CONFIGURATION.unknown_key]
+    return [diagnostic for diagnostic in found if diagnostic.key_mistake is KeyMistake.UNKNOWN]
 
 
 def _with_value(root: MapNode, parts: list[str], spans: list[Span], value: Node) -> MapNode:

@@ -9,7 +9,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from ttlaunch.diagnostics import Diagnostic, Label, Source, did_you_mean, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Label, Source, did_you_mean, listed, shown
 from ttlaunch.spec.recipe.declare import Recipe
 from ttlaunch.spec.recipe.importing import import_recipe_module
 from ttlaunch.spec.recipe.trainer_file import check_trainer
@@ -61,7 +61,12 @@ def find_recipe(name: str, *, working_folder: Path) -> FoundRecipe | Diagnostic:
     known = list_recipes(working_folder)
     if not name:
         message = "the name of the recipe is empty"
-        return Diagnostic("P001", message, notes=(f"recipes here: {listed([one.name for one in known], last='and')}",))
+        return Diagnostic(
+            "P001",
+            message,
+            notes=(f"recipes here: {listed([one.name for one in known], last='and')}",),
+            blame=Blame.COMMAND_LINE,
+        )
     for recipe in known:
         if recipe.name == name:
             return recipe
@@ -70,7 +75,10 @@ def find_recipe(name: str, *, working_folder: Path) -> FoundRecipe | Diagnostic:
         if not (path / _DECLARATION).is_file():
             message = f"the folder {shown(name)} holds no `{_DECLARATION}`, so it is no recipe"
             return Diagnostic(
-                "P001", message, hints=("`ttlaunch recipes copy hierarchical_parallel` makes one to change",)
+                "P001",
+                message,
+                hints=("`ttlaunch recipes copy hierarchical_parallel` makes one to change",),
+                blame=Blame.COMMAND_LINE,
             )
         folder = path.resolve()
         return FoundRecipe(folder.name, folder, built_in=False)
@@ -80,6 +88,7 @@ def find_recipe(name: str, *, working_folder: Path) -> FoundRecipe | Diagnostic:
         f"there is no recipe `{shown(name)}`",
         notes=(f"recipes here: {listed(names, last='and')}",),
         hints=did_you_mean(name, names) or ("`ttlaunch recipes list` describes them",),
+        blame=Blame.COMMAND_LINE,
     )
 
 

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ttlaunch.diagnostics import Diagnostic, Severity, Span
+from ttlaunch.diagnostics import Diagnostic, KeyMistake, Severity, Span
 from ttlaunch.diagnostics.suggest import closest
-from ttlaunch.spec.located.codes import CONFIGURATION
 from ttlaunch.spec.recipe.config import LoadedConfig, check_config, load_config
 from ttlaunch.spec.recipe.declare import Layout, Recipe
 from ttlaunch.spec.recipe.sections import TrainingFile
@@ -41,7 +40,7 @@ def check_training_file(
 def _own_section(diagnostic: Diagnostic, loaded: LoadedConfig) -> Diagnostic:
     """An unknown section whose first word is like that of no shared one is likely the recipe's own."""
     key = next((key for key, span in loaded.root.keys.items() if _is_at(diagnostic, span)), 0)
-    if diagnostic.code != CONFIGURATION.unknown_key or not isinstance(key, str):
+    if diagnostic.key_mistake is not KeyMistake.UNKNOWN or not isinstance(key, str):
         return diagnostic
     if closest(key.removesuffix(_SUFFIX), [name.removesuffix(_SUFFIX) for name in TrainingFile.model_fields]):
         return diagnostic

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ttlaunch.diagnostics import Diagnostic, did_you_mean, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, did_you_mean, listed, shown
 
 _PACKAGE = Path(__file__).parents[2]
 _HOSTFILE = "hosts.txt"
@@ -42,7 +42,12 @@ def find_configuration(name: str, *, working_folder: Path) -> FoundConfiguration
     known = list_configurations(working_folder)
     if not name:
         here = listed([one.name for one in known], last="and")
-        return Diagnostic("P005", "the name of the configuration is empty", notes=(f"configurations here: {here}",))
+        return Diagnostic(
+            "P005",
+            "the name of the configuration is empty",
+            notes=(f"configurations here: {here}",),
+            blame=Blame.COMMAND_LINE,
+        )
     for configuration in known:
         if configuration.name == name:
             return configuration
@@ -58,4 +63,5 @@ def find_configuration(name: str, *, working_folder: Path) -> FoundConfiguration
         f"there is no configuration `{shown(name)}`",
         notes=(f"configurations here: {listed(names, last='and')}",),
         hints=did_you_mean(name, names) or ("`ttlaunch init NAME --hosts a,b:2` writes a new one",),
+        blame=Blame.COMMAND_LINE,
     )

@@ -78,7 +78,6 @@ class _Reading:
             self.found.append(Diagnostic(codes.MISSING_KEY, message, Label(self.root.span, "expected a mesh")))
             return None
         self.check_descriptors()
-        self.lost = has_errors(d for d in self.found if d.code == codes.SHAPES)
         top = self.file.top_level_instance
         graph = self.graph(top)
         connections = Connections(self.root, self.meshes, self.switches)
@@ -161,6 +160,7 @@ class _Reading:
                 message = f"`{name}` has {devices.dims} devices, which its {hosts} hosts cannot share evenly"
                 here = Label(span_of(self.root, (*path, "host_topology", "dims")), "hosts")
                 there = Label(span_of(self.root, (*path, "device_topology", "dims")), "devices")
+                self.lost = True
                 yield Diagnostic(codes.SHAPES, message, here, (there,))
         if row.express_connections:
             message = f"`{name}` has `express_connections`, which the runtime does not take"

@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic
+from ttlaunch.diagnostics.diagnostic import Diagnostic, KeyMistake
 from ttlaunch.diagnostics.suggest import did_you_mean
 from ttlaunch.spec.topology import codes
 from ttlaunch.spec.topology.places import BINDINGS_FILE, DESCRIPTOR_FILES, HOSTS_FILE
@@ -26,7 +26,7 @@ def no_bindings(folder: Path, name: str, *, descriptor: str) -> Diagnostic:
 
 def with_descriptor_hint(diagnostic: Diagnostic, folder: Path) -> Diagnostic:
     """To "`mesh_graph_desc_path` is missing" add which file is there, or is missing too."""
-    if diagnostic.code != codes.MISSING_KEY or not diagnostic.message.startswith("`mesh_graph_desc_path`"):
+    if diagnostic.key_mistake is not KeyMistake.MISSING or not diagnostic.message.startswith("`mesh_graph_desc_path`"):
         return diagnostic
     beside = next((file for file in DESCRIPTOR_FILES if (folder / file).is_file()), None)
     if beside:

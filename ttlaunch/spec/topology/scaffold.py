@@ -4,8 +4,9 @@ Whoever starts from them changes numbers rather than looking for the format.
 """
 
 import re
+from dataclasses import replace
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
+from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, Severity
 from ttlaunch.diagnostics.span import Source
 from ttlaunch.diagnostics.suggest import shown
 from ttlaunch.spec.topology import codes
@@ -35,7 +36,9 @@ def parse_host_list(text: str) -> list[tuple[str, int]] | Diagnostic:
         column += len(part) + 1
     _, found = parse_hosts(Source(_SOURCE, _lines(hosts)))
     if found:
-        return Diagnostic(found[0].code, found[0].message, Label(source.span(1, 1, len(text))), notes=found[0].notes)
+        return replace(
+            found[0], primary=Label(source.span(1, 1, len(text))), secondary=(), hints=(), severity=Severity.ERROR
+        )
     return hosts
 
 
