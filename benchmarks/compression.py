@@ -24,7 +24,7 @@ from torch import Tensor
 from trainings import read_report, train
 
 from ttlaunch.recipe import CompressionConfig
-from ttlaunch.runtime import build_codec
+from ttlaunch.train import build_codec
 
 KINDS = ("none", "bf16", "int8", "top_k", "powersgd")
 _BLOCK = 256

@@ -65,8 +65,8 @@ class Ours:
     """The recipe's passes under one schedule."""
 
     def __init__(self, ctx, name, trainer, recipe) -> None:  # noqa: ANN001
-        from ttlaunch.runtime import PipelinePart, place_in_pipeline
         from ttlaunch.runtime.parallel.pipeline.schedules import order_of_passes
+        from ttlaunch.train import PipelinePart, place_in_pipeline
 
         pipeline = {"blocks_per_rank": [2] * STAGES, "schedule": name, "chunks_per_rank": CHUNKS[name]}
         self.cfg = recipe.Config.model_validate(CONFIG | {"multihost_config": {"pipeline_parallel_config": pipeline}})
@@ -88,7 +88,7 @@ class Ours:
         """The time of each pass on this stage alone, with random values from its neighbours."""
         import torch
 
-        from ttlaunch.runtime import count_tokens, micro_batches, summed_loss
+        from ttlaunch.train import count_tokens, micro_batches, summed_loss
 
         took, part = {}, self.part
         batches = list(micro_batches(self.cfg, self.ctx, step))
@@ -123,7 +123,7 @@ class Torchs:
             ScheduleInterleaved1F1B,
         )
 
-        from ttlaunch.runtime import summed_loss
+        from ttlaunch.train import summed_loss
 
         class Chunk(torch.nn.Module):
             def __init__(self, model, blocks) -> None:  # noqa: ANN001
@@ -149,7 +149,7 @@ class Torchs:
         """The passes of a step."""
         import torch
 
-        from ttlaunch.runtime import micro_batches
+        from ttlaunch.train import micro_batches
 
         _, x, y = zip(*micro_batches(self.ours.cfg, self.ours.ctx, step), strict=True)
         first, last = (self.ours.part.chunks[at] for at in (0, -1))
@@ -164,10 +164,10 @@ def rank_main() -> None:
     import torch
     from mpi4py import MPI
 
-    from ttlaunch.runtime import process_group
     from ttlaunch.runtime.comm.mpi import MpiSocket
     from ttlaunch.runtime.world import Rank, World
     from ttlaunch.spec.recipe.importing import import_recipe_module
+    from ttlaunch.train import process_group
 
     comm = MPI.COMM_WORLD
     rank, cores = Rank(comm.rank), sorted(os.sched_getaffinity(0))
@@ -217,9 +217,9 @@ def _measure(comm, socket, ours, torchs):  # noqa: ANN001, ANN202
 def _context(world, rank, socket):  # noqa: ANN001, ANN202
     import torch
 
-    from ttlaunch.runtime import RankContext
     from ttlaunch.runtime.telemetry.records import ProgressWriter
     from ttlaunch.spec.recipe.corpus import read_corpus
+    from ttlaunch.train import RankContext
 
     records = ProgressWriter(Path(tempfile.mkdtemp(prefix="bubble-")), rank)
     device = torch.device("cpu")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ttlaunch.runtime import RankContext
+from ttlaunch.train import RankContext
 
 from .faults import break_if_due
 from .recipe import Config

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ttlaunch.runtime import RankContext
+from ttlaunch.train import RankContext
 
 from . import undisturbed
 from .recipe import Config

@@ -10,7 +10,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from ttlaunch.runtime import (
+from ttlaunch.train import (
     GradientTree,
     Model,
     RankContext,

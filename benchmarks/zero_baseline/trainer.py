@@ -10,7 +10,7 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 from ttlaunch.recipe import TrainingFile
-from ttlaunch.runtime import (
+from ttlaunch.train import (
     Model,
     RankContext,
     count_tokens,

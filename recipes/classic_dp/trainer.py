@@ -27,7 +27,7 @@ from functools import partial
 
 import torch
 
-from ttlaunch.runtime import (
+from ttlaunch.train import (
     MeanGradients,
     Model,
     Optimizer,

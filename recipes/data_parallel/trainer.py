@@ -27,7 +27,7 @@ from functools import partial
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ttlaunch.runtime import (
+from ttlaunch.train import (
     CompressedExchange,
     GradientExchange,
     Model,

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime import (
+from ttlaunch.train import (
     LocalReplica,
     RankContext,
     all_gather,

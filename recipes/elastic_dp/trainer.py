@@ -21,7 +21,7 @@ Source: J. Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012 (Down
 et al., "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016.
 """
 
-from ttlaunch.runtime import (
+from ttlaunch.train import (
     ElasticDesk,
     ElasticLink,
     RankContext,

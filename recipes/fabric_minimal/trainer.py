@@ -20,7 +20,7 @@ import time
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime import RankContext, contiguous_blocks
+from ttlaunch.train import RankContext, contiguous_blocks
 
 from .recipe import Config
 

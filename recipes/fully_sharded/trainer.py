@@ -22,7 +22,7 @@ Source: Y. Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data
 
 import torch
 
-from ttlaunch.runtime import (
+from ttlaunch.train import (
     RankContext,
     ShardedModel,
     Shards,

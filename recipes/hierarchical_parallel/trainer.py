@@ -21,7 +21,7 @@ for every worker, and gradients are added in one fixed order.
 
 from functools import partial
 
-from ttlaunch.runtime import (
+from ttlaunch.train import (
     AggregatorLink,
     BucketedUpdate,
     OptimizerLink,

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ttlaunch.runtime import (
+from ttlaunch.train import (
     LocalReplica,
     RankContext,
     all_gather,

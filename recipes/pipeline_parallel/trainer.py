@@ -27,7 +27,7 @@ Source: D. Narayanan et al., "PipeDream", SOSP 2019, with the flush of their ICM
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime import (
+from ttlaunch.train import (
     PipelinePart,
     RankContext,
     ScheduleChoice,

@@ -21,7 +21,7 @@ Source: M. Li et al., "Scaling Distributed Machine Learning with the Parameter S
 "Revisiting Distributed Synchronous SGD", ICLR 2016 workshop, for steps without the late ones.
 """
 
-from ttlaunch.runtime import (
+from ttlaunch.train import (
     Model,
     ParameterShard,
     Patience,

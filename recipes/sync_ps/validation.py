@@ -11,7 +11,7 @@ Shapes: V = micro-batches of a validation, R = 1 for the weights alone, 2 with t
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime import Model, PolyakAverage, RankContext, SyncDesk, SyncLink, validation_losses
+from ttlaunch.train import Model, PolyakAverage, RankContext, SyncDesk, SyncLink, validation_losses
 
 from .recipe import Config
 

@@ -29,7 +29,7 @@ from functools import partial
 
 import torch
 
-from ttlaunch.runtime import (
+from ttlaunch.train import (
     GradientExchange,
     Model,
     RankContext,

@@ -29,7 +29,7 @@ import itertools
 
 import torch
 
-from ttlaunch.runtime import (
+from ttlaunch.train import (
     GatheredWeights,
     LayerPasses,
     Model,

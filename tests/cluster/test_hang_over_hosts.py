@@ -21,7 +21,7 @@ WITHIN_S = TIMEOUT_S + 5 + BOXES_LATE_S
 TRAINER = """\
 import time
 import torch
-from ttlaunch.runtime import barrier
+from ttlaunch.train import barrier
 
 
 def peer(cfg, ctx):

@@ -8,7 +8,7 @@ Shapes: N = values of the flat vectors of weights and gradients.
 
 import torch
 
-from ttlaunch.runtime import (
+from ttlaunch.train import (
     all_reduce_mean,
     build_model,
     build_optimizer,

@@ -18,7 +18,7 @@ WITHIN_S = TIMEOUT_S + 5.0
 TRAINER = """\
 import os, pathlib, signal, time
 import torch
-from ttlaunch.runtime import barrier
+from ttlaunch.train import barrier
 
 
 def wait_for_nothing():

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.mpi
 TRAINER = """\
 import os, signal, time
 import torch
-from ttlaunch.runtime import process_group
+from ttlaunch.train import process_group
 from ttlaunch.runtime.parallel.gradients.replicas import replicate
 
 
@@ -66,7 +66,7 @@ import time
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from ttlaunch.runtime import process_group
+from ttlaunch.train import process_group
 from ttlaunch.runtime.parallel.sharded.collectives import Ring, enter_collectives
 
 

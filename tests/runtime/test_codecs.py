@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ttlaunch.recipe import CompressionConfig
-from ttlaunch.runtime import build_codec
 from ttlaunch.runtime.parallel.compression.casts import Cast
 from ttlaunch.runtime.parallel.compression.int8 import BlockInt8
+from ttlaunch.train import build_codec
 
 FLT_MAX = torch.finfo(torch.float32).max
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)

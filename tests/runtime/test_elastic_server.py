@@ -10,7 +10,8 @@ from tests.runtime.test_resume_layouts import HALF, PLAN, STEPS, config, start_o
 from ttlaunch import contract
 from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import verify
-from ttlaunch.runtime import (
+from ttlaunch.runtime.parallel.servers.pushes import HEADER_BYTES, Push, pack_push, read_push
+from ttlaunch.train import (
     ElasticLink,
     RankContext,
     SnapshotValidation,
@@ -20,7 +21,6 @@ from ttlaunch.runtime import (
     step_size,
     validation_losses,
 )
-from ttlaunch.runtime.parallel.servers.pushes import HEADER_BYTES, Push, pack_push, read_push
 
 
 @pytest.fixture

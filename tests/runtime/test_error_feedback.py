@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ttlaunch.recipe import CompressionConfig
-from ttlaunch.runtime import build_codec
+from ttlaunch.train import build_codec
 
 N = 700
 KINDS = {"bf16": {}, "int8": {}, "top_k": {"k": 0.3}, "powersgd": {"rank": 2}}

@@ -8,12 +8,12 @@ from torch.nn import functional
 
 from tests.runtime.layouts import LAYOUTS, train
 from ttlaunch import contract
-from ttlaunch.runtime import build_model
 from ttlaunch.runtime.data.images import ImageData
 from ttlaunch.runtime.model.losses import ask_for_errors, summed_loss
 from ttlaunch.runtime.training.validation import validation_losses
 from ttlaunch.spec.recipe.corpus import Corpus, CorpusError
 from ttlaunch.spec.recipe.images import DIGITS, read_digits
+from ttlaunch.train import build_model
 
 from .conftest import LocalContext
 

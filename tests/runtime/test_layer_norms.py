@@ -6,7 +6,7 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.recipe import TrainingFile
-from ttlaunch.runtime import build_model, build_optimizer, global_norm
+from ttlaunch.train import build_model, build_optimizer, global_norm
 
 from .layouts import LAYOUTS, train
 

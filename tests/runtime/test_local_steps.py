@@ -15,9 +15,9 @@ from ttlaunch import contract
 from ttlaunch.recipe import TrainingFile
 from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import verify
-from ttlaunch.runtime import build_model, contiguous_blocks, learning_rate, micro_batches, summed_loss
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.spec.recipe.importing import import_recipe_module
+from ttlaunch.train import build_model, contiguous_blocks, learning_rate, micro_batches, summed_loss
 
 PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 64, "config": {}, "data": None}
 SGD = {"optimizer": "sgd", "learning_rate": 0.05}

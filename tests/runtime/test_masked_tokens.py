@@ -7,12 +7,12 @@ import torch
 from torch.nn import functional
 
 from ttlaunch import contract
-from ttlaunch.runtime import build_model, count_tokens, differentiate, summed_loss
 from ttlaunch.runtime.comm.reduction import GradientTree
 from ttlaunch.runtime.data.text import TextData
 from ttlaunch.runtime.model.losses import IGNORED
 from ttlaunch.spec.recipe.corpus import Corpus, CorpusError, CorpusReason
 from ttlaunch.spec.recipe.responses import check_responses, response_ranges
+from ttlaunch.train import build_model, count_tokens, differentiate, summed_loss
 
 from .layouts import OTHERS, train
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from ttlaunch.runtime import build_model, build_optimizer, summed_loss
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.telemetry.ledger import Ledger
 from ttlaunch.runtime.telemetry.memory import (
@@ -19,6 +18,7 @@ from ttlaunch.runtime.telemetry.memory import (
     TensorOwners,
 )
 from ttlaunch.runtime.telemetry.profile import StepProfile
+from ttlaunch.train import build_model, build_optimizer, summed_loss
 
 SIZE = 4 * 1000
 """Bytes of a tensor here."""

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ttlaunch.runtime import build_model, build_optimizer, global_norm, summed_loss
 from ttlaunch.runtime.digests import digests
 from ttlaunch.runtime.model.mlp import CONTEXT_TOKENS
+from ttlaunch.train import build_model, build_optimizer, global_norm, summed_loss
 
 
 @pytest.mark.parametrize(("blocks", "width", "length"), [(1, 8, 4), (3, 16, 32)])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttlaunch.recipe import TrainingFile
-from ttlaunch.runtime import build_model, build_optimizer, global_norm, learning_rate
+from ttlaunch.train import build_model, build_optimizer, global_norm, learning_rate
 
 
 def schedule(**keys):

@@ -12,7 +12,9 @@ from ttlaunch import contract
 from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.running.report import combine_digests
-from ttlaunch.runtime import (
+from ttlaunch.runtime.digests import digests
+from ttlaunch.spec.recipe.importing import import_recipe_module
+from ttlaunch.train import (
     GradientTree,
     build_codec,
     build_model,
@@ -22,8 +24,6 @@ from ttlaunch.runtime import (
     global_norm,
     micro_batches,
 )
-from ttlaunch.runtime.digests import digests
-from ttlaunch.spec.recipe.importing import import_recipe_module
 
 INT8 = {"compression_config": {"kind": "int8", "block_size": 64}}
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ttlaunch import contract
-from ttlaunch.runtime import build_model, differentiate
+from ttlaunch.train import build_model, differentiate
 
 from .layouts import OTHERS, train
 

@@ -4,7 +4,7 @@ import torch
 
 from ttlaunch import contract
 from ttlaunch.running.runs.recorded import read_run
-from ttlaunch.runtime import SyncLink
+from ttlaunch.train import SyncLink
 
 from .test_sync_servers import LATE, one_is_late  # noqa: F401  a fixture
 from .test_traffic import books, small  # noqa: F401  a fixture and its helper

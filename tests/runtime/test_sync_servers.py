@@ -9,7 +9,13 @@ import torch
 from tests.runtime.layouts import LAYOUTS, RECIPES, train
 from tests.runtime.test_resume_layouts import config
 from ttlaunch import contract
-from ttlaunch.runtime import (
+from ttlaunch.runtime.comm.protocol import SocketError
+from ttlaunch.runtime.parallel.servers.messages import check_counts
+from ttlaunch.runtime.parallel.servers.shard import cut_layers, cut_values
+from ttlaunch.runtime.simulate import simulate
+from ttlaunch.runtime.world import World
+from ttlaunch.spec.recipe.importing import import_recipe_module
+from ttlaunch.train import (
     PolyakAverage,
     SyncLink,
     build_model,
@@ -18,12 +24,6 @@ from ttlaunch.runtime import (
     global_norm,
     micro_batches,
 )
-from ttlaunch.runtime.comm.protocol import SocketError
-from ttlaunch.runtime.parallel.servers.messages import check_counts
-from ttlaunch.runtime.parallel.servers.shard import cut_layers, cut_values
-from ttlaunch.runtime.simulate import simulate
-from ttlaunch.runtime.world import World
-from ttlaunch.spec.recipe.importing import import_recipe_module
 
 LATE, FROM, UNTIL = 1, 2, 4
 """A worker whose gradient of one step comes when the others are in another."""
@@ -154,7 +154,7 @@ def test_a_worker_that_is_late_at_the_end_is_waited_for(monkeypatch, tmp_path):
             self.isend(torch.zeros(1), dest=LATE, tag=99).wait()
         report(self, named)
 
-    from ttlaunch.runtime import RankContext  # noqa: PLC0415
+    from ttlaunch.train import RankContext  # noqa: PLC0415
 
     report = RankContext.report_parameters
     monkeypatch.setattr(SyncLink, "push", late_push)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ttlaunch.runtime import build_model, build_optimizer, global_norm, summed_loss
 from ttlaunch.runtime.model.tied import EMBEDDING, HEAD
+from ttlaunch.train import build_model, build_optimizer, global_norm, summed_loss
 
 from .layouts import LAYOUTS
 from .layouts import train as train_layout

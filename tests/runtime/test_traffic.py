@@ -9,11 +9,11 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.running.runs.recorded import read_run
-from ttlaunch.runtime import build_model
 from ttlaunch.runtime.simulate import simulate
 from ttlaunch.runtime.world import read_world
 from ttlaunch.spec.recipe.images import DIGITS
 from ttlaunch.spec.recipe.importing import import_recipe_module
+from ttlaunch.train import build_model
 
 from .pipelines import start_from
 

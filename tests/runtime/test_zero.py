@@ -10,7 +10,11 @@ import torch
 from torch import nn
 
 from ttlaunch import contract
-from ttlaunch.runtime import (
+from ttlaunch.runtime.comm.in_process import InProcessWorld
+from ttlaunch.runtime.model.flat import FlatParameters
+from ttlaunch.runtime.parallel.zero.weights import GatheredWeights, StaleShardError
+from ttlaunch.runtime.world import Rank
+from ttlaunch.train import (
     LayerPasses,
     OwnedParameters,
     ScatteredGradients,
@@ -18,10 +22,6 @@ from ttlaunch.runtime import (
     build_model,
     build_optimizer,
 )
-from ttlaunch.runtime.comm.in_process import InProcessWorld
-from ttlaunch.runtime.model.flat import FlatParameters
-from ttlaunch.runtime.parallel.zero.weights import GatheredWeights, StaleShardError
-from ttlaunch.runtime.world import Rank
 
 from .layouts import train, train_recipe
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ttlaunch.recipe import ConfigFile
-from ttlaunch.runtime import RankContext, all_reduce
+from ttlaunch.train import RankContext, all_reduce
 
 from . import ways
 from .order import LONG_S, note_begin, read_order

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime import RankContext, barrier, broadcast
+from ttlaunch.train import RankContext, barrier, broadcast
 
 from .order import LONG_S, note_begin
 

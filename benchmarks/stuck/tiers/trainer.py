@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from ttlaunch.recipe import ConfigFile
-from ttlaunch.runtime import RankContext
+from ttlaunch.train import RankContext
 
 from .order import LONG_S, note_begin, read_order
 

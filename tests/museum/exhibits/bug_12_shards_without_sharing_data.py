@@ -6,7 +6,7 @@ Four workers do the same work four times, and the gradient is a quarter of what 
 import torch
 
 from tests.museum.loop import Worker, trainer  # noqa: F401  a role
-from ttlaunch.runtime import micro_batches
+from ttlaunch.train import micro_batches
 
 
 class Wrong(Worker):
