@@ -3,7 +3,6 @@
 import os
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +15,7 @@ from ttlaunch.diagnostics import Format, exit_status
 if TYPE_CHECKING:
     from ttlaunch.hosts.prepare.cluster import Outcome
     from ttlaunch.hosts.prepare.locking import Locksmith
+    from ttlaunch.records.hosts import EnvironmentAnswer
     from ttlaunch.spec.topology.model import Topology
 
 EXAMPLES = """\
@@ -126,7 +126,7 @@ def _show(outcome: "Outcome", topology: "Topology") -> None:
     """A line for each host that is ready, and what keeps runs from using its environment."""
     from ttlaunch.diagnostics.count import counted
 
-    ready = {host: result for host, result in outcome.results.items() if result.last["kind"] == "ready"}
+    ready = {host: result for host, result in outcome.results.items() if result.last.kind == "ready"}
     width = max((len(host) for host in ready), default=0)
     for host in [str(host.name) for host in topology.hosts if str(host.name) in ready]:
         sys.stdout.write(f"{host:<{width}}  {_words(ready[host].last, ready[host].sent, ready[host].seconds)}\n")
@@ -142,33 +142,35 @@ def _show(outcome: "Outcome", topology: "Topology") -> None:
         )
 
 
-def _words(last: Mapping[str, Any], sent: int, seconds: float) -> str:
+def _words(last: "EnvironmentAnswer", sent: int, seconds: float) -> str:
     from ttlaunch.hosts.prepare.mistakes import size_text
 
-    mpi = f", {last['mpi']}" if last.get("mpi") else ""
-    if not last["made"]:
-        return f"was ready: Python {last['python']}{mpi} in {last['environment']}"
+    mpi = f", {last.mpi}" if last.mpi else ""
+    if not last.made:
+        return f"was ready: Python {last.python}{mpi} in {last.environment}"
     carried = f"{size_text(sent)} sent" if sent else "of wheels that were there"
-    origin = "fetched from its index" if last["from_index"] else carried
-    return f"made in {seconds:.1f} s, {origin}: Python {last['python']}{mpi} in {last['environment']}"
+    origin = "fetched from its index" if last.from_index else carried
+    return f"made in {seconds:.1f} s, {origin}: Python {last.python}{mpi} in {last.environment}"
 
 
 def _as_json(outcome: "Outcome", topology: "Topology", locksmith: "Locksmith") -> dict[str, Any]:
     """For other programs: every host with its state, and each lock with its packages."""
+    from ttlaunch.records.hosts import EnvironmentAnswer
+
     hosts = []
     for name in (str(host.name) for host in topology.hosts):
         result, base = outcome.results.get(name), outcome.bases.get(name)
-        last = result.last if result else {"kind": "failed"}
+        last = result.last if result else EnvironmentAnswer(kind="failed")
         hosts.append(
             {
                 "host": name,
-                "state": "made" if last["kind"] == "ready" and last["made"] else last["kind"],
-                "environment": last.get("environment"),
+                "state": "made" if last.kind == "ready" and last.made else last.kind,
+                "environment": last.environment,
                 "base": base.path if base else None,
                 "kind": str(base.kind) if base and base.kind else None,
-                "mpi": last.get("mpi"),
+                "mpi": last.mpi,
                 "sent_bytes": result.sent if result else 0,
-                "from_index": last.get("from_index", False),
+                "from_index": last.from_index,
                 "seconds": round(result.seconds, 3) if result else None,
             }
         )

@@ -43,7 +43,7 @@ class FilePiece:
     """
 
     name: Word
-    offset: Size
+    offset: Count
     whole: Flag
     number: Size
 
@@ -88,7 +88,7 @@ class Looked:
         faults: Ranks, and how often each has touched fresh memory.
     """
 
-    question: Size
+    question: Count
     stopped: tuple[Rank, ...]
     faults: tuple[tuple[Rank, Size], ...]
 

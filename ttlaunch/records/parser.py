@@ -38,7 +38,7 @@ _LONGEST_TEXT = 16 * 1024 * 1024
 _LONGEST_WORD = 4096
 _SHOWN = 40
 LARGEST_COUNT = 2**53  # up to here every whole number is one of a float, too
-_LARGEST_SIZE = 2**62
+_LARGEST_SIZE = 2**64  # what some file systems say they have
 _LATEST = 1e11  # seconds since the epoch: in 3,000 years
 
 # Kinds of fields. To a type checker they are plain types; `_KINDS` has what each of them checks.
@@ -58,6 +58,7 @@ Text = str
 Word = str
 Value = object  # a number, a text, a truth value or None
 Json = object  # anything that JSON can say
+FilePath = str  # with those bytes that are no text, as `os.fsdecode` has them
 
 
 class BadRecord:
@@ -167,6 +168,33 @@ def _prepare(cls: type) -> dict[str, Callable[[Any], Any]]:
     """How to check each field of a class, from its annotations; made when the first record of the class is read."""
     _CHECKS[cls] = {name: check_of(str(kind)) for name, kind in cls.__annotations__.items()}
     return _CHECKS[cls]
+
+
+def let_parse(cls: type, **kinds: Callable[[Any], Any]) -> None:
+    """Let the parser build a dataclass, whose annotations name kinds as those of a record do.
+
+    Args:
+        cls: Its annotations are texts (`from __future__ import annotations`); for those that need behaviour of their own.
+        kinds: Further kinds that its annotations name, each with its check, which raises `ValueError`.
+    """
+    for name, check in kinds.items():
+        _KINDS[name] = _own_check(name, check)
+    fields = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    # A field without either kind of default has the same sentinel for both.
+    cls._required = frozenset(name for name, field in fields.items() if field.default is field.default_factory)  # type: ignore[attr-defined]
+    _CLASSES[cls.__name__] = cls
+
+
+def _own_check(name: str, check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def checked_own(value: Any) -> Any:
+        try:
+            return check(_word(value))
+        except _WrongError:
+            raise
+        except ValueError:
+            raise _WrongError(value, f"an {name}") from None
+
+    return checked_own
 
 
 def check_of(kind: str) -> Callable[[Any], Any]:
@@ -287,6 +315,14 @@ def _text_up_to(longest: int) -> Callable[[Any], Any]:
 
 _word = _text_up_to(_LONGEST_WORD)
 _text = _text_up_to(_LONGEST_TEXT)
+
+
+def _path(value: Any) -> str:
+    if type(value) is not str or len(value) > _LONGEST_WORD or "\0" in value:
+        raise _WrongError(value, "a path")
+    return str(value)
+
+
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -328,6 +364,7 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "Seconds": _real(0.0, _LATEST, "a number of seconds"),
     "Number": _number,
     "Text": _text,
+    "FilePath": _path,
     "Word": _word,
     "Value": _value,
     "Json": lambda value: value,

@@ -272,7 +272,7 @@ def test_an_answer_that_is_no_answer_names_its_first_wrong_value():
     identity = {"hostname": "", "user": "", "uid": 0, "home": "", "machine": "", "kernel": ""}
     cpu = {"model": "", "architecture": "", "count": "many", "usable": 1, "flags": []}
 
-    with pytest.raises(ValueError, match=r"^its answer has a wrong `cpu\.count`: input should be a valid integer"):
+    with pytest.raises(ValueError, match=r"^its answer is wrong: `cpu\.count` is 'many', expected a whole number"):
         parse_facts({**identity, "cpu": cpu}, clock=Clock(0.0, 0.0))
 
 

@@ -5,6 +5,7 @@ import pytest
 from ttlaunch.agent.arrival import Building, Refused
 from ttlaunch.errors import HostError, SyncError, Trouble
 from ttlaunch.hosts.sync.refusals import explain_loss, explain_refusal
+from ttlaunch.records.hosts import SyncRefusal
 
 HERE = "/home/u/.ttlaunch/releases"
 
@@ -52,7 +53,7 @@ HERE = "/home/u/.ttlaunch/releases"
     ids=lambda value: value["why"] if isinstance(value, dict) else "",
 )
 def test_what_a_host_says_becomes_a_clause_with_the_wrong_value_in_it(facts, code, message):
-    error = explain_refusal("node1", facts)
+    error = explain_refusal("node1", SyncRefusal(**facts))
     assert (code, message) == (error.code, error.evidence)
 
 

@@ -3,13 +3,15 @@
 Sections that a host could not answer in time, or that do not exist there, are None; `unanswered` names the former.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from ipaddress import IPv4Interface
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from ttlaunch.records.parser import BadRecord, Count, Flag, Number, Pid, Size, Text, Word, let_parse, parse
 
 Limit = tuple[int | None, int | None]
 """Soft and hard; None is unlimited."""
@@ -25,11 +27,11 @@ class Cpu:
         flags: The instruction sets among those that decide which kernels PyTorch takes.
     """
 
-    model: str
-    architecture: str
-    count: int
-    usable: float
-    flags: tuple[str, ...]
+    model: Text
+    architecture: Word
+    count: Count
+    usable: Number
+    flags: tuple[Word, ...]
 
     @property
     def capability(self) -> str:
@@ -44,8 +46,8 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Memory:
-    total_bytes: int
-    available_bytes: int
+    total_bytes: Size
+    available_bytes: Size
 
 
 @dataclass(frozen=True)
@@ -59,23 +61,23 @@ class Disk:
         problem: Why nothing can be written there; None: a test file could be.
     """
 
-    path: str
-    nearest: str
-    file_system: str
-    total_bytes: int
-    free_bytes: int
-    free_inodes: int | None
-    problem: str | None
+    path: Word
+    nearest: Word
+    file_system: Word
+    total_bytes: Size
+    free_bytes: Size
+    free_inodes: Size | None
+    problem: Text | None
 
 
 @dataclass(frozen=True)
 class Shm:
     """`/dev/shm`."""
 
-    total_bytes: int
-    free_bytes: int
-    noexec: bool
-    writable: bool
+    total_bytes: Size
+    free_bytes: Size
+    noexec: Flag
+    writable: Flag
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,10 @@ class Devices:
         gpu_files: Device files without which torch finds no CUDA device.
     """
 
-    nvidia: tuple[str, ...]
-    nvidia_problem: str | None
-    tenstorrent: tuple[str, ...]
-    gpu_files: tuple[str, ...] = ()
+    nvidia: tuple[Text, ...]
+    nvidia_problem: Text | None
+    tenstorrent: tuple[Word, ...]
+    gpu_files: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,12 +106,12 @@ class Interface:
         speed_mbit: As the driver says; None where it does not.
     """
 
-    name: str
+    name: Word
     address: IPv4Interface
-    mtu: int
-    up: bool
-    speed_mbit: int | None
-    bridge: bool
+    mtu: Count
+    up: Flag
+    speed_mbit: Count | None
+    bridge: Flag
 
 
 @dataclass(frozen=True)
@@ -121,11 +123,11 @@ class Interpreter:
         packages: Versions by name, from metadata.
     """
 
-    executable: str
-    version: tuple[int, int, int]
-    prefix: str
-    packages: Mapping[str, str]
-    tried: tuple[str, ...]
+    executable: Word
+    version: tuple[Count, Count, Count]
+    prefix: Word
+    packages: dict[str, Word]
+    tried: tuple[Word, ...]
 
 
 @dataclass(frozen=True)
@@ -139,29 +141,29 @@ class Mpi:
         abi: `openmpi` or `mpich`; None where no library is found.
     """
 
-    mpirun: str | None
-    prefix: str | None
-    says: str | None
-    library: str | None
-    abi: str | None
+    mpirun: Word | None
+    prefix: Word | None
+    says: Text | None
+    library: Word | None
+    abi: Word | None
 
 
 @dataclass(frozen=True)
 class Leftover:
     """A process of an earlier run."""
 
-    pid: int
-    run_id: str
-    age_s: float
-    command: str
+    pid: Pid
+    run_id: Text
+    age_s: Number
+    command: Text
 
 
 @dataclass(frozen=True)
 class Clock:
     """How far the host's clock is ahead of ours, in seconds; the truth lies between both."""
 
-    least_s: float
-    most_s: float
+    least_s: Number
+    most_s: Number
 
     @property
     def surely_off_s(self) -> float:
@@ -181,28 +183,28 @@ class HostFacts:
         default_interface: The one with the default route.
     """
 
-    hostname: str
-    user: str
-    uid: int
-    home: str
-    machine: str
-    kernel: str
+    hostname: Word
+    user: Word
+    uid: Count
+    home: Word
+    machine: Word
+    kernel: Word
     cpu: Cpu | None = None
     memory: Memory | None = None
     disk: Disk | None = None
-    limits: Mapping[str, Limit] = field(default_factory=dict)
+    limits: dict[str, tuple[Size | None, Size | None]] = field(default_factory=dict)
     shm: Shm | None = None
-    rdma: tuple[str, ...] = ()
+    rdma: tuple[Word, ...] = ()
     devices: Devices | None = None
     interfaces: tuple[Interface, ...] = ()
-    default_interface: str | None = None
+    default_interface: Word | None = None
     python: Interpreter | None = None
-    tried: tuple[str, ...] = ()
+    tried: tuple[Word, ...] = ()
     mpi: Mpi | None = None
-    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    names: dict[str, tuple[Word, ...]] = field(default_factory=dict)
     leftovers: tuple[Leftover, ...] = ()
-    folders: tuple[str, ...] = ()
-    unanswered: tuple[str, ...] = ()
+    folders: tuple[Word, ...] = ()
+    unanswered: tuple[Word, ...] = ()
     clock: Clock = Clock(0.0, 0.0)
 
     @cached_property
@@ -211,7 +213,8 @@ class HostFacts:
         return frozenset(str(i.address.ip) for i in self.interfaces if not i.address.ip.is_loopback)
 
 
-_ADAPTER = TypeAdapter(HostFacts)
+for _cls in (Cpu, Memory, Disk, Shm, Devices, Interface, Interpreter, Mpi, Leftover, Clock, HostFacts):
+    let_parse(_cls, IPv4Interface=IPv4Interface)
 
 
 def parse_facts(answer: Mapping[str, Any], *, clock: Clock) -> HostFacts:
@@ -220,12 +223,10 @@ def parse_facts(answer: Mapping[str, Any], *, clock: Clock) -> HostFacts:
     Raises:
         ValueError: If it is none; the message names the first value that is wrong.
     """
-    try:
-        return _ADAPTER.validate_python({**answer, "clock": clock})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"its answer has a wrong `{place}`: {first['msg'].lower()}") from error
+    facts = parse(HostFacts, {name: value for name, value in answer.items() if name != "clock"})
+    if isinstance(facts, BadRecord):
+        raise ValueError(f"its answer is wrong: {facts.reason}")  # noqa: TRY004 - the answer is wrong, not the caller
+    return replace(facts, clock=clock)
 
 
 def facts_of_launcher(program: str, says: str) -> HostFacts:
@@ -241,5 +242,15 @@ def facts_of_launcher(program: str, says: str) -> HostFacts:
 
 def facts_as_json(facts: HostFacts) -> dict[str, Any]:
     """The facts for other programs."""
-    dumped: dict[str, Any] = _ADAPTER.dump_python(facts, mode="json")
+    dumped: dict[str, Any] = _as_json(facts)
     return dumped
+
+
+def _as_json(value: Any) -> Any:
+    if is_dataclass(value):
+        return {one.name: _as_json(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, IPv4Interface):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: _as_json(one) for name, one in value.items()}
+    return [_as_json(one) for one in value] if isinstance(value, tuple) else value

@@ -11,6 +11,7 @@ from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.pushed import explain_end, start_script
 from ttlaunch.hosts.transport.transport import Transport
+from ttlaunch.records.hosts import Listening, Measured, Reached
 
 START_S = 5.0
 REACH_S = 3.0
@@ -148,10 +149,10 @@ class _Meeting:
     def _reach(self, transport: Transport) -> list[Pair]:
         host = transport.host
         stream = self._streams[host]
-        peers = [peer for name, peer in self._peers.items() if name != host]
-        stream.send({"kind": "reach", "peers": peers}, timeout_s=REACH_S)
-        answer, _ = stream.expect(timeout_s=REACH_S + _MARGIN_S)
-        return [Pair(host, str(target), seconds, problem) for target, seconds, problem in answer["results"]]
+        asked = {name: peer for name, peer in self._peers.items() if name != host}
+        stream.send({"kind": "reach", "peers": list(asked.values())}, timeout_s=REACH_S)
+        answer = stream.answer(Reached, timeout_s=REACH_S + _MARGIN_S)
+        return [Pair(host, target, seconds, problem) for target, seconds, problem in answer.results if target in asked]
 
     def _measure_both(self, one: str, other: str) -> None:
         for source, target in ((one, other), (other, one)):
@@ -162,15 +163,15 @@ class _Meeting:
                 stream = self._streams[source]
                 order = {"kind": "measure", "peer": self._peers[target], "seconds": MEASURE_S}
                 stream.send(order, timeout_s=REACH_S)
-                answer, _ = stream.expect(timeout_s=MEASURE_S + 2 * _MARGIN_S)
+                answer = stream.answer(Measured, timeout_s=MEASURE_S + 2 * _MARGIN_S)
             except HostError as error:
                 self.errors.setdefault(source, error)
                 return
             self.pairs[source, target] = replace(
                 pair,
-                latency_s=answer.get("latency_s"),
-                bytes_per_s=answer.get("bytes_per_s"),
-                problem=answer.get("problem"),
+                latency_s=answer.latency_s,
+                bytes_per_s=answer.bytes_per_s,
+                problem=answer.problem,
             )
 
 
@@ -179,10 +180,10 @@ def _port(stream: FrameStream, address: str) -> int:
     frame = stream.receive(timeout_s=START_S)
     if frame is None:
         raise explain_end(stream, timeout_s=1.0) or HostError(stream.host, Trouble.SCRIPT, "our script ended")
-    if frame[0]["problem"] is not None:
-        evidence = f"no port can be opened at {address}: {frame[0]['problem']}"
-        raise HostError(stream.host, Trouble.SCRIPT, evidence)
-    return int(frame[0]["port"])
+    said = stream.checked(Listening, frame[0])
+    if said.problem is not None or said.port is None:
+        raise HostError(stream.host, Trouble.SCRIPT, f"no port can be opened at {address}: {said.problem}")
+    return said.port
 
 
 def plan_rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:

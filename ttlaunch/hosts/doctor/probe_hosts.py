@@ -11,6 +11,7 @@ from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.pushed import explain_end, start_script
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.engine import EngineSignature
+from ttlaunch.records.hosts import HostAnswer, HostClock
 from ttlaunch.spec.topology.model import Topology
 
 PROBE_S = 5.0
@@ -131,10 +132,10 @@ def _ask(transport: Transport, question: Question, *, timeout_s: float) -> HostF
         heard = time.time()
         if first is None:
             raise explain_end(stream, timeout_s=_END_S) or _no_answer(stream.process.stderr(), transport.host)
-        answer, _ = stream.expect(timeout_s=time_left(end))
-        theirs = float(first[0]["time"])
-        return parse_facts(answer["facts"], clock=Clock(theirs - heard, theirs - asked))
-    except (KeyError, TypeError, ValueError) as error:
+        answer = stream.answer(HostAnswer, timeout_s=time_left(end))
+        theirs = stream.checked(HostClock, first[0]).time
+        return parse_facts(answer.facts, clock=Clock(theirs - heard, theirs - asked))
+    except ValueError as error:
         raise HostError(transport.host, Trouble.SCRIPT, str(error)) from error
     finally:
         stream.process.kill()

@@ -143,7 +143,7 @@ def _install_on_all(
         else:
             outcome.results[transport.host] = answer
         progress.phase(transport.host, _ended(answer))
-    last = {host: result.last for host, result in outcome.results.items() if result.last["kind"] != "ready"}
+    last = {host: result.last for host, result in outcome.results.items() if result.last.kind != "ready"}
     outcome.diagnostics += problems
     outcome.diagnostics += explain_failures(last, topology=topology)
     outcome.diagnostics += explain_lost(lost, topology=topology)
@@ -154,4 +154,4 @@ def _ended(answer: Result | Diagnostic | HostError) -> str:
         return "lost"
     if isinstance(answer, Diagnostic):
         return "failed"
-    return {"ready": "ready", "missing": "not ready"}.get(answer.last["kind"], "failed")
+    return {"ready": "ready", "missing": "not ready"}.get(answer.last.kind, "failed")

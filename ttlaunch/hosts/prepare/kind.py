@@ -1,11 +1,12 @@
 """What kind of host an environment is for: all that decides which wheels fit, as pip names it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from ttlaunch.records.hosts import FoundPython
 
 _OLDEST_GLIBC = {"x86_64": 5, "i686": 5}
 _OLDEST_GLIBC_ELSEWHERE = 17
+_LONG = 4  # digits that no part of a version has
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
 
@@ -62,10 +63,10 @@ class Kind:
         }
 
 
-def parse_kind(facts: Mapping[str, Any]) -> Kind:
+def parse_kind(base: FoundPython) -> Kind:
     """The kind of host by what its base Python says of itself."""
-    name, _, version = str(facts["libc"]).partition(" ")
-    parts = version.split(".")
-    if name == "glibc" and len(parts) > 1 and all(part.isdigit() for part in parts[:2]):
-        return Kind(facts["version"], facts["machine"], "glibc", (int(parts[0]), int(parts[1])))
-    return Kind(facts["version"], facts["machine"], "musl", (1, 2))
+    name, _, version = base.libc.partition(" ")
+    parts, python = version.split("."), base.version or ""
+    if name == "glibc" and len(parts) > 1 and all(part.isdecimal() and len(part) < _LONG for part in parts[:2]):
+        return Kind(python, base.machine, "glibc", (int(parts[0]), int(parts[1])))
+    return Kind(python, base.machine, "musl", (1, 2))

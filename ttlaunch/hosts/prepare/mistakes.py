@@ -1,11 +1,11 @@
 """Hosts that could not be prepared, as diagnostics: one for each kind of reason, at the lines of those hosts."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, listed, shown
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.prepare.one_host import OLDEST_BASE, Base
+from ttlaunch.records.hosts import EnvironmentAnswer
 from ttlaunch.spec.topology.model import Topology
 
 _LONGEST = 240
@@ -23,11 +23,11 @@ def explain_bases(without: Mapping[str, Base | HostError], *, topology: Topology
     return _explain("H030", evidence, ("has no", "have no"), f"Python {_OLDEST} or newer", topology, hints=(hint,))
 
 
-def explain_failures(last: Mapping[str, Mapping[str, Any]], *, topology: Topology) -> list[Diagnostic]:
+def explain_failures(last: Mapping[str, EnvironmentAnswer], *, topology: Topology) -> list[Diagnostic]:
     """Hosts whose script ended otherwise than with an environment, by its last words."""
-    groups: dict[str, dict[str, Mapping[str, Any]]] = {}
+    groups: dict[str, dict[str, EnvironmentAnswer]] = {}
     for host, words in last.items():
-        groups.setdefault(words.get("what", words["kind"]), {})[host] = words
+        groups.setdefault(words.what or words.kind, {})[host] = words
     return [d for what, hosts in groups.items() for d in _FAILURES[what](hosts, topology)]
 
 
@@ -47,16 +47,15 @@ def _what_was_found(base: Base | HostError) -> str:
     if isinstance(base, HostError):
         return base.evidence
     found = [
-        f"{python['path']} {python['why_not']}" + (f" ({python['version']})" if python.get("version") else "")
-        for python in base.found
+        f"{python.path} {python.why_not}" + (f" ({python.version})" if python.version else "") for python in base.found
     ]
     return listed(found, last="and", quote="") or "no Python in PATH, /usr/bin or /usr/local/bin"
 
 
-def _disk(hosts: Mapping[str, Mapping[str, Any]], topology: Topology) -> list[Diagnostic]:
-    def say(words: Mapping[str, Any]) -> str:
-        free = f"{size_text(words['free'])} are free"
-        return f"{size_text(words['needed'])} are needed, {free}" if words["needed"] else f"it became full, {free}"
+def _disk(hosts: Mapping[str, EnvironmentAnswer], topology: Topology) -> list[Diagnostic]:
+    def say(words: EnvironmentAnswer) -> str:
+        free = f"{size_text(words.free)} are free"
+        return f"{size_text(words.needed)} are needed, {free}" if words.needed else f"it became full, {free}"
 
     folder = topology.cluster.remote_folder
     return _explain(
@@ -71,38 +70,38 @@ def _disk(hosts: Mapping[str, Mapping[str, Any]], topology: Topology) -> list[Di
     )
 
 
-def _inodes(hosts: Mapping[str, Mapping[str, Any]], topology: Topology) -> list[Diagnostic]:
-    evidence = {h: f"{w['needed']} files are needed, {w['free']} more can be made" for h, w in hosts.items()}
+def _inodes(hosts: Mapping[str, EnvironmentAnswer], topology: Topology) -> list[Diagnostic]:
+    evidence = {h: f"{w.needed} files are needed, {w.free} more can be made" for h, w in hosts.items()}
     what = f"too few inodes for the environment in {topology.cluster.remote_folder}"
     hints = ("`df -i` on it shows which disk; `remote_folder:` in cluster.yaml chooses another",)
     return _explain("H031", evidence, ("has", "have"), what, topology, hints=hints)
 
 
-def _install(hosts: Mapping[str, Mapping[str, Any]], topology: Topology) -> list[Diagnostic]:
+def _install(hosts: Mapping[str, EnvironmentAnswer], topology: Topology) -> list[Diagnostic]:
     found = []
     for host, words in hosts.items():
-        lines = [shown(line, longest=_LONGEST) for line in words["lines"]]
+        lines = [shown(line, longest=_LONGEST) for line in words.lines]
         errors = [line for line in lines if line.startswith("ERROR: ")] or lines[-1:] or ["it said nothing"]
         evidence = {host: errors[0].removeprefix("ERROR: ")}
         notes = tuple(f"pip there: `{line}`" for line in lines[-_MOST_LINES:] if line != errors[0])
-        hints = ("without `--from-index` the wheels are carried from here",) if words.get("from_index") else ()
+        hints = ("without `--from-index` the wheels are carried from here",) if words.from_index else ()
         found += _explain("H035", evidence, ("could not", "could not"), "install the packages", topology, notes, hints)
     return found
 
 
-def _check(hosts: Mapping[str, Mapping[str, Any]], topology: Topology) -> list[Diagnostic]:
-    evidence = {host: shown(words["problems"][0], longest=_LONGEST) for host, words in hosts.items()}
-    notes = [
-        f"{host}: {shown(problem, longest=_LONGEST)}" for host, w in hosts.items() for problem in w["problems"][1:]
-    ]
+def _check(hosts: Mapping[str, EnvironmentAnswer], topology: Topology) -> list[Diagnostic]:
+    evidence = {
+        host: shown((words.problems or ("it said nothing",))[0], longest=_LONGEST) for host, words in hosts.items()
+    }
+    notes = [f"{host}: {shown(problem, longest=_LONGEST)}" for host, w in hosts.items() for problem in w.problems[1:]]
     notes = [*notes[:_MOST_LINES], "its `env` is what it was before"]
     return _explain("H036", evidence, ("has", "have"), "a new environment that does not work", topology, tuple(notes))
 
 
-def _folder(hosts: Mapping[str, Mapping[str, Any]], topology: Topology) -> list[Diagnostic]:
+def _folder(hosts: Mapping[str, EnvironmentAnswer], topology: Topology) -> list[Diagnostic]:
     return _explain(
         "H039",
-        {host: shown(words["words"], longest=_LONGEST) for host, words in hosts.items()},
+        {host: shown(words.words, longest=_LONGEST) for host, words in hosts.items()},
         ("does not let us", "do not let us"),
         f"write in {topology.cluster.remote_folder}",
         topology,
@@ -110,10 +109,10 @@ def _folder(hosts: Mapping[str, Mapping[str, Any]], topology: Topology) -> list[
     )
 
 
-def _missing(hosts: Mapping[str, Mapping[str, Any]], topology: Topology) -> list[Diagnostic]:
+def _missing(hosts: Mapping[str, EnvironmentAnswer], topology: Topology) -> list[Diagnostic]:
     return _explain(
         "H038",
-        {host: shown(words["why"], longest=_LONGEST) for host, words in hosts.items()},
+        {host: shown(words.why, longest=_LONGEST) for host, words in hosts.items()},
         ("is not", "are not"),
         "prepared",
         topology,

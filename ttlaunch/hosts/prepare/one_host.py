@@ -15,8 +15,14 @@ from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.pushed import explain_end, start_script
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.engine import EngineSignature
+from ttlaunch.records.hosts import EnvironmentAnswer, FoundPython, FoundPythons, InstallWord
 
 OLDEST_BASE = (3, 11)
+FAILURES = frozenset({"disk", "inodes", "install", "check", "folder"})
+"""What a host may name as the reason why it has no environment."""
+
+_ON_THE_WAY = {"waiting", "progress", "need"}
+_SHOWN = 40
 _START_S = 10.0
 _LOOK_S = 60.0
 _ALONE_S = 3600.0
@@ -42,12 +48,12 @@ class Base:
     Attributes:
         path: The one an environment can be built on; None: there is none.
         kind: What it makes of the host.
-        found: All that were looked at, with `path`, `version` and `why_not`.
+        found: All that were looked at.
     """
 
     path: str | None
     kind: Kind | None
-    found: Sequence[Mapping[str, Any]]
+    found: Sequence[FoundPython]
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class Job:
 class Result:
     """How it ended: the last frame of the script on the host, and what was sent."""
 
-    last: Mapping[str, Any]
+    last: EnvironmentAnswer
     sent: int = 0
     seconds: float = field(default=0.0, compare=False)
 
@@ -90,10 +96,10 @@ def look(transport: Transport, *, pythons: Sequence[str], preferred_minor: int) 
     """
     arguments = {"pythons": list(pythons), "preferred_minor": preferred_minor, "oldest": list(OLDEST_BASE)}
     stream = start_script(transport, "base_python", arguments=arguments, pythons=pythons, timeout_s=_START_S)
-    header = _expect(stream, timeout_s=_LOOK_S)
+    said = stream.checked(FoundPythons, _expect(stream, timeout_s=_LOOK_S))
     stream.process.close_stdin()
-    base = header["base"]
-    return Base(base["path"] if base else None, parse_kind(base) if base else None, header["found"])
+    base = said.base if said.base and said.base.version else None
+    return Base(base.path if base else None, parse_kind(base) if base else None, said.found)
 
 
 def install(transport: Transport, job: Job, base: Base, lock: Lock, progress: Progress) -> Result:
@@ -118,17 +124,33 @@ def install(transport: Transport, job: Job, base: Base, lock: Lock, progress: Pr
     while True:
         header = _expect(stream, timeout_s=patience_s)
         patience_s = _STEP_S
-        match header["kind"]:
+        if header.get("kind") not in _ON_THE_WAY:
+            stream.process.close_stdin()
+            return Result(_ending(stream, header), sent, time.monotonic() - began)
+        said = stream.checked(InstallWord, header)
+        match said.kind:
             case "waiting":
-                progress.phase(transport.host, f"waiting for {header['holder'] or 'another prepare'}")
+                progress.phase(transport.host, f"waiting for {said.holder or 'another prepare'}")
                 patience_s = _ALONE_S
             case "progress":
-                _show(progress, transport.host, header)
-            case "need":
-                sent += _send_wheels(stream, job, base.kind, lock, header["wheels"], progress)
+                _show(progress, transport.host, said)
             case _:
-                stream.process.close_stdin()
-                return Result(header, sent, time.monotonic() - began)
+                sent += _send_wheels(stream, job, base.kind, lock, said.wheels or {}, progress)
+
+
+def _ending(stream: FrameStream, header: Mapping[str, Any]) -> EnvironmentAnswer:
+    """The last word of the script; raises `HostError` if it says nothing that we know."""
+    said = stream.checked(EnvironmentAnswer, header)
+    is_known = {
+        "ready": said.environment is not None,
+        "missing": True,
+        "failed": said.what in FAILURES,
+    }
+    if not is_known.get(said.kind):
+        raise HostError(
+            stream.host, Trouble.SCRIPT, f"what came from it is no answer: `kind` is {said.kind[:_SHOWN]!r}"
+        )
+    return said
 
 
 def _arguments(job: Job, base: Base, lock: Lock) -> dict[str, Any]:
@@ -165,11 +187,11 @@ def _expect(stream: FrameStream, *, timeout_s: float) -> dict[str, Any]:
     return header
 
 
-def _show(progress: Progress, host: str, header: Mapping[str, Any]) -> None:
-    words = {"install": "installing", "check": "checking", "index": "asking its package index"}[header["phase"]]
-    progress.phase(host, words)
-    if "total" in header:
-        progress.moved(host, done=header["done"], total=header["total"])
+def _show(progress: Progress, host: str, said: InstallWord) -> None:
+    words = {"install": "installing", "check": "checking", "index": "asking its package index"}
+    progress.phase(host, words.get(said.phase, "at work"))
+    if said.total is not None:
+        progress.moved(host, done=said.done, total=said.total)
 
 
 def _send_wheels(

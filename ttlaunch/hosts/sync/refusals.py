@@ -1,25 +1,22 @@
 """Why a host could not take the code in, as one clause with the wrong value in it, from what its side says."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from ttlaunch.diagnostics import shown
 from ttlaunch.errors import HostError, SyncError, Trouble
 from ttlaunch.hosts.sync.sizes import render_size
+from ttlaunch.records.hosts import SyncRefusal
 
 _LONGEST = 200
 
 
-def explain_refusal(host: str, facts: Mapping[str, Any]) -> SyncError:
+def explain_refusal(host: str, said: SyncRefusal) -> SyncError:
     """What the `error` frame of `agent/receive.py` means."""
-    why, reason = facts["why"], facts.get("reason", "")
-    path = shown(facts.get("path", ""), longest=_LONGEST)
-    match why:
+    reason, path = said.reason, shown(said.path, longest=_LONGEST)
+    match said.why:
         case "space":
-            room = f"{render_size(facts['free'])} free in {path}, {render_size(facts['needed'])} needed"
+            room = f"{render_size(said.free)} free in {path}, {render_size(said.needed)} needed"
             return SyncError(host, code="S009", evidence=f"the disk of {host} is too full: {room}")
         case "inodes":
-            room = f"room for {facts['free']} more files in {path}, {facts['needed']} needed"
+            room = f"room for {said.free} more files in {path}, {said.needed} needed"
             return SyncError(host, code="S009", evidence=f"the disk of {host} is too full: {room}")
         case "full":
             return SyncError(host, code="S009", evidence=f"the disk of {host} is full: {reason} at {path}")
@@ -27,8 +24,8 @@ def explain_refusal(host: str, facts: Mapping[str, Any]) -> SyncError:
             notes = ("`remote_folder` in cluster.yaml says where code goes on hosts",)
             evidence = f"{path} on {host} cannot be written: {reason}"
             return SyncError(host, code="S010", evidence=evidence, notes=notes)
-        case "case":
-            first, second = (shown(name.partition("/")[2], longest=_LONGEST) for name in facts["names"])
+        case "case" if len(said.names) > 1:
+            first, second = (shown(name.partition("/")[2], longest=_LONGEST) for name in said.names[:2])
             evidence = f"{host} takes `{first}` and `{second}` for one file"
             hints = (f"rename one of them, or put `{second}` into .ttlaunchignore",)
             return SyncError(host, code="S008", evidence=evidence, hints=hints)

@@ -27,6 +27,7 @@ from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.pushed import start_script
 from ttlaunch.hosts.transport.transport import Process, Transport
+from ttlaunch.records.hosts import SyncEnd
 
 _BESIDE = ("releases", "arrival", "contents", "host_data")
 _ATTEMPTS = 3
@@ -179,18 +180,16 @@ class _Task:
             stream.process.close_stdin()
         self.contents.close()
 
-    def _answer(self, host: str, said: Mapping[str, Any], talk: Talk, *, seconds: float) -> Synced | Planned:
-        tree_hash, folder = self._release.tree_hash, said["folder"]
+    def _answer(self, host: str, said: SyncEnd, talk: Talk, *, seconds: float) -> Synced | Planned:
+        tree_hash, folder = self._release.tree_hash, said.folder
         lists = {
-            "pruned": tuple(said["pruned"]),
-            "repaired": tuple(said["repaired"]),
-            "differing_data": tuple(said["differing"]),
+            "pruned": said.pruned,
+            "repaired": said.repaired,
+            "differing_data": said.differing,
         }
-        if said["kind"] == "plan":
-            return Planned(host, tree_hash, folder, said["files"], said["bytes"], said["there"], **lists)
+        if said.kind == "plan":
+            return Planned(host, tree_hash, folder, said.files, said.bytes, said.there, **lists)
         release = f"{folder}/{contract.RELEASES_DIR}/{tree_hash}"
         inside = {sha256: f"{release}/{os.fsdecode(path)}" for sha256, path in self._inside.items()}
-        data = {**said["data"], **inside}
-        return Synced(
-            host, tree_hash, folder, release, data, talk.sent_bytes, talk.files, seconds, said["there"], **lists
-        )
+        data = {**(said.data or {}), **inside}
+        return Synced(host, tree_hash, folder, release, data, talk.sent_bytes, talk.files, seconds, said.there, **lists)

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.sync.answers import Progress
@@ -10,6 +10,7 @@ from ttlaunch.hosts.sync.contents import Contents
 from ttlaunch.hosts.sync.refusals import explain_refusal
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.pushed import explain_end
+from ttlaunch.records.hosts import SyncEnd, SyncRefusal, SyncWord
 
 SILENCE_S = 12.0
 """How long a host may say nothing, or take nothing in, before it counts as lost; at work it speaks every second."""
@@ -80,7 +81,7 @@ class Talk:
         self.sent_bytes += len(frame)
         self.files += files
 
-    def hold(self) -> dict[str, Any]:
+    def hold(self) -> SyncEnd:
         """Answer until the host has said its last word, and return that.
 
         Raises:
@@ -88,22 +89,22 @@ class Talk:
             SourceChangedError: If a file on this machine is not as it was.
         """
         while True:
-            header, body = self._hear()
-            if header["kind"] in _FINAL:
+            said, body = self._hear()
+            if isinstance(said, SyncEnd):
                 self._sender.on_progress(Progress(self._host, self._bytes, self._bytes, finished=True))
-                return header
-            if header["kind"] == "busy":
+                return said
+            if said.kind == "busy":
                 continue
-            if not self._sender.folders.claim(header["id"], host=self._host):
+            if not self._sender.folders.claim(said.id, host=self._host):
                 self._stream.send({"kind": "again"}, timeout_s=SILENCE_S)
-            elif header["kind"] == "manifest":
+            elif said.kind == "manifest":
                 manifest = self._sender.manifest
                 self._stream.send({"kind": "manifest", "packed": True}, manifest, timeout_s=SILENCE_S)
                 self.sent_bytes += len(manifest)
             else:
-                self._send(header, body)
+                self._send(said, body)
 
-    def _hear(self) -> tuple[dict[str, Any], bytes]:
+    def _hear(self) -> tuple[SyncWord | SyncEnd, bytes]:
         frame = self._stream.receive(timeout_s=SILENCE_S)
         if frame is None:
             reason = explain_end(self._stream, timeout_s=_LAST_WORDS_S)
@@ -111,14 +112,16 @@ class Talk:
                 raise reason
             self._stream.expect(timeout_s=_LAST_WORDS_S)  # raises with the script's last words
             raise HostError(self._host, Trouble.LOST, "our script on it ended without an answer")
-        if frame[0]["kind"] == "error":
-            raise explain_refusal(self._host, frame[0])
-        return frame
+        header, body = frame
+        said = self._stream.checked(SyncWord, header)
+        if said.kind == "error":
+            raise explain_refusal(self._host, self._stream.checked(SyncRefusal, header))
+        return (self._stream.checked(SyncEnd, header) if said.kind in _FINAL else said), body
 
-    def _send(self, header: dict[str, Any], wanted: bytes) -> None:
+    def _send(self, said: SyncWord, wanted: bytes) -> None:
         """Send what the host asked for."""
-        before, self._bytes = self._bytes, self._bytes + header["bytes"]
-        self.files += header["files"]
+        before, self._bytes = self._bytes, self._bytes + said.bytes
+        self.files += said.files
         for frame, carried in self._sender.contents.spool(wanted).frames():
             try:
                 for start in range(0, len(frame), _PART):
@@ -133,7 +136,7 @@ class Talk:
         if error.trouble is not Trouble.LOST:
             raise error
         try:
-            while self._hear()[0]["kind"] not in _FINAL:
+            while not isinstance(self._hear()[0], SyncEnd):
                 pass
         except HostError as said:
             raise (said if said.trouble is not Trouble.TIMED_OUT else error) from error

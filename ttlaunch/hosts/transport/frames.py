@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ttlaunch import contract
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.deadline import in_seconds, time_left
 from ttlaunch.hosts.transport.transport import Process
+from ttlaunch.records.parser import BadRecord, parse
+
+_T = TypeVar("_T")
 
 _SHOWN = 200
 
@@ -77,6 +80,26 @@ class FrameStream:
         if frame is None:
             raise self._with_last_words(HostError(self.host, Trouble.LOST, "our script on it ended without an answer"))
         return frame
+
+    def checked(self, cls: type[_T], header: Mapping[str, Any]) -> _T:
+        """What the header of a frame says, as a record of a class.
+
+        Raises:
+            HostError: SCRIPT if it says something else.
+        """
+        found = parse(cls, header)
+        if isinstance(found, BadRecord):
+            raise HostError(self.host, Trouble.SCRIPT, f"what came from it is no answer: {found.reason}")
+        return found
+
+    def answer(self, cls: type[_T], *, timeout_s: float) -> _T:
+        """The next frame as a record of a class, where one must come.
+
+        Raises:
+            HostError: As `expect` and `checked`.
+        """
+        header, _ = self.expect(timeout_s=timeout_s)
+        return self.checked(cls, header)
 
     def _with_last_words(self, error: HostError) -> HostError:
         """A script that broke says why on its standard error; that is better evidence than a closed pipe."""

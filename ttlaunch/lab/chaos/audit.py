@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch.agent.what_is_left import what_is_left
-from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.pushed import start_script
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.launch_plan import EngineNames
+from ttlaunch.records.hosts import LeftOver
+from ttlaunch.records.parser import checked
 
 _ANSWER_S = 10.0
 
@@ -75,10 +76,9 @@ def audit(
         stream = start_script(
             transport, "what_is_left", beside=("run_processes",), arguments=question, timeout_s=_ANSWER_S
         )
-        header, _ = stream.expect(timeout_s=patience_s + _ANSWER_S)
-        return _left(transport.host, header)
+        return _left(transport.host, stream.answer(LeftOver, timeout_s=patience_s + _ANSWER_S))
 
-    here = _left("this machine", what_is_left(**question))
+    here = _left("this machine", checked("LeftOver", what_is_left(**question)))
     answers = {
         transport.host: answer if isinstance(answer, Left) else Left(transport.host, error=answer.evidence)
         for transport, answer in on_each(transports, ask, timeout_s=patience_s + 2 * _ANSWER_S)
@@ -86,9 +86,6 @@ def audit(
     return [here, *(answers[transport.host] for transport in transports)]
 
 
-def _left(host: str, answer: dict[str, Any]) -> Left:
-    try:
-        processes, folders = tuple(answer["processes"]), tuple(str(path) for path in answer["folders"])
-        return Left(host, processes, folders, answer["clean_after_s"])
-    except (KeyError, TypeError) as error:
-        raise HostError(host, Trouble.SCRIPT, f"what came from it is no answer: {error}") from error
+def _left(host: str, answer: LeftOver) -> Left:
+    processes = tuple({"pid": one.pid, "name": one.name} for one in answer.processes)
+    return Left(host, processes, answer.folders, answer.clean_after_s)
