@@ -234,8 +234,11 @@ def dotted_name(path):
 
 
 def arrows():
-    """Every module with those of the package that it imports, at its top, in a function or for type checkers only."""
-    known = {dotted_name(path) for path in MODULES}
+    """Every module with those of the package that it imports, at its top, in a function or for type checkers only.
+
+    But for `ttlaunch/__init__.py`: the library's names are the front of the house, and `ttlaunch.spec` needs none of them.
+    """
+    known = {dotted_name(path) for path in MODULES} - {PACKAGE.name}
     return {dotted_name(path): imported(path) & known - {dotted_name(path)} for path in MODULES}
 
 

@@ -1,3 +1,76 @@
-"""Start and supervise distributed training from a description of the hardware."""
+"""Start and supervise distributed training from a description of the hardware.
+
+    >>> import ttlaunch
+    >>> report = ttlaunch.run("hierarchical_parallel", set={"training_config.steps": 20})   # doctest: +SKIP
+    >>> report.raise_for_failure()                                                           # doctest: +SKIP
+
+Python 3.9 and the standard library only, and next to nothing to import: the shim around each rank imports this package on
+hosts that may have nothing else. The names below are imported on first use; `docs/reference/python.md` describes them.
+"""
 
 __version__ = "0.1.0"
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from ttlaunch.app.library import Runs, Validation, attach, plan, run, runs, start, validate
+    from ttlaunch.app.report import Report
+    from ttlaunch.app.run_handle import LogLine, Metrics, Run
+    from ttlaunch.diagnostics.diagnostic import Diagnostic
+    from ttlaunch.diagnostics.launch_error import LaunchError
+    from ttlaunch.lab.simulate import Simulation, simulate
+    from ttlaunch.planning.launch_plan import LaunchPlan as Plan
+
+__all__ = [
+    "Diagnostic",
+    "LaunchError",
+    "LogLine",
+    "Metrics",
+    "Plan",
+    "Report",
+    "Run",
+    "Runs",
+    "Simulation",
+    "Validation",
+    "__version__",
+    "attach",
+    "plan",
+    "run",
+    "runs",
+    "simulate",
+    "start",
+    "validate",
+]
+
+_LIBRARY = "ttlaunch.app.library"
+_HOMES = {
+    "Diagnostic": "ttlaunch.diagnostics.diagnostic",
+    "LaunchError": "ttlaunch.diagnostics.launch_error",
+    "LogLine": "ttlaunch.app.run_handle",
+    "Metrics": "ttlaunch.app.run_handle",
+    "Plan": "ttlaunch.planning.launch_plan",
+    "Report": "ttlaunch.app.report",
+    "Run": "ttlaunch.app.run_handle",
+    "Runs": _LIBRARY,
+    "Simulation": "ttlaunch.lab.simulate",
+    "Validation": _LIBRARY,
+    "attach": _LIBRARY,
+    "plan": _LIBRARY,
+    "run": _LIBRARY,
+    "runs": _LIBRARY,
+    "simulate": "ttlaunch.lab.simulate",
+    "start": _LIBRARY,
+    "validate": _LIBRARY,
+}
+_NAMES_AT_HOME = {"Plan": "LaunchPlan"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ttlaunch' has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415 - the shim imports this package and needs none of its names
+
+    return getattr(import_module(_HOMES[name]), _NAMES_AT_HOME.get(name, name))
+
+
+def __dir__() -> "list[str]":
+    return sorted(__all__)

@@ -108,6 +108,7 @@ def main(descriptor: int) -> int:
     Args:
         descriptor: Our end of the line. The first thing that comes on it is the order, see `app/spawn.py`.
     """
+    os.set_inheritable(descriptor, False)  # noqa: FBT003 - what we start must not keep the line open when we are gone
     end = socket.socket(fileno=descriptor)
     line, order = Line(end), _read_order(end)
     if order["caller"] is not None and not _end_with(order["caller"]):

@@ -29,8 +29,8 @@ def attach(
     form: OutputFormat = Format.FULL,
 ) -> None:
     """Watch a run to its end, as its own terminal would; its exit status becomes ours."""
+    from ttlaunch.app.logs import chosen_ranks
     from ttlaunch.app.sinks import judge_sinks
-    from ttlaunch.cli.logs import choose_ranks
     from ttlaunch.cli.run_end import tell_end
     from ttlaunch.cli.session import Attached
     from ttlaunch.cli.watching import watch
@@ -39,7 +39,7 @@ def attach(
     path = find_named_run(run, runs_dir=runs_dir)
     launcher = read_launcher_here(path, "attach")
     try:
-        chosen = choose_ranks(only or (), read_rows(path), form=form)
+        chosen = chosen_ranks(only or (), read_rows(path))
         watched = watch(Attached(launcher), path, form=form, only=chosen)
     except (OSError, ValueError) as error:
         raise unreadable_run(path, error) from error

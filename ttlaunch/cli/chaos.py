@@ -94,10 +94,10 @@ def chaos(
 
     Ends with status 0 if the fault that broke the run was named rightly and nothing was left behind, else with 1.
     """
+    from ttlaunch.app.logs import chosen_ranks
     from ttlaunch.app.prepare_run import prepare
     from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.cli.live import make_following_view
-    from ttlaunch.cli.logs import choose_ranks
     from ttlaunch.lab.chaos.carry_out import break_run, fault_source, find_faults
     from ttlaunch.running.runs.recorded import facts_of
 
@@ -118,7 +118,7 @@ def chaos(
     )
     dialogue = TerminalDialogue(form, verbose=verbose)
     prepared = prepare(request, dialogue)
-    chosen = choose_ranks(only or (), prepared.plan.ranks, form=form)
+    chosen = chosen_ranks(only or (), prepared.plan.ranks)
     orders = find_faults(source, prepared, count=random, seed=seed)
     _announce(orders, seed=None if random is None else seed, form=form)
     options = RunOptions(runs_dir, grace_s=grace, hang_timeout_s=hang_timeout, lease_s=lease)

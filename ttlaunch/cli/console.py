@@ -10,10 +10,9 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from ttlaunch.diagnostics import Blame, Diagnostic, Format, Severity, exit_status, has_errors, render, shown
-from ttlaunch.diagnostics.launch_error import LaunchError
-
-_LONGEST_PATH = 300
+from ttlaunch.diagnostics import Diagnostic, Format, Severity, has_errors, render
+from ttlaunch.diagnostics.diagnostic import exit_status
+from ttlaunch.diagnostics.launch_error import LaunchError, file_error
 
 
 def show_diagnostics(diagnostics: Iterable[Diagnostic], *, form: Format, verbose: bool = False) -> None:
@@ -72,15 +71,7 @@ def refuse_file(path: Path | str, error: OSError, *, verb: str = "written", form
         error: Its own path may be another, of which the user knows nothing.
         verb: What was to be done with it.
     """
-    reason = (error.strerror or str(error)).lower()
-    refuse(
-        [
-            Diagnostic(
-                "P032", f"{shown(path, longest=_LONGEST_PATH)} cannot be {verb}: {reason}", blame=Blame.COMMAND_LINE
-            )
-        ],
-        form=form,
-    )
+    refuse(list(file_error(path, error, verb=verb).diagnostics), form=form)
 
 
 @contextmanager

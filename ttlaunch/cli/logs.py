@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ttlaunch.app.named_run import find_named_run, unreadable_run
-from ttlaunch.cli.console import refuse
 from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.cli.options import Only, OutputFormat, RunsDir
-from ttlaunch.diagnostics import Blame, Diagnostic, Format, listed, shown
-from ttlaunch.diagnostics.suggest import did_you_mean
+from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
     from ttlaunch.planning.launch_plan import RankRow
@@ -46,17 +44,16 @@ def logs(
     form: OutputFormat = Format.FULL,
 ) -> None:
     """Show the lines of all ranks in the order in which they came; equal ones of several ranks as one."""
+    from ttlaunch.app.logs import chosen_ranks, chosen_streams
     from ttlaunch.running.runs.recorded import read_rows
 
-    if stream not in {None, "stdout", "stderr"}:
-        refuse([_wrong_stream(str(stream))], form=form)
+    streams = chosen_streams(stream)
     path = find_named_run(run, runs_dir=runs_dir)
     try:
         rows = read_rows(path)
     except (OSError, ValueError) as error:
         raise unreadable_run(path, error) from error
-    chosen = choose_ranks(only or (), rows, form=form)
-    streams = ("stdout", "stderr") if stream is None else (stream,)
+    chosen = chosen_ranks(only or (), rows)
     try:
         with interruptible(signal.SIGINT):
             if form is Format.JSON:
@@ -65,22 +62,6 @@ def logs(
                 _show(path, rows, chosen, streams, follow=follow)
     except KeyboardInterrupt:  # how one stops to follow
         return
-
-
-def choose_ranks(only: Collection[str], rows: "Collection[RankRow]", *, form: Format) -> frozenset[int]:
-    """The ranks that `--only` names; leaves if it names none."""
-    from ttlaunch.running.logs.fold import only_choices, parse_only
-
-    chosen = parse_only(list(only), list(rows))
-    if isinstance(chosen, str):
-        known = only_choices(list(rows))
-        message = f"`--only {shown(chosen)}` names no rank of this run"
-        notes = (f"it has {listed(known, last='and')}",)
-        refuse(
-            [Diagnostic("P040", message, notes=notes, hints=did_you_mean(chosen, known), blame=Blame.COMMAND_LINE)],
-            form=form,
-        )
-    return chosen
 
 
 def _show(
@@ -138,10 +119,3 @@ def _write(lines: list[bytes]) -> None:
         lines = [line.decode("utf-8", "replace").translate(_CONTROL).encode() for line in lines]
     sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))
     sys.stdout.flush()
-
-
-def _wrong_stream(stream: str) -> Diagnostic:
-    hints = did_you_mean(stream, ("stdout", "stderr"))
-    return Diagnostic(
-        "P041", f"`--stream {shown(stream)}` is neither `stdout` nor `stderr`", hints=hints, blame=Blame.COMMAND_LINE
-    )

@@ -108,10 +108,10 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Start a recipe or a script on a cluster and watch it to its end."""
+    from ttlaunch.app.logs import chosen_ranks
     from ttlaunch.app.prepare_run import prepare
     from ttlaunch.app.restarts import exit_status_of, run_with_restarts
     from ttlaunch.app.sinks import parse_sinks, with_sinks
-    from ttlaunch.cli.logs import choose_ranks
     from ttlaunch.cli.plan import show_plan
     from ttlaunch.cli.session import start_supervisor
 
@@ -134,7 +134,7 @@ def run(
     asked = parse_sinks(sinks or (), option="--sink")
     dialogue = TerminalDialogue(form, verbose=verbose)
     prepared = prepare(request, dialogue)
-    chosen = choose_ranks(only or (), prepared.plan.ranks, form=form)
+    chosen = chosen_ranks(only or (), prepared.plan.ranks)
     if dry_run:
         show_plan(prepared.plan, form=form)
         leave(contract.STATUS_DONE)

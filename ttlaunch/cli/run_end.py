@@ -4,15 +4,13 @@ import signal
 from collections.abc import Callable, Sequence
 
 from ttlaunch import contract
+from ttlaunch.app.cut_off import cut_off
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.restarts import exit_status_of, given_up
 from ttlaunch.cli.console import print_json, show_diagnostics
 from ttlaunch.cli.summary import tell
 from ttlaunch.cli.watching import Watched
 from ttlaunch.diagnostics import Diagnostic, Format
-
-_MOMENT_S = 3.0
-"""What the engine may take to end the ranks here once its supervisor is gone."""
 
 _ORDERS = {signal.SIGINT: contract.STATUS_INTERRUPTED, signal.SIGTERM: contract.STATUS_TERMINATED}
 """What ends a supervisor that has nothing to end in order."""
@@ -61,18 +59,9 @@ def status_without_run(status: int, *, form: Format, who: str = "the supervisor"
 
 def _tell_cut_off(watched: Watched, *, form: Format) -> int:
     """The supervisor ended before its run did; of a bug in it, it has spoken itself."""
-    from ttlaunch.agent.run_processes import kill_run_processes
-    from ttlaunch.running.runs.recorded import read_daemons
-
     if watched.exit_status is not None and watched.exit_status >= 0:
         return watched.exit_status
-    daemons = read_daemons(watched.last)
-    killed = len(kill_run_processes(watched.last.name, moment_s=_MOMENT_S, daemons=daemons))
-    how = "is gone" if watched.exit_status is None else f"was killed by {signal.Signals(-watched.exit_status).name}"
-    notes = ["its ranks have ended with it"]
-    notes += [f"{killed} of its processes here had to be killed"] if killed else []
-    hints = ("`ttlaunch run … --resume latest` goes on from its newest checkpoint",)
-    found = Diagnostic("R050", f"the supervisor of {watched.last.name} {how}", notes=tuple(notes), hints=hints)
+    found = cut_off(watched.last, watched.exit_status)
     if form is Format.JSON:
         print_json({"run_id": watched.last.name, "diagnostics": [found.as_json()]})
     show_diagnostics([found], form=form)

@@ -1,6 +1,5 @@
 """`ttlaunch stop`: end a run from another terminal, the way Ctrl-C in its own would."""
 
-import signal
 import sys
 import time
 from pathlib import Path
@@ -10,12 +9,13 @@ import typer
 
 from ttlaunch import contract
 from ttlaunch.app.named_run import find_named_run, read_launcher_here
-from ttlaunch.cli.console import leave, print_json, refuse
+from ttlaunch.cli.console import leave, print_json
 from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.diagnostics.launch_error import LaunchError
 
 if TYPE_CHECKING:
-    from ttlaunch.running.runs.launcher import Launcher
+    pass
 
 EXAMPLES = """\
 [bold]ttlaunch stop latest[/bold]   the newest run: its ranks finish a step and save, then leave
@@ -24,10 +24,6 @@ EXAMPLES = """\
 
 [bold]ttlaunch stop latest --now[/bold]   end it without waiting for a step
 """
-_TICK_S = 0.05
-_PRESS_S = 8.0
-"""What a run may take after it was pressed: ranks have at most 5 s then."""
-_LAST_S = 15.0
 
 
 def stop(
@@ -42,6 +38,7 @@ def stop(
     form: OutputFormat = Format.FULL,
 ) -> None:
     """Tell a run's launcher to end it, and wait until it has."""
+    from ttlaunch.app.stop import press
     from ttlaunch.running.runs.launcher import is_running
 
     path = find_named_run(run, runs_dir=runs_dir)
@@ -53,36 +50,17 @@ def stop(
     if launcher is None or not launcher.is_alive:
         _end_processes(path, form=form)
         return
-    if not _press(path, launcher, grace_s=grace, now=now, form=form):
+
+    def say(words: str) -> None:
+        if form is not Format.JSON:
+            sys.stdout.write(f"{path.name}: {words}\n")
+            sys.stdout.flush()
+
+    if not press(launcher, grace_s=grace, now=now, say=say):
         message = f"the run {path.name} has not ended {time.monotonic() - began:.0f} s after it was told to"
         hint = f"`kill -9 {launcher.pid}` ends its launcher, and its ranks with it"
-        refuse([Diagnostic("R048", message, hints=(hint,))], form=form)
+        raise LaunchError([Diagnostic("R048", message, hints=(hint,))])
     _say(path, f"has ended after {time.monotonic() - began:.1f} s", form=form, was_running=True)
-
-
-def _press(path: Path, launcher: "Launcher", *, grace_s: float | None, now: bool, form: Format) -> bool:
-    """Send up to three interrupts, each with its own patience, and say so; whether the run has ended."""
-    patience = [0.0, 0.0, _LAST_S] if now else [grace_s, _PRESS_S, _LAST_S]
-    said = ["told to end", "told to hurry", "told to end at once"]
-    for seconds, word in zip(patience, said, strict=True):
-        if not launcher.signal(signal.SIGINT):
-            break
-        if form is not Format.JSON:
-            sys.stdout.write(f"{path.name}: {word}\n")
-            sys.stdout.flush()
-        if _wait(launcher, seconds, at_least=3 * _TICK_S):
-            return True
-    return not launcher.is_alive
-
-
-def _wait(launcher: "Launcher", seconds: float | None, *, at_least: float) -> bool:
-    """Wait for a launcher to end, for ever if need be: it ends its own grace; two signals must not become one."""
-    deadline = None if seconds is None else time.monotonic() + max(seconds, at_least)
-    while launcher.is_alive:
-        if deadline is not None and time.monotonic() >= deadline:
-            return False
-        time.sleep(_TICK_S)
-    return True
 
 
 def _end_processes(path: Path, *, form: Format) -> None:

@@ -8,13 +8,14 @@ from typing import TextIO
 
 from ttlaunch import contract
 from ttlaunch.app.outcome import Outcome
-from ttlaunch.app.run_diagnostics import lost_steps, run_diagnostics
+from ttlaunch.app.report import Report
+from ttlaunch.app.run_diagnostics import lost_steps
 from ttlaunch.app.run_spec import short_name
 from ttlaunch.cli.console import needs_no_reader, print_json, show_diagnostics
 from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.profiling import profile_file
-from ttlaunch.running.report import Report
+from ttlaunch.running.report import Report as RecordedReport
 from ttlaunch.running.runs.recorded import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder
 
@@ -36,22 +37,19 @@ def tell(
         restarts: The starts before it, which JSON has too.
         exit_status: Of the command, if it is not that of the run.
     """
+    told = Report.of([*restarts, outcome], more=more, status=exit_status)
     report, facts, folder = outcome.report, outcome.facts, outcome.folder
-    found = [*run_diagnostics(report, facts, folder), *more]
     if form is Format.JSON:
-        earlier = [{"run_id": one.folder.run_id, "failure": one.report.as_json()["failure"]} for one in restarts]
-        texts = [diagnostic.as_json() for diagnostic in found]
-        status = report.exit_status if exit_status is None else exit_status
-        print_json({**report.as_json(), "exit_status": status, "earlier": earlier, "diagnostics": texts})
+        print_json(told.as_json())
     else:
         timeline = folder.file(contract.TRACE_FILE)
         with needs_no_reader(sys.stdout):
             show_summary(report, facts, folder, timeline=timeline if timeline.is_file() else None, stream=sys.stdout)
-        show_diagnostics(found, form=form)
+        show_diagnostics(told.diagnostics, form=form)
 
 
 def show_summary(
-    report: Report, facts: RunFacts, folder: RunFolder, *, stream: TextIO, timeline: Path | None = None
+    report: RecordedReport, facts: RunFacts, folder: RunFolder, *, stream: TextIO, timeline: Path | None = None
 ) -> None:
     """What came out."""
     layout = f" ({report.layout})" if report.layout else ""
@@ -95,7 +93,7 @@ def show_summary(
     stream.flush()
 
 
-def _steps(report: Report) -> list[str]:
+def _steps(report: RecordedReport) -> list[str]:
     """From where to where training went."""
     lines = [f"  steps            {report.steps}"] if report.steps else []
     if report.began_from:
@@ -105,7 +103,7 @@ def _steps(report: Report) -> list[str]:
     return lines
 
 
-def _render_stop(report: Report) -> list[str]:
+def _render_stop(report: RecordedReport) -> list[str]:
     """Lines for the summary; none where no end was ordered or nothing could be saved."""
     stop = report.stopped or {}
     saved, again = stop.get("saved_step"), stop.get("resume")

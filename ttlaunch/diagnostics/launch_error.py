@@ -1,9 +1,13 @@
 """What is wrong with an order to ttlaunch, as an exception that carries the diagnostics."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, exit_status
+from ttlaunch.diagnostics.diagnostic import Blame, Diagnostic, exit_status
 from ttlaunch.diagnostics.render import Format, render
+from ttlaunch.diagnostics.suggest import shown
+
+_LONGEST_PATH = 300
 
 
 class LaunchError(Exception):
@@ -24,3 +28,21 @@ class LaunchError(Exception):
         self.exit_status = exit_status(self.diagnostics) if status is None else status
         self.was_shown = was_shown
         super().__init__(render(self.diagnostics, form=Format.FULL))
+
+
+def file_error(path: Path | str, error: OSError, *, verb: str = "written") -> LaunchError:
+    """Why a file or folder that the user named cannot be written, or read.
+
+    Args:
+        path: As it was typed.
+        error: Its own path may be another, of which the user knows nothing.
+        verb: What was to be done with it.
+    """
+    reason = (error.strerror or str(error)).lower()
+    return LaunchError(
+        [
+            Diagnostic(
+                "P032", f"{shown(path, longest=_LONGEST_PATH)} cannot be {verb}: {reason}", blame=Blame.COMMAND_LINE
+            )
+        ]
+    )

@@ -1,31 +1,39 @@
-"""Carry a plan out without a cluster: one child process plays all ranks, and says what is wrong with their messages."""
+"""Play all ranks of a recipe in one process, on this machine: `ttlaunch.simulate`."""
 
-import json
-import subprocess
-import time
-from collections.abc import Mapping
+import os
+import secrets
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from ttlaunch import contract
-from ttlaunch.engines.process import end_process, start_process
-from ttlaunch.planning.launch_plan import LaunchPlan
-from ttlaunch.running.bad_records import Complain, report_bad_records
-from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints, remove_old
-from ttlaunch.running.checkpoints.lost_checkpoints import LostCheckpoints
-from ttlaunch.running.conclude import different_parameters, folder_failure
-from ttlaunch.running.failures.attribution import first_failure
-from ttlaunch.running.failures.divergence import divergence
-from ttlaunch.running.failures.failure import Failure
-from ttlaunch.running.logs.output import EVERY_LINE, EngineOutput, View
-from ttlaunch.running.report import Report, combine_digests, make_report
-from ttlaunch.running.runs.run_folder import RunFolder, write_plan
-from ttlaunch.running.watch import Phase, Watch
+from ttlaunch.agent import SHIM
+from ttlaunch.app.dialogue import Dialogue, Unattended, stop_on_errors
+from ttlaunch.app.html import facts_html, text_html
+from ttlaunch.app.library import ClusterOptions, spec_of
+from ttlaunch.app.resolve import is_script, resolve
+from ttlaunch.app.run_diagnostics import checkpoint_diagnostics, failure_diagnostic, traffic_diagnostics
+from ttlaunch.app.run_spec import RunSpec, short_name
+from ttlaunch.diagnostics import Blame, Diagnostic, Label, Source, render
+from ttlaunch.diagnostics.launch_error import LaunchError, file_error
+from ttlaunch.engines import ENGINES
+from ttlaunch.lab.play import Played, play_ranks
+from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.planning.make import Surroundings
+from ttlaunch.planning.recipe_plan import plan_recipe
+from ttlaunch.records.ranks import AnyProgress
+from ttlaunch.running.logs.output import View
+from ttlaunch.running.preflight import check_packages
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import RankState
+from ttlaunch.spec.recipe.config import check_one_process
 
-_MODULE = "ttlaunch.runtime.simulate"
-_TICK_S = 0.1
-_AFTER_TERM_S = 1.0
+Shows = Callable[[LaunchPlan, RunFolder], AbstractContextManager[View]]
+"""Makes a view of a simulation from its plan and its folder."""
 
 
 @dataclass(frozen=True)
@@ -33,151 +41,178 @@ class Simulation:
     """What a simulated run came to.
 
     Attributes:
-        findings: Mistakes in the messages, as `ttlaunch.runtime.comm.findings` writes them.
+        plan: Of the run that was simulated; nothing of its engine was started.
+        status: "done" or "failed".
+        exit_status: Of the command line in the same case.
+        diagnostics: Mistakes in the messages, and what else is to be said.
         edges: Messages and bytes by source and destination.
-        peak_memory_bytes: Of the process that played all ranks; None if it did not come to its end.
+        details: All of it, as `ttlaunch simulate --format json` prints it.
+        played: What the launcher has seen of it.
     """
 
-    report: Report
-    findings: tuple[Mapping[str, Any], ...]
+    plan: LaunchPlan
+    status: str
+    exit_status: int
+    parameters_sha256: str | None
+    diagnostics: tuple[Diagnostic, ...]
     edges: tuple[Mapping[str, Any], ...]
-    peak_memory_bytes: int | None
+    details: Mapping[str, Any]
+    played: Played
 
-    def as_json(self) -> dict[str, Any]:
-        own = {"findings": list(self.findings), "edges": list(self.edges), "peak_memory_bytes": self.peak_memory_bytes}
-        return {**self.report.as_json(), **own}
+    def raise_for_failure(self) -> None:
+        """Do nothing if it came to its end without a mistake.
+
+        Raises:
+            LaunchError: It did not.
+        """
+        if self.exit_status:
+            raise LaunchError(self.diagnostics, status=self.exit_status)
+
+    def as_json(self) -> Mapping[str, Any]:
+        """What `ttlaunch simulate --format json` prints."""
+        return self.details
+
+    def _repr_html_(self) -> str:
+        """A table of what came out, and under it what is to be said of it."""
+        ranks, sent = self.plan.world_size, sum(edge["bytes"] for edge in self.edges)
+        facts = {"status": self.status, "ranks": ranks, "bytes sent": sent, "parameters": self.parameters_sha256}
+        return facts_html(facts) + (text_html(render(self.diagnostics)) if self.diagnostics else "")
 
 
-def simulate(
-    plan: LaunchPlan,
-    path: Path,
-    *,
-    python: str,
-    environment: Mapping[str, str],
-    view: View,
-    run_id: str,
-    saves: bool = False,
-) -> Simulation:
-    """Run all ranks of the plan in one child process, to the end or to the first mistake.
+class Nobody:
+    """A view that shows nothing."""
+
+    def output(self, stream: str, line: bytes) -> None:
+        """The lines are in the folder."""
+
+    def record(self, state: RankState, record: AnyProgress) -> None:
+        """The records are in the folder."""
+
+    def tick(self, ranks: list[RankState]) -> None:
+        """Nothing is drawn."""
+
+
+def simulate(target: str | Path, *, keep: str | Path | None = None, **options: Unpack[ClusterOptions]) -> Simulation:
+    """Run all ranks of a recipe in one process: the same bits as a run, and messages that do not fit are named.
 
     Args:
-        plan: Of a recipe; nothing of its engine is started. Variables of single ranks are left out: the process is one.
-        path: An empty folder for the records.
-        python: Interpreter of the ranks.
-        environment: What the child inherits, before the plan's own variables.
-        view: Told about everything as it happens.
-        run_id: What the child's processes are known by.
-        saves: Whether checkpoints are made, as in a run.
+        target: A recipe's name or folder.
+        keep: Folder for records and checkpoints, which must not exist; None: nothing is kept.
+        options: As for `ttlaunch.plan`.
 
     Raises:
-        OSError: The folder takes no files from the start; what it cannot take later is told as the run's failure.
+        LaunchError: Something is wrong with the order, the description, the recipe or its configuration.
     """
-    folder = RunFolder(run_id, path)
-    for name in (contract.LOGS_DIR, contract.RECORDS_DIR):
-        folder.file(name).mkdir()
-    write_plan(plan, folder.path)
-    watch, started = Watch(plan, folder), time.monotonic()
-    lost, uncompleted, broken = LostCheckpoints(view), dict[int, str](), None
-    process = start_process(
-        [python, "-m", _MODULE, *(["--checkpoints"] if saves else [])],
-        folder=Path(plan.working_folder),
-        environment=_environment(plan, folder, environment),
-    )
-    try:
-        try:
-            _follow(process, watch, folder, view)
-        finally:
-            end_process(process, patience_s=_AFTER_TERM_S)
-        _pass_on(watch, folder, view)
-        if saves:
-            _complete_checkpoints(plan, folder, uncompleted, watch.bad.add)
-    except OSError as error:
-        broken = folder_failure(error)
-    lost.notice(watch.ranks, uncompleted)
-    simulation = _conclude(plan, folder, watch, broken, process.returncode, time.monotonic() - started)
-    view.tick(watch.ranks)
-    return replace(simulation, report=replace(simulation.report, lost_checkpoints=lost.clean_up(folder.path)))
+    plan = plan_simulation(spec_of(target, options, {}), Unattended())
+    return carry_out_simulation(plan, keep=None if keep is None else Path(keep))
 
 
-def _complete_checkpoints(plan: LaunchPlan, folder: RunFolder, uncompleted: dict[int, str], complain: Complain) -> None:
-    content = plan.as_json()
-    config = content["config"].get("checkpoint_config") or {}
-    lose = uncompleted.setdefault if config.get("on_error") == "continue" else None
-    complete_checkpoints(folder.path, content, run_id=folder.run_id, lose=lose, complain=complain)
-    if config:
-        remove_old(folder.path, keep=config["keep"], keep_every=config["keep_every"])
+def plan_simulation(spec: RunSpec, dialogue: Dialogue) -> LaunchPlan:
+    """The plan of a run on these hosts, none of which is asked: their ranks are played here, and no MPI is needed.
+
+    Raises:
+        LaunchError: A diagnostic is an error, or the target is no recipe.
+    """
+    working_folder = Path.cwd()
+    if is_script(str(spec.target), working_folder):
+        message = f"`simulate` plays recipes; {spec.target} is a program"
+        raise LaunchError(
+            [Diagnostic("P009", message, hints=(f"`ttlaunch run {spec.target}`",), blame=Blame.COMMAND_LINE)]
+        )
+    resolved = resolve(spec, working_folder=working_folder, shell=os.environ, dialogue=dialogue)
+    choice, layout, topology = resolved.choice, resolved.layout, resolved.topology
+    if choice is not None and layout is not None:
+        resolved.diagnostics += check_one_process(choice.recipe, choice.loaded, world_size=layout.world_size)
+    if not resolved.ok or choice is None or layout is None or topology is None:
+        raise LaunchError(resolved.diagnostics)
+    surroundings = Surroundings(working_folder, dict(os.environ), sys.executable, str(SHIM), ENGINES[0].unused())
+    plan = plan_recipe(choice, layout, topology, surroundings)
+    assert isinstance(plan.program, RecipeProgram)  # noqa: S101 - it was made from a recipe
+    missing = check_packages(plan.program, without=["mpi4py"])
+    stop_on_errors([*resolved.diagnostics, *missing], dialogue)
+    return plan
 
 
-def _conclude(
-    plan: LaunchPlan, folder: RunFolder, watch: Watch, broken: Failure | None, returncode: int, duration_s: float
+def carry_out_simulation(
+    plan: LaunchPlan,
+    *,
+    keep: Path | None,
+    show: Shows = lambda _plan, _folder: nullcontext(Nobody()),
+    cancelled: threading.Event | None = None,
 ) -> Simulation:
-    said = _read(folder.file(contract.SIMULATION_FILE))
-    findings = tuple(said.get("findings", ()))
-    failure = _failure(watch, broken, returncode, findings)
-    if failure is None and not findings:
-        failure = divergence(watch.ranks, plan.as_json()["config"])
-    report = make_report(
-        plan,
-        folder,
-        watch.ranks,
-        status="failed" if failure or findings else "done",
-        exit_status=contract.STATUS_RANK_FAILED if failure or findings else contract.STATUS_DONE,
-        duration_s=duration_s,
-        failure=None if findings else failure,
-        leftovers=0,
-        complain=watch.bad.add,
+    """Play the ranks of a plan.
+
+    Args:
+        plan: Of a recipe.
+        keep: Folder for records and checkpoints; None: nothing is kept.
+        show: Makes what is told about everything as it happens.
+        cancelled: Set from another thread, it ends the simulation.
+
+    Raises:
+        LaunchError: The folder exists already, or takes no files.
+    """
+    if keep is not None and os.path.lexists(keep):  # never raises
+        raise LaunchError([Diagnostic("P009", f"{keep} exists already", blame=Blame.COMMAND_LINE)])
+    place = str(keep) if keep is not None else "the folder for temporary files (`TMPDIR`)"
+    run_id, environment = f"simulation-{secrets.token_hex(2)}", dict(os.environ)
+    with ExitStack() as stack:
+        try:
+            if keep is None:
+                path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ttl-simulation-")))
+            else:
+                path = keep.resolve()
+                path.mkdir(parents=True)
+            view = stack.enter_context(show(plan, RunFolder(run_id, path)))
+            played = play_ranks(
+                plan,
+                path,
+                python=sys.executable,
+                environment=environment,
+                view=view,
+                run_id=run_id,
+                saves=keep is not None,
+                cancelled=cancelled,
+            )
+        except OSError as error:
+            raise file_error(place, error) from error
+        found = _diagnostics(played)
+    details = {**played.as_json(), "diagnostics": [diagnostic.as_json() for diagnostic in found]}
+    report = played.report
+    status, digest = report.exit_status, report.parameters_sha256
+    return Simulation(plan, report.status, status, digest, tuple(found), played.edges, details, played)
+
+
+def _diagnostics(played: Played) -> list[Diagnostic]:
+    """What is wrong with the messages, then what else is to be said; of a failure, its cause comes first."""
+    found = [_diagnostic(finding) for finding in played.findings]
+    if played.report.status == "done":  # else the first thing named is what broke
+        found += traffic_diagnostics(played.report.traffic, [rank["role"] for rank in played.report.ranks])
+    found += checkpoint_diagnostics(played.report)
+    failure = failure_diagnostic(played.report, RunFolder(played.report.run_id, Path()))
+    return found + ([replace(failure, hints=())] if failure else [])
+
+
+def _diagnostic(finding: Mapping[str, Any]) -> Diagnostic:
+    labels = [_label(side) for side in finding["sides"]]
+    seen = [label for label in labels if label is not None]
+    unseen = [side["text"] for side, label in zip(finding["sides"], labels, strict=True) if label is None]
+    return Diagnostic(
+        finding["code"],
+        finding["message"],
+        seen[0] if seen else None,
+        tuple(seen[1:]),
+        notes=(*unseen, *finding["notes"]),
+        hints=(finding["hint"],),
     )
-    return Simulation(report, findings, tuple(said.get("edges", ())), said.get("peak_memory_bytes"))
 
 
-def _environment(plan: LaunchPlan, folder: RunFolder, inherited: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in inherited.items() if name not in plan.managed}
-    return {
-        **kept,
-        **contract.fill_references(plan.environment, plan.secrets),
-        **plan.secrets,
-        contract.ENV_RUN_ID: folder.run_id,
-        contract.ENV_RUN_DIR: str(folder.path),
-        contract.ENV_PLAN: str(folder.file(contract.PLAN_FILE)),
-        contract.ENV_WORLD_SIZE: str(plan.world_size),
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def _follow(process: subprocess.Popen[bytes], watch: Watch, folder: RunFolder, view: View) -> None:
-    with EngineOutput(process, folder.file(contract.LOGS_DIR), view, shown=EVERY_LINE) as output:
-        while process.poll() is None:
-            output.read(_TICK_S)
-            _pass_on(watch, folder, view)
-            view.tick(watch.ranks)
-        output.drain()
-
-
-def _pass_on(watch: Watch, folder: RunFolder, view: View) -> None:
-    for state, record in watch.poll():
-        view.record(state, record)
-    report_bad_records(watch.bad, [state.row for state in watch.ranks], folder=folder, output=view.output)
-
-
-def _failure(
-    watch: Watch, broken: Failure | None, returncode: int, findings: tuple[Mapping[str, Any], ...]
-) -> Failure | None:
-    """The first rank that failed by itself, or what is wrong with a simulation that nobody failed in."""
-    failure = first_failure(watch.ranks, lost_shims={}, ordered=False) or broken
-    if failure is None and not findings and returncode != 0:
-        how = f"was killed by signal {-returncode}" if returncode < 0 else f"ended with status {returncode}"
-        failure = Failure("R003", None, None, None, None, f"the process of all ranks {how}", time.time())
-    if failure is None and not combine_digests([state.digests for state in watch.ranks])[1]:
-        failure = different_parameters(watch.ranks)
-    for state in watch.ranks:
-        if state.phase is not Phase.DONE and state.error is None:
-            state.phase = Phase.STOPPED
-    return failure
-
-
-def _read(path: Path) -> dict[str, Any]:
+def _label(side: Mapping[str, Any]) -> Label | None:
+    """The line that asked for one end of the message."""
+    path, number = Path(side["place"]["file"]), int(side["place"]["line"])
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+        source = Source(short_name(path, Path.cwd()), path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    line = source.line(number)
+    span = source.span(number, len(line) - len(line.lstrip()) + 1, max(1, len(line.strip())))
+    return Label(span, side["text"])

@@ -11,8 +11,8 @@ from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.prepare_run import PreparedRun
 from ttlaunch.app.reach import open_transports, reach_hosts
-from ttlaunch.diagnostics import Blame, Diagnostic, Source, has_errors, shown
-from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.diagnostics import Blame, Diagnostic, Source, has_errors
+from ttlaunch.diagnostics.launch_error import LaunchError, file_error
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.lab.chaos.audit import Left, audit
 from ttlaunch.lab.chaos.draw_faults import draw_faults
@@ -26,7 +26,6 @@ from ttlaunch.running.logs.output import View
 from ttlaunch.running.runs.run_folder import RunFolder
 
 _FILE = "@"
-_LONGEST_PATH = 300
 
 Shows = Callable[["LaunchPlan", "RunFolder"], "AbstractContextManager[View]"]
 """Makes a view of a run from its plan and folder."""
@@ -67,9 +66,7 @@ def fault_source(faults: str | None, random: int | None) -> Source | None:
         message = f"{path} is no plan of faults: it is not text in UTF-8"
         raise LaunchError([Diagnostic("P039", message, hints=(hint,), blame=Blame.COMMAND_LINE)]) from error
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        message = f"{shown(path, longest=_LONGEST_PATH)} cannot be read: {reason}"
-        raise LaunchError([Diagnostic("P032", message, blame=Blame.COMMAND_LINE)]) from error
+        raise file_error(path, error, verb="read") from error
 
 
 def find_faults(source: Source | None, prepared: "PreparedRun", *, count: int | None, seed: int) -> "list[Fault]":

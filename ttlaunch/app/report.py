@@ -1,0 +1,130 @@
+"""What a run came to, for whoever started it: `ttlaunch.Report`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from ttlaunch.app.html import facts_html, text_html
+from ttlaunch.app.outcome import Outcome
+from ttlaunch.app.run_diagnostics import run_diagnostics
+from ttlaunch.diagnostics import Diagnostic, Severity, render
+from ttlaunch.diagnostics.launch_error import LaunchError
+
+DONE = "done"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a run that has ended, whether it came to its end or not.
+
+    Attributes:
+        name: Of the recipe or program.
+        status: "done", "failed", "interrupted" or "terminated".
+        exit_status: Of the command line in the same case: 0 done, 1 a rank failed, 6 hung, 7 a host was lost, and so on.
+        duration_s: From mpirun's start to its end.
+        steps: The last optimizer step that was done; 0 for a program.
+        parameters_sha256: Over all parameters in name order; None if no rank reported them.
+        parameters_agree: Whether all ranks that hold a parameter hold the same bits.
+        first_validation, last_validation: Mean loss per token in nats; None if none was measured.
+        tokens_per_s: Of the fastest rank that counts tokens; None if none does.
+        results: What the recipe wants in the summary, by name.
+        diagnostics: All that is to be said of the run; of a failure, its cause comes first.
+        earlier: The reports of the starts before this one, oldest first; empty without restarts.
+        details: All of it, as `ttlaunch run --format json` prints it.
+    """
+
+    run_id: str
+    folder: Path
+    name: str
+    layout: str | None
+    status: str
+    exit_status: int
+    world_size: int
+    duration_s: float
+    steps: int
+    parameters_sha256: str | None
+    parameters_agree: bool
+    first_validation: float | None
+    last_validation: float | None
+    tokens_per_s: float | None
+    results: Mapping[str, Any]
+    diagnostics: tuple[Diagnostic, ...]
+    earlier: "tuple[Report, ...]"
+    details: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome], *, more: Sequence[Diagnostic] = (), status: int | None = None) -> Self:
+        """The report of the last of some starts of a run.
+
+        Args:
+            outcomes: Of all starts, oldest first.
+            more: What else is to be said of the last one.
+            status: Exit status, if it is not that of the last start.
+        """
+        last, before = outcomes[-1], outcomes[:-1]
+        found = (*run_diagnostics(last.report, last.facts, last.folder), *more)
+        exit_status = last.report.exit_status if status is None else status
+        started_before = [{"run_id": one.folder.run_id, "failure": one.report.as_json()["failure"]} for one in before]
+        details = {
+            **last.report.as_json(),
+            "exit_status": exit_status,
+            "earlier": started_before,
+            "diagnostics": [diagnostic.as_json() for diagnostic in found],
+        }
+        report = last.report
+        return cls(
+            run_id=last.folder.run_id,
+            folder=last.folder.path,
+            name=report.name,
+            layout=report.layout,
+            status=report.status,
+            exit_status=exit_status,
+            world_size=report.world_size,
+            duration_s=report.duration_s,
+            steps=report.steps,
+            parameters_sha256=report.parameters_sha256,
+            parameters_agree=report.parameters_agree,
+            first_validation=report.first_validation,
+            last_validation=report.last_validation,
+            tokens_per_s=report.tokens_per_s,
+            results=report.results,
+            diagnostics=found,
+            earlier=tuple(cls.of([one]) for one in before),
+            details=details,
+        )
+
+    @property
+    def failure(self) -> Diagnostic | None:
+        """Why the run did not come to its end; None if it did, or if its end was ordered."""
+        errors = (one for one in self.diagnostics if one.severity is Severity.ERROR)
+        return next(errors, None) if self.status != DONE else None
+
+    def raise_for_failure(self) -> None:
+        """Do nothing if the run came to its end.
+
+        Raises:
+            LaunchError: It did not; the error has the report's diagnostics and exit status.
+        """
+        if self.status != DONE:
+            raise LaunchError(self.diagnostics, status=self.exit_status)
+
+    def as_json(self) -> Mapping[str, Any]:
+        """What `ttlaunch run --format json` prints."""
+        return self.details
+
+    def _repr_html_(self) -> str:
+        """A table of what came out, and under it what is to be said of it."""
+        facts = {
+            "run": self.run_id,
+            "status": self.status,
+            "recipe": f"{self.name} ({self.layout})" if self.layout else self.name,
+            "ranks": self.world_size,
+            "steps": self.steps or None,
+            "validation loss": self.last_validation,
+            "tokens/s": None if self.tokens_per_s is None else f"{self.tokens_per_s:,.0f}",
+            "seconds": f"{self.duration_s:.1f}",
+            "parameters": self.parameters_sha256,
+            **self.results,
+        }
+        return facts_html(facts) + (text_html(render(self.diagnostics)) if self.diagnostics else "")

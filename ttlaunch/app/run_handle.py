@@ -1,0 +1,295 @@
+"""A run in the hands of a Python program: `ttlaunch.Run`."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from ttlaunch import contract
+from ttlaunch.app.cut_off import cut_off
+from ttlaunch.app.html import facts_html, table_html
+from ttlaunch.app.named_run import unreadable_run
+from ttlaunch.app.outcome import Outcome
+from ttlaunch.app.report import Report
+from ttlaunch.app.restarts import exit_status_of, given_up
+from ttlaunch.app.sinks import judge_sinks
+from ttlaunch.app.stop import press
+from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.diagnostics.transfer import unpack_diagnostics
+from ttlaunch.running.report import Report as RecordedReport
+from ttlaunch.running.report import read_report
+from ttlaunch.running.restarts import read_follow_up
+from ttlaunch.running.runs.launcher import Launcher, is_running
+from ttlaunch.running.runs.overview import summarise
+from ttlaunch.running.runs.recorded import read_facts, read_rows
+from ttlaunch.running.runs.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import pandas as pd
+
+    from ttlaunch.app.spawn import Supervisor
+    from ttlaunch.running.metrics.event_log import Event
+
+_TICK_S = 0.1
+_MOST_STARTS = 10_000
+"""Of a run: what a folder says of the next one may be a circle that somebody else has written."""
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line that a rank has printed.
+
+    Attributes:
+        stream: "stdout" or "stderr".
+        time: Seconds since the epoch, as the rank's host has it, put right by the difference of the clocks.
+        text: Without its end; bytes that are not UTF-8 are replaced.
+    """
+
+    rank: int
+    role: str
+    host: str
+    stream: str
+    time: float
+    text: str
+
+
+class Metrics(list["Event"]):
+    """Everything that a run has measured, in the order of time: a list of events."""
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """A row for each event: time, kind, rank, step, and a column for each value that is a number or a text.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        import pandas as pd
+
+        rows = []
+        for event in self:
+            measured = event.values  # noqa: PD011 - of an event, not of a table
+            values = {name: value for name, value in measured.items() if isinstance(value, int | float | str)}
+            rows.append({**values, "time": event.time, "kind": event.kind, "rank": event.rank, "step": event.step})
+        first = ["time", "kind", "rank", "step"]
+        others = dict.fromkeys(name for row in rows for name in row if name not in first)
+        return pd.DataFrame(rows, columns=[*first, *others])
+
+    def _repr_html_(self) -> str:
+        """How many events of each kind there are."""
+        kinds = dict.fromkeys(event.kind for event in self)
+        return table_html(("kind", "events"), [(kind, sum(event.kind == kind for event in self)) for kind in kinds])
+
+
+class Run:
+    """A run that goes on or has ended. Its methods may be called from any thread.
+
+    As a context manager it ends the run, as `stop()` does, when the block is left while the run goes on, unless it was
+    started with `detach=True`.
+
+    Attributes:
+        warnings: What was found before it started, and kept nothing from starting.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        supervisor: "Supervisor | None" = None,
+        launcher: Launcher | None = None,
+        warnings: Sequence[Diagnostic] = (),
+        detached: bool = False,
+    ) -> None:
+        """Made by `ttlaunch.start` (with a supervisor) and `ttlaunch.attach` (with who launched it), not by users."""
+        self.warnings = tuple(warnings)
+        self._first = folder
+        self._supervisor = supervisor
+        self._launcher = launcher
+        self._is_detached = detached
+        self._report: Report | None = None
+
+    @property
+    def id(self) -> str:
+        """The run's id; after a restart, that of the newest start."""
+        return self.folder.name
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder; after a restart, that of the newest start."""
+        return self._starts()[-1]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it, or a restart that follows it, goes on."""
+        if self._supervisor is not None:
+            return self._supervisor.poll() is None
+        if self._launcher is not None:
+            return self._launcher.is_alive
+        return is_running(self.folder)
+
+    @property
+    def report(self) -> Report | None:
+        """What it came to; None while it goes on.
+
+        Raises:
+            LaunchError: Its folder cannot be read any more, or its supervisor was killed.
+        """
+        return None if self.is_running else self.wait()
+
+    def wait(self, timeout: float | None = None) -> Report:
+        """Wait for its end, restarts included.
+
+        Args:
+            timeout: Seconds to wait at the most; None: as long as it takes.
+
+        Raises:
+            TimeoutError: It goes on. Nothing is done to it.
+            LaunchError: Its supervisor was killed, so nobody can say what it came to; or its folder is gone.
+        """
+        status = self._wait_for_end(timeout)
+        if self._report is None:
+            self._report = self._make_report(status)
+        return self._report
+
+    def stop(self, *, grace: float | None = None, now: bool = False) -> Report:
+        """End it as Ctrl-C would, and wait until it has: its ranks finish a step, save it and leave. Harmless if it has ended.
+
+        Args:
+            grace: Seconds after which it is pressed; None: its own grace.
+            now: Do not wait for a step.
+
+        Raises:
+            LaunchError: As for `wait`; or it has not ended although it was pressed three times.
+        """
+        launcher = self._launcher or self._launcher_of_supervisor()
+        if self.is_running and launcher is not None and not press(launcher, grace_s=grace, now=now):
+            message = f"the run {self.id} has not ended although it was told to"
+            hint = f"`kill -9 {launcher.pid}` ends its launcher, and its ranks with it"
+            raise LaunchError([Diagnostic("R048", message, hints=(hint,))])
+        return self.wait()
+
+    def logs(self, *, follow: bool = False, only: Sequence[str] = (), stream: str | None = None) -> Iterator[LogLine]:
+        """What its ranks have printed, in the order in which it came.
+
+        Args:
+            follow: Go on until the run has ended.
+            only: As `--only`: `role=R`, `rank=N`, `host=H`; empty: all ranks.
+            stream: "stdout" or "stderr"; None: both.
+
+        Raises:
+            LaunchError: `only` names no rank of it, `stream` is neither, or its folder is gone; raised by the call itself.
+        """
+        from ttlaunch.app.logs import chosen_ranks, chosen_streams
+
+        folder = self.folder
+        try:
+            rows = read_rows(folder)
+        except (OSError, ValueError) as error:
+            raise unreadable_run(folder, error) from error
+        ranks, streams = chosen_ranks(only, rows), chosen_streams(stream)
+        return self._lines(folder, ranks, streams, follow=follow)
+
+    def metrics(self) -> Metrics:
+        """Everything that it has measured so far.
+
+        Raises:
+            LaunchError: Its folder is gone.
+        """
+        from ttlaunch.running.metrics.event_log import EventLog
+
+        try:
+            return Metrics(EventLog(self.folder).poll())
+        except (OSError, ValueError) as error:
+            raise unreadable_run(self.folder, error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: "TracebackType | None"
+    ) -> None:
+        if not self._is_detached and self.is_running:
+            with contextlib.suppress(LaunchError):  # whoever wants to know what it came to asks for its report
+                self.stop()
+
+    def __repr__(self) -> str:
+        state = "running" if self.is_running else "ended"
+        return f"<Run {self.id}: {state}>"
+
+    def _repr_html_(self) -> str:
+        """The run in a line, as `ttlaunch ps` has it."""
+        (run,) = summarise([self.folder])
+        step = f"{run.step}/{run.total_steps}" if run.total_steps else run.step
+        return facts_html({"run": self.id, "state": run.state, "step": step, "loss": run.loss, "ranks": run.ranks})
+
+    def _starts(self) -> list[Path]:
+        """The folders of all starts so far, oldest first."""
+        folders = [self._first]
+        while isinstance(following := read_follow_up(folders[-1]).get("next"), str) and len(folders) < _MOST_STARTS:
+            folders.append(Path(following))
+        return folders
+
+    def _launcher_of_supervisor(self) -> Launcher | None:
+        from ttlaunch.running.runs.launcher import read_launcher
+
+        return read_launcher(self._first)
+
+    def _wait_for_end(self, timeout: float | None) -> int | None:
+        """The supervisor's exit status; None if it is not our child."""
+        if self._supervisor is not None:
+            return self._supervisor.exit_status(timeout_s=timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.is_running:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"the run goes on after {timeout:g} s")
+            time.sleep(_TICK_S)
+        return None
+
+    def _make_report(self, status: int | None) -> Report:
+        outcomes = []
+        folders = self._starts()
+        for folder in folders:
+            try:
+                recorded = self._recorded(folder)
+                if recorded is None:
+                    break
+                outcomes.append(Outcome(recorded, read_facts(folder), RunFolder(folder.name, folder)))
+            except (OSError, ValueError) as error:
+                raise unreadable_run(folder, error) from error
+        if len(outcomes) < len(folders):
+            raise LaunchError([cut_off(folders[-1], status)], status=contract.STATUS_RANK_FAILED)
+        said = self._supervisor.said if self._supervisor else lambda _: []
+        more = [*given_up(outcomes), *judge_sinks(outcomes[-1])]
+        more += [one for packed in (*said("warnings"), *said("refused")) for one in unpack_diagnostics(packed)]
+        return Report.of(outcomes, more=more, status=exit_status_of(outcomes))
+
+    def _recorded(self, folder: Path) -> RecordedReport | None:
+        """From the folder, or from the supervisor if the folder's disk was full; None if nobody wrote one.
+
+        Raises:
+            OSError, ValueError: The folder is gone, or the report is none.
+        """
+        if (folder / contract.REPORT_FILE).is_file():
+            return read_report(folder)
+        folder.stat()
+        said = self._supervisor.said("report") if self._supervisor else []
+        return RecordedReport.from_json(said[-1]) if said else None
+
+    def _lines(self, folder: Path, ranks: frozenset[int], streams: Sequence[str], *, follow: bool) -> Iterator[LogLine]:
+        from ttlaunch.running.logs.merged import MergedLog
+
+        rows = read_rows(folder)
+        log = MergedLog(folder, [row.rank for row in rows])
+        while True:
+            goes_on = is_running(folder)
+            lines = list(log.poll()) + ([] if goes_on else list(log.rest()))
+            for line in lines:
+                if line.rank in ranks and line.stream in streams:
+                    row, text = rows[line.rank], line.text.decode("utf-8", "replace")
+                    yield LogLine(line.rank, row.role, row.host, line.stream, line.time, text)
+            if not goes_on or not follow:
+                return
+            time.sleep(_TICK_S)

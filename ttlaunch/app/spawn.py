@@ -1,0 +1,182 @@
+"""Start a supervisor as a fresh interpreter, for callers that may have threads, an event loop or handlers of their own.
+
+The order goes to it over a socket; nothing shows on its command line. What it prints before it has a run's folder is
+kept in a file without a name, so that a supervisor that dies young still says why.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import ttlaunch
+from ttlaunch import contract
+from ttlaunch.app.carry_out import RunOptions
+from ttlaunch.app.run_spec import RunSpec
+from ttlaunch.app.supervisor import PIECE
+from ttlaunch.diagnostics import Diagnostic, shown
+from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.diagnostics.transfer import unpack_diagnostics
+
+if TYPE_CHECKING:
+    from ttlaunch.running.metrics.sinks import SinkChoice
+
+_CODE = (
+    "import sys; sys.path.insert(0, sys.argv[1]); import ttlaunch; del sys.path[0]; "
+    "from ttlaunch.app.supervisor import main; sys.exit(main(int(sys.argv[2])))"
+)
+_LONGEST_WORDS = 2000
+
+
+class Supervisor:
+    """A supervisor that this process has started; its methods may be called from any thread.
+
+    Attributes:
+        pid: Of its process.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], end: socket.socket, words: IO[bytes]) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._words = words
+        self._said: list[dict[str, Any]] = []
+        self._news = threading.Condition()
+        self._is_silent = False
+        threading.Thread(target=self._listen, args=(end,), daemon=True, name=f"ttlaunch-{self.pid}").start()
+
+    def said(self, name: str) -> list[Any]:
+        """Everything that it has said under a name so far."""
+        with self._news:
+            return [record[name] for record in self._said if name in record]
+
+    def wait_for_run(self) -> Path:
+        """Wait until it has made the folder of its run.
+
+        Raises:
+            LaunchError: It has not, and says why; nothing was started.
+        """
+        with self._news:
+            self._news.wait_for(lambda: self._is_silent or any("run" in one or "refused" in one for one in self._said))
+        begun = self.said("run")
+        if begun:
+            return Path(begun[0])
+        status = self.exit_status()
+        refused = self.said("refused")
+        if refused:
+            raise LaunchError(unpack_diagnostics(refused[0]), status=self.said("status")[0])
+        raise LaunchError([self._death(status)], status=contract.STATUS_RANK_FAILED)
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it is still there."""
+        self._process.send_signal(number)
+
+    def poll(self) -> int | None:
+        """Its exit status, minus the number of the signal that killed it; None while it runs."""
+        return self._process.poll()
+
+    def exit_status(self, *, timeout_s: float | None = None) -> int:
+        """The same, after its end.
+
+        Raises:
+            TimeoutError: It has not ended in time.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            status = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"the run goes on after {timeout_s:g} s") from error
+        with self._news:  # all that it has said is on the line, and takes a moment to be read
+            left_s = None if deadline is None else max(1.0, deadline - time.monotonic())
+            self._news.wait_for(lambda: self._is_silent, timeout=left_s)
+        return status
+
+    def _listen(self, end: socket.socket) -> None:
+        heard = b""
+        with end:
+            while True:
+                try:
+                    piece = end.recv(PIECE)
+                except OSError:
+                    piece = b""
+                *lines, heard = (heard + piece).split(b"\n")
+                with self._news:
+                    self._said += [json.loads(line) for line in lines]
+                    self._is_silent = not piece
+                    self._news.notify_all()
+                if not piece:
+                    return
+
+    def _death(self, status: int) -> Diagnostic:
+        """Why it ended before it could say anything."""
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        with contextlib.suppress(OSError, ValueError):
+            self._words.seek(0)
+        lines = self._words.read(_LONGEST_WORDS).decode("utf-8", "replace").splitlines()
+        notes = ("no ranks were running", *(f"it printed: {shown(line, longest=200)}" for line in lines[-1:]))
+        return Diagnostic("R050", f"the supervisor {how}", notes=notes)
+
+
+def spawn_supervisor(
+    spec: RunSpec,
+    options: RunOptions,
+    *,
+    plan_hash: str,
+    max_restarts: int,
+    sinks: "Sequence[SinkChoice]",
+    detach: bool,
+) -> Supervisor:
+    """Start a process that carries a run out, in a session of its own.
+
+    Args:
+        spec: What was asked for.
+        options: How it is carried out.
+        plan_hash: Of the plan that the caller has checked; another one is refused.
+        max_restarts: Restarts at the most.
+        sinks: Started beside each start of the run.
+        detach: Whether the run goes on when the calling process dies.
+
+    Raises:
+        OSError: The system has no room for another process.
+    """
+    order = {
+        "spec": spec.as_json(),
+        "options": {**asdict(options), "runs_dir": str(options.runs_dir)},
+        "plan_hash": plan_hash,
+        "max_restarts": max_restarts,
+        "sinks": [(choice.kind, choice.place) for choice in sinks],
+        "caller": None if detach else os.getpid(),
+    }
+    ours, theirs = socket.socketpair()
+    words = tempfile.TemporaryFile()  # noqa: SIM115 - read when it has died, closed with the supervisor object
+    with theirs:
+        process = _start(theirs.fileno(), words)
+    _send(ours, order)
+    return Supervisor(process, ours, words)
+
+
+def _start(descriptor: int, words: IO[bytes]) -> subprocess.Popen[bytes]:
+    home = str(Path(ttlaunch.__file__).parents[1])
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", _CODE, home, str(descriptor)],
+        stdin=subprocess.DEVNULL,
+        stdout=words,
+        stderr=words,
+        pass_fds=(descriptor,),
+        start_new_session=True,
+    )
+
+
+def _send(end: socket.socket, order: Mapping[str, Any]) -> None:
+    """Give the order; a supervisor that has died already says so by its end."""
+    with contextlib.suppress(OSError):
+        end.sendall(json.dumps(order).encode() + b"\n")

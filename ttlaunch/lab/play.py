@@ -1,0 +1,193 @@
+"""Carry a plan out without a cluster: one child process plays all ranks, and says what is wrong with their messages."""
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.engines.process import end_process, start_process
+from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.running.bad_records import Complain, report_bad_records
+from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints, remove_old
+from ttlaunch.running.checkpoints.lost_checkpoints import LostCheckpoints
+from ttlaunch.running.conclude import different_parameters, folder_failure
+from ttlaunch.running.failures.attribution import first_failure
+from ttlaunch.running.failures.divergence import divergence
+from ttlaunch.running.failures.failure import Failure
+from ttlaunch.running.logs.output import EVERY_LINE, EngineOutput, View
+from ttlaunch.running.report import Report, combine_digests, make_report
+from ttlaunch.running.runs.run_folder import RunFolder, write_plan
+from ttlaunch.running.watch import Phase, Watch
+
+_MODULE = "ttlaunch.runtime.simulate"
+_TICK_S = 0.1
+_AFTER_TERM_S = 1.0
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a simulated run came to.
+
+    Attributes:
+        findings: Mistakes in the messages, as `ttlaunch.runtime.comm.findings` writes them.
+        edges: Messages and bytes by source and destination.
+        peak_memory_bytes: Of the process that played all ranks; None if it did not come to its end.
+    """
+
+    report: Report
+    findings: tuple[Mapping[str, Any], ...]
+    edges: tuple[Mapping[str, Any], ...]
+    peak_memory_bytes: int | None
+
+    def as_json(self) -> dict[str, Any]:
+        own = {"findings": list(self.findings), "edges": list(self.edges), "peak_memory_bytes": self.peak_memory_bytes}
+        return {**self.report.as_json(), **own}
+
+
+def play_ranks(
+    plan: LaunchPlan,
+    path: Path,
+    *,
+    python: str,
+    environment: Mapping[str, str],
+    view: View,
+    run_id: str,
+    saves: bool = False,
+    cancelled: threading.Event | None = None,
+) -> Played:
+    """Run all ranks of the plan in one child process, to the end or to the first mistake.
+
+    Args:
+        plan: Of a recipe; nothing of its engine is started. Variables of single ranks are left out: the process is one.
+        path: An empty folder for the records.
+        python: Interpreter of the ranks.
+        environment: What the child inherits, before the plan's own variables.
+        view: Told about everything as it happens.
+        run_id: What the child's processes are known by.
+        saves: Whether checkpoints are made, as in a run.
+        cancelled: Set from another thread, it ends the child.
+
+    Raises:
+        OSError: The folder takes no files from the start; what it cannot take later is told as the run's failure.
+    """
+    folder = RunFolder(run_id, path)
+    for name in (contract.LOGS_DIR, contract.RECORDS_DIR):
+        folder.file(name).mkdir()
+    write_plan(plan, folder.path)
+    watch, started = Watch(plan, folder), time.monotonic()
+    lost, uncompleted, broken = LostCheckpoints(view), dict[int, str](), None
+    process = start_process(
+        [python, "-m", _MODULE, *(["--checkpoints"] if saves else [])],
+        folder=Path(plan.working_folder),
+        environment=_environment(plan, folder, environment),
+    )
+    try:
+        try:
+            _follow(process, watch, folder, view, cancelled)
+        finally:
+            end_process(process, patience_s=_AFTER_TERM_S)
+        _pass_on(watch, folder, view)
+        if saves:
+            _complete_checkpoints(plan, folder, uncompleted, watch.bad.add)
+    except OSError as error:
+        broken = folder_failure(error)
+    lost.notice(watch.ranks, uncompleted)
+    played = _conclude(plan, folder, watch, broken, process.returncode, time.monotonic() - started)
+    view.tick(watch.ranks)
+    return replace(played, report=replace(played.report, lost_checkpoints=lost.clean_up(folder.path)))
+
+
+def _complete_checkpoints(plan: LaunchPlan, folder: RunFolder, uncompleted: dict[int, str], complain: Complain) -> None:
+    content = plan.as_json()
+    config = content["config"].get("checkpoint_config") or {}
+    lose = uncompleted.setdefault if config.get("on_error") == "continue" else None
+    complete_checkpoints(folder.path, content, run_id=folder.run_id, lose=lose, complain=complain)
+    if config:
+        remove_old(folder.path, keep=config["keep"], keep_every=config["keep_every"])
+
+
+def _conclude(
+    plan: LaunchPlan, folder: RunFolder, watch: Watch, broken: Failure | None, returncode: int, duration_s: float
+) -> Played:
+    said = _read(folder.file(contract.SIMULATION_FILE))
+    findings = tuple(said.get("findings", ()))
+    failure = _failure(watch, broken, returncode, findings)
+    if failure is None and not findings:
+        failure = divergence(watch.ranks, plan.as_json()["config"])
+    report = make_report(
+        plan,
+        folder,
+        watch.ranks,
+        status="failed" if failure or findings else "done",
+        exit_status=contract.STATUS_RANK_FAILED if failure or findings else contract.STATUS_DONE,
+        duration_s=duration_s,
+        failure=None if findings else failure,
+        leftovers=0,
+        complain=watch.bad.add,
+    )
+    return Played(report, findings, tuple(said.get("edges", ())), said.get("peak_memory_bytes"))
+
+
+def _environment(plan: LaunchPlan, folder: RunFolder, inherited: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in inherited.items() if name not in plan.managed}
+    return {
+        **kept,
+        **contract.fill_references(plan.environment, plan.secrets),
+        **plan.secrets,
+        contract.ENV_RUN_ID: folder.run_id,
+        contract.ENV_RUN_DIR: str(folder.path),
+        contract.ENV_PLAN: str(folder.file(contract.PLAN_FILE)),
+        contract.ENV_WORLD_SIZE: str(plan.world_size),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _follow(
+    process: subprocess.Popen[bytes],
+    watch: Watch,
+    folder: RunFolder,
+    view: View,
+    cancelled: threading.Event | None,
+) -> None:
+    with EngineOutput(process, folder.file(contract.LOGS_DIR), view, shown=EVERY_LINE) as output:
+        while process.poll() is None and not (cancelled and cancelled.is_set()):
+            output.read(_TICK_S)
+            _pass_on(watch, folder, view)
+            view.tick(watch.ranks)
+        if process.poll() is not None:
+            output.drain()
+
+
+def _pass_on(watch: Watch, folder: RunFolder, view: View) -> None:
+    for state, record in watch.poll():
+        view.record(state, record)
+    report_bad_records(watch.bad, [state.row for state in watch.ranks], folder=folder, output=view.output)
+
+
+def _failure(
+    watch: Watch, broken: Failure | None, returncode: int, findings: tuple[Mapping[str, Any], ...]
+) -> Failure | None:
+    """The first rank that failed by itself, or what is wrong with a simulation that nobody failed in."""
+    failure = first_failure(watch.ranks, lost_shims={}, ordered=False) or broken
+    if failure is None and not findings and returncode != 0:
+        how = f"was killed by signal {-returncode}" if returncode < 0 else f"ended with status {returncode}"
+        failure = Failure("R003", None, None, None, None, f"the process of all ranks {how}", time.time())
+    if failure is None and not combine_digests([state.digests for state in watch.ranks])[1]:
+        failure = different_parameters(watch.ranks)
+    for state in watch.ranks:
+        if state.phase is not Phase.DONE and state.error is None:
+            state.phase = Phase.STOPPED
+    return failure
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
