@@ -6,6 +6,7 @@ adds a line to `INSTALLED` and needs no test of its own for anything that is her
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,13 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
+from tests.engines import bash_engine
 from tests.running.conftest import StartedRun, wait_until
 from ttlaunch import contract
 from ttlaunch.agent.what_is_left import what_is_left
 from ttlaunch.diagnostics import Diagnostic
-from ttlaunch.engines import find_engine
+from ttlaunch.engines import ENGINES, find_engine
 from ttlaunch.engines.base import Capability
-from ttlaunch.planning.engine import OverHosts, RanksToStart
+from ttlaunch.planning.engine import RanksToStart
 from ttlaunch.planning.launch_plan import RankRow
 
 NASTY = """it's a "$HOME" `id`; {x} \\ * and
@@ -61,17 +64,20 @@ class Installed:
         folder: That has its command; None: beside the interpreter of the tests.
         name: How its name begins, so that no test passes with another engine by mistake.
         libraries: The MPI that its ranks have to load, where it is not the one that mpi4py finds; the first that exists.
+        file: Of an engine that is no part of the package: it is added to a copy.
     """
 
     folder: Path | None
     name: str
     libraries: tuple[str, ...] = ()
+    file: Path | None = None
 
 
 _OF_DEBIAN = tuple(f"/usr/lib/{machine}-linux-gnu/libmpi.so.40" for machine in ("x86_64", "aarch64"))
 INSTALLED = {
     "open-mpi-5": Installed(None, "Open MPI 5."),
     "open-mpi-4": Installed(Path("/usr/bin"), "Open MPI 4.", _OF_DEBIAN),
+    "bash": Installed(None, "GNU bash ", file=Path(bash_engine.__file__)),
 }
 SET_BY_TESTS = ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
 """What `tests/conftest.py` sets for every mpirun; an engine has to find a place for its files without."""
@@ -99,6 +105,26 @@ class Bench:
         return [int(run.wait_for_file(f"up-{rank}")) for rank in range(ranks)]
 
 
+@pytest.fixture(scope="session")
+def package_with_bash(tmp_path_factory):
+    """A folder with a copy of the package that has one engine more: its file, and its line of registration."""
+    folder = tmp_path_factory.mktemp("package")
+    package = folder / "ttlaunch"
+    shutil.copytree(Path(contract.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("configurations", "recipes"):
+        (folder / name).symlink_to(ROOT / name)
+    shutil.copy(bash_engine.__file__, package / "engines")
+    registration = package / "engines/__init__.py"
+    text = registration.read_text()
+    added = text.replace("(OpenMpiFinder(),)", "(BashFinder(), OpenMpiFinder())")
+    assert added != text
+    line = "from ttlaunch.engines.bash_engine import BashFinder\n"
+    registration.write_text(
+        added.replace("from ttlaunch.engines.base import", line + "from ttlaunch.engines.base import")
+    )
+    return folder
+
+
 @pytest.fixture(params=INSTALLED)
 def bench(request, here, bare_python, skip_or_fail):
     """A `Bench` for every engine of `INSTALLED` in turn."""
@@ -111,7 +137,11 @@ def bench(request, here, bare_python, skip_or_fail):
     library = next((path for path in installed.libraries if Path(path).is_file()), None)
     environment |= {"MPI4PY_LIBMPI": library} if library else {}
     environment = {name: value for name, value in environment.items() if name not in SET_BY_TESTS}
-    found = find_engine(python=str(python), search_path=environment.get("PATH"))
+    engines = ENGINES
+    if installed.file is not None:
+        environment["PYTHONPATH"] = str(request.getfixturevalue("package_with_bash"))
+        engines = [bash_engine.BashFinder()]
+    found = find_engine(python=str(python), search_path=environment.get("PATH"), engines=engines)
     if isinstance(found, Diagnostic) or not found.name.startswith(installed.name):
         skip_or_fail(f"no {installed.name} on this machine")
     made = Bench(here, python, environment, found)
@@ -157,21 +187,6 @@ def test_equal_ranks_give_equal_commands_of_a_length_that_does_not_grow(bench):
     assert len(command.argv) == len(bench.engine.command(RanksToStart("p", "s", ROWS * 50, SLOTS)).argv)
     assert all(command.names.rank_variables)
     assert command.names.launcher
-
-
-def test_words_of_the_user_stand_in_the_command(bench):
-    words = ("--some-setting", "A=b c")
-    argv = bench.engine.command(RanksToStart("p", "s", ROWS, SLOTS, words)).argv
-    at = argv.index("A=b c")
-    assert words == argv[at - 1 : at + 1]
-
-
-def test_ranks_on_other_hosts_are_started_by_the_script_that_lies_there(bench):
-    over = OverHosts("~/.ttlaunch", ("10.0.0.0/24",), ("10.0.0.0/24",))
-    command = bench.engine.command(RanksToStart("/env/bin/python", "/ttlaunch/shim.py", ROWS, SLOTS, (), over))
-    assert "/ttlaunch/shim.py" not in " ".join(command.argv)
-    assert contract.START_FILE in command.argv[-1]
-    assert command.by_hand == "exec /env/bin/python -I -S /ttlaunch/shim.py"
 
 
 # Ranks, their environment and what they print.
@@ -245,6 +260,8 @@ def test_a_rank_that_is_killed_is_named_first(bench):
 def test_a_killed_shim_is_named(bench):
     run = bench.start(WAIT, ranks=2)
     bench.up(run, 2)
+    progress = run.run_folder / contract.progress_file(1)
+    wait_until(lambda: progress.is_file() and progress.read_text(), within_s=10, what="the shim's first record")
     os.kill(run.records(1)[0]["shim_pid"], signal.SIGKILL)
     assert run.ends(within_s=30) == 1
     assert ("R006", 1) == (run.report["failure"]["code"], run.report["failure"]["rank"])

@@ -2,6 +2,7 @@
 
 import pytest
 
-from tests.engines.conformance import *  # noqa: F403 - its fixture and all of its tests
+pytest.register_assert_rewrite("tests.engines.conformance")
+from tests.engines.conformance import *  # noqa: E402, F403 - its fixtures and all of its tests
 
 pytestmark = pytest.mark.mpi

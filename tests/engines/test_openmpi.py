@@ -64,6 +64,12 @@ def test_the_script_on_a_host_is_found_wherever_its_home_is(folder, expected):
     assert said.stdout == expected
 
 
+def test_words_of_the_user_stand_in_the_command():
+    argv = command((5, 0, 11), words=("-x", "A=b c")).argv
+    at = argv.index("A=b c")
+    assert ("-x", "A=b c", "/opt/bin/python") == argv[at - 1 : at + 2]
+
+
 def test_the_command_does_not_grow_with_the_ranks():
     many = [RankRow(rank, f"box-{rank:04}", 0, "worker") for rank in range(1000)]
     long = command((5, 0, 11), rows=many, slots=[(row.host, 1) for row in many]).argv

@@ -1,5 +1,6 @@
 """The plan: equal for equal inputs, different when anything that matters changes, and free of the user's secrets."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -24,6 +25,12 @@ def test_equal_inputs_give_equal_plans(plan):
 def test_the_hash_covers_the_whole_content(plan):
     content = json.loads(render_plan_json(plan("hierarchical_parallel")))
     assert (content["format"], content["hash"]) == (1, plan("hierarchical_parallel").hash)
+
+
+def test_the_hash_leaves_out_only_what_follows_from_the_engine(plan):
+    content = json.loads(render_plan_json(plan("hierarchical_parallel")))
+    said = content.pop("hash"), content.pop("format"), content["engine"].pop("names")["launcher"]
+    assert said == (hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(), 1, "mpirun")
 
 
 @pytest.mark.parametrize(
