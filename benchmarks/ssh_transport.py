@@ -17,7 +17,7 @@ from tests.cluster.hosts import Cluster
 _OURS = """
 import json, sys, time
 from ttlaunch.hosts.transport.fleet import on_each
-from ttlaunch.hosts.transport.hosts import HostAddress
+from ttlaunch.hosts.transport.address import HostAddress
 from ttlaunch.hosts.transport.key_ring import KeyRing
 from ttlaunch.hosts.transport.ssh import SshTransport
 from ttlaunch.hosts.transport.transport import run

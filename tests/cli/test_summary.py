@@ -14,7 +14,7 @@ from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.last_words import parse_last_words
 from ttlaunch.running.report import Report
-from ttlaunch.running.runs.recorded import RunFacts
+from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import RankState, fold, steps_done
 

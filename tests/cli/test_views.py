@@ -19,8 +19,8 @@ from tests.records.written import progress
 from ttlaunch import contract
 from ttlaunch.cli.live import PlainView, TableView
 from ttlaunch.planning.launch_plan import RankRow
-from ttlaunch.running.runs.follow import FollowedRun
-from ttlaunch.running.runs.recorded import RunFacts
+from ttlaunch.running.readers.follow import FollowedRun
+from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import Phase, RankState, Watch, fold
 

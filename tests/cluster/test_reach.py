@@ -13,7 +13,7 @@ DRIVER = """
 import json, sys, time
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.fleet import on_each
-from ttlaunch.hosts.transport.hosts import HostAddress
+from ttlaunch.hosts.transport.address import HostAddress
 from ttlaunch.hosts.transport.ssh import SshTransport
 from ttlaunch.hosts.transport.transport import run
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.runtime.layouts import train_recipe
 from ttlaunch import contract
-from ttlaunch.running.runs.recorded import read_run
+from ttlaunch.running.readers.recorded import read_run
 
 pytestmark = pytest.mark.mpi
 

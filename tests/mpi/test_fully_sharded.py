@@ -11,7 +11,7 @@ from ttlaunch import contract
 from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.running.checkpoints.tensor_difference import largest_difference, read_weights
-from ttlaunch.running.runs.recorded import read_run
+from ttlaunch.running.readers.recorded import read_run
 
 pytestmark = pytest.mark.mpi
 

@@ -4,7 +4,7 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.running.metrics.times import step_times
-from ttlaunch.running.runs.recorded import read_run
+from ttlaunch.running.readers.recorded import read_run
 
 pytestmark = pytest.mark.mpi
 

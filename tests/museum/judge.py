@@ -13,7 +13,7 @@ from tests.runtime.layouts import RECIPES, Trained
 from ttlaunch import contract
 from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import verify
-from ttlaunch.running.runs.recorded import read_run
+from ttlaunch.running.readers.recorded import read_run
 from ttlaunch.runtime.simulate import simulate
 from ttlaunch.runtime.world import read_world
 from ttlaunch.spec.recipe.importing import import_recipe_module

@@ -3,7 +3,7 @@
 import torch
 
 from ttlaunch import contract
-from ttlaunch.running.runs.recorded import read_run
+from ttlaunch.running.readers.recorded import read_run
 from ttlaunch.train import SyncLink
 
 from .test_sync_servers import LATE, one_is_late  # noqa: F401  a fixture

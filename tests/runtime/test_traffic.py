@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.running.runs.recorded import read_run
+from ttlaunch.running.readers.recorded import read_run
 from ttlaunch.runtime.simulate import simulate
 from ttlaunch.runtime.world import read_world
 from ttlaunch.spec.recipe.images import DIGITS

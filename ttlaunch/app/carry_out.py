@@ -88,7 +88,7 @@ def carry_out(
     from ttlaunch.app.registering import registered
     from ttlaunch.running.ending import Grace
     from ttlaunch.running.guard import guarded
-    from ttlaunch.running.runs.recorded import facts_of
+    from ttlaunch.running.runs.facts import facts_of
     from ttlaunch.running.runs.run_folder import scratch_folder
     from ttlaunch.running.supervise import supervise
     from ttlaunch.running.watch import Watch

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ttlaunch.agent.run_processes import kill_run_processes
 from ttlaunch.diagnostics import Diagnostic
-from ttlaunch.running.runs.recorded import read_daemons
+from ttlaunch.running.runs.facts import read_daemons
 
 _MOMENT_S = 3.0
 """What the engine may take to end the ranks here once its supervisor is gone."""

@@ -77,7 +77,7 @@ def search_checkpoint(
 def _named(where: str, *, runs_dir: Path, working_folder: Path) -> str | Diagnostic:
     """A folder that is there, as it was typed; else the run that all other commands understand by these words."""
     from ttlaunch.app.named_run import name_run
-    from ttlaunch.running.runs.recorded import LATEST
+    from ttlaunch.running.runs.facts import LATEST
 
     if where == LATEST or any(os.path.lexists(folder / where) for folder in (runs_dir, working_folder)):
         return where

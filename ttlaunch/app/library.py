@@ -26,8 +26,8 @@ from ttlaunch.app.spawn import spawn_supervisor
 from ttlaunch.diagnostics import Blame, Diagnostic, render, shown
 from ttlaunch.diagnostics.launch_error import LaunchError
 from ttlaunch.planning.launch_plan import LaunchPlan
+from ttlaunch.running.runs.facts import read_facts
 from ttlaunch.running.runs.overview import RunSummary, list_runs
-from ttlaunch.running.runs.recorded import read_facts
 from ttlaunch.running.runs.registry import RegistryError, find_registry
 
 Target = str | Path | Sequence[str]

@@ -33,7 +33,7 @@ def find_named_run(where: str, *, runs_dir: Path, working_folder: Path | None = 
 
 def name_run(where: str, *, runs_dir: Path, working_folder: Path) -> Path | Diagnostic:
     """The folder of the run that the words name, or why there is none or which several are meant."""
-    from ttlaunch.running.runs.recorded import find_run, matching_runs, run_folders
+    from ttlaunch.running.runs.facts import find_run, matching_runs, run_folders
 
     path = find_run(where, runs_folder=working_folder / runs_dir, working_folder=working_folder)
     if path is not None:
@@ -67,7 +67,7 @@ def _several(where: str, matching: list[Path]) -> Diagnostic:
 
 
 def _no_run(where: str, runs_dir: Path, known: list[str]) -> Diagnostic:
-    from ttlaunch.running.runs.recorded import LATEST
+    from ttlaunch.running.runs.facts import LATEST
 
     where_runs_are = "`--runs-dir DIR` says where runs are"
     if where == LATEST:

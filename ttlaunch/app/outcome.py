@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ttlaunch.running.report import Report
-    from ttlaunch.running.runs.recorded import RunFacts
+    from ttlaunch.running.runs.facts import RunFacts
     from ttlaunch.running.runs.run_folder import RunFolder
 
 

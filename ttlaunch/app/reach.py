@@ -8,8 +8,9 @@ from pathlib import Path
 from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.diagnostics.launch_error import LaunchError
 from ttlaunch.errors import HostError
+from ttlaunch.hosts.transport.address import HostAddress
 from ttlaunch.hosts.transport.fleet import on_each
-from ttlaunch.hosts.transport.hosts import HostAddress, open_transport
+from ttlaunch.hosts.transport.hosts import open_transport
 from ttlaunch.hosts.transport.key_ring import KeyRing
 from ttlaunch.hosts.transport.transport import CONNECT_S, Transport
 from ttlaunch.spec.topology.model import Topology

@@ -14,7 +14,7 @@ from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import render_cascade
 from ttlaunch.running.metrics.traffic import TOLERANCE, Edge, Settlement
 from ttlaunch.running.report import Report
-from ttlaunch.running.runs.recorded import RunFacts
+from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder
 
 _MOST_RANKS = 5

@@ -22,9 +22,9 @@ from ttlaunch.diagnostics.transfer import unpack_diagnostics
 from ttlaunch.running.report import Report as RecordedReport
 from ttlaunch.running.report import read_report
 from ttlaunch.running.restarts import read_follow_up
+from ttlaunch.running.runs.facts import read_facts, read_rows
 from ttlaunch.running.runs.launcher import Launcher, is_running
 from ttlaunch.running.runs.overview import summarise
-from ttlaunch.running.runs.recorded import read_facts, read_rows
 from ttlaunch.running.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:

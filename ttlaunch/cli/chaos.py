@@ -99,7 +99,7 @@ def chaos(
     from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.cli.live import make_following_view
     from ttlaunch.lab.chaos.carry_out import break_run, fault_source, find_faults
-    from ttlaunch.running.runs.recorded import facts_of
+    from ttlaunch.running.runs.facts import facts_of
 
     source = fault_source(faults, random)
     request = RunSpec(

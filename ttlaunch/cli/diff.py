@@ -15,7 +15,7 @@ from ttlaunch.diagnostics import Format, shown
 from ttlaunch.diagnostics.count import counted
 
 if TYPE_CHECKING:
-    from ttlaunch.running.runs.differences import RunDifferences
+    from ttlaunch.running.readers.differences import RunDifferences
 
 EXAMPLES = """\
 [bold]ttlaunch diff 3fa1 77b2[/bold]   program, placement, configuration, code, environment, results; and where losses part
@@ -33,7 +33,7 @@ def diff(
     form: OutputFormat = Format.FULL,
 ) -> None:
     """Compare two runs. The exit status is 0 whether or not they differ."""
-    from ttlaunch.running.runs.differences import find_differences
+    from ttlaunch.running.readers.differences import find_differences
 
     paths = [find_named_run(name, runs_dir=runs_dir) for name in (left, right)]
     try:

@@ -12,7 +12,7 @@ from ttlaunch.diagnostics.count import counted
 from ttlaunch.records.ranks import AnyProgress, LayerNorms, Note, StepDone, Validation
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.logs.shown_output import ShownOutput
-from ttlaunch.running.runs.recorded import RunFacts
+from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState, steps_done
 

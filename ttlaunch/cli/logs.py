@@ -45,7 +45,7 @@ def logs(
 ) -> None:
     """Show the lines of all ranks in the order in which they came; equal ones of several ranks as one."""
     from ttlaunch.app.logs import chosen_ranks, chosen_streams
-    from ttlaunch.running.runs.recorded import read_rows
+    from ttlaunch.running.runs.facts import read_rows
 
     streams = chosen_streams(stream)
     path = find_named_run(run, runs_dir=runs_dir)

@@ -13,7 +13,7 @@ from ttlaunch.diagnostics import Format
 if TYPE_CHECKING:
     from ttlaunch.running.metrics.communication import OperationCost
     from ttlaunch.running.metrics.times import StepTimes
-    from ttlaunch.running.runs.recorded import Recorded
+    from ttlaunch.running.readers.recorded import Recorded
 
 EXAMPLES = """\
 [bold]ttlaunch report[/bold]   the newest run: bytes by operation and edge, and the time of a step
@@ -90,7 +90,7 @@ def _communication(recorded: "Recorded") -> "list[OperationCost]":
 
 
 def _read(where: str, runs_dir: Path) -> "Recorded":
-    from ttlaunch.running.runs.recorded import read_run
+    from ttlaunch.running.readers.recorded import read_run
 
     path = find_named_run(where, runs_dir=runs_dir)
     try:

@@ -55,7 +55,7 @@ def simulate(
     from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.cli.live import make_following_view
     from ttlaunch.lab.simulate import carry_out_simulation, plan_simulation
-    from ttlaunch.running.runs.recorded import facts_of
+    from ttlaunch.running.runs.facts import facts_of
 
     spec = RunSpec(target=target, on=on, config_file=config_file, overrides=overrides or (), ranks=ranks)
     if keep is not None and os.path.lexists(keep):  # never raises; said before anything else is checked

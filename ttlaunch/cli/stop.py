@@ -67,7 +67,7 @@ def _end_processes(path: Path, *, form: Format) -> None:
     """What is left of a run whose launcher is gone."""
     from ttlaunch.agent.run_processes import kill_run_processes
     from ttlaunch.diagnostics.count import counted
-    from ttlaunch.running.runs.recorded import read_daemons
+    from ttlaunch.running.runs.facts import read_daemons
 
     killed = len(kill_run_processes(path.name, daemons=read_daemons(path)))
     words = counted(killed, "process").replace("processs", "processes")

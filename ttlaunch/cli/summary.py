@@ -16,7 +16,7 @@ from ttlaunch.diagnostics import Diagnostic, Format
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.profiling import profile_file
 from ttlaunch.running.report import Report as RecordedReport
-from ttlaunch.running.runs.recorded import RunFacts
+from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder
 
 

@@ -8,8 +8,8 @@ from ttlaunch.app.prepare_run import PreparedRun, prepare
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import Diagnostic, Severity, has_errors
 from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.running.readers.repeat import Origin, changed_code, changed_versions, read_origin
 from ttlaunch.running.report import Report
-from ttlaunch.running.runs.repeat import Origin, changed_code, changed_versions, read_origin
 
 _SHORT = 12
 

@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.loopback import start_loopback_sshd, why_no_loopback_sshd
 from tests.hosts.transport.programs import PROGRAMS, SHELL
 from tests.hosts.transport.says import expected, says
-from ttlaunch.hosts.transport.hosts import HostAddress
+from ttlaunch.hosts.transport.address import HostAddress
 from ttlaunch.hosts.transport.key_ring import KeyRing
 from ttlaunch.hosts.transport.local import LocalTransport
 from ttlaunch.hosts.transport.memory import MemoryTransport

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from ttlaunch.hosts.transport.hosts import HostAddress
+from ttlaunch.hosts.transport.address import HostAddress
 from ttlaunch.hosts.transport.ssh import SshTransport
 
 

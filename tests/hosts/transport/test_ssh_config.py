@@ -8,7 +8,7 @@ import pytest
 
 from tests.hosts.transport.says import says
 from ttlaunch.errors import HostError, Trouble
-from ttlaunch.hosts.transport.hosts import HostAddress
+from ttlaunch.hosts.transport.address import HostAddress
 from ttlaunch.hosts.transport.ssh_config import resolve_settings
 
 CONFIGS = {

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.diagnostics import Diagnostic, has_errors
+from ttlaunch.hosts.sync.check_release import check_collected, check_links, check_read
 from ttlaunch.hosts.sync.collect import Collected, collect
 from ttlaunch.hosts.sync.hash_cache import HashCache, cache_folder
 from ttlaunch.hosts.sync.listing import folders_of
 from ttlaunch.hosts.sync.manifest import FILE, FOLDER, Entry, Manifest, make_manifest
 from ttlaunch.hosts.sync.read_files import FileReader, UnreadableError, is_inside
-from ttlaunch.hosts.sync.report import check_collected, check_links, check_read
 
 _PACKAGE = Path(__file__).parents[2]
 _BUNDLED = ("recipes", "configurations")

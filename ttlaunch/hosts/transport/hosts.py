@@ -1,30 +1,12 @@
 """From a line of the hostfile to a `Transport`: the only place that decides how a host is reached."""
 
 import sys
-from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 
+from ttlaunch.hosts.transport.address import HostAddress
 from ttlaunch.hosts.transport.key_ring import KeyRing
 from ttlaunch.hosts.transport.local import LocalTransport, is_this_machine
 from ttlaunch.hosts.transport.transport import Transport
-
-
-@dataclass(frozen=True)
-class HostAddress:
-    """What hostfile and cluster.yaml say about reaching a host; None leaves it to the ssh configuration.
-
-    Attributes:
-        name: As in the hostfile; the ssh configuration may give it another meaning.
-        user: `user@` of the hostfile's line, else `user` of cluster.yaml.
-        port: `port` of cluster.yaml.
-        identity_file: `identity_file` of cluster.yaml.
-    """
-
-    name: str
-    user: str | None = None
-    port: int | None = None
-    identity_file: Path | None = None
 
 
 def open_transport(address: HostAddress, *, keys: KeyRing | None = None) -> Transport:

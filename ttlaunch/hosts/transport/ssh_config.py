@@ -15,8 +15,8 @@ from typing import Any
 import paramiko
 
 from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.transport.address import HostAddress
 from ttlaunch.hosts.transport.deadline import in_seconds
-from ttlaunch.hosts.transport.hosts import HostAddress
 from ttlaunch.hosts.transport.ssh_config_text import UnreadableConfigError, read_config
 
 SSH_PORT = 22

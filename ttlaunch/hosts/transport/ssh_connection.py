@@ -13,10 +13,10 @@ import paramiko
 from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_REQUEST
 
 from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.transport.address import HostAddress
 from ttlaunch.hosts.transport.attempt import Attempt, Closable, close_all
 from ttlaunch.hosts.transport.deadline import call_within, in_seconds, time_left
 from ttlaunch.hosts.transport.dial import UNANSWERED_MS, dial, through_jump
-from ttlaunch.hosts.transport.hosts import HostAddress
 from ttlaunch.hosts.transport.key_ring import KeyRing
 from ttlaunch.hosts.transport.known_hosts import check_host_key, prefer_known, read_known_keys
 from ttlaunch.hosts.transport.login import log_in

@@ -21,8 +21,8 @@ from ttlaunch.diagnostics import Diagnostic
 from ttlaunch.lab.comparison.measure import CODE_FILE, Measured, measure_run, read_code
 from ttlaunch.planning.comparison import Candidate, Workload
 from ttlaunch.running.answers import parse_answer, why_it_failed
+from ttlaunch.running.runs.facts import run_folders
 from ttlaunch.running.runs.json_files import read_object_if_any
-from ttlaunch.running.runs.recorded import run_folders
 from ttlaunch.spec.recipe.discovery import find_recipe
 
 _LONGEST_S = 3600.0

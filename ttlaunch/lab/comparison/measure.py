@@ -13,7 +13,7 @@ from typing import Any
 from ttlaunch.records.ranks import StepDone
 from ttlaunch.running.bad_records import progress_of
 from ttlaunch.running.metrics.books import OUTSIDE_STEPS, Book
-from ttlaunch.running.runs.recorded import Recorded, read_run
+from ttlaunch.running.readers.recorded import Recorded, read_run
 
 _WARM_UP_SHARE = 4
 """The first fourth of the steps is not timed: recipes try sizes of messages and schedules in it."""

@@ -15,8 +15,8 @@ from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.ranks import AnyProgress, Parameters, StepDone, kind_of, measured_values, step_of
 from ttlaunch.running.metrics.pages import BookReader
+from ttlaunch.running.runs.facts import read_facts
 from ttlaunch.running.runs.json_files import read_object, read_object_if_any
-from ttlaunch.running.runs.recorded import read_facts
 from ttlaunch.running.runs.run_folder import RunFolder, read_event
 from ttlaunch.running.runs.tail import Tail
 from ttlaunch.running.watch import RankState, Watch

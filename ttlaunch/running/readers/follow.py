@@ -9,7 +9,7 @@ from ttlaunch import contract
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.logs.shown_output import ShownOutput
 from ttlaunch.running.report import Report
-from ttlaunch.running.runs.recorded import RunFacts
+from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder, supervisor_file
 from ttlaunch.running.runs.tail import Tail
 from ttlaunch.running.watch import Phase, Watch

@@ -1,4 +1,4 @@
-"""A run as its folder tells of it afterwards, or while it runs: the plan, the ranks' records, the books, the report."""
+"""Which runs a folder holds, and what a run's plan says of it: its name, its ranks, the engine's processes."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,46 +7,9 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import LaunchPlan, RankRow, RecipeProgram
-from ttlaunch.running.metrics.books import Book, read_books
-from ttlaunch.running.metrics.traffic import Settlement, settle
 from ttlaunch.running.runs.json_files import read_object
-from ttlaunch.running.runs.launcher import is_running
-from ttlaunch.running.runs.run_folder import RunFolder
-from ttlaunch.running.watch import RankState, Watch
 
 LATEST = "latest"
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """What is known of a run.
-
-    Attributes:
-        plan: The content of `plan.json`.
-        report: The content of `report.json`; None before the run has ended.
-        is_running: Whether its launcher or processes of it are alive on this machine.
-        books: None if its ranks have left none.
-        traffic: Likewise.
-    """
-
-    path: Path
-    plan: Mapping[str, Any]
-    report: Mapping[str, Any] | None
-    is_running: bool
-    ranks: list[RankState]
-    books: list[Book] | None
-    traffic: Settlement | None
-
-    @property
-    def status(self) -> str:
-        """As in the report; else whether it still runs or was cut off."""
-        if self.report is not None:
-            return str(self.report["status"])
-        return "running" if self.is_running else "cut off"
-
-    @property
-    def name(self) -> str:
-        return _facts(self.plan).name
 
 
 @dataclass(frozen=True)
@@ -90,7 +53,7 @@ def matching_runs(where: str, folders: Iterable[Path]) -> list[Path]:
 
 
 def facts_of(plan: LaunchPlan) -> RunFacts:
-    """The same of a plan that was just made."""
+    """The facts of a plan that was just made."""
     return RunFacts(plan.program.name, plan.topology, plan.ranks, isinstance(plan.program, RecipeProgram))
 
 
@@ -101,7 +64,7 @@ def read_facts(path: Path) -> RunFacts:
         OSError: Its plan cannot be read.
         ValueError: Its plan is none.
     """
-    return _facts(read_object(path / contract.PLAN_FILE))
+    return facts_in(read_object(path / contract.PLAN_FILE))
 
 
 def read_rows(path: Path) -> list[RankRow]:
@@ -123,42 +86,12 @@ def read_daemons(path: Path) -> tuple[str, ...]:
         return ()
 
 
-def read_run(path: Path) -> Recorded:
-    """Read what a run's folder holds so far.
+def facts_in(plan: Mapping[str, Any]) -> RunFacts:
+    """The facts that the content of a `plan.json` holds.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: Its plan or its report is none.
+        ValueError: It is no plan.
     """
-    plan = read_object(path / contract.PLAN_FILE)
-    facts = _facts(plan)
-    has_ended = (path / contract.REPORT_FILE).is_file()
-    report = _checked_report(read_object(path / contract.REPORT_FILE)) if has_ended else None
-    watch = Watch(facts, RunFolder(path.name, path))
-    watch.poll()
-    is_done = report is not None and report.get("status") == "done"
-    return Recorded(
-        path=path,
-        plan=plan,
-        report=report,
-        is_running=not has_ended and is_running(path),
-        ranks=watch.ranks,
-        books=read_books(path, world_size=len(facts.ranks)),
-        traffic=settle(path, plan, watch.ranks, is_done=is_done),
-    )
-
-
-def _checked_report(report: dict[str, Any]) -> dict[str, Any]:
-    """A report with the parts that are shown; those of older versions have fewer."""
-    failure, ranks = report.get("failure"), report.get("ranks", [])
-    rows = ranks if isinstance(ranks, list) else [None]
-    parts_are_right = isinstance(report.get("status"), str) and (failure is None or isinstance(failure, dict))
-    if not parts_are_right or not all(isinstance(row, dict) and {"rank", "host"} <= row.keys() for row in rows):
-        raise ValueError(f"{contract.REPORT_FILE} is not a report")
-    return report
-
-
-def _facts(plan: Mapping[str, Any]) -> RunFacts:
     try:
         rows = [RankRow(row["rank"], row["host"], row["slot"], row["role"]) for row in plan["ranks"]]
         name = (plan.get("recipe") or plan.get("command") or {"name": "?"})["name"]

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from ttlaunch import contract
 from ttlaunch.records.ranks import StepDone, Validation, kind_of
 from ttlaunch.running.bad_records import progress_of
+from ttlaunch.running.runs.facts import read_rows
 from ttlaunch.running.runs.json_files import read_object_if_any
-from ttlaunch.running.runs.recorded import read_rows
 
 SECTIONS = ("program", "placement", "configuration", "code", "environment", "results")
 _LINE = re.compile(r"(?P<indent> *)(?P<key>[^\s:#][^:]*):(?: (?P<value>.*?))?(?:  # (?P<origin>.*))?\Z")

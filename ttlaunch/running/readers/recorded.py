@@ -1,0 +1,82 @@
+"""A run as its folder tells of it afterwards, or while it runs: the plan, the ranks' records, the books, the report."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ttlaunch import contract
+from ttlaunch.running.metrics.books import Book, read_books
+from ttlaunch.running.metrics.traffic import Settlement, settle
+from ttlaunch.running.runs.facts import facts_in
+from ttlaunch.running.runs.json_files import read_object
+from ttlaunch.running.runs.launcher import is_running
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import RankState, Watch
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What is known of a run.
+
+    Attributes:
+        plan: The content of `plan.json`.
+        report: The content of `report.json`; None before the run has ended.
+        is_running: Whether its launcher or processes of it are alive on this machine.
+        books: None if its ranks have left none.
+        traffic: Likewise.
+    """
+
+    path: Path
+    plan: Mapping[str, Any]
+    report: Mapping[str, Any] | None
+    is_running: bool
+    ranks: list[RankState]
+    books: list[Book] | None
+    traffic: Settlement | None
+
+    @property
+    def status(self) -> str:
+        """As in the report; else whether it still runs or was cut off."""
+        if self.report is not None:
+            return str(self.report["status"])
+        return "running" if self.is_running else "cut off"
+
+    @property
+    def name(self) -> str:
+        return facts_in(self.plan).name
+
+
+def read_run(path: Path) -> Recorded:
+    """Read what a run's folder holds so far.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: Its plan or its report is none.
+    """
+    plan = read_object(path / contract.PLAN_FILE)
+    facts = facts_in(plan)
+    has_ended = (path / contract.REPORT_FILE).is_file()
+    report = _checked_report(read_object(path / contract.REPORT_FILE)) if has_ended else None
+    watch = Watch(facts, RunFolder(path.name, path))
+    watch.poll()
+    is_done = report is not None and report.get("status") == "done"
+    return Recorded(
+        path=path,
+        plan=plan,
+        report=report,
+        is_running=not has_ended and is_running(path),
+        ranks=watch.ranks,
+        books=read_books(path, world_size=len(facts.ranks)),
+        traffic=settle(path, plan, watch.ranks, is_done=is_done),
+    )
+
+
+def _checked_report(report: dict[str, Any]) -> dict[str, Any]:
+    """A report with the parts that are shown; those of older versions have fewer."""
+    failure, ranks = report.get("failure"), report.get("ranks", [])
+    rows = ranks if isinstance(ranks, list) else [None]
+    parts_are_right = isinstance(report.get("status"), str) and (failure is None or isinstance(failure, dict))
+    if not parts_are_right or not all(isinstance(row, dict) and {"rank", "host"} <= row.keys() for row in rows):
+        raise ValueError(f"{contract.REPORT_FILE} is not a report")
+    return report
