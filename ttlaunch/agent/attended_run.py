@@ -178,5 +178,5 @@ class AttendedRun:
             with open(os.path.join(self._folder, contract.RECORDS_DIR, name), "rb") as file:
                 started = json.loads(file.readline())
             self._shims[rank], self._ranks[rank] = int(started["shim_pid"]), int(started["pid"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a rank can write there too
             return

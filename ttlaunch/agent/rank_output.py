@@ -53,12 +53,9 @@ class RankOutput:
         thread.start()
         return thread
 
-    def unkept_record(self) -> dict[str, Any]:
+    def unkept(self) -> tuple[dict[str, int], str | None]:
         """What could not be written so far: by stream how many bytes, those that are whole left out; and why."""
-        return {
-            "unkept_output": {stream: length for stream, length in self._unkept.items() if length},
-            "unkept_reason": self._reason,
-        }
+        return {stream: length for stream, length in self._unkept.items() if length}, self._reason
 
     def _pump(self, stream: IO[bytes], descriptor: int) -> None:
         log, length, rest = self._open(descriptor), 0, b""

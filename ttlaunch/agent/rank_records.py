@@ -14,6 +14,7 @@ import time
 
 from ttlaunch import contract
 from ttlaunch.agent.memory import memory_limit, oom_kills
+from ttlaunch.records.ranks import Done, RankExit, Started, read_progress
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     Record = dict[str, Any]
 
 _RESERVED = 4096
+_TAIL = 65536  # of its progress, in which a rank that is done says so
 
 
 class RankRecords:
@@ -37,16 +39,10 @@ class RankRecords:
 
     def started(self, pid: int) -> None:
         """The rank's process is there; also takes room on the disk for the record of its end while there is some."""
-        record = {
-            "kind": contract.KIND_STARTED,
-            "time": self._started,
-            "pid": pid,
-            "shim_pid": os.getpid(),
-            "host": os.uname().nodename,
-        }
+        record = Started(time=self._started, pid=pid, shim_pid=os.getpid(), host=os.uname().nodename)
         try:
             with open(self._path(contract.progress_file(self._rank)), "a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write(json.dumps({"kind": contract.KIND_STARTED, **vars(record)}) + "\n")
             with open(self._path(contract.exit_file(self._rank)) + ".tmp", "wb") as reserved:
                 reserved.write(b" " * _RESERVED)
         except OSError as error:
@@ -54,9 +50,9 @@ class RankRecords:
 
     def not_started(self, reason: str) -> None:
         """The rank's process could not be made."""
-        self._write({"rank": self._rank, "time": time.time(), "start_error": reason})
+        self._write(RankExit(rank=self._rank, time=time.time(), start_error=reason))
 
-    def ending(self, pid: int, wait_status: int, usage: struct_rusage) -> Record:
+    def ending(self, pid: int, wait_status: int, usage: struct_rusage) -> RankExit:
         """How the rank ended, as of now.
 
         `oom_kills` is how often the kernel has killed for want of memory meanwhile, wherever it counts for this rank, None
@@ -66,22 +62,31 @@ class RankRecords:
         code = os.WTERMSIG(wait_status) if os.WIFSIGNALED(wait_status) else 0
         status = os.WEXITSTATUS(wait_status)
         kills = self._kills_since() if status or code else None
-        return {
-            "rank": self._rank,
-            "pid": pid,
-            "started": self._started,
-            "time": ended,
-            "status": None if code else status,
-            "signal": code or None,
-            "left_early": status == 0 and not code and self._is_recipe and not self._is_done(),
-            "peak_memory_bytes": usage.ru_maxrss * 1024,
-            "oom_kills": kills,
-            "memory_limit_bytes": memory_limit() if kills or code == signal.SIGKILL else None,
-        }
+        return RankExit(
+            rank=self._rank,
+            pid=pid,
+            started=self._started,
+            time=ended,
+            status=None if code else status,
+            signal=code or None,
+            left_early=status == 0 and not code and self._is_recipe and not self._is_done(),
+            peak_memory_bytes=usage.ru_maxrss * 1024,
+            oom_kills=kills,
+            memory_limit_bytes=memory_limit() if kills or code == signal.SIGKILL else None,
+        )
 
-    def ended(self, record: Record) -> None:
-        """Write the record of the end, for the launcher to find it whole."""
-        self._write(record)
+    def ended(self, ending: RankExit, *, left_behind: int, unkept: dict[str, int], reason: str | None) -> None:
+        """Write the record of the end, for the launcher to find it whole.
+
+        Args:
+            ending: As it was known when the rank had just ended.
+            left_behind: How many processes of it had to be ended.
+            unkept: By stream, how many bytes of its output could not be written.
+            reason: Why not.
+        """
+        self._write(
+            RankExit(**{**vars(ending), "left_behind": left_behind, "unkept_output": unkept, "unkept_reason": reason})
+        )
 
     def _kills_since(self) -> int | None:
         """How often the kernel has killed for want of memory since the rank was started; None if it does not say."""
@@ -92,17 +97,18 @@ class RankRecords:
         """Whether the rank's role returned: the last thing a healthy rank writes is its `done` record."""
         try:
             with open(self._path(contract.progress_file(self._rank)), "rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
                 lines = file.read().splitlines()
-            return any(json.loads(line).get("kind") == contract.KIND_DONE for line in lines[-3:])
-        except (OSError, ValueError, AttributeError):
+        except OSError:
             return False
+        return any(isinstance(read_progress(line), Done) for line in lines[-3:])
 
     def _path(self, name: str) -> str:
         return os.path.join(self._folder, name)
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: RankExit) -> None:
         path = self._path(contract.exit_file(self._rank))
-        text = json.dumps(record).encode().ljust(_RESERVED)  # spaces at its end are part of no JSON
+        text = json.dumps(vars(record)).encode().ljust(_RESERVED)  # spaces at its end are part of no JSON
         try:
             with open(os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
                 file.write(text)

@@ -129,15 +129,16 @@ def _run_rank(plan: Record, row: Record, plan_path: str, run_folder: str) -> int
     copies = [output.copy(process.stdout, 1), output.copy(process.stderr, 2)]
     _, wait_status, usage = os.wait4(process.pid, 0)
     ending = records.ending(process.pid, wait_status, usage)
-    ending["left_behind"] = _kill_descendants()
+    left_behind = _kill_descendants()
     _join(copies, _RECORD_GRACE_S)
-    records.ended({**ending, **output.unkept_record()})
+    unkept, reason = output.unkept()
+    records.ended(ending, left_behind=left_behind, unkept=unkept, reason=reason)
     _join(copies, _OUTPUT_GRACE_S)
-    if plan["recipe"] is None and word_was_left(run_folder, since=ending["started"]):
+    if plan["recipe"] is None and word_was_left(run_folder, since=ending.started or 0.0):
         _stay_until_ended()
-    if ending["signal"]:
-        return 128 + int(ending["signal"])
-    return _LEFT_EARLY if ending["left_early"] else int(ending["status"])
+    if ending.signal:
+        return 128 + ending.signal
+    return _LEFT_EARLY if ending.left_early else ending.status or 0
 
 
 def _join(threads: list[threading.Thread], timeout_s: float) -> None:
