@@ -1,0 +1,81 @@
+"""A run of version 0.1.0 is read as that version read it: its report, its metrics, its view, and its checkpoint."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ttlaunch.records.parser import BadRecord
+from ttlaunch.running.bad_records import BadLine
+from ttlaunch.running.metrics.books import read_books
+from ttlaunch.running.metrics.trace import read_traces
+from ttlaunch.running.runs.facts import read_facts
+from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.watch import Watch
+
+RECORDED = Path(__file__).parents[1] / "recorded"
+ROOT = RECORDED.parents[1]
+RUN = "2026-11-22T16-40-50-a581"
+OPTIONS = (
+    "--set training_config.steps=12 --set checkpoint_config.interval=6 --set transformer_config.num_blocks=1 "
+    "--set transformer_config.embedding_dim=16 --set scheduler_config.warmup_steps=2"
+)
+
+
+def filled(text, here):
+    return text.replace("@ROOT@", str(ROOT)).replace("@HERE@", str(here))
+
+
+@pytest.fixture
+def old_run(here):
+    """Its folder, in `runs/` of the working folder."""
+    folder = here / "runs" / RUN
+    shutil.copytree(RECORDED / "run", folder)
+    for name in ("plan.json", "code.json", "train.yaml", "command.sh"):
+        path = folder / name
+        path.write_text(filled(path.read_text(), here))
+    return folder
+
+
+def expected(name, here):
+    return filled((RECORDED / "expected" / name).read_text(), here)
+
+
+def test_its_report_is_the_same(old_run, here, ttlaunch):
+    answer = ttlaunch(f"report {RUN}")
+    assert (0, expected("report.txt", here)) == (answer.status, answer.stdout)
+    answer = ttlaunch(f"report {RUN} --format json")
+    assert json.loads(expected("report.json", here)) == json.loads(answer.stdout)
+
+
+def test_its_view_is_the_same(old_run, here, ttlaunch):
+    answer = ttlaunch(f"attach {RUN}")
+    assert (0, expected("attach.txt", here)) == (answer.status, answer.stdout)
+
+
+def test_its_metrics_are_the_same(old_run, here, ttlaunch):
+    answer = ttlaunch(f"metrics {RUN} --format json")
+    assert expected("metrics.jsonl", here) == answer.stdout
+
+
+def test_every_record_of_it_is_a_typed_one(old_run):
+    facts, told = read_facts(old_run), list[BadLine]()
+    watch = Watch(facts, RunFolder(RUN, old_run))
+    assert len(watch.poll()) > 4 * 12
+    assert [] == list(watch.bad.fresh())
+    assert all(state.exit is not None and not isinstance(state.exit, BadRecord) for state in watch.ranks)
+    assert 4 == len(read_books(old_run, world_size=4, complain=told.append))
+    assert all(trace.spans for trace in read_traces(old_run, facts.ranks, complain=told.append))
+    assert [] == told
+
+
+@pytest.mark.mpi
+def test_training_goes_on_from_its_checkpoint(old_run, here, start_run):
+    """With the parameters that it ended with itself."""
+    run = start_run("hierarchical_parallel", *OPTIONS.split(), "--resume", RUN)
+    assert 0 == run.ends(within_s=120), run.stdout + run.stderr
+    [folder] = [path for path in here.glob("runs/*") if path.is_dir() and path.name != RUN]
+    before, after = (json.loads((path / "report.json").read_text()) for path in (old_run, folder))
+    assert 6 == after["began_from"]["step"]
+    assert before["parameters_sha256"] == after["parameters_sha256"]
