@@ -1,5 +1,6 @@
 """Write `docs/reference/` from the code, so that it cannot say anything else: `python docs/generate.py [--check]`."""
 
+import ast
 import html
 import json
 import re
@@ -21,6 +22,7 @@ from ttlaunch.spec.located.schema import Section
 from ttlaunch.spec.recipe.sections import CompressionConfig, TrainingFile
 from ttlaunch.spec.topology.schema import BindingsFile, ClusterFile, MeshGraphFile, SubContextFilesFile
 
+ROOT = Path(__file__).parents[1]
 REFERENCE = Path(__file__).parent / "reference"
 _GENERATED = "<!-- Written by docs/generate.py; change the code instead. -->\n\n"
 _FAMILIES = {
@@ -55,6 +57,7 @@ def render_pages() -> dict[str, str]:
         "diagnostics.md": _diagnostics(),
         "environment.md": _environment(),
         "exit-statuses.md": _exit_statuses(),
+        "trainers.md": _trainers(),
     }
 
 
@@ -62,6 +65,14 @@ _TRAINING_INTRO = """\
 A training file is YAML with the sections below; every key may be left out. `--set section.key=value` changes one.
 A recipe may add sections of its own and refuses keys that it does not read. `compression_config` is a section of the
 recipes whose README tells of it.
+"""
+
+
+_TRAINERS_INTRO = """\
+# What a trainer imports
+
+Every name of `ttlaunch.train`, with what it takes and what it is for; the module that has the rest of its documentation stands
+above it. A name is loaded when it is first used.
 """
 
 
@@ -217,6 +228,43 @@ Managed names reach a rank only through the plan; a value left over in a shell n
 
 No value stands on a command line; the shim of each rank sets them before the rank's program starts.
 """
+
+
+def _trainers() -> str:
+    """The public names by module, read from the source: importing them would take torch."""
+    lines = [_TRAINERS_INTRO]
+    for module, names in _imports_of("ttlaunch.train"):
+        if module.startswith("ttlaunch.runtime."):
+            lines += [f"\n## `{module}`\n", *(f"- {_signature(_definition(module, name))}" for name in names)]
+    return "\n".join(lines) + "\n"
+
+
+def _imports_of(module: str) -> Iterator[tuple[str, list[str]]]:
+    for node in ast.walk(ast.parse(_source(module))):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module, [alias.name for alias in node.names]
+
+
+def _definition(module: str, name: str) -> ast.ClassDef | ast.FunctionDef:
+    """Where a class or function is written, which may be a module that this one imports it from."""
+    for node in ast.parse(_source(module)).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return node
+    return _definition(next(source for source, names in _imports_of(module) if name in names), name)
+
+
+def _source(module: str) -> str:
+    return (ROOT / module.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8")
+
+
+def _signature(node: ast.ClassDef | ast.FunctionDef) -> str:
+    """Name, arguments, and the first line of the docstring."""
+    arguments = ""
+    if isinstance(node, ast.FunctionDef):
+        returned = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
+        arguments = f"({ast.unparse(node.args)}){returned}"
+    said = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
+    return f"`{node.name}{arguments}`: {said}"
 
 
 if __name__ == "__main__":
