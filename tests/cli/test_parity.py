@@ -197,14 +197,9 @@ def test_ctrl_c_ends_what_runs_and_says_how_far_it_came(tmp_path):
 
 
 def started(pid):
-    """The processes of cells: children of any thread of the command that have children themselves."""
-    found = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in path.read_text().split():
-            below = Path(f"/proc/{child}/task/{child}/children")
-            if below.exists() and (grandchildren := below.read_text().split()):
-                found += [int(child), *map(int, grandchildren)]
-    return found
+    """The processes of cells: children of any thread of the command."""
+    children = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(child) for several in children for child in several]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -67,6 +67,10 @@ class Supervisor:
         """
         with self._news:
             self._news.wait_for(lambda: self._is_silent or any("run" in one or "refused" in one for one in self._said))
+        with self._words:  # of no interest once the run has a folder of its own
+            return self._begun_or_refused()
+
+    def _begun_or_refused(self) -> Path:
         begun = self.said("run")
         if begun:
             return Path(begun[0])

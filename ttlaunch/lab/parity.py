@@ -1,7 +1,6 @@
-"""Carry the cells of `ttlaunch parity` out, each by the very command that reproduces it, and judge their bits.
+"""Carry the cells of `ttlaunch parity` out, each as its command line would, and judge their bits.
 
-A cell is a process of its own, `ttlaunch run` or `ttlaunch simulate`; what it ends with is its JSON and the checkpoint of its
-last step. Results can be kept in a file, so that a long matrix goes on where it was interrupted.
+A cell is a run or a simulation; what it ends with is its report and the checkpoint of its last step. Results can be kept in a file, so that a long matrix goes on where it was interrupted.
 """
 
 import contextlib
@@ -9,8 +8,6 @@ import hashlib
 import json
 import math
 import shutil
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -22,8 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.app.dialogue import Unattended
+from ttlaunch.app.library import start
+from ttlaunch.app.report import Report
+from ttlaunch.app.run_handle import Run
+from ttlaunch.app.run_spec import RunSpec
+from ttlaunch.diagnostics import Severity
+from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.lab.simulate import Simulation, carry_out_simulation, plan_simulation
 from ttlaunch.planning.parity import Cell
-from ttlaunch.running.answers import parse_answer, why_it_failed
 from ttlaunch.running.checkpoints.tensor_difference import largest_difference, read_weights
 from ttlaunch.running.checkpoints.tensor_file import FiledTensor
 from ttlaunch.spec.recipe.discovery import list_recipes
@@ -85,7 +89,7 @@ class Parity:
         self._code = code_hash() if kept else ""
         self._known = self._read_kept()
         self._references: dict[str, tuple[str, Mapping[str, FiledTensor]]] = {}
-        self._running: set[subprocess.Popen[str]] = set()
+        self._running: set[Run] = set()
         self._is_over = threading.Event()
 
     def results(self, cells: Sequence[Cell]) -> Iterator[Result]:
@@ -112,8 +116,8 @@ class Parity:
             finally:
                 self._is_over.set()
                 pool.shutdown(wait=False, cancel_futures=True)
-                for process in list(self._running):  # as Ctrl-C would: each ends its own ranks
-                    process.send_signal(signal.SIGINT)
+                for run in list(self._running):  # as Ctrl-C would
+                    run.stop()
 
     def _reference(self, cell: Cell) -> Result:
         folder = self._scratch / f"reference-{cell.precision}"
@@ -136,31 +140,36 @@ class Parity:
 
     def _carry_out(self, cell: Cell, folder: Path) -> Result:
         """Run one cell as a user would."""
-        words = cell.words(steps=self._steps)
-        keeping = ["--keep", str(folder)] if self._simulated else ["--runs-dir", str(folder)]
-        verb = "simulate" if self._simulated else "run"
-        argv = [sys.executable, "-m", "ttlaunch", verb, *words, "--format", "json", *keeping]
         command = cell.command(steps=self._steps, simulated=self._simulated)
         if self._is_over.is_set():
             return Result(cell, command, None, None, None, 0.0, error="it was not started")
         began = time.monotonic()
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self._running.add(process)
         try:
-            out, err = process.communicate(timeout=_LONGEST_S)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-            process.wait()
-            out, err = "", f"it took more than {_LONGEST_S:.0f} s"
-        finally:
-            self._running.discard(process)
-        seconds = time.monotonic() - began
-        report = parse_answer(out)
-        if process.returncode != 0 or report.get("parameters_sha256") is None:
-            why = why_it_failed(report, err, status=process.returncode, longest=_LONGEST_WORDS)
-            return Result(cell, command, None, None, None, seconds, error=why)
+            answer = self._simulate(cell, folder) if self._simulated else self._start(cell, folder)
+            answer.raise_for_failure()
+        except (LaunchError, TimeoutError) as error:
+            return Result(cell, command, None, None, None, time.monotonic() - began, error=why(error))
+        seconds, digest, report = time.monotonic() - began, answer.parameters_sha256, answer.as_json()
+        if digest is None:
+            return Result(cell, command, None, None, None, seconds, error="no rank has reported its parameters")
         sent, formula = _traffic(report)
-        return Result(cell, command, report["parameters_sha256"], None, _peak(report), seconds, sent, formula)
+        return Result(cell, command, digest, None, _peak(report), seconds, sent, formula)
+
+    def _simulate(self, cell: Cell, folder: Path) -> Simulation:
+        overrides = tuple(cell.overrides(steps=self._steps))
+        spec = RunSpec(target=cell.recipe, overrides=overrides, ranks=cell.world_size)
+        return carry_out_simulation(plan_simulation(spec, Unattended()), keep=folder, cancelled=self._is_over)
+
+    def _start(self, cell: Cell, folder: Path) -> Report:
+        run = start(cell.recipe, set=cell.overrides(steps=self._steps), ranks=cell.world_size, runs_dir=folder)
+        self._running.add(run)
+        try:
+            return run.wait(timeout=_LONGEST_S)
+        except TimeoutError:
+            run.stop(now=True)
+            raise
+        finally:
+            self._running.discard(run)
 
     def _read_kept(self) -> dict[Cell, Result]:
         if self._kept is None:
@@ -195,6 +204,14 @@ class Parity:
                 raise OSError(error.errno, error.strerror, str(self._kept)) from error
 
 
+def why(error: LaunchError | TimeoutError) -> str:
+    """What keeps a run from its result, in a line."""
+    if isinstance(error, TimeoutError):
+        return str(error)
+    errors = [one for one in error.diagnostics if one.severity is Severity.ERROR] or error.diagnostics
+    return errors[0].message[:_LONGEST_WORDS] if errors else f"it ended with status {error.exit_status}"
+
+
 def code_hash() -> str:
     """Of all that computes: package, recipes, torch's version. Results of other code say nothing of this one."""
     digest = hashlib.sha256(sys.version.encode())
@@ -213,13 +230,13 @@ def _last_weights(folder: Path) -> Mapping[str, FiledTensor]:
     return read_weights(checkpoints[0]) if checkpoints else {}
 
 
-def _peak(report: dict[str, Any]) -> int | None:
+def _peak(report: Mapping[str, Any]) -> int | None:
     peaks = [rank.get("peak_memory_bytes") for rank in report.get("ranks", ())]
     found = [peak for peak in (*peaks, report.get("peak_memory_bytes")) if peak]
     return max(found) if found else None
 
 
-def _traffic(report: dict[str, Any]) -> tuple[int | None, int | None]:
+def _traffic(report: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Bytes that all ranks have sent, and those of the recipe's formula."""
     traffic = report.get("traffic")
     if traffic is None:

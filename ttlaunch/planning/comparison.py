@@ -59,9 +59,12 @@ class Candidate:
 
     def words(self, workload: Workload, *, on: str) -> list[str]:
         """What follows `ttlaunch run`."""
-        settings = (*workload.settings(), *self.overrides)
         cluster = [] if on == "local" else ["--on", on]
-        return [self.recipe, *cluster, *(word for one in settings for word in ("--set", one))]
+        return [self.recipe, *cluster, *(word for one in self.settings(workload) for word in ("--set", one))]
+
+    def settings(self, workload: Workload) -> list[str]:
+        """What follows each `--set`."""
+        return [*workload.settings(), *self.overrides]
 
 
 def _without_section(override: str) -> str:

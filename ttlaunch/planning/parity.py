@@ -110,9 +110,8 @@ class Cell:
     def __str__(self) -> str:
         return f"{self.layout}, {counted(self.ranks, 'rank')}, accumulation {self.accumulation}, {self.precision}"
 
-    def words(self, *, steps: int) -> list[str]:
-        """What follows `ttlaunch run` or `ttlaunch simulate`: nothing of the recipe's own training file is left."""
-        [form] = [form for form in _FORMS if (form.recipe, form.layout) == (self.recipe, self.layout)]
+    def overrides(self, *, steps: int) -> list[str]:
+        """What follows each `--set`: whole sections, so that nothing of the recipe's own training file is left."""
         training = (
             f"steps: {steps}, batch_size: {SEQUENCES // self.accumulation}, micro_batch_size: 1, "
             f"gradient_accumulation_steps: {self.accumulation}, learning_rate: 5.0e-3, "
@@ -124,10 +123,24 @@ class Cell:
             "transformer_config": _MODEL,
             "scheduler_config": "type: cosine, warmup_steps: 5",
             "checkpoint_config": "interval: 1000000",  # the last step has one
-            **form.sections(self.workers),
+            **self._form.sections(self.workers),
         }
-        words = [word for key, value in sections.items() for word in ("--set", f"{key}={{{value}}}")]
-        return [self.recipe, *(["--ranks", str(self.ranks)] if form.is_sized else []), *words]
+        return [f"{key}={{{value}}}" for key, value in sections.items()]
+
+    @property
+    def world_size(self) -> int | None:
+        """What follows `--ranks`; None where the configuration says it all."""
+        return self.ranks if self._form.is_sized else None
+
+    @property
+    def _form(self) -> _Form:
+        [form] = [form for form in _FORMS if (form.recipe, form.layout) == (self.recipe, self.layout)]
+        return form
+
+    def words(self, *, steps: int) -> list[str]:
+        """What follows `ttlaunch run` or `ttlaunch simulate`."""
+        size = [] if self.world_size is None else ["--ranks", str(self.world_size)]
+        return [self.recipe, *size, *(word for one in self.overrides(steps=steps) for word in ("--set", one))]
 
     def command(self, *, steps: int, simulated: bool) -> str:
         """As it can be pasted into a shell."""

@@ -1,4 +1,4 @@
-"""Carry a comparison out: every run by the very command that repeats it, one after the other, none twice.
+"""Carry a comparison out: every run as its command line would, one after the other, none twice.
 
 A run that came to its end is kept. When the same comparison is asked for again, after Ctrl-C or with more repeats, runs
 whose plan has the same hash and that the same code made are taken as they are.
@@ -8,8 +8,6 @@ import contextlib
 import hashlib
 import json
 import shlex
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,16 +15,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ttlaunch import contract
+from ttlaunch.app.library import plan, start
 from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.diagnostics.launch_error import LaunchError
 from ttlaunch.lab.comparison.measure import CODE_FILE, Measured, measure_run, read_code
+from ttlaunch.lab.parity import why
 from ttlaunch.planning.comparison import Candidate, Workload
-from ttlaunch.running.answers import parse_answer, why_it_failed
 from ttlaunch.running.runs.facts import run_folders
 from ttlaunch.running.runs.json_files import read_object_if_any
 from ttlaunch.spec.recipe.discovery import find_recipe
 
 _LONGEST_S = 3600.0
-_LEAVING_S = 60.0
 _LONGEST_WORDS = 500
 
 
@@ -104,49 +103,30 @@ class Comparison:
 
     def _plan_hash(self, candidate: Candidate) -> str:
         """Of the plan that would be carried out; empty if there is none, which the run itself then says."""
-        done = subprocess.run(
-            [sys.executable, "-m", *self.command(candidate), "--dry-run", "--format", "json"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_LONGEST_S,
-        )
-        return str(parse_answer(done.stdout).get("hash", "")) if done.returncode == 0 else ""
+        try:
+            return plan(candidate.recipe, on=self._on, set=candidate.settings(self._workload)).hash
+        except LaunchError:
+            return ""
 
     def _known(self, candidate: Candidate, repeat: int, path: Path) -> Attempt:
         return Attempt(candidate, repeat, measure_run(path), None, shlex.join(self.command(candidate)), was_kept=True)
 
     def _run(self, candidate: Candidate, repeat: int) -> Attempt:
         """One run, as a user would start it; a Ctrl-C ends it without grace, since half a run says nothing."""
-        command = self.command(candidate)
-        argv = [sys.executable, "-m", *command, "--format", "json", "--grace", "0", "--runs-dir", str(self._runs)]
-        process = subprocess.Popen(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
+        command, settings = shlex.join(self.command(candidate)), candidate.settings(self._workload)
         try:
-            out, err = process.communicate(timeout=_LONGEST_S)
-        except BaseException:
-            process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=_LEAVING_S)
-            raise
-        report = parse_answer(out)
-        failed = Attempt(
-            candidate,
-            repeat,
-            None,
-            why_it_failed(report, err, status=process.returncode, longest=_LONGEST_WORDS),
-            shlex.join(command),
-        )
-        if process.returncode != 0 or report.get("status") != "done":
-            return failed
-        path = self._runs / str(report["run_id"])
+            with start(candidate.recipe, on=self._on, set=settings, grace=0.0, runs_dir=self._runs) as run:
+                report = run.wait(timeout=_LONGEST_S)
+            report.raise_for_failure()
+        except (LaunchError, TimeoutError) as error:
+            return Attempt(candidate, repeat, None, why(error)[:_LONGEST_WORDS], command)
+        path = report.folder
         try:
             (path / CODE_FILE).write_text(json.dumps({"code": code_of(candidate.recipe)}) + "\n", encoding="utf-8")
-            return Attempt(candidate, repeat, measure_run(path), None, shlex.join(command))
+            return Attempt(candidate, repeat, measure_run(path), None, command)
         except (OSError, ValueError, KeyError) as error:
             reason = f"what it measured cannot be compared: {type(error).__name__}: {error}"
-            return Attempt(candidate, repeat, None, reason[:_LONGEST_WORDS], shlex.join(command))
+            return Attempt(candidate, repeat, None, reason[:_LONGEST_WORDS], command)
 
 
 def code_of(recipe: str) -> str:
@@ -160,7 +140,7 @@ def code_of(recipe: str) -> str:
     found = find_recipe(recipe, working_folder=Path.cwd())
     package = Path(contract.__file__).parent
     own = [] if isinstance(found, Diagnostic) else [found.folder]
-    for folder in (package / "runtime", package / "recipe", *own):
+    for folder in (package / "runtime", package / "spec" / "recipe", *own):
         for path in sorted(folder.rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
