@@ -218,6 +218,33 @@ def test_a_shim_without_an_mpi_launcher_says_so(here):
     assert (process.returncode, process.stderr) == (70, said)
 
 
+def test_the_plan_says_in_which_variables_the_engine_names_the_rank(shim):
+    ended = shim("", rank=0, environment={"FIRST_RANK": "1"})
+    assert json.loads((ended.folder / contract.exit_file(1)).read_text())["status"] == 0
+    assert not (ended.folder / contract.exit_file(0)).exists()
+
+
+def test_a_plan_that_does_not_say_so_is_refused(shim, here):
+    ended = shim("", plan=plan_for(here, ["true"], engine={"name": "Some Engine 1.0"}))
+    said = "ttlaunch shim: the plan does not say how its engine names ranks; another version wrote it\n"
+    assert (ended.status, ended.stderr.decode()) == (70, said)
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        ({"SOME_NETWORKS": "10.0.0.0/24"}, "10.0.0.0/24"),
+        ({"SOME_NETWORKS": "10.0.0.0/24", "TTLAUNCH_NETWORKS": "192.168.0.0/16"}, "10.0.0.0/24"),
+        ({"TTLAUNCH_NETWORKS": "192.168.0.0/16"}, None),
+        ({}, None),
+    ],
+    ids=["named", "named-over-an-outer-runs", "only-an-outer-runs", "none"],
+)
+def test_a_rank_is_told_the_networks_that_the_engine_names(shim, given, seen):
+    ended = shim("import os; print(os.environ.get('TTLAUNCH_NETWORKS'))", environment=given)
+    assert f"{seen}\n" == ended.written(contract.stdout_file).decode()
+
+
 def test_the_environment_is_whole_before_the_rank_starts(shim, here):
     plan = plan_for(here, [sys.executable, str(here / "program.py")])
     plan["environment"] = {"SHARED": "plan", "BOTH": "plan"}

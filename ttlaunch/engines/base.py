@@ -20,7 +20,8 @@ from ttlaunch.planning.launch_plan import EngineCommand
 class Capability(Flag):
     """What an engine can do; whoever needs it asks whether it is among `Engine.can`.
 
-    An engine that lacks one is still complete: what needs it is refused, or done without the engine.
+    An engine that lacks one is still complete: what needs it is refused, or done without the engine. Today only `MPI` is
+    asked for, before a run on this machine; each of the others is for the first engine that has it.
     """
 
     LOSE_RANK = auto()
