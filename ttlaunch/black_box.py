@@ -201,7 +201,8 @@ def _operations(data: bytes, texts: list[str]) -> tuple[Operation, ...]:
         )
         if number:
             texted = _text(texts, name), _text(texts, place)
-            found.append(Operation(number, begun, ended, nbytes, message, step, peer, tag, bucket, verb, *texted))
+            known = verb if verb < len(VERBS) else 0  # a rank can write into its box what it likes
+            found.append(Operation(number, begun, ended, nbytes, message, step, peer, tag, bucket, known, *texted))
     return tuple(sorted(found, key=lambda operation: operation.number))
 
 

@@ -1,15 +1,19 @@
 """A record that cannot be used is one warning that names its rank and its host; all else that the run wrote stands."""
 
 import json
+import random
+import struct
 from types import SimpleNamespace
 
 import pytest
 
 from tests.records.written import progress
 from ttlaunch import contract
+from ttlaunch.black_box import MAGIC, SIZE, WORD_MAGIC, read_box
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.parser import LONGEST_RECORD
 from ttlaunch.running.bad_records import BadLine, BadRecords, report_bad_records
+from ttlaunch.running.boxes import last_operation
 from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
 from ttlaunch.running.metrics.books import read_books
 from ttlaunch.running.metrics.trace import read_traces
@@ -91,6 +95,17 @@ def test_a_full_disk_does_not_keep_the_warning_from_being_told(tmp_path):
     assert 1 == len(said)
 
 
+def test_a_black_box_of_random_words_is_read_and_told(tmp_path):
+    draw = random.Random(7)  # noqa: S311 - any bytes will do
+    for _ in range(50):
+        words = bytearray(draw.randbytes(SIZE))
+        struct.pack_into("=q", words, 8 * WORD_MAGIC, MAGIC)
+        box = read_box(bytes(words))
+        assert box.operations
+        last = last_operation(box, roles=["worker"], end=5.0)
+        assert last is None or last.text
+
+
 @pytest.mark.mpi
 def test_a_run_whose_rank_writes_nonsense_comes_to_its_end(start_run, here):
     path = repr(contract.progress_file(0))
@@ -101,6 +116,7 @@ def test_a_run_whose_rank_writes_nonsense_comes_to_its_end(start_run, here):
     assert 0 == run.ends(within_s=60)
     warning = "warning[R063]: rank 0 (rank, localhost) wrote a record that cannot be used: line 2 of records/"
     assert 1 == (run.stdout + run.stderr).count(warning)
+    assert "warning[R063]: 1 file of the run had records that could not be used; all else counts" in run.stderr
     assert "done" == run.report["status"]
 
 

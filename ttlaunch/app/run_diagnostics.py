@@ -15,7 +15,7 @@ from ttlaunch.running.failures.failure import render_cascade
 from ttlaunch.running.metrics.traffic import TOLERANCE, Edge, Settlement
 from ttlaunch.running.report import Report
 from ttlaunch.running.runs.facts import RunFacts
-from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.runs.run_folder import RunFolder, read_events
 
 _MOST_RANKS = 5
 _MOST_STEPS = 20
@@ -24,6 +24,17 @@ _MOST_UNKEPT = 5
 _MOST_EDGES = 4
 _OF_RELEASE = re.compile(f".*/{contract.RELEASES_DIR}/[0-9a-f]{{64}}/{contract.PROJECT_DIR}/(?P<path>.+)")
 """A file of this folder as it lies on another host."""
+
+
+def bad_record_diagnostics(folder: RunFolder) -> list[Diagnostic]:
+    """A warning if records of ranks could not be used, with the first one of each file."""
+    found = [event for event in read_events(folder.path) if event.get("event") == "bad_record"]
+    if not found:
+        return []
+    notes = [f"{event.get('file')}: {event.get('reason')}" for event in found[:_MOST_REASONS]]
+    notes += [f"and {len(found) - _MOST_REASONS} more files"] if len(found) > _MOST_REASONS else []
+    message = f"{counted(len(found), 'file')} of the run had records that could not be used; all else counts"
+    return [Diagnostic("R063", message, notes=tuple(notes), severity=Severity.WARNING)]
 
 
 def run_diagnostics(report: Report, facts: RunFacts, folder: RunFolder) -> list[Diagnostic]:
@@ -35,6 +46,7 @@ def run_diagnostics(report: Report, facts: RunFacts, folder: RunFolder) -> list[
         *outstayed_diagnostics(report, folder),
         *checkpoint_diagnostics(report),
         *unkept_diagnostics(report.ranks),
+        *bad_record_diagnostics(folder),
         *(traffic_diagnostics(report.traffic, [row.role for row in facts.ranks]) if is_done else []),
     ]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from ttlaunch.errors import TtlaunchError
+from ttlaunch.records.parser import load
 
 _LARGEST_HEADER = 100_000_000
 _SMALLEST_HEADER = len(b"{}")
@@ -85,7 +86,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             raise TensorFileError("it is no safetensors file")
         text = file.read(length)
     try:
-        content: dict[str, Any] = json.loads(text)
+        content: dict[str, Any] = load(text)  # a `BadRecord` has no items, and is refused with the rest
         base = 8 + length
         tensors = {name: _stored(path, entry, base) for name, entry in content.items() if name != "__metadata__"}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
