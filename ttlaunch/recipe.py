@@ -5,6 +5,7 @@ the plan; the rank reads it to validate the same configuration again.
 """
 
 from ttlaunch.spec.located.schema import Section
+from ttlaunch.spec.recipe.bits import Bits, ReadOnlyWith
 from ttlaunch.spec.recipe.blocks import aligned_subtrees, contiguous_blocks
 from ttlaunch.spec.recipe.checks import (
     every_replica_has_a_micro_batch,
@@ -91,6 +92,7 @@ from ttlaunch.spec.recipe.traffic import (
 __all__ = [
     "NUMBER_BYTES",
     "VALUE_BYTES",
+    "Bits",
     "CheckpointConfig",
     "CompressionConfig",
     "ConfigFile",
@@ -106,6 +108,7 @@ __all__ = [
     "PipelineParallelConfig",
     "Problem",
     "Ranks",
+    "ReadOnlyWith",
     "Recipe",
     "SchedulerConfig",
     "Section",

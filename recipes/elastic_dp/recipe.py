@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from ttlaunch.recipe import (
+    Bits,
     CompressionConfig,
     Layout,
     Recipe,
@@ -31,7 +32,7 @@ class ElasticDpConfig(Section):
     staleness_rule: Literal["inverse", "constant"] = Field(
         "inverse", description="learning rate of a stale gradient: divided by its staleness, or as it is"
     )
-    slow_workers: dict[NonNegativeInt, Annotated[float, Field(ge=1, le=1000)]] = Field(
+    slow_workers: Annotated[dict[NonNegativeInt, Annotated[float, Field(ge=1, le=1000)]], Bits.FREE] = Field(
         default={}, description="for experiments: workers by place, and how many times as long their passes take"
     )
 

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from ttlaunch.recipe import (
+    Bits,
     CompressionConfig,
     Layout,
     Recipe,
@@ -25,14 +26,18 @@ class SyncPsConfig(Section):
 
     noun: ClassVar[str] = "sync_ps_config"
 
-    num_servers: PositiveInt = Field(1, description="ranks that share the parameters and their state, by layers")
+    num_servers: Annotated[PositiveInt, Bits.FREE, Bits.SENDERS] = Field(
+        1, description="ranks that share the parameters and their state, by layers"
+    )
     straggler: Literal["wait", "drop", "fail"] = Field("wait", description="for late workers; or do without; or end")
-    straggler_timeout_s: PositiveFloat = Field(30.0, description="after the last that came; then others are late")
+    straggler_timeout_s: Annotated[PositiveFloat, Bits.FREE] = Field(
+        30.0, description="after the last that came; then others are late"
+    )
     polyak_interval: PositiveInt | None = Field(None, description="steps between weights that their average counts")
     polyak_decay: Annotated[float, Field(ge=0, lt=1)] | None = Field(
         None, description="share of the average that stays when further weights count; null: all count alike"
     )
-    slow_workers: dict[NonNegativeInt, Annotated[float, Field(ge=1, le=1000)]] = Field(
+    slow_workers: Annotated[dict[NonNegativeInt, Annotated[float, Field(ge=1, le=1000)]], Bits.FREE] = Field(
         default={}, description="for experiments: workers by place, and how many times as long their passes take"
     )
 

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from ttlaunch.recipe import (
+    Bits,
     Layout,
     Recipe,
     Section,
@@ -24,6 +25,7 @@ class TensorParallelConfig(Section):
     """How ranks are arranged: the ranks of one model split its matrices, models share the micro-batches of a step."""
 
     noun: ClassVar[str] = "tensor_parallel_config"
+    marks: ClassVar[tuple[Bits, ...]] = (Bits.FREE,)
 
     ranks: Positive = Field(2, description="ranks that split the matrices of one model; divides num_heads")
     replicas: Positive = Field(1, description="models side by side, each with a share of the micro-batches")

@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from ttlaunch.running.runs.recorded import read_daemons
 
 from ttlaunch import contract
+from ttlaunch.running.runs.facts import read_daemons
 
 pytestmark = pytest.mark.mpi
 

@@ -12,46 +12,10 @@ from typing import Any, get_args
 
 from ttlaunch.diagnostics import Diagnostic, Label, Severity, shown
 from ttlaunch.diagnostics.count import counted
+from ttlaunch.spec.located.schema import Section
+from ttlaunch.spec.recipe.bits import Bits, deciders, marked
 from ttlaunch.spec.recipe.config import LoadedConfig
 
-# What the bits do not depend on, as whole sections or single keys.
-_FREE = (
-    "multihost_config",
-    "checkpoint_config",
-    "device_config.mesh_shape",
-    "device_config.enable_ddp",
-    "device_config.enable_tp",  # more than rounding does not depend on who has which part of a matrix
-    "tensor_parallel_config",
-    "sync_ps_config.num_servers",
-    "sync_ps_config.straggler_timeout_s",
-    "sync_ps_config.slow_workers",
-    "elastic_dp_config.slow_workers",
-    "training_config.data_path",  # its content counts instead
-    "training_config.validation_interval",
-    "training_config.validation_sequences",
-    "training_config.activation_checkpointing",
-    "training_config.log_layer_grad_norms",
-    "training_config.early_stop_patience",
-    "training_config.early_stop_min_delta",
-)
-_LENGTH = ("training_config.steps", "training_config.num_epochs")
-_READ_ONLY_WITH = (
-    ("data_config", "data_config.source", "markov"),
-    ("loss_scale_config", "training_config.precision", "fp16"),
-    ("training_config.beta2", "training_config.optimizer", "adamw"),
-    ("training_config.epsilon", "training_config.optimizer", "adamw"),
-    ("training_config.clip_grad_norm_max_norm", "training_config.use_clip_grad_norm", True),
-)
-"""A key or section, and the value of another key without which nothing depends on it."""
-_SHAPE = (
-    "transformer_config",
-    "training_config.model_type",
-    "training_config.tokenizer_type",
-    "data_config.vocabulary",
-)
-_NO_SHAPE = ("transformer_config.dropout_prob",)
-_SENDERS = ("multihost_config.enabled", "multihost_config.num_workers", "sync_ps_config.num_servers")
-"""What decides whose sums of gradients a codec encodes."""
 _OF_ONE_WORKER = re.compile(r"optimizer\.weights\..+~[0-9]+of[0-9]+\Z")
 _NEW_TRAINING = "`--set checkpoint_config.initial_weights=FILE` begins a new training with exported weights"
 
@@ -81,8 +45,9 @@ def check_same_training(
         fixed: Further keys that must be the same, since the bits of this recipe depend on them.
     """
     now = loaded.checked.model_dump(mode="json")
-    changes = list(_changes(manifest["config"], now, fixed=fixed))
-    shape = [change for change in changes if _is_in(change.key, _SHAPE) and not _is_in(change.key, _NO_SHAPE)]
+    model = type(loaded.checked)
+    changes = list(_changes(manifest["config"], now, model=model, fixed=fixed))
+    shape = [change for change in changes if _is_in(change.key, marked(model, Bits.SHAPE))]
     rest = [change for change in changes if change not in shape]
     found = list(_state_of_another_recipe(manifest, loaded, now, fixed=fixed))
     if shape:
@@ -108,7 +73,9 @@ def _other_senders(before: Mapping[str, Any], now: Mapping[str, Any], loaded: Lo
     old, new = dict(_flat(before)), dict(_flat(now))
     kind = new.get("compression_config.kind", "none")
     changed = [
-        Change(key, old[key], new[key]) for key in _SENDERS if key in old and key in new and old[key] != new[key]
+        Change(key, old[key], new[key])
+        for key in marked(type(loaded.checked), Bits.SENDERS)
+        if key in old and key in new and old[key] != new[key]
     ]
     if kind == "none" or old.get("compression_config.kind") != kind or not changed:
         return
@@ -147,12 +114,14 @@ def _tensors(manifest: Mapping[str, Any]) -> Iterator[str]:
         yield from entry.get("tensors", ())
 
 
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any], *, fixed: Sequence[str]) -> Iterator[Change]:
+def _changes(
+    before: Mapping[str, Any], now: Mapping[str, Any], *, model: type[Section], fixed: Sequence[str]
+) -> Iterator[Change]:
     old, new = dict(_flat(before)), dict(_flat(now))
     is_constant = old.get("scheduler_config.type") == new.get("scheduler_config.type") == "constant"
-    unread = [key for key, decider, value in _READ_ONLY_WITH if new.get(decider) != value]
-    length = _LENGTH if is_constant else ()  # only then no step depends on how many there are
-    free = (*_FREE, *length, *unread)
+    unread = [key for key, decider in deciders(model) if new.get(decider.key) != decider.value]
+    length = marked(model, Bits.LENGTH) if is_constant else ()  # only then no step depends on how many there are
+    free = (*marked(model, Bits.FREE), *length, *unread)
     for key in sorted(old.keys() | new.keys()):
         if key in old and key in new and old[key] != new[key] and (key in fixed or not _is_in(key, free)):
             yield Change(key, old[key], new[key])

@@ -30,10 +30,12 @@ class Section(BaseModel):
 
     Attributes:
         noun: What a message calls one of these: "a rank binding".
+        marks: What holds of all its keys, for whoever defines such marks, as `spec/recipe/bits.py` does.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
     noun: ClassVar[str] = "this file"
+    marks: ClassVar[tuple[Any, ...]] = ()
 
 
 ModelT = TypeVar("ModelT", bound=Section)
@@ -185,14 +187,15 @@ def _section_at(model: type[Section], path: tuple[Key, ...]) -> type[Section]:
     for step in path:
         fields = _fields(current)
         if isinstance(step, str) and step in fields:
-            current = _section_in(fields[step]) or current
+            current = section_in(fields[step]) or current
     return current
 
 
-def _section_in(annotation: Any) -> type[Section] | None:
+def section_in(annotation: Any) -> type[Section] | None:
+    """The section that a field holds, also where it may be null or there may be several; None for a plain value."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
-    inner = (_section_in(argument) for argument in getattr(annotation, "__args__", ()))
+    inner = (section_in(argument) for argument in getattr(annotation, "__args__", ()))
     return next((section for section in inner if section), None)
 
 
@@ -202,7 +205,7 @@ def _homes(
     """The sections of the file in which `key` would be known. A section inside its own kind is not looked into."""
     homes: list[str] = []
     for name, annotation in _fields(model).items():
-        section = _section_in(annotation)
+        section = section_in(annotation)
         if section is not None and section not in above:
             homes += [prefix + name] if key in _fields(section) else []
             homes += _homes(section, key, f"{prefix}{name}.", above | {model, section})

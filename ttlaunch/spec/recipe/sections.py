@@ -4,11 +4,12 @@ The names are those of the vendor's training files where they exist. The referen
 generated from here. A batch is defined once, in `TrainingConfig`, and never depends on the number of workers.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from ttlaunch.spec.located import Section
+from ttlaunch.spec.recipe.bits import Bits, ReadOnlyWith
 
 Positive = Annotated[int, Field(ge=1, le=10**9)]
 """Up to a billion: more is a slip of the keyboard, not a size that any machine could work through."""
@@ -26,22 +27,27 @@ class TrainingConfig(Section):
     noun: ClassVar[str] = "training_config"
 
     seed: NonNegative = Field(0, description="seed of weights, data order and dropout")
-    steps: Positive = Field(100, description="optimizer steps; training ends earlier if `num_epochs` is used up")
-    num_epochs: Positive | None = Field(None, description="passes over the training text at most; null: no limit")
+    steps: Annotated[Positive, Bits.LENGTH] = Field(
+        100, description="optimizer steps; training ends earlier if `num_epochs` is used up"
+    )
+    num_epochs: Annotated[Positive | None, Bits.LENGTH] = Field(
+        None, description="passes over the training text at most; null: no limit"
+    )
     batch_size: Size = Field(16, description="sequences of one accumulation, whatever the number of workers")
     gradient_accumulation_steps: Size = Field(1, description="accumulations of one optimizer step")
     micro_batch_size: Positive | None = Field(
         None, description="sequences of one forward pass; null: batch_size // 8, at least 1"
     )
-    model_type: Literal["gpt", "mlp", "conv"] = Field(
+    model_type: Annotated[Literal["gpt", "mlp", "conv"], Bits.SHAPE] = Field(
         "gpt", description="gpt: transformer; mlp: feed-forward, fixed context; conv: convolutions, for images"
     )
-    data_path: Annotated[str, Field(min_length=1)] | None = Field(
+    # Its content counts instead: the SHA-256 of the text.
+    data_path: Annotated[Annotated[str, Field(min_length=1)] | None, Bits.FREE] = Field(
         None,
         description="UTF-8 text file, or folder of them; for images a file of rows; null: Python's standard library "
         "sources, for images scikit-learn's handwritten digits",
     )
-    tokenizer_type: Literal["byte", "char", "ids"] = Field(
+    tokenizer_type: Annotated[Literal["byte", "char", "ids"], Bits.SHAPE] = Field(
         "byte", description="byte: 256 tokens; char: those in the text; ids: a file of `ttlaunch data --tokenizer`"
     )
     response_template: Annotated[str, Field(min_length=1)] | None = Field(
@@ -52,34 +58,42 @@ class TrainingConfig(Section):
         description="text that begins an instruction and so ends the response before it; needed with the key above",
     )
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.1, description="share of the text kept for it")
-    validation_interval: Positive = Field(20, description="steps between validations; first and last always happen")
-    validation_sequences: Positive = Field(32, description="sequences of one validation, at most those there are")
-    early_stop_patience: Positive | None = Field(
+    validation_interval: Annotated[Positive, Bits.FREE] = Field(
+        20, description="steps between validations; first and last always happen"
+    )
+    validation_sequences: Annotated[Positive, Bits.FREE] = Field(
+        32, description="sequences of one validation, at most those there are"
+    )
+    early_stop_patience: Annotated[Positive | None, Bits.FREE] = Field(
         None,
         description="validations in a row without improvement after which training ends; null: it never ends early",
     )
-    early_stop_min_delta: Annotated[float, Field(ge=0)] = Field(
+    early_stop_min_delta: Annotated[float, Field(ge=0), Bits.FREE] = Field(
         0.0, description="nats by which the validation loss must fall below its best to count as an improvement"
     )
-    log_layer_grad_norms: bool = Field(
+    log_layer_grad_norms: Annotated[bool, Bits.FREE] = Field(
         default=False, description="report the norm of each layer's gradient at every validation after a step"
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32", description="of matrix products and attention; weights, gradients and their sums are always fp32"
     )
-    activation_checkpointing: bool = Field(
+    activation_checkpointing: Annotated[bool, Bits.FREE] = Field(
         default=False, description="compute each block again in the backward pass instead of keeping what is inside"
     )
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="update rule")
     learning_rate: PositiveFloat = Field(3e-3, description="peak of the schedule, per step")
     beta1: Fraction = Field(0.9, description="AdamW: decay of the mean of gradients; SGD: momentum")
-    beta2: Fraction = Field(0.95, description="AdamW: decay of the mean of squared gradients")
-    epsilon: Annotated[float, Field(ge=1e-38)] = Field(
+    beta2: Annotated[Fraction, ReadOnlyWith("training_config.optimizer", "adamw")] = Field(
+        0.95, description="AdamW: decay of the mean of squared gradients"
+    )
+    epsilon: Annotated[float, Field(ge=1e-38), ReadOnlyWith("training_config.optimizer", "adamw")] = Field(
         1e-8, description="AdamW: added to the root of the second moment"
     )
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="decoupled, on tensors of two dimensions")
     use_clip_grad_norm: bool = Field(default=True, description="clip the gradient of a step to the next key's norm")
-    clip_grad_norm_max_norm: PositiveFloat = Field(1.0, description="Euclidean norm over all parameters")
+    clip_grad_norm_max_norm: Annotated[
+        PositiveFloat, ReadOnlyWith("training_config.use_clip_grad_norm", value=True)
+    ] = Field(1.0, description="Euclidean norm over all parameters")
 
     @property
     def sequences_per_step(self) -> int:
@@ -104,12 +118,13 @@ class DataConfig(Section):
     """Where training data come from: a file, or a Markov chain that draws them from a seed, the same on every rank."""
 
     noun: ClassVar[str] = "data_config"
+    marks: ClassVar[tuple[Any, ...]] = (ReadOnlyWith("data_config.source", "markov"),)
 
     source: Literal["file", "markov"] = Field(
         "file",
         description="file: what training_config.data_path names; markov: sequences that are drawn, without a file",
     )
-    vocabulary: Annotated[int, Field(ge=2, le=2**16)] = Field(64, description="markov: different tokens")
+    vocabulary: Annotated[int, Field(ge=2, le=2**16), Bits.SHAPE] = Field(64, description="markov: different tokens")
     order: Annotated[int, Field(ge=1, le=8)] = Field(1, description="markov: tokens that the next one depends on")
     branching: Size = Field(
         4, description="markov: tokens that may follow, all as likely: the perplexity of a perfect model"
@@ -125,12 +140,16 @@ class TransformerConfig(Section):
 
     noun: ClassVar[str] = "transformer_config"
 
-    num_blocks: Size = Field(4, description="blocks between embedding and head")
-    num_heads: Size = Field(4, description="attention heads of a block; divides embedding_dim")
-    embedding_dim: Size = Field(64, description="width of the residual stream")
-    max_sequence_length: Annotated[int, Field(ge=2, le=10**7)] = Field(64, description="tokens of one sequence")
+    num_blocks: Annotated[Size, Bits.SHAPE] = Field(4, description="blocks between embedding and head")
+    num_heads: Annotated[Size, Bits.SHAPE] = Field(4, description="attention heads of a block; divides embedding_dim")
+    embedding_dim: Annotated[Size, Bits.SHAPE] = Field(64, description="width of the residual stream")
+    max_sequence_length: Annotated[int, Field(ge=2, le=10**7), Bits.SHAPE] = Field(
+        64, description="tokens of one sequence"
+    )
     dropout_prob: Fraction = Field(0.0, description="share of activations dropped while training")
-    tie_embeddings: bool = Field(default=False, description="the head's matrix is that of the token embedding")
+    tie_embeddings: Annotated[bool, Bits.SHAPE] = Field(
+        default=False, description="the head's matrix is that of the token embedding"
+    )
 
 
 class PipelineParallelConfig(Section):
@@ -163,9 +182,14 @@ class MultihostConfig(Section):
     """How many ranks do what, and over which kind of socket they talk."""
 
     noun: ClassVar[str] = "multihost_config"
+    marks: ClassVar[tuple[Any, ...]] = (Bits.FREE,)
 
-    enabled: bool = Field(default=True, description="false: one process, the reference that other layouts must equal")
-    num_workers: Positive = Field(2, description="ranks that differentiate; each needs at least one micro-batch")
+    enabled: Annotated[bool, Bits.SENDERS] = Field(
+        default=True, description="false: one process, the reference that other layouts must equal"
+    )
+    num_workers: Annotated[Positive, Bits.SENDERS] = Field(
+        2, description="ranks that differentiate; each needs at least one micro-batch"
+    )
     socket_type: Literal["mpi", "fabric"] = Field(
         "mpi", description="mpi: host memory; fabric: device to device, by NCCL on CUDA devices, else by gloo"
     )
@@ -184,14 +208,15 @@ class DeviceConfig(Section):
     threads_per_rank: Annotated[int, Field(ge=1, le=1024)] = Field(
         1, description="torch threads; 1 gives the same bits on every host"
     )
-    mesh_shape: Annotated[list[Positive], Field(min_length=2, max_length=2)] | None = Field(
+    mesh_shape: Annotated[Annotated[list[Positive], Field(min_length=2, max_length=2)] | None, Bits.FREE] = Field(
         None,
         description="rows and columns of devices a rank drives, or a worker with one of the next two keys; null: one device",
     )
-    enable_ddp: bool = Field(
+    enable_ddp: Annotated[bool, Bits.FREE] = Field(
         default=False, description="a rank for each device of a worker; their gradients are added up first"
     )
-    enable_tp: bool = Field(
+    # More than rounding does not depend on who has which part of a matrix.
+    enable_tp: Annotated[bool, Bits.FREE] = Field(
         default=False,
         description="a rank for each device of a worker, which split the model; with enable_ddp those of a row do",
     )
@@ -231,6 +256,7 @@ class LossScaleConfig(Section):
     """
 
     noun: ClassVar[str] = "loss_scale_config"
+    marks: ClassVar[tuple[Any, ...]] = (ReadOnlyWith("training_config.precision", "fp16"),)
 
     initial_power: Power = Field(8, description="the first scale is 2 to this power")
     growth_interval: Positive = Field(1000, description="steps without overflow after which the scale is doubled")
@@ -260,6 +286,7 @@ class CheckpointConfig(Section):
     """What training can go on from after an interruption, and what it begins with."""
 
     noun: ClassVar[str] = "checkpoint_config"
+    marks: ClassVar[tuple[Any, ...]] = (Bits.FREE,)
 
     interval: Positive | None = Field(
         100, description="steps between checkpoints; the last step always has one; null: no checkpoints at all"

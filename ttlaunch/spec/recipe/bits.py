@@ -1,0 +1,48 @@
+"""What of a training's bits depends on a key, said where the key is defined: `key: Annotated[int, Bits.FREE] = Field(…)`.
+
+A key without a mark changes the bits: whoever adds one and forgets the mark gets a run that refuses to go on from a
+checkpoint with another value, not one that goes on to other numbers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from ttlaunch.spec.located.schema import Section, section_in
+
+
+class Bits(StrEnum):
+    """How the numbers of a training depend on a key. A section says it of all its keys with `marks`."""
+
+    FREE = "free"  # not at all: who shares the work, what is reported, where files lie
+    LENGTH = "length"  # as far as the learning rate does, since it says how many steps there are
+    SHAPE = "shape"  # with another value it is another model, whose weights do not fit
+    SENDERS = "senders"  # only where gradients travel compressed: it decides whose sums are encoded
+
+
+@dataclass(frozen=True)
+class ReadOnlyWith:
+    """Nothing reads the key, so nothing depends on it, unless another key has this value."""
+
+    key: str
+    value: Any
+
+
+def marked(model: type[Section], mark: Bits) -> tuple[str, ...]:
+    """The dotted names of all keys, and of whole sections, that have the mark."""
+    return tuple(path for path, marks in _marks(model) if mark in marks)
+
+
+def deciders(model: type[Section]) -> list[tuple[str, ReadOnlyWith]]:
+    """The dotted names of keys and sections that are read only with a value of another key, and which."""
+    return [(path, mark) for path, marks in _marks(model) for mark in marks if isinstance(mark, ReadOnlyWith)]
+
+
+def _marks(model: type[Section], prefix: str = "") -> Iterator[tuple[str, tuple[Any, ...]]]:
+    for name, field in model.model_fields.items():
+        path = f"{prefix}{field.alias or name}"
+        section = section_in(field.annotation)
+        yield path, (*field.metadata, *(section.marks if section else ()))
+        if section is not None:
+            yield from _marks(section, f"{path}.")
