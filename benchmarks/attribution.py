@@ -30,10 +30,10 @@ from attribution_places import break_cell, control_group, open_place
 TO_BE_MET = 0.99
 BREAKS = ("faults", "recipe", "ring", "trainer")
 ATTRIBUTES = (
-    "launch/failures/attribution",
-    "launch/failures/causes",
-    "launch/failures/last_words",
-    "launch/failures/name_cause",
+    "running/failures/attribution",
+    "running/failures/causes",
+    "running/failures/last_words",
+    "running/failures/name_cause",
     "agent/rank_records",
 )
 

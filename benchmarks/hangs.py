@@ -40,11 +40,11 @@ WITHIN_S = 5.0
 LONGEST_S = 180.0
 STEPS, LATEST_STEP = 40, 12
 JUDGES = (
-    "launch/hang/hangs",
-    "launch/hang/waits",
-    "launch/hang/verdict",
-    "launch/hang/mismatch",
-    "launch/hang/stacks",
+    "running/hang/hangs",
+    "running/hang/waits",
+    "running/hang/verdict",
+    "running/hang/mismatch",
+    "running/hang/stacks",
     "agent/spy",
     "black_box",
 )
