@@ -69,7 +69,7 @@ def alone(tmp_path_factory):
 
 def start_of(run_dir, step):
     """What a plan says of a run's checkpoint."""
-    plan = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 1, "config": {}, "data": None}
+    plan = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 64, "config": {}, "data": None}
     complete_checkpoints(run_dir, plan, run_id="run")
     checkpoint = verify(run_dir / contract.checkpoint_dir(step))
     files = [{"path": str(checkpoint.path / name)} | entry for name, entry in checkpoint.manifest["files"].items()]
