@@ -2,6 +2,7 @@
 
 import ast
 import html
+import inspect
 import json
 import re
 import sys
@@ -14,7 +15,9 @@ import typer
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
+import ttlaunch
 from ttlaunch import contract
+from ttlaunch.app.library import ClusterOptions, StartOptions
 from ttlaunch.cli.main import app
 from ttlaunch.diagnostics.explain import known_codes, load_page
 from ttlaunch.planning.environment import MANAGED, PASSED_PREFIXES
@@ -57,6 +60,7 @@ def render_pages() -> dict[str, str]:
         "diagnostics.md": _diagnostics(),
         "environment.md": _environment(),
         "exit-statuses.md": _exit_statuses(),
+        "python.md": _python(),
         "trainers.md": _trainers(),
     }
 
@@ -80,6 +84,64 @@ class _Documented(TrainingFile):
     """What every recipe has, and what several have."""
 
     compression_config: CompressionConfig = CompressionConfig()
+
+
+_PYTHON_INTRO = """\
+# Python
+
+What `import ttlaunch` offers. Nothing of it prints, ends the process, changes a signal handler, the environment or the
+working folder; calls may come from any thread and from a running event loop. Begin with
+[sweep four learning rates](../tutorials/sweep-from-python.md).
+"""
+
+
+def _python() -> str:
+    """Every public name of the package with its signature, its docstring and those of its public members."""
+    parts = [_PYTHON_INTRO]
+    public = {name: getattr(ttlaunch, name) for name in ttlaunch.__all__}
+    parts += [_callable(f"ttlaunch.{name}", value) for name, value in public.items() if inspect.isfunction(value)]
+    parts += [f"## {options.__name__}\n\n{_doc(options)}\n" for options in (ClusterOptions, StartOptions)]
+    for name, value in public.items():
+        if inspect.isclass(value):
+            parts.append(f"## ttlaunch.{name}\n\n{_doc(value)}\n")
+            parts += [
+                _member(name, member, found) for member, found in vars(value).items() if not member.startswith("_")
+            ]
+    return "\n".join(part for part in parts if part)
+
+
+def _member(owner: str, name: str, value: Any) -> str:
+    """A method or property with its docstring; nothing for a plain attribute, which the class describes."""
+    if isinstance(value, property):
+        return f"### {owner}.{name}\n\n{_doc(value)}\n"
+    if isinstance(value, classmethod) or not inspect.isfunction(value):
+        return ""
+    return _callable(f"{owner}.{name}", value, level="###")
+
+
+def _callable(name: str, function: Any, *, level: str = "##") -> str:
+    signature = re.sub(r"\*<class '([\w.]+)'>", r"Unpack[\1]", str(inspect.signature(function)))
+    signature = re.sub(r"\b(?:\w+\.)+(?=[A-Z])", "", signature).replace(": 'Target", ": Target").replace("'", "")
+    return f"{level} {name}\n\n```python\n{name}{signature}\n```\n\n{_doc(function)}\n"
+
+
+def _doc(value: Any) -> str:
+    """A docstring as Markdown: sections become headings in bold, their entries a list."""
+    lines, found = (inspect.getdoc(value) or "").splitlines(), []
+    in_section = False
+    for line in lines:
+        if line in {"Args:", "Attributes:", "Raises:", "Returns:"}:
+            in_section = True
+            found += [f"**{line.removesuffix(':')}**", ""]
+        elif in_section and line.startswith("    ") and not line.startswith("     "):
+            head, colon, rest = line.strip().partition(": ")
+            found.append(f"- `{head}`: {rest}" if colon else f"- {head}")
+        elif in_section and line.startswith("     "):
+            found.append(f"  {line.strip()}")
+        else:
+            in_section = in_section and not line
+            found.append(line)
+    return "\n".join(found)
 
 
 def _is_current(path: Path, text: str) -> bool:

@@ -24,6 +24,17 @@ BREAKS = """
 _whole = worker
 
 
+def saved(step):
+    # The launcher completes a checkpoint beside the training: wait until this one is whole.
+    import os, pathlib, time
+
+    deadline = time.monotonic() + 60
+    while not pathlib.Path(os.environ["TTLAUNCH_RUN_DIR"], "checkpoints", "step-%d" % step).is_dir():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return True
+
+
 def worker(cfg, ctx):
     import os, pathlib, signal
     steps = ctx.steps
@@ -66,7 +77,7 @@ def run(tmp_path):
 def test_a_run_that_breaks_once_ends_with_the_bits_of_one_that_never_broke(run, tmp_path):
     """C16, D23: the rank that is killed owns half of each layer and its optimizer state, which nobody else has."""
     undisturbed = json.loads(run("False", "--format", "json", recipe="zero").stdout)
-    once = "not os.path.exists('broken')"
+    once = "not os.path.exists('broken') and saved(4)"
     answer = run(once, "--max-restarts", "1", "--format", "json", recipe="zero")
     assert answer.returncode == 0, answer.stderr
     report = json.loads(answer.stdout)

@@ -102,7 +102,6 @@ def carry_out(
         registered(plan, folder, dialogue),
         (watched_by or _in_its_folder)(plan, crew, folder, scratch) as view,
     ):
-        begun(folder)
         report = supervise(
             plan,
             folder,
@@ -114,6 +113,7 @@ def carry_out(
             scratch=scratch,
             grace=Grace(options.grace_s, tuple(options.typed)),
             hang_timeout_s=options.hang_timeout_s,
+            begun=begun,
         )
     return Outcome(report, facts_of(plan), folder, scratch)
 

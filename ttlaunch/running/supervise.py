@@ -8,7 +8,7 @@ import contextlib
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +62,7 @@ def supervise(
     scratch: Path,
     grace: Grace = USUAL_GRACE,
     hang_timeout_s: float | None = None,
+    begun: Callable[[RunFolder], None] = lambda _: None,
 ) -> Report:
     """Run the plan to its end, whatever that is, and write `report.json`.
 
@@ -76,9 +77,11 @@ def supervise(
         scratch: A short, private folder for sockets and shared memory, of this path on every host.
         grace: What ranks may take to leave once an end was ordered.
         hang_timeout_s: How long no rank may move; None: see `HangWatch`.
+        begun: Told of the folder before anything starts, and once every order to end would leave a report.
     """
     run = _Supervision(plan, folder, engine, view, watch, crew, grace, hang_timeout_s)
     with _signals(run.end):  # to the last: however often it is pressed, Ctrl-C leaves a report
+        begun(folder)
         return run.carry_out(_variables(plan, folder, environment, crew=crew, scratch=scratch))
 
 

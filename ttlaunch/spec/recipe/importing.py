@@ -4,23 +4,45 @@ A recipe's folder becomes a package of its own, so that `from .recipe import Con
 folder lies, and two recipes whose folders have the same name do not mix.
 """
 
+import contextlib
 import hashlib
 import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
 
+_STATE = "__ttlaunch_state__"
+"""Attribute of the package that a folder becomes: what its files were when it was imported."""
+
 
 def import_recipe_module(folder: Path, module: str) -> ModuleType:
-    """Import `recipe` or `trainer` of a recipe's folder.
+    """Import `recipe` or `trainer` of a recipe's folder; anew if a file of the folder has changed since the last time.
+
+    A notebook that runs for days edits a recipe between two runs, and must not plan with what it imported first.
 
     Raises:
         Exception: Whatever the module raises on import.
     """
     name = "".join(character if character.isalnum() else "_" for character in folder.name)
     package = f"ttlaunch_recipe_{name}_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
-    if package not in sys.modules:
+    state = _state(folder)
+    parent = sys.modules.get(package)
+    if parent is None or getattr(parent, _STATE, None) != state:
+        for loaded in [one for one in sys.modules if one.startswith(f"{package}.")]:
+            del sys.modules[loaded]
+        importlib.invalidate_caches()
         parent = ModuleType(package)
         parent.__path__ = [str(folder)]
+        setattr(parent, _STATE, state)
         sys.modules[package] = parent
     return importlib.import_module(f"{package}.{module}")
+
+
+def _state(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Name, size and time of every Python file of a folder."""
+    found = []
+    for path in sorted(folder.glob("*.py")):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            found.append((path.name, status.st_size, status.st_mtime_ns))
+    return tuple(found)
