@@ -1,6 +1,5 @@
 """Carry a plan out without a cluster: one child process plays all ranks, and says what is wrong with their messages."""
 
-import json
 import subprocess
 import threading
 import time
@@ -12,7 +11,9 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.engines.process import end_process, start_process
 from ttlaunch.planning.launch_plan import LaunchPlan
-from ttlaunch.running.bad_records import Complain, report_bad_records
+from ttlaunch.records.parser import BadRecord, read
+from ttlaunch.records.simulation import SimulatedEdge, SimulatedFinding, SimulationEnd, as_json
+from ttlaunch.running.bad_records import BadLine, Complain, report_bad_records
 from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints, remove_old
 from ttlaunch.running.checkpoints.lost_checkpoints import LostCheckpoints
 from ttlaunch.running.conclude import different_parameters, folder_failure
@@ -21,6 +22,7 @@ from ttlaunch.running.failures.divergence import divergence
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.logs.output import EVERY_LINE, EngineOutput, View
 from ttlaunch.running.report import Report, combine_digests, make_report
+from ttlaunch.running.runs.json_files import read_file
 from ttlaunch.running.runs.run_folder import RunFolder, write_plan
 from ttlaunch.running.watch import Phase, Watch
 
@@ -40,12 +42,13 @@ class Played:
     """
 
     report: Report
-    findings: tuple[Mapping[str, Any], ...]
-    edges: tuple[Mapping[str, Any], ...]
+    findings: tuple[SimulatedFinding, ...]
+    edges: tuple[SimulatedEdge, ...]
     peak_memory_bytes: int | None
 
     def as_json(self) -> dict[str, Any]:
-        own = {"findings": list(self.findings), "edges": list(self.edges), "peak_memory_bytes": self.peak_memory_bytes}
+        known = {"findings": as_json(self.findings), "edges": as_json(self.edges)}
+        own = {**known, "peak_memory_bytes": self.peak_memory_bytes}
         return {**self.report.as_json(), **own}
 
 
@@ -98,7 +101,7 @@ def play_ranks(
         broken = folder_failure(error)
     lost.notice(watch.ranks, uncompleted)
     played = _conclude(plan, folder, watch, broken, process.returncode, time.monotonic() - started)
-    view.tick(watch.ranks)
+    _pass_on(watch, folder, view)  # what was found in records since
     return replace(played, report=replace(played.report, lost_checkpoints=lost.clean_up(folder.path)))
 
 
@@ -114,8 +117,8 @@ def _complete_checkpoints(plan: LaunchPlan, folder: RunFolder, uncompleted: dict
 def _conclude(
     plan: LaunchPlan, folder: RunFolder, watch: Watch, broken: Failure | None, returncode: int, duration_s: float
 ) -> Played:
-    said = _read(folder.file(contract.SIMULATION_FILE))
-    findings = tuple(said.get("findings", ()))
+    said = _read(folder, watch)
+    findings = said.findings
     failure = _failure(watch, broken, returncode, findings)
     if failure is None and not findings:
         failure = divergence(watch.ranks, plan.as_json()["config"])
@@ -130,7 +133,7 @@ def _conclude(
         leftovers=0,
         complain=watch.bad.add,
     )
-    return Played(report, findings, tuple(said.get("edges", ())), said.get("peak_memory_bytes"))
+    return Played(report, findings, said.edges, said.peak_memory_bytes)
 
 
 def _environment(plan: LaunchPlan, folder: RunFolder, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -158,7 +161,6 @@ def _follow(
         while process.poll() is None and not (cancelled and cancelled.is_set()):
             output.read(_TICK_S)
             _pass_on(watch, folder, view)
-            view.tick(watch.ranks)
         if process.poll() is not None:
             output.drain()
 
@@ -167,10 +169,11 @@ def _pass_on(watch: Watch, folder: RunFolder, view: View) -> None:
     for state, record in watch.poll():
         view.record(state, record)
     report_bad_records(watch.bad, [state.row for state in watch.ranks], folder=folder, output=view.output)
+    view.tick(watch.ranks)
 
 
 def _failure(
-    watch: Watch, broken: Failure | None, returncode: int, findings: tuple[Mapping[str, Any], ...]
+    watch: Watch, broken: Failure | None, returncode: int, findings: tuple[SimulatedFinding, ...]
 ) -> Failure | None:
     """The first rank that failed by itself, or what is wrong with a simulation that nobody failed in."""
     failure = first_failure(watch.ranks, lost_shims={}, ordered=False) or broken
@@ -185,9 +188,14 @@ def _failure(
     return failure
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+def _read(folder: RunFolder, watch: Watch) -> SimulationEnd:
+    """What the process of all ranks wrote at its end; nothing if it did not come so far."""
+    data, nothing = (
+        read_file(folder.file(contract.SIMULATION_FILE)),
+        SimulationEnd(findings=(), edges=(), peak_memory_bytes=None),
+    )
+    found = nothing if data is None else read(SimulationEnd, data)
+    if isinstance(found, BadRecord):
+        watch.bad.add(BadLine(watch.ranks[0].row.rank, contract.SIMULATION_FILE, None, found.reason))
+        return nothing
+    return found

@@ -26,6 +26,7 @@ from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.planning.make import Surroundings
 from ttlaunch.planning.recipe_plan import plan_recipe
 from ttlaunch.records.ranks import AnyProgress
+from ttlaunch.records.simulation import FindingSide, SimulatedFinding, as_json
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.preflight import check_packages
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -179,7 +180,7 @@ def carry_out_simulation(
     details = {**played.as_json(), "diagnostics": [diagnostic.as_json() for diagnostic in found]}
     report = played.report
     status, digest = report.exit_status, report.parameters_sha256
-    return Simulation(plan, report.status, status, digest, tuple(found), played.edges, details, played)
+    return Simulation(plan, report.status, status, digest, tuple(found), tuple(as_json(played.edges)), details, played)
 
 
 def _diagnostics(played: Played) -> list[Diagnostic]:
@@ -192,27 +193,27 @@ def _diagnostics(played: Played) -> list[Diagnostic]:
     return found + ([replace(failure, hints=())] if failure else [])
 
 
-def _diagnostic(finding: Mapping[str, Any]) -> Diagnostic:
-    labels = [_label(side) for side in finding["sides"]]
+def _diagnostic(finding: SimulatedFinding) -> Diagnostic:
+    labels = [_label(side) for side in finding.sides]
     seen = [label for label in labels if label is not None]
-    unseen = [side["text"] for side, label in zip(finding["sides"], labels, strict=True) if label is None]
+    unseen = [side.text for side, label in zip(finding.sides, labels, strict=True) if label is None]
     return Diagnostic(
-        finding["code"],
-        finding["message"],
+        finding.code,
+        finding.message,
         seen[0] if seen else None,
         tuple(seen[1:]),
-        notes=(*unseen, *finding["notes"]),
-        hints=(finding["hint"],),
+        notes=(*unseen, *finding.notes),
+        hints=(finding.hint,),
     )
 
 
-def _label(side: Mapping[str, Any]) -> Label | None:
+def _label(side: FindingSide) -> Label | None:
     """The line that asked for one end of the message."""
-    path, number = Path(side["place"]["file"]), int(side["place"]["line"])
+    path, number = Path(side.place.file), side.place.line
     try:
         source = Source(short_name(path, Path.cwd()), path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return None
     line = source.line(number)
     span = source.span(number, len(line) - len(line.lstrip()) + 1, max(1, len(line.strip())))
-    return Label(span, side["text"])
+    return Label(span, side.text)

@@ -50,6 +50,7 @@ Pid = int
 Status = int
 Signal = int
 Nanoseconds = int
+Tag = int
 Flag = bool
 Time = float
 Seconds = float
@@ -359,6 +360,7 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "Status": _whole(0, 255, "an exit status"),
     "Signal": _whole(1, 128, "the number of a signal"),
     "Nanoseconds": _whole(-_LARGEST_SIZE, _LARGEST_SIZE, "a time in nanoseconds"),
+    "Tag": _whole(-(2**63), 2**63, "a whole number"),
     "Flag": _flag,
     "Time": _real(0.0, _LATEST, "seconds since 1970"),
     "Seconds": _real(0.0, _LATEST, "a number of seconds"),
@@ -387,7 +389,7 @@ def shown(value: object) -> str:
 _MISSING = object()
 
 
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_STRINGS = rb'(?s)"(?:[^"\\]|\\.)*"?'  # compiled when it is needed, which no shim does
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -409,7 +411,7 @@ def is_shallow(data: bytes) -> bool:
     """Whether lists and objects of a text of JSON are at most `DEEPEST` inside each other."""
     if data.count(b"[") + data.count(b"{") <= DEEPEST:
         return True
-    brackets = _STRINGS.sub(b"", data).translate(None, _NOT_BRACKETS)
+    brackets = re.sub(_STRINGS, b"", data).translate(None, _NOT_BRACKETS)
     for _ in range(DEEPEST):  # each round takes the innermost pairs away
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
     opened = brackets.count(b"[") + brackets.count(b"{")

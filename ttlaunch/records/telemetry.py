@@ -16,6 +16,7 @@ from ttlaunch.records.parser import (
     Rank,
     Size,
     Step,
+    Tag,
     Value,
     Word,
     load,
@@ -163,16 +164,16 @@ class MessageEnd:
     is_send: Flag
     name: Word
     when: Nanoseconds
-    peer: Nanoseconds
-    tag: Nanoseconds
+    peer: Tag
+    tag: Tag
     number: Count
     size: Size
 
 
 @record
 class _MessageFacts:
-    peer: Nanoseconds
-    tag: Nanoseconds
+    peer: Tag
+    tag: Tag
     number: Count
     bytes: Size
 

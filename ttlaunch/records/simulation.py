@@ -1,0 +1,74 @@
+"""What the process that plays all ranks of a simulation writes at its end: `simulation.json`.
+
+Python 3.9 and the standard library only.
+"""
+
+from __future__ import annotations
+
+from ttlaunch.records.parser import Count, Flag, Rank, Size, Tag, Text, Word, record
+
+TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
+if TYPE_CHECKING:
+    from typing import Any
+
+
+@record
+class SimulatedEdge:
+    """Messages and bytes from one rank to another."""
+
+    source: Rank
+    dest: Rank
+    messages: Count
+    bytes: Size
+
+
+@record
+class SidePlace:
+    """A line of a recipe."""
+
+    file: Word
+    line: Count
+
+
+@record
+class FindingSide:
+    """One end of a message that takes part in a mistake; `text` says all of it."""
+
+    rank: Rank
+    role: Word
+    is_send: Flag
+    peer: Tag
+    peer_role: Word
+    tag: Tag
+    what: Text
+    place: SidePlace
+    text: Text
+
+
+@record
+class SimulatedFinding:
+    """One mistake in the messages, see `runtime/comm/findings.py`."""
+
+    code: Word
+    message: Text
+    sides: tuple[FindingSide, ...]
+    hint: Text
+    notes: tuple[Text, ...]
+
+
+@record
+class SimulationEnd:
+    """All that it found, and the most memory that it held."""
+
+    findings: tuple[SimulatedFinding, ...]
+    edges: tuple[SimulatedEdge, ...]
+    peak_memory_bytes: Size | None
+
+
+def as_json(value: object) -> Any:
+    """A record of this file as it was written."""
+    if isinstance(value, (list, tuple)):
+        return [as_json(one) for one in value]
+    if isinstance(value, (SimulatedEdge, SidePlace, FindingSide, SimulatedFinding)):
+        return {name: as_json(one) for name, one in vars(value).items()}
+    return value
