@@ -36,7 +36,7 @@ class Report:
         parameters_agree: Whether all ranks that hold a parameter hold the same bits.
         began_from: The checkpoint or the weights that training began from: `origin`, `step` and, of a checkpoint, which
             newer ones were passed over and why; None if weights were drawn from the seed.
-        leftovers: Processes that had to be killed after their rank, or mpirun, had ended.
+        leftovers: Processes that had to be killed after their rank, or the engine, had ended.
         stopped: How an ordered end went, see `ending.stopped`; None if there was none.
         lost_checkpoints: Why there is no checkpoint of a step that should have one, by step.
         lost_hosts: Hosts that could no longer be reached, with their last sign of life, seconds since the epoch.

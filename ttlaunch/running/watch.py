@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 class Phase(StrEnum):
     """How far a rank has come."""
 
-    WAITING = "waiting"  # mpirun has not started its shim
+    WAITING = "waiting"  # the engine has not started its shim
     STARTING = "starting"  # the interpreter imports its packages
     RUNNING = "running"  # the role's function was called
     DONE = "done"

@@ -1,1 +1,1 @@
-"""What ranks and mpirun print: kept byte for byte, put in order, folded, shown."""
+"""What ranks and the engine print: kept byte for byte, put in order, folded, shown."""
