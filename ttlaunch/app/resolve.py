@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.run_spec import RunSpec, short_name
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, has_errors, shown
+from ttlaunch.diagnostics.launch_error import LaunchError
 
 if TYPE_CHECKING:
     from ttlaunch.planning.recipe_plan import RecipeChoice
@@ -76,6 +77,20 @@ def resolve(
     else:
         _resolve_recipe(result, request, working_folder, shell, dialogue=dialogue or Unattended())
     return result
+
+
+def load_cluster(on: str, hostfile: Path | None, dialogue: Dialogue) -> "Topology":
+    """The cluster that `--on` or `--hostfile` names, for what concerns its hosts alone.
+
+    Raises:
+        LaunchError: Its description has errors.
+    """
+    found, spec = ResolvedSpec(), RunSpec(target=None, on=on, hostfile=hostfile)
+    load_topology_into(found, spec, working_folder=Path.cwd(), shell=os.environ)
+    if found.topology is None or not found.ok:
+        raise LaunchError(found.diagnostics)
+    dialogue.warn(found.diagnostics)
+    return found.topology
 
 
 def load_topology_into(

@@ -1,19 +1,16 @@
 """How doctor shows hosts: a table that fills as they answer on a terminal, and one line for each host elsewhere."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ttlaunch.diagnostics import Diagnostic, Severity
+from ttlaunch.app.examine import Shown
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.engines import ENGINES
-from ttlaunch.errors import HostError
 from ttlaunch.hosts.doctor.facts import HostFacts
 from ttlaunch.hosts.doctor.network import NetworkChoice
 from ttlaunch.hosts.doctor.pairs import Pair
-from ttlaunch.spec.topology.model import Topology
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,23 +24,6 @@ _USUAL = {"devices": {"", "none"}, "clock": {"", "same"}}
 """Columns that are left out of the table while they say nothing else."""
 
 _STYLES = {"ready": "green", "warning": "yellow", "not ready": "bold red"}
-
-
-@dataclass
-class Shown:
-    """What is known so far.
-
-    Attributes:
-        states: By host: `connecting`, `asking`, and in the end `ready`, `warning` or `not ready`.
-        step: What is being done now, for all hosts.
-    """
-
-    hosts: list[str]
-    states: dict[str, str] = field(default_factory=dict)
-    facts: dict[str, HostFacts] = field(default_factory=dict)
-    errors: dict[str, HostError] = field(default_factory=dict)
-    choice: NetworkChoice | None = None
-    step: str = ""
 
 
 class View:
@@ -79,20 +59,6 @@ def make_view(*, quiet: bool) -> Iterator[View]:
 
     with Live(console=Console(file=sys.stdout, highlight=False), refresh_per_second=8) as live:
         yield View(live)
-
-
-def judge(topology: Topology, diagnostics: Iterable[Diagnostic]) -> dict[str, str]:
-    """Each host's state by the worst diagnostic that points at its line."""
-    states = {str(host.name): "ready" for host in topology.hosts}
-    spans = {host.span: str(host.name) for host in topology.hosts}
-    for diagnostic in diagnostics:
-        labels = [*([diagnostic.primary] if diagnostic.primary else []), *diagnostic.secondary]
-        for host in {spans[label.span] for label in labels if label.span in spans}:
-            if diagnostic.severity is Severity.ERROR:
-                states[host] = "not ready"
-            elif diagnostic.severity is Severity.WARNING and states[host] == "ready":
-                states[host] = "warning"
-    return states
 
 
 def cells(host: str, shown: Shown) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics
+from ttlaunch.cli.console import leave, print_json, show_diagnostics
 from ttlaunch.cli.options import Hostfile, On, OutputFormat, Verbose
 from ttlaunch.diagnostics import Format, exit_status
 
@@ -70,15 +70,17 @@ def prepare(
     A host needs Python 3.11 or newer, but neither pip nor an index. What is there already is not sent again.
     """
     from ttlaunch.app.reach import reach_hosts
+    from ttlaunch.app.resolve import load_cluster
     from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.cli.prepare_view import make_view
     from ttlaunch.engines import ENGINES
     from ttlaunch.hosts.prepare.cluster import Options, prepare_hosts
 
-    topology = _load(on, hostfile, form=form, verbose=verbose)
+    dialogue = TerminalDialogue(form, verbose=verbose)
+    topology = load_cluster(on, hostfile, dialogue)
     locksmith = _locksmith(constraints, requirements)
     threading.Thread(target=locksmith.ask_configuration, daemon=True).start()
-    transports = reach_hosts(topology, TerminalDialogue(form, verbose=verbose))
+    transports = reach_hosts(topology, dialogue)
     engine = ENGINES[0].signature
     options = Options(engine=engine, check=check, from_index=from_index, preferred_minor=sys.version_info.minor)
     try:
@@ -94,20 +96,6 @@ def prepare(
         show_diagnostics(outcome.diagnostics, form=form, verbose=verbose)
         _show(outcome, topology)
     leave(exit_status(outcome.diagnostics))
-
-
-def _load(on: str, hostfile: Path | None, *, form: Format, verbose: bool) -> "Topology":
-    from ttlaunch.app.resolve import ResolvedSpec, load_topology_into
-    from ttlaunch.app.run_spec import RunSpec
-
-    result = ResolvedSpec()
-    load_topology_into(
-        result, RunSpec(target=None, on=on, hostfile=hostfile), working_folder=Path.cwd(), shell=os.environ
-    )
-    if result.topology is None or not result.ok:
-        refuse(result.diagnostics, form=form, verbose=verbose)
-    show_diagnostics(result.diagnostics, form=form, verbose=verbose)
-    return result.topology
 
 
 def _locksmith(constraints: Path | None, requirements: Path | None) -> "Locksmith":

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from ttlaunch.cli.doctor_view import Shown, cells, render_lines, render_pairs
+from ttlaunch.app.examine import Shown
+from ttlaunch.cli.doctor_view import cells, render_lines, render_pairs
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.doctor.pairs import Pair
 
