@@ -160,6 +160,13 @@ def test_a_recipe_that_was_edited_is_read_anew(here):
     assert ["P006"] == [one.code for one in ttlaunch.validate("./mine").diagnostics]
 
 
+@pytest.mark.mpi
+def test_a_plan_is_a_table_in_a_notebook(here):
+    html = ttlaunch.plan("hierarchical_parallel")._repr_html_()
+    assert 5 == html.count("<tr>")
+    assert "<tr><td>3</td><td>optimizer</td><td>localhost</td><td>3</td><td>–</td></tr>" in html
+
+
 # Runs.
 
 

@@ -183,13 +183,16 @@ def test_a_disk_that_gets_full_ends_the_matrix(ttlaunch, here, monkeypatch):
 
 def test_ctrl_c_ends_what_runs_and_says_how_far_it_came(tmp_path):
     command = [sys.executable, "-m", "ttlaunch", "parity", "--simulate", "--steps", "100000"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
-    while not (cells := started(process.pid)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while not (cells := started(process.pid)):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()  # its cells end with it
     assert (130, True) == (process.returncode, err.startswith("interrupted after 0 of "))
     while [pid for pid in cells if Path(f"/proc/{pid}").exists()]:  # one that was being started ends with its parent
         assert time.monotonic() < deadline

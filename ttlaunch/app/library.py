@@ -14,7 +14,6 @@ from typing import TypedDict, Unpack
 from ttlaunch import contract
 from ttlaunch.app.carry_out import RunOptions
 from ttlaunch.app.dialogue import Unattended
-from ttlaunch.app.html import facts_html, table_html, text_html
 from ttlaunch.app.named_run import find_named_run, read_launcher_here, unreadable_run
 from ttlaunch.app.prepare_run import prepare
 from ttlaunch.app.report import Report
@@ -24,6 +23,7 @@ from ttlaunch.app.run_spec import LOCAL, RunSpec
 from ttlaunch.app.sinks import parse_sinks
 from ttlaunch.app.spawn import spawn_supervisor
 from ttlaunch.diagnostics import Blame, Diagnostic, render, shown
+from ttlaunch.diagnostics.html import facts_html, table_html, text_html
 from ttlaunch.diagnostics.launch_error import LaunchError
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.running.runs.facts import read_facts

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Self
 
 from ttlaunch import contract
 from ttlaunch.app.cut_off import cut_off
-from ttlaunch.app.html import facts_html, table_html
 from ttlaunch.app.named_run import unreadable_run
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.report import Report
@@ -17,6 +16,7 @@ from ttlaunch.app.restarts import exit_status_of, given_up
 from ttlaunch.app.sinks import judge_sinks
 from ttlaunch.app.stop import press
 from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.diagnostics.html import facts_html, table_html
 from ttlaunch.diagnostics.launch_error import LaunchError
 from ttlaunch.diagnostics.transfer import unpack_diagnostics
 from ttlaunch.running.report import Report as RecordedReport

@@ -13,12 +13,12 @@ from typing import Any, Unpack
 
 from ttlaunch.agent import SHIM
 from ttlaunch.app.dialogue import Dialogue, Unattended, stop_on_errors
-from ttlaunch.app.html import facts_html, text_html
 from ttlaunch.app.library import ClusterOptions, spec_of
 from ttlaunch.app.resolve import is_script, resolve
 from ttlaunch.app.run_diagnostics import checkpoint_diagnostics, failure_diagnostic, traffic_diagnostics
 from ttlaunch.app.run_spec import RunSpec, short_name
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, Source, render
+from ttlaunch.diagnostics.html import facts_html, text_html
 from ttlaunch.diagnostics.launch_error import LaunchError, file_error
 from ttlaunch.engines import ENGINES
 from ttlaunch.lab.play import Played, play_ranks

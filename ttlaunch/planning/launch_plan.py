@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.diagnostics.html import table_html
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,13 @@ class LaunchPlan:
     def hosts(self) -> tuple[str, ...]:
         """The hosts that ranks run on, in rank order, each once."""
         return tuple(dict.fromkeys(row.host for row in self.ranks))
+
+    def _repr_html_(self) -> str:
+        """Who does what, where: a row for each rank."""
+        rows = [
+            (row.rank, row.role, row.host, row.slot, "–" if row.mesh_id is None else row.mesh_id) for row in self.ranks
+        ]
+        return table_html(("rank", "role", "host", "slot", "mesh"), rows)
 
     def as_json(self) -> dict[str, Any]:
         """The content of `plan.json`."""
