@@ -5,6 +5,7 @@ import json
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -216,6 +217,31 @@ def test_a_half_written_shard_leaves_nothing_behind(make_part, make_checkpoints,
     with pytest.raises(CheckpointWriteError, match="no space left on device"):
         checkpoints.finish()
     assert [] == list((tmp_path / "checkpoints/step-10.tmp").iterdir())
+
+
+@pytest.mark.parametrize(("spare", "is_root", "fits"), [(0, True, True), (-1, True, False), (0, False, False)])
+def test_a_shard_that_would_fill_the_disk_is_not_begun(
+    make_part, make_checkpoints, tmp_path, monkeypatch, spare, is_root, fits
+):
+    """Until it were removed, nobody could write a record; a part of the disk is for root alone."""
+    part = make_part([4], 0, seed=1)
+    whole = make_checkpoints(0)
+    whole.save(5, *part, owners=[0], state=STATE)
+    whole.finish()
+    size = (tmp_path / "checkpoints/step-5.tmp/rank-0.safetensors").stat().st_size
+    free = size + 1024 * 1024 + spare
+    disk = SimpleNamespace(f_blocks=2 * free, f_bfree=free, f_bavail=free - 1, f_frsize=1)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if is_root else 1000)
+    opened = []
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, *more: opened.append(str(path)) or real(path, *more))
+    checkpoints = make_checkpoints(0, on_error="continue")
+    checkpoints.save(10, *part, owners=[0], state=STATE)
+    checkpoints.finish()
+    path = tmp_path / "checkpoints/step-10.tmp/rank-0.safetensors"
+    assert fits == path.exists() == any(name.startswith(str(path)) for name in opened)
+    assert ([] if fits else [(10, f"{path}: no space left on device")]) == make_checkpoints.lost
 
 
 @pytest.mark.parametrize("values", [1, 1000, 1024, 5000])

@@ -21,6 +21,7 @@ from ttlaunch.runtime.checkpoint.image import PAGE, ShardImage
 from ttlaunch.runtime.world import Rank
 
 _PIECE = 16 * 1024 * 1024
+_LEFT_FOR_RECORDS = 1024 * 1024
 
 
 class CheckpointWriteError(TtlaunchError):
@@ -101,6 +102,9 @@ class ShardWriter:
 def write_shard(path: Path, image: ShardImage, *, shard: Shard, copied: threading.Event) -> None:
     """Write a shard and then its record; a half-written shard is removed, so that it takes no room on a full disk.
 
+    A shard that has no room is not begun: until it was removed, nobody else could write to the disk, neither the launcher
+    nor this rank, whose records go on meanwhile.
+
     Copying, writing and hashing go on at the same time, each as far as the copy has come. The SHA-256 is of the bytes in
     memory, not of what the disk makes of them.
 
@@ -108,6 +112,7 @@ def write_shard(path: Path, image: ShardImage, *, shard: Shard, copied: threadin
         OSError: The disk is full, or the like.
     """
     unfinished = path.with_name(path.name + contract.UNFINISHED_SUFFIX)
+    _check_room(path, image.size)
     image.begin()
     with ThreadPoolExecutor(2) as pool:
         copying, hashing = pool.submit(image.copy), pool.submit(_sha256, image)
@@ -132,6 +137,18 @@ def write_shard(path: Path, image: ShardImage, *, shard: Shard, copied: threadin
     unfinished = own.with_name(own.name + contract.UNFINISHED_SUFFIX)
     unfinished.write_text(json.dumps(record, allow_nan=False), encoding="utf-8")
     unfinished.replace(own)
+
+
+def _check_room(path: Path, size: int) -> None:
+    """See whether a file of this size leaves room for a run's records; ranks that write at the same moment are not seen.
+
+    Raises:
+        OSError: It does not.
+    """
+    disk = os.statvfs(path.parent)
+    free = disk.f_bfree if os.geteuid() == 0 else disk.f_bavail
+    if disk.f_blocks and free * disk.f_frsize < size + _LEFT_FOR_RECORDS:  # no blocks at all: the size is not known
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def write_durably(path: Path, image: ShardImage) -> None:

@@ -1,5 +1,6 @@
 """What a rank tells the launcher: lines of progress, and how it failed. Standard library only."""
 
+import errno
 import json
 import os
 import sys
@@ -10,9 +11,15 @@ from types import TracebackType
 
 from ttlaunch import contract
 
+_PATIENCE_S = 10.0
+_LOOK_AGAIN_S = 0.05
+
 
 class ProgressWriter:
-    """Appends records to the rank's progress file, each in one write, so that a reader sees whole lines only."""
+    """Appends records to the rank's progress file, each in one write, so that a reader sees whole lines only.
+
+    A full disk is waited for: one that checkpoints have filled has room again once they are given up.
+    """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         path = run_dir / contract.progress_file(rank)
@@ -20,9 +27,20 @@ class ProgressWriter:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def write(self, kind: str, **values: object) -> None:
-        """Append a record of `kind` (a `KIND_` of the contract) with the present time."""
-        line = contract.record_line({"kind": kind, "time": time.time(), **values})
-        os.write(self._descriptor, line.encode())
+        """Append a record of `kind` (a `KIND_` of the contract) with the present time.
+
+        Raises:
+            OSError: It cannot be written, or the disk stays full.
+        """
+        rest = contract.record_line({"kind": kind, "time": time.time(), **values}).encode()
+        deadline = time.monotonic() + _PATIENCE_S
+        while rest:
+            try:
+                rest = rest[os.write(self._descriptor, rest) :]
+            except OSError as error:
+                if error.errno != errno.ENOSPC or time.monotonic() >= deadline:
+                    raise
+                time.sleep(_LOOK_AGAIN_S)
 
     def close(self) -> None:
         os.close(self._descriptor)
