@@ -110,6 +110,28 @@ def test_reading_and_planning_write_no_file(path):
 
 
 CODE = re.compile(r"[CHPRST][0-9]{3}")
+LOST_HOST = re.compile(r"lost_hosts|LostHost|HOST_LOST|host_lost|HostLost|lost_host\b")
+DECIDES_ON_LOST_HOSTS = {  # that one is lost, what is said about it, and what follows
+    "lab/chaos/verdict.py",
+    "running/agents/host_link.py",
+    "running/ending.py",
+    "running/failures/attribution.py",
+    "running/lost_hosts.py",
+    "running/restarts.py",
+}
+KEEPS_LOST_HOSTS = {  # a constant, a member of an enumeration with its exit status, a field
+    "contract.py",
+    "running/conclude.py",
+    "running/failures/causes.py",
+    "running/report.py",
+}
+TAKES_LOST_HOSTS_ALONG = {  # types and texts of `running/lost_hosts.py`, and nothing else
+    "running/agents/attendants.py",
+    "running/crew.py",
+    "running/failures/failure.py",
+    "running/readers/follow.py",
+    "running/supervise.py",
+}
 CODES_ARE_SHOWN = ("diagnostics", "cli/explain.py")
 """What renders a diagnostic or its page may look at the code: for people that is its subject."""
 
@@ -207,6 +229,19 @@ def test_every_file_is_opened_with_its_encoding():
                 and node.func.attr in {"read_text", "write_text"}
             ):
                 assert any(keyword.arg == "encoding" for keyword in node.keywords), f"{name(path)}:{node.lineno}"
+
+
+def test_a_lost_host_takes_part_in_six_modules():
+    """Whoever looks for what happens to one finds it; a module that only hands it on holds no words and no decision."""
+    found = {name(path) for path in MODULES if LOST_HOST.search(path.read_text(encoding="utf-8"))}
+    assert DECIDES_ON_LOST_HOSTS | KEEPS_LOST_HOSTS | TAKES_LOST_HOSTS_ALONG == found
+    assert len(DECIDES_ON_LOST_HOSTS) == 6
+
+
+def test_who_hands_a_lost_host_on_only_imports_it():
+    for path in (PACKAGE / one for one in TAKES_LOST_HOSTS_ALONG):
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if LOST_HOST.search(line)]
+        assert all(line.startswith("from ttlaunch.running.lost_hosts import") for line in lines), (name(path), lines)
 
 
 def test_the_map_in_the_docs_names_every_folder():

@@ -8,11 +8,11 @@ import pytest
 from tests.spec.topology.clusters import WIDE, WIDE_BINDINGS
 from ttlaunch.app.dialogue import Unattended
 from ttlaunch.app.prepare_run import prepare
-from ttlaunch.app.replan import Replanned, repeatable, replan, wait_for_lease
+from ttlaunch.app.replan import Replanned, repeatable, replan
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import Diagnostic
 from ttlaunch.errors import HostError, Trouble
-from ttlaunch.running.restarts import Restart
+from ttlaunch.running.restarts import Restart, wait_for_lease
 
 pytestmark = pytest.mark.mpi  # a plan names an mpirun
 

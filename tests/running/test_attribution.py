@@ -8,12 +8,12 @@ import pytest
 
 from tests.records.written import progress
 from ttlaunch.engines import ENGINES
+from ttlaunch.errors import HostError, Trouble
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.ranks import RankError, RankExit, kind_of
-from ttlaunch.running.conclude import different_parameters, with_standstill
+from ttlaunch.running.conclude import different_parameters
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
-from ttlaunch.running.failures.causes import Cause
-from ttlaunch.running.failures.failure import Failure
+from ttlaunch.running.lost_hosts import LostHost
 from ttlaunch.running.report import combine_digests
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState, Watch, fold
@@ -221,16 +221,18 @@ def test_speed_counts_from_the_first_reported_step():
 
 
 def test_a_host_that_was_lost_while_we_stood_still_is_told_with_it_and_no_other_failure_is():
-    why = "host b was lost: it has not answered for 25 s"
-    lost = Failure("R012", None, None, "b", 3, why, 1.0, kind=Cause.HOST_LOST)
-    raised = Failure("R002", 1, "worker", "b", 3, "raised ValueError", 1.0)
+    lost = {"b": LostHost(HostError("b", Trouble.TIMED_OUT, "it has not answered for 25 s", notes=("no route",)), 1.0)}
     note = (
         "this machine, or the supervisor, stood still for 25 s; "
         "hosts that hear nothing from it for the time of their lease end their ranks"
     )
-    assert (note,) == with_standstill(lost, 25.2).evidence
-    assert [lost, raised, None] == [
-        with_standstill(lost, 0.0),
-        with_standstill(raised, 25.2),
-        with_standstill(None, 25.2),
-    ]
+
+    def named(lost_hosts, stood_still_s, **records):
+        witnesses = Witnesses(stood_still_s=stood_still_s)
+        ranks = states(**records)
+        return first_failure(ranks, lost_shims={}, lost_hosts=lost_hosts, ordered=False, witnesses=witnesses)
+
+    assert ("no route", note) == named(lost, 25.2).evidence
+    assert ("no route",) == named(lost, 0.0).evidence
+    assert note not in named(lost, 25.2, r1=raised(0.5)).evidence
+    assert named({}, 25.2) is None

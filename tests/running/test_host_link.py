@@ -134,6 +134,8 @@ def test_a_host_whose_agent_was_killed_is_lost_at_once_and_swept_in_the_end(link
     os.kill(attendant, signal.SIGKILL)
     lost = until(lambda: run.link.lost, within_s=DEADLINE_S, what="the host is lost")
     assert lost.error.evidence == "its agent is gone: connection refused"
+    seen = run.link.look(7)
+    assert (7, (), ()) == (seen.question, seen.stopped, seen.faults)
     assert run.rank.poll() is None
     run.ends()
     assert (run.link.killed, run.rank.wait(DEADLINE_S)) == (1, -9)

@@ -12,8 +12,8 @@ from ttlaunch.records.agents import FilePiece
 from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.agents.attendants import write_piece
 from ttlaunch.running.conclude import Ending, find_failure
-from ttlaunch.running.crew import LostHost
 from ttlaunch.running.failures.attribution import first_failure
+from ttlaunch.running.lost_hosts import LostHost
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import RankState, Watch
 
@@ -33,6 +33,7 @@ def test_a_lost_host_is_named_with_its_ranks():
     failure = blamed(lost=SILENT)
     assert (failure.code, failure.message) == ("R012", "host box-b was lost: no answer within 10 s")
     assert failure.evidence == ("it ran rank 1 (worker)",)
+    assert failure.next_step == "`ttlaunch doctor --on NAME` says whether the host is back"
 
 
 def test_what_mpirun_kills_after_a_host_was_lost_is_not_blamed():

@@ -1,8 +1,6 @@
-"""After a host was lost: wait until its ranks have surely ended, then find hosts and a number of ranks to go on with."""
+"""Find hosts and a number of ranks for the next attempt of a run, without the hosts that do not answer."""
 
 import os
-import threading
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,22 +44,6 @@ def repeatable(request: RunSpec, folder: Path) -> RunSpec:
     if request.config_file != "-":
         return request
     return replace(request, config_file=str(folder / contract.TRAIN_FILE), overrides=())
-
-
-def wait_for_lease(decision: "Restart", *, say: Callable[[str], None]) -> None:
-    """Wait until hosts that were lost have ended their ranks by themselves.
-
-    Args:
-        decision: Names them, and the time from which on they have.
-        say: Told what is waited for.
-    """
-    left_s = min(decision.not_before - time.time(), decision.most_s)
-    if left_s <= 0:
-        return
-    hosts = listed(decision.without, last="and", quote="")
-    has, its = ("has", "its") if len(decision.without) == 1 else ("have", "their")
-    say(f"waiting {left_s:.0f} s until {hosts} {has} surely ended {its} ranks; Ctrl-C starts nothing more")
-    threading.Event().wait(left_s)
 
 
 def silent_hosts(topology: Topology, dialogue: Dialogue) -> Mapping[str, HostError]:

@@ -81,7 +81,8 @@ def _following(
     Raises:
         LaunchError: There is none, and the dialogue has been told why.
     """
-    from ttlaunch.app.replan import repeatable, replan, silent_hosts, wait_for_lease
+    from ttlaunch.app.replan import repeatable, replan, silent_hosts
+    from ttlaunch.running.restarts import wait_for_lease
 
     last = outcomes[-1]
     try:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from ttlaunch import contract
 from ttlaunch.engines.base import Engine
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
-from ttlaunch.running.crew import LostHost
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.divergence import divergence
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.failures.last_words import read_last_words
 from ttlaunch.running.logs.output import FROM_A_RANK
+from ttlaunch.running.lost_hosts import Losses, LostHost
 from ttlaunch.running.report import Report, combine_digests, make_report
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState, Watch
@@ -46,6 +46,12 @@ class Ending:
     lost_hosts: dict[str, LostHost] = field(default_factory=dict)
     stood_still_s: float = 0.0
 
+    def note_losses(self, losses: Losses) -> None:
+        """Shims count until the run is being ended, which takes them along; hosts count to the last."""
+        if self.since is None:
+            self.lost_shims.update(losses.shims)
+        self.lost_hosts.update(losses.hosts)
+
 
 def conclude(
     plan: LaunchPlan,
@@ -62,7 +68,6 @@ def conclude(
     obeyed = ending.signal_number and not ending.is_failing and not isinstance(plan.program, RecipeProgram)
     # How a program ends that was sent SIGTERM is its own affair.
     failure = None if obeyed else find_failure(folder, watch, ending, engine=engine, returncode=returncode)
-    failure = with_standstill(failure, ending.stood_still_s)
     if failure is None and ending.signal_number is None:
         failure = divergence(watch.ranks, plan.as_json()["config"])
     status, exit_status = "done", contract.STATUS_DONE
@@ -71,7 +76,8 @@ def conclude(
     elif ending.signal_number:
         status, exit_status = "terminated", contract.STATUS_TERMINATED
     elif failure is not None:
-        status, exit_status = _failed_status(failure)
+        status = "hung" if failure.kind is Cause.HUNG else "failed"
+        exit_status = failure.kind.exit_status
     if status != "done":
         _mark_stopped(watch.ranks, failure)
     report = make_report(
@@ -86,28 +92,6 @@ def conclude(
         complain=watch.bad.add,
     )
     return replace(report, lost_hosts={host: lost.last_heard for host, lost in ending.lost_hosts.items()})
-
-
-def with_standstill(failure: Failure | None, seconds: float) -> Failure | None:
-    """The same failure; of a lost host with a note that keeps a user from looking for a mistake that is not on it.
-
-    Args:
-        failure: Of the run.
-        seconds: For which the supervisor, or all of its machine, did not run.
-    """
-    if failure is None or failure.kind is not Cause.HOST_LOST or not seconds:
-        return failure
-    note = (
-        f"this machine, or the supervisor, stood still for {seconds:.0f} s; "
-        "hosts that hear nothing from it for the time of their lease end their ranks"
-    )
-    return replace(failure, evidence=(*failure.evidence, note))
-
-
-def _failed_status(failure: Failure) -> tuple[str, int]:
-    if failure.kind is Cause.HUNG:
-        return "hung", contract.STATUS_HUNG
-    return "failed", contract.STATUS_HOST_LOST if failure.kind is Cause.HOST_LOST else contract.STATUS_RANK_FAILED
 
 
 def find_failure(folder: RunFolder, watch: Watch, ending: Ending, *, engine: Engine, returncode: int) -> Failure | None:
@@ -145,6 +129,7 @@ def _witnesses(folder: RunFolder, ending: Ending, ranks: list[RankState], engine
         engine=engine.read_output(_engine_said(folder), statuses),
         launcher=engine.signature.program,
         killing_since=ending.killing_since,
+        stood_still_s=ending.stood_still_s,
     )
 
 

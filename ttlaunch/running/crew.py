@@ -2,56 +2,15 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ttlaunch.agent.run_processes import is_gone, is_stopped, kill_run_processes, page_faults, signal_process
 from ttlaunch.agent.spy import find_py_spy, spy_on
-from ttlaunch.errors import HostError
 from ttlaunch.planning.launch_plan import EngineNames
+from ttlaunch.running.lost_hosts import Losses
 from ttlaunch.running.watch import RankState
-
-
-@dataclass(frozen=True)
-class LostHost:
-    """A host that can no longer be reached.
-
-    Attributes:
-        error: Why not.
-        last_heard: Its last sign of life, seconds since the epoch on this machine.
-    """
-
-    error: HostError
-    last_heard: float
-
-
-@dataclass(frozen=True)
-class SilentHost:
-    """A host that does not answer and may still come back.
-
-    Attributes:
-        since: Its last sign of life, seconds since the epoch on this machine.
-        lost_at: When it counts as lost, likewise: by then its own agent has ended its ranks.
-    """
-
-    since: float
-    lost_at: float
-
-
-@dataclass(frozen=True)
-class Losses:
-    """What is gone without having said why.
-
-    Attributes:
-        shims: Ranks whose shim vanished, with the time at which that was seen, seconds since the epoch.
-        hosts: Hosts that cannot be reached any more, by name.
-        silent: Hosts that have not answered for long, by name.
-    """
-
-    shims: Mapping[int, float]
-    hosts: Mapping[str, LostHost]
-    silent: Mapping[str, SilentHost] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

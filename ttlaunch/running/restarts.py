@@ -6,12 +6,15 @@ before that, and the next attempt does without it.
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.diagnostics import listed
 from ttlaunch.running.checkpoints.checkpoints import newest_step
 from ttlaunch.running.report import Report
 from ttlaunch.running.runs.json_files import read_object_if_any
@@ -100,6 +103,22 @@ def plan_restart(attempts: Sequence[Attempt], *, most: int, lease_s: float = con
         return Restart(resume)
     fenced_s = lease_s + contract.AFTER_LEASE_S
     return Restart(resume, tuple(sorted(last.lost)), max(last.lost.values()) + fenced_s, fenced_s)
+
+
+def wait_for_lease(decision: Restart, *, say: Callable[[str], None]) -> None:
+    """Wait until hosts that were lost have ended their ranks by themselves.
+
+    Args:
+        decision: Names them, and the time from which on they have.
+        say: Told what is waited for.
+    """
+    left_s = min(decision.not_before - time.time(), decision.most_s)
+    if left_s <= 0:
+        return
+    hosts = listed(decision.without, last="and", quote="")
+    has, its = ("has", "its") if len(decision.without) == 1 else ("have", "their")
+    say(f"waiting {left_s:.0f} s until {hosts} {has} surely ended {its} ranks; Ctrl-C starts nothing more")
+    threading.Event().wait(left_s)
 
 
 def write_follow_up(folder: Path, **values: Any) -> None:

@@ -18,7 +18,6 @@ from ttlaunch.agent.last_word import leave_word
 from ttlaunch.engines.base import Engine
 from ttlaunch.engines.process import end_process
 from ttlaunch.planning.launch_plan import LaunchPlan
-from ttlaunch.running.agents.silence import SilenceWatch
 from ttlaunch.running.bad_records import report_bad_records
 from ttlaunch.running.boxes import drop_evidence, keep_boxes
 from ttlaunch.running.checkpoints.checkpoints import CheckpointKeeper
@@ -40,6 +39,7 @@ from ttlaunch.running.hang.hangs import HangWatch
 from ttlaunch.running.hang.stopped import StoppedWatch
 from ttlaunch.running.logs.merge import MergedWriter
 from ttlaunch.running.logs.output import EngineOutput, View
+from ttlaunch.running.lost_hosts import SilenceWatch
 from ttlaunch.running.metrics.event_log import write_event_log
 from ttlaunch.running.metrics.trace import write_trace
 from ttlaunch.running.pace import Pace
@@ -203,11 +203,8 @@ class _Supervision:
             self._ending.failure = self._hangs.check(self._watch.ranks)
 
     def _notice_losses(self) -> None:
-        """Shims count until the run is being ended, which takes them along; hosts count to the last."""
         losses = self._crew.losses(self._watch.ranks)
-        if self._ending.since is None:
-            self._ending.lost_shims.update(losses.shims)
-        self._ending.lost_hosts.update(losses.hosts)
+        self._ending.note_losses(losses)
         self._silence.notice(losses)
 
     def _notice_last_losses(self) -> None:

@@ -19,7 +19,8 @@ from ttlaunch.records.agents import FilePiece
 from ttlaunch.running.agents.host_link import HostLink
 from ttlaunch.running.agents.reach_attendant import START_S
 from ttlaunch.running.agents.relay import Relay
-from ttlaunch.running.crew import Look, Losses
+from ttlaunch.running.crew import Look
+from ttlaunch.running.lost_hosts import Losses
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import RankState
 
@@ -120,7 +121,7 @@ class HostsCrew:
 
     def look(self, ranks: Sequence[RankState], *, since: float) -> Look | None:
         hosts = {state.row.host for state in ranks if state.exit is None}
-        asked = [link for link in self._links if link.host in hosts and link.lost is None]
+        asked = [link for link in self._links if link.host in hosts]
         answers = [answer for link in asked if (answer := link.look(int(since * 1000))) is not None]
         if len(answers) < len(asked):
             return None

@@ -30,7 +30,7 @@ from ttlaunch.records.agents import (
 )
 from ttlaunch.records.parser import BadRecord
 from ttlaunch.running.agents.reach_attendant import START_S, greeting, join_attendant, put_attendant
-from ttlaunch.running.crew import LostHost, SilentHost
+from ttlaunch.running.lost_hosts import LostHost, SilentHost
 
 FENCE_S = 2.5  # what an attendant may take, after its lease has run out, until its ranks are gone
 _RENEW_S = 1.0
@@ -131,6 +131,8 @@ class HostLink:
 
     def look(self, question: int) -> Looked | None:
         """How the ranks' processes there are; None until it has said so. Ask again with the same number."""
+        if self.lost is not None:  # whoever waits for all hosts would wait forever
+            return Looked(question=question, stopped=(), faults=())
         if question != self._asked:
             self._asked = question
             self.order("look", question=question)

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from ttlaunch.engines.base import EngineReport
 from ttlaunch.records.ranks import RankError, RankExit
-from ttlaunch.running.crew import LostHost
 from ttlaunch.running.failures.causes import Cause, classify_ending, classify_exception
 from ttlaunch.running.failures.failure import Failure, Follower
 from ttlaunch.running.failures.last_words import LastWords, chained
 from ttlaunch.running.failures.name_cause import name_ending, name_exception, name_lost_daemon, name_lost_shim
 from ttlaunch.running.failures.next_step import next_step
+from ttlaunch.running.lost_hosts import NEXT_STEP, RANK_WENT_WITH_HOST, LostHost, loss_message, loss_notes
 from ttlaunch.running.watch import RankState
 
 _FIRST_HAND, _WITHOUT_WORDS, _FOLLOWS = 0, 1, 2
@@ -32,12 +32,14 @@ class Witnesses:
         engine: What the engine's own output says.
         launcher: What people call the engine's process.
         killing_since: When we began to kill what was left of the run, seconds since the epoch; None: we did not.
+        stood_still_s: The longest time for which the supervisor, or all of its machine, did not run.
     """
 
     last_words: Callable[[int], LastWords] = lambda _: LastWords()
     engine: EngineReport = field(default_factory=EngineReport)
     launcher: str = ""
     killing_since: float | None = None
+    stood_still_s: float = 0.0
 
 
 class _Candidate(NamedTuple):
@@ -63,7 +65,7 @@ def first_failure(
         witnesses: Logs and the like; None: there are none.
     """
     seen = witnesses or Witnesses()
-    candidates = [_lost_host(lost, ranks) for lost in (lost_hosts or {}).values()]
+    candidates = [_lost_host(lost, ranks, seen) for lost in (lost_hosts or {}).values()]
     for state in ranks:
         rank = state.row.rank
         lost = lost_shims.get(rank)
@@ -79,7 +81,7 @@ def first_failure(
     first = _that_held_most(first, candidates, ranks)
     followers = _followers(first, candidates, ranks, lost_hosts or {})
     words = seen.last_words(first.rank).lines if first.rank is not None else ()
-    hint = next_step(first)
+    hint = first.next_step or next_step(first)
     return replace(first, followers=followers, last_lines=words, next_step=hint)
 
 
@@ -139,15 +141,23 @@ def _that_held_most(first: Failure, candidates: list[_Candidate], ranks: list[Ra
     return max(starved, key=lambda failure: -1.0 if failure.rank is None else held.get(failure.rank, 0.0))
 
 
-def _lost_host(lost: LostHost, ranks: list[RankState]) -> _Candidate:
+def _lost_host(lost: LostHost, ranks: list[RankState], seen: Witnesses) -> _Candidate:
     """A host that is gone takes its ranks along; it is named, since nothing is known of them."""
     host = lost.error.host
     its_ranks = [state for state in ranks if state.row.host == host]
-    who = ", ".join(f"rank {state.row.rank} ({state.row.role})" for state in its_ranks)
     step = max((state.step for state in its_ranks), default=0)
-    notes = (f"it ran {who}", *lost.error.notes) if who else lost.error.notes
-    cause = f"host {host} was lost: {lost.error.evidence}"
-    failure = Failure("R012", None, None, host, step or None, cause, lost.last_heard, None, notes, kind=Cause.HOST_LOST)
+    failure = Failure(
+        "R012",
+        None,
+        None,
+        host,
+        step or None,
+        loss_message(lost),
+        lost.last_heard,
+        evidence=loss_notes(lost, its_ranks, stood_still_s=seen.stood_still_s),
+        kind=Cause.HOST_LOST,
+        next_step=NEXT_STEP,
+    )
     return _Candidate(_FIRST_HAND, failure)
 
 
@@ -165,7 +175,7 @@ def _followers(
         if failure is not None:
             found.append(Follower(rank, role, failure.kind, failure.cause, failure.time))
         elif state.row.host in lost_hosts:
-            found.append(Follower(rank, role, Cause.FENCED, "was on a host that was lost", None))
+            found.append(Follower(rank, role, Cause.FENCED, RANK_WENT_WITH_HOST, None))
         else:
             found.append(Follower(rank, role, Cause.ENDED, "was ended with the run", None))
     return tuple(sorted(found, key=lambda one: (one.time is None, one.time or 0.0, one.rank)))

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterable
 from enum import StrEnum
 
+from ttlaunch import contract
 from ttlaunch.records.ranks import RankExit
 from ttlaunch.running.failures.last_words import LastWords
 
@@ -38,6 +39,14 @@ class Cause(StrEnum):
     def follows(self) -> bool:
         """Whether it only follows from another rank's end, which may have been recorded after it."""
         return self in {Cause.LOST_PEER, Cause.FENCED, Cause.ENDED}
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status of a run whose first failure is of this class."""
+        return _EXIT_STATUSES.get(self, contract.STATUS_RANK_FAILED)
+
+
+_EXIT_STATUSES = {Cause.HOST_LOST: contract.STATUS_HOST_LOST, Cause.HUNG: contract.STATUS_HUNG}
 
 
 _PEER_TYPES = {

@@ -5,12 +5,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from ttlaunch.running.failures.causes import Cause
+from ttlaunch.running.lost_hosts import RANKS_WENT_WITH_HOST
 
 _MOST_NAMED = 8
 _CLAUSES = {
     Cause.LOST_PEER: ("lost its peer", "lost their peer"),
     Cause.ENDED: ("was ended with the run", "were ended with the run"),
-    Cause.FENCED: ("went with its host", "went with their host"),
+    Cause.FENCED: RANKS_WENT_WITH_HOST,
 }
 
 

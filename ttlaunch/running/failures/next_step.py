@@ -13,7 +13,6 @@ _STEPS = {
     Cause.KILLED: f"find out who sent it: a person, a batch system at its limit, a watchdog; {_RESUME}",
     Cause.SHIM_LOST: f"find out who kills processes on that host; {_RESUME}",
     Cause.DAEMON_LOST: f"find out who kills processes on that host; {_RESUME}",
-    Cause.HOST_LOST: "`ttlaunch doctor --on NAME` says whether the host is back",
     Cause.LOST_PEER: "`ttlaunch doctor --on NAME` tries the network between the hosts",
 }
 _STEPS_OF_PROGRAMS = {

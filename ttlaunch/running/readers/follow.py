@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from ttlaunch import contract
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.logs.shown_output import ShownOutput
+from ttlaunch.running.lost_hosts import connection_after
 from ttlaunch.running.report import Report
 from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder, supervisor_file
@@ -15,8 +16,6 @@ from ttlaunch.running.runs.tail import Tail
 from ttlaunch.running.watch import Phase, Watch
 
 _STREAMS = ("stdout", "stderr")
-_CONNECTIONS = {"host_silent": "silent", "host_back": "", "host_lost": "lost"}
-"""Events of the supervisor, and what they say of the line to a host."""
 
 
 class FollowedRun:
@@ -56,10 +55,12 @@ class FollowedRun:
         """Mark the ranks of hosts that do not answer, as the supervisor has noted."""
         for line in self._events.read():
             event = contract.read_record(line) or {}
-            connection = _CONNECTIONS.get(str(event.get("event")))
-            for state in self._watch.ranks if connection is not None else ():
+            connection = connection_after(str(event.get("event")))
+            if connection is None:
+                continue
+            for state in self._watch.ranks:
                 if state.row.host == event.get("host"):
-                    state.connection = str(connection)
+                    state.connection = connection
 
     def said(self) -> Iterator[tuple[str, bytes]]:
         """What the supervisor has said since, with the stream that it said it on."""
