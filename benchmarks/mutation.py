@@ -27,9 +27,10 @@ from ttlaunch.engines.openmpi import OpenMpi, generation_of
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.planning.make import Surroundings, plan_command
 from ttlaunch.planning.recipe_plan import RecipeChoice, check_recipe, plan_recipe
-from ttlaunch.spec.recipe.config import load_config
+from ttlaunch.spec.recipe.config import load_config, render_commented
 from ttlaunch.spec.recipe.declare import Recipe
 from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
+from ttlaunch.spec.recipe.importing import import_recipe_module
 from ttlaunch.spec.topology.convert import convert
 from ttlaunch.spec.topology.load import load_topology
 from ttlaunch.spec.topology.model import Topology
@@ -87,7 +88,8 @@ def subjects() -> Iterator[Subject]:
             files["rank_bindings.yaml"] = files["rank_bindings.yaml"].replace("mgd.yaml", "mgd.textproto")
             yield Subject(f"{folder.name} with a textproto", files | {"mgd.textproto": str(text)})
     for path in sorted((ROOT / "recipes").glob("*/train.yaml")):
-        text = path.read_text(encoding="utf-8")
+        recipe = import_recipe_module(path.parent, "recipe").RECIPE
+        text = render_commented(recipe, load_config(recipe, path))  # the file has few keys; mutate all that there are
         yield Subject(path.parent.name, {"train.yaml": text}, path.parent.name, "local")
         if "worker" in text and path.parent.name.startswith("hierarchical"):
             bound = text.replace("num_workers: 2", "num_workers: 3")

@@ -69,7 +69,7 @@ def test_a_section_that_only_a_recipe_knows_is_a_warning_without_the_recipe(ttla
     check(
         answer,
         f"{path} is consistent as a training file\n{SHARED}",
-        stderr=f"{path}:1:1: warning[C004]: {message}\n",
+        stderr=f"{path}:2:1: warning[C004]: {message}\n",
     )
     assert 0 == ttlaunch(["validate", str(path), "--recipe", "fabric_minimal"]).status
 

@@ -4,7 +4,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -12,6 +12,10 @@ from ttlaunch.cli.console import leave, print_json, refuse_file, show_diagnostic
 from ttlaunch.cli.listing import print_listing
 from ttlaunch.cli.options import complete_recipes
 from ttlaunch.diagnostics import Blame, Diagnostic, Format
+
+if TYPE_CHECKING:
+    from ttlaunch.spec.recipe.declare import Recipe
+    from ttlaunch.spec.recipe.discovery import FoundRecipe
 
 app = typer.Typer(help="List, show and copy recipes.", no_args_is_help=True)
 
@@ -73,7 +77,8 @@ def show(name: _Name, *, form: _OutputFormat = Format.FULL) -> None:
         sys.stdout.write(f"layout {layout_name}: {', '.join(f'{role} × {count}' for role, count in roles.items())}\n")
     sys.stdout.write("".join(f"flow {flow}\n" for flow in flows))
     if found.train_file.is_file():
-        sys.stdout.write(f"\n# {found.train_file.name}\n{found.train_file.read_text(encoding='utf-8')}")
+        text = _every_key(recipe, found) if found.built_in else found.train_file.read_text(encoding="utf-8")
+        sys.stdout.write(f"\n# {found.train_file.name}\n{text}")
 
 
 @app.command()
@@ -82,7 +87,7 @@ def copy(
     target: Annotated[Path | None, typer.Argument(help="New folder; ./recipes/<name> if left out.")] = None,
 ) -> None:
     """Copy a recipe's folder to change it; a copy under ./recipes hides the built-in one."""
-    from ttlaunch.spec.recipe.discovery import find_recipe
+    from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
 
     found = find_recipe(name, working_folder=Path.cwd())
     if isinstance(found, Diagnostic):
@@ -98,11 +103,24 @@ def copy(
             ),
             Format.FULL,
         )
+    # A built-in training file has only what differs from the defaults, which is less than one who changes it wants to see.
+    recipe = load_recipe(found) if found.built_in else None
+    if isinstance(recipe, Diagnostic):
+        _refuse(recipe, Format.FULL)
     try:
         shutil.copytree(found.folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        if recipe is not None and found.train_file.is_file():
+            (folder / found.train_file.name).write_text(_every_key(recipe, found), encoding="utf-8")
     except OSError as error:
         refuse_file(folder, error, form=Format.FULL)
     sys.stdout.write(f"copied {found.name} to {folder}\nrun it with: ttlaunch run {shlex.quote(str(folder))}\n")
+
+
+def _every_key(recipe: "Recipe", found: "FoundRecipe") -> str:
+    """The recipe's training file with the keys that it leaves to their defaults, each with its meaning."""
+    from ttlaunch.spec.recipe.config import load_config, render_commented
+
+    return render_commented(recipe, load_config(recipe, found.train_file))
 
 
 def _refuse(diagnostic: Diagnostic, form: Format) -> NoReturn:

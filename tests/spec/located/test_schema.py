@@ -56,6 +56,19 @@ error[T004]: unknown key `colour` in the file
     check("colour: red\n", expected)
 
 
+def test_a_misspelled_key_of_many_says_how_many_there_are():
+    expected = """\
+error[T004]: unknown key `ration` in the file
+ --> f.yaml:1:1
+  |
+1 | ration: 0.5
+  | ^^^^^^ not among its 9 keys
+
+hint: did you mean `ratio`?
+"""
+    check("ration: 0.5\n", expected)
+
+
 def test_a_misspelled_required_key_is_one_mistake():
     expected = """\
 error[T004]: unknown key `nam` in an inner part

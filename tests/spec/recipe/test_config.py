@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ttlaunch.diagnostics import render
-from ttlaunch.spec.recipe.config import check_config, load_config, render_resolved
+from ttlaunch.spec.recipe.config import check_config, load_config, render_commented, render_resolved
 from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
 
 RECIPES = ["fabric_minimal", "hierarchical_parallel", "pipeline_parallel"]
@@ -50,6 +50,23 @@ def test_a_recipes_own_file_has_no_mistakes(load, recipe):
     found = find_recipe(recipe, working_folder=Path("/"))
     loaded = load(found.train_file.read_text(), recipe=recipe)
     assert render(loaded.diagnostics) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "comment"),
+    [("7  # why", "why"), ('"a # b"  # c # d', "c # d"), ("{0: 2}  # e", "e"), ("a#b", ""), ("[1,\n  2]  # f", "")],
+)
+def test_a_comment_is_what_stands_behind_a_value(load, value, comment):
+    assert load(f"training_config:\n  steps: {value}\n  seed: 3  # other\n").comment("training_config.steps") == comment
+
+
+def test_a_commented_file_names_the_choices_that_a_description_leaves_out_and_quotes_only_what_has_to_be(load):
+    loaded = load("training_config:\n  data_path: 'yes'\n  response_template: '- x'\n")
+    text = render_commented(declared("hierarchical_parallel"), loaded)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "optimizer: adamw # adamw, sgd: update rule" in lines
+    assert "dropout_prob: 0.0 # share of activations dropped while training" in lines
+    assert load(text).config == loaded.checked
 
 
 def test_every_resolved_value_says_where_it_came_from(load):

@@ -1,13 +1,14 @@
 """The training configuration: a file, `--set` on top, checked against the recipe, with the origin of every value."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from ttlaunch.diagnostics import Blame, Diagnostic, KeyMistake, Label, Source, Span, has_errors, shown
 from ttlaunch.spec.located.codes import CONFIGURATION
-from ttlaunch.spec.located.schema import check_schema
+from ttlaunch.spec.located.schema import Section, check_schema, section_in
 from ttlaunch.spec.located.source import read_source, source_from_bytes
 from ttlaunch.spec.located.yaml import ListNode, MapNode, Node, node_at, parse_yaml, span_of
 from ttlaunch.spec.recipe.checks import GENERAL, num_workers_counts_the_stages
@@ -42,6 +43,22 @@ class LoadedConfig:
         """Where the user wrote this dotted key, or None if its value is the default."""
         path = tuple(key.split("."))
         return span_of(self.root, path) if node_at(self.root, path) is not None else None
+
+    def comment(self, key: str) -> str:
+        """What the user wrote behind the value of this dotted key, on the same line; empty if nothing."""
+        span = self.span(key)
+        if span is None:
+            return ""
+        import yaml  # noqa: PLC0415 - only a file that is written anew needs it here
+
+        line = span.source.line(span.line)
+        try:
+            # A `#` inside a text belongs to its token. Ends of blocks and of the stream are of no width.
+            ends = [one.end_mark.column for one in yaml.scan(line) if one.end_mark.index > one.start_mark.index]
+        except yaml.YAMLError:  # the value goes on in the next line
+            return ""
+        behind = line[max(ends) :].strip()
+        return behind.removeprefix("#").strip() if behind.startswith("#") else ""
 
     def strings(self) -> list[tuple[str, str]]:
         """Every value that is a string, with its dotted key; none if there is no valid configuration."""
@@ -142,34 +159,76 @@ def render_resolved(recipe: Recipe, loaded: LoadedConfig) -> str:
     """All that the recipe reads as YAML, each value followed by where it came from; loads again as it stands."""
     if loaded.config is None:
         return ""
-    unread = [*recipe.unread]
-    if num_workers_counts_the_stages in recipe.checks and loaded.span(_WORKERS) is None:
-        unread.append(_WORKERS)  # the stages say it, and a number that is given must agree with them
-    entries = _resolved_entries(loaded.config.model_dump(), unread=unread)
-    lines = [f"{text}  # {loaded.origin(key)}" if key else text for text, key in entries]
+    entries = _entries(loaded.config.model_dump(), unread=_unread(recipe, loaded))
+    lines = [text if is_head else f"{text}  # {loaded.origin(key)}" for text, key, is_head in entries]
     return "\n".join(lines) + "\n"
 
 
-def _resolved_entries(
-    values: dict[str, Any], *, unread: Sequence[str], prefix: str = "", indent: str = ""
-) -> Iterator[tuple[str, str | None]]:
-    """Each line with the dotted key whose value it has; None for the head of a section."""
+def render_commented(recipe: Recipe, loaded: LoadedConfig) -> str:
+    """All that the recipe reads as YAML, each key followed by what it means; loads again as it stands.
+
+    The meaning is what the file that was read says beside the key, since that explains the recipe's own choice; else the
+    description in the key's definition.
+    """
+    if loaded.config is None:
+        return ""
+    meanings = _meanings(recipe.config)
+    values = loaded.config.model_dump()
+    entries = list(_entries(values, unread=_unread(recipe, loaded), bare=True))
+    width = max(len(text) for text, _, _ in entries)
+    lines: list[str] = []
+    for text, key, _ in entries:
+        lines += [""] if key in values and lines else []  # an empty line before every section but the first
+        meaning = loaded.comment(key) or meanings.get(key, "")
+        lines.append(f"{text:<{width}}  # {meaning}" if meaning else text)
+    return "\n".join(lines) + "\n"
+
+
+def _unread(recipe: Recipe, loaded: LoadedConfig) -> list[str]:
+    """The keys that a file of this recipe must not have, or that would say again what another key decides."""
+    unread = [*recipe.unread]
+    if num_workers_counts_the_stages in recipe.checks and loaded.span(_WORKERS) is None:
+        unread.append(_WORKERS)  # the stages say it, and a number that is given must agree with them
+    return unread
+
+
+def _meanings(model: type[Section], prefix: str = "") -> dict[str, str]:
+    """What the definitions say of every dotted key, and of a section the first line of its docstring."""
+    found = {}
+    for name, field in model.model_fields.items():
+        key, section = f"{prefix}{field.alias or name}", section_in(field.annotation)
+        choices = [str(one) for one in get_args(field.annotation)] if get_origin(field.annotation) is Literal else []
+        about = (section.__doc__ or "").partition("\n")[0] if section else field.description or ""
+        is_told = all(re.search(rf"\b{re.escape(choice)}\b", about) for choice in choices)
+        found[key] = about if is_told else f"{', '.join(choices)}: {about}"
+        found |= _meanings(section, f"{key}.") if section else {}
+    return found
+
+
+def _entries(
+    values: dict[str, Any], *, unread: Sequence[str], bare: bool = False, prefix: str = "", indent: str = ""
+) -> Iterator[tuple[str, str, bool]]:
+    """Each line with its dotted key, and whether it is the head of a section and so has no value of its own."""
     for key, value in values.items():
         dotted = f"{prefix}{key}"
         if dotted in unread:
             continue
         if isinstance(value, dict) and value and all(isinstance(name, str) for name in value):
-            yield f"{indent}{key}:", None
-            yield from _resolved_entries(value, unread=unread, prefix=f"{dotted}.", indent=indent + "  ")
+            yield f"{indent}{key}:", dotted, True
+            yield from _entries(value, unread=unread, bare=bare, prefix=f"{dotted}.", indent=indent + "  ")
         else:
-            yield f"{indent}{key}: {_as_yaml(value)}", dotted
+            yield f"{indent}{key}: {_as_yaml(value, bare=bare)}", dotted, False
 
 
-def _as_yaml(value: Any) -> str:
-    """A value on one line. Texts are quoted: a bare `1e3` or `yes` would come back as something else."""
+def _as_yaml(value: Any, *, bare: bool) -> str:
+    """A value on one line.
+
+    Texts are quoted: a bare `1e3` or `yes` would come back as something else. With `bare` plain words are not, as a person
+    would write them, except those that YAML takes for something else.
+    """
     import yaml  # noqa: PLC0415 - only a run that writes its configuration needs it here
 
-    style = '"' if isinstance(value, str) else None
+    style = '"' if isinstance(value, str) and not (bare and value.isidentifier()) else None
     text: str = yaml.safe_dump(value, default_flow_style=True, default_style=style, allow_unicode=True, width=10**9)
     return text.removesuffix("\n").removesuffix("\n...")
 

@@ -57,7 +57,9 @@ class TrainingConfig(Section):
         None,
         description="text that begins an instruction and so ends the response before it; needed with the key above",
     )
-    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.1, description="share of the text kept for it")
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.1, description="share of the text kept for validation"
+    )
     validation_interval: Annotated[Positive, Bits.FREE] = Field(
         20, description="steps between validations; first and last always happen"
     )
