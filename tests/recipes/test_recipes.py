@@ -119,3 +119,20 @@ def test_a_recipe_is_short_enough_to_read(folder):
     )
     assert len((folder / "trainer.py").read_text().splitlines()) <= 150
     assert (folder / "README.md").exists()
+
+
+def test_no_module_of_the_program_has_a_list_of_recipes():
+    """So that a built-in recipe is its folder, its tests, and what the documentation says of it.
+
+    Two modules know some by name, of which a new one need not be: the layouts that `parity` compares, and what the
+    training guide calls the algorithms that it has.
+    """
+    root = Path(__file__).parents[2]
+    names = {folder.name for folder in RECIPES}
+    known = {
+        str(path.relative_to(root / "ttlaunch"))
+        for path in (root / "ttlaunch").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in names
+    }
+    assert known == {"planning/parity.py", "running/metrics/names.py"}

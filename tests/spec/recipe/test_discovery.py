@@ -48,8 +48,14 @@ def test_two_recipes_of_one_name_in_two_folders_are_two(here):
     assert summaries == ["First.", "Second.", "First."]
 
 
-def test_a_missing_recipe_is_a_diagnostic(here):
-    assert isinstance(find_recipe("mine", working_folder=here), Diagnostic)
+def test_a_missing_recipe_is_a_diagnostic_that_lists_the_others(here):
+    make_recipe(here / "recipes/aaa")
+    found = find_recipe("mine", working_folder=here)
+    assert isinstance(found, Diagnostic)
+    names = [recipe.name for recipe in list_recipes(here)]
+    assert "aaa" == names[0]
+    shown = ", ".join(f"`{name}`" for name in names[:8])
+    assert (f"recipes here: {shown}, … ({len(names)} in all)",) == found.notes
 
 
 @pytest.mark.parametrize("roles", [{}, {"a": None, "b": None}], ids=["none", "two-open"])
