@@ -18,7 +18,7 @@ import ttlaunch
 from ttlaunch import contract
 from ttlaunch.agent.run_processes import processes_of_runs
 from ttlaunch.app.carry_out import RunOptions
-from ttlaunch.app.library import spec_of
+from ttlaunch.app.order import checked_options, spec_of
 from ttlaunch.app.spawn import spawn_supervisor
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -134,6 +134,100 @@ def test_a_number_that_an_option_cannot_have_is_refused(here, options, message):
     with pytest.raises(ttlaunch.LaunchError) as caught:
         ttlaunch.start("hierarchical_parallel", **options)
     assert ([message], 2) == ([one.message for one in caught.value.diagnostics], caught.value.exit_status)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hostfile": 5}, "`hostfile=5`: a text or a path was expected"),
+        ({"config": b"x"}, "`config=b'x'`: a text or a path was expected"),
+        ({"on": "a\0b"}, "`on='a\\x00b'`: a text without NUL was expected"),
+        ({"mpi_args": ["-x"]}, "`mpi_args=['-x']`: a text was expected"),
+        ({"args": "-c x"}, "`args='-c x'`: a list of texts was expected"),
+        ({"set": "training_config.steps=5"}, "`set='training_config.steps=5'`: a list of texts was expected"),
+        ({"set": [b"k=v"]}, "`set=[b'k=v']`: `KEY=VALUE` was expected"),
+        (
+            {"set": {"a=b #": 1}},
+            "`set={'a=b #': 1}`: 'a=b #' is no key; one such as 'training_config.steps' was expected",
+        ),
+        ({"set": {"a": {1, 2}}}, "`set={'a': {1, 2}}`: a set has no place in a training file"),
+    ],
+)
+def test_what_an_option_cannot_be_is_refused(here, options, message):
+    with pytest.raises(ttlaunch.LaunchError) as caught:
+        ttlaunch.plan("hierarchical_parallel", **options)
+    assert ([message], 2) == ([one.message for one in caught.value.diagnostics], caught.value.exit_status)
+    assert [message] == [one.message for one in ttlaunch.validate("hierarchical_parallel", **options).diagnostics]
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (None, "there is no target: a recipe, a script or a program's command line was expected"),
+        ([], "the command line of the program is empty"),
+        (5, "5 is no target: a list of texts was expected"),
+        (b"sh", "b'sh' is no target: a list of texts was expected"),
+        (["sh", 5], "['sh', 5] is no target: a list of texts was expected"),
+        (["sh", "a\0b"], "['sh', 'a\\x00b'] is no target: a text without NUL was expected"),
+        (["sh", "\ud800"], "['sh', '\\ud800'] is no target: a text that UTF-8 can write was expected"),
+    ],
+)
+def test_a_target_that_is_none_is_refused(here, target, message):
+    with pytest.raises(ttlaunch.LaunchError) as caught:
+        ttlaunch.start(target)
+    assert ([message], 2) == ([one.message for one in caught.value.diagnostics], caught.value.exit_status)
+
+
+def test_a_misspelled_option_is_a_mistake_of_the_program(here):
+    with pytest.raises(
+        TypeError, match=r"start\(\) got an unexpected keyword argument 'max_restart'; did you mean 'max_restarts'"
+    ):
+        ttlaunch.start("hierarchical_parallel", max_restart=3)
+    with pytest.raises(TypeError, match=r"plan\(\) got an unexpected keyword argument 'resume'"):
+        ttlaunch.plan("hierarchical_parallel", resume="latest")
+
+
+def test_standard_input_belongs_to_the_caller(here):
+    with pytest.raises(ttlaunch.LaunchError, match="standard input belongs to the program that calls"):
+        ttlaunch.start("hierarchical_parallel", config="-")
+
+
+@pytest.mark.parametrize("options", [{"on": "x" * 5000}, {"config": "x" * 5000}], ids=["on", "config"])
+def test_what_the_system_refuses_to_read_is_a_diagnostic(here, options):
+    with pytest.raises(ttlaunch.LaunchError, match="file name too long"):
+        ttlaunch.plan("hierarchical_parallel", **options)
+
+
+def test_a_current_folder_that_is_gone_is_said(here, tmp_path_factory, monkeypatch):
+    gone = tmp_path_factory.mktemp("gone")
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ttlaunch.LaunchError, match="the current folder cannot be read: no such file or directory"):
+        ttlaunch.plan("hierarchical_parallel")
+
+
+def test_values_mean_what_they_are(here):
+    numpy = pytest.importorskip("numpy")
+    found = spec_of(
+        "x",
+        checked_options(
+            {
+                "ranks": numpy.int64(2),
+                "set": {
+                    "a": numpy.int64(5),
+                    "b": "1e-3",
+                    "c": "no",
+                    "d": "plain/path.txt",
+                    "e": None,
+                    "f": True,
+                    "g": "",
+                    "h": Path("x y"),
+                },
+            }
+        ),
+    )
+    assert (2, int) == (found.ranks, type(found.ranks))
+    assert ("a=5", 'b="1e-3"', 'c="no"', "d=plain/path.txt", "e=null", "f=true", 'g=""', 'h="x y"') == found.overrides
 
 
 def test_validate_returns_mistakes_and_raises_on_demand(here):
@@ -327,10 +421,85 @@ def test_a_detached_run_outlives_the_program_that_started_it(caller):
 
 
 @pytest.mark.mpi
+def test_a_forked_child_sees_the_run_and_cannot_hurt_it(here):
+    run = ttlaunch.start(["sleep", "3"], ranks=2)
+    child = os.fork()
+    if not child:
+        try:
+            run.wait(timeout=0.2)
+        except TimeoutError:
+            os._exit(0 if run.is_running and run.report is None else 1)
+        finally:
+            os._exit(2)
+    assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert "done" == run.wait().status
+
+
+@pytest.mark.mpi
+def test_a_signal_handler_may_stop_a_run_that_is_being_waited_for(here):
+    code = """
+import signal, ttlaunch
+run = ttlaunch.start(["sleep", "60"])
+signal.signal(signal.SIGALRM, lambda *_: run.stop(now=True))
+signal.setitimer(signal.ITIMER_REAL, 1.0)
+print(run.wait().status)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=DEADLINE_S)
+    assert "interrupted\n" == found.stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("delay_s", [0.1, 0.4, 0.7, 1.2])
+def test_ctrl_c_while_a_run_starts_leaves_none(here, delay_s):
+    code = f"""
+import os, signal, threading, ttlaunch
+threading.Timer({delay_s}, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+try:
+    ttlaunch.run(["sleep", "60"], ranks=2, grace=0)
+except KeyboardInterrupt:
+    print(len(ttlaunch.runs(every=False)))
+"""
+    environment = {**os.environ, "XDG_STATE_HOME": str(here)}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert "0\n" == found.stdout
+
+
+@pytest.mark.mpi
+def test_a_daemon_without_standard_streams_starts_runs(here):
+    code = """
+import os, ttlaunch
+for descriptor in (0, 1, 2):
+    os.close(descriptor)
+report = ttlaunch.run(["true"])
+with open("said", "w") as file:
+    file.write(report.status)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=DEADLINE_S)
+    assert "done" == Path("said").read_text()
+
+
+@pytest.mark.mpi
+def test_runs_leave_neither_descriptors_nor_threads_nor_zombies(here):
+    ttlaunch.run(["true"])
+    before = len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+    for _ in range(5):
+        ttlaunch.start(["true"])
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    until(lambda: not children.read_text().split())
+    until(lambda: before == (len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
+
+
+@pytest.mark.mpi
+def test_a_folder_for_runs_that_cannot_be_made_is_said_by_the_supervisor(here):
+    with pytest.raises(ttlaunch.LaunchError, match=r"H008.*file name too long"):
+        ttlaunch.start(["true"], runs_dir="x" * 300)
+
+
+@pytest.mark.mpi
 def test_a_killed_supervisor_is_named_and_leaves_nothing(here):
     run = ttlaunch.start(["sleep", "60"], ranks=2)
     until(lambda: len(processes_of(run.id)) >= 2)
-    os.kill(run._supervisor.pid, signal.SIGKILL)
+    os.kill(run._started.pid, signal.SIGKILL)
     with pytest.raises(ttlaunch.LaunchError, match=f"R050.*the supervisor of {run.id} was killed by SIGKILL"):
         run.wait()
     assert [] == processes_of(run.id)
@@ -338,7 +507,7 @@ def test_a_killed_supervisor_is_named_and_leaves_nothing(here):
 
 @pytest.mark.mpi
 def test_a_plan_that_has_changed_meanwhile_is_not_started(here):
-    spec = spec_of(["true"], {}, {})
+    spec = spec_of(["true"], {})
     supervisor = spawn_supervisor(
         spec, RunOptions(Path("runs")), plan_hash="0" * 64, max_restarts=0, sinks=(), detach=False
     )

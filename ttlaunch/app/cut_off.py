@@ -4,9 +4,11 @@ import signal
 from pathlib import Path
 
 from ttlaunch.agent.run_processes import kill_run_processes
-from ttlaunch.diagnostics import Diagnostic
-from ttlaunch.running.runs.facts import read_daemons
+from ttlaunch.diagnostics import Diagnostic, shown
+from ttlaunch.running.runs.facts import read_daemons, read_facts
+from ttlaunch.running.runs.run_folder import supervisor_file
 
+_LONGEST = 300
 _MOMENT_S = 3.0
 """What the engine may take to end the ranks here once its supervisor is gone."""
 
@@ -19,8 +21,28 @@ def cut_off(folder: Path, status: int | None) -> Diagnostic:
         status: The supervisor's: minus the signal that killed it; None if it is not our child.
     """
     killed = len(kill_run_processes(folder.name, moment_s=_MOMENT_S, daemons=read_daemons(folder)))
-    how = f"was killed by {signal.Signals(-status).name}" if status is not None and status < 0 else "is gone"
     notes = ["its ranks have ended with it"]
+    how = f"was killed by {signal.Signals(-status).name}" if status is not None and status < 0 else "is gone"
+    if status is not None and status > 0:
+        how = f"ended with status {status}"
+        notes += [f"it printed: {shown(line, longest=_LONGEST)}" for line in _last_line(folder)]
     notes += [f"{killed} of its processes here had to be killed"] if killed else []
-    hints = ("`ttlaunch run … --resume latest` goes on from its newest checkpoint",)
+    goes_on = ("`ttlaunch run … --resume latest` goes on from its newest checkpoint",)
+    hints = goes_on if _is_recipe(folder) else ()
     return Diagnostic("R050", f"the supervisor of {folder.name} {how}", notes=tuple(notes), hints=hints)
+
+
+def _is_recipe(folder: Path) -> bool:
+    try:
+        return read_facts(folder).is_recipe
+    except (OSError, ValueError):
+        return True
+
+
+def _last_line(folder: Path) -> list[str]:
+    """What the supervisor printed last, in a list; empty if nothing."""
+    try:
+        lines = (folder / supervisor_file("stderr")).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    return [line for line in lines if line.strip()][-1:]

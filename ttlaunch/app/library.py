@@ -4,39 +4,32 @@ None of them prints, ends the process, changes a signal handler, the environment
 an order raises `LaunchError`, whose diagnostics are those that the command line prints. A run that failed is a `Report`.
 """
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from ttlaunch import contract
 from ttlaunch.app.carry_out import RunOptions
 from ttlaunch.app.dialogue import Unattended
 from ttlaunch.app.named_run import find_named_run, read_launcher_here, unreadable_run
+from ttlaunch.app.order import Target, checked_options, no_target, refuse_strangers, spec_of
 from ttlaunch.app.prepare_run import prepare
 from ttlaunch.app.report import Report
 from ttlaunch.app.resolve import resolve
 from ttlaunch.app.run_handle import Run
-from ttlaunch.app.run_spec import LOCAL, RunSpec
+from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.app.sinks import parse_sinks
 from ttlaunch.app.spawn import spawn_supervisor
 from ttlaunch.diagnostics import Blame, Diagnostic, render, shown
 from ttlaunch.diagnostics.html import facts_html, table_html, text_html
-from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.diagnostics.launch_error import LaunchError, file_error
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.running.runs.facts import read_facts
 from ttlaunch.running.runs.overview import RunSummary, list_runs
 from ttlaunch.running.runs.registry import RegistryError, find_registry
-
-Target = str | Path | Sequence[str]
-"""A recipe's name, a recipe's folder, a script; or, as a sequence, any program's command line."""
-
-_LEAST = {"ranks": 1, "trace_steps": 1, "max_restarts": 0, "grace": 0, "lease": 3, "hang_timeout": 1}
-"""The least value of each option that is a number, as on the command line."""
-
-_WHOLE = {"ranks", "trace_steps", "max_restarts"}
 
 
 class ClusterOptions(TypedDict, total=False):
@@ -45,7 +38,8 @@ class ClusterOptions(TypedDict, total=False):
     Attributes:
         on: A configuration's name or folder.
         config: A training file in place of the recipe's own.
-        set: Values by key, such as `{"training_config.steps": 20}`; or texts `KEY=VALUE`, as on the command line.
+        set: Values by key, such as `{"training_config.steps": 20}`; or texts `KEY=VALUE`, as on the command line. A mapping as
+            a value replaces the whole section, as it does there.
         ranks: World size, where the cluster leaves it open.
         hostfile: A hostfile in place of `on`.
         rank_bindings: Rank bindings in place of `on`.
@@ -87,6 +81,10 @@ class StartOptions(ClusterOptions, total=False):
     lease: float
     max_restarts: int
     sinks: Sequence[str]
+
+
+_CLUSTER_OPTIONS = tuple(ClusterOptions.__annotations__)
+_START_OPTIONS = tuple(StartOptions.__annotations__)
 
 
 @dataclass(frozen=True)
@@ -131,11 +129,13 @@ def validate(target: Target | None = None, **options: Unpack[ClusterOptions]) ->
 
     Mistakes are the result, not an exception.
     """
+    refuse_strangers("validate", options, _CLUSTER_OPTIONS)
     try:
-        spec = spec_of(target, options, {})
+        with _readable():
+            spec = spec_of(target, checked_options(options))
+            found = resolve(spec, working_folder=Path.cwd(), shell=os.environ)
     except LaunchError as error:
         return Validation(ok=False, diagnostics=error.diagnostics, files=())
-    found = resolve(spec, working_folder=Path.cwd(), shell=os.environ)
     return Validation(found.ok, tuple(found.diagnostics), tuple(found.files))
 
 
@@ -145,7 +145,9 @@ def plan(target: Target, **options: Unpack[ClusterOptions]) -> LaunchPlan:
     Raises:
         LaunchError: Something is wrong with the order, the description, the recipe or its configuration.
     """
-    return prepare(spec_of(target, options, {}), Unattended()).plan
+    refuse_strangers("plan", options, _CLUSTER_OPTIONS)
+    with _readable():
+        return prepare(_target_spec(target, checked_options(options)), Unattended()).plan
 
 
 def start(target: Target, *, detach: bool = False, **options: Unpack[StartOptions]) -> Run:
@@ -161,27 +163,40 @@ def start(target: Target, *, detach: bool = False, **options: Unpack[StartOption
     Raises:
         LaunchError: Something is wrong, or a host is not ready; nothing was started.
     """
+    refuse_strangers("start", options, _START_OPTIONS)
     _refuse_within_a_rank()
-    spec, given = spec_of(target, options, options), options
-    asked = parse_sinks(tuple(given.get("sinks", ())), option="--sink")
-    dialogue = Unattended()
-    prepared = prepare(spec, dialogue)
+    given, dialogue = checked_options(options), Unattended()
+    with _readable():
+        spec = _target_spec(target, given)
+        asked = parse_sinks(given.get("sinks", ()), option="--sink")
+        prepared = prepare(spec, dialogue)
     how = RunOptions(
         runs_dir=spec.runs_dir,
         grace_s=given.get("grace", 30.0),
         hang_timeout_s=given.get("hang_timeout"),
         lease_s=given.get("lease", contract.LEASE_S),
     )
+    most = given.get("max_restarts", 0)
     supervisor = spawn_supervisor(
-        spec,
-        how,
-        plan_hash=prepared.plan.hash,
-        max_restarts=given.get("max_restarts", 0),
-        sinks=asked,
-        detach=detach,
+        spec, how, plan_hash=prepared.plan.hash, max_restarts=most, sinks=asked, detach=bool(detach)
     )
-    folder = supervisor.wait_for_run()
+    try:
+        folder = supervisor.wait_for_run()
+    except BaseException:  # Ctrl-C above all: a run that nobody has a handle of must not go on
+        supervisor.end()
+        raise
     return Run(folder, supervisor=supervisor, warnings=dialogue.warnings, detached=detach)
+
+
+def _target_spec(target: Target | None, given: Mapping[str, Any]) -> RunSpec:
+    """The order of a call that needs a target.
+
+    Raises:
+        LaunchError: It has none.
+    """
+    if target is None:
+        raise no_target("a recipe, a script or a program's command line")
+    return spec_of(target, given)
 
 
 def run(target: Target, **options: Unpack[StartOptions]) -> Report:
@@ -204,8 +219,12 @@ def attach(run: str | Path = "latest", *, runs_dir: str | Path = "runs") -> Run:
     Raises:
         LaunchError: There is none, several are meant, or it was started on another machine and goes on there.
     """
-    folder = find_named_run(str(run), runs_dir=Path(runs_dir))
-    launcher = read_launcher_here(folder, "attach")
+    named, place = checked_options({"resume": run, "runs_dir": runs_dir}).values()
+    if not named:
+        raise LaunchError([Diagnostic("P030", "an empty text names no run", blame=Blame.COMMAND_LINE)])
+    with _readable():
+        folder = find_named_run(named, runs_dir=Path(place))
+        launcher = read_launcher_here(folder, "attach")
     try:
         read_facts(folder)
     except (OSError, ValueError) as error:
@@ -219,87 +238,31 @@ def runs(*, runs_dir: str | Path = "runs", every: bool = True) -> Runs:
     Args:
         runs_dir: The folder.
         every: Also those that have ended.
+
+    Raises:
+        LaunchError: The folder cannot be read.
     """
+    place = checked_options({"runs_dir": runs_dir})["runs_dir"]
     try:
         registry = find_registry(os.environ)
     except RegistryError:
         registry = None
-    found, _ = list_runs(Path.cwd() / runs_dir, registry)
+    with _readable():
+        found, _ = list_runs(Path.cwd() / place, registry)
     return Runs(one for one in found if every or not one.is_over)
 
 
-def spec_of(target: Target | None, cluster: ClusterOptions, options: StartOptions) -> RunSpec:
-    """The order as a use case takes it.
-
-    Args:
-        target: What ranks run; None: only the cluster is of interest.
-        cluster: Options of `plan`.
-        options: Further options of `start`.
+@contextmanager
+def _readable() -> Iterator[None]:
+    """What the system refuses while files are read, such as a name that is too long, is somebody's mistake and no bug.
 
     Raises:
-        LaunchError: An option has a value that it cannot have.
+        LaunchError: In place of an OSError.
     """
-    mistakes = [*_wrong_numbers({**cluster, **options})]
-    if target is not None and not isinstance(target, str | Path) and not target:
-        mistakes.append(Diagnostic("P009", "the command line of the program is empty", blame=Blame.COMMAND_LINE))
-    if mistakes:
-        raise LaunchError(mistakes)
-    words = [] if target is None or isinstance(target, str | Path) else [str(word) for word in target]
-    config, resume = cluster.get("config"), options.get("resume")
-    return RunSpec(
-        target=words[0] if words else None if target is None else str(target),
-        on=str(cluster.get("on", LOCAL)),
-        config_file=None if config is None else str(config),
-        overrides=_overrides(cluster.get("set", ())),
-        ranks=cluster.get("ranks"),
-        hostfile=_path(cluster.get("hostfile")),
-        rank_bindings=_path(cluster.get("rank_bindings")),
-        mpi_args=cluster.get("mpi_args"),
-        arguments=(*words[1:], *(str(word) for word in cluster.get("args", ()))),
-        resume=None if resume is None else str(resume),
-        runs_dir=Path(options.get("runs_dir", "runs")),
-        is_command=bool(words),
-        trace_steps=options.get("trace_steps"),
-        profile_steps=options.get("profile_steps"),
-    )
-
-
-def _wrong_numbers(options: Mapping[str, object]) -> list[Diagnostic]:
-    found = []
-    for name, least in _LEAST.items():
-        value = options.get(name)
-        kinds = int if name in _WHOLE else (int, float)
-        if value is None or (isinstance(value, kinds) and not isinstance(value, bool) and value >= least):
-            continue
-        what = "a whole number" if name in _WHOLE else "a number"
-        message = f"`{name}={shown(repr(value))}`: {what} of at least {least} was expected"
-        found.append(Diagnostic("P009", message, blame=Blame.COMMAND_LINE))
-    return found
-
-
-def _overrides(given: Mapping[str, object] | Sequence[str]) -> tuple[str, ...]:
-    """`KEY=VALUE` for each, as after `--set`, where values are YAML: a text stands in quotes if YAML would read it otherwise."""
-    if not isinstance(given, Mapping):
-        return tuple(given)
-    return tuple(f"{key}={_yaml(value)}" for key, value in given.items())
-
-
-def _yaml(value: object) -> str:
-    if isinstance(value, Path):
-        value = str(value)
-    if not isinstance(value, str):
-        return json.dumps(value, default=str)
-    import yaml
-
     try:
-        is_plain = bool(value) and yaml.safe_load(value) == value
-    except yaml.YAMLError:
-        is_plain = False
-    return value if is_plain else json.dumps(value)
-
-
-def _path(given: str | Path | None) -> Path | None:
-    return None if given is None else Path(given)
+        yield
+    except OSError as error:
+        raise file_error(error.filename or "the current folder", error, verb="read") from error
 
 
 def _refuse_within_a_rank() -> None:

@@ -1,6 +1,8 @@
 """A run in the hands of a Python program: `ttlaunch.Run`."""
 
 import contextlib
+import math
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from ttlaunch.app.report import Report
 from ttlaunch.app.restarts import exit_status_of, given_up
 from ttlaunch.app.sinks import judge_sinks
 from ttlaunch.app.stop import press
-from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.diagnostics import Blame, Diagnostic
 from ttlaunch.diagnostics.html import facts_html, table_html
 from ttlaunch.diagnostics.launch_error import LaunchError
 from ttlaunch.diagnostics.transfer import unpack_diagnostics
@@ -23,7 +25,7 @@ from ttlaunch.running.report import Report as RecordedReport
 from ttlaunch.running.report import read_report
 from ttlaunch.running.restarts import read_follow_up
 from ttlaunch.running.runs.facts import read_facts, read_rows
-from ttlaunch.running.runs.launcher import Launcher, is_running
+from ttlaunch.running.runs.launcher import Launcher, is_running, read_launcher
 from ttlaunch.running.runs.overview import summarise
 from ttlaunch.running.runs.run_folder import RunFolder
 
@@ -106,10 +108,15 @@ class Run:
         """Made by `ttlaunch.start` (with a supervisor) and `ttlaunch.attach` (with who launched it), not by users."""
         self.warnings = tuple(warnings)
         self._first = folder
-        self._supervisor = supervisor
+        self._started = supervisor
         self._launcher = launcher
         self._is_detached = detached
         self._report: Report | None = None
+
+    @property
+    def _supervisor(self) -> "Supervisor | None":
+        """Ours, if this process has started it; a forked child sees the run as anybody does who attaches to it."""
+        return self._started if self._started is not None and self._started.owner == os.getpid() else None
 
     @property
     def id(self) -> str:
@@ -126,9 +133,8 @@ class Run:
         """Whether it, or a restart that follows it, goes on."""
         if self._supervisor is not None:
             return self._supervisor.poll() is None
-        if self._launcher is not None:
-            return self._launcher.is_alive
-        return is_running(self.folder)
+        launcher = self._launcher or read_launcher(self._first)
+        return launcher.is_alive if launcher is not None else is_running(self.folder)
 
     @property
     def report(self) -> Report | None:
@@ -147,8 +153,11 @@ class Run:
 
         Raises:
             TimeoutError: It goes on. Nothing is done to it.
+            ValueError: `timeout` is not a number.
             LaunchError: Its supervisor was killed, so nobody can say what it came to; or its folder is gone.
         """
+        if timeout is not None and not timeout > -math.inf:
+            raise ValueError(f"timeout is {timeout!r}, and a number of seconds was expected")
         status = self._wait_for_end(timeout)
         if self._report is None:
             self._report = self._make_report(status)
@@ -164,14 +173,24 @@ class Run:
         Raises:
             LaunchError: As for `wait`; or it has not ended although it was pressed three times.
         """
-        launcher = self._launcher or self._launcher_of_supervisor()
+        if grace is not None and not grace >= 0:
+            raise LaunchError(
+                [
+                    Diagnostic(
+                        "P009", f"`grace={grace!r}`: a number of at least 0 was expected", blame=Blame.COMMAND_LINE
+                    )
+                ]
+            )
+        launcher = self._launcher or read_launcher(self._first)
         if self.is_running and launcher is not None and not press(launcher, grace_s=grace, now=now):
             message = f"the run {self.id} has not ended although it was told to"
             hint = f"`kill -9 {launcher.pid}` ends its launcher, and its ranks with it"
             raise LaunchError([Diagnostic("R048", message, hints=(hint,))])
         return self.wait()
 
-    def logs(self, *, follow: bool = False, only: Sequence[str] = (), stream: str | None = None) -> Iterator[LogLine]:
+    def logs(
+        self, *, follow: bool = False, only: str | Sequence[str] = (), stream: str | None = None
+    ) -> Iterator[LogLine]:
         """What its ranks have printed, in the order in which it came.
 
         Args:
@@ -189,7 +208,8 @@ class Run:
             rows = read_rows(folder)
         except (OSError, ValueError) as error:
             raise unreadable_run(folder, error) from error
-        ranks, streams = chosen_ranks(only, rows), chosen_streams(stream)
+        chosen = [only] if isinstance(only, str) else [str(one) for one in only or ()]
+        ranks, streams = chosen_ranks(chosen, rows), chosen_streams(None if stream is None else str(stream))
         return self._lines(folder, ranks, streams, follow=follow)
 
     def metrics(self) -> Metrics:
@@ -231,11 +251,6 @@ class Run:
         while isinstance(following := read_follow_up(folders[-1]).get("next"), str) and len(folders) < _MOST_STARTS:
             folders.append(Path(following))
         return folders
-
-    def _launcher_of_supervisor(self) -> Launcher | None:
-        from ttlaunch.running.runs.launcher import read_launcher
-
-        return read_launcher(self._first)
 
     def _wait_for_end(self, timeout: float | None) -> int | None:
         """The supervisor's exit status; None if it is not our child."""

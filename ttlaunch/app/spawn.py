@@ -5,8 +5,10 @@ kept in a file without a name, so that a supervisor that dies young still says w
 """
 
 import contextlib
+import fcntl
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -31,22 +33,31 @@ from ttlaunch.diagnostics.transfer import unpack_diagnostics
 if TYPE_CHECKING:
     from ttlaunch.running.metrics.sinks import SinkChoice
 
+_FIRST_FREE = 3
+"""Below it are standard input, output and error."""
+
 _CODE = (
     "import sys; sys.path.insert(0, sys.argv[1]); import ttlaunch; del sys.path[0]; "
     "from ttlaunch.app.supervisor import main; sys.exit(main(int(sys.argv[2])))"
 )
 _LONGEST_WORDS = 2000
+_SLICE_S = 1.0
+_TICK_S = 0.05
+_HURRY_S = 6.0
+"""Between two orders to end: ranks have at most 5 s after the second."""
+_LISTEN_S = 5.0
 
 
 class Supervisor:
-    """A supervisor that this process has started; its methods may be called from any thread.
+    """A supervisor that this process has started; its methods may be called from any thread and from signal handlers.
 
     Attributes:
         pid: Of its process.
+        owner: The process that has started it. A child that this one forks can neither wait for it nor hear it.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], end: socket.socket, words: IO[bytes]) -> None:
-        self.pid = process.pid
+        self.pid, self.owner = process.pid, os.getpid()
         self._process = process
         self._words = words
         self._said: list[dict[str, Any]] = []
@@ -95,14 +106,35 @@ class Supervisor:
             TimeoutError: It has not ended in time.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        try:
-            status = self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired as error:
-            raise TimeoutError(f"the run goes on after {timeout_s:g} s") from error
+        # Never inside `Popen.wait`: it holds a lock, and a signal handler that stops the run would wait for it for ever.
+        while (status := self._process.poll()) is None:
+            left_s = _SLICE_S if deadline is None else min(_SLICE_S, deadline - time.monotonic())
+            if left_s <= 0:
+                raise TimeoutError(f"the run goes on after {timeout_s:g} s")
+            self._wait_a_moment(left_s)
         with self._news:  # all that it has said is on the line, and takes a moment to be read
-            left_s = None if deadline is None else max(1.0, deadline - time.monotonic())
-            self._news.wait_for(lambda: self._is_silent, timeout=left_s)
+            self._news.wait_for(lambda: self._is_silent, timeout=_LISTEN_S)
         return status
+
+    def end(self) -> None:
+        """End it before its run is anybody's: as three Ctrl-C would, and then by force."""
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGKILL):
+            self._process.send_signal(number)
+            with contextlib.suppress(TimeoutError):
+                self.exit_status(timeout_s=_HURRY_S)
+                return
+
+    def _wait_a_moment(self, seconds: float) -> None:
+        """Until it ends, but not longer than that."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except OSError:
+            time.sleep(min(seconds, _TICK_S))  # another thread has just reaped it
+            return
+        try:
+            select.select([descriptor], [], [], seconds)
+        finally:
+            os.close(descriptor)
 
     def _listen(self, end: socket.socket) -> None:
         heard = b""
@@ -118,13 +150,14 @@ class Supervisor:
                     self._is_silent = not piece
                     self._news.notify_all()
                 if not piece:
-                    return
+                    break
+        self._process.wait()  # nobody may ask any more, and it must not stay a zombie
 
     def _death(self, status: int) -> Diagnostic:
         """Why it ended before it could say anything."""
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         with contextlib.suppress(OSError, ValueError):
-            self._words.seek(0)
+            self._words.seek(-min(_LONGEST_WORDS, self._words.seek(0, os.SEEK_END)), os.SEEK_END)
         lines = self._words.read(_LONGEST_WORDS).decode("utf-8", "replace").splitlines()
         notes = ("no ranks were running", *(f"it printed: {shown(line, longest=200)}" for line in lines[-1:]))
         return Diagnostic("R050", f"the supervisor {how}", notes=notes)
@@ -163,9 +196,13 @@ def spawn_supervisor(
     ours, theirs = socket.socketpair()
     words = tempfile.TemporaryFile()  # noqa: SIM115 - read when it has died, closed with the supervisor object
     with theirs:
-        process = _start(theirs.fileno(), words)
+        descriptor = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)  # a daemon may have closed the first three
+        try:
+            supervisor = Supervisor(_start(descriptor, words), ours, words)
+        finally:
+            os.close(descriptor)
     _send(ours, order)
-    return Supervisor(process, ours, words)
+    return supervisor
 
 
 def _start(descriptor: int, words: IO[bytes]) -> subprocess.Popen[bytes]:

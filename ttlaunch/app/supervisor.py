@@ -21,7 +21,7 @@ from ttlaunch import contract
 from ttlaunch.app.carry_out import RunOptions
 from ttlaunch.app.dialogue import Unattended
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.diagnostics import Blame, Diagnostic
 from ttlaunch.diagnostics.launch_error import LaunchError
 from ttlaunch.diagnostics.transfer import pack_diagnostics
 
@@ -120,6 +120,12 @@ def main(descriptor: int) -> int:
         found = [*listener.warnings, *(error.diagnostics if not error.was_shown else ())]
         line.tell(refused=pack_diagnostics(found), status=error.exit_status)
         return error.exit_status
+    except OSError as error:
+        reason = f"{(error.strerror or str(error)).lower()}{f': {error.filename}' if error.filename else ''}"
+        line.tell(
+            refused=pack_diagnostics([Diagnostic("H008", reason, blame=Blame.HOSTS)]), status=contract.STATUS_HOST
+        )
+        return contract.STATUS_HOST
     except KeyboardInterrupt:
         return contract.STATUS_INTERRUPTED
     from ttlaunch.app.restarts import exit_status_of

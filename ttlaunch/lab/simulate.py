@@ -13,7 +13,8 @@ from typing import Any, Unpack
 
 from ttlaunch.agent import SHIM
 from ttlaunch.app.dialogue import Dialogue, Unattended, stop_on_errors
-from ttlaunch.app.library import ClusterOptions, spec_of
+from ttlaunch.app.library import ClusterOptions
+from ttlaunch.app.order import checked_options, no_target, refuse_strangers, spec_of
 from ttlaunch.app.resolve import is_script, resolve
 from ttlaunch.app.run_diagnostics import checkpoint_diagnostics, failure_diagnostic, traffic_diagnostics
 from ttlaunch.app.run_spec import RunSpec, short_name
@@ -104,8 +105,12 @@ def simulate(target: str | Path, *, keep: str | Path | None = None, **options: U
     Raises:
         LaunchError: Something is wrong with the order, the description, the recipe or its configuration.
     """
-    plan = plan_simulation(spec_of(target, options, {}), Unattended())
-    return carry_out_simulation(plan, keep=None if keep is None else Path(keep))
+    refuse_strangers("simulate", options, tuple(ClusterOptions.__annotations__))
+    if target is None or not isinstance(target, str | Path):
+        raise no_target("a recipe's name or folder")
+    given = checked_options({**options, "keep": keep})
+    plan = plan_simulation(spec_of(target, given), Unattended())
+    return carry_out_simulation(plan, keep=Path(given["keep"]) if "keep" in given else None)
 
 
 def plan_simulation(spec: RunSpec, dialogue: Dialogue) -> LaunchPlan:

@@ -1,0 +1,221 @@
+"""From the arguments of a Python call to what a use case takes; whatever a caller passes becomes a value or a diagnostic."""
+
+import json
+import math
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ttlaunch.app.run_spec import LOCAL, RunSpec
+from ttlaunch.diagnostics import Blame, Diagnostic, did_you_mean, shown
+from ttlaunch.diagnostics.launch_error import LaunchError
+
+Target = str | Path | Sequence[str]
+"""A recipe's name, a recipe's folder, a script; or, as a sequence, any program's command line."""
+
+_LEAST_WHOLE = {"ranks": 1, "trace_steps": 1, "max_restarts": 0}
+_LEAST = {"grace": 0, "lease": 3, "hang_timeout": 1}
+"""The least value of each option that is a number, as on the command line."""
+
+_PATHS = ("on", "config", "hostfile", "rank_bindings", "runs_dir", "resume", "keep")
+_TEXTS = ("mpi_args", "profile_steps")
+_LISTS = ("args", "sinks")
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,199}")
+_PLAIN = re.compile(r"[A-Za-z_./~-][A-Za-z0-9_./~-]*")
+"""Texts that YAML reads as they stand, unless it takes them for a number, a truth value or null."""
+
+
+def refuse_strangers(function: str, given: Mapping[str, object], known: Sequence[str]) -> None:
+    """Python checks the names of keyword arguments, but not those that a `TypedDict` names.
+
+    Raises:
+        TypeError: A function has no argument of that name.
+    """
+    for name in given:
+        if name not in known:
+            hints = "".join(f"; {hint}" for hint in did_you_mean(name, known)).replace("`", "'")
+            raise TypeError(f"{function}() got an unexpected keyword argument '{name}'{hints}")
+
+
+def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as plain values, without those that are None.
+
+    Raises:
+        LaunchError: Every option that has a value which it cannot have.
+    """
+    mistakes: list[Diagnostic] = []
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        if value is None:
+            continue
+        try:
+            found[name] = _checked(name, value)
+        except (TypeError, ValueError, RecursionError) as error:
+            mistakes.append(_wrong(f"`{name}={shown(_repr(value))}`: {error}"))
+    if mistakes:
+        raise LaunchError(mistakes)
+    return found
+
+
+def spec_of(target: Target | None, options: Mapping[str, Any]) -> RunSpec:
+    """What a use case takes.
+
+    Args:
+        target: What ranks run; None: only the cluster is of interest.
+        options: As `checked_options` returns them.
+
+    Raises:
+        LaunchError: The target is none.
+    """
+    words = [] if target is None else _words(target)
+    is_command = not (target is None or isinstance(target, str | Path))
+    if target is not None and not words:
+        raise LaunchError([_wrong("the command line of the program is empty")])
+    if options.get("config") == "-":
+        message = "`config='-'`: standard input belongs to the program that calls; a file was expected"
+        raise LaunchError([_wrong(message)])
+    return RunSpec(
+        target=words[0] if words else None,
+        on=options.get("on", LOCAL),
+        config_file=options.get("config"),
+        overrides=options.get("set", ()),
+        ranks=options.get("ranks"),
+        hostfile=_path(options.get("hostfile")),
+        rank_bindings=_path(options.get("rank_bindings")),
+        mpi_args=options.get("mpi_args"),
+        arguments=(*words[1:], *options.get("args", ())),
+        resume=options.get("resume"),
+        runs_dir=Path(options.get("runs_dir", "runs")),
+        is_command=is_command,
+        trace_steps=options.get("trace_steps"),
+        profile_steps=options.get("profile_steps"),
+    )
+
+
+def no_target(what: str) -> LaunchError:
+    """A call that needs a target has none."""
+    return LaunchError([_wrong(f"there is no target: {what} was expected")])
+
+
+def _wrong(message: str) -> Diagnostic:
+    return Diagnostic("P009", message, blame=Blame.COMMAND_LINE)
+
+
+def _repr(value: object) -> str:
+    """How a value is quoted, whatever its class makes of `repr`."""
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - it is somebody else's class
+        return f"a {type(value).__name__}"
+
+
+def _checked(name: str, value: Any) -> Any:
+    """One option as a plain value.
+
+    Raises:
+        TypeError, ValueError: It cannot have this value; the text says what was expected.
+    """
+    if name in _LEAST_WHOLE or name in _LEAST:
+        return _number(name, value)
+    if name in _PATHS:
+        return _text(str(value) if isinstance(value, Path) else value, what="a text or a path")
+    if name in _TEXTS:
+        return _text(value, what="a text")
+    if name in _LISTS:
+        return tuple(_text(str(one) if isinstance(one, Path) else one, what="a text") for one in _list(value))
+    if name == "set":
+        if isinstance(value, Mapping):
+            return tuple(f"{_key(key)}={_yaml(one)}" for key, one in value.items())
+        return tuple(_text(one, what="`KEY=VALUE`") for one in _list(value))
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    least = _LEAST_WHOLE.get(name, _LEAST.get(name, 0))
+    what = f"{'a whole number' if name in _LEAST_WHOLE else 'a number'} of at least {least} was expected"
+    if isinstance(value, bool | str | bytes):
+        raise TypeError(what)
+    try:
+        number = operator.index(value) if name in _LEAST_WHOLE else float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(what) from error
+    if math.isnan(number) or number < least:
+        raise ValueError(what)
+    return number
+
+
+def _text(value: object, *, what: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} was expected")
+    if "\0" in value:
+        raise ValueError("a text without NUL was expected")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("a text that UTF-8 can write was expected") from error
+    return value
+
+
+def _list(value: object) -> Sequence[object]:
+    if isinstance(value, str | bytes | Mapping | set | frozenset) or not hasattr(value, "__iter__"):
+        raise TypeError("a list of texts was expected")
+    return list(value)
+
+
+def _words(target: Any) -> list[str]:
+    """A target as the words of a command line: one for a recipe or a script.
+
+    Raises:
+        LaunchError: It is neither a text, nor a path, nor a list of texts.
+    """
+    try:
+        if isinstance(target, str | Path):
+            return [_text(str(target), what="a text")]
+        return [_text(str(one) if isinstance(one, Path) else one, what="a list of texts") for one in _list(target)]
+    except (TypeError, ValueError) as error:
+        message = f"{shown(_repr(target))} is no target: {error}"
+        raise LaunchError([_wrong(message)]) from error
+
+
+def _key(key: object) -> str:
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise ValueError(f"{shown(_repr(key))} is no key; one such as 'training_config.steps' was expected")
+    return key
+
+
+def _yaml(value: object) -> str:
+    """A value as after `--set`, where values are YAML: a text stands in quotes unless it surely is read as it stands."""
+    if isinstance(value, Path):
+        value = str(value)
+    if not isinstance(value, str):
+        return json.dumps(value, default=_plain)
+    import yaml
+
+    _text(value, what="a text")
+    try:
+        float(value)
+    except ValueError:
+        if _PLAIN.fullmatch(value) and yaml.safe_load(value) == value:
+            return value
+    return json.dumps(value)
+
+
+def _plain(value: object) -> object:
+    """The Python number of a numpy scalar, the text of a path.
+
+    Raises:
+        TypeError: It is nothing that a training file can hold.
+    """
+    if isinstance(value, Path):
+        return str(value)
+    item = getattr(value, "item", None)
+    if callable(item) and getattr(value, "ndim", None) == 0:
+        found: object = item()
+        return found
+    raise TypeError(f"a {type(value).__name__} has no place in a training file")
+
+
+def _path(given: str | None) -> Path | None:
+    return None if given is None else Path(given)
