@@ -97,7 +97,7 @@ def _raw(data: bytes) -> Callable[[Path, int], None]:
 
 def _ours(model: Any, optimizer: Any) -> Callable[[Path, int], None]:
     from ttlaunch.recipe import CheckpointConfig
-    from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+    from ttlaunch.running.checkpoints.complete import complete_checkpoints
     from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
     from ttlaunch.runtime.world import Rank
 

@@ -11,7 +11,7 @@ import pytest
 from ttlaunch import contract
 from ttlaunch.agent.send_signal import holders
 from ttlaunch.agent.what_is_left import what_is_left
-from ttlaunch.engines import ENGINES
+from ttlaunch.engines.choose import ENGINES
 from ttlaunch.planning.engine import RanksToStart
 
 NAMES = ENGINES[0].unused().command(RanksToStart("python", "shim.py", [], [])).names

@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.complete import complete_checkpoints
 
 from .tensor_files import tensor_file
 

@@ -1,6 +1,6 @@
 """The smallest engine there can be, which shows what a second one takes: bash starts all ranks on this machine.
 
-`conformance.py` copies the package, puts this file beside `openmpi.py` and a line into `engines/__init__.py`, and runs every
+`conformance.py` copies the package, puts this file beside `openmpi.py` and a line into `engines/choose.py`, and runs every
 test with it. Nothing else of the package knows of it.
 """
 

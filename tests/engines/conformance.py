@@ -20,8 +20,8 @@ from tests.engines import bash_engine
 from tests.running.conftest import StartedRun, wait_until
 from ttlaunch import contract
 from ttlaunch.diagnostics import Diagnostic
-from ttlaunch.engines import ENGINES, find_engine
 from ttlaunch.engines.base import Capability
+from ttlaunch.engines.choose import ENGINES, find_engine
 from ttlaunch.planning.engine import RanksToStart
 from ttlaunch.planning.launch_plan import RankRow
 
@@ -114,7 +114,7 @@ def package_with_bash(tmp_path_factory):
     for name in ("configurations", "recipes"):
         (folder / name).symlink_to(ROOT / name)
     shutil.copy(bash_engine.__file__, package / "engines")
-    registration = package / "engines/__init__.py"
+    registration = package / "engines/choose.py"
     text = registration.read_text()
     added = text.replace("(OpenMpiFinder(),)", "(BashFinder(), OpenMpiFinder())")
     assert added != text

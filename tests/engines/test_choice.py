@@ -4,7 +4,7 @@ import pytest
 
 from tests.engines.bash_engine import BashFinder
 from ttlaunch.diagnostics import Diagnostic
-from ttlaunch.engines import ENGINES, find_engine
+from ttlaunch.engines.choose import ENGINES, find_engine
 from ttlaunch.engines.openmpi import OpenMpiFinder
 
 

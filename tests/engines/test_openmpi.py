@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from ttlaunch.diagnostics import Diagnostic
-from ttlaunch.engines import find_engine
+from ttlaunch.engines.choose import find_engine
 from ttlaunch.engines.openmpi import GENERATIONS, OpenMpi, generation_of
 from ttlaunch.planning.engine import OverHosts, RanksToStart
 from ttlaunch.planning.launch_plan import RankRow

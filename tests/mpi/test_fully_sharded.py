@@ -8,7 +8,7 @@ import pytest
 
 from tests.runtime.layouts import train
 from ttlaunch import contract
-from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.complete import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.running.checkpoints.tensor_difference import largest_difference, read_weights
 from ttlaunch.running.readers.recorded import read_run

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.runtime.layouts import RECIPES, Trained
 from ttlaunch import contract
-from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.complete import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.running.readers.recorded import read_run
 from ttlaunch.runtime.simulate import simulate

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ttlaunch
-from ttlaunch.running.checkpoints.checkpoints import remove_old
+from ttlaunch.running.checkpoints.complete import remove_old
 from ttlaunch.runtime.model.dropout import seeded_generator
 from ttlaunch.runtime.parallel.compression.int8 import BlockInt8
 from ttlaunch.runtime.parallel.staleness.protocol import Clock, Staleness

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.records.written import progress
-from ttlaunch.engines import ENGINES
+from ttlaunch.engines.choose import ENGINES
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.ranks import RankError, RankExit, kind_of

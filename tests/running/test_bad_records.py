@@ -14,7 +14,7 @@ from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.parser import LONGEST_RECORD
 from ttlaunch.running.bad_records import BadLine, BadRecords, report_bad_records
 from ttlaunch.running.boxes import last_operation
-from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.complete import complete_checkpoints
 from ttlaunch.running.metrics.books import read_books
 from ttlaunch.running.metrics.trace import read_traces
 from ttlaunch.running.runs.run_folder import RunFolder, read_events

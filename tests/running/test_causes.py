@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from ttlaunch.engines import ENGINES
+from ttlaunch.engines.choose import ENGINES
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.ranks import RankExit
 from ttlaunch.running.failures.attribution import Witnesses, first_failure

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from ttlaunch.engines import ENGINES
+from ttlaunch.engines.choose import ENGINES
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.agents import FilePiece

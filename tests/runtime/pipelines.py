@@ -5,7 +5,7 @@ from itertools import accumulate
 from safetensors import safe_open
 
 from ttlaunch import contract
-from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.complete import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.runtime.simulate import simulate
 from ttlaunch.runtime.world import World

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from ttlaunch import contract
 from ttlaunch.recipe import CheckpointConfig
-from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.complete import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import Checkpoint, verify
 from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
 from ttlaunch.runtime.checkpoint.image import ShardImage

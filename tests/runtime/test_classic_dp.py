@@ -6,7 +6,7 @@ import torch
 from tests.runtime.layouts import train_recipe
 from tests.runtime.test_resume_layouts import start_of
 from ttlaunch import contract
-from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.complete import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.runtime import simulate
 from ttlaunch.runtime.context import RankContext

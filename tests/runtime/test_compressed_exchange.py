@@ -10,7 +10,7 @@ from tests.runtime.layouts import LAYOUTS, RECIPES, train
 from tests.runtime.test_resume_layouts import HALF, PLAN, STEPS, config, start_of
 from ttlaunch import contract
 from ttlaunch.recipe import CompressionConfig, payload_bytes
-from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.complete import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.running.report import combine_digests
 from ttlaunch.runtime.comm.reduction import contiguous_blocks

@@ -8,7 +8,7 @@ import torch
 from tests.runtime.layouts import LAYOUTS, train
 from tests.runtime.test_resume_layouts import HALF, PLAN, STEPS, config, start_of
 from ttlaunch import contract
-from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.complete import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.runtime.parallel.servers.pushes import HEADER_BYTES, Push, pack_push, read_push
 from ttlaunch.train import (

@@ -13,7 +13,7 @@ from tests.runtime.test_classic_dp import order_after, steps_by_rank
 from tests.runtime.test_resume_layouts import start_of
 from ttlaunch import contract
 from ttlaunch.recipe import TrainingFile
-from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.complete import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.spec.recipe.importing import import_recipe_module

@@ -9,7 +9,7 @@ from tests.runtime.layouts import RECIPES, train_recipe
 from tests.runtime.test_compressed_exchange import names_in
 from tests.runtime.test_resume_layouts import HALF, PLAN, STEPS, config, start_of
 from ttlaunch import contract
-from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.complete import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.running.report import combine_digests
 from ttlaunch.runtime.digests import digests

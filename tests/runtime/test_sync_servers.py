@@ -244,7 +244,7 @@ def test_the_average_is_validated_and_kept_and_gone_on_from(tmp_path, servers):
     from safetensors import safe_open  # noqa: PLC0415
 
     from tests.runtime.test_resume_layouts import HALF, PLAN, start_of  # noqa: PLC0415
-    from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints  # noqa: PLC0415
+    from ttlaunch.running.checkpoints.complete import complete_checkpoints  # noqa: PLC0415
     from ttlaunch.running.checkpoints.resume import verify  # noqa: PLC0415
 
     LAYOUTS.setdefault("ps alone", ("sync_ps", ["trainer"]))

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.runtime.layouts import LAYOUTS, train
 from ttlaunch import contract
-from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.complete import complete_checkpoints
 from ttlaunch.running.checkpoints.tensor_difference import read_weights
 from ttlaunch.running.checkpoints.tensor_file import write_tensors
 from ttlaunch.running.report import combine_digests

@@ -6,7 +6,7 @@ Embedding and head share a matrix here, which has one owner and one name.
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints
+from ttlaunch.running.checkpoints.complete import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.running.checkpoints.tensor_difference import largest_difference, read_weights
 

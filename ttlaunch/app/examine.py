@@ -10,7 +10,7 @@ from typing import Protocol
 from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.reach import ask_for_passphrases, open_transports
 from ttlaunch.diagnostics import Diagnostic, Severity
-from ttlaunch.engines import ENGINES
+from ttlaunch.engines.choose import ENGINES
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.doctor.checks import check_everything
 from ttlaunch.hosts.doctor.facts import HostFacts

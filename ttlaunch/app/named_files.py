@@ -37,7 +37,7 @@ def named_files(request: "RunSpec") -> tuple[NamedFiles, list[Diagnostic]]:
     named = NamedFiles(request.hostfile, request.rank_bindings)
     ways = [f"`{name}`" for name, value in _options(request) if value]
     if request.mpi_args is not None:
-        from ttlaunch.engines import ENGINES
+        from ttlaunch.engines.choose import ENGINES
 
         words, found = ENGINES[0].parse_words(request.mpi_args)
         if words.hosts or words.hostfile:

@@ -13,8 +13,8 @@ from ttlaunch.app.resolve import ResolvedSpec, resolve
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import Blame, Diagnostic, shown
 from ttlaunch.diagnostics.launch_error import LaunchError
-from ttlaunch.engines import find_engine
 from ttlaunch.engines.base import Engine
+from ttlaunch.engines.choose import find_engine
 from ttlaunch.hosts.transport.local import is_this_machine
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.planning.make import Surroundings, plan_command

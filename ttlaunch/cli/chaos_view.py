@@ -13,7 +13,7 @@ from ttlaunch.lab.chaos.audit import Left
 from ttlaunch.lab.chaos.verdict import Outcome as Fate
 from ttlaunch.lab.chaos.verdict import Verdict
 from ttlaunch.planning.faults import Fault, render_faults
-from ttlaunch.running.checkpoints.checkpoints import newest_step
+from ttlaunch.running.checkpoints.complete import newest_step
 from ttlaunch.running.report import Report
 
 _HEADINGS = ("fault", "made at", "outcome", "detected", "run over")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ttlaunch.app.examine import Shown
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.engines import ENGINES
+from ttlaunch.engines.choose import ENGINES
 from ttlaunch.hosts.doctor.facts import HostFacts
 from ttlaunch.hosts.doctor.network import NetworkChoice
 from ttlaunch.hosts.doctor.pairs import Pair

@@ -73,7 +73,7 @@ def prepare(
     from ttlaunch.app.resolve import load_cluster
     from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.cli.prepare_view import make_view
-    from ttlaunch.engines import ENGINES
+    from ttlaunch.engines.choose import ENGINES
     from ttlaunch.hosts.prepare.cluster import Options, prepare_hosts
 
     dialogue = TerminalDialogue(form, verbose=verbose)

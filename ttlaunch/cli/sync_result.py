@@ -6,7 +6,7 @@ from typing import Any
 
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.errors import HostError
-from ttlaunch.hosts.sync.answers import Outcome, Planned, Synced
+from ttlaunch.hosts.sync.results import Outcome, Planned, Synced
 from ttlaunch.hosts.sync.sizes import render_size
 
 _SHOWN_HASH = 12

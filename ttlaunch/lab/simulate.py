@@ -21,7 +21,7 @@ from ttlaunch.app.run_spec import RunSpec, short_name
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, Source, render
 from ttlaunch.diagnostics.html import facts_html, text_html
 from ttlaunch.diagnostics.launch_error import LaunchError, file_error
-from ttlaunch.engines import ENGINES
+from ttlaunch.engines.choose import ENGINES
 from ttlaunch.lab.play import Played, play_ranks
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.planning.make import Surroundings

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
-from ttlaunch.running.checkpoints.checkpoints import newest_step
+from ttlaunch.running.checkpoints.complete import newest_step
 from ttlaunch.running.conclude import Ending
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState

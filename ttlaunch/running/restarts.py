@@ -15,7 +15,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.diagnostics import listed
-from ttlaunch.running.checkpoints.checkpoints import newest_step
+from ttlaunch.running.checkpoints.complete import newest_step
 from ttlaunch.running.report import Report
 from ttlaunch.running.runs.json_files import read_object_if_any
 

@@ -20,7 +20,7 @@ from ttlaunch.engines.process import end_process
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.running.bad_records import report_bad_records
 from ttlaunch.running.boxes import drop_evidence, keep_boxes
-from ttlaunch.running.checkpoints.checkpoints import CheckpointKeeper
+from ttlaunch.running.checkpoints.complete import CheckpointKeeper
 from ttlaunch.running.checkpoints.lost_checkpoints import LostCheckpoints
 from ttlaunch.running.conclude import Ending, conclude, folder_failure
 from ttlaunch.running.crew import Crew

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from tests.hosts.sync.files import git
-from ttlaunch.hosts.sync.answers import Synced
 from ttlaunch.hosts.sync.release import make_release
+from ttlaunch.hosts.sync.results import Synced
 from ttlaunch.hosts.sync.send import sync_release
 from ttlaunch.hosts.transport.local import LocalTransport
 

@@ -13,9 +13,9 @@ from ttlaunch import contract
 from ttlaunch.agent import releases
 from ttlaunch.errors import SyncError
 from ttlaunch.hosts.sync import spool
-from ttlaunch.hosts.sync.answers import Planned
 from ttlaunch.hosts.sync.data import DataItem
 from ttlaunch.hosts.sync.report import check_size, check_synced
+from ttlaunch.hosts.sync.results import Planned
 from ttlaunch.hosts.sync.send import sync_release
 from ttlaunch.hosts.sync.spool import SourceChangedError
 from ttlaunch.hosts.transport.local import LocalTransport

@@ -15,12 +15,12 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.errors import HostError
-from ttlaunch.hosts.sync.answers import Outcome, Planned, Progress, Synced
 from ttlaunch.hosts.sync.contents import Contents
 from ttlaunch.hosts.sync.data import DataItem
 from ttlaunch.hosts.sync.last_release import News, find_news, remember
 from ttlaunch.hosts.sync.refusals import explain_loss
 from ttlaunch.hosts.sync.release import Release
+from ttlaunch.hosts.sync.results import Outcome, Planned, Progress, Synced
 from ttlaunch.hosts.sync.spool import SourceChangedError
 from ttlaunch.hosts.sync.talk import SILENCE_S, SharedFolders, Talk
 from ttlaunch.hosts.transport.fleet import on_each

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ttlaunch.errors import HostError, Trouble
-from ttlaunch.hosts.sync.answers import Progress
 from ttlaunch.hosts.sync.contents import Contents
 from ttlaunch.hosts.sync.refusals import explain_refusal
+from ttlaunch.hosts.sync.results import Progress
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.pushed import explain_end
 from ttlaunch.records.hosts import SyncEnd, SyncRefusal, SyncWord

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ttlaunch.running.checkpoints.checkpoints import remove_unfinished
+from ttlaunch.running.checkpoints.complete import remove_unfinished
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.watch import RankState
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.running.checkpoints.checkpoints import complete_checkpoints, manifest_digest, missing_shards
+from ttlaunch.running.checkpoints.complete import complete_checkpoints, manifest_digest, missing_shards
 
 LATEST = "latest"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, Source, did_you_mean, listed, shown
 from ttlaunch.spec.recipe.declare import Recipe
 from ttlaunch.spec.recipe.importing import import_recipe_module
-from ttlaunch.spec.recipe.trainer_file import check_trainer
+from ttlaunch.spec.recipe.trainer_code import check_trainer
 
 _PACKAGE = Path(__file__).parents[2]
 _DECLARATION = "recipe.py"

@@ -1,0 +1,37 @@
+"""Choose the engine that starts a run's ranks.
+
+`ENGINES` is the registration: another engine is a file and a line here. See `docs/how-to/add-an-engine.md`.
+"""
+
+from collections.abc import Sequence
+
+from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.engines.base import Engine, EngineFinder
+from ttlaunch.engines.openmpi import OpenMpiFinder
+
+ENGINES: tuple[EngineFinder, ...] = (OpenMpiFinder(),)
+"""In order of preference: the first one that a machine has starts its runs; hosts are examined for the first one."""
+
+
+def find_engine(
+    *,
+    python: str,
+    search_path: str | None,
+    gets_words: bool = False,
+    engines: Sequence[EngineFinder] = ENGINES,
+) -> Engine | Diagnostic:
+    """The engine to use on this machine; if it has none, what is missing or wrong with the preferred one.
+
+    Args:
+        python: Interpreter of the ranks.
+        search_path: `PATH` of the shell; None: the process's own.
+        gets_words: Whether the user has words for its command, which only the preferred engine's understands.
+        engines: Those to look for.
+    """
+    answers = []
+    for finder in engines[:1] if gets_words else engines:
+        answer = finder.find(python=python, search_path=search_path)
+        if not isinstance(answer, Diagnostic):
+            return answer
+        answers.append(answer)
+    return answers[0]
