@@ -323,3 +323,26 @@ def test_no_module_imports_itself_through_others():
 def test_a_circle_is_found():
     assert {"a", "b"} == circle_in({"a": {"b"}, "b": {"a", "c"}, "c": set(), "d": {"a"}})
     assert {"x": {"y"}, "y": {"x"}} == level("p", {"p.x.one": {"p.y"}, "p.x.two": {"p.x.one"}, "p.y": {"p.x.two", "q"}})
+
+
+def test_nobody_imports_what_stands_further_down_in_the_map():
+    """The order of the table is the order of the layers, as the sentence above it says."""
+    text = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = text[text.index("## Code map") : text.index("`recipes/NAME/`")]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    rooms = [one.rstrip("/").removesuffix(".py").replace("/", ".") for cell in cells for one in cell.split("`")[1::2]]
+    place = {f"{PACKAGE.name}.{room}": number for number, room in enumerate(rooms)}
+
+    def room_of(module):
+        while module and module not in place:
+            module = module.rpartition(".")[0]
+        return module
+
+    wrong = [
+        f"{importer} -> {imported}"
+        for importer, found in arrows().items()
+        for imported in found
+        if (one := room_of(importer)) and (other := room_of(imported)) and place[other] > place[one]
+        if not other.startswith(f"{one}.")  # a package's own parts
+    ]
+    assert [] == wrong
