@@ -453,6 +453,7 @@ print(run.wait().status)
 def test_ctrl_c_while_a_run_starts_leaves_none(here, delay_s):
     code = f"""
 import os, signal, threading, ttlaunch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which tests that run in the background ignore
 threading.Timer({delay_s}, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
     ttlaunch.run(["sleep", "60"], ranks=2, grace=0)
