@@ -1,7 +1,7 @@
 """What this checkout costs against another one: start-up, launch, steps, messages, checkpoints, in interleaved pairs.
 
-    git worktree add /tmp/base COMMIT
-    python benchmarks/against_commit.py /tmp/base [--seconds 280] [--only NAME]
+    git worktree add ../base COMMIT
+    python benchmarks/against_commit.py ../base [--seconds 280] [--only NAME]
 
 Both run with this interpreter and its packages, each from its own tree; which of a pair is first takes turns. Shown is the
 median over pairs of the ratio here / there, with a 95 % interval from drawing pairs anew. To be met: an upper end of at most

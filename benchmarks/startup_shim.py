@@ -1,7 +1,7 @@
 """What a shim takes to start, run a rank that does nothing, and end, against the shim of another commit.
 
-    git archive COMMIT | tar -x -C /tmp/base
-    python benchmarks/startup_shim.py /tmp/base [--rounds 60]
+    mkdir ../base && git archive COMMIT | tar -x -C ../base
+    python benchmarks/startup_shim.py ../base [--rounds 60]
 
 Each round runs both, the one first in turn; the median of the differences is to stay at or below 2 ms. Processor time says
 more than the clock where other work goes on. The last row has the imports alone, as `-X importtime` counts them.

@@ -80,7 +80,7 @@ def _no_run(where: str, runs_dir: Path, known: list[str]) -> Diagnostic:
 
 
 def read_launcher_here(path: Path, command: str) -> "Launcher | None":
-    """Who launched a run, if anybody says.
+    """Read which process launched a run; None if its folder does not say.
 
     Args:
         path: The run's folder.

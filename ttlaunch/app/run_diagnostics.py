@@ -52,7 +52,7 @@ def run_diagnostics(report: Report, facts: RunFacts, folder: RunFolder) -> list[
 
 
 def failure_diagnostic(report: Report, folder: RunFolder) -> Diagnostic | None:
-    """Who broke first, how, at which line, its last words, what followed and what to do next; None if nobody did."""
+    """Describe the first failure of a run: rank, cause, line, last output, followers and next step; None if nothing failed."""
     failure = report.failure
     if failure is None:
         return None

@@ -100,7 +100,7 @@ class Supervisor:
         return self._process.poll()
 
     def exit_status(self, *, timeout_s: float | None = None) -> int:
-        """The same, after its end.
+        """Wait for its end and return its exit status, minus the number of the signal that killed it.
 
         Raises:
             TimeoutError: It has not ended in time.

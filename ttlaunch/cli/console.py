@@ -53,7 +53,7 @@ def refusing(*, form: Format, verbose: bool = False) -> Iterator[None]:
 
 
 def shows_refusals(command: Callable[..., None]) -> Callable[..., None]:
-    """The same command, which shows a `LaunchError` in the format that was asked for and leaves with its status."""
+    """Wrap a command so that it shows a `LaunchError` in the format that was asked for and leaves with its status."""
 
     @wraps(command)
     def run(*arguments: Any, **options: Any) -> None:

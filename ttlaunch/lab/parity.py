@@ -142,16 +142,16 @@ class Parity:
         """Run one cell as a user would."""
         command = cell.command(steps=self._steps, simulated=self._simulated)
         if self._is_over.is_set():
-            return Result(cell, command, None, None, None, 0.0, error="it was not started")
+            return _failed(cell, command, "it was not started")
         began = time.monotonic()
         try:
             answer = self._simulate(cell, folder) if self._simulated else self._start(cell, folder)
             answer.raise_for_failure()
         except (LaunchError, TimeoutError) as error:
-            return Result(cell, command, None, None, None, time.monotonic() - began, error=why(error))
+            return _failed(cell, command, why(error), seconds=time.monotonic() - began)
         seconds, digest, report = time.monotonic() - began, answer.parameters_sha256, answer.as_json()
         if digest is None:
-            return Result(cell, command, None, None, None, seconds, error="no rank has reported its parameters")
+            return _failed(cell, command, "no rank has reported its parameters", seconds=seconds)
         sent, formula = _traffic(report)
         return Result(cell, command, digest, None, _peak(report), seconds, sent, formula)
 
@@ -202,6 +202,10 @@ class Parity:
                     file.write(json.dumps(entry) + "\n")
             except OSError as error:  # a full disk does not say which file it was
                 raise OSError(error.errno, error.strerror, str(self._kept)) from error
+
+
+def _failed(cell: Cell, command: str, error: str, *, seconds: float = 0.0) -> Result:
+    return Result(cell, command, sha256=None, difference=None, memory_bytes=None, seconds=seconds, error=error)
 
 
 def why(error: LaunchError | TimeoutError) -> str:
