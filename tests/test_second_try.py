@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 CI = Path(__file__).parents[1] / ".ci"
+OUTER = ("PYTHONPATH", "PYTEST_ADDOPTS", "PYTEST_PLUGINS")
+"""What the pytest around these tests was told by variables: the `-m` of `.ci/run` would deselect the tests made here."""
 FLAKY = """\
     assert "PYTHONPATH" not in os.environ
     print("said in try", len(list(HERE.glob("{name}.*"))))
@@ -22,10 +24,11 @@ def second_try(folder, bodies):
     head = "import os\nfrom pathlib import Path\nHERE = Path(__file__).parent\n\n\n"
     (folder / "test_some.py").write_text(head + "\n\n".join(tests), encoding="utf-8")
     kept = folder / "failed.json"
+    own = {name: value for name, value in os.environ.items() if name not in OUTER}
     first = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "second_try", "-n", "2", "-c", os.devnull, "--rootdir", folder, folder],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(CI), "SECOND_TRY_FILE": str(kept)},
+        env={**own, "PYTHONPATH": str(CI), "SECOND_TRY_FILE": str(kept)},
         capture_output=True,
         text=True,
         check=False,
@@ -35,7 +38,7 @@ def second_try(folder, bodies):
     again = subprocess.run(
         [sys.executable, CI / "second_try.py", kept, "--", *words],
         cwd=folder,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        env=own,
         capture_output=True,
         text=True,
         check=False,
