@@ -76,3 +76,9 @@ def test_help_texts_leave_the_ends_of_lines_to_the_terminal():
         if any("\n" in part for part in (command.help or "").split("\n\n")[1:])
     ]
     assert [] == broken
+
+
+def test_every_command_stands_in_a_panel_of_the_help():
+    commands = get_command(app).commands.values()
+
+    assert {"Run", "Look", "Hosts", "Files", "Lab"} == {command.rich_help_panel for command in commands}

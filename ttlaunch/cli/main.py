@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -60,35 +61,36 @@ app = typer.Typer(
     help="Start and supervise distributed training from a description of the hardware.",
     epilog="First run: [bold]ttlaunch run hierarchical_parallel[/bold]   What would happen: [bold]ttlaunch plan …[/bold]",
 )
-app.command("run", epilog=run.EXAMPLES, cls=CommandAfterDashes)(shows_refusals(run.run))
-app.command("repro", epilog=repro.EXAMPLES)(shows_refusals(repro.repro))
-app.command("chaos", epilog=chaos.EXAMPLES, cls=CommandAfterDashes)(shows_refusals(chaos.chaos))
-app.command("plan", epilog=plan.EXAMPLES, cls=CommandAfterDashes)(shows_refusals(plan.plan))
-app.command("simulate", epilog=simulate.EXAMPLES)(shows_refusals(simulate.simulate))
-app.command("parity", epilog=parity.EXAMPLES, help=_paragraphs(parity.parity))(shows_refusals(parity.parity))
-app.command("compare", epilog=compare.EXAMPLES, help=_paragraphs(compare.compare))(shows_refusals(compare.compare))
-app.command("attach", epilog=attach.EXAMPLES)(shows_refusals(attach.attach))
-app.command("ps", epilog=ps.EXAMPLES)(shows_refusals(ps.ps))
-app.command("logs", epilog=logs.EXAMPLES)(shows_refusals(logs.logs))
-app.command("stop", epilog=stop.EXAMPLES)(shows_refusals(stop.stop))
-app.command("metrics", epilog=metrics.EXAMPLES)(shows_refusals(metrics.metrics))
-app.command("diff", epilog=diff.EXAMPLES)(shows_refusals(diff.diff))
-app.command("report", epilog=report.EXAMPLES)(shows_refusals(report.report))
-app.command("show", epilog=show.EXAMPLES)(shows_refusals(show.show))
-app.command("place", epilog=place.EXAMPLES)(shows_refusals(place.place))
-app.command("doctor", epilog=doctor.EXAMPLES)(shows_refusals(doctor.doctor))
-app.command("prepare", epilog=prepare.EXAMPLES)(shows_refusals(prepare.prepare))
-app.command("validate", epilog=validate.EXAMPLES)(shows_refusals(validate.validate))
-app.command("sync", epilog=sync.EXAMPLES)(shows_refusals(sync.sync))
-app.command("explain", epilog=explain.EXAMPLES)(shows_refusals(explain.explain))
-app.command("schema", epilog=schema.EXAMPLES)(shows_refusals(schema.schema))
-app.command("convert", epilog=convert.EXAMPLES)(shows_refusals(convert.convert))
-app.command("data", epilog=data.EXAMPLES)(shows_refusals(data.data))
-app.command("init", epilog=init.EXAMPLES)(shows_refusals(init.init))
-app.add_typer(weights.app, name="weights")
-app.add_typer(recipes.app, name="recipes")
-app.add_typer(runs.app, name="runs")
-app.add_typer(configs.app, name="configs")
+_PANELS: dict[str, tuple[ModuleType, ...]] = {
+    "Run": (run, plan, attach, stop, repro),
+    "Look": (ps, logs, report, metrics, diff, runs, explain),
+    "Hosts": (doctor, prepare, sync),
+    "Files": (init, validate, show, place, configs, recipes, data, weights, convert, schema),
+    "Lab": (simulate, parity, compare, chaos),
+}
+_PASS_ON_A_COMMAND = (run, plan, chaos)
+
+
+def _add_commands() -> None:
+    """Add every module's command, or its group of commands, under the module's name."""
+    for panel, modules in _PANELS.items():
+        for module in modules:
+            name = module.__name__.rpartition(".")[2]
+            if hasattr(module, "app"):
+                app.add_typer(module.app, name=name, rich_help_panel=panel)
+                continue
+            function = getattr(module, name)
+            add = app.command(
+                name,
+                cls=CommandAfterDashes if module in _PASS_ON_A_COMMAND else None,
+                help=_paragraphs(function),
+                epilog=module.EXAMPLES,
+                rich_help_panel=panel,
+            )
+            add(shows_refusals(function))
+
+
+_add_commands()
 
 
 def _print_version(value: bool) -> None:
