@@ -32,7 +32,7 @@ BREAKS = ("faults", "recipe", "ring", "trainer")
 ATTRIBUTES = (
     "running/failures/attribution",
     "running/failures/causes",
-    "running/failures/last_words",
+    "running/failures/stderr_tail",
     "running/failures/name_cause",
     "agent/rank_records",
 )

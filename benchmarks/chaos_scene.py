@@ -63,12 +63,12 @@ class Run:
         return pid if self.cluster is None else _seen_from_here(pid, self.cluster.pids(self.victim_host))
 
     def agent(self) -> int:
-        """Who attends the run on the victim's host: the one that holds the claim on its folder."""
+        """The agent of the run on the victim's host: the one that holds the claim on its folder."""
         assert self.cluster is not None
         for pid in self.cluster.pids(self.victim_host):
-            if any(link.endswith("/attended") for link in _open_files(pid)):
+            if any(link.endswith("/agent.claim") for link in _open_files(pid)):
                 return pid
-        raise LookupError(f"nobody attends the run on {self.victim_host}")
+        raise LookupError(f"no agent serves the run on {self.victim_host}")
 
     @property
     def victim_host(self) -> str:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ttlaunch.black_box import read_box
+from ttlaunch.flight_recorder import read_recorder
 
 sys.path.insert(0, str(Path(__file__).parent))
 from calm_runs import Calm, calm_runs
@@ -45,8 +45,8 @@ JUDGES = (
     "running/hang/verdict",
     "running/hang/mismatch",
     "running/hang/stacks",
-    "agent/spy",
-    "black_box",
+    "agent/stack_dump",
+    "flight_recorder",
 )
 _NEEDS_PY_SPY = {"stopped", "compiled_code", "before_mpi"}
 
@@ -184,7 +184,7 @@ def _stood_still(folder: Path) -> float | None:
     """When the rank got stuck, or the last of the others came to wait for it; seconds since the epoch."""
     if not (folder / "begun").exists():
         return None
-    boxes = [read_box(path.read_bytes()) for path in folder.glob("runs/*/blackbox/*.box")]
+    boxes = [read_recorder(path.read_bytes()) for path in folder.glob("runs/*/blackbox/*.box")]
     waits = [box.seconds(box.waiting.begun) for box in boxes if box is not None and box.waiting]
     return max([float((folder / "begun").read_text()), *waits])
 

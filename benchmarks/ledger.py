@@ -1,6 +1,6 @@
-"""What the books of a rank cost, and whether they agree with the formulas: `PYTHONPATH=. python benchmarks/ledger.py`.
+"""What the telemetry of a rank costs, and whether it agrees with the formulas: `PYTHONPATH=. python benchmarks/ledger.py`.
 
-The first table is the time that counting adds to a message: a socket that does nothing, bare and with books, take turns for
+The first table is the time that counting adds to a message: a socket that does nothing, bare and with telemetry, take turns for
 some thousand messages at a time; the processor's time for this thread, medians over the rounds. To be met: 2 µs. Beside
 it stands what one message costs between two ranks of one host at least, measured by `benchmarks/sockets.py`.
 
@@ -86,8 +86,8 @@ def main() -> int:
 
 
 def print_costs() -> int:
-    """The time that books add to a message; how many of the rows miss the limit."""
-    plain, books = NullSocket(), LedgerSocket(NullSocket(), Ledger())
+    """The time that telemetry adds to a message; how many of the rows miss the limit."""
+    plain, telemetry = NullSocket(), LedgerSocket(NullSocket(), Ledger())
     ways = {
         "send, operation named": (lambda one: one.send(tensor, dest=Rank(1)), True),
         "send, named after its function": (lambda one: one.send(tensor, dest=Rank(1)), False),
@@ -96,16 +96,16 @@ def print_costs() -> int:
         "irecv and wait, operation named": (lambda one: one.irecv(tensor, source=Rank(1)).wait(), True),
     }
     tensor, missed = torch.zeros(4), 0
-    print(f"{'a message with books':36} {'bare µs':>8} {'with µs':>8} {'adds µs':>8} {'limit':>6}")
+    print(f"{'a message with telemetry':36} {'bare µs':>8} {'with µs':>8} {'adds µs':>8} {'limit':>6}")
     for name, (act, is_named) in ways.items():
         bare, kept = [], []
         for _ in range(ROUNDS):
             bare.append(_time_us(plain, act))
             if is_named:
-                with operation(books, "gradients", bucket=1):
-                    kept.append(_time_us(books, act))
+                with operation(telemetry, "gradients", bucket=1):
+                    kept.append(_time_us(telemetry, act))
             else:
-                kept.append(_time_us(books, act))
+                kept.append(_time_us(telemetry, act))
         before, after = statistics.median(bare), statistics.median(kept)
         missed += after - before > LIMIT_US
         verdict = "met" if after - before <= LIMIT_US else "MISSED"

@@ -1,4 +1,4 @@
-"""A socket that does nothing, so that what is measured around it is the books alone."""
+"""A socket that does nothing, so that what is measured around it is the telemetry alone."""
 
 from torch import Tensor
 

@@ -4,7 +4,7 @@
 
 Two workers and one server with the model and batch that both recipes come with, one torch thread a rank, on this machine;
 the passes of the first worker take `--slow` times as long as they do (it sleeps the rest). A round runs both, one after the
-other. Idle is the part of a worker's steps in which it only waited for messages, from the ranks' books; the loss is that of
+other. Idle is the part of a worker's steps in which it only waited for messages, from the ranks' telemetry; the loss is that of
 the last validation, after the same samples. To be met: no worker of `elastic_dp` is idle for 2 % of its steps or more, and
 its loss is at most 5 % above that of `sync_ps`.
 """
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from trainings import read_report, step_ends, train
 
-from ttlaunch.running.metrics.books import read_books
+from ttlaunch.running.metrics.telemetry import read_telemetry
 from ttlaunch.running.metrics.times import step_times
 
 _WORKERS = 2
@@ -66,9 +66,9 @@ def _run(recipe: str, folder: Path, *, steps: int, slow: float) -> Found:
         f"{recipe}_config.slow_workers": f"{{0: {slow}}}",
     }
     run = train(recipe, settings, folder=folder)
-    books = read_books(run, world_size=_WORKERS + 1)
-    assert books is not None
-    times = [step_times([book]) for book in books[:_WORKERS]]
+    telemetry = read_telemetry(run, world_size=_WORKERS + 1)
+    assert telemetry is not None
+    times = [step_times([book]) for book in telemetry[:_WORKERS]]
     idle = [sum(share.share for share in one.waits) if one else 0.0 for one in times]
     moments = step_ends(run, rank=_WORKERS)
     return Found(idle, read_report(run)["last_validation"], moments[-1] - moments[0])

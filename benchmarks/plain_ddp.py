@@ -5,7 +5,7 @@
 The model is a transformer of 4 blocks, 256 wide, on 64 bytes of text (3.3 million parameters, S = 13.2 MB); a step sees 32
 sequences in 8 micro-batches of 4, shared by 2 workers; AdamW, and the norm is clipped. Every rank has one thread. The script
 (`benchmarks/plain_ddp/train.py`) has DistributedDataParallel over gloo around the same model, torch's fused AdamW and
-clipping, and no books, checks, logs or supervisor around it. The two take turns, and so does who begins; a figure is the
+clipping, and no telemetry, checks, logs or supervisor around it. The two take turns, and so does who begins; a figure is the
 median time between two steps of the first rank, the first ten left out. To be met: at most 3 % more than the script.
 """
 

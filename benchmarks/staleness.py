@@ -4,7 +4,7 @@
 
 Runs with different bounds take turns, with the same delays: before each step a worker sleeps `--milliseconds` times a factor
 from 1 to 3, drawn from round, worker and step (`benchmarks/jittered/trainer.py` around the recipe's own trainer). Model,
-text and batch are the recipe's own. Waiting is what the ranks' books say: time in which a worker could do nothing but wait
+text and batch are the recipe's own. Waiting is what the ranks' telemetry says: time in which a worker could do nothing but wait
 for a message, all workers together, within steps, the first ten left out; sleeping is none. The loss is that of the last
 validation, after equally many samples.
 
@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from ttlaunch.running.metrics.books import read_books
+from ttlaunch.running.metrics.telemetry import read_telemetry
 
 _RECIPE = Path(__file__).parents[1] / "recipes" / "classic_dp"
 _JITTERED = Path(__file__).parent / "jittered" / "trainer.py"
@@ -119,14 +119,14 @@ def _run(bound: int, options: argparse.Namespace, *, seed: int, folder: Path) ->
     if answer.returncode:
         sys.exit(answer.stdout + answer.stderr)
     report = json.loads(answer.stdout)
-    books = read_books(folder / "runs" / report["run_id"], world_size=options.workers)
-    assert books is not None
+    telemetry = read_telemetry(folder / "runs" / report["run_id"], world_size=options.workers)
+    assert telemetry is not None
     steps = range(_WARM_UP + 1, options.steps + 1)
-    waited = sum(times.get(step, 0) for book in books for times in book.waits.values() for step in steps) / 1e6
-    spent = sum(book.steps[step] for book in books for step in steps) / 1e6
+    waited = sum(times.get(step, 0) for book in telemetry for times in book.waits.values() for step in steps) / 1e6
+    spent = sum(book.steps[step] for book in telemetry for step in steps) / 1e6
     results = report["results"]
     staleness = float(results["staleness average"]), float(results["staleness maximum"])
-    step_ms = spent / len(books) / len(steps) * 1e3
+    step_ms = spent / len(telemetry) / len(steps) * 1e3
     return Measured(waited, waited / spent, step_ms, report["last_validation"], staleness)
 
 

@@ -1,9 +1,9 @@
-"""What supervision costs: shim, guard, launcher and black box on a training step, and on a launch on this machine.
+"""What supervision costs: shim, guard, launcher and flight recorder on a training step, and on a launch on this machine.
 
     python benchmarks/supervision_overhead.py [--pairs 9] [--launches 15] [--steps 200]
 
 Steps: `data_parallel` with 2 workers and a small model, under `ttlaunch run` and with the same role functions under a bare
-mpirun with the same settings, without shim, black box and records; pairs take turns, which of both is first too. Compared are
+mpirun with the same settings, without shim, flight recorder and records; pairs take turns, which of both is first too. Compared are
 medians of a run's steps; the median over pairs has an interval from drawing pairs anew. Where others use the machine,
 seconds are noisy, so the processor's time is told as well: what all processes of supervision took between the first and the
 last step, of the time of as many cores as there are ranks. To be met: 1 %.

@@ -126,8 +126,8 @@ KEEPS_LOST_HOSTS = {  # a constant, a member of an enumeration with its exit sta
     "running/report.py",
 }
 TAKES_LOST_HOSTS_ALONG = {  # types and texts of `running/lost_hosts.py`, and nothing else
-    "running/agents/attendants.py",
-    "running/crew.py",
+    "running/agents/agent_controller.py",
+    "running/rank_controller.py",
     "running/failures/failure.py",
     "running/readers/follow.py",
     "running/supervise.py",

@@ -77,7 +77,7 @@ ENGINE_PROCESS = (
 )
 RECORDS_DIR = "records"
 STACKS_DIR = "stacks"
-BLACKBOX_DIR = "blackbox"  # of a run that did not end well
+FLIGHT_RECORDER_DIR = "blackbox"  # of a run that did not end well
 ENDING_FILE = "ending.json"  # where ranks run, once an end was ordered: `after_step`, None for a program
 
 

@@ -1,7 +1,7 @@
 """A recipe whose steps take now longer and now shorter: `benchmarks/staleness.py` puts this in the place of its trainer.
 
 Every worker sleeps before it computes a step, for so many seconds times a factor between 1 and 3 that depends on seed, worker
-and step alone. So all bounds are measured with the same delays, and a sleep is no waiting in the books.
+and step alone. So all bounds are measured with the same delays, and a sleep is no waiting in the telemetry.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""A rank of a recipe under a bare mpirun, for `benchmarks/supervision_overhead.py`: no shim, no black box of its operations, no records.
+"""A rank of a recipe under a bare mpirun, for `benchmarks/supervision_overhead.py`: no shim, no flight recorder of its operations, no records.
 
     mpirun … python bare_rank.py RUN_FOLDER TIMES_FOLDER
 
 It calls the role's function as `python -m ttlaunch.runtime` does, with the plan of a run that has been. What a rank would
-record is dropped, but for the time of each step, which is kept in memory and written at the end. The books of what is sent
+record is dropped, but for the time of each step, which is kept in memory and written at the end. The telemetry of what is sent
 stay: they belong to the training.
 """
 
@@ -34,7 +34,7 @@ class Times:
 
 
 class PlainLedger(ledger.Ledger):
-    """The books, without entries in a black box."""
+    """The telemetry, without entries in a flight recorder."""
 
     def __init__(self, path: Path | None = None, *, trace: object = None, box: object = None) -> None:  # noqa: ARG002
         super().__init__(path)

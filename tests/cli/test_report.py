@@ -1,4 +1,4 @@
-"""`ttlaunch report`: the books of a run as tables, and what to say of runs that have none."""
+"""`ttlaunch report`: the telemetry of a run as tables, and what to say of runs that have none."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def spent(**times):
     return [[phase, {str(step): microseconds for step in STEPS}] for phase, microseconds in times.items()]
 
 
-def books(sent, *, last=10, waited=(), times=(), values=25):
+def telemetry(sent, *, last=10, waited=(), times=(), values=25):
     return {
         "format": contract.LEDGER_FORMAT,
         "first": 0,
@@ -47,7 +47,7 @@ def books(sent, *, last=10, waited=(), times=(), values=25):
     }
 
 
-WORKER = books(
+WORKER = telemetry(
     [
         ["gradients", None, "backward", 1, [[1, 10, 1, 2, 100]]],
         ["losses", None, "start", 1, [[0, 0, 1, 1, 8]]],
@@ -56,7 +56,7 @@ WORKER = books(
     waited=[("weights", "exchange", 1500), ("losses", "after", 9000)],
     times=spent(step=6000, forward=1000, backward=3000, exchange=2000, after=9100),
 )
-SERVER = books(
+SERVER = telemetry(
     [["weights", None, "start", 0, [[0, 0, 1, 1, 100]]], ["weights", None, "exchange", 0, [[1, 10, 1, 1, 100]]]],
     waited=[("gradients", "exchange", 4500)],
     times=spent(step=6000, update=500, exchange=5500),
@@ -258,11 +258,12 @@ def test_a_run_that_ended_in_its_first_step_is_not_compared(ttlaunch, make_run):
 def test_a_run_without_books_says_why(ttlaunch, make_run):
     make_run("a", [WORKER])
     assert (
-        "not every rank kept books; it ended too early, or was made by an older ttlaunch" in ttlaunch("report").stdout
+        "not every rank kept telemetry; it ended too early, or was made by an older ttlaunch"
+        in ttlaunch("report").stdout
     )
     assert 1 == ttlaunch("report --format concise").stdout.count("\n")
     make_run("b", [], program=True)
-    assert "the run was of a program, and only ranks of recipes keep books" in ttlaunch("report b").stdout
+    assert "the run was of a program, and only ranks of recipes keep telemetry" in ttlaunch("report b").stdout
 
 
 def test_a_run_that_goes_on_is_shown_so_far(ttlaunch, make_run):

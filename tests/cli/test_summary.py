@@ -12,7 +12,7 @@ from ttlaunch.diagnostics.render import render
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
-from ttlaunch.running.failures.last_words import parse_last_words
+from ttlaunch.running.failures.stderr_tail import parse_stderr_tail
 from ttlaunch.running.report import Report
 from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -37,7 +37,7 @@ def told(here):
             )
             for rank, ending in exits.items()
         ]
-        words = Witnesses(last_words=lambda _: parse_last_words(log))
+        words = Witnesses(stderr_tail=lambda _: parse_stderr_tail(log))
         failure = first_failure(ranks, lost_shims={}, ordered=False, witnesses=words)
         rows = tuple({"rank": rank, "last_operation": last and {"text": last}} for rank in exits)
         known = dict.fromkeys(Report.__dataclass_fields__)
@@ -84,7 +84,7 @@ def test_a_checkpoint_that_failed_is_not_told_twice(here, kind, message):
     state = RankState(
         RankRow(0, "box", 0, "worker"), error=RankError(type=kind, message="step 16: no space left", time=1.0)
     )
-    words = Witnesses(last_words=lambda _: parse_last_words("error: step 16: no space left\n"))
+    words = Witnesses(stderr_tail=lambda _: parse_stderr_tail("error: step 16: no space left\n"))
     failure = first_failure([state], lost_shims={}, ordered=False, witnesses=words)
     report = Report(**{**dict.fromkeys(Report.__dataclass_fields__), "failure": failure, "ranks": ({"rank": 0},)})
     text = render([failure_diagnostic(report, RunFolder("tonight", here / "runs/tonight"))])

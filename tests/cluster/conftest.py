@@ -35,8 +35,8 @@ def make_cluster(_hosts_can_start, request):
     with ExitStack() as clusters:
         made = request.node.stash[CLUSTERS] = []
 
-        def make(**wishes):
-            made.append(clusters.enter_context(Cluster(**wishes)))
+        def make(**options):
+            made.append(clusters.enter_context(Cluster(**options)))
             return made[-1]
 
         yield make

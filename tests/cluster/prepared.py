@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.command import CommandLine
 from tests.cluster.hosts import Cluster
-from ttlaunch.hosts.prepare.wishes import rank_requirements
+from ttlaunch.hosts.prepare.requirements import rank_requirements
 
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 PREPARE = f"prepare --on lab --constraints {CONSTRAINTS}"

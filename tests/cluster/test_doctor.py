@@ -27,8 +27,8 @@ ENVIRONMENT = Path(sys.executable).parent
 def lab(make_cluster, ttlaunch_on, tmp_path):
     """`lab(hosts=2, settings="…", names=[…])`: a cluster described in the folder `lab`, and its command line."""
 
-    def make(*, settings="", listed=None, **wishes):
-        cluster = make_cluster(**{"hosts": 2} | wishes)
+    def make(*, settings="", listed=None, **options):
+        cluster = make_cluster(**{"hosts": 2} | options)
         folder = tmp_path / "lab"
         folder.mkdir()
         (folder / "hosts.txt").write_text("".join(f"{host}\n" for host in listed or cluster.hosts))

@@ -73,8 +73,8 @@ class Lab:
 def lab(make_cluster, ttlaunch_on, tmp_path):
     """`lab(hosts=2, …)`: a new cluster whose hosts have no window to this machine's Python environment."""
 
-    def make(**wishes):
-        cluster = make_cluster(**{"hosts": 2, "share": (sys.base_prefix,)} | wishes)
+    def make(**options):
+        cluster = make_cluster(**{"hosts": 2, "share": (sys.base_prefix,)} | options)
         return Lab(cluster, ttlaunch_on(cluster), tmp_path)
 
     return make

@@ -61,7 +61,7 @@ def digest(answer):
     ],
 )
 def test_recipes_run_across_four_hosts(cluster4, ttlaunch_on, lab, tmp_path, recipe, settings):
-    """Their books and traces come home: bytes are those of the formula, and every host's clock was compared.
+    """Their telemetry and traces come home: bytes are those of the formula, and every host's clock was compared.
 
     Of `fully_sharded` torch's own groups have found the network between the hosts.
     """

@@ -39,7 +39,7 @@ TOLD_WITHIN_S = 10.0
 GONE_WITHIN_S = contract.LEASE_S + contract.AFTER_LEASE_S
 
 
-def attendants(cluster, host):
+def agents(cluster, host):
     """Process ids of the daemons there: unlike what serves an SSH connection, they read nothing."""
     return [
         pid
@@ -132,9 +132,9 @@ def test_a_full_disk_of_a_host_does_not_hide_how_a_rank_ended(make_cluster, ttla
     assert "warning[R056]: 17 bytes of rank 0's stderr could not be kept\n" in answer.stderr
 
 
-def test_what_a_killed_attendant_left_is_ended_and_removed(cluster, waiting):
-    [attendant] = attendants(cluster, "node1")
-    os.kill(attendant, signal.SIGKILL)
+def test_what_a_killed_agent_left_is_ended_and_removed(cluster, waiting):
+    [agent] = agents(cluster, "node1")
+    os.kill(agent, signal.SIGKILL)
     assert waiting.ends(within_s=30) == 7
     assert waiting.stderr.startswith("error[R012]: host node1 was lost: its agent is gone: connection refused\n")
     assert not leftovers(cluster)

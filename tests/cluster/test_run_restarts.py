@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.keeper import wait_until
 from tests.cluster.test_run import digest, lab, leftovers  # noqa: F401 - a fixture
-from tests.cluster.test_run_faults import attendants
+from tests.cluster.test_run_faults import agents
 
 pytestmark = [pytest.mark.cluster, pytest.mark.mpi]
 
@@ -25,8 +25,8 @@ def test_ctrl_c_ends_the_wait_for_a_lost_host(make_cluster, ttlaunch_on, lab, tm
     (tmp_path / "wait.sh").write_text("echo up\nexec sleep 600\n")
     process = ttlaunch_on(cluster).start("run --on lab --ranks 2 --max-restarts 1 --lease 60 -- sh wait.sh")
     wait_until(lambda: len(list(tmp_path.glob("runs/*/logs/rank-*.stdout"))) == 2, what="both ranks", timeout_s=60)
-    [attendant] = attendants(cluster, "node1")
-    os.kill(attendant, signal.SIGKILL)
+    [agent] = agents(cluster, "node1")
+    os.kill(agent, signal.SIGKILL)
     lines = []
     while not any(line.startswith("waiting ") for line in lines):
         lines.append(process.stderr.readline())

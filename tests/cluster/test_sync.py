@@ -84,8 +84,8 @@ def lab(hosts, ttlaunch_on, tmp_path):
 def own_lab(make_cluster, ttlaunch_on, tmp_path):
     """`own_lab(hosts=2, settings=…, listed=…, remote=…)`: hosts that this test alone has, to harm them."""
 
-    def make(*, settings="", listed=None, remote=None, **wishes):
-        cluster = make_cluster(**{"hosts": 2, "disk": "tmpfs"} | wishes)
+    def make(*, settings="", listed=None, remote=None, **options):
+        cluster = make_cluster(**{"hosts": 2, "disk": "tmpfs"} | options)
         hosts = listed(cluster) if listed else None
         return Lab(cluster, ttlaunch_on, tmp_path, settings=settings, listed=hosts, remote=remote)
 

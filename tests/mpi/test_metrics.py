@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from ttlaunch.running.metrics.books import measured, read_books
 from ttlaunch.running.metrics.export import read_sinks
+from ttlaunch.running.metrics.telemetry import measured, read_telemetry
 
 TINY = ["training_config.steps=4", "training_config.validation_sequences=2", "transformer_config.embedding_dim=16"]
 TINY += ["transformer_config.max_sequence_length=16", "training_config.log_layer_grad_norms=true"]
@@ -35,7 +35,7 @@ def test_a_run_with_a_good_and_a_broken_sink_ends_well(here):
         for numbers in one["values"].get("operations", {}).values():
             sent[one["rank"]] += numbers["bytes"]
     counted = {0: 0, 1: 0}
-    for (_, rank, _), (_, size) in measured(read_books(run, world_size=2), until=4).items():
+    for (_, rank, _), (_, size) in measured(read_telemetry(run, world_size=2), until=4).items():
         counted[rank] += size
     assert counted == sent
     text = (here / "m.prom").read_text()

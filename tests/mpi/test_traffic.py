@@ -54,8 +54,8 @@ def test_waiting_is_a_part_of_the_step(recorded):
     )
     check_exact(run.traffic)
     arrives = ["activation_gradients", "activations"]
-    for book, waited_for in zip(run.books, arrives, strict=True):
-        times = step_times([book])
+    for entry, waited_for in zip(run.telemetry, arrives, strict=True):
+        times = step_times([entry])
         assert 0 < times.step.median <= times.step.p90
         assert {"forward", "backward", "update", "exchange"} == {phase.name for phase in times.phases}
         assert 0.99 < sum(phase.share for phase in times.phases) < 1.01

@@ -9,13 +9,13 @@ import pytest
 
 from tests.records.written import progress
 from ttlaunch import contract
-from ttlaunch.black_box import MAGIC, SIZE, WORD_MAGIC, read_box
+from ttlaunch.flight_recorder import MAGIC, SIZE, WORD_MAGIC, read_recorder
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.parser import LONGEST_RECORD
 from ttlaunch.running.bad_records import BadLine, BadRecords, report_bad_records
-from ttlaunch.running.boxes import last_operation
 from ttlaunch.running.checkpoints.complete import complete_checkpoints
-from ttlaunch.running.metrics.books import read_books
+from ttlaunch.running.flight_recorders import last_operation
+from ttlaunch.running.metrics.telemetry import read_telemetry
 from ttlaunch.running.metrics.trace import read_traces
 from ttlaunch.running.runs.run_folder import RunFolder, read_events
 from ttlaunch.running.watch import Phase, Watch
@@ -95,12 +95,12 @@ def test_a_full_disk_does_not_keep_the_warning_from_being_told(tmp_path):
     assert 1 == len(said)
 
 
-def test_a_black_box_of_random_words_is_read_and_told(tmp_path):
+def test_a_flight_recorder_of_random_words_is_read_and_told(tmp_path):
     draw = random.Random(7)  # noqa: S311 - any bytes will do
     for _ in range(50):
         words = bytearray(draw.randbytes(SIZE))
         struct.pack_into("=q", words, 8 * WORD_MAGIC, MAGIC)
-        box = read_box(bytes(words))
+        box = read_recorder(bytes(words))
         assert box.operations
         last = last_operation(box, roles=["worker"], end=5.0)
         assert last is None or last.text
@@ -153,8 +153,8 @@ def test_a_bad_line_of_a_ledger_or_a_trace_is_told_and_the_others_count(tmp_path
         (tmp_path / contract.ledger_file(rank)).write_text("\n".join(lines[:: 2 - rank]) + "\n{torn")
         (tmp_path / contract.trace_file(rank)).write_text('["span", "s", "step", 1, 2, {}]\n["span", 5]\n')
     told = []
-    books = read_books(tmp_path, world_size=2, complain=told.append)
-    assert [{1: 100, 2: 100}] * 2 == [book.steps for book in books]
+    telemetry = read_telemetry(tmp_path, world_size=2, complain=told.append)
+    assert [{1: 100, 2: 100}] * 2 == [entry.steps for entry in telemetry]
     traces = read_traces(tmp_path, ROWS, complain=told.append)
     assert [1, 1] == [len(trace.spans) for trace in traces]
     assert [(1, 2, "ledger"), (0, 2, "trace"), (1, 2, "trace")] == [

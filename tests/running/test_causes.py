@@ -10,7 +10,7 @@ from ttlaunch.records.ranks import RankExit
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.causes import Cause, classify_ending, classify_exception
 from ttlaunch.running.failures.failure import Follower, render_cascade
-from ttlaunch.running.failures.last_words import Crash, LastWords, Raised, parse_last_words
+from ttlaunch.running.failures.stderr_tail import Crash, Raised, StderrTail, parse_stderr_tail
 from ttlaunch.running.watch import RankState
 
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4711"
@@ -113,15 +113,15 @@ def test_a_child_that_the_kernel_killed_is_a_want_of_memory():
     ],
 )
 def test_an_ending_is_what_status_signal_kernel_and_log_say(ending, log, expected):
-    assert classify_ending(RankExit(**ending), parse_last_words(log), by_us=False) is expected
+    assert classify_ending(RankExit(**ending), parse_stderr_tail(log), by_us=False) is expected
 
 
 def test_a_kill_after_we_began_to_kill_is_ours():
-    assert classify_ending(RankExit(signal=signal.SIGKILL), LastWords(), by_us=True) is Cause.ENDED
+    assert classify_ending(RankExit(signal=signal.SIGKILL), StderrTail(), by_us=True) is Cause.ENDED
 
 
 def test_a_log_tells_which_exception_ended_a_program_and_where():
-    words = parse_last_words(TRACEBACK.format(last="mypackage.errors.ShortError: bucket 7"))
+    words = parse_stderr_tail(TRACEBACK.format(last="mypackage.errors.ShortError: bucket 7"))
     assert words.raised == Raised("ShortError", "bucket 7", "/home/me/work.py", 12)
     assert words.lines[-1] == "mypackage.errors.ShortError: bucket 7"
 
@@ -129,21 +129,21 @@ def test_a_log_tells_which_exception_ended_a_program_and_where():
 def test_a_log_tells_what_an_exception_followed_from():
     cause = TRACEBACK.format(last=f"RuntimeError: {GLOO}")
     link = "\nDuring handling of the above exception, another exception occurred:\n\n"
-    words = parse_last_words(cause + link + TRACEBACK.format(last="KeyError: 'loss'").removeprefix("warming up\n"))
+    words = parse_stderr_tail(cause + link + TRACEBACK.format(last="KeyError: 'loss'").removeprefix("warming up\n"))
     assert words.raised.chain == (f"RuntimeError: {GLOO}",)
     assert classify_ending(RankExit(status=1), words, by_us=False) is Cause.LOST_PEER
 
 
 def test_faulthandler_tells_where_a_rank_crashed():
-    words = parse_last_words(CRASH)
+    words = parse_stderr_tail(CRASH)
     assert words.crash == Crash("Segmentation fault", "current thread", "/home/me/mine/trainer.py", 41)
     assert not any("Extension modules" in line for line in words.lines)
 
 
 def test_half_a_log_or_none_is_no_mistake():
-    assert parse_last_words("") == LastWords()
-    assert parse_last_words("Traceback (most recent call last):\n").raised is None
-    assert parse_last_words("Fatal Python error: Aborted\n").crash == Crash(
+    assert parse_stderr_tail("") == StderrTail()
+    assert parse_stderr_tail("Traceback (most recent call last):\n").raised is None
+    assert parse_stderr_tail("Fatal Python error: Aborted\n").crash == Crash(
         "Aborted", "a thread without Python", None, None
     )
 
@@ -202,7 +202,7 @@ def test_a_rank_that_the_kernel_killed_says_how_much_it_held():
 
 def test_a_rank_that_cannot_import_says_what():
     log = TRACEBACK.format(last="ModuleNotFoundError: No module named 'torch'")
-    failure = failure_of(states({"status": 1, "time": 1.0}), last_words=lambda _: parse_last_words(log))
+    failure = failure_of(states({"status": 1, "time": 1.0}), stderr_tail=lambda _: parse_stderr_tail(log))
     assert (failure.code, failure.place) == ("R025", "/home/me/work.py:12")
     assert failure.message == "rank 0 (worker, box) could not import: No module named 'torch'"
     assert (
@@ -218,7 +218,7 @@ def test_a_lost_peer_that_nobody_explains_is_said_to_be_unexplained():
 
 def test_the_line_of_a_crash_is_told():
     ranks = states({"signal": signal.SIGSEGV, "time": 1.0})
-    failure = failure_of(ranks, last_words=lambda _: parse_last_words(CRASH))
+    failure = failure_of(ranks, stderr_tail=lambda _: parse_stderr_tail(CRASH))
     assert (failure.code, failure.message) == ("R004", "rank 0 (worker, box) crashed with SIGSEGV")
     assert (failure.place, failure.evidence) == (
         "/home/me/mine/trainer.py:41",

@@ -6,8 +6,8 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
-from ttlaunch.running.metrics.books import read_books
 from ttlaunch.running.metrics.communication import communication_costs
+from ttlaunch.running.metrics.telemetry import read_telemetry
 
 ROWS = [RankRow(0, "near", 0, "worker"), RankRow(1, "near", 1, "worker"), RankRow(2, "far", 0, "server")]
 MS = 1_000_000
@@ -36,7 +36,7 @@ def run(tmp_path):
 
 
 def costs(run):
-    found = communication_costs(read_books(run, world_size=3), ROWS, folder=run)
+    found = communication_costs(read_telemetry(run, world_size=3), ROWS, folder=run)
     return {(one.operation, one.role): one for one in found}, [(one.operation, one.role) for one in found]
 
 

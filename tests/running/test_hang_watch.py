@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.black_box import COLLECTIVE, DONE, GROUP, box_file
+from ttlaunch.flight_recorder import COLLECTIVE, DONE, GROUP, recorder_file
 from ttlaunch.planning.launch_plan import CommandProgram, RankRow, RecipeProgram
-from ttlaunch.running.crew import Look
 from ttlaunch.running.hang.hangs import HangWatch
+from ttlaunch.running.rank_controller import ProcessSnapshot
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState
 from ttlaunch.runtime.telemetry.black_box import BlackBox
@@ -16,22 +16,22 @@ from ttlaunch.runtime.telemetry.black_box import BlackBox
 SECOND = 10**9
 
 
-class Crew:
+class RankController:
     """Ranks that are well and answer at once, or as `late` says after so many questions."""
 
-    looks_at_once = True
+    answers_at_once = True
 
     def __init__(self, folder):
-        self.boxes = self.folder = folder
+        self.recordings = self.folder = folder
         self.stopped, self.faults = frozenset(), {}
-        self.signals, self.looks, self.spied = [], [], []
+        self.signals, self.looks, self.dumped = [], [], []
         self.late = 0
 
-    def look(self, ranks, *, since):
+    def snapshot(self, ranks, *, since):
         self.looks.append(since)
         if len(self.looks) <= self.late:
             return None
-        return Look(self.stopped, self.faults)
+        return ProcessSnapshot(self.stopped, self.faults)
 
     def signal_ranks(self, ranks, number, *, word=None):
         self.signals.append(number)
@@ -40,23 +40,25 @@ class Crew:
             path.parent.mkdir(exist_ok=True)
             path.write_text("Thread 0x1 (most recent call first):\n")
 
-    def spy_on(self, ranks):
-        self.spied += [state.row.rank for state in ranks]
+    def dump_stacks(self, ranks):
+        self.dumped += [state.row.rank for state in ranks]
 
 
 ENGINE = SimpleNamespace(names=SimpleNamespace(launcher="mpirun"))
 
 
 class Run:
-    """Two ranks with black boxes, and a clock that moves when it is told to."""
+    """Two ranks with flight recorders, and a clock that moves when it is told to."""
 
     def __init__(self, folder, *, timeout_s=None, program=RecipeProgram):
         self.now = 1000.0
-        self.crew = Crew(folder)
+        self.controller = RankController(folder)
         self.ranks = [RankState(RankRow(rank, "box", rank, "peer"), Phase.RUNNING) for rank in (0, 1)]
-        self.boxes = [BlackBox(folder / box_file(rank), rank=rank) for rank in (0, 1)]
+        self.boxes = [BlackBox(folder / recorder_file(rank), rank=rank) for rank in (0, 1)]
         plan = SimpleNamespace(program=object.__new__(program), world_size=2, engine=ENGINE)
-        self.watch = HangWatch(plan, RunFolder("run", folder), self.crew, timeout_s=timeout_s, clock=lambda: self.now)
+        self.watch = HangWatch(
+            plan, RunFolder("run", folder), self.controller, timeout_s=timeout_s, clock=lambda: self.now
+        )
 
     def rest(self, seconds, *, tick=0.5):
         """The failure that is told while nothing moves for so long, and when; else None."""
@@ -167,27 +169,27 @@ def test_a_launcher_that_slept_takes_none_of_its_sleep_for_a_hang(run):
 
 def test_what_has_come_with_the_hosts_answer_is_read_before_anything_is_judged(run):
     one = run(timeout_s=7.0)
-    one.crew.looks_at_once, one.crew.late = False, 3
+    one.controller.answers_at_once, one.controller.late = False, 3
     assert one.rest(8.5) is None
     one.boxes[0].passed()
     assert one.rest(6) is None
-    assert one.crew.signals == []
+    assert one.controller.signals == []
     told_after(one, least=1, most=6)
 
 
 def test_a_host_that_never_answers_delays_the_verdict_and_no_more(run):
     one = run(timeout_s=7.0)
-    one.crew.looks_at_once, one.crew.late = False, 10**6
+    one.controller.answers_at_once, one.controller.late = False, 10**6
     told_after(one, least=16, most=22)
 
 
 def test_a_stopped_rank_is_looked_into_from_outside(run):
     one = run(timeout_s=7.0)
-    one.crew.stopped = frozenset({1})
-    one.crew.signal_ranks = lambda ranks, number, word=None: None
+    one.controller.stopped = frozenset({1})
+    one.controller.signal_ranks = lambda ranks, number, word=None: None
     failure = told_after(one, least=7, most=13)
     assert (failure.code, failure.rank) == ("R013", 1)
-    assert one.crew.spied == [0, 1]
+    assert one.controller.dumped == [0, 1]
 
 
 def test_ranks_that_load_their_libraries_are_left_alone(run):
@@ -195,20 +197,20 @@ def test_ranks_that_load_their_libraries_are_left_alone(run):
     for state in one.ranks:
         state.phase = Phase.STARTING
     for count in range(40):
-        one.crew.faults = {0: count, 1: 5}
+        one.controller.faults = {0: count, 1: 5}
         assert one.rest(1) is None
     told_after(one, least=6, most=11)
 
 
 def test_ranks_that_load_their_libraries_on_other_hosts_are_looked_at_twice(run):
     one = run(timeout_s=7.0)
-    one.crew.looks_at_once = False
+    one.controller.answers_at_once = False
     for state in one.ranks:
         state.phase = Phase.STARTING
     one.boxes[1].begin(COLLECTIVE, ("MPI_Init", None), None, GROUP, 0, 0, 10)
     assert one.rest(0.5) is None
     for count in range(80):
-        one.crew.faults = {0: count, 1: 5}
+        one.controller.faults = {0: count, 1: 5}
         assert one.rest(0.5) is None
     failure = told_after(one, least=1, most=14)
     assert (failure.code, failure.rank) == ("R014", 0)

@@ -1,6 +1,6 @@
 """Runs that hang: each ends in time with status 6, and names the rank that the others wait for, or what does not fit.
 
-Real ranks that break a small recipe; what only differs in words is judged from scripted boxes in `test_verdict.py`.
+Real ranks that break a small recipe; what only differs in words is judged from scripted recordings in `test_verdict.py`.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The launcher's end of the line to an attendant: connections break and are made again, until a host must count as lost."""
+"""The launcher's end of the line to an agent: connections break and are made again, until a host must count as lost."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from ttlaunch import contract
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.local import LocalTransport
 from ttlaunch.hosts.transport.memory import MemoryTransport
-from ttlaunch.running.agents.attendants import write_piece
+from ttlaunch.running.agents.agent_controller import write_piece
 from ttlaunch.running.agents.host_link import HostLink
 
 DEADLINE_S = 60.0
@@ -43,7 +43,7 @@ class Flaky(LocalTransport):
 
 
 class Linked:
-    """A run on this machine and the link to its attendant."""
+    """A run on this machine and the link to its agent."""
 
     def __init__(self, folder, *, lease_s=15.0):
         self.run_id = f"linked-{os.getpid()}-{folder.name}"
@@ -130,11 +130,11 @@ def test_a_host_that_stays_away_is_lost_when_its_ranks_must_have_ended_and_broug
 
 def test_a_host_whose_agent_was_killed_is_lost_at_once_and_swept_in_the_end(linked, until):
     run = linked()
-    [attendant] = set(_holders(run.scratch / "attended"))
-    os.kill(attendant, signal.SIGKILL)
+    [agent] = set(_holders(run.scratch / "agent.claim"))
+    os.kill(agent, signal.SIGKILL)
     lost = until(lambda: run.link.lost, within_s=DEADLINE_S, what="the host is lost")
     assert lost.error.evidence == "its agent is gone: connection refused"
-    seen = run.link.look(7)
+    seen = run.link.snapshot(7)
     assert (7, (), ()) == (seen.question, seen.stopped, seen.faults)
     assert run.rank.poll() is None
     run.ends()

@@ -15,7 +15,7 @@ from ttlaunch.running.runs.run_folder import RunFolder, append_event, read_event
 from ttlaunch.running.watch import RankState
 
 
-class Crew:
+class RankController:
     """Writes down what it is told to do."""
 
     def __init__(self):
@@ -41,7 +41,7 @@ STARTED = Started(time=1.0, pid=1, shim_pid=1)
 
 class Scene:
     def __init__(self, folder, plan, *, mpirun):
-        self.folder, self.crew, self.view = RunFolder("run-1", folder), Crew(), View()
+        self.folder, self.controller, self.view = RunFolder("run-1", folder), RankController(), View()
         faults, found = parse_faults(Source("--plan", plan))
         assert [] == found
         roles = [("a", "worker"), ("a", "worker"), ("b", "server")]
@@ -49,11 +49,11 @@ class Scene:
         for state in self.ranks:
             state.started = STARTED
         append_event(self.folder, "start", mpirun=mpirun)
-        self.injector = Injector(faults, view=self.view, crew=self.crew, folder=self.folder, scratch=folder)
+        self.injector = Injector(faults, view=self.view, controller=self.controller, folder=self.folder, scratch=folder)
 
     def tick(self):
         self.injector.tick(self.ranks)
-        return self.crew.done
+        return self.controller.done
 
     def history(self):
         return [{k: v for k, v in event.items() if k != "time"} for event in read_events(self.folder.path)[1:]]

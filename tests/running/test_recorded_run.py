@@ -8,7 +8,7 @@ import pytest
 
 from ttlaunch.records.parser import BadRecord
 from ttlaunch.running.bad_records import BadLine
-from ttlaunch.running.metrics.books import read_books
+from ttlaunch.running.metrics.telemetry import read_telemetry
 from ttlaunch.running.metrics.trace import read_traces
 from ttlaunch.running.runs.facts import read_facts
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -65,7 +65,7 @@ def test_every_record_of_it_is_a_typed_one(old_run):
     assert len(watch.poll()) > 4 * 12
     assert [] == list(watch.bad.fresh())
     assert all(state.exit is not None and not isinstance(state.exit, BadRecord) for state in watch.ranks)
-    assert 4 == len(read_books(old_run, world_size=4, complain=told.append))
+    assert 4 == len(read_telemetry(old_run, world_size=4, complain=told.append))
     assert all(trace.spans for trace in read_traces(old_run, facts.ranks, complain=told.append))
     assert [] == told
 

@@ -1,4 +1,4 @@
-"""Torch's own all-reduces in the black box: a rank that hangs or dies in one, or never comes to it, is told with the bucket."""
+"""Torch's own all-reduces in the flight recorder: a rank that hangs or dies in one, or never comes to it, is told with the bucket."""
 
 import pytest
 

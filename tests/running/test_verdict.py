@@ -1,10 +1,10 @@
-"""Whom a hang is put down to, from scripted black boxes and stacks."""
+"""Whom a hang is put down to, from scripted flight recorders and stacks."""
 
 from dataclasses import replace
 
 import pytest
 
-from ttlaunch.black_box import ANY, COLLECTIVE, DONE, GROUP, WAIT_ANY, box_file, read_box
+from ttlaunch.flight_recorder import ANY, COLLECTIVE, DONE, GROUP, WAIT_ANY, read_recorder, recorder_file
 from ttlaunch.running.hang.stacks import Frame, parse_main_stack, recipe_frame
 from ttlaunch.running.hang.verdict import judge
 from ttlaunch.running.hang.waits import Seen
@@ -32,7 +32,7 @@ def ranks(tmp_path):
     def make(*scripts, roles=None, **known):
         seen = []
         for rank, script in enumerate(scripts):
-            box = BlackBox(tmp_path / box_file(rank), rank=rank)
+            box = BlackBox(tmp_path / recorder_file(rank), rank=rank)
             for entry in script:
                 if entry == DONE:
                     box.announce(DONE)
@@ -42,7 +42,7 @@ def ranks(tmp_path):
                 at = box.begin(verb, (name, None), None, peer, tag, 8, 10)
                 if not lasts:
                     box.end(at, 20)
-            content = read_box((tmp_path / box_file(rank)).read_bytes())
+            content = read_recorder((tmp_path / recorder_file(rank)).read_bytes())
             more = {name: values[rank] for name, values in known.items() if rank in values}
             seen.append(Seen(rank, roles[rank] if roles else "worker", "box", content, **more))
         return seen
@@ -156,14 +156,14 @@ def meet(tmp_path):
     def make(*scripts, tag_of=(0, 1, 2), starting=()):
         seen = []
         for rank, script in enumerate(scripts):
-            box = BlackBox(tmp_path / box_file(rank), rank=rank)
+            box = BlackBox(tmp_path / recorder_file(rank), rank=rank)
             tag = box.join_group(tag_of)
             for name, size in script[:-1]:
                 box.end(box.begin(COLLECTIVE, (name, None), None, GROUP, tag, size, 10), 20)
             for name, size in script[-1:]:
                 if name:
                     box.begin(COLLECTIVE, (name, 2), None, GROUP, tag, size, 10)
-            content = read_box((tmp_path / box_file(rank)).read_bytes())
+            content = read_recorder((tmp_path / recorder_file(rank)).read_bytes())
             seen.append(Seen(rank, "worker", "box", content, is_starting=rank in starting))
         return seen
 
@@ -199,7 +199,7 @@ def test_an_operation_of_all_to_which_a_rank_that_is_done_will_not_come(meet, ra
 
 def test_a_rank_that_has_not_started_is_named_as_such(meet):
     seen = meet([("MPI_Init", 0)], [("MPI_Init", 0)], tag_of=None, starting={0, 1})
-    seen[1] = replace(seen[1], box=None)
+    seen[1] = replace(seen[1], recording=None)
     cause = "has not moved for 12 s: 1 rank waits for it, and it waits for none, and did not say where it is"
     assert ("R014", f"rank 1 (worker, box) {cause} while it was starting") == verdict(seen)
     assert "rank 1 (worker)  is starting       does not answer" == judge(seen, quiet_s=1.0, now=0.0).evidence[1]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ttlaunch.black_box import CHANNELS, OPERATIONS, SIZE, box_file, read_box
+from ttlaunch.flight_recorder import CHANNELS, OPERATIONS, SIZE, read_recorder, recorder_file
 from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.comm.ledger_socket import LedgerSocket
 from ttlaunch.runtime.telemetry.black_box import BlackBox, open_black_box
@@ -22,7 +22,7 @@ SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV = range(1, 7)
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / box_file(3)
+    return tmp_path / recorder_file(3)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def box(path):
 
 
 def content(path):
-    return read_box(path.read_bytes())
+    return read_recorder(path.read_bytes())
 
 
 def test_an_operation_is_found_as_it_was_entered_while_it_lasts_and_after(path, box):
@@ -119,7 +119,10 @@ def test_everything_a_rank_does_moves_its_counters(path, box):
 
 
 def test_a_socket_enters_every_verb_with_the_line_that_used_it(tmp_path):
-    world, boxes = InProcessWorld(["peer"] * 2), [BlackBox(tmp_path / box_file(rank), rank=rank) for rank in range(2)]
+    world, boxes = (
+        InProcessWorld(["peer"] * 2),
+        [BlackBox(tmp_path / recorder_file(rank), rank=rank) for rank in range(2)],
+    )
     lines = {}
 
     def live(rank):
@@ -136,7 +139,7 @@ def test_a_socket_enters_every_verb_with_the_line_that_used_it(tmp_path):
 
     outcome = world.run({0: lambda: live(0), 1: lambda: live(1)})
     assert {} == outcome.errors
-    sender, receiver = (content(tmp_path / box_file(rank)) for rank in range(2))
+    sender, receiver = (content(tmp_path / recorder_file(rank)) for rank in range(2))
     assert [(SEND, 4, 8, "live"), (ISEND, 0, 12, "weights"), (WAIT_SEND, 0, 12, "weights")] == [
         (one.verb, one.tag, one.nbytes, one.name) for one in sender.operations
     ]
@@ -164,7 +167,7 @@ def test_a_box_outlives_a_rank_that_is_killed(path):
 
 def test_what_is_no_box_is_none():
     noise = random.Random(1)  # noqa: S311 - no secret
-    assert [None] * 4 == [read_box(data) for data in (b"", b"x" * SIZE, bytes(SIZE), noise.randbytes(SIZE - 1))]
+    assert [None] * 4 == [read_recorder(data) for data in (b"", b"x" * SIZE, bytes(SIZE), noise.randbytes(SIZE - 1))]
 
 
 def test_a_damaged_box_never_breaks_its_reader(path, box):
@@ -174,7 +177,7 @@ def test_a_damaged_box_never_breaks_its_reader(path, box):
         data = bytearray(whole)
         for _ in range(20):
             data[noise.randrange(8, SIZE)] = noise.randrange(256)
-        assert read_box(bytes(data)).operations is not None
+        assert read_recorder(bytes(data)).operations is not None
 
 
 def test_a_rank_without_a_place_for_its_box_keeps_one_for_itself(tmp_path):
@@ -184,4 +187,4 @@ def test_a_rank_without_a_place_for_its_box_keeps_one_for_itself(tmp_path):
         box.end(box.begin(SEND, ("a", None), None, 1, 0, 0, 1), 2)
     assert [tmp_path / "full"] == list(tmp_path.iterdir())
     open_black_box({"TTLAUNCH_SCRATCH": str(tmp_path)}, rank=0)
-    assert [Path(box_file(0))] == [path.relative_to(tmp_path) for path in tmp_path.rglob("*.*")]
+    assert [Path(recorder_file(0))] == [path.relative_to(tmp_path) for path in tmp_path.rglob("*.*")]

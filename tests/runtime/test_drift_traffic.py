@@ -15,7 +15,7 @@ def test_a_ring_with_a_bound_moves_what_it_says(books, workers, micro_batches, b
     recorded = books("classic_dp", ["worker"] * workers, config=config)
     check_exact(recorded, steps=5, validations=4)
     if bound:
-        size, edges = 4 * recorded.books[0].facts["values"], {}
+        size, edges = 4 * recorded.telemetry[0].facts["values"], {}
         for edge in recorded.traffic.edges:
             if edge.operation == "gradients":
                 edges[edge.source, edge.dest] = edge.size
@@ -34,7 +34,7 @@ def test_averages_move_what_they_say(books, recipe, workers, micro_batches, ever
     recorded = books(recipe, ["worker"] * workers, config=small(micro_batches, 5, **{OWN[recipe]: {"every": every}}))
     check_exact(recorded, steps=5, validations=4)
     averages = {1: 5, 2: 3, 3: 2, 9: 1}[every]  # the last one after step 5, whether or not H divides it
-    size = 4 * recorded.books[0].facts["values"]
+    size = 4 * recorded.telemetry[0].facts["values"]
     sent = sum(edge.size for edge in recorded.traffic.edges if edge.operation == "weights" and edge.source == 0)
     assert abs(averages * 2 * (workers - 1) / workers * size - sent) <= averages * 2 * 4 * workers
 
@@ -46,7 +46,7 @@ def test_averages_through_a_codec_move_what_they_say(books, recipe, every, kind)
     recorded = books(recipe, ["worker"] * 3, config=config)
     check_exact(recorded, steps=5, validations=4)
     assert {"differences", "counts", "all_gather"} == {edge.operation for edge in recorded.traffic.edges}
-    size = 4 * recorded.books[0].facts["values"]
+    size = 4 * recorded.telemetry[0].facts["values"]
     sent = {edge.size / edge.messages for edge in recorded.traffic.edges if edge.operation == "differences"}
     assert 1 == len(sent)
     assert kind != "int8" or 3.9 < size / sent.pop() < 4

@@ -51,7 +51,7 @@ def test_a_run_that_dropped_a_gradient_moves_what_it_says_and_owes_it_again(book
     recorded = books("sync_ps", ROLES, config=dropping(steps=6))
     found = edges(recorded)
     assert [] == [edge for edge, (size, expected) in found.items() if size != expected]
-    pushes = {worker: recorded.books[worker].facts["pushes"] for worker in range(3)}
+    pushes = {worker: recorded.telemetry[worker].facts["pushes"] for worker in range(3)}
     assert {0: 6, LATE: 5, 2: 6} == pushes  # steps 1, 2 refused, 4, 5 and 6
     assert found["gradients", LATE, 3][0] * 6 == found["gradients", 0, 3][0] * 5
     assert found["verdict", 3, LATE][0] * 6 == found["verdict", 3, 0][0] * 5

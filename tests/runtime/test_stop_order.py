@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttlaunch import contract
-from ttlaunch.agent.last_word import leave_word
+from ttlaunch.agent.stop_marker import leave_stop_marker
 from ttlaunch.runtime.stop_order import StopOrder, read_last_step
 
 WAIT_S = 10
@@ -71,6 +71,6 @@ def test_a_frozen_rank_begins_no_step_until_all_have_answered():
 @pytest.mark.parametrize(("word", "step"), [({"after_step": 7}, 7), ({"after_step": None}, None)])
 def test_the_last_step_is_what_the_launcher_left_word_of(tmp_path, word, step):
     assert read_last_step(tmp_path) is None
-    leave_word(str(tmp_path), word)
+    leave_stop_marker(str(tmp_path), word)
     assert read_last_step(tmp_path) == step
     assert [path.name for path in tmp_path.iterdir()] == [contract.ENDING_FILE]

@@ -209,7 +209,7 @@ def test_zero_moves_as_many_bytes_and_messages_as_a_ring(books):
     """C18: a reduce-scatter or an all-gather of a layer is n - 1 messages and (n - 1)/n of its bytes for every rank."""
     ranks, steps, layers = 4, 3, 4
     recorded = books("zero", ["worker"] * ranks, config=small(4, steps, zero_config={"stage": 3}))
-    size, validations = 4 * recorded.books[0].facts["values"], 3
+    size, validations = 4 * recorded.telemetry[0].facts["values"], 3
     whole = (ranks - 1) / ranks * size
     for rank in range(ranks):
         sent = {
@@ -226,7 +226,7 @@ def test_zero_moves_as_many_bytes_and_messages_as_a_ring(books):
 def test_the_six_edges_of_a_step(books):
     """A12: a worker moves 2S and one S for each further subtree, the aggregator 2(W + 1)S, the optimizer 2S."""
     recorded = books("hierarchical_parallel", ["worker"] * 3 + THREE, micro_batches=8, steps=3)
-    size = 4 * recorded.books[0].facts["values"]
+    size = 4 * recorded.telemetry[0].facts["values"]
     tensors = ("gradients", "weights")
     begun = dict.fromkeys((0, 1, 2, 4), size) | {3: 4 * size}  # the first weights
     per_step = [(moved(recorded, rank, *tensors) - begun[rank]) / 3 / size for rank in range(5)]
@@ -242,7 +242,7 @@ def test_buckets_change_messages_and_not_bytes(books):
     check_exact(recorded)
     gradients = next(edge for edge in recorded.traffic.edges if edge.operation == "gradients")
     assert 3 * 3 <= gradients.messages
-    buckets = {row.bucket for row in recorded.books[0].sent if row.operation == "gradients"}
+    buckets = {row.bucket for row in recorded.telemetry[0].sent if row.operation == "gradients"}
     assert set(range(gradients.messages // 3)) == buckets
 
 
@@ -280,7 +280,7 @@ def test_int8_gradients_have_fewer_bytes(books):
 def test_an_all_reduce_moves_the_least_there_is(books):
     """D6: 2(n - 1)/n of S out of each rank, where the blocks are nodes of the tree."""
     recorded = books("data_parallel", ["worker"] * 4, micro_batches=4)
-    size = 4 * recorded.books[0].facts["values"]
+    size = 4 * recorded.telemetry[0].facts["values"]
     sent = [
         sum(edge.size for edge in recorded.traffic.edges if (edge.operation, edge.source) == ("gradients", rank))
         for rank in range(4)
@@ -334,7 +334,7 @@ def test_an_asynchronous_server_moves_what_its_workers_say(books, workers, kind,
     pushes = {edge.source: edge for edge in traffic.edges if edge.operation == "pushes"}
     assert set(range(workers)) == set(pushes)
     assert 7 == sum(edge.messages for edge in pushes.values())
-    size = 4 * recorded.books[0].facts["values"]
+    size = 4 * recorded.telemetry[0].facts["values"]
     if kind == "int8":  # a byte for each value, and four for each 256
         assert all(3.9 < size / (edge.size / edge.messages - 64) < 4 for edge in pushes.values())
 
@@ -409,7 +409,7 @@ def test_bytes_that_depend_on_what_is_quickest_are_not_compared(books):
 def by_step(recorded):
     """Bytes of each step, operation, source and destination; 0 is what comes before the first step."""
     found = Counter()
-    for book in recorded.books:
+    for book in recorded.telemetry:
         for row in book.sent:
             for step in range(row.first, row.last + 1, row.stride):
                 found[step, row.operation, book.rank, row.dest] += row.size

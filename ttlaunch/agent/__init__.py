@@ -7,7 +7,7 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 SHIM = os.path.join(_FOLDER, "shim.py")
 """Where the shim lies on the launching machine."""
 
-TETHER = os.path.join(_FOLDER, "tether.py")
+PARENT_DEATH = os.path.join(_FOLDER, "parent_death.py")
 """What ties mpirun to the launcher."""
 
 RELAY = os.path.join(_FOLDER, "relay.py")

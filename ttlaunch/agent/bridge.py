@@ -1,4 +1,4 @@
-"""Joins the launcher's connection to the attendant of a run: copies bytes between our standard streams and its socket.
+"""Joins the launcher's connection to the agent of a run: copies bytes between our standard streams and its socket.
 
 It understands nothing of what it carries and keeps nothing, so it may be killed with its connection at any time; the
 launcher makes another. Python 3.9 and the standard library only.
@@ -12,7 +12,7 @@ import socket
 import threading
 
 from ttlaunch import contract
-from ttlaunch.agent.last_word import read_farewell
+from ttlaunch.agent.stop_marker import read_farewell
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ _PART = 64 * 1024
 
 
 def main(arguments: dict[str, Any]) -> int:
-    """Carry frames to and from the attendant until either side ends; without one, say so in a frame `gone`.
+    """Carry frames to and from the agent until either side ends; without one, say so in a frame `gone`.
 
     Args:
-        arguments: `socket`: where the attendant listens; `folder`: the run's folder.
+        arguments: `socket`: where the agent listens; `folder`: the run's folder.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

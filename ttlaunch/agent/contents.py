@@ -10,16 +10,16 @@ import time
 import zlib
 
 from ttlaunch import contract
-from ttlaunch.agent.arrival import Refused
 from ttlaunch.agent.releases import CHUNK
+from ttlaunch.agent.unpack import Refused
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from ttlaunch.agent.arrival import Target
     from ttlaunch.agent.releases import Signature
+    from ttlaunch.agent.unpack import Target
 
 _BUSY_EVERY_S = 1.0
 
@@ -88,7 +88,7 @@ class Contents:
 
     Args:
         order: SHA-256 of all contents that belong to the sync, in the order that both sides know.
-        about: What every wish says besides.
+        about: What every request has besides.
         given: SHA-256 and size of contents that come unasked, in the order in which they come.
     """
 

@@ -1,4 +1,4 @@
-"""One connection to an attendant, over which frames come and go without anybody ever waiting for it.
+"""One connection to an agent, over which frames come and go without anybody ever waiting for it.
 
 Python 3.9 and the standard library only.
 """

@@ -19,9 +19,9 @@ import os
 
 from ttlaunch import contract
 from ttlaunch.agent import releases
-from ttlaunch.agent.arrival import Building, Refused, Target, check_space, find_copies
 from ttlaunch.agent.contents import Contents, LookAgain, Talk
 from ttlaunch.agent.host_data import HostData
+from ttlaunch.agent.unpack import Building, Refused, Target, check_space, find_copies
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:

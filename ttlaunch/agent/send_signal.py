@@ -1,4 +1,4 @@
-"""Sends a signal to a process that stands beside a run on this host: a shim, or what attends the run.
+"""Sends a signal to a process that stands beside a run on this host: a shim, or the run's agent.
 
 Python 3.9 and the standard library only.
 """
@@ -16,24 +16,24 @@ TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to impor
 if TYPE_CHECKING:
     from typing import Any
 
-_CLAIM = "attended"
+_CLAIM = "agent.claim"
 
 
 def main(arguments: dict[str, Any]) -> int:
     """Send a signal, and answer with one frame to how many processes it went.
 
     Args:
-        arguments: `number`: of the signal; `pid`: a process that carries `run_id`; None: whoever attends the run, which is
+        arguments: `number`: of the signal; `pid`: a process that carries `run_id`; None: the run's agent, which is
             known by the file in `scratch` that it holds.
     """
     number, pid = arguments["number"], arguments["pid"]
     if pid is not None:
         sent = int(signal_process(pid, number, run_id=arguments["run_id"]))
     else:
-        attendants = holders(os.path.join(arguments["scratch"], _CLAIM))
-        for attendant in attendants:
-            os.kill(attendant, number)
-        sent = len(attendants)
+        daemons = holders(os.path.join(arguments["scratch"], _CLAIM))
+        for daemon in daemons:
+            os.kill(daemon, number)
+        sent = len(daemons)
     sys.stdout.buffer.write(contract.pack_frame({"kind": "sent", "sent": sent}))
     sys.stdout.buffer.flush()
     return 0

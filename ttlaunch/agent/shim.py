@@ -23,9 +23,9 @@ import threading
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, _PACKAGE_PARENT)
 from ttlaunch import contract  # noqa: E402 - the path above makes it importable without site-packages
-from ttlaunch.agent.last_word import word_was_left  # noqa: E402
 from ttlaunch.agent.rank_output import RankOutput  # noqa: E402
 from ttlaunch.agent.rank_records import RankRecords  # noqa: E402
+from ttlaunch.agent.stop_marker import stop_marker_was_left  # noqa: E402
 
 sys.path.remove(_PACKAGE_PARENT)
 
@@ -134,7 +134,7 @@ def _run_rank(plan: Record, row: Record, plan_path: str, run_folder: str) -> int
     unkept, reason = output.unkept()
     records.ended(ending, left_behind=left_behind, unkept=unkept, reason=reason)
     _join(copies, _OUTPUT_GRACE_S)
-    if plan["recipe"] is None and word_was_left(run_folder, since=ending.started or 0.0):
+    if plan["recipe"] is None and stop_marker_was_left(run_folder, since=ending.started or 0.0):
         _stay_until_ended()
     if ending.signal:
         return 128 + ending.signal

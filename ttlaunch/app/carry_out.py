@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from ttlaunch.app.ready_here import LaunchContext
     from ttlaunch.planning.launch_plan import LaunchPlan
     from ttlaunch.records.ranks import AnyProgress
-    from ttlaunch.running.crew import Crew
     from ttlaunch.running.logs.output import View
+    from ttlaunch.running.rank_controller import RankController
     from ttlaunch.running.runs.run_folder import RunFolder
     from ttlaunch.running.watch import RankState
 
-WatchedBy = Callable[["LaunchPlan", "Crew", "RunFolder", Path], "AbstractContextManager[View]"]
+WatchedBy = Callable[["LaunchPlan", "RankController", "RunFolder", Path], "AbstractContextManager[View]"]
 """Makes whoever is told everything about a run as it happens: from its plan, the ranks' controller, its folder and scratch."""
 
 _ELSEWHERE = "`--runs-dir DIR` makes run folders somewhere else"
@@ -98,9 +98,9 @@ def carry_out(
     with (
         scratch_folder() as scratch,
         guarded(folder.run_id, scratch, daemons=plan.engine.names.daemons),
-        ready.crew(folder, watch := Watch(plan, folder), scratch) as crew,
+        ready.controller(folder, watch := Watch(plan, folder), scratch) as controller,
         registered(plan, folder, dialogue),
-        (watched_by or _in_its_folder)(plan, crew, folder, scratch) as view,
+        (watched_by or _in_its_folder)(plan, controller, folder, scratch) as view,
     ):
         report = supervise(
             plan,
@@ -109,7 +109,7 @@ def carry_out(
             environment=os.environ,
             view=view,
             watch=watch,
-            crew=crew,
+            controller=controller,
             scratch=scratch,
             grace=Grace(options.grace_s, tuple(options.typed)),
             hang_timeout_s=options.hang_timeout_s,
@@ -119,7 +119,9 @@ def carry_out(
 
 
 @contextmanager
-def _in_its_folder(plan: "LaunchPlan", crew: "Crew", folder: "RunFolder", scratch: Path) -> "Iterator[View]":  # noqa: ARG001
+def _in_its_folder(
+    _plan: "LaunchPlan", _controller: "RankController", folder: "RunFolder", _scratch: Path
+) -> "Iterator[View]":
     yield FolderView(folder)
 
 

@@ -10,8 +10,8 @@ from ttlaunch.app.dialogue import Dialogue, stop_on_errors
 from ttlaunch.app.prepare_run import PreparedRun
 from ttlaunch.diagnostics import Diagnostic
 from ttlaunch.planning.launch_plan import LaunchPlan
-from ttlaunch.running.crew import Crew, LocalCrew
 from ttlaunch.running.preflight import check_machine, installed_version
+from ttlaunch.running.rank_controller import LocalRankController, RankController
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Watch
 
@@ -27,7 +27,7 @@ class LaunchContext(Protocol):
     def release(self) -> str | None:
         """Hash of the tree that all hosts have; None where ranks run from the launching machine's own files."""
 
-    def crew(self, folder: RunFolder, watch: Watch, scratch: Path) -> AbstractContextManager[Crew]:
+    def controller(self, folder: RunFolder, watch: Watch, scratch: Path) -> AbstractContextManager[RankController]:
         """Whoever stands beside the ranks, from before the first starts until after the last has ended."""
 
 
@@ -63,6 +63,6 @@ class _ReadyHere:
         self.plan = plan
 
     @contextmanager
-    def crew(self, folder: RunFolder, watch: Watch, scratch: Path) -> Iterator[Crew]:  # noqa: ARG002 - all is here
+    def controller(self, folder: RunFolder, watch: Watch, scratch: Path) -> Iterator[RankController]:  # noqa: ARG002 - all is here
         daemons = self.plan.engine.names.daemons
-        yield LocalCrew(folder.run_id, scratch=scratch, run_folder=folder.path, daemons=daemons)
+        yield LocalRankController(folder.run_id, scratch=scratch, run_folder=folder.path, daemons=daemons)

@@ -35,8 +35,8 @@ from ttlaunch.hosts.sync.send import Outcome, Synced
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan, RecipeProgram
 from ttlaunch.planning.make import Networks
-from ttlaunch.running.agents.over_hosts import ReadyHost, RunOnHosts, start_crew
-from ttlaunch.running.crew import Crew
+from ttlaunch.running.agents.over_hosts import ReadyHost, RunOnHosts, start_controller
+from ttlaunch.running.rank_controller import RankController
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Watch
 from ttlaunch.spec.topology.model import Topology
@@ -210,18 +210,18 @@ class _ReadyHosts:
         self._lease_s = lease_s
 
     @contextmanager
-    def crew(self, folder: RunFolder, watch: Watch, scratch: Path) -> Iterator[Crew]:
+    def controller(self, folder: RunFolder, watch: Watch, scratch: Path) -> Iterator[RankController]:
         topology = self._prepared.topology
         described = {*topology.cluster.environment, *topology.global_environment}
         secrets = self.plan.secrets
         python = self._prepared.surroundings.python
         run = RunOnHosts(self.plan, folder, scratch, python, self._prepared.engine, described, secrets, self._lease_s)
         try:
-            crew = start_crew(run, self._hosts, watch)
-            if isinstance(crew, dict):
-                self._say.stop([], crew, {})
-            assert not isinstance(crew, dict)  # noqa: S101 - `stop` raises where a host failed
-            yield crew
+            controller = start_controller(run, self._hosts, watch)
+            if isinstance(controller, dict):
+                self._say.stop([], controller, {})
+            assert not isinstance(controller, dict)  # noqa: S101 - `stop` raises where a host failed
+            yield controller
         finally:
             for host in self._hosts:
                 host.transport.close()

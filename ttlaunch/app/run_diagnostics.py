@@ -67,7 +67,7 @@ def failure_diagnostic(report: Report, folder: RunFolder) -> Diagnostic | None:
         last = report.ranks[failure.rank].get("last_operation")
         notes += [f"its last operation: {last['text']}"] if last and not is_hung else []
         says_all = failure.place or failure.kind is Cause.CHECKPOINT  # their last words are this message
-        notes += [] if says_all else _last_words(failure.last_lines)
+        notes += [] if says_all else _stderr_tail(failure.last_lines)
         cascade = render_cascade(failure.followers)
         notes += [f"the first rank to fail; {cascade}"] if cascade else []
         hints += [_stacks_hint(folder)] if is_hung else []
@@ -97,7 +97,7 @@ def _source_label(place: str | None, evidence: Sequence[str]) -> Label | None:
     return Label(span, " ".join(evidence[:1]).replace("`", ""))
 
 
-def _last_words(lines: Sequence[str]) -> list[str]:
+def _stderr_tail(lines: Sequence[str]) -> list[str]:
     """The last lines of a log; one alone stands in its sentence."""
     if len(lines) < 2:  # noqa: PLR2004 - one line
         return [f"its last words: `{line.strip()}`" for line in lines]

@@ -102,12 +102,12 @@ def _locksmith(constraints: Path | None, requirements: Path | None) -> "Locksmit
     from ttlaunch.hosts.prepare.lock import Store
     from ttlaunch.hosts.prepare.locking import Locksmith
     from ttlaunch.hosts.prepare.pip import Pip
-    from ttlaunch.hosts.prepare.wishes import Wishes, find_constraints, rank_requirements
+    from ttlaunch.hosts.prepare.requirements import Requirements, find_constraints, rank_requirements
 
     text, origin = find_constraints(constraints, working_folder=Path.cwd())
-    wishes = Wishes(rank_requirements(), text, origin, requirements.resolve() if requirements else None)
+    wanted = Requirements(rank_requirements(), text, origin, requirements.resolve() if requirements else None)
     cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Locksmith(wishes, Store(Path(cache) / "ttlaunch"), Pip())
+    return Locksmith(wanted, Store(Path(cache) / "ttlaunch"), Pip())
 
 
 def _show(outcome: "Outcome", topology: "Topology") -> None:
@@ -167,4 +167,4 @@ def _as_json(outcome: "Outcome", topology: "Topology", locksmith: "Locksmith") -
         for kind, lock in outcome.locks.items()
     ]
     found = [diagnostic.as_json() for diagnostic in outcome.diagnostics]
-    return {"hosts": hosts, "locks": locks, "constraints": locksmith.wishes.constraints_origin, "diagnostics": found}
+    return {"hosts": hosts, "locks": locks, "constraints": locksmith.wanted.constraints_origin, "diagnostics": found}

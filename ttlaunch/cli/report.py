@@ -76,7 +76,7 @@ def _show_communication(recorded: "Recorded", *, form: Format) -> None:
     elif costs:
         lines = [*_heading(recorded), "", *render_communication(costs)]
     else:
-        nothing = _without_books(recorded) if recorded.books is None else "no rank sent anything"
+        nothing = _without_telemetry(recorded) if recorded.telemetry is None else "no rank sent anything"
         lines = [*_heading(recorded), "", f"  {nothing}"]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
@@ -86,7 +86,7 @@ def _communication(recorded: "Recorded") -> "list[OperationCost]":
     from ttlaunch.running.metrics.communication import communication_costs
 
     rows = [state.row for state in recorded.ranks]
-    return communication_costs(recorded.books or (), rows, folder=recorded.path)
+    return communication_costs(recorded.telemetry or (), rows, folder=recorded.path)
 
 
 def _read(where: str, runs_dir: Path) -> "Recorded":
@@ -123,12 +123,12 @@ def _lines(recorded: "Recorded") -> list[str]:
     lines = _heading(recorded)
     lasts = _last_operations(recorded)
     if lasts:
-        lines += ["", "  what each rank did last, as far as its black box tells"]
+        lines += ["", "  what each rank did last, as far as its flight recorder tells"]
         lines += [f"    {who:{max(map(len, lasts))}}  {text}" for who, text in lasts.items()]
-    if recorded.traffic is None or recorded.books is None:
-        return [*lines, "", "  " + _without_books(recorded)]
+    if recorded.traffic is None or recorded.telemetry is None:
+        return [*lines, "", "  " + _without_telemetry(recorded)]
     lines += ["", *render_edges(recorded.traffic, _roles(recorded))]
-    times, memory = _by_role(recorded), memory_of_ranks(recorded.books)
+    times, memory = _by_role(recorded), memory_of_ranks(recorded.telemetry)
     lines += ["", *render_times(times)] if times else []
     return [*lines, "", *render_memory(memory, _roles(recorded), _processes(recorded))] if memory else lines
 
@@ -139,13 +139,13 @@ def _concise_lines(recorded: "Recorded") -> list[str]:
     from ttlaunch.running.metrics.memory import memory_of_ranks
 
     lasts = [f"last\t{who}\t{text}" for who, text in _last_operations(recorded).items()]
-    if recorded.traffic is None or recorded.books is None:
-        return [*lasts, _without_books(recorded)]
+    if recorded.traffic is None or recorded.telemetry is None:
+        return [*lasts, _without_telemetry(recorded)]
     return [
         *lasts,
         *edge_lines(recorded.traffic, _roles(recorded)),
         *time_lines(_by_role(recorded)),
-        *memory_lines(memory_of_ranks(recorded.books), _roles(recorded)),
+        *memory_lines(memory_of_ranks(recorded.telemetry), _roles(recorded)),
     ]
 
 
@@ -183,23 +183,21 @@ def _ended_by(recorded: "Recorded") -> str:
     return signals.get(recorded.status, "")
 
 
-def _without_books(recorded: "Recorded") -> str:
+def _without_telemetry(recorded: "Recorded") -> str:
     """Why there is nothing to show."""
     if recorded.report is None and recorded.is_running:
-        return "nothing about bytes and times yet: ranks write their books every few seconds"
+        return "nothing about bytes and times yet: ranks write their telemetry every few seconds"
     if recorded.plan.get("recipe") is None:
-        return "nothing about bytes and times: the run was of a program, and only ranks of recipes keep books"
-    return (
-        "nothing about bytes and times: not every rank kept books; it ended too early, or was made by an older ttlaunch"
-    )
+        return "nothing about bytes and times: the run was of a program, and only ranks of recipes keep telemetry"
+    return "nothing about bytes and times: not every rank kept telemetry; it ended too early, or was made by an older ttlaunch"
 
 
 def _by_role(recorded: "Recorded") -> dict[str, "StepTimes"]:
     from ttlaunch.running.metrics.times import step_times
 
-    books, found = recorded.books or [], {}
+    telemetry, found = recorded.telemetry or [], {}
     for role in dict.fromkeys(state.row.role for state in recorded.ranks):
-        times = step_times([book for book in books if recorded.ranks[book.rank].row.role == role])
+        times = step_times([entry for entry in telemetry if recorded.ranks[entry.rank].row.role == role])
         if times is not None:
             found[role] = times
     return found
@@ -209,7 +207,7 @@ def _as_json(recorded: "Recorded") -> dict[str, Any]:
     from ttlaunch.running.metrics.memory import memory_of_ranks
     from ttlaunch.running.metrics.times import step_times
 
-    by_rank = [step_times([book]) for book in recorded.books or ()]
+    by_rank = [step_times([entry]) for entry in recorded.telemetry or ()]
     rows = (recorded.report or {}).get("ranks") or ()
     lasts = {row["rank"]: row.get("last_operation") for row in rows}
     return {
@@ -231,6 +229,6 @@ def _as_json(recorded: "Recorded") -> dict[str, Any]:
         ],
         "traffic": recorded.traffic.as_json() if recorded.traffic else None,
         "communication": [cost.as_json() for cost in _communication(recorded)],
-        "memory": [one.as_json() for one in memory_of_ranks(recorded.books or ())],
+        "memory": [one.as_json() for one in memory_of_ranks(recorded.telemetry or ())],
         "times": [times.as_json() for times in by_rank if times is not None],
     }

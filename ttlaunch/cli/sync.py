@@ -98,8 +98,8 @@ def sync(
     try:
         if not dry_run and not yes:
             guard_size(release, transports, options, said, dialogue)
-        wishes = {**options, "dry_run": dry_run, "interpreters": interpreters}
-        outcome = bring_code(transports, release, said, wishes, dialogue)
+        requests = {**options, "dry_run": dry_run, "interpreters": interpreters}
+        outcome = bring_code(transports, release, said, requests, dialogue)
     finally:
         for transport in transports:
             transport.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 from ttlaunch import contract
 from ttlaunch.diagnostics import Blame, Diagnostic, shown
 from ttlaunch.engines.base import Capability, DaemonStart, EngineReport, EngineWords
-from ttlaunch.engines.openmpi_words import own_settings, parse_mpi_args
+from ttlaunch.engines.openmpi_output import own_settings, parse_mpi_args
 from ttlaunch.engines.process import start_process, with_home
 from ttlaunch.planning.engine import EngineSignature, OverHosts, RanksToStart, dotted
 from ttlaunch.planning.launch_plan import EngineCommand, EngineNames

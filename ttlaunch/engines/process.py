@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ttlaunch.agent import TETHER
+from ttlaunch.agent import PARENT_DEATH
 
 
 def start_process(argv: Sequence[str], *, folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -17,7 +17,7 @@ def start_process(argv: Sequence[str], *, folder: Path, environment: Mapping[str
         OSError: If it cannot be started.
     """
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", TETHER, *argv],
+        [sys.executable, "-I", "-S", PARENT_DEATH, *argv],
         cwd=folder,
         env=dict(environment),
         stdin=subprocess.DEVNULL,

@@ -43,7 +43,7 @@ class Result:
     Attributes:
         sha256: Of all parameters; None if the cell failed.
         difference: The largest one to the parameters of the reference; None if it is not known.
-        sent_bytes: By all ranks together; None if they kept no books.
+        sent_bytes: By all ranks together; None if they kept no telemetry.
         formula_bytes: What the recipe's formula says of it; None if it was not compared.
         memory_bytes: The peak of its largest process.
         seconds: From its start to its end.

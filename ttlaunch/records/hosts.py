@@ -173,7 +173,7 @@ class EnvironmentAnswer:
     problems: tuple[Text, ...] = _NO_NAMES
 
 
-# Of `agent/what_is_left.py`
+# Of `agent/leftovers.py`
 
 
 @record

@@ -11,7 +11,7 @@ from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.divergence import divergence
 from ttlaunch.running.failures.failure import Failure
-from ttlaunch.running.failures.last_words import read_last_words
+from ttlaunch.running.failures.stderr_tail import read_stderr_tail
 from ttlaunch.running.logs.output import FROM_A_RANK
 from ttlaunch.running.lost_hosts import Losses, LostHost
 from ttlaunch.running.report import Report, combine_digests, make_report
@@ -125,7 +125,7 @@ def find_failure(folder: RunFolder, watch: Watch, ending: Ending, *, engine: Eng
 def _witnesses(folder: RunFolder, ending: Ending, ranks: list[RankState], engine: Engine) -> Witnesses:
     statuses = {state.row.rank: state.exit.status if state.exit else None for state in ranks}
     return Witnesses(
-        last_words=lambda rank: read_last_words(folder.file(contract.stderr_file(rank))),
+        stderr_tail=lambda rank: read_stderr_tail(folder.file(contract.stderr_file(rank))),
         engine=engine.read_output(_engine_said(folder), statuses),
         launcher=engine.signature.program,
         killing_since=ending.killing_since,

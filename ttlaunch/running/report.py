@@ -12,8 +12,8 @@ from ttlaunch import contract
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.records.ranks import RankExit, Validation
 from ttlaunch.running.bad_records import Complain, pass_over
-from ttlaunch.running.boxes import LastOperation, last_operations
 from ttlaunch.running.failures.failure import Failure
+from ttlaunch.running.flight_recorders import LastOperation, last_operations
 from ttlaunch.running.metrics.traffic import Settlement, settle
 from ttlaunch.running.runs.json_files import read_object
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -40,7 +40,7 @@ class Report:
         stopped: How an ordered end went, see `ending.stopped`; None if there was none.
         lost_checkpoints: Why there is no checkpoint of a step that should have one, by step.
         lost_hosts: Hosts that could no longer be reached, with their last sign of life, seconds since the epoch.
-        traffic: What ranks sent, against the recipe's formula; None if they kept no books.
+        traffic: What ranks sent, against the recipe's formula; None if they kept no telemetry.
     """
 
     run_id: str

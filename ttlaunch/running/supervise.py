@@ -1,7 +1,7 @@
 """Watch a run from start to end: pass output on, notice the first failure, end what does not end by itself.
 
 One loop: it reads the engine's output, polls the ranks' records, and after a failure, a Ctrl-C or a SIGTERM does what
-`ending.py` decides. Whatever still carries the run's id is then killed too, by the crew that stands beside the ranks.
+`ending.py` decides. Whatever still carries the run's id is then killed too, by the controller that stands beside the ranks.
 """
 
 import contextlib
@@ -14,16 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from ttlaunch import contract
-from ttlaunch.agent.last_word import leave_word
+from ttlaunch.agent.stop_marker import leave_stop_marker
 from ttlaunch.engines.base import Engine
 from ttlaunch.engines.process import end_process
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.running.bad_records import report_bad_records
-from ttlaunch.running.boxes import drop_evidence, keep_boxes
 from ttlaunch.running.checkpoints.complete import CheckpointKeeper
 from ttlaunch.running.checkpoints.lost_checkpoints import LostCheckpoints
 from ttlaunch.running.conclude import Ending, conclude, folder_failure
-from ttlaunch.running.crew import Crew
 from ttlaunch.running.ending import (
     AFTER_TERM_S,
     USUAL_GRACE,
@@ -35,6 +33,7 @@ from ttlaunch.running.ending import (
     SignalRanks,
     stopped,
 )
+from ttlaunch.running.flight_recorders import drop_evidence, keep_recorders
 from ttlaunch.running.hang.hangs import HangWatch
 from ttlaunch.running.hang.stopped import StoppedWatch
 from ttlaunch.running.logs.merge import MergedWriter
@@ -43,6 +42,7 @@ from ttlaunch.running.lost_hosts import SilenceWatch
 from ttlaunch.running.metrics.event_log import write_event_log
 from ttlaunch.running.metrics.trace import write_trace
 from ttlaunch.running.pace import Pace
+from ttlaunch.running.rank_controller import RankController
 from ttlaunch.running.report import Report, write_report
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import Watch
@@ -58,7 +58,7 @@ def supervise(
     environment: Mapping[str, str],
     view: View,
     watch: Watch,
-    crew: Crew,
+    controller: RankController,
     scratch: Path,
     grace: Grace = USUAL_GRACE,
     hang_timeout_s: float | None = None,
@@ -73,16 +73,16 @@ def supervise(
         environment: What the engine inherits.
         view: Told about everything as it happens.
         watch: What is known of the ranks; nothing yet.
-        crew: Who stands beside the ranks where they run.
+        controller: Who stands beside the ranks where they run.
         scratch: A short, private folder for sockets and shared memory, of this path on every host.
         grace: What ranks may take to leave once an end was ordered.
         hang_timeout_s: How long no rank may move; None: see `HangWatch`.
         begun: Told of the folder before anything starts, and once every order to end would leave a report.
     """
-    run = _Supervision(plan, folder, engine, view, watch, crew, grace, hang_timeout_s)
+    run = _Supervision(plan, folder, engine, view, watch, controller, grace, hang_timeout_s)
     with _signals(run.end):  # to the last: however often it is pressed, Ctrl-C leaves a report
         begun(folder)
-        return run.carry_out(_variables(plan, folder, environment, crew=crew, scratch=scratch))
+        return run.carry_out(_variables(plan, folder, environment, controller=controller, scratch=scratch))
 
 
 class _Supervision:
@@ -95,18 +95,18 @@ class _Supervision:
         engine: Engine,
         view: View,
         watch: Watch,
-        crew: Crew,
+        controller: RankController,
         grace: Grace,
         hang_timeout_s: float | None,
     ) -> None:
-        self._plan, self._folder, self._view, self._watch, self._crew = plan, folder, view, watch, crew
+        self._plan, self._folder, self._view, self._watch, self._controller = plan, folder, view, watch, controller
         self._engine = engine
         self._grace = grace
         self._ending = Ending()
         self._lost = LostCheckpoints(view)
-        self._hangs = HangWatch(plan, folder, crew, timeout_s=hang_timeout_s)
+        self._hangs = HangWatch(plan, folder, controller, timeout_s=hang_timeout_s)
         self._silence = SilenceWatch(folder, view)
-        self._standing = StoppedWatch(folder, view, crew)
+        self._standing = StoppedWatch(folder, view, controller)
         self.end = RunEnd(self._ending, plan, grace_s=grace.seconds)
 
     def carry_out(self, environment: Mapping[str, str]) -> Report:
@@ -174,9 +174,9 @@ class _Supervision:
         return now
 
     def _collect(self) -> int:
-        """End what is left, keep the ranks' black boxes, and say how many processes were left."""
-        leftovers = self._crew.end(self._notice_last_losses)
-        keep_boxes(self._crew.boxes, self._folder.path, world_size=self._plan.world_size)
+        """End what is left, keep the ranks' flight recorders, and say how many processes were left."""
+        leftovers = self._controller.end(self._notice_last_losses)
+        keep_recorders(self._controller.recordings, self._folder.path, world_size=self._plan.world_size)
         return leftovers
 
     def _finish(self, checkpoints: CheckpointKeeper, merged: MergedWriter) -> None:
@@ -203,7 +203,7 @@ class _Supervision:
             self._ending.failure = self._hangs.check(self._watch.ranks)
 
     def _notice_losses(self) -> None:
-        losses = self._crew.losses(self._watch.ranks)
+        losses = self._controller.losses(self._watch.ranks)
         self._ending.note_losses(losses)
         self._silence.notice(losses)
 
@@ -222,8 +222,8 @@ class _Supervision:
             case SignalRanks(number, word):
                 append_event(self._folder, "signal", number=number, **(word or {}))
                 if word is not None:
-                    leave_word(str(self._folder.path), word)
-                self._crew.signal_ranks(self._watch.ranks, number, word=word)
+                    leave_stop_marker(str(self._folder.path), word)
+                self._controller.signal_ranks(self._watch.ranks, number, word=word)
             case SignalEngine(number):
                 append_event(self._folder, "ending" if number == signal.SIGTERM else "killing", signal=number)
                 process.send_signal(number)
@@ -243,12 +243,12 @@ def _write_down(report: Report, folder: RunFolder) -> None:
 
 
 def _variables(
-    plan: LaunchPlan, folder: RunFolder, environment: Mapping[str, str], *, crew: Crew, scratch: Path
+    plan: LaunchPlan, folder: RunFolder, environment: Mapping[str, str], *, controller: RankController, scratch: Path
 ) -> dict[str, str]:
     """What the engine sees: what it inherits, secrets, its own settings, and what tells ranks which run they are of."""
     names = plan.engine.names
     in_scratch = dict.fromkeys(names.folder_variables, str(scratch))
-    settings = {**plan.engine.environment, **in_scratch, **crew.settings(names)}
+    settings = {**plan.engine.environment, **in_scratch, **controller.settings(names)}
     inherited = {name: value for name, value in environment.items() if name not in plan.managed}
     own = {contract.ENV_RUN_ID: folder.run_id, contract.ENV_START: "", contract.ENV_SCRATCH: str(scratch)}
     return {**inherited, **plan.secrets, **settings, **own}

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ttlaunch import black_box, contract
+from ttlaunch import contract, flight_recorder
 from ttlaunch.runtime.stop_order import StopOrder, hold_stop_signals, take_stop_signals
 from ttlaunch.runtime.telemetry.black_box import BlackBox, open_black_box
 from ttlaunch.runtime.telemetry.records import ProgressWriter, print_error, write_error
@@ -123,7 +123,7 @@ class _RankRun:
         with clocks_compared(trace, socket, world_size=world.size):
             function(cfg, self.context)
             self.context.finish()
-            box.announce(black_box.DONE)
+            box.announce(flight_recorder.DONE)
         records.write(contract.KIND_DONE)
         socket.barrier()  # MPI's own wait for the last rank, in Finalize, would burn a core
         socket.close()

@@ -9,7 +9,7 @@ from ttlaunch.hosts.prepare.kind import Kind
 from ttlaunch.hosts.prepare.lock import Store
 from ttlaunch.hosts.prepare.locking import Locksmith
 from ttlaunch.hosts.prepare.pip import Pip
-from ttlaunch.hosts.prepare.wishes import Wishes, find_constraints, installed_versions, rank_requirements
+from ttlaunch.hosts.prepare.requirements import Requirements, find_constraints, installed_versions, rank_requirements
 
 HERE = Kind("3.11.2", "x86_64", "glibc", (2, 36))
 
@@ -19,8 +19,8 @@ def locksmith(bench):
     """`locksmith(*requirements, constraints=…)`: what settles versions, with a cache of its own."""
 
     def make(*requirements, constraints=PINS):
-        wishes = Wishes(("pip", *requirements), constraints, "constraints.txt")
-        return Locksmith(wishes, Store(bench.folder / "cache"), Pip())
+        wanted = Requirements(("pip", *requirements), constraints, "constraints.txt")
+        return Locksmith(wanted, Store(bench.folder / "cache"), Pip())
 
     return make
 

@@ -36,8 +36,8 @@ def surroundings(tmp_path):
 def release_of(surroundings):
     """`release_of(folder)`: the release of a project that nothing is to be said about."""
 
-    def make(here, **wishes):
-        release, problems = make_release(here, environment=surroundings, **wishes)
+    def make(here, **options):
+        release, problems = make_release(here, environment=surroundings, **options)
         assert [] == problems
         assert release is not None
         return release
@@ -49,8 +49,8 @@ def release_of(surroundings):
 def problems_of(surroundings):
     """`problems_of(folder)`: severity, code and text of what there is to say about a project."""
 
-    def make(here, **wishes):
-        _, problems = make_release(here, environment=surroundings, **wishes)
+    def make(here, **options):
+        _, problems = make_release(here, environment=surroundings, **options)
         return [(str(problem.severity), problem.code, problem.message) for problem in problems]
 
     return make
@@ -60,8 +60,8 @@ def problems_of(surroundings):
 def copied(release_of):
     """`copied(folder)`: which paths of a project would be copied; folders end in a slash."""
 
-    def look(here, **wishes):
-        entries = release_of(here, **wishes).manifest.entries
+    def look(here, **options):
+        entries = release_of(here, **options).manifest.entries
         names = [entry.path.decode("utf-8", "backslashreplace") + "/" * (entry.kind == "d") for entry in entries]
         return [name.removeprefix("project/") for name in names if name.startswith("project/") and name != "project/"]
 
@@ -84,19 +84,19 @@ class Host:
         """Names of the releases, and of anything that was left behind."""
         return sorted(name for name in os.listdir(self.folder / "releases") if not name.endswith(".lock"))
 
-    def ask(self, release, **wishes):
+    def ask(self, release, **options):
         transport = LocalTransport("localhost")
         try:
-            outcome = sync_release([transport], release=release, remote_folder=str(self.folder), **wishes)
+            outcome = sync_release([transport], release=release, remote_folder=str(self.folder), **options)
             for process in transport._processes:
                 process.wait(timeout_s=10)
             return outcome
         finally:
             transport.close()
 
-    def take(self, release, **wishes):
+    def take(self, release, **options):
         """Sync it, and what came of it."""
-        answer = self.ask(release, **wishes).hosts["localhost"]
+        answer = self.ask(release, **options).hosts["localhost"]
         if isinstance(answer, Exception):
             raise answer
         assert isinstance(answer, Synced)

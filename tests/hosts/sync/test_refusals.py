@@ -2,7 +2,7 @@
 
 import pytest
 
-from ttlaunch.agent.arrival import Building, Refused
+from ttlaunch.agent.unpack import Building, Refused
 from ttlaunch.errors import HostError, SyncError, Trouble
 from ttlaunch.hosts.sync.refusals import explain_loss, explain_refusal
 from ttlaunch.records.hosts import SyncRefusal

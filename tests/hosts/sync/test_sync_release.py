@@ -12,12 +12,12 @@ from tests.hosts.sync.files import tree
 from ttlaunch import contract
 from ttlaunch.agent import releases
 from ttlaunch.errors import SyncError
-from ttlaunch.hosts.sync import spool
+from ttlaunch.hosts.sync import send_buffer
 from ttlaunch.hosts.sync.data import DataItem
 from ttlaunch.hosts.sync.report import check_size, check_synced
 from ttlaunch.hosts.sync.results import Planned
 from ttlaunch.hosts.sync.send import sync_release
-from ttlaunch.hosts.sync.spool import SourceChangedError
+from ttlaunch.hosts.sync.send_buffer import SourceChangedError
 from ttlaunch.hosts.transport.local import LocalTransport
 from ttlaunch.hosts.transport.pushed import start_script
 from ttlaunch.spec.recipe.corpus import read_corpus
@@ -275,7 +275,7 @@ def start_receiving(host, release):
         "owner": "0123456789abcdef",
     }
     transport = LocalTransport("localhost")
-    beside = ("releases", "arrival", "contents", "host_data")
+    beside = ("releases", "unpack", "contents", "host_data")
     stream = start_script(transport, "receive", beside=beside, arguments=arguments, timeout_s=10)
     return transport, stream
 
@@ -358,14 +358,14 @@ def test_a_file_that_changes_each_time_is_given_up(project, release_of, host, mo
     file = project / "a.py"
     file.write_text("1")
     release = release_of(project)
-    real = spool.Content.read
+    real = send_buffer.Content.read
 
     def read(content):
         if content.name == str(file):
             file.write_text(file.read_text() + "1")
         yield from real(content)
 
-    monkeypatch.setattr(spool.Content, "read", read)
+    monkeypatch.setattr(send_buffer.Content, "read", read)
     with pytest.raises(SourceChangedError, match=r"a\.py changed while it was being copied"):
         host.ask(release)
     assert not os.path.lexists(host.folder / "current")

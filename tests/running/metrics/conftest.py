@@ -41,7 +41,7 @@ class Written:
         self.record(0, kind="layer_grad_norms", time=101.5, step=4, norms=NORMS)
         self.record(0, kind="result", time=101.75, values={"stale gradients": 3, "network": "eth0"})
 
-    def books(self, rank=0, steps=STEPS):
+    def telemetry(self, rank=0, steps=STEPS):
         """Each step of 6 ms sends two messages, 100 bytes in all, and waits for 1.5 ms."""
         times = {"step": 6000, "forward": 1000, "backward": 3000}
         stretch = {
@@ -84,6 +84,6 @@ def finished(written):
     """A run that has come to its end."""
     run = written()
     run.steps()
-    run.books()
+    run.telemetry()
     run.end()
     return run

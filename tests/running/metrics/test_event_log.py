@@ -6,10 +6,10 @@ import math
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.running.metrics.books import measured, read_books
 from ttlaunch.running.metrics.event_log import EventLog, write_event_log
 from ttlaunch.running.metrics.names import algorithm, metrics_of, rank_run_name
 from ttlaunch.running.metrics.summary import summarise
+from ttlaunch.running.metrics.telemetry import measured, read_telemetry
 
 
 def test_the_log_begins_with_the_run_and_ends_with_its_end(finished):
@@ -54,11 +54,13 @@ def test_books_become_times_and_traffic_of_each_step(finished):
 
 def test_the_bytes_of_the_log_are_those_of_the_ledger(finished):
     """D25: network metrics equal the ledger."""
-    finished.books(rank=1)
+    finished.telemetry(rank=1)
     found = summarise_bytes(EventLog(finished.path).poll())
-    books = read_books(finished.path, world_size=2)
+    telemetry = read_telemetry(finished.path, world_size=2)
 
-    assert {(operation, rank): size for (operation, rank, _), (_, size) in measured(books, until=4).items()} == found
+    assert {
+        (operation, rank): size for (operation, rank, _), (_, size) in measured(telemetry, until=4).items()
+    } == found
 
 
 def summarise_bytes(events):
@@ -76,7 +78,7 @@ def test_whoever_follows_a_run_sees_the_same_events_once_each(written):
     log = EventLog(run.path)
     assert [] == log.poll()
     run.steps(range(1, 3))
-    run.books(steps=range(1, 3))
+    run.telemetry(steps=range(1, 3))
     before = log.poll()
     assert [] == log.poll()
     assert not log.has_ended

@@ -310,7 +310,7 @@ def test_a_process_beside_the_run_follows_it_to_its_end(here, written):
     start_sinks(run.path, [SinkChoice("prometheus", str(here / "m.prom"))])
     run.steps()
     assert [SinkState.WORKING] == [one.state for one in read_sinks(run.path)]
-    run.books()
+    run.telemetry()
     run.end()
     (record,) = wait_for_sinks(run.path, patience_s=60.0)
 

@@ -1,6 +1,6 @@
 """A lock: exactly which wheels an environment is made of, by SHA-256; and where the launching machine keeps them.
 
-<cache>/locks/<key>.json             what a set of wishes meant when it was first asked
+<cache>/locks/<key>.json             what a set of requirements resolved to when it was first asked
 <cache>/wheels/<sha256>/<file>.whl   contents, verified when they came and again before they travel
 """
 

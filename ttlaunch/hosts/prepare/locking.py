@@ -1,4 +1,4 @@
-"""From wishes to a lock with its wheels on this machine: remembered where nothing changed, else asked of pip."""
+"""From requirements to a lock with its wheels on this machine: remembered where nothing changed, else asked of pip."""
 
 import re
 import tempfile
@@ -13,8 +13,8 @@ from ttlaunch.diagnostics.count import counted
 from ttlaunch.hosts.prepare.kind import Kind
 from ttlaunch.hosts.prepare.lock import Lock, Store, Wheel
 from ttlaunch.hosts.prepare.pip import Pip, PipError
-from ttlaunch.hosts.prepare.pip_words import explain_lock, explain_no_pip, pinned_in_conflict
-from ttlaunch.hosts.prepare.wishes import Wishes
+from ttlaunch.hosts.prepare.pip_output import explain_lock, explain_no_pip, pinned_in_conflict
+from ttlaunch.hosts.prepare.requirements import Requirements
 
 _TELL_EVERY_S = 5.0
 _CREDENTIALS = re.compile(r"//[^/]*@")
@@ -28,7 +28,7 @@ class Locksmith:
         told: Hears in words what takes time.
     """
 
-    wishes: Wishes
+    wanted: Requirements
     store: Store
     pip: Pip
     told: Callable[[str], None] = lambda _words: None
@@ -40,7 +40,7 @@ class Locksmith:
         """The lock of a kind of host; `measured` with the sizes of its wheels, for which they have to be fetched."""
         if not self.pip.is_there():
             return explain_no_pip()
-        key = self.wishes.key(kind, pip_configuration=self.ask_configuration())
+        key = self.wanted.key(kind, pip_configuration=self.ask_configuration())
         lock = self.store.load_lock(key)
         if lock is None:
             found = self._resolve(kind)
@@ -59,11 +59,11 @@ class Locksmith:
     def _resolve(self, kind: Kind) -> Lock | Diagnostic:
         self.told(f"settling versions for {kind}")
         try:
-            return self.pip.resolve(self.wishes, kind)
+            return self.pip.resolve(self.wanted, kind)
         except PipError as error:
             pinned = pinned_in_conflict(error.output)
             missing = [requirement for requirement in pinned if not self.pip.has_wheel(requirement, kind)]
-            return explain_lock(error.output, kind, self.wishes, missing=missing)
+            return explain_lock(error.output, kind, self.wanted, missing=missing)
 
     def fetch(self, wheels: Iterable[Wheel], kind: Kind) -> Diagnostic | None:
         """See to it that these wheels lie here, whole; says why not."""
@@ -78,13 +78,13 @@ class Locksmith:
                     self.told(f"fetching {counted(len(missing), 'wheel')}")
                     self.pip.fetch(missing, kind, folder, told=self._tell_now_and_then())
                 except PipError as error:
-                    return explain_lock(error.output, kind, self.wishes, missing=[])
+                    return explain_lock(error.output, kind, self.wanted, missing=[])
                 taken = [wheel for wheel in missing if (folder / wheel.file).is_file()]
                 wrong = [
                     wheel for wheel in missing if wheel not in taken or not self.store.take(folder / wheel.file, wheel)
                 ]
         if wrong:
-            return explain_lock(f"ERROR: pip did not fetch {wrong[0].file}", kind, self.wishes, missing=[])
+            return explain_lock(f"ERROR: pip did not fetch {wrong[0].file}", kind, self.wanted, missing=[])
         return None
 
     def _tell_now_and_then(self) -> Callable[[str], None]:

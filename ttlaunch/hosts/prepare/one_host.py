@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.prepare.kind import Kind, parse_kind
 from ttlaunch.hosts.prepare.lock import Lock, Wheel
-from ttlaunch.hosts.prepare.wishes import IMPORTS
+from ttlaunch.hosts.prepare.requirements import IMPORTS
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.pushed import explain_end, start_script
 from ttlaunch.hosts.transport.transport import Transport

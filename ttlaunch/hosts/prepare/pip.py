@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ttlaunch.hosts.prepare.kind import Kind
 from ttlaunch.hosts.prepare.lock import Lock, Wheel, normalised
-from ttlaunch.hosts.prepare.wishes import Wishes
+from ttlaunch.hosts.prepare.requirements import Requirements
 
 _RESOLVE_S = 1800
 _FETCH_S = 7200
@@ -62,7 +62,7 @@ class Pip:
         """What the user told pip, by files and variables."""
         return self._run(["config", "list"], deadline_s=_CONFIG_S)
 
-    def resolve(self, wishes: Wishes, kind: Kind) -> Lock:
+    def resolve(self, wanted: Requirements, kind: Kind) -> Lock:
         """Settle the version of every package for a kind of host.
 
         Raises:
@@ -70,10 +70,10 @@ class Pip:
         """
         with tempfile.TemporaryDirectory(prefix="ttlaunch-") as folder:
             constraints, report = Path(folder) / "constraints.txt", Path(folder) / "report.json"
-            constraints.write_text(wishes.constraints, encoding="utf-8")
+            constraints.write_text(wanted.constraints, encoding="utf-8")
             words = ["install", "--dry-run", "--ignore-installed", f"--report={report}", f"--constraint={constraints}"]
-            words += [f"--target={folder}/target", *_for_host(kind), *wishes.requirements]
-            words += [f"--requirement={wishes.requirements_file}"] if wishes.requirements_file else []
+            words += [f"--target={folder}/target", *_for_host(kind), *wanted.requirements]
+            words += [f"--requirement={wanted.requirements_file}"] if wanted.requirements_file else []
             self._run(words, kind=kind, deadline_s=_RESOLVE_S)
             found = json.loads(report.read_text(encoding="utf-8"))["install"]
         return Lock(tuple(sorted((_wheel(row) for row in found), key=lambda wheel: wheel.name)))

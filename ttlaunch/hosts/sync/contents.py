@@ -1,4 +1,4 @@
-"""All contents of a sync in the order that both sides count in, and a spool for each selection that hosts ask for."""
+"""All contents of a sync in the order that both sides count in, and a buffer for each selection that hosts ask for."""
 
 import os
 import threading
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from ttlaunch.hosts.sync.data import DataItem
 from ttlaunch.hosts.sync.manifest import Entry, Manifest
 from ttlaunch.hosts.sync.read_files import CHUNK, name_of
-from ttlaunch.hosts.sync.spool import Content, Spool
+from ttlaunch.hosts.sync.send_buffer import Content, SendBuffer
 
 
 class Contents:
-    """What hosts may ask for; those that ask for the same read one spool.
+    """What hosts may ask for; those that ask for the same read one buffer.
 
     Attributes:
         all: In the order that both sides count in.
@@ -27,21 +27,21 @@ class Contents:
             Content(item.sha256, item.size, item.name, item.chunks) for item in texts if item.sha256 not in known
         ]
         self._lock = threading.Lock()
-        self._spools: dict[bytes, Spool] = {}
+        self._buffers: dict[bytes, SendBuffer] = {}
 
-    def spool(self, wanted: bytes) -> Spool:
+    def buffer(self, wanted: bytes) -> SendBuffer:
         """The frames for the contents whose bits are set."""
         with self._lock:
-            if wanted not in self._spools:
+            if wanted not in self._buffers:
                 chosen = [content for place, content in enumerate(self.all) if wanted[place // 8] >> place % 8 & 1]
-                self._spools[wanted] = Spool(chosen)
-            return self._spools[wanted]
+                self._buffers[wanted] = SendBuffer(chosen)
+            return self._buffers[wanted]
 
     def close(self) -> None:
         """Nobody will read any more."""
         with self._lock:
-            for spool in self._spools.values():
-                spool.close()
+            for buffer in self._buffers.values():
+                buffer.close()
 
 
 def _opener(entry: Entry) -> Callable[[], Iterator[bytes]]:

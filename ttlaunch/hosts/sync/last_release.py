@@ -18,7 +18,7 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.hosts.sync.hash_cache import cache_folder
 from ttlaunch.hosts.sync.release import Release
-from ttlaunch.hosts.sync.spool import Content
+from ttlaunch.hosts.sync.send_buffer import Content
 
 _MOST_RECORDS = 500
 _MOST_BYTES = 512 * 1024

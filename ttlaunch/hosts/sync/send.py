@@ -18,18 +18,18 @@ from ttlaunch.errors import HostError
 from ttlaunch.hosts.sync.contents import Contents
 from ttlaunch.hosts.sync.data import DataItem
 from ttlaunch.hosts.sync.last_release import News, find_news, remember
+from ttlaunch.hosts.sync.protocol import SILENCE_S, SharedFolders, Talk
 from ttlaunch.hosts.sync.refusals import explain_loss
 from ttlaunch.hosts.sync.release import Release
 from ttlaunch.hosts.sync.results import Outcome, Planned, Progress, Synced
-from ttlaunch.hosts.sync.spool import SourceChangedError
-from ttlaunch.hosts.sync.talk import SILENCE_S, SharedFolders, Talk
+from ttlaunch.hosts.sync.send_buffer import SourceChangedError
 from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.pushed import start_script
 from ttlaunch.hosts.transport.transport import Process, Transport
 from ttlaunch.records.hosts import SyncEnd
 
-_BESIDE = ("releases", "arrival", "contents", "host_data")
+_BESIDE = ("releases", "unpack", "contents", "host_data")
 _ATTEMPTS = 3
 
 

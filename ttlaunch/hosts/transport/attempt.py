@@ -16,7 +16,7 @@ class Proxy(Closable, Protocol):
 
     command: str
 
-    def last_words(self) -> str: ...
+    def stderr_tail(self) -> str: ...
 
 
 class Attempt:

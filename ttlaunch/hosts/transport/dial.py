@@ -42,22 +42,22 @@ def dial(settings: HostSettings, attempt: Attempt) -> socket.socket:
     Raises:
         HostError: UNKNOWN_NAME, UNREACHABLE or SILENT.
     """
-    tries, last_words = 0, b""
+    tries, opening = 0, b""
     while True:
         attempt.phase = "name"
         tries += 1
         stream = _through_command(settings, attempt) if settings.proxy_command else _over_tcp(settings, attempt)
         attempt.phase = "banner"
         try:
-            last_words = _first_bytes(stream, attempt)
+            opening = _first_bytes(stream, attempt)
         except ConnectionError:
-            last_words = b""
-        if last_words and not last_words.startswith(_DROPPED):
-            return _speaking(stream, last_words, settings)
+            opening = b""
+        if opening and not opening.startswith(_DROPPED):
+            return _speaking(stream, opening, settings)
         attempt.release(stream)
         pause_s = random.uniform(0.05, 0.2) * min(tries, 5)  # noqa: S311 - only spreads the load
         if settings.proxy_command or time_left(attempt.end) < pause_s:
-            raise _hangs_up(settings, attempt, tries, last_words)
+            raise _hangs_up(settings, attempt, tries, opening)
         time.sleep(pause_s)
 
 
@@ -190,7 +190,7 @@ class _Proxy:
         self._child.wait()
         self._said.close()
 
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         """Why it ended, if it has."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(0.2)
@@ -220,7 +220,7 @@ def _speaking(stream: socket.socket, first: bytes, settings: HostSettings) -> so
 
 def _hangs_up(settings: HostSettings, attempt: Attempt, tries: int, words: bytes) -> HostError:
     if attempt.proxy is not None:
-        reason = attempt.proxy.last_words()
+        reason = attempt.proxy.stderr_tail()
         return HostError(
             settings.name,
             Trouble.UNREACHABLE,

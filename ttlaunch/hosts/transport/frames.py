@@ -40,7 +40,7 @@ class FrameStream:
         try:
             self.process.write(contract.pack_frame(header, body), timeout_s=timeout_s)
         except HostError as error:
-            raise self._with_last_words(error) from error
+            raise self._with_stderr_tail(error) from error
 
     def receive(self, *, timeout_s: float) -> tuple[dict[str, Any], bytes] | None:
         """The next frame, None at the end of the stream.
@@ -61,7 +61,7 @@ class FrameStream:
             raise HostError(self.host, Trouble.TIMED_OUT, self._overdue) from error
         except EOFError as error:
             lost = HostError(self.host, Trouble.LOST, "the connection ended in the middle of a message")
-            raise self._with_last_words(lost) from error
+            raise self._with_stderr_tail(lost) from error
         except ValueError as error:
             raise HostError(
                 self.host,
@@ -78,7 +78,7 @@ class FrameStream:
         """
         frame = self.receive(timeout_s=timeout_s)
         if frame is None:
-            raise self._with_last_words(HostError(self.host, Trouble.LOST, "our script on it ended without an answer"))
+            raise self._with_stderr_tail(HostError(self.host, Trouble.LOST, "our script on it ended without an answer"))
         return frame
 
     def checked(self, cls: type[_T], header: Mapping[str, Any]) -> _T:
@@ -101,7 +101,7 @@ class FrameStream:
         header, _ = self.expect(timeout_s=timeout_s)
         return self.checked(cls, header)
 
-    def _with_last_words(self, error: HostError) -> HostError:
+    def _with_stderr_tail(self, error: HostError) -> HostError:
         """A script that broke says why on its standard error; that is better evidence than a closed pipe."""
         words = self.process.stderr().decode("utf-8", "replace").strip().splitlines()
         if not words or error.trouble is Trouble.TIMED_OUT:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ttlaunch.agent.what_is_left import what_is_left
+from ttlaunch.agent.leftovers import find_leftovers
 from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.pushed import start_script
 from ttlaunch.hosts.transport.transport import Transport
@@ -74,11 +74,11 @@ def audit(
     def ask(transport: Transport) -> Left:
         transport.connect()
         stream = start_script(
-            transport, "what_is_left", beside=("run_processes",), arguments=question, timeout_s=_ANSWER_S
+            transport, "leftovers", beside=("run_processes",), arguments=question, timeout_s=_ANSWER_S
         )
         return _left(transport.host, stream.answer(LeftOver, timeout_s=patience_s + _ANSWER_S))
 
-    here = _left("this machine", checked("LeftOver", what_is_left(**question)))
+    here = _left("this machine", checked("LeftOver", find_leftovers(**question)))
     answers = {
         transport.host: answer if isinstance(answer, Left) else Left(transport.host, error=answer.evidence)
         for transport, answer in on_each(transports, ask, timeout_s=patience_s + 2 * _ANSWER_S)

@@ -21,8 +21,8 @@ from ttlaunch.planning.fault_checks import check_faults, field_of
 from ttlaunch.planning.fault_parser import parse_faults
 from ttlaunch.planning.faults import Fault, Kind
 from ttlaunch.planning.launch_plan import LaunchPlan
-from ttlaunch.running.crew import Crew
 from ttlaunch.running.logs.output import View
+from ttlaunch.running.rank_controller import RankController
 from ttlaunch.running.runs.run_folder import RunFolder
 
 _FILE = "@"
@@ -106,9 +106,13 @@ def break_run(
     elsewhere = {transport.host: transport for transport in transports}
 
     @contextmanager
-    def injecting(plan: "LaunchPlan", crew: "Crew", folder: "RunFolder", scratch: Path) -> "Iterator[View]":
+    def injecting(
+        plan: "LaunchPlan", controller: "RankController", folder: "RunFolder", scratch: Path
+    ) -> "Iterator[View]":
         with show(plan, folder) as view:
-            yield Injector(orders, view=view, crew=crew, folder=folder, scratch=scratch, elsewhere=elsewhere)
+            yield Injector(
+                orders, view=view, controller=controller, folder=folder, scratch=scratch, elsewhere=elsewhere
+            )
 
     try:
         return carry_out(prepared, options, dialogue, watched_by=injecting)

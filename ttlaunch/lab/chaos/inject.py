@@ -1,7 +1,7 @@
 """Make the faults that were ordered in a run that goes on, each at its moment, and write down when.
 
 It stands between the supervisor and the view: every record and every tick passes through it, so it knows what the
-supervisor knows, and acts on ranks and hosts through the same crew. What it has done stands in the run's history as
+supervisor knows, and acts on ranks and hosts through the same controller. What it has done stands in the run's history as
 `fault`, what it could not do as `fault_missed`.
 """
 
@@ -20,8 +20,8 @@ from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.fault_checks import targets_of
 from ttlaunch.planning.faults import AtStep, Fault, Kind, Verb
 from ttlaunch.records.ranks import AnyProgress
-from ttlaunch.running.crew import Crew
 from ttlaunch.running.logs.output import View
+from ttlaunch.running.rank_controller import RankController
 from ttlaunch.running.runs.run_folder import RunFolder, append_event, read_events
 from ttlaunch.running.watch import RankState
 
@@ -52,7 +52,7 @@ class Injector:
         faults: Sequence[Fault],
         *,
         view: View,
-        crew: Crew,
+        controller: RankController,
         folder: RunFolder,
         scratch: Path,
         elsewhere: Mapping[str, Transport] | None = None,
@@ -62,14 +62,14 @@ class Injector:
         Args:
             faults: In the order of the plan.
             view: Is shown all of the run.
-            crew: Who stands beside the ranks.
+            controller: Who stands beside the ranks.
             folder: Of the run.
             scratch: Its folder in shared memory, of this path on every host.
-            elsewhere: Connected hosts by name, for faults of what no crew reaches there: shims and agents.
+            elsewhere: Connected hosts by name, for faults of what no controller reaches there: shims and agents.
         """
         self._pending = list(enumerate(faults))
         self._view = view
-        self._crew = crew
+        self._controller = controller
         self._folder = folder
         self._scratch = scratch
         self._elsewhere = elsewhere or {}
@@ -131,9 +131,9 @@ class Injector:
             case Kind.AGENT:
                 self._signal(str(fault.target.value), None, _SIGNALS[fault.verb])
             case Kind.HOST if fault.verb is Verb.CUT:
-                self._crew.cut(str(fault.target.value))
+                self._controller.cut(str(fault.target.value))
             case _:
-                self._crew.signal_ranks(alive, _SIGNALS[fault.verb])
+                self._controller.signal_ranks(alive, _SIGNALS[fault.verb])
 
     def _signal(self, host: str, pid: int | None, number: int) -> None:
         """Send a signal to a process of the run that is no rank; without a process id, to the agent of a host."""

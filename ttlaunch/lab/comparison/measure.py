@@ -12,7 +12,7 @@ from typing import Any
 
 from ttlaunch.records.ranks import StepDone
 from ttlaunch.running.bad_records import progress_of
-from ttlaunch.running.metrics.books import OUTSIDE_STEPS, Book
+from ttlaunch.running.metrics.telemetry import OUTSIDE_STEPS, RankTelemetry
 from ttlaunch.running.readers.recorded import Recorded, read_run
 
 _WARM_UP_SHARE = 4
@@ -79,7 +79,7 @@ def measure_run(path: Path) -> Measured:
         bytes_per_step=size,
         is_counted=is_counted,
         peak_memory_bytes=tuple(row.get("peak_memory_bytes") or 0 for row in report["ranks"]),
-        idle_share=_idle_share(recorded.books or ()) if is_counted else None,
+        idle_share=_idle_share(recorded.telemetry or ()) if is_counted else None,
         sha256=report.get("parameters_sha256"),
     )
 
@@ -109,27 +109,27 @@ def _tokens_per_s(reports: Sequence[tuple[float, int, int]]) -> float | None:
 def _bytes_per_step(recorded: Recorded) -> tuple[float | None, bool]:
     """What is sent within a step, and whether all of it was counted."""
     steps = max((state.step for state in recorded.ranks), default=0)
-    if recorded.books is None or recorded.traffic is None or not steps:
+    if recorded.telemetry is None or recorded.traffic is None or not steps:
         return None, False
     counted = sum(
         row.size * row.steps_until(row.last)
-        for book in recorded.books
-        for row in book.sent
+        for entry in recorded.telemetry
+        for row in entry.sent
         if row.phase not in OUTSIDE_STEPS and row.first > 0
     )
     hidden = [edge.expected for edge in recorded.traffic.edges if edge.size is None]
     return (counted + sum(size or 0 for size in hidden)) / steps, not hidden
 
 
-def _idle_share(books: Sequence[Book]) -> float | None:
+def _idle_share(telemetry: Sequence[RankTelemetry]) -> float | None:
     """Of ranks that run forward passes; the first step opens connections and is left out."""
     waited = whole = 0
-    for book in books:
-        if not book.phases.get(_FORWARD):
+    for entry in telemetry:
+        if not entry.phases.get(_FORWARD):
             continue
-        steps = sorted(book.steps)[1:]
-        whole += sum(book.steps[step] for step in steps)
-        waited += sum(times.get(step, 0) for times in book.waits.values() for step in steps)
+        steps = sorted(entry.steps)[1:]
+        whole += sum(entry.steps[step] for step in steps)
+        waited += sum(times.get(step, 0) for times in entry.waits.values() for step in steps)
     return waited / whole if whole else None
 
 

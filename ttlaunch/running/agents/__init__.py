@@ -1,1 +1,1 @@
-"""Ranks on other hosts: an attendant on each, the link to it, and the engine's way there."""
+"""Ranks on other hosts: an agent on each, the link to it, and the engine's way there."""

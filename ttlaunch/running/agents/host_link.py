@@ -1,8 +1,8 @@
-"""The launcher's end of what it has to do with the attendant on one host, over as many connections as it takes.
+"""The launcher's end of what it has to do with the agent on one host, over as many connections as it takes.
 
 A connection that breaks or falls silent is made again, without asking anybody anything, while the host's lease may run.
 Pieces of files and orders are numbered, so nothing is lost and nothing is done twice. A host counts as lost once its
-attendant must have ended its ranks by itself, or at once if there is none any more; then what it left there is ended and
+agent must have ended its ranks by itself, or at once if there is none any more; then what it left there is ended and
 brought home if the host can be reached when the run ends.
 """
 
@@ -29,12 +29,12 @@ from ttlaunch.records.agents import (
     parse_agent_frame,
 )
 from ttlaunch.records.parser import BadRecord
-from ttlaunch.running.agents.reach_attendant import START_S, greeting, join_attendant, put_attendant
+from ttlaunch.running.agents.reach_agent import START_S, greeting, join_agent, put_agent
 from ttlaunch.running.lost_hosts import LostHost, SilentHost
 
-FENCE_S = 2.5  # what an attendant may take, after its lease has run out, until its ranks are gone
+FENCE_S = 2.5  # what an agent may take, after its lease has run out, until its ranks are gone
 _RENEW_S = 1.0
-_QUIET_S = 4.0  # an attendant says something every second
+_QUIET_S = 4.0  # an agent says something every second
 _SILENCE_S = 8.0  # of which the user is told
 _SEND_S = 3.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LAST_WORD_S = 0.2, 1.0, 2.0
@@ -57,7 +57,7 @@ class HostLink:
 
     Attributes:
         clock_offset_s: How much later it is there than here, to within the time a message takes.
-        killed: How many processes the attendant had to kill; None until it has ended.
+        killed: How many processes the agent had to kill; None until it has ended.
         lost: Why the host counts as lost; None while it does not.
         unwritable: Why what came could not be kept here.
         over: Set when nothing more comes.
@@ -77,7 +77,7 @@ class HostLink:
 
         Args:
             transport: The host; connected already.
-            arguments: What `agent/attend.py` is to know.
+            arguments: What `agent/start_agent.py` is to know.
             world_size: How many ranks there are on all hosts.
             pythons: Interpreters to try first.
             keep: Takes each piece of a file, once and in order; raises `OSError` if it cannot.
@@ -100,19 +100,19 @@ class HostLink:
         self._orders: list[dict[str, Any]] = []
         self._received = self._asked = 0
         self._looked: Looked | None = None
-        self._clock: float | None = None  # the attendant's, as it last came
+        self._clock: float | None = None  # the agent's, as it last came
         self._heard = time.monotonic()
         self._heard_at = time.time()
         self._outage: HostError | None = None
         self._wake, self._ending = threading.Event(), threading.Event()
 
     def start(self) -> None:
-        """Put the attendant there.
+        """Put the agent there.
 
         Raises:
             HostError: It cannot be started, or cannot make the run's folder.
         """
-        stream = put_attendant(self._transport, self._arguments, pythons=self._pythons)
+        stream = put_agent(self._transport, self._arguments, pythons=self._pythons)
         ready = self._greeted(stream, timeout_s=START_S)
         if isinstance(ready, AgentGone):
             raise HostError(self.host, Trouble.DISK, f"the run's folder cannot be made: {ready.reason}")
@@ -125,11 +125,11 @@ class HostLink:
             threading.Thread(target=work, daemon=True).start()
 
     def order(self, kind: str, **values: Any) -> None:
-        """Have the attendant do something, once, as soon as it can be told; returns at once."""
+        """Have the agent do something, once, as soon as it can be told; returns at once."""
         self._orders.append({"kind": kind, "order": len(self._orders) + 1, **values})
         self._wake.set()
 
-    def look(self, question: int) -> Looked | None:
+    def snapshot(self, question: int) -> Looked | None:
         """How the ranks' processes there are; None until it has said so. Ask again with the same number."""
         if self.lost is not None:  # whoever waits for all hosts would wait forever
             return Looked(question=question, stopped=(), faults=())
@@ -178,7 +178,7 @@ class HostLink:
                 self._joined.stream.process.kill()
 
     def _read(self) -> None:
-        """Take in what comes until the attendant has ended or the connection breaks."""
+        """Take in what comes until the agent has ended or the connection breaks."""
         joined = self._joined
         try:
             while joined is not None and self.killed is None and not self._is_cut:
@@ -217,7 +217,7 @@ class HostLink:
         self._heard, self._heard_at = time.monotonic(), time.time()
 
     def _let_go(self, joined: _Joined, killed: int) -> None:
-        """Tell the attendant that all is here, and wait until it has gone."""
+        """Tell the agent that all is here, and wait until it has gone."""
         with contextlib.suppress(HostError):
             joined.stream.send({"kind": "bye"}, timeout_s=_SEND_S)
             while joined.stream.receive(timeout_s=_LAST_WORD_S) is not None:
@@ -227,7 +227,7 @@ class HostLink:
     # Connections
 
     def _greeted(self, stream: FrameStream, *, timeout_s: float) -> AgentReady | AgentGone:
-        """Join the attendant at the other end of a new stream, if there is one."""
+        """Join the agent at the other end of a new stream, if there is one."""
         ready = greeting(stream, timeout_s=timeout_s)
         if isinstance(ready, AgentGone):
             return ready
@@ -272,7 +272,7 @@ class HostLink:
         if anew:
             self._transport.close()
             self._transport.connect(timeout_s=max(_FIRST_PAUSE_S, min(CONNECT_S, self._left_s)))
-        stream = join_attendant(self._transport, self._arguments, pythons=self._pythons, timeout_s=_QUIET_S)
+        stream = join_agent(self._transport, self._arguments, pythons=self._pythons, timeout_s=_QUIET_S)
         try:
             return self._greeted(stream, timeout_s=_QUIET_S)
         except HostError:
@@ -280,7 +280,7 @@ class HostLink:
             raise
 
     def _end_what_is_left(self) -> None:
-        """Put another attendant beside what the lost one may have left, and have it end that and bring it home."""
+        """Put another agent beside what the lost one may have left, and have it end that and bring it home."""
         if self._is_cut:
             return
         with contextlib.suppress(HostError):

@@ -1,4 +1,4 @@
-"""Set a run up on its hosts once they are ready and have the code: each gets its plan and an attendant.
+"""Set a run up on its hosts once they are ready and have the code: each gets its plan and an agent.
 
 Everything host-specific meets here: where the interpreter, the engine, the release and the data lie on each host.
 """
@@ -16,7 +16,7 @@ from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.planning.on_host import HostPlaces, plan_on_host
-from ttlaunch.running.agents.attendants import HostsCrew, end_attendants, start_attendants
+from ttlaunch.running.agents.agent_controller import AgentRankController, end_agents, start_agents
 from ttlaunch.running.agents.host_link import HostLink
 from ttlaunch.running.agents.relay import Relay
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -69,17 +69,17 @@ class RunOnHosts:
     lease_s: float = contract.LEASE_S
 
 
-def start_crew(run: RunOnHosts, hosts: Sequence[ReadyHost], watch: Watch) -> HostsCrew | dict[str, HostError]:
-    """Put an attendant with the plan on every host; none is left if one host cannot.
+def start_controller(
+    run: RunOnHosts, hosts: Sequence[ReadyHost], watch: Watch
+) -> AgentRankController | dict[str, HostError]:
+    """Put an agent with the plan on every host; none is left if one host cannot.
 
     Returns:
-        The crew, or the hosts that failed with the reasons.
+        The controller, or the hosts that failed with the reasons.
     """
-    arguments = {
-        host.transport.host: _attendant_arguments(run, host, number=number) for number, host in enumerate(hosts)
-    }
+    arguments = {host.transport.host: _agent_arguments(run, host, number=number) for number, host in enumerate(hosts)}
     pythons = list(dict.fromkeys(host.python for host in hosts))
-    started = start_attendants(
+    started = start_agents(
         [host.transport for host in hosts],
         arguments,
         world_size=run.plan.world_size,
@@ -89,7 +89,7 @@ def start_crew(run: RunOnHosts, hosts: Sequence[ReadyHost], watch: Watch) -> Hos
     failed = {name: answer for name, answer in started.items() if isinstance(answer, HostError)}
     links = [answer for answer in started.values() if isinstance(answer, HostLink)]
     if failed:
-        end_attendants(links)
+        end_agents(links)
         return failed
     for link in links:
         watch.set_clock(link.host, link.clock_offset_s)
@@ -97,10 +97,10 @@ def start_crew(run: RunOnHosts, hosts: Sequence[ReadyHost], watch: Watch) -> Hos
     over = {link.host: link.over for link in links}
     starts = {host.transport.host: _daemon_start(run, host) for host in hosts}
     relay = Relay(transports, starts, engine=run.engine, scratch=run.scratch, is_lost=lambda host: over[host].is_set())
-    return HostsCrew(links, relay, run.folder)
+    return AgentRankController(links, relay, run.folder)
 
 
-def _attendant_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> dict[str, Any]:
+def _agent_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> dict[str, Any]:
     folder = f"{host.remote_folder}/{contract.RUNS_DIR}/{run.folder.run_id}"
     package = f"{host.release}/{contract.PACKAGE_DIR}"
     places = HostPlaces(host.python, package, host.copies, host.data)
@@ -111,7 +111,7 @@ def _attendant_arguments(run: RunOnHosts, host: ReadyHost, *, number: int) -> di
         "folder": folder,
         "scratch": str(run.scratch),
         "daemons": list(run.plan.engine.names.daemons),
-        "socket": str(run.scratch / f"attendant-{number}"),
+        "socket": str(run.scratch / f"agent-{number}"),
         "lease_s": run.lease_s,
         "lock": host.lock,
         "files": {

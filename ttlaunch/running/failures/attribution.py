@@ -13,9 +13,9 @@ from ttlaunch.engines.base import EngineReport
 from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.failures.causes import Cause, classify_ending, classify_exception
 from ttlaunch.running.failures.failure import Failure, Follower
-from ttlaunch.running.failures.last_words import LastWords, chained
 from ttlaunch.running.failures.name_cause import name_ending, name_exception, name_lost_daemon, name_lost_shim
 from ttlaunch.running.failures.next_step import next_step
+from ttlaunch.running.failures.stderr_tail import StderrTail, chained
 from ttlaunch.running.lost_hosts import NEXT_STEP, RANK_WENT_WITH_HOST, LostHost, loss_message, loss_notes
 from ttlaunch.running.watch import RankState
 
@@ -28,14 +28,14 @@ class Witnesses:
     """What is known besides the records of the ranks.
 
     Attributes:
-        last_words: The end of a rank's log.
+        stderr_tail: The end of a rank's log.
         engine: What the engine's own output says.
         launcher: What people call the engine's process.
         killing_since: When we began to kill what was left of the run, seconds since the epoch; None: we did not.
         stood_still_s: The longest time for which the supervisor, or all of its machine, did not run.
     """
 
-    last_words: Callable[[int], LastWords] = lambda _: LastWords()
+    stderr_tail: Callable[[int], StderrTail] = lambda _: StderrTail()
     engine: EngineReport = field(default_factory=EngineReport)
     launcher: str = ""
     killing_since: float | None = None
@@ -80,7 +80,7 @@ def first_failure(
     first = min(candidates, key=lambda one: (one.order, one.failure.time or 0.0)).failure
     first = _that_held_most(first, candidates, ranks)
     followers = _followers(first, candidates, ranks, lost_hosts or {})
-    words = seen.last_words(first.rank).lines if first.rank is not None else ()
+    words = seen.stderr_tail(first.rank).lines if first.rank is not None else ()
     hint = first.next_step or next_step(first)
     return replace(first, followers=followers, last_lines=words, next_step=hint)
 
@@ -95,7 +95,7 @@ def _of_rank(
     if state.exit is not None and state.exit.is_failure:
         time = state.exit.time
         by_us = seen.killing_since is not None and time > seen.killing_since
-        words = seen.last_words(state.row.rank)
+        words = seen.stderr_tail(state.row.rank)
         kind = classify_ending(state.exit, words, by_us=by_us or ordered, lost_peer=lost_peer)
         if ordered and kind is Cause.ENDED:
             return []

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from ttlaunch import contract
 from ttlaunch.records.ranks import RankExit
-from ttlaunch.running.failures.last_words import LastWords
+from ttlaunch.running.failures.stderr_tail import StderrTail
 
 
 class Cause(StrEnum):
@@ -32,7 +32,7 @@ class Cause(StrEnum):
     HUNG = "hung"  # nothing moved any more
     OTHER = "other"  # of the run and no rank: its folder, the engine, its numbers
     LOST_PEER = "lost_peer"  # ended because another rank had gone
-    FENCED = "fenced"  # on a host that was cut off, where its attendant ends it
+    FENCED = "fenced"  # on a host that was cut off, where its agent ends it
     ENDED = "ended"  # by the engine or by us, with the run
 
     @property
@@ -116,7 +116,7 @@ def classify_exception(kind: str, message: str, *, chain: Iterable[str] = (), oo
     return Cause.IMPORT_ERROR if kind in _IMPORT_TYPES else Cause.RAISED
 
 
-def classify_ending(ending: RankExit, words: LastWords, *, by_us: bool, lost_peer: bool = False) -> Cause:
+def classify_ending(ending: RankExit, words: StderrTail, *, by_us: bool, lost_peer: bool = False) -> Cause:
     """The class of an ending without an exception's own record.
 
     Args:
@@ -138,7 +138,7 @@ def classify_ending(ending: RankExit, words: LastWords, *, by_us: bool, lost_pee
     return Cause.LOST_PEER if lost_peer or _PEER_WORDS.search("\n".join(words.lines)) else Cause.EXITED
 
 
-def _classify_signal(number: int, ending: RankExit, words: LastWords, *, by_us: bool) -> Cause:
+def _classify_signal(number: int, ending: RankExit, words: StderrTail, *, by_us: bool) -> Cause:
     if number in _ENDING or (number == signal.SIGKILL and by_us):
         return Cause.ENDED
     if number == signal.SIGKILL:

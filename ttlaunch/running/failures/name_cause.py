@@ -7,7 +7,7 @@ from ttlaunch.hosts.sync.sizes import render_size
 from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
-from ttlaunch.running.failures.last_words import LastWords
+from ttlaunch.running.failures.stderr_tail import StderrTail
 from ttlaunch.running.watch import RankState
 
 _CODES = {
@@ -44,7 +44,7 @@ def name_exception(state: RankState, error: RankError, kind: Cause) -> Failure:
     return replace(failure, comes_again=failure.comes_again or other_world)
 
 
-def name_ending(state: RankState, ending: RankExit, words: LastWords, kind: Cause) -> Failure:
+def name_ending(state: RankState, ending: RankExit, words: StderrTail, kind: Cause) -> Failure:
     """The failure of a rank of which only the shim and the log tell."""
     time, code = ending.time, _CODES.get(kind, "R004")
     raised, crash = words.raised, words.crash

@@ -1,6 +1,6 @@
 """Notices that a run hangs: no counter of any rank has moved for long, and no rank does what it has announced to take long.
 
-Then every rank is asked for its stacks, and the verdict names one. Ranks of a recipe are judged by their black boxes, from
+Then every rank is asked for its stacks, and the verdict names one. Ranks of a recipe are judged by their flight recorders, from
 the start of their processes; any other program only if a timeout was named, and by its output. Ranks that the engine does not
 start are missed in both.
 """
@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.black_box import DONE, Box
 from ttlaunch.diagnostics.count import counted
+from ttlaunch.flight_recorder import DONE, Recording
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
-from ttlaunch.running.boxes import read_boxes, short_place
-from ttlaunch.running.crew import Crew, Look
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
+from ttlaunch.running.flight_recorders import read_recorders, short_place
 from ttlaunch.running.hang.stacks import parse_main_stack, told_frame
 from ttlaunch.running.hang.verdict import judge
 from ttlaunch.running.hang.waits import Seen
+from ttlaunch.running.rank_controller import ProcessSnapshot, RankController
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState
 
@@ -34,7 +34,7 @@ _LONGEST_LOOK_S = 2.0  # a launcher that slept itself, or its whole machine, tak
 _ANSWER_S = 10.0  # a host that has said nothing for so long is lost, which is another's business
 _STACKS_S = 2.0
 _BETWEEN_LOOKS_S = 2.0
-_MOST_SPIED = 16
+_MOST_DUMPED = 16
 
 
 @dataclass
@@ -51,19 +51,19 @@ class _Suspicion:
 
     Attributes:
         since: When it began.
-        look: What was seen of the processes since then.
+        snapshot: What was seen of the processes since then.
         asked: When ranks were told to write their stacks.
         before: How large the files of stacks were then.
         sizes: How large they were last.
-        spied: When those that had not answered were looked into.
+        dumped: When those that had not answered were looked into.
     """
 
     since: float
-    look: Look | None = None
+    snapshot: ProcessSnapshot | None = None
     asked: float | None = None
     before: Mapping[int, int] | None = None
     sizes: Mapping[int, int] | None = None
-    spied: float | None = None
+    dumped: float | None = None
 
 
 class HangWatch:
@@ -73,7 +73,7 @@ class HangWatch:
         self,
         plan: LaunchPlan,
         folder: RunFolder,
-        crew: Crew,
+        controller: RankController,
         *,
         timeout_s: float | None,
         clock: Callable[[], float] = time.monotonic,
@@ -83,7 +83,7 @@ class HangWatch:
         Args:
             plan: Of the run.
             folder: Of the run.
-            crew: Who stands beside the ranks.
+            controller: Who stands beside the ranks.
             timeout_s: How long nothing may move; None: 120 s, after ten steps as long as ten of the slowest, at least 30 s.
             clock: Seconds that never go back.
         """
@@ -91,7 +91,7 @@ class HangWatch:
         self._world_size = plan.world_size
         self._launcher = plan.engine.names.launcher
         self._folder = folder
-        self._crew = crew
+        self._controller = controller
         self._timeout_s = timeout_s
         self._clock = clock
         self._quiet = _Quiet()
@@ -105,60 +105,62 @@ class HangWatch:
         if now - self._looked < _LOOK_S:
             return None
         rested, self._looked = min(now - self._looked, _LONGEST_LOOK_S), now
-        boxes = read_boxes(self._crew.boxes, world_size=self._world_size) if self._is_recipe else {}
-        if self._has_moved(self._marks(ranks, boxes), rested):
+        recordings = read_recorders(self._controller.recordings, world_size=self._world_size) if self._is_recipe else {}
+        if self._has_moved(self._marks(ranks, recordings), rested):
             self._suspicion = None
             return None
         missing = [state for state in ranks if state.phase is Phase.WAITING]
         if missing:
             is_long = self._quiet.seconds >= max(FIRST_TIMEOUT_S, self._timeout_s or 0.0)
             return _not_started(missing, len(ranks), self._quiet.seconds, launcher=self._launcher) if is_long else None
-        return self._suspect(ranks, boxes, now)
+        return self._suspect(ranks, recordings, now)
 
-    def _marks(self, ranks: Sequence[RankState], boxes: Mapping[int, Box]) -> object:
+    def _marks(self, ranks: Sequence[RankState], recordings: Mapping[int, Recording]) -> object:
         """What moves while the run gets on, and only then."""
         common = [(state.phase, state.exit is not None) for state in ranks]
         if not self._is_recipe:
             names = (contract.stdout_file, contract.stderr_file)
             return common, [_size(self._folder.file(name(rank))) for name in names for rank in range(self._world_size)]
         faults: Mapping[int, int] = {}
-        if self._crew.looks_at_once and (loading := _loading(ranks, boxes)):
-            look = self._crew.look(loading, since=0.0)
-            faults = look.faults if look else {}
-        return common, {rank: box.counters for rank, box in boxes.items()}, faults
+        if self._controller.answers_at_once and (loading := _loading(ranks, recordings)):
+            snapshot = self._controller.snapshot(loading, since=0.0)
+            faults = snapshot.faults if snapshot else {}
+        return common, {rank: recording.counters for rank, recording in recordings.items()}, faults
 
-    def _suspect(self, ranks: list[RankState], boxes: Mapping[int, Box], now: float) -> Failure | None:
+    def _suspect(self, ranks: list[RankState], recordings: Mapping[int, Recording], now: float) -> Failure | None:
         """Where nothing has moved for the timeout: look closer, ask for stacks, judge; one thing at each call."""
-        timeout_s = self._timeout(boxes)
+        timeout_s = self._timeout(recordings)
         if self._is_recipe and all(state.phase is Phase.DONE for state in ranks):
             timeout_s = max(FIRST_TIMEOUT_S, timeout_s)  # processes that end have no counters
-        if not self._may_judge(ranks, boxes) or self._quiet.seconds < timeout_s:
+        if not self._may_judge(ranks, recordings) or self._quiet.seconds < timeout_s:
             return None
         case = self._suspicion = self._suspicion or _Suspicion(now)
-        if case.look is None:
-            case.look = self._crew.look(ranks, since=case.since)
-            if case.look is None and now - case.since > _ANSWER_S:
-                case.look = Look(frozenset(), {})
+        if case.snapshot is None:
+            case.snapshot = self._controller.snapshot(ranks, since=case.since)
+            if case.snapshot is None and now - case.since > _ANSWER_S:
+                case.snapshot = ProcessSnapshot(frozenset(), {})
             return None  # what came with the answer is read first
-        if case.asked is None and self._is_loading(case, ranks, boxes, now):
+        if case.asked is None and self._is_loading(case, ranks, recordings, now):
             return None
-        if self._is_granted(boxes) and not case.look.stopped:
+        if self._is_granted(recordings) and not case.snapshot.stopped:
             if now - case.since > _ANSWER_S:
                 self._suspicion = None
             return None
         if not self._has_stacks(ranks, case, now):
             return None
-        seen = [self._seen_one(state, boxes.get(state.row.rank), case.look.stopped) for state in ranks]
-        if self._is_recipe or case.look.stopped:
+        seen = [self._seen_one(state, recordings.get(state.row.rank), case.snapshot.stopped) for state in ranks]
+        if self._is_recipe or case.snapshot.stopped:
             return judge(seen, quiet_s=self._quiet.seconds, now=time.time())
         return _silent(seen, self._quiet.seconds)
 
-    def _is_loading(self, case: _Suspicion, ranks: Sequence[RankState], boxes: Mapping[int, Box], now: float) -> bool:
+    def _is_loading(
+        self, case: _Suspicion, ranks: Sequence[RankState], recordings: Mapping[int, Recording], now: float
+    ) -> bool:
         """Whether ranks on other hosts may still be at loading their libraries, which takes two looks to see."""
-        if self._crew.looks_at_once or case.look is None:
+        if self._controller.answers_at_once or case.snapshot is None:
             return False
-        loading = {state.row.rank for state in _loading(ranks, boxes)}
-        faults = {rank: count for rank, count in case.look.faults.items() if rank in loading}
+        loading = {state.row.rank for state in _loading(ranks, recordings)}
+        faults = {rank: count for rank, count in case.snapshot.faults.items() if rank in loading}
         if not faults:
             return False
         before, seen = self._loaded
@@ -174,11 +176,11 @@ class HangWatch:
             return True
         return False
 
-    def _may_judge(self, ranks: Sequence[RankState], boxes: Mapping[int, Box]) -> bool:
-        """A program has to be asked for; ranks that could make no boxes say nothing of how they get on."""
+    def _may_judge(self, ranks: Sequence[RankState], recordings: Mapping[int, Recording]) -> bool:
+        """A program has to be asked for; ranks that could make no recordings say nothing of how they get on."""
         if not self._is_recipe:
             return self._timeout_s is not None
-        return bool(boxes) or all(state.phase is Phase.STARTING for state in ranks)
+        return bool(recordings) or all(state.phase is Phase.STARTING for state in ranks)
 
     def _has_moved(self, marks: object, rested: float) -> bool:
         if marks != self._quiet.marks:
@@ -187,39 +189,41 @@ class HangWatch:
         self._quiet.seconds += rested
         return False
 
-    def _timeout(self, boxes: Mapping[int, Box]) -> float:
+    def _timeout(self, recordings: Mapping[int, Recording]) -> float:
         if self._timeout_s is not None:
             return self._timeout_s
-        if max((box.timed for box in boxes.values()), default=0) < FIRST_STEPS:
+        if max((recording.timed for recording in recordings.values()), default=0) < FIRST_STEPS:
             return FIRST_TIMEOUT_S
-        slowest = max(box.slowest for box in boxes.values()) / 1e9
+        slowest = max(recording.slowest for recording in recordings.values()) / 1e9
         return max(LEAST_TIMEOUT_S, SLOWEST_STEPS * slowest)
 
-    def _is_granted(self, boxes: Mapping[int, Box]) -> bool:
+    def _is_granted(self, recordings: Mapping[int, Recording]) -> bool:
         """Whether a rank that waits for none is at what it has announced."""
-        busy = any(box.phase and not box.waiting for box in boxes.values() if box.phase != DONE)
-        return busy and self._quiet.seconds < max(ANNOUNCED_S, self._timeout(boxes))
+        busy = any(
+            recording.phase and not recording.waiting for recording in recordings.values() if recording.phase != DONE
+        )
+        return busy and self._quiet.seconds < max(ANNOUNCED_S, self._timeout(recordings))
 
     def _has_stacks(self, ranks: list[RankState], case: _Suspicion, now: float) -> bool:
         """Whether all has been done that brings stacks: first each rank is asked, then who is silent is looked into."""
-        if case.asked is None or case.look is None:
+        if case.asked is None or case.snapshot is None:
             case.asked, case.before = now, self._stack_sizes()
             case.sizes = case.before
             if self._is_recipe:
-                self._crew.signal_ranks(ranks, signal.SIGUSR2)
+                self._controller.signal_ranks(ranks, signal.SIGUSR2)
             return False
         silent = self._silent_ranks(ranks, case)
         before, case.sizes = case.sizes, self._stack_sizes()
         still_comes = before != case.sizes
-        if case.spied is not None:
-            return (not silent and not still_comes) or now - case.spied >= _STACKS_S
-        expected = [state for state in silent if state.row.rank not in case.look.stopped] if self._is_recipe else []
+        if case.dumped is not None:
+            return (not silent and not still_comes) or now - case.dumped >= _STACKS_S
+        expected = [state for state in silent if state.row.rank not in case.snapshot.stopped] if self._is_recipe else []
         if (expected or still_comes) and now - case.asked < _STACKS_S:
             return False
         if not silent:
             return True
-        case.spied = now
-        self._crew.spy_on(silent[:_MOST_SPIED])
+        case.dumped = now
+        self._controller.dump_stacks(silent[:_MOST_DUMPED])
         return False
 
     def _silent_ranks(self, ranks: Sequence[RankState], case: _Suspicion) -> list[RankState]:
@@ -232,17 +236,17 @@ class HangWatch:
     def _stack_sizes(self) -> dict[int, int]:
         return {rank: _size(self._folder.file(contract.stacks_file(rank))) for rank in range(self._world_size)}
 
-    def _seen_one(self, state: RankState, box: Box | None, stopped: frozenset[int]) -> Seen:
+    def _seen_one(self, state: RankState, recording: Recording | None, stopped: frozenset[int]) -> Seen:
         row = state.row
         idle_s = None
-        if box and box.operations:
-            last = box.operations[-1]
-            idle_s = time.time() + state.clock_offset_s - box.seconds(last.ended or last.begun)
+        if recording and recording.operations:
+            last = recording.operations[-1]
+            idle_s = time.time() + state.clock_offset_s - recording.seconds(last.ended or last.begun)
         return Seen(
             rank=row.rank,
             role=row.role,
             host=row.host,
-            box=box,
+            recording=recording,
             is_stopped=row.rank in stopped,
             stack=parse_main_stack(_text(self._folder.file(contract.stacks_file(row.rank)))),
             idle_s=idle_s,
@@ -251,9 +255,9 @@ class HangWatch:
         )
 
 
-def _loading(ranks: Sequence[RankState], boxes: Mapping[int, Box]) -> list[RankState]:
+def _loading(ranks: Sequence[RankState], recordings: Mapping[int, Recording]) -> list[RankState]:
     """The ranks that still load their libraries: for these there are no counters yet, but that they touch fresh memory."""
-    waiting = {rank for rank, box in boxes.items() if box.waiting}
+    waiting = {rank for rank, recording in recordings.items() if recording.waiting}
     return [state for state in ranks if state.phase is Phase.STARTING and state.row.rank not in waiting]
 
 
@@ -264,7 +268,7 @@ def _not_started(missing: Sequence[RankState], world_size: int, quiet_s: float, 
     evidence = tuple(
         f"on {host}: rank {', '.join(str(one.row.rank) for one in missing if one.row.host == host)}" for host in hosts
     )
-    return Failure("R038", None, None, None, None, what, time.time(), None, evidence[:_MOST_SPIED], kind=Cause.HUNG)
+    return Failure("R038", None, None, None, None, what, time.time(), None, evidence[:_MOST_DUMPED], kind=Cause.HUNG)
 
 
 def _silent(ranks: Sequence[Seen], quiet_s: float) -> Failure:
@@ -274,7 +278,7 @@ def _silent(ranks: Sequence[Seen], quiet_s: float) -> Failure:
     told = tuple(
         f"rank {one.rank} is in `{frame.function}` at {short_place(frame.place)}" for one, frame in frames if frame
     )
-    return Failure("R017", None, None, None, None, cause, time.time(), None, told[:_MOST_SPIED], kind=Cause.HUNG)
+    return Failure("R017", None, None, None, None, cause, time.time(), None, told[:_MOST_DUMPED], kind=Cause.HUNG)
 
 
 def _size(path: Path) -> int:

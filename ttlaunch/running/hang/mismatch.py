@@ -7,8 +7,8 @@ surely a mistake (a message left out, a sender, a tag); where there is none, the
 from collections import Counter
 from collections.abc import Sequence
 
-from ttlaunch.black_box import Operation
-from ttlaunch.running.boxes import called
+from ttlaunch.flight_recorder import Operation
+from ttlaunch.running.flight_recorders import called
 from ttlaunch.running.hang.waits import Seen, is_in, is_under_way, other_senders, other_tags, peers_of, those_who_sent
 
 _MOST_NAMED = 3

@@ -1,6 +1,6 @@
 """What a rank was doing when it was asked for its stacks, and the recipe's line in it.
 
-The text is faulthandler's, or what `agent/spy.py` has written in the same form of a rank that could not answer.
+The text is faulthandler's, or what `agent/stack_dump.py` has written in the same form of a rank that could not answer.
 """
 
 import re

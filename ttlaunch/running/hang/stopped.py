@@ -6,8 +6,8 @@ Only where all ranks are on this machine. Other hosts are asked how their ranks 
 import time
 from collections.abc import Callable, Sequence
 
-from ttlaunch.running.crew import Crew
 from ttlaunch.running.logs.output import View
+from ttlaunch.running.rank_controller import RankController
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import RankState
 
@@ -21,9 +21,9 @@ class StoppedWatch:
     """Remembers which ranks stand still since when, and what has been told."""
 
     def __init__(
-        self, folder: RunFolder, view: View, crew: Crew, *, clock: Callable[[], float] = time.monotonic
+        self, folder: RunFolder, view: View, controller: RankController, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._folder, self._view, self._crew, self._clock = folder, view, crew, clock
+        self._folder, self._view, self._controller, self._clock = folder, view, controller, clock
         self._looked = clock()
         self._since: dict[int, float] = {}
         self._told: set[int] = set()
@@ -31,11 +31,11 @@ class StoppedWatch:
     def notice(self, ranks: Sequence[RankState]) -> None:
         """Say what is new; call a few times a second."""
         now = self._clock()
-        if not self._crew.looks_at_once or now - self._looked < _LOOK_S:
+        if not self._controller.answers_at_once or now - self._looked < _LOOK_S:
             return
         self._looked = now
-        look = self._crew.look(ranks, since=0.0)
-        stopped = look.stopped if look else frozenset()
+        snapshot = self._controller.snapshot(ranks, since=0.0)
+        stopped = snapshot.stopped if snapshot else frozenset()
         for state in ranks:
             if state.row.rank in stopped:
                 self._notice_stopped(state, now)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.running.boxes import short_place
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
+from ttlaunch.running.flight_recorders import short_place
 from ttlaunch.running.hang.mismatch import find_mismatch
 from ttlaunch.running.hang.stacks import told_frame
 from ttlaunch.running.hang.wait_table import render_waits
@@ -70,16 +70,16 @@ def _verdict(ranks: Sequence[Seen], quiet_s: float) -> Verdict:
 
 def _progress(one: Seen) -> tuple[float, ...]:
     """How far a rank has come; of equals, first the one that has been at it for longest."""
-    steps, passes = (one.box.steps, one.box.passes) if one.box else (0, 0)
+    steps, passes = (one.recording.steps, one.recording.passes) if one.recording else (0, 0)
     return (not one.is_starting, steps, passes, -(one.idle_s or 0.0), one.rank)
 
 
 def _step(one: Seen) -> int | None:
     """The step that it is in; None before the first."""
-    if one.box is None:
+    if one.recording is None:
         return None
-    last = one.box.operations[-1].step if one.box.operations else 0
-    return (one.waiting.step if one.waiting else max(last, one.box.steps + bool(one.box.steps))) or None
+    last = one.recording.operations[-1].step if one.recording.operations else 0
+    return (one.waiting.step if one.waiting else max(last, one.recording.steps + bool(one.recording.steps))) or None
 
 
 def _standing_still(one: Seen, ranks: Sequence[Seen], waiters_of_it: int, quiet_s: float) -> str:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from ttlaunch.black_box import VERBS
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.running.boxes import called, short_place, sized
+from ttlaunch.flight_recorder import VERBS
+from ttlaunch.running.flight_recorders import called, short_place, sized
 from ttlaunch.running.hang.waits import Seen, peers_of
 
 _MOST_ROWS = 24
@@ -28,8 +28,8 @@ def _row(one: Seen, ranks: Sequence[Seen]) -> tuple[str, str, str, str]:
         return one.name, "is stopped", "", place
     if one.is_done:
         return one.name, "is done", "", ""
-    if one.box is None:
-        return one.name, "is starting" if one.is_starting else "has no black box", _inner(one), place
+    if one.recording is None:
+        return one.name, "is starting" if one.is_starting else "has no flight recorder", _inner(one), place
     if wait is None:
         return one.name, "waits for none", _inner(one), place
     if wait.is_collective:

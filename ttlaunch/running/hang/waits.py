@@ -1,9 +1,9 @@
-"""Who waits for whom when nothing moves any more, from what the ranks' black boxes say of themselves and of each other."""
+"""Who waits for whom when nothing moves any more, from what the ranks' flight recorders say of themselves and of each other."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ttlaunch.black_box import DONE, GROUP, WORLD, Box, Operation
+from ttlaunch.flight_recorder import DONE, GROUP, WORLD, Operation, Recording
 from ttlaunch.running.hang.stacks import Frame, told_frame
 
 
@@ -12,7 +12,7 @@ class Seen:
     """What is known of one rank at the moment.
 
     Attributes:
-        box: None if it cannot be read.
+        recording: None if it cannot be read.
         is_stopped: Whether its process was stopped by a signal.
         stack: Of its main thread, innermost call first; empty if it did not answer.
         idle_s: Since its last operation was begun or ended, if that is known.
@@ -23,7 +23,7 @@ class Seen:
     rank: int
     role: str
     host: str
-    box: Box | None
+    recording: Recording | None
     is_stopped: bool = False
     stack: tuple[Frame, ...] = ()
     idle_s: float | None = None
@@ -36,11 +36,11 @@ class Seen:
 
     @property
     def is_done(self) -> bool:
-        return self.has_left or (self.box is not None and self.box.phase == DONE)
+        return self.has_left or (self.recording is not None and self.recording.phase == DONE)
 
     @property
     def waiting(self) -> Operation | None:
-        return None if self.box is None or self.is_done else self.box.waiting
+        return None if self.recording is None or self.is_done else self.recording.waiting
 
     @property
     def place(self) -> str | None:
@@ -67,13 +67,13 @@ def peers_of(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
 
 def _owing(one: Seen, wait: Operation, ranks: Sequence[Seen]) -> tuple[int, ...]:
     """The ranks that a rank has asked for more messages of a tag than they have begun to send; those still at work first."""
-    asked = {} if one.box is None else one.box.channels
+    asked = {} if one.recording is None else one.recording.channels
     owing = [other for other in ranks if asked.get((other.rank, wait.tag, False), 0) > _sent(other, one.rank, wait.tag)]
     return tuple(other.rank for other in sorted(owing, key=lambda other: other.is_done))
 
 
 def _sent(one: Seen, dest: int, tag: int) -> int:
-    return 0 if one.box is None else one.box.channels.get((dest, tag, True), 0)
+    return 0 if one.recording is None else one.recording.channels.get((dest, tag, True), 0)
 
 
 def _missing(one: Seen, wait: Operation, ranks: Sequence[Seen]) -> tuple[int, ...]:
@@ -84,11 +84,11 @@ def _missing(one: Seen, wait: Operation, ranks: Sequence[Seen]) -> tuple[int, ..
 
 
 def _is_member(one: Seen, tag: int) -> bool:
-    return tag == WORLD or (one.box is not None and (GROUP, tag, False) in one.box.channels)
+    return tag == WORLD or (one.recording is not None and (GROUP, tag, False) in one.recording.channels)
 
 
 def _times_met(one: Seen, tag: int) -> int:
-    return 0 if one.box is None else one.box.channels.get((GROUP, tag, False), 0)
+    return 0 if one.recording is None else one.recording.channels.get((GROUP, tag, False), 0)
 
 
 def is_in(one: Seen, wait: Operation) -> bool:
@@ -128,15 +128,15 @@ def find_cycle(ranks: Sequence[Seen]) -> tuple[int, ...]:
 def other_tags(one: Seen, peer: Seen) -> tuple[int, ...]:
     """Tags under which the peer has sent what the rank has not asked for, while it waits for another tag of this peer.
 
-    Empty if the message that it waits for was begun, or if a box had no room to count.
+    Empty if the message that it waits for was begun, or if a recording had no room to count.
     """
     wait = one.waiting
-    if not _waits_in_vain(one, peer) or wait is None or one.box is None or peer.box is None:
+    if not _waits_in_vain(one, peer) or wait is None or one.recording is None or peer.recording is None:
         return ()
-    counts = one.box.channels
+    counts = one.recording.channels
     return tuple(
         tag
-        for (dest, tag, is_send), count in sorted(peer.box.channels.items())
+        for (dest, tag, is_send), count in sorted(peer.recording.channels.items())
         if is_send and dest == one.rank and tag != wait.tag and count > counts.get((peer.rank, tag, False), 0)
     )
 
@@ -144,12 +144,12 @@ def other_tags(one: Seen, peer: Seen) -> tuple[int, ...]:
 def other_senders(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
     """Ranks that have sent under the tag that a rank waits for, which has never asked them, while its peer has not sent."""
     wait = one.waiting
-    if wait is None or wait.is_collective or wait.is_for_any or one.box is None:
+    if wait is None or wait.is_collective or wait.is_for_any or one.recording is None:
         return ()
     if not _waits_in_vain(one, ranks[wait.peer]):
         return ()
-    asked = {peer for peer, tag, is_send in one.box.channels if tag == wait.tag and not is_send}
-    sent = [other for other in ranks if other.box and other.box.channels.get((one.rank, wait.tag, True), 0)]
+    asked = {peer for peer, tag, is_send in one.recording.channels if tag == wait.tag and not is_send}
+    sent = [other for other in ranks if other.recording and other.recording.channels.get((one.rank, wait.tag, True), 0)]
     return tuple(other.rank for other in sent if other.rank not in asked)
 
 
@@ -160,28 +160,28 @@ def those_who_sent(one: Seen, peer: Seen, ranks: Sequence[Seen]) -> tuple[int, .
         return ()
     others = [other for other in ranks if other.role == peer.role and other not in (one, peer)]
     key = (one.rank, wait.tag, True)
-    sent = [other.rank for other in others if other.box and other.box.channels.get(key, 0) >= wait.message]
+    sent = [other.rank for other in others if other.recording and other.recording.channels.get(key, 0) >= wait.message]
     return tuple(sent) if len(sent) == len(others) else ()
 
 
 def _waits_in_vain(one: Seen, peer: Seen) -> bool:
     """Whether a rank waits for a message that its peer has not begun to send."""
     wait = one.waiting
-    if wait is None or wait.is_send or wait.is_collective or peer.box is None:
+    if wait is None or wait.is_send or wait.is_collective or peer.recording is None:
         return False
     return not _was_begun(wait, one, peer)
 
 
 def _was_begun(wait: Operation, one: Seen, peer: Seen) -> bool:
     """Whether the other end of a message has been begun."""
-    assert peer.box is not None  # noqa: S101 - the caller has looked
+    assert peer.recording is not None  # noqa: S101 - the caller has looked
     if wait.is_for_any:
         return peer.rank not in _owing(one, wait, (peer,))
-    return peer.box.channels.get((one.rank, wait.tag, not wait.is_send), 0) >= wait.message
+    return peer.recording.channels.get((one.rank, wait.tag, not wait.is_send), 0) >= wait.message
 
 
 def is_under_way(one: Seen, peer: Seen) -> bool:
     """Whether both ends of the message have been begun that a rank waits for."""
     if one.waiting is not None and one.waiting.is_collective:
         return is_in(peer, one.waiting)
-    return one.waiting is not None and peer.box is not None and _was_begun(one.waiting, one, peer)
+    return one.waiting is not None and peer.recording is not None and _was_begun(one.waiting, one, peer)

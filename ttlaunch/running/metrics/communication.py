@@ -12,7 +12,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
-from ttlaunch.running.metrics.books import OUTSIDE_STEPS, Book
+from ttlaunch.running.metrics.telemetry import OUTSIDE_STEPS, RankTelemetry
 from ttlaunch.running.metrics.times import Share, share_of
 from ttlaunch.running.metrics.trace import messages_under_way, read_traces
 
@@ -60,11 +60,13 @@ class OperationCost:
         }
 
 
-def communication_costs(books: Sequence[Book], rows: Sequence[RankRow], *, folder: Path) -> list[OperationCost]:
+def communication_costs(
+    telemetry: Sequence[RankTelemetry], rows: Sequence[RankRow], *, folder: Path
+) -> list[OperationCost]:
     """A row for each operation and role that sends it or waits for it, the largest waits first.
 
     Args:
-        books: Of all ranks.
+        telemetry: Of all ranks.
         rows: The same ranks.
         folder: Of the run, for its traces.
     """
@@ -72,8 +74,8 @@ def communication_costs(books: Sequence[Book], rows: Sequence[RankRow], *, folde
     found = []
     for role in dict.fromkeys(row.role for row in rows):
         ranks = {row.rank for row in rows if row.role == role}
-        of_role = [book for book in books if book.rank in ranks]
-        sent, waits = _sent(of_role), {name for book in of_role for name in book.waits}
+        of_role = [entry for entry in telemetry if entry.rank in ranks]
+        sent, waits = _sent(of_role), {name for entry in of_role for name in entry.waits}
         for operation in sorted({*sent, *waits}):
             messages, size = sent.get(operation, (0.0, 0.0))
             waited = share_of(operation, of_role)
@@ -83,12 +85,12 @@ def communication_costs(books: Sequence[Book], rows: Sequence[RankRow], *, folde
     return sorted(found, key=lambda one: -(one.waited.share if one.waited else 0.0))
 
 
-def _sent(books: Sequence[Book]) -> dict[str, tuple[float, float]]:
-    """Messages and bytes of each operation in a step, on average over the steps that the books have."""
-    steps = max((len(book.steps) for book in books), default=0)
+def _sent(telemetry: Sequence[RankTelemetry]) -> dict[str, tuple[float, float]]:
+    """Messages and bytes of each operation in a step, on average over the steps that the telemetry have."""
+    steps = max((len(entry.steps) for entry in telemetry), default=0)
     found: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
-    for book in books:
-        for row in book.sent:
+    for entry in telemetry:
+        for row in entry.sent:
             if steps and row.first > 0 and row.phase not in OUTSIDE_STEPS:
                 count = row.steps_until(row.last) / steps
                 messages, size = found[row.operation]

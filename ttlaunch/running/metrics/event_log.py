@@ -1,4 +1,4 @@
-"""One log of all that a run measures: what ranks report, their books, what the launcher did, in the order of time.
+"""One log of all that a run measures: what ranks report, their telemetry, what the launcher did, in the order of time.
 
 A run's folder has these things in files of their own, each written by whom it concerns, so that nobody waits for anybody.
 Here they are read as they grow and become events of one shape (`docs/how-to/look-at-metrics.md`). The launcher writes
@@ -14,7 +14,7 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.ranks import AnyProgress, Parameters, StepDone, kind_of, measured_values, step_of
-from ttlaunch.running.metrics.pages import BookReader
+from ttlaunch.running.metrics.pages import TelemetryReader
 from ttlaunch.running.runs.facts import read_facts
 from ttlaunch.running.runs.json_files import read_object, read_object_if_any
 from ttlaunch.running.runs.run_folder import RunFolder, read_event
@@ -28,7 +28,7 @@ RUN, END, LAUNCHER = "run", "end", "launcher"
 """Kinds of events that no rank writes: the first, the last, and what the launcher notes in `events.jsonl`."""
 
 TIMES, TRAFFIC, EXITED = "times", "traffic", "exited"
-"""Of a rank's books, a step at a time; and its end, as its shim saw it."""
+"""Of a rank's telemetry, a step at a time; and its end, as its shim saw it."""
 
 _OF_REPORT = (
     "status",
@@ -111,7 +111,7 @@ class EventLog:
         self.run = read_logged_run(path)
         self._path = path
         self._watch = Watch(self.run, RunFolder(path.name, path))
-        self._books = [BookReader(path, row.rank, world_size=len(self.run.ranks)) for row in self.run.ranks]
+        self._telemetry = [TelemetryReader(path, row.rank, world_size=len(self.run.ranks)) for row in self.run.ranks]
         self._launcher = Tail(path / contract.EVENTS_FILE)
         self._step_times: dict[int, tuple[int, float]] = {}
         self._first_times: dict[int, float] = {}
@@ -132,7 +132,7 @@ class EventLog:
         )  # before the records: it is the last to be written
         records = [pair for pair in self._watch.poll() if not isinstance(pair[1], Parameters)]
         found = [self._of_record(state, record) for state, record in records]
-        found += [event for row in self.run.ranks for event in self._of_books(row.rank)]
+        found += [event for row in self.run.ranks for event in self._of_telemetry(row.rank)]
         found += [*self._of_launcher(), *self._of_exits()]
         found.sort(key=lambda event: event.time)
         self._latest = max([self._latest, *(event.time for event in found)])
@@ -167,8 +167,8 @@ class EventLog:
                     values["tokens_per_s"] = record.values["tokens"] / step_time_s
         return Event(time, kind_of(record), rank, step_of(record), values)
 
-    def _of_books(self, rank: int) -> Iterator[Event]:
-        for page in self._books[rank].pages():
+    def _of_telemetry(self, rank: int) -> Iterator[Event]:
+        for page in self._telemetry[rank].pages():
             time = self._reported.pop((rank, page.step), self._first_times.get(rank, 0.0))
             if page.times:
                 yield Event(time, TIMES, rank, page.step, page.times)

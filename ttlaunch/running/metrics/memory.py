@@ -1,10 +1,10 @@
-"""What the tensors of each rank took in the step that showed it, as its books have it."""
+"""What the tensors of each rank took in the step that showed it, as its telemetry have it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ttlaunch.running.metrics.books import Book
+from ttlaunch.running.metrics.telemetry import RankTelemetry
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations")
 """What tensors are for, as a rank tells them apart; see `ttlaunch/runtime/telemetry/memory.py`."""
@@ -29,15 +29,15 @@ class RankMemory:
         return {"rank": self.rank, "step": self.step, "sizes": self.sizes, "peak": self.peak}
 
 
-def memory_of_ranks(books: Sequence[Book]) -> list[RankMemory]:
+def memory_of_ranks(telemetry: Sequence[RankTelemetry]) -> list[RankMemory]:
     """Of the ranks that counted it, in order; none unless the run was asked for it."""
     return [
         RankMemory(
-            book.rank,
-            book.facts["memory_step"],
-            {kind: book.facts[f"memory_{kind}"] for kind in KINDS},
-            book.facts["memory_peak"],
+            entry.rank,
+            entry.facts["memory_step"],
+            {kind: entry.facts[f"memory_{kind}"] for kind in KINDS},
+            entry.facts["memory_peak"],
         )
-        for book in books
-        if {"memory_step", "memory_peak", *(f"memory_{kind}" for kind in KINDS)} <= book.facts.keys()
+        for entry in telemetry
+        if {"memory_step", "memory_peak", *(f"memory_{kind}" for kind in KINDS)} <= entry.facts.keys()
     ]

@@ -1,4 +1,4 @@
-"""A rank's books step by step as they are written: the times of a step, and what each operation sent and waited for."""
+"""A rank's telemetry step by step as they are written: the times of a step, and what each operation sent and waited for."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class Page:
         known[name] += value
 
 
-class BookReader:
+class TelemetryReader:
     """Reads one rank's ledger as it grows."""
 
     def __init__(self, folder: Path, rank: int, *, world_size: int) -> None:

@@ -1,11 +1,11 @@
-"""What the steps of a run consisted of, from the books: their time, the passes in it, and what ranks only waited for."""
+"""What the steps of a run consisted of, from the telemetry: their time, the passes in it, and what ranks only waited for."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ttlaunch.running.metrics.books import Book
+from ttlaunch.running.metrics.telemetry import RankTelemetry
 
 _WARM_UP = 1
 """Steps that are left out where there are more: the first one opens connections and fills caches."""
@@ -55,22 +55,22 @@ class StepTimes:
         }
 
 
-def step_times(books: Sequence[Book]) -> StepTimes | None:
+def step_times(telemetry: Sequence[RankTelemetry]) -> StepTimes | None:
     """Fold the steps of some ranks together; None if they have finished none."""
-    numbers = [sorted(book.steps)[_WARM_UP:] or sorted(book.steps) for book in books]
-    steps = [[book.steps[step] for step in known] for book, known in zip(books, numbers, strict=True)]
+    numbers = [sorted(entry.steps)[_WARM_UP:] or sorted(entry.steps) for entry in telemetry]
+    steps = [[entry.steps[step] for step in known] for entry, known in zip(telemetry, numbers, strict=True)]
     if not any(steps):
         return None
     whole = sum(map(sum, steps))
-    phases = _shares(((book.phases, known) for book, known in zip(books, numbers, strict=True)), whole)
-    waits = _shares(((book.waits, known) for book, known in zip(books, numbers, strict=True)), whole)
+    phases = _shares(((entry.phases, known) for entry, known in zip(telemetry, numbers, strict=True)), whole)
+    waits = _shares(((entry.waits, known) for entry, known in zip(telemetry, numbers, strict=True)), whole)
     step = _share("step", [microseconds for one in steps for microseconds in one], whole)
-    return StepTimes(tuple(book.rank for book in books), step, phases, waits)
+    return StepTimes(tuple(entry.rank for entry in telemetry), step, phases, waits)
 
 
-def share_of(operation: str, books: Sequence[Book]) -> Share | None:
+def share_of(operation: str, telemetry: Sequence[RankTelemetry]) -> Share | None:
     """What some ranks waited for one operation, of all their steps but the first; None if they did not wait for it."""
-    times = step_times(books)
+    times = step_times(telemetry)
     return None if times is None else next((wait for wait in times.waits if wait.name == operation), None)
 
 

@@ -45,7 +45,7 @@ class WandbSink:
             run.finish(exit_code=0 if status == "done" else 1)
 
     def _run_of(self, rank: int) -> Any:
-        """The rank's run. Books come later than reports of steps, so `step` is a value by itself, not W&B's counter."""
+        """The rank's run. Telemetry come later than reports of steps, so `step` is a value by itself, not W&B's counter."""
         if rank not in self._runs:
             run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", _PROJECT),

@@ -1,4 +1,4 @@
-"""Settle the books of a run: the bytes that ranks counted against those that the recipe's formula says."""
+"""Settle the telemetry of a run: the bytes that ranks counted against those that the recipe's formula says."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ttlaunch.running.bad_records import Complain, pass_over
-from ttlaunch.running.metrics.books import Book, measured, read_books
+from ttlaunch.running.metrics.telemetry import RankTelemetry, measured, read_telemetry
 from ttlaunch.running.watch import RankState
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Edge:
     """What one rank sent to another for one operation.
 
     Attributes:
-        size: Bytes that the rank counted; None where no book counts them, because another library sends them.
+        size: Bytes that the rank counted; None where no traffic counter sees them, because another library sends them.
         expected: Bytes that the formula says; None if there is no formula.
         slack: Bytes more that are as right.
         late: Bytes less that are as right.
@@ -140,14 +140,16 @@ def settle(
         complain: Told of lines that cannot be used.
 
     Returns:
-        None if ranks have left no books, such as those of another program, or of a run that ended before they began.
+        None if ranks have left no telemetry, such as those of another program, or of a run that ended before they began.
     """
-    books = read_books(folder, world_size=len(ranks), complain=complain)
-    if books is None:
+    telemetry = read_telemetry(folder, world_size=len(ranks), complain=complain)
+    if telemetry is None:
         return None
-    until = min(book.last for book in books)
+    until = min(entry.last for entry in telemetry)
     if _is_asynchronous(plan):
-        until = max(book.last for book in books)  # ranks are in steps of their own, and say themselves what they did
+        until = max(
+            entry.last for entry in telemetry
+        )  # ranks are in steps of their own, and say themselves what they did
     elif not is_done:
         until = min([until - 1, *(state.step - 1 for state in ranks)])
     first = max((state.first_step for state in ranks), default=0)
@@ -157,9 +159,9 @@ def settle(
     validations = sum(step <= max(until, began) for step in checked) if until >= 0 else 0
     roles = [state.row.role for state in ranks]
     ended_early = None, "the run ended within its first step", False
-    formula, reason, is_mistaken = _formula(plan, roles, books) if until >= 0 else ended_early
+    formula, reason, is_mistaken = _formula(plan, roles, telemetry) if until >= 0 else ended_early
     counted = range(first, first + steps)
-    edges = _edges(measured(books, until=until), formula, steps=counted, validations=validations, is_done=is_done)
+    edges = _edges(measured(telemetry, until=until), formula, steps=counted, validations=validations, is_done=is_done)
     return Settlement(steps, validations, edges, reason, is_mistaken)
 
 
@@ -214,7 +216,7 @@ def _is_asynchronous(plan: Mapping[str, Any]) -> bool:
 
 
 def _formula(
-    plan: Mapping[str, Any], roles: Sequence[str], books: Sequence[Book]
+    plan: Mapping[str, Any], roles: Sequence[str], telemetry: Sequence[RankTelemetry]
 ) -> tuple[list["Traffic"] | None, str | None, bool]:
     """What the recipe says of these ranks, or why it says nothing, and whether that is its mistake."""
     if not plan.get("recipe"):
@@ -228,7 +230,7 @@ def _formula(
         if recipe.traffic is None:
             return None, f"{name} declares no `traffic`", False
         config = recipe.config.model_validate_json(json.dumps(plan["config"]))  # keys of JSON are always text
-        formula = recipe.traffic(config, Ranks(roles, [book.facts for book in books]))
+        formula = recipe.traffic(config, Ranks(roles, [entry.facts for entry in telemetry]))
         undecided = f"with this configuration {name} moves what it measures to be quickest"
         return (None, undecided, False) if formula is None else (list(formula), None, False)
     except LookupError as error:

@@ -1,4 +1,4 @@
-"""A run as its folder tells of it afterwards, or while it runs: the plan, the ranks' records, the books, the report."""
+"""A run as its folder tells of it afterwards, or while it runs: the plan, the ranks' records, the telemetry, the report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.running.metrics.books import Book, read_books
+from ttlaunch.running.metrics.telemetry import RankTelemetry, read_telemetry
 from ttlaunch.running.metrics.traffic import Settlement, settle
 from ttlaunch.running.runs.facts import facts_in
 from ttlaunch.running.runs.json_files import read_object
@@ -23,7 +23,7 @@ class Recorded:
         plan: The content of `plan.json`.
         report: The content of `report.json`; None before the run has ended.
         is_running: Whether its launcher or processes of it are alive on this machine.
-        books: None if its ranks have left none.
+        telemetry: None if its ranks have left none.
         traffic: Likewise.
     """
 
@@ -32,7 +32,7 @@ class Recorded:
     report: Mapping[str, Any] | None
     is_running: bool
     ranks: list[RankState]
-    books: list[Book] | None
+    telemetry: list[RankTelemetry] | None
     traffic: Settlement | None
 
     @property
@@ -67,7 +67,7 @@ def read_run(path: Path) -> Recorded:
         report=report,
         is_running=not has_ended and is_running(path),
         ranks=watch.ranks,
-        books=read_books(path, world_size=len(facts.ranks)),
+        telemetry=read_telemetry(path, world_size=len(facts.ranks)),
         traffic=settle(path, plan, watch.ranks, is_done=is_done),
     )
 

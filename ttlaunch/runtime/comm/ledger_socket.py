@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ttlaunch.black_box import ANY, IRECV, ISEND, RECV, SEND, WAIT_ANY, WAIT_RECV, WAIT_SEND
+from ttlaunch.flight_recorder import ANY, IRECV, ISEND, RECV, SEND, WAIT_ANY, WAIT_RECV, WAIT_SEND
 from ttlaunch.runtime.comm.protocol import Pending, Socket
 from ttlaunch.runtime.telemetry.black_box import BlackBox, Place
 from ttlaunch.runtime.telemetry.ledger import Ledger, caller

@@ -1,6 +1,6 @@
 """Writes a rank's black box: what it does now and did last, in memory that outlives it; for whoever asks why it hangs or died.
 
-The format is `ttlaunch/black_box.py`. A rank that was started by hand has no scratch folder and keeps its box for itself.
+The format is `ttlaunch/flight_recorder.py`. A rank that was started by hand has no scratch folder and keeps its box for itself.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ttlaunch import contract
-from ttlaunch.black_box import (
+from ttlaunch.flight_recorder import (
     CHANNEL,
     CHANNELS,
     CHANNELS_AT,
@@ -47,7 +47,7 @@ from ttlaunch.black_box import (
     WORD_TEXTS,
     WORD_TIMED,
     WORLD,
-    box_file,
+    recorder_file,
 )
 
 Place = tuple[str, int]
@@ -229,7 +229,7 @@ def open_black_box(environment: Mapping[str, str], *, rank: int) -> BlackBox:
     scratch = environment.get(contract.ENV_SCRATCH)
     if scratch:
         with contextlib.suppress(OSError):
-            return BlackBox(Path(scratch, box_file(rank)), rank=rank)
+            return BlackBox(Path(scratch, recorder_file(rank)), rank=rank)
     return BlackBox(None, rank=rank)
 
 

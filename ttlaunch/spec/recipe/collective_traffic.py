@@ -70,7 +70,7 @@ def averaging_traffic(config: TrainingFile, among: Sequence[int], size: int, *, 
 
 
 def distributed_data_parallel_traffic(among: Sequence[int], values: int, *, has_group: bool) -> list[Traffic]:
-    """Of a step: torch's own ring, which no book counts, and an `all_reduce` of loss and tokens; before, its set-up.
+    """Of a step: torch's own ring, which no traffic counter sees, and an `all_reduce` of loss and tokens; before, its set-up.
 
     Args:
         among: The replicas.

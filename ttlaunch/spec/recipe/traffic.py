@@ -31,7 +31,7 @@ class Traffic:
     """The bytes that go from one rank to another for one operation.
 
     Attributes:
-        operation: As the ranks' books call it.
+        operation: As the ranks' telemetry call it.
         source, dest: Ranks.
         per_step: Bytes of every step.
         per_validation: Bytes of every validation, also that before the first step, which a resumed run has too.
@@ -41,7 +41,7 @@ class Traffic:
         slack: Bytes more that are as right, of messages whose number is decided in the run.
         late: Bytes that leave in steps after the one that they belong to, and so may not have left in a run that was cut.
         every: `per_step` is of those steps only that this divides, and of the last one of a training that has come to its end.
-        is_measured: False for what another library sends, such as torch's own collectives, which no book counts.
+        is_measured: False for what another library sends, such as torch's own collectives, which no traffic counter sees.
     """
 
     operation: str

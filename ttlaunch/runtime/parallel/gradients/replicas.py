@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ttlaunch.black_box import BEGUN_COLLECTIVE, GROUP
+from ttlaunch.flight_recorder import BEGUN_COLLECTIVE, GROUP
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.telemetry.ledger import Ledger
 from ttlaunch.runtime.world import Rank

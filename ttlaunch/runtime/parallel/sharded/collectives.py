@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
-from ttlaunch.black_box import COLLECTIVE, GROUP
+from ttlaunch.flight_recorder import COLLECTIVE, GROUP
 from ttlaunch.runtime.telemetry.ledger import Ledger
 from ttlaunch.runtime.world import Rank
 

@@ -1,4 +1,4 @@
-"""Words left in a run's folder where its ranks run: the launcher's, that the run is to end, and its attendant's farewell.
+"""Words left in a run's folder where its ranks run: the launcher's, that the run is to end, and its agent's farewell.
 
 Python 3.9 and the standard library only.
 """
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-_FAREWELL = "attendant.json"
+_FAREWELL = "agent.json"
 
 
-def leave_word(run_folder: str, word: Mapping[str, Any]) -> None:
+def leave_stop_marker(run_folder: str, word: Mapping[str, Any]) -> None:
     """Write `contract.ENDING_FILE`, whole at once; on a disk that is full, ranks are left to the end of their grace."""
     path = os.path.join(run_folder, contract.ENDING_FILE)
     try:
@@ -31,7 +31,7 @@ def leave_word(run_folder: str, word: Mapping[str, Any]) -> None:
         return
 
 
-def word_was_left(run_folder: str, *, since: float) -> bool:
+def stop_marker_was_left(run_folder: str, *, since: float) -> bool:
     """Whether the launcher has ordered the end after a time, in seconds since the epoch, and not of an earlier run here."""
     try:
         return os.stat(os.path.join(run_folder, contract.ENDING_FILE)).st_mtime >= since
@@ -40,7 +40,7 @@ def word_was_left(run_folder: str, *, since: float) -> bool:
 
 
 def leave_farewell(run_folder: str, reason: str) -> None:
-    """Write down why the attendant has left by itself; a disk that is full has no room for it."""
+    """Write down why the agent has left by itself; a disk that is full has no room for it."""
     try:
         with open(os.path.join(run_folder, _FAREWELL), "w", encoding="utf-8") as file:
             json.dump({"reason": reason, "time": time.time()}, file)
@@ -49,7 +49,7 @@ def leave_farewell(run_folder: str, reason: str) -> None:
 
 
 def read_farewell(run_folder: str) -> str | None:
-    """Why the run's attendant has left by itself, a clause; None if it has not."""
+    """Why the run's agent has left by itself, a clause; None if it has not."""
     try:
         with open(os.path.join(run_folder, _FAREWELL), encoding="utf-8") as file:
             return str(json.load(file)["reason"])

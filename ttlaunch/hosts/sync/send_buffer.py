@@ -73,7 +73,7 @@ class Content:
             raise SourceChangedError(self.name)
 
 
-class Spool:
+class SendBuffer:
     """The frames that carry some contents, made by a thread of its own and read by any number of others."""
 
     def __init__(self, contents: Sequence[Content]) -> None:

@@ -1,4 +1,4 @@
-"""Puts an attendant beside one run on one host: a daemon that outlives the connection over which it was started.
+"""Puts an agent beside one run on one host: a daemon that outlives the connection over which it was started.
 
 It makes the run's folder, keeps the code from being pruned, sends home what shims and ranks write there as it grows,
 and in the end kills whatever still carries the run's id: when it is told to, or when it has heard nothing from the
@@ -20,8 +20,8 @@ import socket
 
 from ttlaunch import contract
 from ttlaunch.agent import bridge
-from ttlaunch.agent.attendance import Attendance
-from ttlaunch.agent.attended_run import AttendedRun
+from ttlaunch.agent.agent_server import AgentServer
+from ttlaunch.agent.hosted_run import HostedRun
 from ttlaunch.agent.line import forget, listen
 from ttlaunch.agent.run_processes import processes_of_runs
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 _KEPT_RUNS = 20
-_CLAIM = "attended"
+_CLAIM = "agent.claim"
 
 
 def main(arguments: dict[str, Any]) -> int:
-    """Start the attendant that the arguments describe, and be the launcher's first connection to it.
+    """Start the agent that the arguments describe, and be the launcher's first connection to it.
 
     Args:
         arguments: `run_id`; `folder`: the run's folder, absolute; `files`: name to text; `scratch`: a folder for
@@ -55,7 +55,7 @@ def main(arguments: dict[str, Any]) -> int:
     os.waitpid(child, 0)
     listener.close()
     for descriptor in held:
-        os.close(descriptor)  # the attendant keeps them
+        os.close(descriptor)  # the agent keeps them
     return bridge.main(arguments)
 
 
@@ -74,14 +74,14 @@ def _detach() -> None:
 
 
 def _attend(arguments: dict[str, Any], listener: socket.socket) -> None:
-    """Be the attendant; never returns."""
+    """Be the agent; never returns."""
     lease_s = float(arguments["lease_s"])
-    run = AttendedRun(
+    run = HostedRun(
         arguments["run_id"], arguments["folder"], arguments["scratch"], daemons=arguments.get("daemons", ())
     )
-    attendance = Attendance(run, listener, lease_s=lease_s)
+    server = AgentServer(run, listener, lease_s=lease_s)
     try:
-        if attendance.serve():
+        if server.serve():
             run.remove_collected()
         else:
             run.fence(f"its agent heard nothing from the launching machine for {lease_s:g} s and ended its ranks")
@@ -90,7 +90,7 @@ def _attend(arguments: dict[str, Any], listener: socket.socket) -> None:
     finally:
         forget(arguments["socket"])
         shutil.rmtree(arguments["scratch"], ignore_errors=True)
-        attendance.close()
+        server.close()
         os._exit(0)
 
 
@@ -113,9 +113,9 @@ def _prepare(arguments: dict[str, Any]) -> list[int]:
 
 
 def _claim(scratch: str) -> int:
-    """Make the run's folder in shared memory, and remove those of runs whose attendant was killed.
+    """Make the run's folder in shared memory, and remove those of runs whose agent was killed.
 
-    The descriptor holds a lock for as long as the attendant lives, by which others see that the folder is in use.
+    The descriptor holds a lock for as long as the agent lives, by which others see that the folder is in use.
     """
     for path in glob.glob(os.path.join(os.path.dirname(scratch), "ttl-*", _CLAIM)):
         try:
@@ -126,7 +126,7 @@ def _claim(scratch: str) -> int:
             continue
     os.makedirs(scratch, mode=0o700, exist_ok=True)
     descriptor = os.open(os.path.join(scratch, _CLAIM), os.O_RDWR | os.O_CREAT, 0o600)
-    with contextlib.suppress(OSError):  # somebody else attends in the same folder and keeps it
+    with contextlib.suppress(OSError):  # another agent works in the same folder and keeps it
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return descriptor
 

@@ -1,4 +1,4 @@
-"""A run on one host as its attendant sees it: what its ranks write, piece by piece, and its processes.
+"""A run on one host as its agent sees it: what its ranks write, piece by piece, and its processes.
 
 A piece is sent once and counts as safe when the launcher has said that it has it; after a lost connection, what is not safe
 is sent again. Python 3.9 and the standard library only.
@@ -15,9 +15,9 @@ import signal
 import time
 
 from ttlaunch import contract
-from ttlaunch.agent.last_word import leave_farewell, leave_word
 from ttlaunch.agent.run_processes import is_gone, is_stopped, kill_run_processes, page_faults, signal_process
-from ttlaunch.agent.spy import find_py_spy, spy_on
+from ttlaunch.agent.stack_dump import dump_stacks, find_py_spy
+from ttlaunch.agent.stop_marker import leave_farewell, leave_stop_marker
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _STACKS_S = 0.3
 _COLLECTED = (contract.LOGS_DIR, contract.RECORDS_DIR, contract.STACKS_DIR)
 
 
-class AttendedRun:
+class HostedRun:
     """The files and processes of one run on this host."""
 
     def __init__(self, run_id: str, folder: str, scratch: str, *, daemons: Collection[str] = ()) -> None:
@@ -46,7 +46,7 @@ class AttendedRun:
         self._ranks: dict[int, int] = {}  # rank to its own process id
 
     def pieces(self, *, with_boxes: bool) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """What has been added to logs and progress, records and shards that have appeared, black boxes that have changed."""
+        """What has been added to logs and progress, records and shards that have appeared, flight recorders that have changed."""
         for directory in _COLLECTED:
             for name in self._names(directory):
                 if not name.endswith((".tmp", ".unfinished")):
@@ -84,7 +84,7 @@ class AttendedRun:
         stopped = [rank for rank, pid in self._ranks.items() if is_stopped(pid)]
         return {"stopped": stopped, "faults": [[rank, page_faults(pid)] for rank, pid in self._ranks.items()]}
 
-    def spy_on(self, ranks: list[int]) -> None:
+    def dump_stacks(self, ranks: list[int]) -> None:
         """Have the stacks of ranks read from outside, where that can be done; takes a few seconds at most."""
         try:
             with open(os.path.join(self._folder, contract.PLAN_FILE), encoding="utf-8") as file:
@@ -93,7 +93,7 @@ class AttendedRun:
             return
         asked = {rank: pid for rank, pid in self._ranks.items() if rank in ranks}
         if py_spy is not None:
-            spy_on(asked, run_id=self._id, run_folder=self._folder, py_spy=py_spy)
+            dump_stacks(asked, run_id=self._id, run_folder=self._folder, py_spy=py_spy)
 
     def signal_ranks(self, ranks: list[int], number: int, *, word: dict[str, Any] | None = None) -> None:
         """Send a signal to those of the ranks that have been started here, and to nothing else.
@@ -101,7 +101,7 @@ class AttendedRun:
         A `word` for the ranks is first left in the run's folder.
         """
         if word is not None:
-            leave_word(self._folder, word)
+            leave_stop_marker(self._folder, word)
         for rank, pid in self._ranks.items():
             if rank in ranks:
                 signal_process(pid, number, run_id=self._id)
@@ -119,14 +119,14 @@ class AttendedRun:
         time.sleep(_STACKS_S if self._ranks else 0.0)
         kill_run_processes(self._id, moment_s=0.0, daemons=self._daemons)
         with contextlib.suppress(OSError):
-            for path in glob.glob(os.path.join(self._scratch, contract.BLACKBOX_DIR, "rank-*.box")):
-                os.makedirs(os.path.join(self._folder, contract.BLACKBOX_DIR), exist_ok=True)
-                shutil.copy(path, os.path.join(self._folder, contract.BLACKBOX_DIR))
+            for path in glob.glob(os.path.join(self._scratch, contract.FLIGHT_RECORDER_DIR, "rank-*.box")):
+                os.makedirs(os.path.join(self._folder, contract.FLIGHT_RECORDER_DIR), exist_ok=True)
+                shutil.copy(path, os.path.join(self._folder, contract.FLIGHT_RECORDER_DIR))
         leave_farewell(self._folder, reason)
 
     def remove_collected(self) -> None:
         """Remove what the launching machine has."""
-        for directory in (*_COLLECTED, contract.CHECKPOINTS_DIR, contract.BLACKBOX_DIR):
+        for directory in (*_COLLECTED, contract.CHECKPOINTS_DIR, contract.FLIGHT_RECORDER_DIR):
             shutil.rmtree(os.path.join(self._folder, directory), ignore_errors=True)
 
     def _names(self, directory: str) -> list[str]:
@@ -161,7 +161,7 @@ class AttendedRun:
 
     def _changed_boxes(self) -> Iterator[tuple[dict[str, Any], bytes]]:
         for base in (self._folder, self._scratch):  # in the first, of a run that was fenced
-            for path in sorted(glob.glob(os.path.join(base, contract.BLACKBOX_DIR, "rank-*.box"))):
+            for path in sorted(glob.glob(os.path.join(base, contract.FLIGHT_RECORDER_DIR, "rank-*.box"))):
                 name = os.path.relpath(path, base)
                 with open(path, "rb") as file:
                     box = file.read()

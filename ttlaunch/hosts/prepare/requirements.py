@@ -25,7 +25,7 @@ IMPORTS = {
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Requirements:
     """What to install.
 
     Attributes:
@@ -41,7 +41,7 @@ class Wishes:
     requirements_file: Path | None = None
 
     def key(self, kind: Kind, *, pip_configuration: str) -> str:
-        """Equal for equal wishes, and different where anything differs that may lead to other wheels."""
+        """Equal for equal requirements, and different where anything differs that may lead to other wheels."""
         own = self.requirements_file.read_text(encoding="utf-8", errors="replace") if self.requirements_file else ""
         parts = [self.requirements, self.constraints, own, str(kind), kind.python, pip_configuration]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

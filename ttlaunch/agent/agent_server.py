@@ -6,7 +6,7 @@ carries our clock; the launcher sends it back, and the lease lasts so long after
 launcher knows, without trusting the network, when the lease has run out: so long after the last frame that it got.
 
 Frames to us: `hello` (its version, and how many pieces the launcher has), `renew` (a reading of our clock, and likewise), orders (`signal`,
-`look`, `spy`, `end`) and `bye` (it has everything). From us: `ready`, `file` (a piece), `lost_shim`, `looked`, `alive`,
+`look`, `stack_dump`, `end`) and `bye` (it has everything). From us: `ready`, `file` (a piece), `lost_shim`, `looked`, `alive`,
 `ended`, `refused`. Python 3.9 and
 the standard library only.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from ttlaunch.agent.attended_run import AttendedRun
+    from ttlaunch.agent.hosted_run import HostedRun
 
 _TICK_S = 0.05
 _ALIVE_S = 1.0
@@ -37,7 +37,7 @@ _BOXES_S = 5.0
 _UNDERWAY_BYTES = 1024 * 1024  # pieces that the launcher has not confirmed; more would delay `alive` on a slow line
 _STRANGERS = 8  # connections that have not said hello
 _SHOWN = 100
-_ORDERS = ("signal", "look", "spy", "end")
+_ORDERS = ("signal", "look", "stack_dump", "end")
 
 
 def lease_clock() -> float:
@@ -45,10 +45,10 @@ def lease_clock() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-class Attendance:
+class AgentServer:
     """Serves the launcher until it orders the end, or until the lease runs out."""
 
-    def __init__(self, run: AttendedRun, listener: socket.socket, *, lease_s: float) -> None:
+    def __init__(self, run: HostedRun, listener: socket.socket, *, lease_s: float) -> None:
         listener.settimeout(0)
         self._run = run
         self._listener = listener
@@ -188,8 +188,8 @@ class Attendance:
         self._done = order
         if kind == "signal":
             self._run.signal_ranks(ranks, number, word=word)
-        elif kind == "spy":
-            self._run.spy_on(ranks)
+        elif kind == "stack_dump":
+            self._run.dump_stacks(ranks)
         elif kind == "end":
             self._killed = self._run.sweep()
         if kind in ("look", "end"):

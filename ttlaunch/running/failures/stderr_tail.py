@@ -53,7 +53,7 @@ class Crash:
 
 
 @dataclass(frozen=True)
-class LastWords:
+class StderrTail:
     """The end of a rank's standard error."""
 
     lines: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class LastWords:
     text: str = ""
 
 
-def read_last_words(log: Path) -> LastWords:
+def read_stderr_tail(log: Path) -> StderrTail:
     """The end of a log; nothing if it cannot be read."""
     try:
         with log.open("rb") as file:
@@ -70,15 +70,15 @@ def read_last_words(log: Path) -> LastWords:
             file.seek(max(0, size - _TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
     except OSError:
-        return LastWords()
-    return parse_last_words(text)
+        return StderrTail()
+    return parse_stderr_tail(text)
 
 
-def parse_last_words(text: str) -> LastWords:
+def parse_stderr_tail(text: str) -> StderrTail:
     """Find what matters in the end of a log."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     telling = [line[:_LONGEST_LINE] for line in lines if not _NATIVE_FRAME.match(line)]
-    return LastWords(tuple(telling[-_MOST_LINES:]), parse_raised(lines), parse_crash(lines), text)
+    return StderrTail(tuple(telling[-_MOST_LINES:]), parse_raised(lines), parse_crash(lines), text)
 
 
 def parse_raised(lines: list[str]) -> Raised | None:

@@ -1,4 +1,4 @@
-"""The launching machine's side of what is said to one host: answer its wishes until it has the release."""
+"""The launching machine's side of what is said to one host: answer its requests until it has the release."""
 
 import threading
 from collections.abc import Callable
@@ -122,7 +122,7 @@ class Talk:
         """Send what the host asked for."""
         before, self._bytes = self._bytes, self._bytes + said.bytes
         self.files += said.files
-        for frame, carried in self._sender.contents.spool(wanted).frames():
+        for frame, carried in self._sender.contents.buffer(wanted).frames():
             try:
                 for start in range(0, len(frame), _PART):
                     self._stream.process.write(frame[start : start + _PART], timeout_s=SILENCE_S)

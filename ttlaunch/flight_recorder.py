@@ -1,9 +1,9 @@
-"""A rank's black box, as it lies in memory that outlives the rank: the last operations, and counters that move while it works.
+"""A rank's flight recorder, as it lies in memory that outlives the rank: the last operations, and counters that move while it works.
 
 The rank writes it (`runtime/telemetry/black_box.py`), whoever wants to know reads it here, also while the rank hangs or after it was
 killed. A part of what launcher, agent and rank agree on, as `contract.py` is: Python 3.9 and the standard library only.
 
-A box is a header of 64-bit integers, a table of channels (how many messages were begun with each peer under each tag), a
+A recording is a header of 64-bit integers, a table of channels (how many messages were begun with each peer under each tag), a
 ring of the last operations, and the texts that operations refer to by number. All of it is in the host's own byte order.
 """
 
@@ -60,9 +60,9 @@ DONE = "done"
 """Announced by a rank whose role has returned."""
 
 
-def box_file(rank: int) -> str:
+def recorder_file(rank: int) -> str:
     """Of a rank: below the run's folder in shared memory while it lives, below the run folder when that has ended badly."""
-    return f"{contract.BLACKBOX_DIR}/rank-{rank}.box"
+    return f"{contract.FLIGHT_RECORDER_DIR}/rank-{rank}.box"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Operation:
 
     Attributes:
         begun, ended: By the monotonic clock of the rank's host, nanoseconds; `ended` is 0 while it lasts.
-        message: Which message of its channel, from 1; means nothing if the box has no such channel.
+        message: Which message of its channel, from 1; means nothing if the recording has no such channel.
         bucket: -1: none.
         place: `file:line` of the recipe; empty: unknown.
     """
@@ -108,8 +108,8 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Box:
-    """What a box held at one moment.
+class Recording:
+    """What a recording held at one moment.
 
     Attributes:
         begun: Operations.
@@ -165,8 +165,8 @@ class Box:
         return (self.epoch + moment - self.clock) / 1e9
 
 
-def read_box(data: bytes) -> Box | None:
-    """The content of a box; None for anything else."""
+def read_recorder(data: bytes) -> Recording | None:
+    """The content of a recording; None for anything else."""
     if len(data) != SIZE:
         return None
     words = struct.unpack_from(f"={HEADER_WORDS}q", data)
@@ -177,7 +177,7 @@ def read_box(data: bytes) -> Box | None:
     for index in range(min(words[WORD_CHANNELS], CHANNELS)):
         peer, tag, is_send, count = CHANNEL.unpack_from(data, CHANNELS_AT + index * CHANNEL.size)
         channels[peer, tag, bool(is_send)] = count
-    return Box(
+    return Recording(
         rank=words[WORD_RANK],
         clock=words[WORD_CLOCK],
         epoch=words[WORD_EPOCH],
@@ -201,7 +201,7 @@ def _operations(data: bytes, texts: list[str]) -> tuple[Operation, ...]:
         )
         if number:
             texted = _text(texts, name), _text(texts, place)
-            known = verb if verb < len(VERBS) else 0  # a rank can write into its box what it likes
+            known = verb if verb < len(VERBS) else 0  # a rank can write into its recording what it likes
             found.append(Operation(number, begun, ended, nbytes, message, step, peer, tag, bucket, known, *texted))
     return tuple(sorted(found, key=lambda operation: operation.number))
 

@@ -1,6 +1,6 @@
 """Ties a program to its parent, then becomes it: when the parent is killed, the program is told to end.
 
-    python -I -S tether.py PROGRAM ARGUMENT…
+    python -I -S parent_death.py PROGRAM ARGUMENT…
 
 A process of its own for this costs 12 ms and, other than code that runs between fork and exec, is safe in a program with
 threads. Python 3.9 and the standard library only.

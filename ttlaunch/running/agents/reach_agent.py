@@ -1,4 +1,4 @@
-"""Put an attendant on a host, or find the one that is there, and hear its greeting."""
+"""Put an agent on a host, or find the one that is there, and hear its greeting."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,41 +12,43 @@ from ttlaunch.records.agents import AgentGone, AgentReady, parse_agent_frame
 from ttlaunch.records.parser import BadRecord
 
 START_S = 10.0
-"""What an attendant may take to start."""
+"""What an agent may take to start."""
 
-_BESIDE = ("run_processes", "last_word", "spy", "attended_run", "line", "attendance", "bridge")
+_BESIDE = ("run_processes", "stop_marker", "stack_dump", "hosted_run", "line", "agent_server", "bridge")
 
 
-def put_attendant(transport: Transport, arguments: Mapping[str, Any], *, pythons: Sequence[str]) -> FrameStream:
-    """Start an attendant.
+def put_agent(transport: Transport, arguments: Mapping[str, Any], *, pythons: Sequence[str]) -> FrameStream:
+    """Start an agent.
 
     Args:
         transport: The host; connected already.
-        arguments: What `agent/attend.py` is to know.
+        arguments: What `agent/start_agent.py` is to know.
         pythons: Interpreters to try first.
 
     Raises:
         HostError: As `start_script`.
     """
-    return start_script(transport, "attend", beside=_BESIDE, arguments=arguments, pythons=pythons, timeout_s=START_S)
+    return start_script(
+        transport, "start_agent", beside=_BESIDE, arguments=arguments, pythons=pythons, timeout_s=START_S
+    )
 
 
-def join_attendant(
+def join_agent(
     transport: Transport, arguments: Mapping[str, Any], *, pythons: Sequence[str], timeout_s: float
 ) -> FrameStream:
-    """Connect to an attendant that was put there before; arguments as then.
+    """Connect to an agent that was put there before; arguments as then.
 
     Raises:
         HostError: As `start_script`.
     """
     place = {name: arguments[name] for name in ("socket", "folder")}
     return start_script(
-        transport, "bridge", beside=("last_word",), arguments=place, pythons=pythons, timeout_s=timeout_s
+        transport, "bridge", beside=("stop_marker",), arguments=place, pythons=pythons, timeout_s=timeout_s
     )
 
 
 def greeting(stream: FrameStream, *, timeout_s: float) -> AgentReady | AgentGone:
-    """The attendant's first words, or why there is none.
+    """The agent's first words, or why there is none.
 
     Raises:
         HostError: Something else came, or nothing in time; VERSION if the agent is of another one.

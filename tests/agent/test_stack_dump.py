@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.agent.spy import find_py_spy, render_threads, spy_on
+from ttlaunch.agent.stack_dump import dump_stacks, find_py_spy, render_threads
 from ttlaunch.running.hang.stacks import Frame, parse_main_stack, told_frame
 
 SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -43,14 +43,14 @@ def test_the_line_that_a_process_is_at_is_found_also_if_it_is_stopped(stuck, tmp
     if is_stopped:
         stuck.send_signal(signal.SIGSTOP)
         os.waitpid(stuck.pid, os.WUNTRACED)
-    assert [3] == spy_on({3: stuck.pid}, run_id=RUN, run_folder=str(tmp_path), py_spy=find_py_spy())
+    assert [3] == dump_stacks({3: stuck.pid}, run_id=RUN, run_folder=str(tmp_path), py_spy=find_py_spy())
     frame = told_frame(parse_main_stack((tmp_path / contract.stacks_file(3)).read_text()))
     assert ("stuck", 3) == (frame.function, frame.line)
 
 
 @pytest.mark.usefixtures("looks")
 def test_a_process_of_another_run_is_not_looked_into(stuck, tmp_path):
-    assert [] == spy_on({3: stuck.pid}, run_id=f"{RUN}-not", run_folder=str(tmp_path), py_spy=find_py_spy())
+    assert [] == dump_stacks({3: stuck.pid}, run_id=f"{RUN}-not", run_folder=str(tmp_path), py_spy=find_py_spy())
     assert not (tmp_path / contract.stacks_file(3)).exists()
 
 
@@ -59,7 +59,7 @@ def test_a_py_spy_that_may_not_look_leaves_nothing_said(stuck, tmp_path, says):
     program = tmp_path / "py-spy"
     program.write_text(f"#!/bin/sh\n{says}\n")
     program.chmod(0o755)
-    assert [] == spy_on({3: stuck.pid}, run_id=RUN, run_folder=str(tmp_path), py_spy=str(program))
+    assert [] == dump_stacks({3: stuck.pid}, run_id=RUN, run_folder=str(tmp_path), py_spy=str(program))
 
 
 def test_the_main_thread_is_written_last():

@@ -1,4 +1,4 @@
-"""The attendant: what a run writes on a host comes home, over any number of connections, and nothing outlives its lease."""
+"""The agent: what a run writes on a host comes home, over any number of connections, and nothing outlives its lease."""
 
 import contextlib
 import fcntl
@@ -26,8 +26,8 @@ RUN = f"run-{os.getpid()}"
 HELLO = {"kind": "hello", "version": contract.AGENT_VERSION}
 
 
-class Attended:
-    """A run with an attendant on this machine, and the connection to it."""
+class Hosted:
+    """A run with an agent on this machine, and the connection to it."""
 
     def __init__(self, folder, run_id=RUN, *, lease_s=600.0):
         self.run_id = run_id
@@ -38,7 +38,7 @@ class Attended:
             "run_id": run_id,
             "folder": str(self.folder),
             "scratch": str(self.scratch),
-            "socket": str(self.scratch / "attendant"),
+            "socket": str(self.scratch / "agent"),
             "lock": str(folder / "lock"),
             "lease_s": lease_s,
             "files": {"plan.json": "{}", "start": "exec true\n"},
@@ -46,12 +46,12 @@ class Attended:
         self.received = self.ordered = 0
         self.processes = []
         self.begun = time.monotonic()
-        self.first = self.join("attend")
+        self.first = self.join("start_agent")
 
     def join(self, script="bridge"):
         """Connect, and say how many pieces have come so far; returns the greeting."""
-        modules = ("run_processes", "last_word", "spy", "attended_run", "line", "attendance", "bridge")
-        beside = modules if script == "attend" else ("last_word",)
+        modules = ("run_processes", "stop_marker", "stack_dump", "hosted_run", "line", "agent_server", "bridge")
+        beside = modules if script == "start_agent" else ("stop_marker",)
         self.stream = start_script(
             self.transport, script, beside=beside, arguments=self.arguments, timeout_s=DEADLINE_S
         )
@@ -139,17 +139,17 @@ WORDS = st.recursive(
 
 
 @pytest.fixture
-def attended_once(attended):
+def agent_once(hosted):
     """One run for all examples."""
-    return attended()
+    return hosted()
 
 
 @pytest.fixture
-def attended(tmp_path):
+def hosted(tmp_path):
     made = []
 
     def make(**arguments):
-        made.append(Attended(tmp_path, **arguments))
+        made.append(Hosted(tmp_path, **arguments))
         return made[-1]
 
     yield make
@@ -157,16 +157,16 @@ def attended(tmp_path):
         one.close()
 
 
-def test_the_run_gets_a_private_folder_with_its_files(attended):
-    run = attended()
+def test_the_run_gets_a_private_folder_with_its_files(hosted):
+    run = hosted()
     assert run.first["kind"] == "ready"
     assert (run.folder / "plan.json").read_text() == "{}"
     assert run.folder.stat().st_mode & 0o777 == 0o700
     assert run.scratch.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_ranks_write_comes_home_byte_for_byte(attended):
-    run = attended()
+def test_what_ranks_write_comes_home_byte_for_byte(hosted):
+    run = hosted()
     data = bytes(range(256)) * 10_000
     run.write("logs/rank-0.stdout", data[:100])
     frames = run.until("file")
@@ -175,8 +175,8 @@ def test_what_ranks_write_comes_home_byte_for_byte(attended):
     assert run.content(frames, "logs/rank-0.stdout") == data
 
 
-def test_a_record_comes_whole_and_its_unfinished_form_never(attended):
-    run = attended()
+def test_a_record_comes_whole_and_its_unfinished_form_never(hosted):
+    run = hosted()
     run.write("records/rank-0.exit.json.tmp", b"half")
     run.write("records/rank-0.error.unfinished", b"half")
     run.write("records/rank-0.exit.json", b'{"status": 3}')
@@ -184,8 +184,8 @@ def test_a_record_comes_whole_and_its_unfinished_form_never(attended):
     assert [(header["name"], header["whole"]) for header in files] == [("records/rank-0.exit.json", True)]
 
 
-def test_an_end_kills_what_still_runs_and_counts_it(attended):
-    run = attended()
+def test_an_end_kills_what_still_runs_and_counts_it(hosted):
+    run = hosted()
     process = run.start()
     assert run.ends()[-1][0]["killed"] == 1
     assert process.wait(DEADLINE_S) == -9
@@ -193,8 +193,8 @@ def test_an_end_kills_what_still_runs_and_counts_it(attended):
     assert sorted(path.name for path in run.folder.iterdir()) == ["plan.json", "start"]
 
 
-def test_a_signal_reaches_the_ranks_that_are_named_and_nothing_else_of_the_run(attended):
-    run = attended()
+def test_a_signal_reaches_the_ranks_that_are_named_and_nothing_else_of_the_run(hosted):
+    run = hosted()
     named, unnamed, no_rank = run.start(), run.start(), run.start()
     for number, rank in enumerate((named, unnamed)):
         started = json.dumps({"pid": rank.pid, "shim_pid": os.getpid()})
@@ -206,8 +206,8 @@ def test_a_signal_reaches_the_ranks_that_are_named_and_nothing_else_of_the_run(a
     assert [unnamed.poll(), no_rank.poll()] == [None, None]
 
 
-def test_a_look_brings_what_is_new_and_says_which_ranks_are_stopped(attended):
-    run = attended()
+def test_a_look_brings_what_is_new_and_says_which_ranks_are_stopped(hosted):
+    run = hosted()
     ranks = [run.start(), run.start()]
     for number, rank in enumerate(ranks):
         started = json.dumps({"pid": rank.pid, "shim_pid": os.getpid()})
@@ -224,15 +224,15 @@ def test_a_look_brings_what_is_new_and_says_which_ranks_are_stopped(attended):
     assert (looked["question"], looked["stopped"], [rank for rank, _ in looked["faults"]]) == (7, [1], [0, 1])
 
 
-def test_processes_of_other_runs_are_left_alone(attended):
-    run, other = attended(), attended(run_id=f"{RUN}2")
+def test_processes_of_other_runs_are_left_alone(hosted):
+    run, other = hosted(), hosted(run_id=f"{RUN}2")
     process = other.start()
     assert run.ends()[-1][0]["killed"] == 0
     assert process.poll() is None
 
 
-def test_a_lost_connection_does_not_hurt_and_what_was_underway_comes_again(attended):
-    run = attended()
+def test_a_lost_connection_does_not_hurt_and_what_was_underway_comes_again(hosted):
+    run = hosted()
     process = run.start()
     first, second = os.urandom(300_000), os.urandom(300_000)
     run.write("logs/rank-0.stdout", first)
@@ -246,8 +246,8 @@ def test_a_lost_connection_does_not_hurt_and_what_was_underway_comes_again(atten
     assert run.content(frames, "logs/rank-0.stdout") == first + second
 
 
-def test_an_order_that_is_sent_again_is_carried_out_once(attended):
-    run = attended()
+def test_an_order_that_is_sent_again_is_carried_out_once(hosted):
+    run = hosted()
     ranks = [run.start(), run.start()]
     for number, rank in enumerate(ranks):
         started = json.dumps({"pid": rank.pid, "shim_pid": os.getpid()})
@@ -263,8 +263,8 @@ def test_an_order_that_is_sent_again_is_carried_out_once(attended):
     assert ranks[1].poll() is None
 
 
-def test_a_shard_is_removed_only_when_it_has_arrived(attended):
-    run = attended()
+def test_a_shard_is_removed_only_when_it_has_arrived(hosted):
+    run = hosted()
     folder = "checkpoints/step-3.tmp"
     shard = run.folder / folder / "rank-0.safetensors"
     run.write(f"{folder}/rank-0.safetensors", bytes(200_000))
@@ -281,8 +281,8 @@ def test_a_shard_is_removed_only_when_it_has_arrived(attended):
     until(lambda: not shard.exists())
 
 
-def test_a_run_that_nobody_asks_for_ends_with_its_lease_and_keeps_its_records(attended):
-    run = attended(lease_s=1.0)
+def test_a_run_that_nobody_asks_for_ends_with_its_lease_and_keeps_its_records(hosted):
+    run = hosted(lease_s=1.0)
     rank, escaped = run.start("sh", "-c", "trap '' TERM; sleep 60"), run.start()
     run.write("logs/rank-0.stdout", b"hello\n")
     begun = time.monotonic()
@@ -295,8 +295,8 @@ def test_a_run_that_nobody_asks_for_ends_with_its_lease_and_keeps_its_records(at
     assert (gone["kind"], gone["reason"]) == ("gone", reason)
 
 
-def test_a_lease_that_is_renewed_goes_on(attended):
-    run = attended(lease_s=1.5)
+def test_a_lease_that_is_renewed_goes_on(hosted):
+    run = hosted(lease_s=1.5)
     process = run.start()
     end = time.monotonic() + 2.5
     while time.monotonic() < end:
@@ -305,8 +305,8 @@ def test_a_lease_that_is_renewed_goes_on(attended):
     assert process.poll() is None
 
 
-def test_renewals_that_say_nothing_new_do_not_prolong_the_lease(attended):
-    run = attended(lease_s=1.5)
+def test_renewals_that_say_nothing_new_do_not_prolong_the_lease(hosted):
+    run = hosted(lease_s=1.5)
     process = run.start()
     clock = run.until("alive")[-1][0]["clock"]
     with contextlib.suppress(HostError):
@@ -317,25 +317,25 @@ def test_renewals_that_say_nothing_new_do_not_prolong_the_lease(attended):
     assert process.wait(DEADLINE_S) == -9
 
 
-def test_the_attendant_is_no_part_of_the_session_that_started_it(attended):
-    run = attended()
+def test_the_agent_is_no_part_of_the_session_that_started_it(hosted):
+    run = hosted()
     assert os.getsid(run.first["pid"]) not in {os.getsid(0), run.first["pid"]}
     assert run.run_id.encode() not in Path(f"/proc/{run.first['pid']}/environ").read_bytes()
 
 
 @given(st.binary(min_size=1, max_size=300) | st.builds(contract.pack_frame, st.dictionaries(st.text(), WORDS)))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_comes_over_its_socket_the_attendant_goes_on(attended_once, data):
-    run = attended_once
+def test_whatever_comes_over_its_socket_the_agent_goes_on(agent_once, data):
+    run = agent_once
     with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.connect(str(run.scratch / "attendant"))
+        stranger.connect(str(run.scratch / "agent"))
         with contextlib.suppress(BrokenPipeError):
             stranger.sendall(contract.pack_frame(HELLO | {"received": run.received}) + data)
             stranger.shutdown(socket.SHUT_WR)
         while stranger.recv(65536):
             continue
     with socket.socket(socket.AF_UNIX) as launcher:
-        launcher.connect(str(run.scratch / "attendant"))
+        launcher.connect(str(run.scratch / "agent"))
         assert contract.read_frame(launcher.recv)[0]["kind"] == "ready"
 
 
@@ -354,10 +354,10 @@ def test_whatever_comes_over_its_socket_the_attendant_goes_on(attended_once, dat
         ),
     ],
 )
-def test_what_the_attendant_does_not_understand_it_names(attended, frame, reason):
-    run = attended()
+def test_what_the_agent_does_not_understand_it_names(hosted, frame, reason):
+    run = hosted()
     with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.connect(str(run.scratch / "attendant"))
+        stranger.connect(str(run.scratch / "agent"))
         stranger.sendall(frame)
         assert contract.read_frame(stranger.recv)[0]["kind"] == "ready"
         assert contract.read_frame(stranger.recv)[0] == {"kind": "refused", "reason": reason}
@@ -365,8 +365,8 @@ def test_what_the_attendant_does_not_understand_it_names(attended, frame, reason
     run.until("alive")
 
 
-def test_a_shim_that_vanishes_without_a_record_is_reported_once(attended):
-    run = attended()
+def test_a_shim_that_vanishes_without_a_record_is_reported_once(hosted):
+    run = hosted()
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     run.write(
         "records/rank-3.progress.jsonl", json.dumps({"pid": 4194304, "shim_pid": int(gone.stdout)}).encode() + b"\n"
@@ -376,15 +376,15 @@ def test_a_shim_that_vanishes_without_a_record_is_reported_once(attended):
     assert [header["kind"] for header, _ in later if header["kind"] == "lost_shim"] == []
 
 
-def test_a_shim_that_wrote_its_record_is_not_lost(attended):
-    run = attended()
+def test_a_shim_that_wrote_its_record_is_not_lost(hosted):
+    run = hosted()
     run.write("records/rank-3.exit.json", b"{}")
     run.write("records/rank-3.progress.jsonl", b'{"pid": 4194304, "shim_pid": 4194304}\n')
     assert "lost_shim" not in {header["kind"] for header, _ in run.until("alive")}
 
 
-def test_the_code_is_locked_while_the_run_lives(attended, tmp_path):
-    run = attended()
+def test_the_code_is_locked_while_the_run_lives(hosted, tmp_path):
+    run = hosted()
     with (tmp_path / "lock").open() as file:
         with pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -392,14 +392,14 @@ def test_the_code_is_locked_while_the_run_lives(attended, tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
-def test_a_folder_that_cannot_be_made_is_refused(attended, tmp_path):
+def test_a_folder_that_cannot_be_made_is_refused(hosted, tmp_path):
     (tmp_path / "runs").write_text("a file is in the way")
-    first = attended().first
+    first = hosted().first
     assert first["kind"] == "refused"
     assert str(tmp_path / "runs") in first["reason"]
 
 
-def test_folders_of_old_runs_are_tidied_up_but_not_of_live_ones(attended, tmp_path):
+def test_folders_of_old_runs_are_tidied_up_but_not_of_live_ones(hosted, tmp_path):
     for number in range(25):
         (tmp_path / f"runs/2020-01-{number:02}").mkdir(parents=True)
     live = subprocess.Popen(["sleep", "60"], env={**os.environ, "TTLAUNCH_RUN_ID": "2020-01-00"})
@@ -407,7 +407,7 @@ def test_folders_of_old_runs_are_tidied_up_but_not_of_live_ones(attended, tmp_pa
     while b"2020-01-00" not in Path(f"/proc/{live.pid}/environ").read_bytes() and time.monotonic() < deadline:
         pass
     try:
-        run = attended(run_id="2026-01-01")
+        run = hosted(run_id="2026-01-01")
         left = sorted(path.name for path in run.folder.parent.iterdir())
     finally:
         live.kill()

@@ -1,4 +1,4 @@
-"""The attendants of a run, one on each host, as its crew: they send home what ranks write, and end ranks where they run.
+"""The agents of a run, one on each host, as its controller: they send home what ranks write, and end ranks where they run.
 
 What comes is written into the run's folder on this machine byte for byte, so that whoever reads a run's records need
 not know where its ranks ran.
@@ -17,17 +17,17 @@ from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.launch_plan import EngineNames
 from ttlaunch.records.agents import FilePiece
 from ttlaunch.running.agents.host_link import HostLink
-from ttlaunch.running.agents.reach_attendant import START_S
+from ttlaunch.running.agents.reach_agent import START_S
 from ttlaunch.running.agents.relay import Relay
-from ttlaunch.running.crew import Look
 from ttlaunch.running.lost_hosts import Losses
+from ttlaunch.running.rank_controller import ProcessSnapshot
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import RankState
 
 _TICK_S = 0.2
 
 
-def start_attendants(
+def start_agents(
     transports: Sequence[Transport],
     arguments: Mapping[str, Mapping[str, Any]],
     *,
@@ -39,7 +39,7 @@ def start_attendants(
 
     Args:
         transports: The hosts.
-        arguments: By host: what `agent/attend.py` is to know.
+        arguments: By host: what `agent/start_agent.py` is to know.
         world_size: How many ranks there are on all hosts.
         folder: Where what comes is kept.
         pythons: Interpreters to try first on a host.
@@ -63,10 +63,10 @@ def start_attendants(
     return {transport.host: answer for transport, answer in on_each(transports, start, timeout_s=2 * START_S)}
 
 
-def end_attendants(links: Sequence[HostLink], meanwhile: Callable[[], None] = lambda: None) -> int:
+def end_agents(links: Sequence[HostLink], meanwhile: Callable[[], None] = lambda: None) -> int:
     """Have all of them end what is left of the run, at once; returns how many processes they had to kill.
 
-    It takes as long as the last host needs to send what it has, and for a host that does not answer, until its attendant
+    It takes as long as the last host needs to send what it has, and for a host that does not answer, until its agent
     has surely ended its ranks: afterwards nothing of the run is left, and it may be started again. `meanwhile` is called
     a few times a second.
     """
@@ -78,20 +78,20 @@ def end_attendants(links: Sequence[HostLink], meanwhile: Callable[[], None] = la
     return sum(link.killed or 0 for link in links)
 
 
-class HostsCrew:
-    """Attendants on all hosts of a run, and the relay that lets the engine reach them."""
+class AgentRankController:
+    """Agents on all hosts of a run, and the relay that lets the engine reach them."""
 
-    looks_at_once = False
+    answers_at_once = False
 
     def __init__(self, links: Sequence[HostLink], relay: Relay, folder: RunFolder) -> None:
-        self.boxes = folder.path
+        self.recordings = folder.path
         self._links = links
         self._relay = relay
 
     def settings(self, names: EngineNames) -> Mapping[str, str]:
         return self._relay.settings(names)
 
-    def losses(self, ranks: Sequence[RankState]) -> Losses:  # noqa: ARG002 - attendants know by themselves
+    def losses(self, ranks: Sequence[RankState]) -> Losses:  # noqa: ARG002 - agents know by themselves
         for link in self._links:
             unwritable, link.unwritable = link.unwritable, None
             if unwritable is not None:
@@ -119,25 +119,25 @@ class HostsCrew:
             raise ValueError(f"no rank of this run is on a host {host}")
         found[0].cut()
 
-    def look(self, ranks: Sequence[RankState], *, since: float) -> Look | None:
+    def snapshot(self, ranks: Sequence[RankState], *, since: float) -> ProcessSnapshot | None:
         hosts = {state.row.host for state in ranks if state.exit is None}
         asked = [link for link in self._links if link.host in hosts]
-        answers = [answer for link in asked if (answer := link.look(int(since * 1000))) is not None]
+        answers = [answer for link in asked if (answer := link.snapshot(int(since * 1000))) is not None]
         if len(answers) < len(asked):
             return None
         stopped = frozenset(rank for answer in answers for rank in answer.stopped)
-        return Look(stopped, {rank: count for answer in answers for rank, count in answer.faults})
+        return ProcessSnapshot(stopped, {rank: count for answer in answers for rank, count in answer.faults})
 
-    def spy_on(self, ranks: Sequence[RankState]) -> None:
+    def dump_stacks(self, ranks: Sequence[RankState]) -> None:
         """Returns at once."""
         for link in self._links:
             here = [state.row.rank for state in ranks if state.row.host == link.host and state.exit is None]
             if here:
-                link.order("spy", ranks=here)
+                link.order("stack_dump", ranks=here)
 
     def end(self, meanwhile: Callable[[], None]) -> int:
-        """Tell every attendant to finish, at once, and wait until the last one has or is given up."""
-        killed = end_attendants(self._links, meanwhile)
+        """Tell every agent to finish, at once, and wait until the last one has or is given up."""
+        killed = end_agents(self._links, meanwhile)
         self._relay.close()
         return killed
 

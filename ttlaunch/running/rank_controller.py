@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ttlaunch.agent.run_processes import is_gone, is_stopped, kill_run_processes, page_faults, signal_process
-from ttlaunch.agent.spy import find_py_spy, spy_on
+from ttlaunch.agent.stack_dump import dump_stacks, find_py_spy
 from ttlaunch.planning.launch_plan import EngineNames
 from ttlaunch.running.lost_hosts import Losses
 from ttlaunch.running.watch import RankState
 
 
 @dataclass(frozen=True)
-class Look:
+class ProcessSnapshot:
     """What was seen of the ranks' processes at one moment.
 
     Attributes:
@@ -26,26 +26,26 @@ class Look:
     faults: Mapping[int, int]
 
 
-class Crew(Protocol):
+class RankController(Protocol):
     """The supervisor's eyes and hands where the ranks run.
 
     Attributes:
-        boxes: The folder below which the ranks' black boxes can be read.
-        looks_at_once: Whether `look` costs nothing; else it asks other hosts.
+        recordings: The folder below which the ranks' flight recorders can be read.
+        answers_at_once: Whether `snapshot` costs nothing; else it asks other hosts.
     """
 
-    looks_at_once: bool
+    answers_at_once: bool
 
     @property
-    def boxes(self) -> Path: ...
+    def recordings(self) -> Path: ...
 
-    def look(self, ranks: Sequence[RankState], *, since: float) -> Look | None:
-        """How the ranks' processes are, and their boxes as they are by then; None until every host has said so.
+    def snapshot(self, ranks: Sequence[RankState], *, since: float) -> ProcessSnapshot | None:
+        """How the ranks' processes are, and their recordings as they are by then; None until every host has said so.
 
         Call it again with equal `since`, by the monotonic clock, until it answers; a later one looks again.
         """
 
-    def spy_on(self, ranks: Sequence[RankState]) -> None:
+    def dump_stacks(self, ranks: Sequence[RankState]) -> None:
         """Have the stacks of these ranks read from outside, where that can be done; they then lie with those of the others."""
 
     def settings(self, names: EngineNames) -> Mapping[str, str]:
@@ -79,14 +79,14 @@ class Crew(Protocol):
         """
 
 
-class LocalCrew:
+class LocalRankController:
     """For ranks that all run on this machine."""
 
-    looks_at_once = True
+    answers_at_once = True
 
     def __init__(self, run_id: str, *, scratch: Path, run_folder: Path, daemons: Collection[str] = ()) -> None:
         """Stand beside the ranks of a run; `daemons` are the names of its engine's processes."""
-        self.boxes = scratch
+        self.recordings = scratch
         self._daemons = daemons
         self._run_id = run_id
         self._run_folder = run_folder
@@ -114,16 +114,16 @@ class LocalCrew:
         for pid in _living(ranks).values():
             signal_process(pid, number, run_id=self._run_id)
 
-    def look(self, ranks: Sequence[RankState], *, since: float) -> Look:  # noqa: ARG002 - it is always fresh
+    def snapshot(self, ranks: Sequence[RankState], *, since: float) -> ProcessSnapshot:  # noqa: ARG002 - it is always fresh
         pids = _living(ranks)
         stopped = frozenset(rank for rank, pid in pids.items() if is_stopped(pid))
-        return Look(stopped, {rank: page_faults(pid) for rank, pid in pids.items()})
+        return ProcessSnapshot(stopped, {rank: page_faults(pid) for rank, pid in pids.items()})
 
-    def spy_on(self, ranks: Sequence[RankState]) -> None:
+    def dump_stacks(self, ranks: Sequence[RankState]) -> None:
         """Returns when it is done, after a few seconds at most."""
         py_spy = find_py_spy()
         if py_spy is not None:
-            spy_on(_living(ranks), run_id=self._run_id, run_folder=str(self._run_folder), py_spy=py_spy)
+            dump_stacks(_living(ranks), run_id=self._run_id, run_folder=str(self._run_folder), py_spy=py_spy)
 
     def cut(self, host: str) -> None:
         raise ValueError(f"every rank runs on this machine, and no cable leads to {host}")

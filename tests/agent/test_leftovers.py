@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ttlaunch import contract
+from ttlaunch.agent.leftovers import find_leftovers
 from ttlaunch.agent.send_signal import holders
-from ttlaunch.agent.what_is_left import what_is_left
 from ttlaunch.engines.choose import ENGINES
 from ttlaunch.planning.engine import RanksToStart
 
@@ -28,7 +28,7 @@ def places(tmp_path, monkeypatch):
 
 def look(places, *, run_id="run-1", age_s=60.0, patience_s=0.0):
     scratch = str(places / "scratch")
-    return what_is_left(
+    return find_leftovers(
         run_id=run_id,
         scratch=scratch,
         age_s=age_s,
@@ -84,7 +84,7 @@ def test_the_scratch_folder_and_sessions_of_dead_daemons_are_left(places):
 
 def test_who_holds_a_file_is_found():
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder).resolve() / "attended"
+        path = Path(folder).resolve() / "agent.claim"
         with path.open("w"):
             assert [os.getpid()] == holders(str(path))
         assert [] == holders(str(path))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ttlaunch.diagnostics import Blame, Diagnostic, listed, shown
 from ttlaunch.hosts.prepare.kind import Kind
-from ttlaunch.hosts.prepare.wishes import Wishes
+from ttlaunch.hosts.prepare.requirements import Requirements
 
 _LONGEST = 240
 _MOST_LINES = 8
@@ -35,13 +35,13 @@ def pinned_in_conflict(output: str) -> list[str]:
     return list(dict.fromkeys(_PINNED.findall(output)))
 
 
-def explain_lock(output: str, kind: Kind, wishes: Wishes, *, missing: Sequence[str]) -> Diagnostic:
+def explain_lock(output: str, kind: Kind, wanted: Requirements, *, missing: Sequence[str]) -> Diagnostic:
     """Why there is no lock for a kind of host.
 
     Args:
         output: pip's.
         kind: Of the hosts.
-        wishes: What was asked for.
+        wanted: What was asked for.
         missing: Exact versions of which there is no wheel, found by asking for each alone.
     """
     none_fits = _NONE_FITS.search(output)
@@ -49,12 +49,12 @@ def explain_lock(output: str, kind: Kind, wishes: Wishes, *, missing: Sequence[s
     if asked or (none_fits is None and not missing and _UNREACHABLE.search(output)):
         return _explain_unreachable(output)
     if missing:
-        return _explain_missing(listed(missing, last="and"), kind, (), wishes)
+        return _explain_missing(listed(missing, last="and"), kind, (), wanted)
     if none_fits:
         versions = [v.strip() for v in found.group(1).split(",")] if (found := _VERSIONS.search(output)) else []
         there = [v for v in versions if v != "none"]
         notes = (f"there are wheels of {listed(there[-_MOST_LINES:], last='and')}",) if there else ()
-        return _explain_missing(f"`{none_fits.group(1)}`", kind, notes, wishes)
+        return _explain_missing(f"`{none_fits.group(1)}`", kind, notes, wanted)
     cause = _CAUSE.search(output)
     lines = [line.strip() for line in cause.group(1).splitlines()] if cause else []
     if lines:
@@ -63,7 +63,7 @@ def explain_lock(output: str, kind: Kind, wishes: Wishes, *, missing: Sequence[s
         return Diagnostic(
             "H033",
             f"these cannot be had together: {shown(subject, longest=_LONGEST)}",
-            notes=(*(shown(line, longest=_LONGEST) for line in lines[:_MOST_LINES]), _origin(wishes)),
+            notes=(*(shown(line, longest=_LONGEST) for line in lines[:_MOST_LINES]), _origin(wanted)),
             hints=("change one of them, in the constraints or in the requirements",),
             blame=Blame.HOSTS,
         )
@@ -72,16 +72,16 @@ def explain_lock(output: str, kind: Kind, wishes: Wishes, *, missing: Sequence[s
     return Diagnostic(
         "H033",
         f"the packages of the ranks cannot be settled: {shown(said[0], longest=_LONGEST)}",
-        notes=(*(shown(line, longest=_LONGEST) for line in said[1:_MOST_LINES]), _origin(wishes)),
+        notes=(*(shown(line, longest=_LONGEST) for line in said[1:_MOST_LINES]), _origin(wanted)),
         blame=Blame.HOSTS,
     )
 
 
-def _explain_missing(what: str, kind: Kind, notes: tuple[str, ...], wishes: Wishes) -> Diagnostic:
+def _explain_missing(what: str, kind: Kind, notes: tuple[str, ...], wanted: Requirements) -> Diagnostic:
     return Diagnostic(
         "H032",
         f"there is no wheel of {what} for {kind}",
-        notes=(*notes, _origin(wishes)),
+        notes=(*notes, _origin(wanted)),
         hints=("name a version that has one, or let pip look elsewhere too: `PIP_FIND_LINKS`, `PIP_EXTRA_INDEX_URL`",),
         blame=Blame.HOSTS,
     )
@@ -101,5 +101,5 @@ def _explain_unreachable(output: str) -> Diagnostic:
     )
 
 
-def _origin(wishes: Wishes) -> str:
-    return f"versions are held by {wishes.constraints_origin}"
+def _origin(wanted: Requirements) -> str:
+    return f"versions are held by {wanted.constraints_origin}"

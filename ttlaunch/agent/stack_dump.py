@@ -30,7 +30,7 @@ def find_py_spy(*pythons: str) -> str | None:
     return shutil.which("py-spy", path=os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)]))
 
 
-def spy_on(pids: Mapping[int, int], *, run_id: str, run_folder: str, py_spy: str) -> list[int]:
+def dump_stacks(pids: Mapping[int, int], *, run_id: str, run_folder: str, py_spy: str) -> list[int]:
     """Append to the stacks of each rank what its process is doing.
 
     Args:

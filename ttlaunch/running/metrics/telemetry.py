@@ -1,4 +1,4 @@
-"""The books that ranks leave of a run: what each sent to whom, how long it waited, and what its steps consisted of."""
+"""The telemetry that ranks leave of a run: what each sent to whom, how long it waited, and what its steps consisted of."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ OUTSIDE_STEPS = frozenset({"start", "after"})
 
 
 @dataclass
-class Book:
+class RankTelemetry:
     """What one rank has written.
 
     Attributes:
@@ -37,43 +37,43 @@ class Book:
     steps: dict[int, int] = field(default_factory=dict)
 
 
-def read_books(folder: Path, *, world_size: int, complain: Complain = pass_over) -> list[Book] | None:
-    """The books of all ranks, as far as they are written; None if a rank has left none."""
-    books = [_read_book(folder, rank, world_size=world_size, complain=complain) for rank in range(world_size)]
-    return None if any(book is None for book in books) else [book for book in books if book is not None]
+def read_telemetry(folder: Path, *, world_size: int, complain: Complain = pass_over) -> list[RankTelemetry] | None:
+    """The telemetry of all ranks, as far as they are written; None if a rank has left none."""
+    telemetry = [_read_book(folder, rank, world_size=world_size, complain=complain) for rank in range(world_size)]
+    return None if any(entry is None for entry in telemetry) else [entry for entry in telemetry if entry is not None]
 
 
-def measured(books: Sequence[Book], *, until: int) -> dict[tuple[str, int, int], tuple[int, int]]:
+def measured(telemetry: Sequence[RankTelemetry], *, until: int) -> dict[tuple[str, int, int], tuple[int, int]]:
     """Messages and bytes by operation, source and destination, of all steps up to one."""
     found: dict[tuple[str, int, int], tuple[int, int]] = {}
-    for book in books:
-        for row in book.sent:
+    for entry in telemetry:
+        for row in entry.sent:
             steps = row.steps_until(until)
-            messages, size = found.get((row.operation, book.rank, row.dest), (0, 0))
+            messages, size = found.get((row.operation, entry.rank, row.dest), (0, 0))
             if steps:
                 total = (messages + steps * row.messages, size + steps * row.size)
-                found[row.operation, book.rank, row.dest] = total
+                found[row.operation, entry.rank, row.dest] = total
     return found
 
 
-def _read_book(folder: Path, rank: int, *, world_size: int, complain: Complain) -> Book | None:
+def _read_book(folder: Path, rank: int, *, world_size: int, complain: Complain) -> RankTelemetry | None:
     """What a rank has written; a line that a killed rank did not finish is passed over."""
-    name, book = contract.ledger_file(rank), Book(rank)
+    name, entry = contract.ledger_file(rank), RankTelemetry(rank)
     read = partial(read_stretch, world_size=world_size)
     stretches = list(good_records(Tail(folder / name), read, rank=rank, file=name, complain=complain))
     for stretch in stretches:
-        _take(book, stretch)
-    return book if stretches else None
+        _take(entry, stretch)
+    return entry if stretches else None
 
 
-def _take(book: Book, stretch: Stretch) -> None:
-    book.sent += stretch.sent
-    book.facts |= stretch.facts
-    _add_times(book.waits, ((name, times) for name, phase, times in stretch.waited if phase not in OUTSIDE_STEPS))
-    _add_times(book.phases, ((name, times) for name, times in stretch.spent if name not in {*OUTSIDE_STEPS, _STEP}))
+def _take(entry: RankTelemetry, stretch: Stretch) -> None:
+    entry.sent += stretch.sent
+    entry.facts |= stretch.facts
+    _add_times(entry.waits, ((name, times) for name, phase, times in stretch.waited if phase not in OUTSIDE_STEPS))
+    _add_times(entry.phases, ((name, times) for name, times in stretch.spent if name not in {*OUTSIDE_STEPS, _STEP}))
     for name, times in stretch.spent:
-        book.steps |= times if name == _STEP else {}
-    book.last = stretch.last
+        entry.steps |= times if name == _STEP else {}
+    entry.last = stretch.last
 
 
 def _add_times(into: dict[str, dict[int, int]], found: Iterable[tuple[str, Mapping[int, int]]]) -> None:

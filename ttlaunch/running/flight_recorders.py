@@ -1,4 +1,4 @@
-"""The ranks' black boxes as the launcher sees them: read while ranks live, kept in the run folder if a run ends badly.
+"""The ranks' flight recorders as the launcher sees them: read while ranks live, kept in the run folder if a run ends badly.
 
 `last_operation` puts what a rank did last into words, for whoever tells how it broke.
 """
@@ -12,13 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.black_box import DONE, NO_BUCKET, SIZE, VERBS, WORLD, Box, Operation, box_file, read_box
+from ttlaunch.flight_recorder import (
+    DONE,
+    NO_BUCKET,
+    SIZE,
+    VERBS,
+    WORLD,
+    Operation,
+    Recording,
+    read_recorder,
+    recorder_file,
+)
 from ttlaunch.running.watch import RankState
 
 
 @dataclass(frozen=True)
 class LastOperation:
-    """What a rank did last, by its black box.
+    """What a rank did last, by its flight recorder.
 
     Attributes:
         text: All of it in words, such as `recv of 13.2 MB from rank 2 (aggregator), tag 3, …`.
@@ -48,33 +58,33 @@ class LastOperation:
         return asdict(self)
 
 
-def read_boxes(folder: Path, *, world_size: int) -> dict[int, Box]:
-    """The boxes that lie below a folder by now, by rank."""
-    boxes = {}
+def read_recorders(folder: Path, *, world_size: int) -> dict[int, Recording]:
+    """The recordings that lie below a folder by now, by rank."""
+    recordings = {}
     for rank in range(world_size):
         with contextlib.suppress(OSError):
-            box = read_box((folder / box_file(rank)).read_bytes())
-            if box is not None:
-                boxes[rank] = box
-    return boxes
+            recording = read_recorder((folder / recorder_file(rank)).read_bytes())
+            if recording is not None:
+                recordings[rank] = recording
+    return recordings
 
 
-def keep_boxes(source: Path, run_folder: Path, *, world_size: int) -> None:
-    """Copy the boxes of ranks that have ended into the run's folder; a full disk costs the boxes, not the report."""
+def keep_recorders(source: Path, run_folder: Path, *, world_size: int) -> None:
+    """Copy the recordings of ranks that have ended into the run's folder; a full disk costs the recordings, not the report."""
     if source == run_folder:
         return
     for rank in range(world_size):
         with contextlib.suppress(OSError):
-            data = (source / box_file(rank)).read_bytes()
+            data = (source / recorder_file(rank)).read_bytes()
             if len(data) == SIZE:
-                (run_folder / contract.BLACKBOX_DIR).mkdir(exist_ok=True)
-                (run_folder / box_file(rank)).write_bytes(data)
+                (run_folder / contract.FLIGHT_RECORDER_DIR).mkdir(exist_ok=True)
+                (run_folder / recorder_file(rank)).write_bytes(data)
 
 
 def drop_evidence(run_folder: Path, *, is_done: bool) -> None:
-    """Remove what nobody needs: boxes of a run that went well, and stacks that nobody asked for."""
+    """Remove what nobody needs: recordings of a run that went well, and stacks that nobody asked for."""
     if is_done:
-        shutil.rmtree(run_folder / contract.BLACKBOX_DIR, ignore_errors=True)
+        shutil.rmtree(run_folder / contract.FLIGHT_RECORDER_DIR, ignore_errors=True)
     with contextlib.suppress(OSError):
         for path in (run_folder / contract.STACKS_DIR).iterdir():
             if not path.stat().st_size:
@@ -83,7 +93,7 @@ def drop_evidence(run_folder: Path, *, is_done: bool) -> None:
 
 
 def last_operations(run_folder: Path, ranks: Sequence[RankState], *, end: float | None) -> dict[int, LastOperation]:
-    """What each rank did last, from the boxes in a run's folder.
+    """What each rank did last, from the recordings in a run's folder.
 
     Args:
         run_folder: Of a run that has ended.
@@ -93,28 +103,28 @@ def last_operations(run_folder: Path, ranks: Sequence[RankState], *, end: float 
     roles = [state.row.role for state in ranks]
     offsets = {state.row.rank: state.clock_offset_s for state in ranks}
     found = {}
-    for rank, box in read_boxes(run_folder, world_size=len(ranks)).items():
-        last = last_operation(box, roles=roles, end=(time.time() if end is None else end) + offsets[rank])
+    for rank, recording in read_recorders(run_folder, world_size=len(ranks)).items():
+        last = last_operation(recording, roles=roles, end=(time.time() if end is None else end) + offsets[rank])
         if last is not None:
             found[rank] = last
     return found
 
 
-def last_operation(box: Box, *, roles: Sequence[str], end: float) -> LastOperation | None:
+def last_operation(recording: Recording, *, roles: Sequence[str], end: float) -> LastOperation | None:
     """The last operation of a rank; None if it has begun none, or if its role had returned.
 
     Args:
-        box: Of the rank.
+        recording: Of the rank.
         roles: Of all ranks.
         end: When the run failed or ended, seconds since the epoch by the clock of the rank's host.
     """
-    if not box.operations or box.phase == DONE:
+    if not recording.operations or recording.phase == DONE:
         return None
-    last = box.operations[-1]
+    last = recording.operations[-1]
     if last.is_collective and last.tag == WORLD and not last.is_open:
         return None  # it has started, and done nothing since
-    began = max(0.0, end - box.seconds(last.begun))
-    ended = None if last.is_open else max(0.0, end - box.seconds(last.ended))
+    began = max(0.0, end - recording.seconds(last.begun))
+    ended = None if last.is_open else max(0.0, end - recording.seconds(last.ended))
     done = "" if ended is None else f" and done {ended:.1f} s"
     when = f"begun {began:.1f} s{done} before the end"
     return LastOperation(

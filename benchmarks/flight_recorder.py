@@ -1,6 +1,6 @@
-"""What a rank's black box costs: `PYTHONPATH=. python benchmarks/black_box.py`.
+"""What a rank's flight recorder costs: `PYTHONPATH=. python benchmarks/flight_recorder.py`.
 
-Sockets that do nothing, with books alone and with books and a black box in shared memory, take turns for some thousand
+Sockets that do nothing, with telemetry alone and with telemetry and a flight recorder in shared memory, take turns for some thousand
 messages at a time; the processor's time of this thread, medians over the rounds. To be met: 1 µs for an operation. A
 transfer that is begun and waited for is two operations.
 """
@@ -54,7 +54,7 @@ def _is_met(name: str, box: BlackBox) -> bool:
         without.append(before)
         adds.append((_time_us(boxed, act, is_named=is_named) - before) / operations)
     if name == next(iter(WAYS)):
-        print(f"{'a message':36} {'books µs':>8} {'operations':>10} {'box adds to each µs':>20} {'limit':>6}")
+        print(f"{'a message':36} {'telemetry µs':>8} {'operations':>10} {'box adds to each µs':>20} {'limit':>6}")
     return _tell(name, without, adds, operations)
 
 
@@ -76,14 +76,14 @@ def _tell(name: str, without: list[float], adds: list[float], operations: int) -
     return added <= LIMIT_US
 
 
-def _bucket_time_us(books: Buckets) -> float:
+def _bucket_time_us(telemetry: Buckets) -> float:
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(torch.zeros(4))
     began = time.thread_time()
     for _ in range(MESSAGES):
-        moment = books.begin(0, 16)
-        books.wait()
-        books.end(0, 16, moment, done)
+        moment = telemetry.begin(0, 16)
+        telemetry.wait()
+        telemetry.end(0, 16, moment, done)
     return (time.thread_time() - began) / MESSAGES * 1e6
 
 

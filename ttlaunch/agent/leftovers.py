@@ -25,13 +25,13 @@ _LONGEST_NAME = 80
 
 
 def main(arguments: dict[str, Any]) -> int:
-    """Answer with one frame; `arguments` are those of `what_is_left`."""
-    sys.stdout.buffer.write(contract.pack_frame({"kind": "left", **what_is_left(**arguments)}))
+    """Answer with one frame; `arguments` are those of `find_leftovers`."""
+    sys.stdout.buffer.write(contract.pack_frame({"kind": "left", **find_leftovers(**arguments)}))
     sys.stdout.buffer.flush()
     return 0
 
 
-def what_is_left(
+def find_leftovers(
     *, run_id: str, scratch: str, age_s: float, patience_s: float, folders: Sequence[str], segments: Sequence[str]
 ) -> dict[str, Any]:
     """What there is, and after how many seconds there was nothing, None if there still is.
