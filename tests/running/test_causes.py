@@ -213,7 +213,7 @@ def test_a_rank_that_cannot_import_says_what():
 def test_a_lost_peer_that_nobody_explains_is_said_to_be_unexplained():
     failure = failure_of(states({"signal": signal.SIGPIPE, "time": 1.0}))
     assert (failure.code, failure.message) == ("R026", "rank 0 (worker, box) lost its peer: SIGPIPE")
-    assert failure.evidence == ("no other rank said that it broke: what ended the connection is not known",)
+    assert failure.evidence == ("no other rank reported a failure: what ended the connection is not known",)
 
 
 def test_the_line_of_a_crash_is_told():
@@ -263,9 +263,9 @@ def test_the_cascade_is_one_line():
 
 
 def test_many_ranks_are_counted_and_one_is_one():
-    ended = [Follower(rank, "worker", Cause.ENDED, "", None) for rank in range(9)]
+    ended = [Follower(kind=Cause.ENDED, rank=rank, role="worker", cause="") for rank in range(9)]
     assert render_cascade(ended) == "then 9 ranks were ended with the run"
     assert render_cascade(ended[:1]) == "then rank 0 was ended with the run"
-    second = Follower(1, "worker", Cause.CRASHED, "crashed with SIGSEGV", 2.0)
+    second = Follower(kind=Cause.CRASHED, rank=1, role="worker", cause="crashed with SIGSEGV", time=2.0)
     assert render_cascade([second]) == "then rank 1 crashed with SIGSEGV"
     assert render_cascade([]) is None

@@ -179,7 +179,7 @@ def _failure(
     failure = first_failure(watch.ranks, lost_shims={}, ordered=False) or broken
     if failure is None and not findings and returncode != 0:
         how = f"was killed by signal {-returncode}" if returncode < 0 else f"ended with status {returncode}"
-        failure = Failure("R003", None, None, None, None, f"the process of all ranks {how}", time.time())
+        failure = Failure(code="R003", cause=f"the process of all ranks {how}", time=time.time())
     if failure is None and not combine_digests([state.digests for state in watch.ranks])[1]:
         failure = different_parameters(watch.ranks)
     for state in watch.ranks:

@@ -10,7 +10,7 @@ from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.running.failures.attribution import Witnesses, first_failure
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.divergence import divergence
-from ttlaunch.running.failures.failure import Failure
+from ttlaunch.running.failures.failure import Failure, rank_failure
 from ttlaunch.running.failures.stderr_tail import read_stderr_tail
 from ttlaunch.running.logs.output import FROM_A_RANK
 from ttlaunch.running.lost_hosts import Losses, LostHost
@@ -157,7 +157,7 @@ def folder_failure(error: OSError) -> Failure:
     reason = (error.strerror or str(error)).lower()
     evidence = (f"{error.filename}: {reason}",) if error.filename else ()
     cause = f"the run folder can no longer be used: {reason}"
-    return Failure("R010", None, None, None, None, cause, time.time(), None, evidence, comes_again=True)
+    return Failure(code="R010", cause=cause, time=time.time(), evidence=evidence, comes_again=True)
 
 
 def _mark_stopped(ranks: list[RankState], failure: Failure | None) -> None:
@@ -176,8 +176,7 @@ def different_parameters(ranks: list[RankState]) -> Failure:
             other, known = first.setdefault(name, (state, digest))
             if known != digest:
                 cause = f"ended with other bits in `{name}` than rank {other.row.rank} ({other.row.role})"
-                row = state.row
-                return Failure("R009", row.rank, row.role, row.host, None, cause, time.time(), comes_again=True)
+                return rank_failure(state.row, code="R009", cause=cause, time=time.time(), comes_again=True)
     raise AssertionError("called although all parameters agree")
 
 
@@ -188,15 +187,5 @@ def _engine_failure(folder: RunFolder, engine: Engine, returncode: int, unfinish
     first = "".join(f" before rank {s.row.rank} ({s.row.role}, {s.row.host}) had ended" for s in left)
     words = _engine_said(folder).splitlines()
     said = tuple(line.strip() for line in words if line.strip(" -\t") and not line.startswith(FROM_A_RANK.decode()))
-    return Failure(
-        "R008",
-        None,
-        None,
-        None,
-        None,
-        f"{engine.signature.program} {how}{first}; no rank had failed",
-        time.time(),
-        None,
-        said[-_TAIL_LINES:],
-        of_engine=True,
-    )
+    cause = f"{engine.signature.program} {how}{first}; no rank had failed"
+    return Failure(code="R008", cause=cause, time=time.time(), evidence=said[-_TAIL_LINES:], of_engine=True)

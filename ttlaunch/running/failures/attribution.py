@@ -13,8 +13,13 @@ from ttlaunch.engines.base import EngineReport
 from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.failures.causes import Cause, classify_ending, classify_exception
 from ttlaunch.running.failures.failure import Failure, Follower
-from ttlaunch.running.failures.name_cause import name_ending, name_exception, name_lost_daemon, name_lost_shim
-from ttlaunch.running.failures.next_step import next_step
+from ttlaunch.running.failures.name_cause import (
+    name_ending,
+    name_exception,
+    name_lost_daemon,
+    name_lost_shim,
+    next_step,
+)
 from ttlaunch.running.failures.stderr_tail import StderrTail, chained
 from ttlaunch.running.lost_hosts import NEXT_STEP, RANK_WENT_WITH_HOST, LostHost, loss_message, loss_notes
 from ttlaunch.running.watch import RankState
@@ -101,7 +106,7 @@ def _of_rank(
             return []
         without_words = kind is Cause.EXITED and words.raised is None
         order = _FOLLOWS if kind.follows else _WITHOUT_WORDS if without_words else _FIRST_HAND
-        return [_Candidate(order, name_ending(state, state.exit, words, kind))]
+        return [_Candidate(order, name_ending(state, state.exit, words, kind=kind))]
     if lost is not None and state.exit is None and not ordered:
         by_daemon = seen.engine.lost_daemon and state.row.rank not in seen.engine.killed_shims
         named = name_lost_daemon(state, lost, launcher=seen.launcher) if by_daemon else name_lost_shim(state, lost)
@@ -147,15 +152,13 @@ def _lost_host(lost: LostHost, ranks: list[RankState], seen: Witnesses) -> _Cand
     its_ranks = [state for state in ranks if state.row.host == host]
     step = max((state.step for state in its_ranks), default=0)
     failure = Failure(
-        "R012",
-        None,
-        None,
-        host,
-        step or None,
-        loss_message(lost),
-        lost.last_heard,
-        evidence=loss_notes(lost, its_ranks, stood_still_s=seen.stood_still_s),
+        code="R012",
         kind=Cause.HOST_LOST,
+        host=host,
+        step=step or None,
+        cause=loss_message(lost),
+        time=lost.last_heard,
+        evidence=loss_notes(lost, its_ranks, stood_still_s=seen.stood_still_s),
         next_step=NEXT_STEP,
     )
     return _Candidate(_FIRST_HAND, failure)
@@ -173,9 +176,9 @@ def _followers(
         if rank == first.rank or (state.exit is not None and not state.exit.is_failure):
             continue
         if failure is not None:
-            found.append(Follower(rank, role, failure.kind, failure.cause, failure.time))
+            found.append(Follower(kind=failure.kind, rank=rank, role=role, cause=failure.cause, time=failure.time))
         elif state.row.host in lost_hosts:
-            found.append(Follower(rank, role, Cause.FENCED, RANK_WENT_WITH_HOST, None))
+            found.append(Follower(kind=Cause.FENCED, rank=rank, role=role, cause=RANK_WENT_WITH_HOST))
         else:
-            found.append(Follower(rank, role, Cause.ENDED, "was ended with the run", None))
+            found.append(Follower(kind=Cause.ENDED, rank=rank, role=role, cause="was ended with the run"))
     return tuple(sorted(found, key=lambda one: (one.time is None, one.time or 0.0, one.rank)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from ttlaunch.running.failures.failure import Failure
+from ttlaunch.running.failures.failure import Failure, rank_failure
 from ttlaunch.running.watch import RankState
 
 
@@ -38,7 +38,7 @@ def divergence(ranks: Sequence[RankState], config: Mapping[str, Any] | None) -> 
         return None
     first = min(found)
     row = next(state.row for state in ranks if state.row.rank == first.rank)
-    return Failure("R011", row.rank, row.role, row.host, None, first.cause, time.time(), comes_again=True)
+    return rank_failure(row, code="R011", cause=first.cause, time=time.time(), comes_again=True)
 
 
 def _in_validation(state: RankState) -> _Bad | None:

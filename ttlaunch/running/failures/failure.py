@@ -1,9 +1,10 @@
-"""The first failure of a run as everybody tells it: the diagnostic, `report.json`, `ttlaunch report`."""
+"""The first failure of a run and the ranks that followed it, as diagnostics, `report.json` and `ttlaunch report` need them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.lost_hosts import RANKS_WENT_WITH_HOST
 
@@ -15,7 +16,7 @@ _CLAUSES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Follower:
     """A rank that broke or was ended after the first one.
 
@@ -24,43 +25,45 @@ class Follower:
         time: Seconds since the epoch, None if unknown.
     """
 
+    kind: Cause
     rank: int
     role: str
-    kind: Cause
     cause: str
-    time: float | None
+    time: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The first failure of a run.
+    """The first failure of a run; the fields stand in the order of `report.json`.
 
     Attributes:
         code: An `R` code.
+        kind: Its class.
+        rank: The rank that failed; None if a host, the run folder or the engine did. So for `role`, `host` and `step`.
         cause: One clause that follows "rank 3 (aggregator, host)".
+        when: What the step cannot express, such as "while it was starting".
+        place: `file:line` of the user's code, None if unknown.
         time: Seconds since the epoch, None if unknown.
         evidence: Facts for notes.
-        kind: Its class.
-        when: What the step cannot say, such as "while it was starting".
         followers: The ranks that broke or were ended after it.
-        last_lines: Of the rank's standard error.
+        last_lines: The end of the rank's standard error.
         next_step: What to type or change; None where the log has to be read.
-        comes_again: Whether a new start would meet it again: another MPI, a missing program, a full disk. For the
-            supervisor that decides so while the run is in memory; `report.json` does not hold it.
+        comes_again: Whether a new start would meet it again: another MPI, a missing program, a full disk. Only the
+            supervisor needs it, which decides about a restart; `report.json` does not hold it.
         of_engine: Whether the engine failed and no rank did; not in `report.json` either.
     """
 
     code: str
-    rank: int | None
-    role: str | None
-    host: str | None
-    step: int | None
-    cause: str
-    time: float | None
-    place: str | None = None
-    evidence: tuple[str, ...] = ()
     kind: Cause = Cause.OTHER
+    rank: int | None = None
+    role: str | None = None
+    host: str | None = None
+    step: int | None = None
+    cause: str
     when: str | None = None
+    place: str | None = None
+    time: float | None
+    evidence: tuple[str, ...] = ()
     followers: tuple[Follower, ...] = ()
     last_lines: tuple[str, ...] = ()
     next_step: str | None = None
@@ -76,38 +79,46 @@ class Failure:
         return f"rank {self.rank} ({self.role}, {self.host}) {self.cause}{when}"
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "code": self.code,
-            "class": str(self.kind),
-            "rank": self.rank,
-            "role": self.role,
-            "host": self.host,
-            "step": self.step,
-            "cause": self.cause,
-            "when": self.when,
-            "place": self.place,
-            "time": self.time,
-            "evidence": list(self.evidence),
-            "cascade": [{"class": str(one.kind), **_without_kind(one)} for one in self.followers],
-            "last_lines": list(self.last_lines),
-            "next_step": self.next_step,
-        }
+        """The failure as `report.json` holds it."""
+        return asdict(self, dict_factory=_named_as_in_json)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """What `as_json` was made of.
+        """Read what `as_json` made.
 
         Raises:
             KeyError, TypeError, ValueError: It is no such record.
         """
-        values = {name: value for name, value in _without_class(record).items() if name != "cascade"}
-        lists = {name: tuple(record[name]) for name in ("evidence", "last_lines")}
-        followers = tuple(Follower(**{**_without_class(one), "kind": Cause(one["class"])}) for one in record["cascade"])
-        return cls(**{**values, **lists, "kind": Cause(record["class"]), "followers": followers})
+        values = _named_as_in_code(record)
+        lists = {name: tuple(values[name]) for name in ("evidence", "last_lines")}
+        followers = tuple(Follower(**_named_as_in_code(one)) for one in values["followers"])
+        return cls(**{**values, **lists, "followers": followers})
+
+
+_JSON_NAMES = {"kind": "class", "followers": "cascade"}
+_ONLY_IN_MEMORY = {"comes_again", "of_engine"}
+
+
+def _named_as_in_json(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {
+        _JSON_NAMES.get(name, name): list(value) if isinstance(value, tuple) else value
+        for name, value in fields
+        if name not in _ONLY_IN_MEMORY
+    }
+
+
+def _named_as_in_code(record: Mapping[str, Any]) -> dict[str, Any]:
+    names = {written: name for name, written in _JSON_NAMES.items()}
+    return {**{names.get(name, name): value for name, value in record.items()}, "kind": Cause(record["class"])}
+
+
+def rank_failure(row: RankRow, *, code: str, cause: str, time: float, **more: Any) -> Failure:
+    """The failure of one rank; `more` are further fields of `Failure`."""
+    return Failure(code=code, rank=row.rank, role=row.role, host=row.host, cause=cause, time=time, **more)
 
 
 def render_cascade(followers: Sequence[Follower]) -> str | None:
-    """What happened to the other ranks, as one line; None if nothing did."""
+    """Describe in one line what happened to the other ranks; None if nothing did."""
     by_cause: dict[str, list[Follower]] = {}
     for one in followers:
         by_cause.setdefault(str(one.kind) if one.kind in _CLAUSES else one.cause, []).append(one)
@@ -117,7 +128,7 @@ def render_cascade(followers: Sequence[Follower]) -> str | None:
 
 
 def _clause(group: Sequence[Follower]) -> str:
-    """What is said of followers with one fate; those that broke by themselves are told as they were."""
+    """Ranks of one class, as a clause; each rank that broke by itself keeps the words of its own cause."""
     one, several = _CLAUSES.get(group[0].kind, (group[0].cause, group[0].cause))
     return f"{_named(member.rank for member in group)} {one if len(group) == 1 else several}"
 
@@ -128,11 +139,3 @@ def _named(ranks: Iterable[int]) -> str:
     if len(names) > _MOST_NAMED:
         return f"{len(names)} ranks"
     return f"rank {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else f"rank {names[0]}"
-
-
-def _without_kind(one: Follower) -> dict[str, Any]:
-    return {name: value for name, value in asdict(one).items() if name != "kind"}
-
-
-def _without_class(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in one.items() if name != "class"}

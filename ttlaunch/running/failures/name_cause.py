@@ -1,12 +1,12 @@
-"""Put a rank's ending into words: one clause, the line of code where there is one, and the facts beside it."""
+"""Describe a rank's ending for the report: one clause, the line of code where there is one, facts, and what to do next."""
 
 import signal
-from dataclasses import replace
+from typing import Any
 
 from ttlaunch.hosts.sync.sizes import render_size
 from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.failures.causes import Cause
-from ttlaunch.running.failures.failure import Failure
+from ttlaunch.running.failures.failure import Failure, rank_failure
 from ttlaunch.running.failures.stderr_tail import StderrTail
 from ttlaunch.running.watch import RankState
 
@@ -20,98 +20,119 @@ _CODES = {
 }
 _COMES_AGAIN = {Cause.NOT_STARTED, Cause.IMPORT_ERROR}
 _EARLY = "left with status 0 before its role was finished"
+_EXCEPTIONS = {
+    Cause.OUT_OF_MEMORY: "ran out of memory",
+    Cause.LOST_PEER: "lost its peer: {}",
+    Cause.LEFT_EARLY: _EARLY,
+}
+"""By class, the clause about an exception; it gets the name of the exception's type."""
+_SIGNALS = {
+    Cause.OUT_OF_MEMORY: "ran out of memory",
+    Cause.CRASHED: "crashed with {}",
+    Cause.ENDED: "was ended by {}",
+    Cause.LOST_PEER: "lost its peer: {}",
+}
+"""By class, the clause about an ending by a signal; it gets the signal's name."""
 _NOT_MEMORY = "not by the kernel: it counted no kill for want of memory"
-_PEER_NOTE = "no other rank said that it broke: what ended the connection is not known"
+_PEER_NOTE = "no other rank reported a failure: what ended the connection is not known"
+_ROLE_OF_PROGRAMS = "rank"  # of ranks that run no recipe
+_RESUME = "`ttlaunch run RECIPE --resume latest` goes on from the newest checkpoint"
+_STEPS = {
+    Cause.OUT_OF_MEMORY: "lower `training_config.micro_batch_size` or `transformer_config.max_sequence_length`, or run "
+    "fewer ranks on the host",
+    Cause.IMPORT_ERROR: "install it for the interpreter of the ranks; on hosts `ttlaunch prepare --on NAME` does",
+    Cause.LEFT_EARLY: "look for what calls `sys.exit` or `os._exit` in the role or in a library that it uses",
+    Cause.KILLED: f"find out who sent it: a person, a batch system at its limit, a watchdog; {_RESUME}",
+    Cause.SHIM_LOST: f"find out who kills processes on that host; {_RESUME}",
+    Cause.DAEMON_LOST: f"find out who kills processes on that host; {_RESUME}",
+    Cause.LOST_PEER: "`ttlaunch doctor --on NAME` tries the network between the hosts",
+}
+_STEPS_OF_PROGRAMS = {
+    Cause.OUT_OF_MEMORY: "let a rank hold less, or run fewer ranks on the host",
+    Cause.KILLED: "find out who sent it: a person, a batch system at its limit, a watchdog",
+    Cause.SHIM_LOST: "find out who kills processes on that host",
+}
+
+
+def next_step(failure: Failure) -> str | None:
+    """Suggest the one thing to do next, which fits most ranks that broke in this way; None where the log has to be read."""
+    if failure.kind is Cause.LOST_PEER and failure.host == "localhost":
+        return None
+    steps = _STEPS | _STEPS_OF_PROGRAMS if failure.role == _ROLE_OF_PROGRAMS else _STEPS
+    return steps.get(failure.kind)
 
 
 def name_exception(state: RankState, error: RankError, kind: Cause) -> Failure:
-    """The failure of a rank that wrote down its exception."""
+    """The failure of a rank that wrote a record of its exception."""
     first_line = error.message.partition("\n")[0]
-    name, when = error.type, error.time
-    if kind is Cause.CHECKPOINT:  # says everything itself; a line of code would not help
+    name = error.type
+    if kind is Cause.CHECKPOINT:  # its message is complete; a line of code would not help
         kept = name == "CheckpointWriteError"
-        # A checkpoint that cannot be read now cannot be read by a new start either; one may be kept the next time.
+        # A checkpoint that cannot be read now cannot be read by a new start either; writing one may work the next time.
         code, cause = ("R030", "could not keep a checkpoint") if kept else ("R031", "could not begin")
-        row = state.row
-        said = f"{cause}: {first_line}"
-        return Failure(code, row.rank, row.role, row.host, None, said, when, kind=kind, comes_again=not kept)
+        cause = f"{cause}: {first_line}"
+        return rank_failure(state.row, code=code, kind=kind, cause=cause, time=error.time, comes_again=not kept)
     other_world = name == "WorldSizeError"  # another MPI started the ranks, and would again
-    code = "R001" if other_world else _CODES.get(kind, "R002")
-    place = f"{error.file}:{error.line}" if error.file else None
-    facts = (f"`{name}: {first_line}`", *_memory_facts(state.exit, kind), *_peer_facts(kind))
-    clause = _clause(kind, name, first_line)
-    failure = _failure(state, code, clause, when, kind, place=place, facts=facts, step=error.step)
-    return replace(failure, comes_again=failure.comes_again or other_world)
+    return _failure(
+        state,
+        kind=kind,
+        code="R001" if other_world else _CODES.get(kind, "R002"),
+        cause=_exception_clause(kind, name, first_line),
+        time=error.time,
+        place=f"{error.file}:{error.line}" if error.file else None,
+        evidence=(f"`{name}: {first_line}`", *_memory_facts(state.exit, kind), *_peer_facts(kind)),
+        step=error.step,
+        comes_again=other_world or kind in _COMES_AGAIN,
+    )
 
 
-def name_ending(state: RankState, ending: RankExit, words: StderrTail, kind: Cause) -> Failure:
-    """The failure of a rank of which only the shim and the log tell."""
-    time, code = ending.time, _CODES.get(kind, "R004")
+def name_ending(state: RankState, ending: RankExit, words: StderrTail, *, kind: Cause) -> Failure:
+    """The failure of a rank of which only the shim's record and the log are known."""
+    code, place, facts = _CODES.get(kind, "R004"), None, tuple[str, ...]()
     raised, crash = words.raised, words.crash
-    number = ending.signal
-    if number:
-        place = f"{crash.file}:{crash.line}" if crash and crash.file and kind is Cause.CRASHED else None
-        said = (f"{crash.words} in the {crash.thread}",) if crash and place else ()
-        facts = (*said, *_memory_facts(ending, kind), *_peer_facts(kind))
-        return _failure(state, code, _signal_clause(number, kind), time, kind, place=place, facts=facts)
-    if kind is Cause.NOT_STARTED:
-        return _failure(state, code, f"could not be started: {ending.start_error}", time, kind)
-    if kind is Cause.LEFT_EARLY and ending.left_early:
-        return _failure(state, code, _EARLY, time, kind)
-    if raised is not None and kind is not Cause.EXITED and ending.status == 1:
-        place = f"{raised.file}:{raised.line}" if raised.file else None
-        facts = (f"`{raised.type}: {raised.message}`", *_memory_facts(ending, kind), *_peer_facts(kind))
-        code = _CODES.get(kind, "R002")
-        return _failure(state, code, _clause(kind, raised.type, raised.message), time, kind, place=place, facts=facts)
-    status = ending.status
-    if kind is Cause.LOST_PEER:
-        facts = (f"it exited with status {status}", *_peer_facts(kind))
-        return _failure(state, code, "lost its peer", time, kind, facts=facts)
-    return _failure(state, code, f"exited with status {status}", time, kind)
+    if ending.signal:
+        cause = _SIGNALS.get(kind, "was killed by {}").format(_signal_name(ending.signal))
+        if crash and crash.file and kind is Cause.CRASHED:
+            place, facts = f"{crash.file}:{crash.line}", (f"{crash.words} in the {crash.thread}",)
+    elif kind is Cause.NOT_STARTED:
+        cause = f"could not be started: {ending.start_error}"
+    elif kind is Cause.LEFT_EARLY and ending.left_early:
+        cause = _EARLY
+    elif raised is not None and kind is not Cause.EXITED and ending.status == 1:
+        code, cause = _CODES.get(kind, "R002"), _exception_clause(kind, raised.type, raised.message)
+        place, facts = f"{raised.file}:{raised.line}" if raised.file else None, (f"`{raised.type}: {raised.message}`",)
+    elif kind is Cause.LOST_PEER:
+        cause, facts = "lost its peer", (f"it exited with status {ending.status}",)
+    else:
+        cause = f"exited with status {ending.status}"
+    facts += (*_memory_facts(ending, kind), *_peer_facts(kind))
+    return _failure(state, kind=kind, code=code, cause=cause, time=ending.time, place=place, evidence=facts)
 
 
 def name_lost_shim(state: RankState, seen: float) -> Failure:
-    """The failure of a rank that was taken along by its killed parent."""
-    return _failure(state, "R006", "was lost: its shim was killed from outside", seen, Cause.SHIM_LOST)
+    """The failure of a rank that ended because its parent, the shim, was killed."""
+    return _failure(
+        state, kind=Cause.SHIM_LOST, code="R006", cause="was lost: its shim was killed from outside", time=seen
+    )
 
 
 def name_lost_daemon(state: RankState, seen: float, *, launcher: str) -> Failure:
-    """The failure of a host whose ranks were taken along by the engine's daemon there; one of them is given."""
+    """The failure of a host whose ranks ended because the engine's daemon there was killed; `state` is one of them."""
     host = state.row.host
     cause = f"{launcher}'s daemon on {host} was killed, and took the ranks there along"
-    return Failure("R057", None, None, host, state.step or None, cause, seen, kind=Cause.DAEMON_LOST)
+    return Failure(code="R057", kind=Cause.DAEMON_LOST, host=host, step=state.step or None, cause=cause, time=seen)
 
 
-def _clause(kind: Cause, name: str, message: str) -> str:
-    """What an exception of a class comes to."""
-    match kind:
-        case Cause.OUT_OF_MEMORY:
-            return "ran out of memory"
-        case Cause.IMPORT_ERROR:
-            return f"could not import: {message}" if message else "could not import"
-        case Cause.LOST_PEER:
-            return f"lost its peer: {name}"
-        case Cause.LEFT_EARLY:
-            return _EARLY
-        case Cause.EXITED:
-            return f"called sys.exit({message})" if message.lstrip("-").isdecimal() else "called sys.exit"
-        case _:
-            return f"raised {name}"
+def _exception_clause(kind: Cause, name: str, message: str) -> str:
+    if kind is Cause.IMPORT_ERROR:
+        return f"could not import: {message}" if message else "could not import"
+    if kind is Cause.EXITED:
+        return f"called sys.exit({message})" if message.lstrip("-").isdecimal() else "called sys.exit"
+    return _EXCEPTIONS.get(kind, "raised {}").format(name)
 
 
-def _signal_clause(number: int, kind: Cause) -> str:
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    match kind:
-        case Cause.OUT_OF_MEMORY:
-            return "ran out of memory"
-        case Cause.CRASHED:
-            return f"crashed with {name}"
-        case Cause.ENDED:
-            return f"was ended by {name}"
-        case Cause.LOST_PEER:
-            return f"lost its peer: {name}"
-        case _:
-            return f"was killed by {name}"
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def _memory_facts(ending: RankExit | None, kind: Cause) -> tuple[str, ...]:
@@ -134,36 +155,14 @@ def _peer_facts(kind: Cause) -> tuple[str, ...]:
     return (_PEER_NOTE,) if kind is Cause.LOST_PEER else ()
 
 
-def _failure(
-    state: RankState,
-    code: str,
-    cause: str,
-    time: float,
-    kind: Cause,
-    *,
-    place: str | None = None,
-    facts: tuple[str, ...] = (),
-    step: int | None = None,
-) -> Failure:
-    """The failure with the step that the rank was in: the one it said, or the one after the last that it reported."""
-    row, total = state.row, state.total_steps
+def _failure(state: RankState, *, kind: Cause, step: int | None = None, **values: Any) -> Failure:
+    """Make the failure of a rank with the step that it was in: its own, or the one after the last that it reported."""
+    total, when = state.total_steps, None
     step = step or (state.step + 1 if state.step else None)
-    when = None
     if step is not None and total is not None and step > total:
         step, when = None, "after its last step"
     elif step is None and total is not None:
         when = "before the end of its first step"
-    return Failure(
-        code,
-        row.rank,
-        row.role,
-        row.host,
-        step,
-        cause,
-        time,
-        place,
-        facts,
-        kind=kind,
-        when=when,
-        comes_again=kind in _COMES_AGAIN,
+    return rank_failure(
+        state.row, **{"kind": kind, "step": step, "when": when, "comes_again": kind in _COMES_AGAIN, **values}
     )

@@ -268,7 +268,7 @@ def _not_started(missing: Sequence[RankState], world_size: int, quiet_s: float, 
     evidence = tuple(
         f"on {host}: rank {', '.join(str(one.row.rank) for one in missing if one.row.host == host)}" for host in hosts
     )
-    return Failure("R038", None, None, None, None, what, time.time(), None, evidence[:_MOST_DUMPED], kind=Cause.HUNG)
+    return Failure(code="R038", kind=Cause.HUNG, cause=what, time=time.time(), evidence=evidence[:_MOST_DUMPED])
 
 
 def _silent(ranks: Sequence[Seen], quiet_s: float) -> Failure:
@@ -278,7 +278,7 @@ def _silent(ranks: Sequence[Seen], quiet_s: float) -> Failure:
     told = tuple(
         f"rank {one.rank} is in `{frame.function}` at {short_place(frame.place)}" for one, frame in frames if frame
     )
-    return Failure("R017", None, None, None, None, cause, time.time(), None, told[:_MOST_DUMPED], kind=Cause.HUNG)
+    return Failure(code="R017", kind=Cause.HUNG, cause=cause, time=time.time(), evidence=told[:_MOST_DUMPED])
 
 
 def _size(path: Path) -> int:
