@@ -1,34 +1,54 @@
-"""One attempt to connect to a host: how far it has come, and what to close if it is given up."""
+"""One attempt to connect to a host: its current phase, and what to close if it is given up."""
 
 import contextlib
 import socket
+import subprocess
 import threading
 import time
-from typing import Protocol
+from typing import IO, Protocol
+
+_SHOWN = 80
 
 
 class Closable(Protocol):
     def close(self) -> object: ...
 
 
-class Proxy(Closable, Protocol):
-    """A process through which a connection goes."""
+class Proxy:
+    """The process of a ProxyCommand."""
 
-    command: str
+    def __init__(self, child: "subprocess.Popen[bytes]", stderr: IO[bytes], command: str) -> None:
+        self._child = child
+        self._stderr = stderr
+        self.command = command
 
-    def stderr_tail(self) -> str: ...
+    def close(self) -> None:
+        """End it and take its status, so that no zombie stays."""
+        with contextlib.suppress(OSError):
+            self._child.kill()
+        self._child.wait()
+        self._stderr.close()
+
+    def stderr_tail(self) -> str:
+        """Its exit status and the last line of its standard error; empty for what is not known."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(0.2)
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
+        ended = f"it exited with status {self._child.returncode}" if self._child.returncode is not None else ""
+        return ": ".join(part for part in (ended, lines[-1][:_SHOWN] if lines else "") if part)
 
 
 class Attempt:
-    """Shared between the thread that connects and the one that waits for it.
+    """The state shared by the thread that connects and the thread that waits for it.
 
     Attributes:
         phase: `settings`, `name`, `tcp`, `banner`, `keys`, `login`, in this order.
         timeout_s: How long it may take altogether.
         end: When that time is over, on the monotonic clock.
-        via: Name of the jump host that it is at, empty at the host itself.
+        via: Name of the jump host that it is connecting to; empty at the host itself.
         proxy: The ProxyCommand, if there is one.
-        kept: It has come through.
+        kept: Whether the connection succeeded.
     """
 
     def __init__(self, *, timeout_s: float) -> None:
@@ -49,7 +69,11 @@ class Attempt:
             self.end = time.monotonic() + seconds
 
     def hold(self, thing: Closable) -> None:
-        """Close `thing` if the attempt comes to nothing."""
+        """Close `thing` if the attempt fails.
+
+        Raises:
+            TimeoutError: If the attempt has been given up already; `thing` is closed then.
+        """
         with self._lock:
             if not self._over:
                 self._held.append(thing)
@@ -58,14 +82,18 @@ class Attempt:
         raise TimeoutError
 
     def release(self, thing: Closable) -> None:
-        """Close `thing` now: this way did not lead to the host."""
+        """Close `thing` now: this connection did not lead to the host."""
         with self._lock:
             self._held = [held for held in self._held if held is not thing]
         thing.close()
 
     def keep(self) -> list[Closable]:
-        """The attempt has come through: everything to close in the end, in the order in which it was opened."""
-        with self._lock:
+        """Mark the attempt as successful and hand over everything to close in the end, in the order of opening.
+
+        Raises:
+            TimeoutError: If the waiting thread has given up meanwhile; it has closed everything.
+        """
+        with self._lock:  # `give_up` may run in the other thread at this moment: exactly one of the two gets the list
             if self._over:
                 raise TimeoutError
             self.kept = True
@@ -73,7 +101,7 @@ class Attempt:
         return held
 
     def give_up(self) -> None:
-        """Close everything; whoever still waits on it is woken."""
+        """Close everything, which wakes the thread that still waits on one of the sockets."""
         with self._lock:
             self._over = True
             held, self._held = self._held, []

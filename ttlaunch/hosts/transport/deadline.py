@@ -1,10 +1,11 @@
-"""Calls that cannot outlive a deadline, for libraries that may block: name look-ups, ssh agents, key exchanges."""
+"""Call what may block, such as a name look-up, an ssh agent or a key exchange, and return by a deadline."""
 
 import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from concurrent.futures import Future
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -17,17 +18,17 @@ def time_left(end: float) -> float:
 
 
 def in_seconds(timeout_s: float) -> str:
-    """A deadline in words; what is left of a longer one is not shown to the nanosecond."""
+    """A duration as text, rounded to 10 ms: what is left of a longer deadline has many digits."""
     return f"{round(timeout_s, 2):g} s"
 
 
 def call_within(work: Callable[[], T], *, timeout_s: float, late: Callable[[T], None] | None = None) -> T:
-    """Do `work` in a thread of its own, which cannot keep the program alive.
+    """Do `work` in a daemon thread of its own and return its result.
 
     Args:
         work: What may block.
         timeout_s: How long to wait for it.
-        late: Takes what `work` returns after it has been given up, such as a connection that must be closed.
+        late: Called with what `work` returns after the deadline, such as a connection that must be closed.
 
     Raises:
         TimeoutError: If it has not returned in time.
@@ -37,7 +38,7 @@ def call_within(work: Callable[[], T], *, timeout_s: float, late: Callable[[T], 
 
 
 class Worker:
-    """Does one thing after another in a thread that ends by itself when nothing comes any more."""
+    """Does one thing after another in a thread that ends by itself when no more work comes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,59 +46,40 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def call(self, work: Callable[[], T], *, timeout_s: float, late: Callable[[T], None] | None = None) -> T:
-        """As `call_within`; after a `TimeoutError` the next call waits for this one to end."""
-        answer = _Answer(work, late)
+        """Do `work` as `call_within` does; after a `TimeoutError` the next call waits for this one to end."""
+        answer: Future[T] = Future()
+
+        def find() -> None:
+            try:
+                answer.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - raised in the caller's thread, whatever it is
+                answer.set_exception(error)
+
+        def take_late(_: "Future[T]") -> None:
+            if late is not None and answer.exception() is None:
+                late(answer.result())
+
         with self._lock:
-            self._waiting.put(answer.find)
+            self._waiting.put(find)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, daemon=True)
                 self._thread.start()
-        return answer.get(timeout_s)
+        try:
+            return answer.result(timeout_s)
+        except TimeoutError:
+            # Either `work` is not done yet, or it raised a TimeoutError itself. If it ended just now, the callback runs
+            # at once, in this thread: whatever it made, such as a connection, is closed exactly once.
+            answer.add_done_callback(take_late)
+            raise
 
     def _run(self) -> None:
         while True:
             try:
                 self._waiting.get(timeout=_IDLE_S)()
             except queue.Empty:
+                # Looked at again under the lock that `call` holds while it queues work: no work can slip in between this
+                # look and the thread's end.
                 with self._lock:
                     if self._waiting.empty():
                         self._thread = None
                         return
-
-
-class _Answer(Generic[T]):
-    """What one piece of work returned or raised, or that nobody waits for it any more."""
-
-    def __init__(self, work: Callable[[], T], late: Callable[[T], None] | None) -> None:
-        self._work = work
-        self._late = late
-        self._lock = threading.Lock()
-        self._done = threading.Event()
-        self._given_up = False
-        self._value: T
-        self._error: BaseException | None = None
-
-    def find(self) -> None:
-        error: BaseException | None = None
-        try:
-            value = self._work()
-        except BaseException as raised:  # noqa: BLE001 - handed to the caller's thread, whatever it is
-            error = raised
-        with self._lock:
-            self._error = error
-            if error is None:
-                self._value = value
-            self._done.set()
-            too_late = self._given_up and error is None
-        if too_late and self._late is not None:
-            self._late(value)
-
-    def get(self, timeout_s: float) -> T:
-        if not self._done.wait(timeout_s):
-            with self._lock:
-                if not self._done.is_set():
-                    self._given_up = True
-                    raise TimeoutError
-        if self._error is not None:
-            raise self._error
-        return self._value

@@ -1,4 +1,4 @@
-"""Talk in frames to one of our scripts on a host; see `contract.pack_frame` for how a frame travels."""
+"""Exchange frames with one of our scripts on a host; `contract.pack_frame` has the format."""
 
 import time
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ _SHOWN = 200
 class FrameStream:
     """Sends and receives frames through a process's standard input and output.
 
-    Once a frame has not come in time, none is received any more: what comes later may be the rest of it, or the answer to a
-    question that was asked before. Whoever wants to go on starts the script anew.
+    After a frame has missed its deadline, no further frame is received: what comes later may be the rest of it, or the
+    answer to an earlier question. A caller that wants to continue starts the script anew.
 
     Attributes:
         host: For error messages.
@@ -35,7 +35,7 @@ class FrameStream:
         """Send one frame.
 
         Raises:
-            HostError: As `Process.write`; SCRIPT if the script has ended and says why.
+            HostError: As `Process.write`; SCRIPT if the script has ended with a message on its standard error.
         """
         try:
             self.process.write(contract.pack_frame(header, body), timeout_s=timeout_s)
@@ -43,11 +43,11 @@ class FrameStream:
             raise self._with_stderr_tail(error) from error
 
     def receive(self, *, timeout_s: float) -> tuple[dict[str, Any], bytes] | None:
-        """The next frame, None at the end of the stream.
+        """Return the next frame, or None at the end of the stream.
 
         Raises:
-            HostError: TIMED_OUT if it has not come whole within `timeout_s`, or one before has not, LOST if the connection
-                broke, SCRIPT if something else came.
+            HostError: TIMED_OUT if the frame, or one before it, was not complete within `timeout_s`, LOST if the
+                connection broke, SCRIPT if something that is no frame came.
         """
         if self._overdue is not None:
             raise HostError(self.host, Trouble.TIMED_OUT, self._overdue)
@@ -71,10 +71,10 @@ class FrameStream:
             ) from error
 
     def expect(self, *, timeout_s: float) -> tuple[dict[str, Any], bytes]:
-        """The next frame, where one must come.
+        """Return the next frame, where one must come.
 
         Raises:
-            HostError: As `receive`; SCRIPT with the script's own last words if the stream has ended.
+            HostError: As `receive`; SCRIPT with the last line of the script's standard error if the stream has ended.
         """
         frame = self.receive(timeout_s=timeout_s)
         if frame is None:
@@ -82,10 +82,10 @@ class FrameStream:
         return frame
 
     def checked(self, cls: type[_T], header: Mapping[str, Any]) -> _T:
-        """What the header of a frame says, as a record of a class.
+        """Parse the header of a frame into a record of a class.
 
         Raises:
-            HostError: SCRIPT if it says something else.
+            HostError: SCRIPT if it is no such record.
         """
         found = parse(cls, header)
         if isinstance(found, BadRecord):
@@ -93,7 +93,7 @@ class FrameStream:
         return found
 
     def answer(self, cls: type[_T], *, timeout_s: float) -> _T:
-        """The next frame as a record of a class, where one must come.
+        """Return the next frame as a record of a class, where one must come.
 
         Raises:
             HostError: As `expect` and `checked`.
@@ -102,8 +102,8 @@ class FrameStream:
         return self.checked(cls, header)
 
     def _with_stderr_tail(self, error: HostError) -> HostError:
-        """A script that broke says why on its standard error; that is better evidence than a closed pipe."""
-        words = self.process.stderr().decode("utf-8", "replace").strip().splitlines()
-        if not words or error.trouble is Trouble.TIMED_OUT:
+        """Replace an error by the script's own message, if there is one: better evidence than a closed pipe."""
+        lines = self.process.stderr().decode("utf-8", "replace").strip().splitlines()
+        if not lines or error.trouble is Trouble.TIMED_OUT:
             return error
-        return HostError(self.host, Trouble.SCRIPT, f"our script on it broke: {words[-1][:_SHOWN]}", notes=error.notes)
+        return HostError(self.host, Trouble.SCRIPT, f"our script on it broke: {lines[-1][:_SHOWN]}", notes=error.notes)

@@ -1,4 +1,4 @@
-"""From a line of the hostfile to a `Transport`: the only place that decides how a host is reached."""
+"""Choose the `Transport` for a line of the hostfile: this machine, or SSH."""
 
 import sys
 from importlib import import_module
@@ -10,7 +10,7 @@ from ttlaunch.hosts.transport.transport import Transport
 
 
 def open_transport(address: HostAddress, *, keys: KeyRing | None = None) -> Transport:
-    """The way to reach a host; nothing is connected yet.
+    """Make the transport for a host, without connecting.
 
     Args:
         address: Names of this machine need no sshd.

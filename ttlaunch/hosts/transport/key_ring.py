@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import paramiko
 
 AskPassphrase = Callable[[Path], str | None]
-"""Asks a person for the passphrase of a key file; None: they would rather not say."""
+"""Asks a person for the passphrase of a key file; None if they give none."""
 
 _OTHERS = 0o077
 
@@ -23,7 +23,7 @@ class KeyFile:
         key: For signing; None if it cannot be used.
         public: The public half, as it travels; None if even that is unknown.
         problem: Why `key` is None, a clause with the path; empty for a file that simply is not there.
-        locked: It needs a passphrase that nobody has given.
+        locked: Whether it needs a passphrase that has not been given.
     """
 
     key: "paramiko.PKey | None" = None
@@ -33,7 +33,7 @@ class KeyFile:
 
 
 class KeyRing:
-    """Reads keys; safe to use from several threads. Asks nobody until `unlock` is called."""
+    """Reads private keys. Safe to use from several threads; passphrases are asked for only in `unlock`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,12 +54,12 @@ class KeyRing:
             return self._files[path]
 
     def want(self, paths: Iterable[Path]) -> None:
-        """Note that a host let nobody in while these, which have been read, were locked."""
+        """Note that a host refused the login while these key files, which have been read, were locked."""
         with self._lock:
             self._wanted.update(dict.fromkeys(paths))
 
     def unlock(self, ask: AskPassphrase, *, attempts: int = 3) -> bool:
-        """Ask for the passphrase of every locked key; whether one more key can be used now.
+        """Ask for the passphrase of every locked key; returns whether any key was unlocked.
 
         Call it between two rounds of connecting, on the thread that owns the terminal.
         """

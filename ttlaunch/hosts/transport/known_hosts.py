@@ -1,4 +1,4 @@
-"""Which host keys the user trusts, read from known_hosts files, and whether the key that a host shows is one of them."""
+"""Read the host keys that the user trusts from known_hosts files, and check the key that a host presents."""
 
 import base64
 import binascii
@@ -54,7 +54,7 @@ def read_known_keys(settings: HostSettings) -> list[KnownKey]:
             continue
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            raise HostError(settings.name, Trouble.SETTINGS, f"{path} cannot be read: {reason}") from error
+            raise settings.error(Trouble.SETTINGS, f"{path} cannot be read: {reason}", by_hand=False) from error
         found += _parse(text, path, _names(settings))
     return found
 
@@ -67,7 +67,7 @@ def prefer_known(kinds: Sequence[str], known: Sequence[KnownKey]) -> tuple[str, 
 
 
 def check_host_key(settings: HostSettings, shown: paramiko.PKey, known: Sequence[KnownKey]) -> None:
-    """Refuse a key that the user has not said to trust.
+    """Refuse a host key that the user's known_hosts files do not list.
 
     Raises:
         HostError: UNKNOWN_KEY or CHANGED_KEY, with fingerprints and the command that repairs it.
@@ -76,12 +76,10 @@ def check_host_key(settings: HostSettings, shown: paramiko.PKey, known: Sequence
     described = f"{_short(kind)} {fingerprint(blob)}"
     revoked = next((key for key in known if key.revoked and key.blob == blob), None)
     if revoked is not None:
-        raise HostError(
-            settings.name,
-            Trouble.CHANGED_KEY,
-            f"its host key {described} is revoked in {revoked}",
-            hints=("ask whoever runs the host for its new key before you connect",),
-        )
+        hints = ("ask whoever runs the host for its new key before you connect",)
+        reason = f"its host key {described} is revoked in {revoked}"
+        raise settings.error(Trouble.CHANGED_KEY, reason, hints=hints, by_hand=False)
+    # A revoked key is refused above even if another line lists it, as ssh does.
     if any(key.blob == blob for key in known if not key.revoked):
         return
     old = next((key for key in known if key.exact and not key.revoked and key.kind == kind), None)
@@ -98,8 +96,7 @@ def fingerprint(blob: bytes) -> str:
 def _changed(settings: HostSettings, described: str, old: KnownKey) -> HostError:
     name = _names(settings)[0]
     remove = shlex.join(["ssh-keygen", "-f", str(old.path), "-R", name])
-    return HostError(
-        settings.name,
+    return settings.error(
         Trouble.CHANGED_KEY,
         f"its host key has changed to {described}",
         notes=(
@@ -107,13 +104,13 @@ def _changed(settings: HostSettings, described: str, old: KnownKey) -> HostError
             "the host was installed anew, or another machine answers in its place",
         ),
         hints=(f"if the new fingerprint is the host's own: `{remove}`, then `{_trust(settings)}`",),
+        by_hand=False,
     )
 
 
 def _unknown(settings: HostSettings, described: str, others: Sequence[KnownKey]) -> HostError:
     files = " and ".join(str(path) for path in settings.known_hosts if path.exists()) or "no known_hosts file"
-    return HostError(
-        settings.name,
+    return settings.error(
         Trouble.UNKNOWN_KEY,
         f"its host key is not known: {described}",
         notes=(
@@ -121,6 +118,7 @@ def _unknown(settings: HostSettings, described: str, others: Sequence[KnownKey])
             *(f"{key} has another kind of key, {_short(key.kind)}" for key in others[:1]),
         ),
         hints=(f"compare the fingerprint, then trust the key: `{_trust(settings)}`",),
+        by_hand=False,
     )
 
 

@@ -1,4 +1,4 @@
-"""This machine as a host: the same promises as over SSH, without an sshd."""
+"""This machine as a host: the same interface and deadlines as over SSH, without an sshd."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from typing import IO
 
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.deadline import in_seconds, time_left
-from ttlaunch.hosts.transport.transport import CHUNK, CONNECT_S
+from ttlaunch.hosts.transport.transport import CHUNK, CONNECT_S, GOES_ON, NO_ANSWER, NOT_TAKEN, overdue
 
 _KEPT_STDERR = 64 * 1024
 _SLICE_S = 0.25
@@ -79,7 +79,7 @@ class LocalProcess:
         self._host = host
         self._child = child
         self._killed = threading.Event()
-        self._words = b""
+        self._stderr_tail = b""
         self._stdin, self._stdout = _Pipe(child.stdin, self._killed), _Pipe(child.stdout, self._killed)
         os.set_blocking(child.stdin.fileno(), False)
         self._listener = threading.Thread(target=self._keep_stderr, args=(child.stderr,), daemon=True)
@@ -94,16 +94,12 @@ class LocalProcess:
         end = time.monotonic() + timeout_s
         view = memoryview(data)
         try:
-            with self._stdin.use(end) as descriptor:
+            with overdue(self._host, NOT_TAKEN, timeout_s), self._stdin.use(end) as descriptor:
                 while view:
                     with contextlib.suppress(BlockingIOError):
                         view = view[os.write(descriptor, view[:CHUNK]) :]
                         continue
                     self._stdin.wait_for(select.POLLOUT, end)
-        except TimeoutError as error:
-            raise HostError(
-                self._host, Trouble.TIMED_OUT, f"a command has not taken its input within {in_seconds(timeout_s)}"
-            ) from error
         except (OSError, EOFError) as error:
             raise HostError(self._host, Trouble.LOST, "the command no longer reads its input") from error
 
@@ -113,13 +109,9 @@ class LocalProcess:
     def read(self, most: int = CHUNK, *, timeout_s: float) -> bytes:
         end = time.monotonic() + timeout_s
         try:
-            with self._stdout.use(end) as descriptor:
+            with overdue(self._host, NO_ANSWER, timeout_s), self._stdout.use(end) as descriptor:
                 self._stdout.wait_for(select.POLLIN, end)
                 data = os.read(descriptor, most)
-        except TimeoutError as error:
-            raise HostError(
-                self._host, Trouble.TIMED_OUT, f"no answer from a command within {in_seconds(timeout_s)}"
-            ) from error
         except EOFError:
             return b""
         if not data:
@@ -129,15 +121,13 @@ class LocalProcess:
     def stderr(self) -> bytes:
         if self._child.poll() is not None:
             self._listener.join(1.0)
-        return self._words
+        return self._stderr_tail
 
     def wait(self, *, timeout_s: float) -> int:
         try:
             status = self._child.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
-            raise HostError(
-                self._host, Trouble.TIMED_OUT, f"a command goes on after {in_seconds(timeout_s)}"
-            ) from error
+            raise HostError(self._host, Trouble.TIMED_OUT, f"{GOES_ON} {in_seconds(timeout_s)}") from error
         return 128 - status if status < 0 else status
 
     def kill(self) -> None:
@@ -158,12 +148,17 @@ class LocalProcess:
                 part = os.read(descriptor, CHUNK)
                 if not part:
                     break
-                self._words = (self._words + part)[-_KEPT_STDERR:]
+                self._stderr_tail = (self._stderr_tail + part)[-_KEPT_STDERR:]
         pipe.close()
 
 
 class _Pipe:
-    """Our end of a pipe, which is closed only while nobody uses it: its number could mean another file by then."""
+    """Our end of a pipe, closed only while no thread uses it.
+
+    A thread that polls or writes holds the descriptor's number. If another thread closed it at that moment, the system
+    could give the number to another file, and the first thread would read or write there. So `close` only marks the
+    pipe while it is in use, and the thread that uses it closes it afterwards.
+    """
 
     def __init__(self, file: IO[bytes], killed: threading.Event) -> None:
         self._file = file
@@ -204,6 +199,8 @@ class _Pipe:
         """
         poll = select.poll()
         poll.register(self._file.fileno(), event)
+        # In slices, because neither `kill` nor `close` in another thread wakes a poll: a grandchild may still hold the
+        # other end of the pipe, so killing the child need not close it.
         while not poll.poll(min(_SLICE_S, time_left(end)) * 1000):
             if self._closing or self._killed.is_set():
                 raise EOFError

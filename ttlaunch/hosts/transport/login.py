@@ -42,7 +42,7 @@ def log_in(transport: paramiko.Transport, settings: HostSettings, *, keys: KeyRi
     transport.auth_timeout = max(0.1, time_left(end))
     tried = _Tried()
     with _Agent(settings.agent, tried, end=end) as agent:
-        for name, key in _candidates(settings, keys, agent, tried):
+        for name, key in _candidates(settings, keys, agent=agent, tried=tried):
             tried.keys.append(f"{name} ({fingerprint(key.asbytes())})")
             try:
                 more = transport.auth_publickey(settings.user, key)
@@ -57,9 +57,8 @@ def log_in(transport: paramiko.Transport, settings: HostSettings, *, keys: KeyRi
                 tried.problems.append(f"{name} cannot sign: {str(error).lower()}")
             else:
                 if more:
-                    raise HostError(
-                        settings.name, Trouble.LOGIN, f"wants more than a key: {', '.join(more)}", notes=_notes(tried)
-                    )
+                    wants = f"wants more than a key: {', '.join(more)}"
+                    raise settings.error(Trouble.LOGIN, wants, notes=_notes(tried), by_hand=False)
                 return
     if not tried.keys and _needs_nothing(transport, settings):
         return
@@ -68,7 +67,7 @@ def log_in(transport: paramiko.Transport, settings: HostSettings, *, keys: KeyRi
 
 
 def _needs_nothing(transport: paramiko.Transport, settings: HostSettings) -> bool:
-    """Whether the host lets us in without a key.
+    """Try to log in without a key; returns whether the host accepted that.
 
     Raises:
         HostError: If no key would help.
@@ -81,21 +80,21 @@ def _needs_nothing(transport: paramiko.Transport, settings: HostSettings) -> boo
     except paramiko.AuthenticationException as error:
         if transport.is_active():
             return False
-        raise HostError(
-            settings.name,
-            Trouble.LOGIN,
-            f"login as {settings.user} refused before any key was offered",
-            hints=(settings.try_by_hand(),),
-        ) from error
+        reason = f"login as {settings.user} refused before any key was offered"
+        raise settings.error(Trouble.LOGIN, reason) from error
     else:
         return True
     return False
 
 
 def _candidates(
-    settings: HostSettings, keys: KeyRing, agent: "_Agent", tried: _Tried
+    settings: HostSettings, keys: KeyRing, *, agent: "_Agent", tried: _Tried
 ) -> Iterator[tuple[str, paramiko.PKey]]:
-    """Keys to offer: of the agent those that are also named as files, then its others, then the rest of the files."""
+    """Yield the keys to offer, each with a name for messages.
+
+    The order is ssh's: keys of the agent that are also named as files, the agent's other keys, then the other files.
+    A host counts refused keys and hangs up after a few, so the order decides whether the right key gets its turn.
+    """
     files = {path: keys.read(path) for path in settings.identity_files}
     tried.problems += [file.problem for file in files.values() if file.problem]
     public = {file.public: path for path, file in files.items() if file.public is not None}
@@ -115,13 +114,9 @@ def _candidates(
 
 def _takes_no_keys(settings: HostSettings, methods: list[str]) -> HostError:
     only = "passwords" if set(methods) <= _WITH_PASSWORD else ", ".join(methods) or "nothing"
-    return HostError(
-        settings.name,
-        Trouble.LOGIN,
-        f"takes only {only}",
-        notes=("ttlaunch logs in with keys and never asks for a password",),
-        hints=(f"let its sshd accept keys (`PubkeyAuthentication yes`), then {_copy(settings)}",),
-    )
+    notes = ("ttlaunch logs in with keys and never asks for a password",)
+    hints = (f"let its sshd accept keys (`PubkeyAuthentication yes`), then {_copy(settings)}",)
+    return settings.error(Trouble.LOGIN, f"takes only {only}", notes=notes, hints=hints, by_hand=False)
 
 
 def _refused(settings: HostSettings, tried: _Tried, *, cut_off: bool) -> HostError:
@@ -145,25 +140,25 @@ def _refused(settings: HostSettings, tried: _Tried, *, cut_off: bool) -> HostErr
     else:
         offered = "the key was" if len(tried.keys) == 1 else f"{len(tried.keys)} keys were"
         reason, hints = f"{login}: {offered} not accepted", (copy,)
-    return HostError(settings.name, Trouble.LOGIN, reason, notes=_notes(tried), hints=(*hints, settings.try_by_hand()))
+    return settings.error(Trouble.LOGIN, reason, notes=_notes(tried), hints=hints)
 
 
 def _missing(settings: HostSettings, tried: _Tried) -> HostError | None:
-    """A key file that was named and is not there; the usual ones need not be."""
+    """The error for a key file that was named and does not exist; the usual files, named by nobody, need not exist."""
     where = settings.identity_named_in
     path = next((path for path in settings.identity_files if where and _is_missing(path)), None)
     if path is None:
         return None
     hint = f"correct {where}, or make that key: `{shlex.join(['ssh-keygen', '-t', 'ed25519', '-f', str(path)])}`"
     reason = f"the key file {path} that {where} names does not exist"
-    return HostError(settings.name, Trouble.SETTINGS, reason, notes=_notes(tried), hints=(hint,))
+    return settings.error(Trouble.SETTINGS, reason, notes=_notes(tried), hints=(hint,), by_hand=False)
 
 
 def _is_missing(path: Path) -> bool:
     try:
         path.stat()
     except OSError as error:
-        return isinstance(error, FileNotFoundError)
+        return isinstance(error, FileNotFoundError)  # a file that may not be looked at does exist
     return False
 
 

@@ -16,12 +16,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ttlaunch.errors import HostError, Trouble
-from ttlaunch.hosts.transport.deadline import in_seconds
-from ttlaunch.hosts.transport.memory_pipe import MemoryPipe
-from ttlaunch.hosts.transport.transport import CHUNK, CONNECT_S
+from ttlaunch.hosts.transport.deadline import in_seconds, time_left
+from ttlaunch.hosts.transport.transport import CHUNK, CONNECT_S, GOES_ON, NO_ANSWER, NOT_STARTED, NOT_TAKEN, overdue
 
 _KEPT_STDERR = 64 * 1024
 _NOT_FOUND = 127
+_CAPACITY = 64 * 1024
+_LONGEST_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class Faults:
 
 
 class Streams:
-    """What a program has: the words of its command line and its standard streams.
+    """What a program is given: its arguments and its standard streams.
 
     Attributes:
-        arguments: The words after its name.
+        arguments: The words of the command line after the program's name.
     """
 
     def __init__(self, process: "MemoryProcess", arguments: list[str]) -> None:
@@ -65,7 +66,7 @@ class Streams:
         """Print to standard output.
 
         Raises:
-            BrokenPipeError: If nobody will read it any more.
+            BrokenPipeError: If the reader has closed its end.
         """
         self._process.stdout.write(data, end=float("inf"))
 
@@ -119,7 +120,7 @@ class MemoryTransport:
     def start(self, command: str, *, timeout_s: float = CONNECT_S) -> "MemoryProcess":
         if self._faults.slow_s > timeout_s:
             self._dead.wait(timeout_s)
-            raise HostError(self.host, Trouble.TIMED_OUT, f"it starts no command within {in_seconds(timeout_s)}")
+            raise HostError(self.host, Trouble.TIMED_OUT, f"{NOT_STARTED} {in_seconds(timeout_s)}")
         self._dead.wait(self._faults.slow_s)
         if self._dead.is_set():
             raise HostError(self.host, Trouble.LOST, "the connection broke: the host hung up")
@@ -159,7 +160,7 @@ class MemoryProcess:
         self.stdin, self.stdout = MemoryPipe(), MemoryPipe()
         self._host = host
         self._count = count
-        self._words = b""
+        self._stderr_tail = b""
         self._status: int | None = None
         self._lost = False
         self._over = threading.Event()
@@ -170,13 +171,10 @@ class MemoryProcess:
     def write(self, data: bytes, *, timeout_s: float) -> None:
         try:
             self._raise_if_lost()
-            self.stdin.write(data, end=time.monotonic() + timeout_s)
+            with overdue(self._host, NOT_TAKEN, timeout_s):
+                self.stdin.write(data, end=time.monotonic() + timeout_s)
             self._count(len(data))
             self._raise_if_lost()
-        except TimeoutError as error:
-            raise HostError(
-                self._host, Trouble.TIMED_OUT, f"a command has not taken its input within {in_seconds(timeout_s)}"
-            ) from error
         except BrokenPipeError as error:
             self._raise_if_lost()
             raise HostError(self._host, Trouble.LOST, "the command no longer reads its input") from error
@@ -185,29 +183,25 @@ class MemoryProcess:
         self.stdin.close()
 
     def read(self, most: int = CHUNK, *, timeout_s: float) -> bytes:
-        try:
+        with overdue(self._host, NO_ANSWER, timeout_s):
             data = self.stdout.read(most, end=time.monotonic() + timeout_s)
-        except TimeoutError as error:
-            raise HostError(
-                self._host, Trouble.TIMED_OUT, f"no answer from a command within {in_seconds(timeout_s)}"
-            ) from error
         self._raise_if_lost()
         self._count(len(data))
         return data
 
     def stderr(self) -> bytes:
-        return self._words
+        return self._stderr_tail
 
     def wait(self, *, timeout_s: float) -> int:
         if not self._over.wait(timeout_s):
-            raise HostError(self._host, Trouble.TIMED_OUT, f"a command goes on after {in_seconds(timeout_s)}")
+            raise HostError(self._host, Trouble.TIMED_OUT, f"{GOES_ON} {in_seconds(timeout_s)}")
         if self._status is None:
             self._raise_if_lost()
             raise HostError(self._host, Trouble.LOST, "the command has been ended")
         return self._status
 
     def kill(self) -> None:
-        """The program's next read finds the end and its next write a broken pipe."""
+        """End the streams: the program's next read finds the end, and its next write raises `BrokenPipeError`."""
         self._over.set()
         self.stdin.close()
         self.stdin.stop_reading()
@@ -220,7 +214,7 @@ class MemoryProcess:
         self.kill()
 
     def complain(self, data: bytes) -> None:
-        self._words = (self._words + data)[-_KEPT_STDERR:]
+        self._stderr_tail = (self._stderr_tail + data)[-_KEPT_STDERR:]
 
     def _run(self, program: Program, streams: Streams) -> None:
         try:
@@ -230,7 +224,7 @@ class MemoryProcess:
         except Exception as error:  # noqa: BLE001 - a program that breaks ends as programs do
             self.complain(f"{type(error).__name__}: {error}\n".encode())
             status = 1
-        if not self._over.is_set():
+        if not self._over.is_set():  # a command that was killed, or whose host vanished, has no status
             self._status = status
         self.stdin.stop_reading()
         self.stdout.close()
@@ -247,3 +241,63 @@ def _not_found(name: str) -> Program:
         return _NOT_FOUND
 
     return complain
+
+
+class MemoryPipe:
+    """Bytes from one thread to another, through a buffer that is bounded like a real pipe's; both ends have deadlines."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._content = bytearray()
+        self._closed = False
+        self._abandoned = False
+
+    def write(self, data: bytes, *, end: float) -> None:
+        """Write all of `data`, waiting while the buffer is full.
+
+        Raises:
+            TimeoutError: If not all of it fitted by `end`.
+            BrokenPipeError: If the reader has closed its end.
+        """
+        view = memoryview(data)
+        with self._changed:
+            while view:
+                self._wait_until(lambda: self._abandoned or self._closed or len(self._content) < _CAPACITY, end)
+                if self._abandoned or self._closed:
+                    raise BrokenPipeError
+                room = _CAPACITY - len(self._content)
+                self._content += view[:room]
+                view = view[room:]
+                self._changed.notify_all()
+
+    def read(self, most: int, *, end: float) -> bytes:
+        """Return up to `most` bytes as soon as there are any; none at the end.
+
+        Raises:
+            TimeoutError: If no byte came by `end`.
+        """
+        with self._changed:
+            self._wait_until(lambda: bool(self._content) or self._closed or self._abandoned, end)
+            part = bytes(self._content[:most])
+            del self._content[:most]
+            self._changed.notify_all()
+            return part
+
+    def close(self) -> None:
+        """Close the writing end; the reader gets what is left and then the end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def stop_reading(self) -> None:
+        """Close the reading end; what is in the buffer is dropped, and writing raises `BrokenPipeError`."""
+        with self._changed:
+            self._abandoned = True
+            self._content.clear()
+            self._changed.notify_all()
+
+    def _wait_until(self, true: Callable[[], bool], end: float) -> None:
+        while not true():
+            if not time_left(end):
+                raise TimeoutError
+            self._changed.wait(min(time_left(end), _LONGEST_S))

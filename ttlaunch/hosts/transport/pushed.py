@@ -23,7 +23,7 @@ PYTHONS = ("python3", "/usr/bin/python3", "/usr/local/bin/python3", *(f"python3.
 _END_S = 1.0
 _NO_PYTHON = 78
 _TOO_OLD = 79
-_NOT_STARTED = "126|127"  # what a shell says of a program that is there and cannot be started
+_NOT_STARTED = "126|127"  # a shell's exit status for a program that exists and cannot be started
 
 # Understood by any Python, so that one that is too old can say so. Keeps the current folder out of the import path, and
 # reads not one byte more than the text, so that the script may read standard input as it likes.
@@ -57,7 +57,7 @@ sys.exit(module.main(content["arguments"]))
 
 
 def start_interpreter(transport: Transport, *, pythons: Sequence[str] = (), timeout_s: float) -> Process:
-    """Start a Python on a host that waits for a script: done early, it costs no time later.
+    """Start a Python on a host that waits for a script, so that its start-up passes while the launcher does other work.
 
     Args:
         transport: The host; connected already.
@@ -119,12 +119,12 @@ def _source(name: str) -> str:
 
 
 def explain_end(stream: FrameStream, *, timeout_s: float) -> HostError | None:
-    """Why a script that ended without an answer did so, if no Python could run it; None for any other reason."""
+    """The error for a script that ended without an answer because no Python could run it; None for any other reason."""
     try:
         status = stream.process.wait(timeout_s=timeout_s)
     except HostError:
         return None
-    said = stream.process.stderr().decode("utf-8", "replace").strip().splitlines()
+    lines = stream.process.stderr().decode("utf-8", "replace").strip().splitlines()
     oldest = ".".join(map(str, OLDEST_PYTHON))
     if status == _NO_PYTHON:
         return HostError(
@@ -134,7 +134,7 @@ def explain_end(stream: FrameStream, *, timeout_s: float) -> HostError | None:
             hints=("`apt install python3`, or name one with `python:` in cluster.yaml",),
         )
     if status == _TOO_OLD:
-        versions = [line.removeprefix("python ") for line in said if line.startswith("python ")]
+        versions = [line.removeprefix("python ") for line in lines if line.startswith("python ")]
         return HostError(
             stream.host,
             Trouble.NO_PYTHON,
@@ -145,7 +145,10 @@ def explain_end(stream: FrameStream, *, timeout_s: float) -> HostError | None:
 
 
 def _command(pythons: Sequence[str]) -> str:
-    """Try interpreters in turn; one that cannot start or is too old leaves standard input to the next."""
+    """A shell command that tries interpreters in turn.
+
+    One that cannot start or is too old reads nothing from standard input, so the next one still finds the script there.
+    """
     names = " ".join(_quoted(name) for name in dict.fromkeys([*pythons, *PYTHONS]))
     return (
         f"old={_NO_PYTHON}; for python in {names}; do "

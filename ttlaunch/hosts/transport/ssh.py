@@ -1,7 +1,7 @@
 """A host over SSH: one connection, many commands on it at the same time, and a deadline on everything.
 
-Built on paramiko, which may block in places that a host can reach; those calls happen in threads that nobody has to
-wait for. What is trusted and who logs in is decided as ssh does it, see `ssh_config`, `known_hosts` and `login`.
+Built on paramiko, some of whose calls block for as long as a host likes; those calls run in daemon threads, and the
+caller waits no longer than its deadline. What is trusted and who logs in is decided as ssh does it, see `ssh_config`, `known_hosts` and `login`.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from ttlaunch.hosts.transport.key_ring import KeyRing
 from ttlaunch.hosts.transport.ssh_config import SshFolders
 from ttlaunch.hosts.transport.ssh_connection import Connection, open_connection
 from ttlaunch.hosts.transport.ssh_process import SshProcess
-from ttlaunch.hosts.transport.transport import CONNECT_S
+from ttlaunch.hosts.transport.transport import CONNECT_S, NOT_STARTED, overdue
 
 
 class SshTransport:
     """Connects when asked to. Where sshd allows few commands on a connection, further ones are opened as needed.
 
     Args:
-        address: What hostfile and cluster.yaml say; the user's ssh configuration says the rest.
+        address: What hostfile and cluster.yaml give; the rest comes from the user's ssh configuration.
         keys: Shared by all hosts, so that a key is read and unlocked once.
         folders: Where the ssh configuration, keys and known hosts lie.
     """
@@ -58,14 +58,10 @@ class SshTransport:
         if not self._connections:
             self.connect(timeout_s=timeout_s)
         mark = make_mark()
-        try:
+        with overdue(self.host, NOT_STARTED, timeout_s):
             connection, channel = call_within(
                 lambda: self._run(wrap_command(command, mark=mark), end), timeout_s=time_left(end), late=_drop
             )
-        except TimeoutError as error:
-            raise HostError(
-                self.host, Trouble.TIMED_OUT, f"it starts no command within {in_seconds(timeout_s)}"
-            ) from error
         return SshProcess(self.host, channel, mark=mark, why_lost=connection.why_lost)
 
     def close(self) -> None:
@@ -76,7 +72,11 @@ class SshTransport:
         return open_connection(self._address, keys=self._keys, folders=self._folders, timeout_s=time_left(end))
 
     def _keep(self, connection: Connection, closings: int) -> None:
-        """Use a new connection from now on, unless `close` has been called since it was begun."""
+        """Use a new connection from now on, unless `close` has been called since it was begun.
+
+        It is added before `closings` is compared: a `close` in another thread either finds it in the list, or has
+        raised the number that is compared here. Either way it gets closed.
+        """
         self._connections = [*self._connections, connection]
         if closings != self._closings:
             self._forget()
@@ -115,7 +115,9 @@ class SshTransport:
             if not main.alive:
                 raise HostError(self.host, Trouble.LOST, main.why_lost())
             if not time_left(end):
-                raise TimeoutError  # the host says nothing; that is no lack of room
+                raise TimeoutError  # the host does not answer; another connection would not help
+            # Every connection is full. Several threads may be here at once: the first one opens another connection, and
+            # the others, which waited for it, look whether that one has room before they open one more.
             with self._only_one(time_left(end)):
                 if all(connection in tried for connection in self._connections):
                     return self._another(end)

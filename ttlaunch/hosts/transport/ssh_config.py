@@ -68,10 +68,20 @@ class HostSettings:
     proxy_command: str | None = None
     jumps: tuple["HostSettings", ...] = field(default=())
 
-    def try_by_hand(self) -> str:
-        """The hint that shows what ssh itself says."""
-        words = ["ssh", "-o", "BatchMode=yes", *self.by_hand, "true"]
-        return f"try it by hand: `{shlex.join(words)}`"
+    def error(
+        self,
+        trouble: Trouble,
+        evidence: str,
+        *,
+        notes: tuple[str, ...] = (),
+        hints: tuple[str, ...] = (),
+        by_hand: bool = True,
+    ) -> HostError:
+        """A trouble with this host; `by_hand` adds the hint that shows what ssh itself says."""
+        if by_hand:
+            words = ["ssh", "-o", "BatchMode=yes", *self.by_hand, "true"]
+            hints = (*hints, f"try it by hand: `{shlex.join(words)}`")
+        return HostError(self.name, trouble, evidence, notes=notes, hints=hints)
 
 
 def resolve_settings(address: HostAddress, *, folders: SshFolders, depth: int = 0) -> HostSettings:
@@ -81,7 +91,7 @@ def resolve_settings(address: HostAddress, *, folders: SshFolders, depth: int = 
         HostError: SETTINGS, with the file and the reason.
     """
     try:
-        return _settings(address, _lookup(address, folders), folders, depth)
+        return _settings(address, _lookup(address, folders), folders=folders, depth=depth)
     except RuntimeError as error:
         raise HostError(address.name, Trouble.SETTINGS, f"the ssh configuration cannot be found: {error}") from error
     except UnreadableConfigError as error:
@@ -94,6 +104,7 @@ def _lookup(address: HostAddress, folders: SshFolders) -> dict[str, Any]:
     user_folder = folders.user.expanduser()
     config = _Config()
     ours = [("User", address.user), ("Port", address.port), ("IdentityFile", address.identity_file)]
+    # The first value that is found for an option counts, so the order of these three is their precedence.
     config.parse([f"{key} {value}" for key, value in ours if value is not None])
     config.parse(read_config(user_folder / "config", folder=user_folder))
     config.parse(read_config(folders.system / "ssh_config", folder=folders.system))
@@ -104,15 +115,15 @@ def _lookup(address: HostAddress, folders: SshFolders) -> dict[str, Any]:
         raise UnreadableConfigError(f"Host {address.name}", f"{type(error).__name__} {error}") from error
 
 
-def _settings(address: HostAddress, options: dict[str, Any], folders: SshFolders, depth: int) -> HostSettings:
+def _settings(address: HostAddress, options: dict[str, Any], *, folders: SshFolders, depth: int) -> HostSettings:
     me = _own_name()
     user = options.get("user") or me
     port = _number(options, "port", SSH_PORT)
     if not 1 <= port <= _LARGEST_PORT:
         raise UnreadableConfigError(f"Host {address.name}", f"port {port} does not exist")
     timeout = _number(options, "connecttimeout", 0)
-    first, last = _first_of(options, "proxyjump", "proxycommand")
-    jumps = _jumps(first, address, folders, depth) if first else ()
+    proxy = _proxy(options)
+    jumps = _jumps(options[proxy], address, folders=folders, depth=depth) if proxy == "proxyjump" else ()
     tokens = {"%d": str(Path.home()), "%h": options["hostname"], "%r": user, "%u": me, "%%": "%"}
     return HostSettings(
         name=address.name,
@@ -123,14 +134,14 @@ def _settings(address: HostAddress, options: dict[str, Any], folders: SshFolders
         identities_only=options.get("identitiesonly", "no").lower() in {"yes", "true"},
         agent=_agent(options.get("identityagent"), os.environ, tokens),
         known_hosts=(
-            *_files(options.get("userknownhostsfile"), folders.user, "known_hosts", tokens),
-            *_files(options.get("globalknownhostsfile"), folders.system, "ssh_known_hosts", tokens),
+            *_files(options.get("userknownhostsfile"), folders.user / "known_hosts", tokens),
+            *_files(options.get("globalknownhostsfile"), folders.system / "ssh_known_hosts", tokens),
         ),
         by_hand=_by_hand(address, user=user, port=port),
         identity_named_in=_identity_named_in(address, options),
         host_key_alias=options.get("hostkeyalias"),
         connect_timeout_s=timeout or None,
-        proxy_command=last,
+        proxy_command=options[proxy] if proxy == "proxycommand" else None,
         jumps=jumps,
     )
 
@@ -152,16 +163,14 @@ def _number(options: Mapping[str, Any], key: str, default: int) -> int:
         raise UnreadableConfigError(key, f"`{value}` is not a number") from error
 
 
-def _first_of(options: Mapping[str, Any], jump: str, command: str) -> tuple[str | None, str | None]:
-    """ProxyJump and ProxyCommand exclude each other: the one that stands first counts."""
-    given = [key for key in options if key in {jump, command}]
-    if not given or options[given[0]] is None or options[given[0]].lower() == "none":
-        return None, None
-    return (options[jump], None) if given[0] == jump else (None, options[command])
+def _proxy(options: Mapping[str, Any]) -> str | None:
+    """Which of ProxyJump and ProxyCommand counts, if any: ssh takes the one that stands first and ignores the other."""
+    first = next((key for key in options if key in {"proxyjump", "proxycommand"}), None)
+    return None if first is None or (options[first] or "none").lower() == "none" else first
 
 
-def _jumps(text: str, address: HostAddress, folders: SshFolders, depth: int) -> tuple[HostSettings, ...]:
-    """Settings of each hop; the nearest may itself be reached through others."""
+def _jumps(text: str, address: HostAddress, *, folders: SshFolders, depth: int) -> tuple[HostSettings, ...]:
+    """The settings of each hop of a ProxyJump; the nearest hop may itself be reached through others."""
     if depth >= _MOST_JUMPS:
         raise UnreadableConfigError(f"Host {address.name}", f"`ProxyJump {text}` leads in a circle")
     hops: list[HostSettings] = []
@@ -208,9 +217,9 @@ def _agent(option: str | None, environment: Mapping[str, str], tokens: Mapping[s
     return Path(value).expanduser() if value else None
 
 
-def _files(option: str | None, folder: Path, usual: str, tokens: Mapping[str, str]) -> tuple[Path, ...]:
+def _files(option: str | None, usual: Path, tokens: Mapping[str, str]) -> tuple[Path, ...]:
     if option is None:
-        return ((folder / usual).expanduser(), (folder / f"{usual}2").expanduser())
+        return (usual.expanduser(), usual.with_name(f"{usual.name}2").expanduser())
     names = shlex.split(option)
     return tuple(Path(_replace(name, tokens)).expanduser() for name in names if name.lower() != "none")
 
@@ -232,6 +241,7 @@ class _Config(paramiko.SSHConfig):
     def _does_match(self, match_list: list[dict[str, Any]], target_hostname: str, *rest: Any) -> Any:
         commands = [criterion for criterion in match_list if criterion["type"] == "exec"]
         others = [criterion for criterion in match_list if criterion["type"] != "exec"]
+        # paramiko would run a command even where `host` or `user` beside it already rules the block out; ssh does not.
         matched = super()._does_match(others, target_hostname, *rest)  # type: ignore[misc]
         if not commands or (others and not matched):
             return matched

@@ -36,7 +36,7 @@ def read_config(path: Path, *, folder: Path) -> list[str]:
         folder: Where relative names in `Include` start: `~/.ssh` or `/etc/ssh`.
 
     Raises:
-        UnreadableConfigError: If it cannot be read or says what paramiko does not understand.
+        UnreadableConfigError: If it cannot be read, or has a line that paramiko does not understand.
     """
     return _expand(path, folder=folder, outer="", depth=0)
 

@@ -6,7 +6,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import paramiko
@@ -92,7 +91,7 @@ class Connection:
         close_all(self._held)
 
     def _feel_pulse(self) -> None:
-        """Ask the far end for an answer now and then: behind a proxy the kernel does not see that it has vanished."""
+        """Ask the host for an answer every 2 s; behind a proxy or a jump host the kernel does not see that it vanished."""
         while not self._closed.wait(_PULSE_S):
             try:
                 call_within(
@@ -118,7 +117,7 @@ def open_connection(address: HostAddress, *, keys: KeyRing, folders: SshFolders,
     found: list[HostSettings] = []
     try:
         return call_within(
-            lambda: _open(resolve_settings(address, folders=folders), keys, attempt, found.append),
+            lambda: _open(resolve_settings(address, folders=folders), keys, attempt=attempt, found=found),
             timeout_s=timeout_s,
             late=Connection.close,
         )
@@ -129,18 +128,23 @@ def open_connection(address: HostAddress, *, keys: KeyRing, folders: SshFolders,
             attempt.give_up()
 
 
-def _open(settings: HostSettings, keys: KeyRing, attempt: Attempt, tell: Callable[[HostSettings], None]) -> Connection:
+def _open(settings: HostSettings, keys: KeyRing, *, attempt: Attempt, found: list[HostSettings]) -> Connection:
+    """Connect through every jump host to the host itself.
+
+    The settings go into `found` first, so that the caller, which may stop waiting at any moment, can name them.
+    """
     _silence()
-    tell(settings)
+    found.append(settings)
     attempt.limit(settings.connect_timeout_s)
     transport: paramiko.Transport | None = None
     way = (*settings.jumps, settings)
     for number, hop in enumerate(way):
         attempt.via = "" if hop is settings else hop.name
         try:
-            stream = (
-                dial(hop, attempt) if transport is None else through_jump(hop, transport, way[number - 1].name, attempt)
-            )
+            if transport is None:
+                stream: socket.socket | paramiko.Channel = dial(hop, attempt)
+            else:
+                stream = through_jump(hop, attempt, jump=transport, via=way[number - 1].name)
             transport = _start(hop, stream, attempt)
             attempt.phase = "login"
             log_in(transport, hop, keys=keys, end=attempt.end)
@@ -174,7 +178,10 @@ def _start(settings: HostSettings, stream: socket.socket | paramiko.Channel, att
 
 
 class _Transport(paramiko.Transport):
-    """Keeps its failures to itself, and remembers by which signal a command ended and that the host said so."""
+    """A paramiko transport that prints no traceback and notes how the host ended a channel.
+
+    paramiko keeps neither the signal that ended a command nor whether the host or a broken connection closed a channel.
+    """
 
     def run(self) -> None:
         with contextlib.suppress(Exception):
@@ -220,15 +227,12 @@ def _of_host(error: HostError, settings: HostSettings, hop: HostSettings) -> Hos
 def _broke(error: Exception, settings: HostSettings, attempt: Attempt) -> HostError:
     """The connection ended, or could not be agreed upon, before anybody was logged in."""
     where = f"jump host {attempt.via}: " if attempt.via else ""
-    hints = (settings.try_by_hand(),)
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-        return HostError(
-            settings.name, Trouble.SILENT, f"{where}no common way to encrypt: {str(error).lower()}", hints=hints
-        )
+        return settings.error(Trouble.SILENT, f"{where}no common way to encrypt: {str(error).lower()}")
     if attempt.phase == "login":
-        return HostError(settings.name, Trouble.LOST, f"{where}the connection ended during the login", hints=hints)
+        return settings.error(Trouble.LOST, f"{where}the connection ended during the login")
     reason = str(error).strip().lower() or "it hangs up"
-    return HostError(settings.name, Trouble.SILENT, f"{where}no SSH connection comes about: {reason}", hints=hints)
+    return settings.error(Trouble.SILENT, f"{where}no SSH connection comes about: {reason}")
 
 
 def _reason_of_loss(error: Exception) -> str:
@@ -250,7 +254,7 @@ def _too_slow(name: str, attempt: Attempt, settings: HostSettings | None) -> Hos
     }
     trouble, reason = reasons[attempt.phase]
     reason = f"jump host {attempt.via}: {reason}" if attempt.via else reason
-    return HostError(name, trouble, reason, hints=(settings.try_by_hand(),) if settings else ())
+    return settings.error(trouble, reason) if settings else HostError(name, trouble, reason)
 
 
 def _note_close(channel: paramiko.Channel, message: paramiko.Message) -> None:

@@ -12,7 +12,7 @@ import paramiko
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.any_shell import AfterMark
 from ttlaunch.hosts.transport.deadline import Worker, in_seconds, time_left
-from ttlaunch.hosts.transport.transport import CHUNK, CONNECT_S
+from ttlaunch.hosts.transport.transport import CHUNK, CONNECT_S, GOES_ON, NO_ANSWER, NOT_TAKEN, overdue
 
 _KEPT_STDERR = 64 * 1024
 _SLICE_S = 0.25
@@ -39,11 +39,11 @@ class SshProcess:
         self._stdout, self._stderr = AfterMark(mark), AfterMark(mark)
         self._pending = b""
         self._reading = threading.Lock()
-        self._words = b""
-        self._readable, self._said = threading.Event(), threading.Event()
+        self._stderr_tail = b""
+        self._readable, self._stderr_readable = threading.Event(), threading.Event()
         channel.settimeout(_SLICE_S)
         channel.in_buffer.set_event(self._readable)
-        channel.in_stderr_buffer.set_event(self._said)
+        channel.in_stderr_buffer.set_event(self._stderr_readable)
         self._writer = Worker()
         self._listener = threading.Thread(target=self._keep_stderr, daemon=True)
         self._listener.start()
@@ -51,11 +51,8 @@ class SshProcess:
     def write(self, data: bytes, *, timeout_s: float) -> None:
         end = time.monotonic() + timeout_s
         try:
-            self._writer.call(lambda: self._send(data, end), timeout_s=timeout_s)
-        except TimeoutError as error:
-            raise HostError(
-                self._host, Trouble.TIMED_OUT, f"a command has not taken its input within {in_seconds(timeout_s)}"
-            ) from error
+            with overdue(self._host, NOT_TAKEN, timeout_s):
+                self._writer.call(lambda: self._send(data, end), timeout_s=timeout_s)
         except (OSError, EOFError, paramiko.SSHException) as error:
             self._no_longer_reads(error)
 
@@ -84,11 +81,11 @@ class SshProcess:
     def stderr(self) -> bytes:
         if self._channel.closed or self._channel.eof_received:
             self._listener.join(1.0)
-        return self._words if self._stderr.passed else self._stderr.noise[-_KEPT_STDERR:]
+        return self._stderr_tail if self._stderr.passed else self._stderr.noise[-_KEPT_STDERR:]
 
     def wait(self, *, timeout_s: float) -> int:
         if not self._channel.status_event.wait(timeout_s):
-            raise HostError(self._host, Trouble.TIMED_OUT, f"a command goes on after {in_seconds(timeout_s)}")
+            raise HostError(self._host, Trouble.TIMED_OUT, f"{GOES_ON} {in_seconds(timeout_s)}")
         name = getattr(self._channel, "exit_signal", None)
         if name is not None:
             return 128 + getattr(signal, f"SIG{name}", 0)
@@ -120,7 +117,7 @@ class SshProcess:
         raise self._no_answer(timeout_s)
 
     def _no_answer(self, timeout_s: float) -> HostError:
-        return HostError(self._host, Trouble.TIMED_OUT, f"no answer from a command within {in_seconds(timeout_s)}")
+        return HostError(self._host, Trouble.TIMED_OUT, f"{NO_ANSWER} {in_seconds(timeout_s)}")
 
     def _end_of_output(self) -> None:
         """Tell the end of a command's output from that of the connection, and from a greeting that never ran it."""
@@ -159,7 +156,7 @@ class SshProcess:
 
     def _keep_stderr(self) -> None:
         while True:
-            self._said.wait()
+            self._stderr_readable.wait()
             try:
                 part = self._channel.recv_stderr(CHUNK)
             except TimeoutError:
@@ -170,7 +167,7 @@ class SshProcess:
                 return
             if self._stderr.too_much:
                 continue
-            self._words = (self._words + self._stderr.feed(part))[-_KEPT_STDERR:]
+            self._stderr_tail = (self._stderr_tail + self._stderr.feed(part))[-_KEPT_STDERR:]
 
     def _close(self) -> None:
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):

@@ -1,12 +1,13 @@
 """What every way to reach a host offers: connect once, then run any number of commands at the same time.
 
 Each call has a deadline, so that a host which stops answering is noticed and never waited for. Everything that goes
-wrong is a `HostError`; what a command itself says by its exit status is the caller's to judge.
+wrong is a `HostError`; the caller judges a command's exit status.
 """
 
 import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +15,12 @@ from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.deadline import in_seconds, time_left
 
 CHUNK = 65536
+NOT_STARTED = "it starts no command within"
+NOT_TAKEN = "a command has not taken its input within"
+NO_ANSWER = "no answer from a command within"
+GOES_ON = "a command goes on after"
+"""What every transport reports of a command that misses its deadline; the time follows."""
+
 _SHOWN = 80
 CONNECT_S = 5.0
 """How long a host may take from the first packet to a finished login."""
@@ -83,6 +90,15 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """End the connection and everything that runs through it; never raises."""
+
+
+@contextlib.contextmanager
+def overdue(host: str, clause: str, timeout_s: float) -> Iterator[None]:
+    """Turn a `TimeoutError` of the block into a `HostError` whose evidence is the clause and the time that was allowed."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise HostError(host, Trouble.TIMED_OUT, f"{clause} {in_seconds(timeout_s)}") from error
 
 
 @dataclass(frozen=True)
