@@ -9,9 +9,13 @@ from ttlaunch.spec.recipe.bits import Bits, ReadOnlyWith
 from ttlaunch.spec.recipe.blocks import aligned_subtrees, contiguous_blocks
 from ttlaunch.spec.recipe.checks import (
     every_replica_has_a_micro_batch,
+    every_replica_has_as_many_workers,
     every_stage_has_a_block,
     every_worker_has_a_micro_batch,
+    gradients_may_be_stale,
     num_workers_counts_the_stages,
+    servers_can_share_the_model,
+    slow_workers_are_there,
     the_schedule_fits_the_chunks,
 )
 from ttlaunch.spec.recipe.collective_traffic import (
@@ -48,7 +52,6 @@ from ttlaunch.spec.recipe.local_steps import (
     local_steps_traffic,
     messages_of_several_steps_overtake,
 )
-from ttlaunch.spec.recipe.replica_checks import every_replica_has_as_many_workers
 from ttlaunch.spec.recipe.sections import (
     CheckpointConfig,
     CompressionConfig,
@@ -62,11 +65,6 @@ from ttlaunch.spec.recipe.sections import (
     TrainingConfig,
     TrainingFile,
     TransformerConfig,
-)
-from ttlaunch.spec.recipe.server_checks import (
-    gradients_may_be_stale,
-    servers_can_share_the_model,
-    slow_workers_are_there,
 )
 from ttlaunch.spec.recipe.tensor_split import (
     devices_have_equal_shares,

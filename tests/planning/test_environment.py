@@ -6,7 +6,7 @@ import pytest
 
 from ttlaunch.agent.shim import rank_environment
 from ttlaunch.planning.environment import MANAGED
-from ttlaunch.spec.topology.known_variables import KNOWN_VARIABLES
+from ttlaunch.spec.topology.variables import KNOWN_VARIABLES
 
 BINDINGS = """\
 rank_bindings:

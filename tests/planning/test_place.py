@@ -3,7 +3,7 @@
 import pytest
 
 from ttlaunch.diagnostics import Diagnostic
-from ttlaunch.planning.flows import traffic
+from ttlaunch.planning.graph import traffic
 from ttlaunch.planning.place import Cost, check_placement, propose_placement, render_cost
 from ttlaunch.planning.roles import RoleLayout
 from ttlaunch.recipe import Flow, Layout, all_pairs, chain

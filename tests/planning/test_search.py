@@ -1,12 +1,13 @@
 """The arrangement of few places is the best of all; that of many keeps blocks whole and is never worse than today's."""
 
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttlaunch.planning.arrangement import Assignment, all_arrangements
+from ttlaunch.planning.arrangement import Assignment
 from ttlaunch.planning.search import solve
 
 
@@ -38,6 +39,16 @@ def blocks_of(question, places):
         order.append(block)
         left = left[len(block) :]
     return order
+
+
+def all_arrangements(question):
+    """Every arrangement, the slow and obvious way."""
+    tail = question.blocks[-1:] if question.last_stays else ()
+    for moved in permutations(question.blocks[: len(question.blocks) - len(tail)]):
+        orders = [[]]
+        for block in (*moved, *tail):
+            orders = [[*before, *order] for before in orders for order in permutations(block)]
+        yield from orders
 
 
 @given(questions(least=1, most=6))

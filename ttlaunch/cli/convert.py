@@ -62,7 +62,8 @@ def convert(
 
 
 def _source(name: str) -> "tuple[Source | None, list[Diagnostic]]":
-    from ttlaunch.spec.located import TOPOLOGY, read_source, source_from_bytes
+    from ttlaunch.spec.located.codes import TOPOLOGY
+    from ttlaunch.spec.located.source import read_source, source_from_bytes
 
     if name == "-":
         return source_from_bytes(sys.stdin.buffer.read(), codes=TOPOLOGY, what=_WHAT, name="standard input")

@@ -14,8 +14,8 @@ from ttlaunch.cli.options import complete_recipes
 from ttlaunch.diagnostics import Blame, Diagnostic, Format
 
 if TYPE_CHECKING:
+    from ttlaunch.spec.named_folders import NamedFolder
     from ttlaunch.spec.recipe.declare import Recipe
-    from ttlaunch.spec.recipe.discovery import FoundRecipe
 
 app = typer.Typer(help="List, show and copy recipes.", no_args_is_help=True)
 
@@ -116,7 +116,7 @@ def copy(
     sys.stdout.write(f"copied {found.name} to {folder}\nrun it with: ttlaunch run {shlex.quote(str(folder))}\n")
 
 
-def _every_key(recipe: "Recipe", found: "FoundRecipe") -> str:
+def _every_key(recipe: "Recipe", found: "NamedFolder") -> str:
     """The recipe's training file with the keys that it leaves to their defaults, each with its meaning."""
     from ttlaunch.spec.recipe.config import load_config, render_commented
 

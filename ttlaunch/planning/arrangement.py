@@ -7,7 +7,7 @@ its places may change their order among themselves, and blocks may change theirs
 Source: T. Koopmans, M. Beckmann, "Assignment Problems and the Location of Economic Activities", Econometrica 25(1), 1957.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 
@@ -79,16 +79,6 @@ def best_of_all(question: Assignment) -> list[int]:
 
     extend(question.blocks, 0.0)
     return best
-
-
-def all_arrangements(question: Assignment) -> Iterator[list[int]]:
-    """Every arrangement, the slow and obvious way: what `best_of_all` is held against."""
-    tail = question.blocks[-1:] if question.last_stays else ()
-    for moved in permutations(question.blocks[: len(question.blocks) - len(tail)]):
-        orders: list[list[int]] = [[]]
-        for block in (*moved, *tail):
-            orders = [[*before, *order] for before in orders for order in permutations(block)]
-        yield from orders
 
 
 def _added(question: Assignment, places: list[int], order: tuple[int, ...], allowed: float) -> float | None:

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from ttlaunch.diagnostics import Diagnostic, Label
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.planning.flows import traffic
-from ttlaunch.planning.graph import mesh_hops
+from ttlaunch.planning.graph import mesh_hops, traffic
 from ttlaunch.planning.roles import RoleLayout
 from ttlaunch.spec.recipe.config import LoadedConfig
 from ttlaunch.spec.topology.model import Mesh, MeshId, Rank, Topology

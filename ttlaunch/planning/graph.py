@@ -1,4 +1,4 @@
-"""How far meshes are from each other: hops over the links of the mesh graph.
+"""Who talks to whom, and how far their meshes are from each other: hops over the links of the mesh graph.
 
 A hop is one link, to a mesh or to a switch. Ranks of one mesh are 0 hops apart, whatever hosts they run on: nothing
 between them crosses a link.
@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ttlaunch.spec.topology.model import MeshId, Topology
+from ttlaunch.planning.roles import RoleLayout, pairs
+from ttlaunch.spec.topology.model import MeshId, Rank, Topology
 
 
 class _Node(NamedTuple):
@@ -56,3 +57,13 @@ def _search(start: _Node, joined: Mapping[_Node, list[_Node]]) -> dict[_Node, in
                 hops[other] = hops[node] + 1
                 waiting.append(other)
     return hops
+
+
+def traffic(layout: RoleLayout) -> dict[tuple[Rank, Rank], float]:
+    """Pairs of ranks that talk, the smaller first and each pair once, with the weight of all their flows together."""
+    found: dict[tuple[Rank, Rank], float] = {}
+    for flow in layout.flows:
+        for a, b in pairs(flow, layout.roles):
+            pair = (min(a, b), max(a, b))
+            found[pair] = found.get(pair, 0.0) + flow.weight
+    return found

@@ -13,8 +13,7 @@ from typing import NamedTuple
 from ttlaunch.diagnostics import Diagnostic, Label, Severity
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.planning.arrangement import EXACT_UP_TO, Assignment
-from ttlaunch.planning.flows import traffic
-from ttlaunch.planning.graph import mesh_hops
+from ttlaunch.planning.graph import mesh_hops, traffic
 from ttlaunch.planning.roles import RoleLayout
 from ttlaunch.planning.search import solve
 from ttlaunch.spec.topology.model import Binding, Host, Rank, Slot, Topology

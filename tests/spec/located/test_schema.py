@@ -5,7 +5,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from ttlaunch.diagnostics import Source, render
-from ttlaunch.spec.located import TOPOLOGY, Section, check_schema, parse_yaml
+from ttlaunch.spec.located.codes import TOPOLOGY
+from ttlaunch.spec.located.schema import Section, check_schema
+from ttlaunch.spec.located.yaml import parse_yaml
 
 
 class Inner(Section):

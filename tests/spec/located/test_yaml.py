@@ -3,7 +3,9 @@
 import pytest
 
 from ttlaunch.diagnostics import Source, render
-from ttlaunch.spec.located import TOPOLOGY, node_at, parse_yaml, plain, span_of
+from ttlaunch.spec.located.codes import TOPOLOGY
+from ttlaunch.spec.located.nodes import node_at, plain, span_of
+from ttlaunch.spec.located.yaml import parse_yaml
 
 
 def parse(text):

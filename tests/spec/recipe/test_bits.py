@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 import pytest
 from pydantic import Field
 
-from ttlaunch.spec.located import Section
+from ttlaunch.spec.located.schema import Section
 from ttlaunch.spec.recipe.bits import Bits, ReadOnlyWith, deciders, marked
 from ttlaunch.spec.recipe.discovery import find_recipe, list_recipes, load_recipe
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ttlaunch.spec.topology.known_variables import misspelled
+from ttlaunch.spec.topology.variables import misspelled
 
 
 def test_a_missing_hostfile_is_named(check):

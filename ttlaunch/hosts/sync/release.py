@@ -14,6 +14,7 @@ from ttlaunch.hosts.sync.hash_cache import HashCache, cache_folder
 from ttlaunch.hosts.sync.listing import folders_of
 from ttlaunch.hosts.sync.manifest import FILE, FOLDER, Entry, Manifest, make_manifest
 from ttlaunch.hosts.sync.read_files import FileReader, UnreadableError, is_inside
+from ttlaunch.spec.named_folders import built_in_folder
 
 _PACKAGE = Path(__file__).parents[2]
 _BUNDLED = ("recipes", "configurations")
@@ -154,14 +155,8 @@ def _choose_project(origin: Origin) -> tuple[Path, Collected]:
 
 def _package_parts() -> list[tuple[Path, str]]:
     """Folders of ttlaunch, and their names in the release, where they lie as in an installed package."""
-    bundled = [(_bundled_folder(kind), f"ttlaunch/_{kind}") for kind in _BUNDLED]
+    bundled = [(built_in_folder(kind), f"ttlaunch/_{kind}") for kind in _BUNDLED]
     return [(_PACKAGE, "ttlaunch"), *((source, name) for source, name in bundled if source.parent != _PACKAGE)]
-
-
-def _bundled_folder(kind: str) -> Path:
-    """As `recipe.discovery.built_in_folder`, without the time to import what declares recipes."""
-    packaged = _PACKAGE / f"_{kind}"
-    return packaged if packaged.is_dir() else _PACKAGE.parent / kind
 
 
 def _read_part(
@@ -173,7 +168,7 @@ def _read_part(
 
 def _recipe_in_release(recipe: Path, *, root: Path, entries: list[Entry]) -> str | None:
     """Where a recipe lies that is part of the project or of ttlaunch; None if it has to be copied by itself."""
-    bundled = _bundled_folder("recipes").resolve()
+    bundled = built_in_folder("recipes").resolve()
     if is_inside(recipe, bundled):
         return f"{contract.PACKAGE_DIR}/ttlaunch/_recipes/{recipe.relative_to(bundled)}"
     place = _in_project(recipe, root)

@@ -1,4 +1,7 @@
-"""The codes for what can be wrong with any file, whatever it is about: `T` in topology files, `C` in training files."""
+"""The codes for what can be wrong with any file, whatever it is about: `T` in topology files, `C` in training files.
+
+Both families count in the same order, from 001: the order of the fields below.
+"""
 
 from dataclasses import dataclass
 
@@ -10,37 +13,14 @@ class FileCodes:
     missing_file: str
     empty_file: str
     not_text: str
-    syntax: str
     unknown_key: str
     wrong_value: str
     missing_key: str
     repeated_key: str
+    syntax: str
     byte_order_mark: str
     line_ends: str
 
 
-TOPOLOGY = FileCodes(
-    missing_file="T001",
-    empty_file="T002",
-    not_text="T003",
-    unknown_key="T004",
-    wrong_value="T005",
-    missing_key="T006",
-    repeated_key="T007",
-    syntax="T008",
-    byte_order_mark="T009",
-    line_ends="T010",
-)
-
-CONFIGURATION = FileCodes(
-    missing_file="C001",
-    empty_file="C002",
-    not_text="C003",
-    unknown_key="C004",
-    wrong_value="C005",
-    missing_key="C006",
-    repeated_key="C007",
-    syntax="C008",
-    byte_order_mark="C009",
-    line_ends="C010",
-)
+TOPOLOGY = FileCodes("T001", "T002", "T003", "T004", "T005", "T006", "T007", "T008", "T009", "T010")
+CONFIGURATION = FileCodes("C001", "C002", "C003", "C004", "C005", "C006", "C007", "C008", "C009", "C010")

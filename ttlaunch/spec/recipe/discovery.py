@@ -4,95 +4,40 @@ A recipe is a folder with `recipe.py` and `trainer.py`. It is loaded by path, as
 `from .recipe import Config` works in `trainer.py` wherever the folder lies.
 """
 
-import os
+import ast
 import traceback
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-from ttlaunch.diagnostics import Blame, Diagnostic, Label, Source, did_you_mean, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Label, Source, closest, listed, shown
+from ttlaunch.spec.named_folders import FolderKind, NamedFolder, find_folder, list_folders
 from ttlaunch.spec.recipe.declare import Recipe
 from ttlaunch.spec.recipe.importing import import_recipe_module
-from ttlaunch.spec.recipe.trainer_code import check_trainer
 
-_PACKAGE = Path(__file__).parents[2]
 _DECLARATION = "recipe.py"
 _TRAINER = "trainer.py"
+_KIND = FolderKind(noun="recipe", code="P001", marker=_DECLARATION, hint="`ttlaunch recipes list` describes them")
 _LONGEST_REASON = 200
 
 
-@dataclass(frozen=True)
-class FoundRecipe:
-    """A recipe's folder, before its code is loaded.
-
-    Attributes:
-        name: The folder's name.
-        built_in: Whether it came with ttlaunch.
-    """
-
-    name: str
-    folder: Path
-    built_in: bool
-
-    @property
-    def train_file(self) -> Path:
-        return self.folder / "train.yaml"
+def list_recipes(working_folder: Path) -> list[NamedFolder]:
+    """List all recipes that a name can mean, one per name: those of the current folder hide built-in ones."""
+    return [replace(found, folder=found.folder.resolve()) for found in list_folders(_KIND, working_folder)]
 
 
-def built_in_folder(kind: str) -> Path:
-    """Where `recipes` or `configurations` lie: inside the wheel, else beside the package in a checkout."""
-    packaged = _PACKAGE / f"_{kind}"
-    return packaged if packaged.is_dir() else _PACKAGE.parent / kind
+def find_recipe(name: str, *, working_folder: Path) -> NamedFolder | Diagnostic:
+    """Return the recipe that the user means by a name or a path."""
+    found = find_folder(name, _KIND, working_folder=working_folder)
+    if isinstance(found, Diagnostic):
+        return found
+    if not (found.folder / _DECLARATION).is_file():
+        message = f"the folder {shown(name)} holds no `{_DECLARATION}`, so it is no recipe"
+        hints = ("`ttlaunch recipes copy hierarchical_parallel` makes one to change",)
+        return Diagnostic(_KIND.code, message, hints=hints, blame=Blame.COMMAND_LINE)
+    return replace(found, folder=found.folder.resolve())
 
 
-def list_recipes(working_folder: Path) -> list[FoundRecipe]:
-    """All recipes that a name can mean, one per name: those of the current folder hide built-in ones."""
-    found: dict[str, FoundRecipe] = {}
-    for folder, built_in in ((built_in_folder("recipes"), True), (working_folder / "recipes", False)):
-        if not folder.is_dir() or (not built_in and folder.resolve() == built_in_folder("recipes").resolve()):
-            continue
-        for child in sorted(folder.iterdir()):
-            if (child / _DECLARATION).is_file():
-                found[child.name] = FoundRecipe(child.name, child.resolve(), built_in)
-    return [found[name] for name in sorted(found)]
-
-
-def find_recipe(name: str, *, working_folder: Path) -> FoundRecipe | Diagnostic:
-    """The recipe that the user means by a name or a path."""
-    known = list_recipes(working_folder)
-    if not name:
-        message = "the name of the recipe is empty"
-        return Diagnostic(
-            "P001",
-            message,
-            notes=(f"recipes here: {listed([one.name for one in known], last='and')}",),
-            blame=Blame.COMMAND_LINE,
-        )
-    for recipe in known:
-        if recipe.name == name:
-            return recipe
-    path = working_folder / os.path.expanduser(name)  # noqa: PTH111 - this one never raises, whatever was typed
-    if os.path.isdir(path):  # noqa: PTH112 - likewise
-        if not (path / _DECLARATION).is_file():
-            message = f"the folder {shown(name)} holds no `{_DECLARATION}`, so it is no recipe"
-            return Diagnostic(
-                "P001",
-                message,
-                hints=("`ttlaunch recipes copy hierarchical_parallel` makes one to change",),
-                blame=Blame.COMMAND_LINE,
-            )
-        folder = path.resolve()
-        return FoundRecipe(folder.name, folder, built_in=False)
-    names = [recipe.name for recipe in known]
-    return Diagnostic(
-        "P001",
-        f"there is no recipe `{shown(name)}`",
-        notes=(f"recipes here: {listed(names, last='and')}",),
-        hints=did_you_mean(name, names) or ("`ttlaunch recipes list` describes them",),
-        blame=Blame.COMMAND_LINE,
-    )
-
-
-def load_recipe(found: FoundRecipe) -> Recipe | Diagnostic:
+def load_recipe(found: NamedFolder) -> Recipe | Diagnostic:
     """Run `recipe.py` and take its `RECIPE`; what is wrong with the file becomes a diagnostic at its line."""
     declaration = found.folder / _DECLARATION
     if not (found.folder / _TRAINER).is_file():
@@ -109,7 +54,7 @@ def load_recipe(found: FoundRecipe) -> Recipe | Diagnostic:
     return check_trainer(found.name, found.folder / _TRAINER, recipe) or recipe
 
 
-def _load_error(found: FoundRecipe, declaration: Path, error: BaseException) -> Diagnostic:
+def _load_error(found: NamedFolder, declaration: Path, error: BaseException) -> Diagnostic:
     """Point at the innermost line that belongs to the recipe, or at the place of a syntax error."""
     kind = type(error).__name__
     line, column, length = 1, 1, 1
@@ -128,3 +73,44 @@ def _load_error(found: FoundRecipe, declaration: Path, error: BaseException) -> 
         column, length = source.line(line).find(stripped) + 1, max(1, len(stripped))
     message = f"recipe `{found.name}` cannot be read: {kind}: {shown(reason, longest=_LONGEST_REASON)}"
     return Diagnostic("P006", message, Label(source.span(line, column, length)))
+
+
+def check_trainer(name: str, path: Path, recipe: Recipe) -> Diagnostic | None:
+    """What is wrong with a recipe's `trainer.py` at first sight, or None."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        return Diagnostic("P006", f"recipe `{name}` cannot be read: {path.name}: {shown(error)}")
+    source = Source(str(path), text)
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        label = Label(source.span(error.lineno or 1, error.offset or 1))
+        return Diagnostic("P006", f"recipe `{name}` cannot be read: SyntaxError: {shown(error.msg)}", label)
+    except (ValueError, RecursionError) as error:
+        return Diagnostic("P006", f"recipe `{name}` cannot be read: {path.name}: {shown(error)}")
+    names, is_open = _names(tree)
+    roles = dict.fromkeys(role for layout in recipe.layouts for role in layout.roles)
+    missing = [role for role in roles if role not in names]
+    if not missing or is_open:
+        return None
+    message = f"recipe `{name}` has no function for {listed(missing, last='and')} in {path.name}"
+    place = Label(source.start(), f"each role is a function: {listed(roles, last='and')}")
+    near = closest(missing[0], names)
+    hints = (f"is `{near}` meant to be `{missing[0]}`?",) if near else ()
+    return Diagnostic("P006", message, place, hints=hints)
+
+
+def _names(tree: ast.Module) -> tuple[set[str], bool]:
+    """The names that the module binds at its top level, in any branch; and whether a `import *` may bind others."""
+    names: set[str] = set()
+    is_open = False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+            is_open = is_open or any(alias.name == "*" for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names, is_open

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ttlaunch.spec.located import Section
+from ttlaunch.spec.located.schema import Section
 from ttlaunch.spec.recipe.bits import Bits, ReadOnlyWith
 
 Positive = Annotated[int, Field(ge=1, le=10**9)]

@@ -1,4 +1,4 @@
-"""Environment variables in topology files: their names, and `$VAR` in their values.
+"""Check the names of environment variables in topology files, and expand `$VAR` in their values.
 
 `$VAR` and `${VAR}` stand for the launching machine's value. One that is not defined is an error: left as it stands it
 would reach a rank as a path that begins with a dollar sign. So is `env:NAME`, which stands for a value that is not written
@@ -14,10 +14,34 @@ from ttlaunch.diagnostics.span import Span
 from ttlaunch.diagnostics.suggest import closest, shown
 from ttlaunch.spec.located.nodes import Key, MapNode, Node, node_at, span_of
 from ttlaunch.spec.topology import codes
-from ttlaunch.spec.topology.known_variables import misspelled
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _REFERENCE = re.compile(r"\$(?:\{(?P<braced>[^{}]*)\}|(?P<plain>[A-Za-z_][A-Za-z0-9_]*))")
+# Variables that the vendor's runtime and Python read, to tell a misspelled one from one of the user's own.
+KNOWN_VARIABLES = frozenset(
+    {
+        "ARCH_NAME",
+        "LD_LIBRARY_PATH",
+        "PYTHONHOME",
+        "PYTHONPATH",
+        "TT_MESH_GRAPH_DESC_PATH",
+        "TT_MESH_HOST_RANK",
+        "TT_MESH_ID",
+        "TT_METAL_CACHE",
+        "TT_METAL_CLUSTER_ID",
+        "TT_METAL_FACTORY_SYSTEM_DESCRIPTOR_PATH",
+        "TT_METAL_HOME",
+        "TT_METAL_MOCK_CLUSTER_DESC_PATH",
+        "TT_METAL_RUNTIME_ROOT",
+        "TT_RUN_ORIGINAL_CWD",
+        "TT_RUN_RANK",
+        "TT_RUN_SUBCONTEXT_ID",
+        "TT_RUN_SUBCONTEXT_SIZES",
+        "TT_VISIBLE_DEVICES",
+        "VIRTUAL_ENV",
+        "WH_ARCH_YAML",
+    }
+)
 
 
 def expand_variables(
@@ -70,3 +94,16 @@ def _undefined(name: str, variable: str, span: Span, environment: Mapping[str, s
         else f"`export {shown(variable)}=…` before starting, or write the value"
     )
     return Diagnostic(codes.UNDEFINED_VARIABLE, message, Label(span, "not defined"), hints=(hint,))
+
+
+def misspelled(name: str) -> str | None:
+    """The known variable that a name is one slip away from: a letter changed, missing, added, or two swapped."""
+    if name in KNOWN_VARIABLES:
+        return None
+    return next((known for known in sorted(KNOWN_VARIABLES) if _one_slip(name.upper(), known)), None)
+
+
+def _one_slip(name: str, known: str) -> bool:
+    start = next((at for at, (a, b) in enumerate(zip(name, known, strict=False)) if a != b), min(len(name), len(known)))
+    a, b = name[start:], known[start:]
+    return a[1:] == b[1:] or a == b[1:] or a[1:] == b or (a[:2] == b[:2][::-1] and a[2:] == b[2:])
