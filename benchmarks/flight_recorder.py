@@ -55,7 +55,7 @@ def _is_met(name: str, box: BlackBox) -> bool:
         adds.append((_time_us(boxed, act, is_named=is_named) - before) / operations)
     if name == next(iter(WAYS)):
         print(f"{'a message':36} {'telemetry µs':>8} {'operations':>10} {'box adds to each µs':>20} {'limit':>6}")
-    return _tell(name, without, adds, operations)
+    return _report(name, without, adds, operations)
 
 
 def _is_met_of_torch(box: BlackBox) -> bool:
@@ -66,10 +66,10 @@ def _is_met_of_torch(box: BlackBox) -> bool:
         before = _bucket_time_us(plain)
         without.append(before)
         adds.append(_bucket_time_us(boxed) - before)
-    return _tell("torch's all_reduce", without, adds, 1)
+    return _report("torch's all_reduce", without, adds, 1)
 
 
-def _tell(name: str, without: list[float], adds: list[float], operations: int) -> bool:
+def _report(name: str, without: list[float], adds: list[float], operations: int) -> bool:
     added = statistics.median(adds)
     verdict = "met" if added <= LIMIT_US else "MISSED"
     print(f"{name:36} {statistics.median(without):8.2f} {operations:10} {added:20.2f} {LIMIT_US:6.1f} {verdict}")

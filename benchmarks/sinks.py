@@ -53,11 +53,11 @@ def main() -> int:
         f"a step of {step_ms:.1f} ms, {options.rounds} rounds of {options.steps} steps; load {os.getloadavg()[0]:.1f}"
     )
     print(f"{'sink':14} {'events':>7} {'median step':>12} {'least':>7} {'most':>7} {'all steps':>10}")
-    is_met = [_tell(str(name), found, plain) for name, found in runs.items()]
+    is_met = [_report(str(name), found, plain) for name, found in runs.items()]
     return 0 if all(is_met) else 1
 
 
-def _tell(name: str, found: list[Found], plain: list[Found]) -> bool:
+def _report(name: str, found: list[Found], plain: list[Found]) -> bool:
     """One line of the table: ratios to the run without a sink of the same round."""
     pairs = list(zip(found, plain, strict=True))
     steps = [one.step_s / other.step_s for one, other in pairs]

@@ -10,7 +10,7 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.agent.stack_dump import dump_stacks, find_py_spy, render_threads
-from ttlaunch.running.hang.stacks import Frame, parse_main_stack, told_frame
+from ttlaunch.running.hang.stacks import Frame, frame_to_report, parse_main_stack
 
 SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 RUN = f"spy-{os.getpid()}"  # no sweep of another test on this machine ends it
@@ -44,7 +44,7 @@ def test_the_line_that_a_process_is_at_is_found_also_if_it_is_stopped(stuck, tmp
         stuck.send_signal(signal.SIGSTOP)
         os.waitpid(stuck.pid, os.WUNTRACED)
     assert [3] == dump_stacks({3: stuck.pid}, run_id=RUN, run_folder=str(tmp_path), py_spy=find_py_spy())
-    frame = told_frame(parse_main_stack((tmp_path / contract.stacks_file(3)).read_text()))
+    frame = frame_to_report(parse_main_stack((tmp_path / contract.stacks_file(3)).read_text()))
     assert ("stuck", 3) == (frame.function, frame.line)
 
 

@@ -9,7 +9,7 @@ import subprocess
 
 from ttlaunch import contract
 from ttlaunch.diagnostics import Diagnostic
-from ttlaunch.engines.base import Capability, EngineReport, EngineWords
+from ttlaunch.engines.base import Capability, EngineArguments, EngineReport
 from ttlaunch.engines.process import start_process
 from ttlaunch.planning.engine import EngineSignature, dotted
 from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
@@ -80,8 +80,8 @@ class BashFinder:
         said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
         return Bash(program, SIGNATURE.version_in(said))
 
-    def parse_words(self, text):
-        return EngineWords(), []
+    def parse_arguments(self, text):
+        return EngineArguments(), []
 
     def unused(self):
         return Bash(SIGNATURE.program, SIGNATURE.oldest)

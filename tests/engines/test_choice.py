@@ -37,7 +37,7 @@ def test_the_first_engine_that_the_machine_has_is_used(machine):
 
 
 def test_words_for_the_preferred_engine_go_to_no_other(machine):
-    answer = find_engine(**machine(bash=BASH), engines=BOTH, gets_words=True)
+    answer = find_engine(**machine(bash=BASH), engines=BOTH, gets_arguments=True)
     assert isinstance(answer, Diagnostic)
     assert answer.message == "no `mpirun` on this machine; nothing was started"
 

@@ -19,7 +19,7 @@ ANSWERS = [
     (hosts.Listening, {"kind": "listening", "port": 40000, "problem": None}),
     (hosts.Reached, {"kind": "reached", "results": [["node1", 0.001, None], ["node2", None, "refused"]]}),
     (hosts.Measured, {"kind": "measured", "latency_s": 1e-4, "bytes_per_s": 1e9}),
-    (hosts.SyncWord, {"kind": "want", "id": "5:7", "files": 3, "bytes": 1000}),
+    (hosts.SyncMessage, {"kind": "want", "id": "5:7", "files": 3, "bytes": 1000}),
     (
         hosts.SyncEnd,
         {"kind": "done", "folder": "/f", "there": True, "repaired": [], "pruned": ["a"], "differing": [], "data": {}},
@@ -30,7 +30,7 @@ ANSWERS = [
         hosts.FoundPythons,
         {"base": {"path": "/p", "version": "3.11.2", "libc": "glibc 2.36"}, "found": [{"path": "/p", "version": None}]},
     ),
-    (hosts.InstallWord, {"kind": "need", "wheels": {"a": 0}}),
+    (hosts.InstallMessage, {"kind": "need", "wheels": {"a": 0}}),
     (hosts.EnvironmentAnswer, {"kind": "ready", "made": True, "environment": "/e", "python": "3.11.2", "wheels": []}),
     (hosts.LeftOver, {"processes": [{"pid": 5, "name": "x"}], "folders": ["/f"], "clean_after_s": None}),
 ]

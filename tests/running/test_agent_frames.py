@@ -15,7 +15,7 @@ from ttlaunch.records.agents import (
     AgentGone,
     AgentReady,
     FilePiece,
-    Looked,
+    ProcessReport,
     ShimLost,
     parse_agent_frame,
 )
@@ -64,7 +64,7 @@ KINDS = st.sampled_from(["file", "lost_shim", "ended", "looked", "alive", "ready
         ({"kind": "alive", "clock": 1.0, "done": 2}, AgentAlive(clock=1.0, done=2)),
         (
             {"kind": "looked", "question": 4, "stopped": [1], "faults": [[1, 7], [2, 0]]},
-            Looked(question=4, stopped=(1,), faults=((1, 7), (2, 0))),
+            ProcessReport(question=4, stopped=(1,), faults=((1, 7), (2, 0))),
         ),
         ({"kind": "gone", "reason": "no such file"}, AgentGone(reason="no such file")),
         ({"kind": "refused", "reason": "no word"}, AgentGone(reason="no word")),

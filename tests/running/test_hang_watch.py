@@ -33,7 +33,7 @@ class RankController:
             return None
         return ProcessSnapshot(self.stopped, self.faults)
 
-    def signal_ranks(self, ranks, number, *, word=None):
+    def signal_ranks(self, ranks, number, *, marker=None):
         self.signals.append(number)
         for state in ranks:
             path = self.folder / contract.stacks_file(state.row.rank)
@@ -186,7 +186,7 @@ def test_a_host_that_never_answers_delays_the_verdict_and_no_more(run):
 def test_a_stopped_rank_is_looked_into_from_outside(run):
     one = run(timeout_s=7.0)
     one.controller.stopped = frozenset({1})
-    one.controller.signal_ranks = lambda ranks, number, word=None: None
+    one.controller.signal_ranks = lambda ranks, number, marker=None: None
     failure = told_after(one, least=7, most=13)
     assert (failure.code, failure.rank) == ("R013", 1)
     assert one.controller.dumped == [0, 1]

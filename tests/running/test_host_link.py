@@ -157,7 +157,7 @@ def test_an_order_that_was_given_while_the_line_was_down_is_carried_out(linked, 
     record.write_text(json.dumps({"pid": run.rank.pid, "shim_pid": os.getpid()}) + "\n")
     until((run.here / "records" / record.name).is_file, within_s=DEADLINE_S, what="the rank is known")
     run.transport.breaks()
-    run.link.order("signal", ranks=[0], number=int(signal.SIGTERM), word=None)
+    run.link.order("signal", ranks=[0], number=int(signal.SIGTERM), marker=None)
     run.transport.up = True
     assert run.rank.wait(DEADLINE_S) == -signal.SIGTERM
 

@@ -21,7 +21,7 @@ class RankController:
     def __init__(self):
         self.done = []
 
-    def signal_ranks(self, ranks, number, *, word=None):
+    def signal_ranks(self, ranks, number, *, marker=None):
         self.done.append(([state.row.rank for state in ranks], signal.Signals(number).name))
 
     def cut(self, host):

@@ -8,7 +8,7 @@ import pytest
 from ttlaunch.planning.launch_plan import CommandProgram, RankRow, RecipeProgram
 from ttlaunch.records.ranks import RankExit
 from ttlaunch.running.conclude import Ending
-from ttlaunch.running.ending import RunEnd, Say, SignalEngine, SignalRanks
+from ttlaunch.running.ending import RunEnd, ShowMessage, SignalEngine, SignalRanks
 from ttlaunch.running.watch import Phase, RankState
 
 INT, TERM, HUP, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL
@@ -51,7 +51,7 @@ def test_nothing_is_done_to_a_run_that_goes_well():
 def test_ranks_of_a_recipe_are_asked_for_their_step_and_told_the_largest():
     end = End()
     text = "Ctrl-C: ranks finish their step and save it, within 30 s; Ctrl-C again leaves them 5 s"
-    assert [Say(text), SignalRanks(STOP)] == end.at(100.0, INT)
+    assert [ShowMessage(text), SignalRanks(STOP)] == end.at(100.0, INT)
     end.say_steps(7, None)
     assert [] == end.at(101.0)
     end.say_steps(7, 9)
@@ -69,7 +69,7 @@ def test_ranks_of_a_recipe_are_asked_for_their_step_and_told_the_largest():
 
 def test_a_recipe_that_keeps_no_checkpoints_only_finishes_its_step():
     (say, _) = End(saves=False).at(100.0, TERM)
-    assert Say("SIGTERM: ranks finish their step, within 30 s; another signal leaves them 5 s") == say
+    assert ShowMessage("SIGTERM: ranks finish their step, within 30 s; another signal leaves them 5 s") == say
 
 
 def test_ranks_that_outstay_the_grace_say_what_they_are_doing_and_are_killed():
@@ -89,7 +89,7 @@ def test_ranks_that_outstay_the_grace_say_what_they_are_doing_and_are_killed():
 def test_a_second_order_shortens_the_grace():
     end = End()
     end.at(100.0, INT)
-    assert [Say("5 s are left; Ctrl-C again ends every rank at once")] == end.at(101.0, INT)
+    assert [ShowMessage("5 s are left; Ctrl-C again ends every rank at once")] == end.at(101.0, INT)
     assert [] == end.at(105.9)
     assert [SignalRanks(STACKS)] == end.at(106.0)
 
@@ -97,7 +97,7 @@ def test_a_second_order_shortens_the_grace():
 def test_a_second_order_never_lengthens_what_is_left():
     end = End()
     end.at(100.0, INT)
-    assert [Say("2 s are left; another signal ends every rank at once")] == end.at(128.0, TERM)
+    assert [ShowMessage("2 s are left; another signal ends every rank at once")] == end.at(128.0, TERM)
     assert [SignalRanks(STACKS)] == end.at(130.0)
 
 
@@ -105,7 +105,7 @@ def test_a_third_order_kills_at_once_and_accuses_nobody():
     end = End()
     end.at(100.0, INT)
     end.at(101.0, INT)
-    assert [Say("ending every rank at once"), SignalRanks(STACKS)] == end.at(102.0, INT)
+    assert [ShowMessage("ending every rank at once"), SignalRanks(STACKS)] == end.at(102.0, INT)
     assert [SignalRanks(KILL), SignalEngine(TERM)] == end.at(102.5)
     assert {} == end.ending.outstayed
 
@@ -113,7 +113,7 @@ def test_a_third_order_kills_at_once_and_accuses_nobody():
 def test_three_orders_at_one_moment_are_a_first_a_second_and_a_third():
     acts = End().at(100.0, INT, INT, INT)
     assert ["Ctrl-C: ranks", "5 s are left;", "ending every "] == [
-        act.text[:13] for act in acts if isinstance(act, Say)
+        act.text[:13] for act in acts if isinstance(act, ShowMessage)
     ]
     assert [SignalRanks(STOP), SignalRanks(STACKS)] == [act for act in acts if isinstance(act, SignalRanks)]
 
@@ -138,7 +138,7 @@ def test_a_terminal_that_closes_is_an_order_of_its_own():
 def test_ranks_that_have_not_begun_have_nothing_to_save(phase):
     end = End(phase=phase)
     acts = end.at(100.0, INT)
-    assert Say("Ctrl-C: ending every rank at once") == acts[0]
+    assert ShowMessage("Ctrl-C: ending every rank at once") == acts[0]
     assert ([SignalRanks(STACKS)] if phase is Phase.STARTING else [SignalEngine(TERM)]) == acts[1:]
     assert {} == end.ending.outstayed
 
@@ -147,7 +147,7 @@ def test_ranks_that_have_not_begun_have_nothing_to_save(phase):
 def test_without_a_grace_every_rank_is_ended_at_once(is_recipe):
     end = End(is_recipe=is_recipe, grace_s=0.0)
     acts = end.at(100.0, INT)
-    assert Say("Ctrl-C: ending every rank at once") == acts[0]
+    assert ShowMessage("Ctrl-C: ending every rank at once") == acts[0]
     acts += end.at(100.5)
     assert SignalEngine(TERM) in acts
     assert {} == end.ending.outstayed
@@ -212,7 +212,7 @@ def test_an_order_after_a_failure_changes_the_status_and_nothing_else():
 def test_a_program_is_sent_sigterm_and_may_end_as_it_likes():
     end = End(is_recipe=False, phase=Phase.STARTING)
     text = "Ctrl-C: ranks were sent SIGTERM and have 30 s to end; Ctrl-C again leaves them 5 s"
-    assert [Say(text), SignalRanks(TERM, {"after_step": None})] == end.at(100.0, INT)
+    assert [ShowMessage(text), SignalRanks(TERM, {"after_step": None})] == end.at(100.0, INT)
     end.ranks[0].exit, end.ranks[0].phase = RankExit(status=5, time=1.0), Phase.FAILED
     assert [] == end.at(110.0)
     assert not end.ending.is_failing

@@ -179,15 +179,15 @@ class AgentServer:
             return
         if order != self._done + 1:
             raise ValueError(f"order {order} after {self._done}")
-        kind, ranks, number, word = frame["kind"], frame.get("ranks", []), frame.get("number", 0), frame.get("word")
-        is_signal = isinstance(word, (dict, type(None))) and number in set(signal.Signals)
+        kind, ranks, number, marker = frame["kind"], frame.get("ranks", []), frame.get("number", 0), frame.get("marker")
+        is_signal = isinstance(marker, (dict, type(None))) and number in set(signal.Signals)
         if not isinstance(ranks, list) or (kind == "signal" and not is_signal):
             raise ValueError(str(frame)[:_SHOWN])
         if kind == "look":
             self._question = _whole(frame["question"])
         self._done = order
         if kind == "signal":
-            self._run.signal_ranks(ranks, number, word=word)
+            self._run.signal_ranks(ranks, number, marker=marker)
         elif kind == "stack_dump":
             self._run.dump_stacks(ranks)
         elif kind == "end":

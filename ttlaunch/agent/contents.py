@@ -28,7 +28,7 @@ class LookAgain(Exception):  # noqa: N818 - not an error
     """Another sync has changed what is in the folder."""
 
 
-class Talk:
+class Connection:
     """Frames to and from the launching machine."""
 
     def __init__(self) -> None:
@@ -93,9 +93,14 @@ class Contents:
     """
 
     def __init__(
-        self, talk: Talk, *, order: Sequence[bytes], about: Mapping[str, Any], given: Sequence[tuple[bytes, int]]
+        self,
+        connection: Connection,
+        *,
+        order: Sequence[bytes],
+        about: Mapping[str, Any],
+        given: Sequence[tuple[bytes, int]],
     ) -> None:
-        self._talk, self._order, self._about, self._given = talk, order, about, given
+        self._connection, self._order, self._about, self._given = connection, order, about, given
         self._left = memoryview(b"")
         self._signatures: dict[int, Signature] = {}
 
@@ -117,7 +122,7 @@ class Contents:
         wrong = []
         for digest in [digest for digest in order if digest in copies]:
             first, *others = lacking[digest]
-            signature = first.copy_from(*copies[digest], alive=self._talk.alive)
+            signature = first.copy_from(*copies[digest], alive=self._connection.alive)
             if signature is None:
                 wrong.append(digest)
             else:
@@ -132,7 +137,7 @@ class Contents:
         """Make the files whose contents were asked for."""
         for digest in digests:
             first, *others = lacking[digest]
-            self._keep(first, first.write(self._take(first.size), alive=self._talk.alive), others)
+            self._keep(first, first.write(self._take(first.size), alive=self._connection.alive), others)
 
     def _unpack(self, lacking: Mapping[bytes, Sequence[Target]]) -> None:
         """Make the files whose contents came unasked."""
@@ -140,8 +145,8 @@ class Contents:
         for digest, size in self._given:
             if digest in lacking:
                 first, *others = lacking[digest]
-                part = memoryview(self._talk.gift())[start : start + size]
-                self._keep(first, first.write((part,), alive=self._talk.alive), others)
+                part = memoryview(self._connection.gift())[start : start + size]
+                self._keep(first, first.write((part,), alive=self._connection.alive), others)
             start += size
 
     def _want(self, digests: Sequence[bytes], lacking: Mapping[bytes, Sequence[Target]]) -> None:
@@ -153,14 +158,14 @@ class Contents:
             if digest in wanted:
                 bits[place // 8] |= 1 << place % 8
         size = sum(lacking[digest][0].size for digest in wanted)
-        self._talk.send({"kind": "want", "files": len(wanted), "bytes": size, **self._about}, bytes(bits))
+        self._connection.send({"kind": "want", "files": len(wanted), "bytes": size, **self._about}, bytes(bits))
 
     def _keep(self, first: Target, signature: Signature | None, others: Iterable[Target]) -> None:
         if signature is None:
             raise Refused("damaged", path=first.path.decode("utf-8", "replace"))
         self._signatures[first.index] = signature
         for other in others:
-            copied = other.copy_from(first.path, None, alive=self._talk.alive)
+            copied = other.copy_from(first.path, None, alive=self._connection.alive)
             if copied is None:
                 raise Refused("damaged", path=other.path.decode("utf-8", "replace"))
             self._signatures[other.index] = copied
@@ -168,7 +173,7 @@ class Contents:
     def _take(self, size: int) -> Iterator[memoryview]:
         while size:
             if not self._left:
-                self._left = memoryview(self._talk.answer())
+                self._left = memoryview(self._connection.answer())
             part, self._left = self._left[:size], self._left[size:]
             size -= len(part)
             yield part

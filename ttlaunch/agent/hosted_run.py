@@ -95,13 +95,13 @@ class HostedRun:
         if py_spy is not None:
             dump_stacks(asked, run_id=self._id, run_folder=self._folder, py_spy=py_spy)
 
-    def signal_ranks(self, ranks: list[int], number: int, *, word: dict[str, Any] | None = None) -> None:
+    def signal_ranks(self, ranks: list[int], number: int, *, marker: dict[str, Any] | None = None) -> None:
         """Send a signal to those of the ranks that have been started here, and to nothing else.
 
-        A `word` for the ranks is first left in the run's folder.
+        A `marker` for the ranks is first left in the run's folder.
         """
-        if word is not None:
-            leave_stop_marker(self._folder, word)
+        if marker is not None:
+            leave_stop_marker(self._folder, marker)
         for rank, pid in self._ranks.items():
             if rank in ranks:
                 signal_process(pid, number, run_id=self._id)

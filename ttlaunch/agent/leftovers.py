@@ -1,6 +1,6 @@
 """Says what a run has left on this host: processes that carry its id, its folder in shared memory, folders of its engine.
 
-Looked for again and again until nothing is there, or until patience is over: some of it is still on its way out. Python
+ProcessReport for again and again until nothing is there, or until patience is over: some of it is still on its way out. Python
 3.9 and the standard library only.
 """
 

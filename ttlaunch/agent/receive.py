@@ -19,7 +19,7 @@ import os
 
 from ttlaunch import contract
 from ttlaunch.agent import releases
-from ttlaunch.agent.contents import Contents, LookAgain, Talk
+from ttlaunch.agent.contents import Connection, Contents, LookAgain
 from ttlaunch.agent.host_data import HostData
 from ttlaunch.agent.unpack import Building, Refused, Target, check_space, find_copies
 
@@ -39,19 +39,19 @@ def main(arguments: Mapping[str, Any]) -> int:
     """Take one release in; see `ttlaunch.hosts.sync.send` for the arguments."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(0, _F_SETPIPE_SZ, releases.CHUNK)
-    talk = Talk()
+    connection = Connection()
     try:
-        session = _Session(arguments, talk)
+        session = _Session(arguments, connection)
         try:
             session.run()
         finally:
             session.clean()
     except Refused as refused:
-        talk.send({"kind": "error", **refused.facts})
+        connection.send({"kind": "error", **refused.facts})
     except (EOFError, BrokenPipeError):
         return 1  # the launching machine is not there any more
     except OSError as error:
-        talk.send({"kind": "error", **_explained(error, place=arguments["remote_folder"])})
+        connection.send({"kind": "error", **_explained(error, place=arguments["remote_folder"])})
     else:
         return 0
     return 1
@@ -71,8 +71,8 @@ def _explained(error: OSError, *, place: str) -> dict[str, Any]:
 
 
 class _Session:
-    def __init__(self, arguments: Mapping[str, Any], talk: Talk) -> None:
-        self._arguments, self._talk = arguments, talk
+    def __init__(self, arguments: Mapping[str, Any], connection: Connection) -> None:
+        self._arguments, self._connection = arguments, connection
         self._owner: str = arguments["owner"]
         self._tree: str = arguments["tree"]
         home = os.path.expanduser(arguments["remote_folder"])
@@ -80,7 +80,7 @@ class _Session:
         self._releases = os.path.join(self._folder, contract.RELEASES_DIR.encode())
         self._release = os.path.join(self._releases, self._tree.encode())
         self._incoming = os.path.join(self._releases, releases.INCOMING + self._owner.encode())
-        self._data = HostData(self._folder, alive=talk.alive)
+        self._data = HostData(self._folder, alive=connection.alive)
         self._lock: int | None = None
         self._id = ""
         self._repaired: list[str] = []
@@ -110,7 +110,7 @@ class _Session:
         pruned = self._prune(keep=self._arguments["keep"])
         self._data.remember(owner=self._owner)
         self._done = True
-        self._talk.send(
+        self._connection.send(
             {
                 "kind": "done",
                 "folder": os.fsdecode(self._folder),
@@ -125,7 +125,7 @@ class _Session:
     def clean(self) -> None:
         """Remove what is not needed any more, and give the lock back; after good news only once nobody waits."""
         if self._old and self._done:
-            self._talk.wait_for_end()
+            self._connection.wait_for_end()
         for path in self._old:
             releases.remove(path)
         self._clear()
@@ -175,8 +175,8 @@ class _Session:
         if entries is None:
             manifest = releases.renew_manifest(self._releases, self._arguments["news"], tree_hash=self._tree)
         if entries is None and manifest is None:
-            self._talk.send({"kind": "manifest", "id": self._id})
-            manifest = self._talk.answer()
+            self._connection.send({"kind": "manifest", "id": self._id})
+            manifest = self._connection.answer()
             if hashlib.sha256(manifest).hexdigest() != self._tree:
                 raise Refused("damaged", path="the manifest")
         if entries is None:
@@ -192,7 +192,7 @@ class _Session:
             if os.path.lexists(self._release) and not self._arguments["dry_run"]:
                 self._put_away(self._release)
             return list(range(len(entries)))
-        wrong, self._signatures, read_any = releases.check_tree(self._release, entries, alive=self._talk.alive)
+        wrong, self._signatures, read_any = releases.check_tree(self._release, entries, alive=self._connection.alive)
         if read_any and manifest is None and not self._arguments["dry_run"]:
             temporary = self._incoming + b".signatures"
             releases.write_signatures(self._release, self._signatures, count=len(entries), temporary=temporary)
@@ -211,7 +211,7 @@ class _Session:
         given = self._given(entries)
         lacking = {target.digest for target in targets} - {digest for digest, _ in given}
         copies = find_copies(self._folder, lacking, likely=self._likely())
-        contents = Contents(self._talk, order=self._order(entries), about={"id": self._id}, given=given)
+        contents = Contents(self._connection, order=self._order(entries), about={"id": self._id}, given=given)
         building.signatures = {**self._signatures, **contents.bring(targets, copies=copies)}
         for (sha256, _), text in zip(self._data.missing, texts):  # noqa: B905 - `strict` is of Python 3.10
             final = self._data.target(sha256)
@@ -276,8 +276,8 @@ class _Session:
         entries = releases.read_manifest(self._release)
         self._data.look(self._arguments["data"])
         if entries is None:
-            self._talk.send({"kind": "manifest", "id": ""})
-            entries = releases.parse_manifest(self._talk.answer())
+            self._connection.send({"kind": "manifest", "id": ""})
+            entries = releases.parse_manifest(self._connection.answer())
         wrong = self._look(entries, None)
         sizes = {entries[index][3]: entries[index][2] for index in wrong if entries[index][0] == releases.FILE}
         sizes.update((sha256.encode(), size) for sha256, size in self._data.missing)
@@ -286,7 +286,7 @@ class _Session:
         old = list(releases.old_releases(self._folder, keep=self._arguments["keep"], own=self._tree.encode()))
         for _, lock in old:
             os.close(lock)
-        self._talk.send(
+        self._connection.send(
             {
                 "kind": "plan",
                 "folder": os.fsdecode(self._folder),

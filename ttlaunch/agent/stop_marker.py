@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 _FAREWELL = "agent.json"
 
 
-def leave_stop_marker(run_folder: str, word: Mapping[str, Any]) -> None:
+def leave_stop_marker(run_folder: str, marker: Mapping[str, Any]) -> None:
     """Write `contract.ENDING_FILE`, whole at once; on a disk that is full, ranks are left to the end of their grace."""
     path = os.path.join(run_folder, contract.ENDING_FILE)
     try:
         with open(path + ".tmp", "w", encoding="utf-8") as file:
-            json.dump(word, file)
+            json.dump(marker, file)
         os.replace(path + ".tmp", path)
     except OSError:
         return

@@ -39,7 +39,7 @@ def named_files(request: "RunSpec") -> tuple[NamedFiles, list[Diagnostic]]:
     if request.mpi_args is not None:
         from ttlaunch.engines.choose import ENGINES
 
-        words, found = ENGINES[0].parse_words(request.mpi_args)
+        words, found = ENGINES[0].parse_arguments(request.mpi_args)
         if words.hosts or words.hostfile:
             ways.append("`--mpi-args`")
             if request.hostfile:

@@ -58,7 +58,7 @@ def prepare(request: RunSpec, dialogue: Dialogue, *, working_folder: Path | None
     description = resolve(request, working_folder=working_folder, shell=os.environ, dialogue=dialogue)
     local_hosts = _local_hosts(description)
     python = _python(description, local_hosts)
-    engine = find_engine(python=python, search_path=os.environ.get("PATH"), gets_words=request.mpi_args is not None)
+    engine = find_engine(python=python, search_path=os.environ.get("PATH"), gets_arguments=request.mpi_args is not None)
     found = list(description.diagnostics)
     if isinstance(engine, Diagnostic):
         raise LaunchError([*found, engine])

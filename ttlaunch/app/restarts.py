@@ -87,7 +87,7 @@ def _following(
     last = outcomes[-1]
     try:
         with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), _order)):
-            wait_for_lease(decision, say=partial(_say_waiting, last.folder.path))
+            wait_for_lease(decision, say=partial(_report_waiting, last.folder.path))
             again = repeatable(request, outcomes[0].folder.path)
             following = replan(again, first, decision, ask=lambda topology: silent_hosts(topology, dialogue))
     except _OrderedError as order:
@@ -111,7 +111,7 @@ def _order(number: int) -> NoReturn:
     raise _OrderedError(number)
 
 
-def _say_waiting(folder: Path, text: str) -> None:
+def _report_waiting(folder: Path, text: str) -> None:
     from ttlaunch.running.restarts import write_follow_up
 
     write_follow_up(folder, waiting=text)

@@ -31,7 +31,7 @@ def attach(
     """Watch a run to its end, as its own terminal would; its exit status becomes ours."""
     from ttlaunch.app.logs import chosen_ranks
     from ttlaunch.app.sinks import judge_sinks
-    from ttlaunch.cli.run_end import tell_end
+    from ttlaunch.cli.run_end import report_end
     from ttlaunch.cli.session import Attached
     from ttlaunch.cli.watching import watch
     from ttlaunch.running.runs.facts import read_rows
@@ -43,4 +43,4 @@ def attach(
         watched = watch(Attached(launcher), path, form=form, only=chosen)
     except (OSError, ValueError) as error:
         raise unreadable_run(path, error) from error
-    leave(tell_end(watched, form=form, judge=judge_sinks))
+    leave(report_end(watched, form=form, judge=judge_sinks))

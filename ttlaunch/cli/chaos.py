@@ -124,7 +124,7 @@ def chaos(
     options = RunOptions(runs_dir, grace_s=grace, hang_timeout_s=hang_timeout, lease_s=lease)
     show = partial(make_following_view, quiet=form is Format.JSON, only=chosen)
     outcome = break_run(prepared, options, orders, dialogue, show=lambda plan, folder: show(facts_of(plan), folder))
-    _tell(outcome, prepared, orders, lease_s=lease, form=form)
+    _report(outcome, prepared, orders, lease_s=lease, form=form)
 
 
 def _announce(orders: "Sequence[Fault]", *, seed: int | None, form: Format) -> None:
@@ -136,7 +136,7 @@ def _announce(orders: "Sequence[Fault]", *, seed: int | None, form: Format) -> N
         sys.stdout.flush()
 
 
-def _tell(
+def _report(
     outcome: Outcome, prepared: "PreparedRun", orders: "Sequence[Fault]", *, lease_s: float, form: Format
 ) -> NoReturn:
     """Judge, look what is left, say both, and leave."""

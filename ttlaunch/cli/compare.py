@@ -74,7 +74,7 @@ def compare(
         rows, machine = _write(attempts, workload, out=out, repeats=repeats)
     except OSError as error:
         refuse_file(out, error, verb="used", form=form)
-    _tell(rows, attempts, workload, machine=machine, out=out, repeats=repeats, form=form)
+    _report(rows, attempts, workload, machine=machine, out=out, repeats=repeats, form=form)
 
 
 def _refuse_mistakes(
@@ -180,7 +180,7 @@ def _carry_out(
                     sys.stderr.flush()
         except KeyboardInterrupt:
             kept = sum(attempt.measured is not None for attempt in attempts)
-            _say_interrupted(kept, total, out, form=form)
+            _report_interrupted(kept, total, out, form=form)
 
 
 def _progress(attempt: "Attempt", *, number: int, total: int) -> str:
@@ -194,7 +194,7 @@ def _progress(attempt: "Attempt", *, number: int, total: int) -> str:
     return f"{begin}: {speed}{loss}{kept}"
 
 
-def _say_interrupted(kept: int, total: int, out: Path, *, form: Format) -> NoReturn:
+def _report_interrupted(kept: int, total: int, out: Path, *, form: Format) -> NoReturn:
     if form is Format.JSON:
         print_json({"interrupted": True, "runs": kept, "planned": total})
     sys.stderr.write(
@@ -228,7 +228,7 @@ def _machine() -> str:
     return f"{counted(len(os.sched_getaffinity(0)), 'core')}, {platform.machine()}, Python {platform.python_version()}"
 
 
-def _tell(
+def _report(
     rows: "Sequence[Row]",
     attempts: "Sequence[Attempt]",
     workload: Workload,

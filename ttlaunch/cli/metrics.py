@@ -80,7 +80,7 @@ def metrics(
 
 
 def _export(path: Path, choices: "Sequence[SinkChoice]", *, follow: bool, beside: bool, form: Format) -> None:
-    from ttlaunch.running.metrics.export import SinkState, export, tell_failure
+    from ttlaunch.running.metrics.export import SinkState, export, report_failure
 
     if beside:
         os.nice(_NICE)  # whatever a sink does, the ranks' work comes first
@@ -95,16 +95,16 @@ def _export(path: Path, choices: "Sequence[SinkChoice]", *, follow: bool, beside
     failed = [record for record in records if record.state is SinkState.FAILED]
     if beside:
         for record in failed:
-            tell_failure(path, record)
+            report_failure(path, record)
     if form is Format.JSON:
         found = sink_diagnostics(records, path)
         print_json({"sinks": [vars(one) for one in records], "diagnostics": [one.as_json() for one in found]})
     else:
-        _tell(records, path, form=form)
+        _report(records, path, form=form)
     leave(contract.STATUS_RANK_FAILED if failed else contract.STATUS_DONE)
 
 
-def _tell(records: "Sequence[SinkRecord]", path: Path, *, form: Format) -> None:
+def _report(records: "Sequence[SinkRecord]", path: Path, *, form: Format) -> None:
     from ttlaunch.running.metrics.export import SinkState
 
     for record in records:

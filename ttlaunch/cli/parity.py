@@ -168,19 +168,19 @@ def _carry_out(
                 found.append(result)
                 _show(result, found, total=len(cells), form=form)
         except KeyboardInterrupt:
-            _say_progress("")
+            _report_progress("")
             sys.stderr.write(f"interrupted after {len(found)} of {counted(len(cells), 'cell')}\n")
             leave(contract.STATUS_INTERRUPTED)
         except OSError as error:
             if kept is None or error.filename != str(kept):
                 raise
-            _say_progress("")
+            _report_progress("")
             refuse_file(kept, error, verb="used for results", form=form)
     return found
 
 
 def _show(result: "Result", found: "Sequence[Result]", *, total: int, form: Format) -> None:
-    _say_progress("")
+    _report_progress("")
     if form is not Format.JSON:
         letter = "–" if result.sha256 is None else _classes(found)[result.sha256]
         cell = result.cell
@@ -192,7 +192,7 @@ def _show(result: "Result", found: "Sequence[Result]", *, total: int, form: Form
         sys.stdout.write("\t".join(map(str, values)) + "\n" if form is Format.CONCISE else _row(values))
         sys.stdout.flush()
     if len(found) < total:
-        _say_progress(f"{len(found)} of {counted(total, 'cell')}")
+        _report_progress(f"{len(found)} of {counted(total, 'cell')}")
 
 
 def _traffic(result: "Result") -> tuple[str, str]:
@@ -202,7 +202,7 @@ def _traffic(result: "Result") -> tuple[str, str]:
     return "–" if sent is None else f"{sent / 1e6:.2f} MB", ratio
 
 
-def _say_progress(text: str) -> None:
+def _report_progress(text: str) -> None:
     """One line that is written over, where somebody watches."""
     if sys.stderr.isatty():
         width = os.get_terminal_size(sys.stderr.fileno()).columns - 1

@@ -41,7 +41,7 @@ def repro(
     """Start a run again on this machine and say whether the same bits came out."""
     from ttlaunch.app.restarts import exit_status_of
     from ttlaunch.cli.dialogue import TerminalDialogue
-    from ttlaunch.cli.run_end import status_without_run, tell_end
+    from ttlaunch.cli.run_end import report_end, status_without_run
     from ttlaunch.cli.session import start_supervisor, wait_for_run
     from ttlaunch.cli.watching import watch
     from ttlaunch.lab.repro import compare_bits, prepare_again, read_origin_of
@@ -62,7 +62,7 @@ def repro(
     if path is None:
         leave(status_without_run(session.exit_status(), form=form))
     watched = watch(session, path, form=form)
-    status = tell_end(watched, form=form, judge=lambda outcome: compare_bits(origin, outcome.report))
+    status = report_end(watched, form=form, judge=lambda outcome: compare_bits(origin, outcome.report))
     if watched.was_cut_off:
         leave(status)
     report = watched.outcomes[-1].report

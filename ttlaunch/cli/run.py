@@ -152,7 +152,7 @@ def run(
 def _watch(session: "Session", chosen: Collection[int], *, detach: bool, form: Format) -> NoReturn:
     """Show a run until it has ended, or leave it to itself at once."""
     from ttlaunch.app.sinks import judge_sinks
-    from ttlaunch.cli.run_end import status_without_run, tell_end
+    from ttlaunch.cli.run_end import report_end, status_without_run
     from ttlaunch.cli.session import wait_for_run
     from ttlaunch.cli.watching import watch
 
@@ -161,7 +161,7 @@ def _watch(session: "Session", chosen: Collection[int], *, detach: bool, form: F
         leave(status_without_run(session.exit_status(), form=form))
     if detach:
         _leave_to_itself(session, path, form=form)
-    leave(tell_end(watch(session, path, form=form, only=chosen), form=form, judge=judge_sinks))
+    leave(report_end(watch(session, path, form=form, only=chosen), form=form, judge=judge_sinks))
 
 
 def _leave_to_itself(session: "Session", path: Path, *, form: Format) -> NoReturn:

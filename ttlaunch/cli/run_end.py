@@ -16,7 +16,9 @@ _ORDERS = {signal.SIGINT: contract.STATUS_INTERRUPTED, signal.SIGTERM: contract.
 """What ends a supervisor that has nothing to end in order."""
 
 
-def tell_end(watched: Watched, *, form: Format, judge: Callable[[Outcome], Sequence[Diagnostic]] = lambda _: ()) -> int:
+def report_end(
+    watched: Watched, *, form: Format, judge: Callable[[Outcome], Sequence[Diagnostic]] = lambda _: ()
+) -> int:
     """Say what came of a run; returns the exit status.
 
     Args:
@@ -25,13 +27,13 @@ def tell_end(watched: Watched, *, form: Format, judge: Callable[[Outcome], Seque
         judge: What else is to be said of the last outcome.
     """
     if watched.was_cut_off:
-        return _tell_cut_off(watched, form=form)
+        return _report_cut_off(watched, form=form)
     outcomes, status = watched.outcomes, watched.exit_status
-    if watched.is_told and status is not None and status < 0:
+    if watched.is_reported and status is not None and status < 0:
         return status_without_run(status, form=form, who=f"the supervisor of {watched.last.name}")
     if status is None or status < 0:  # killed when all had been said
         status = exit_status_of(outcomes)
-    if not watched.is_told:
+    if not watched.is_reported:
         more = [*given_up(outcomes), *judge(outcomes[-1])]
         tell(outcomes[-1], form=form, restarts=outcomes[:-1], more=more, exit_status=status)
     return status
@@ -57,7 +59,7 @@ def status_without_run(status: int, *, form: Format, who: str = "the supervisor"
     return contract.STATUS_RANK_FAILED
 
 
-def _tell_cut_off(watched: Watched, *, form: Format) -> int:
+def _report_cut_off(watched: Watched, *, form: Format) -> int:
     """The supervisor ended before its run did; of a bug in it, it has spoken itself."""
     if watched.exit_status is not None and watched.exit_status >= 0:
         return watched.exit_status

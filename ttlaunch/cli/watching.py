@@ -55,7 +55,7 @@ class Watched:
 
     Attributes:
         outcomes: Of the run; with restarts, of each start; all but the last have been told.
-        is_told: Whether the last one has been told too, because a restart was to follow it.
+        is_reported: Whether the last one has been told too, because a restart was to follow it.
         exit_status: The supervisor's; None if it is not our child, negative if it was killed.
         last: Folder of the run that was watched last.
     """
@@ -63,7 +63,7 @@ class Watched:
     outcomes: tuple[Outcome, ...]
     exit_status: int | None
     last: Path
-    is_told: bool = False
+    is_reported: bool = False
 
     @property
     def was_cut_off(self) -> bool:
@@ -124,20 +124,20 @@ class _Watcher:
 
     def watch(self, first: Path) -> Watched:
         outcomes: list[Outcome] = []
-        path, is_told = first, False
+        path, is_reported = first, False
         while outcome := self._watch_one(path):
             outcomes.append(outcome)
             follow_up = self._follow_up(path)
-            is_told = "again" in follow_up
-            if is_told and self._form is not Format.JSON:
+            is_reported = "again" in follow_up
+            if is_reported and self._form is not Format.JSON:
                 tell(outcome, form=self._form)
-            restarted = self._next(path) if is_told else None
+            restarted = self._next(path) if is_reported else None
             if restarted is None:
                 break
             path = restarted
         status = self._supervisor.exit_status()
-        self._print_said()
-        return Watched(tuple(outcomes), status, path, is_told)
+        self._print_messages()
+        return Watched(tuple(outcomes), status, path, is_reported)
 
     def _watch_one(self, path: Path) -> Outcome | None:
         """Show a run from its beginning; what came of it, or None if nobody is left who could say."""
@@ -192,7 +192,7 @@ class _Watcher:
         """The folder of the restart that was decided on; None if it could not be begun."""
         announced: set[str] = set()
         while "next" not in (found := read_follow_up(path)):
-            self._print_said()
+            self._print_messages()
             announced |= _announce(found, but=announced)
             if self._supervisor.is_over:
                 return None
@@ -201,7 +201,7 @@ class _Watcher:
         _announce(found, but=announced)
         return Path(found["next"])
 
-    def _print_said(self) -> None:
+    def _print_messages(self) -> None:
         """What the supervisor says while no run goes on, such as why none can be started again."""
         for name, line in self._followed.said() if self._followed else ():
             stream = sys.stdout if name == "stdout" else sys.stderr

@@ -39,7 +39,7 @@ class Capability(Flag):
 
 
 @dataclass(frozen=True)
-class EngineWords:
+class EngineArguments:
     """What a user's further words for an engine's command mean.
 
     Attributes:
@@ -168,7 +168,7 @@ class EngineFinder(Protocol):
             search_path: `PATH` of the shell; None: the process's own.
         """
 
-    def parse_words(self, text: str) -> tuple[EngineWords, list[Diagnostic]]:
+    def parse_arguments(self, text: str) -> tuple[EngineArguments, list[Diagnostic]]:
         """Sort the words that a user hands on to the engine's command."""
 
     def unused(self) -> Engine:

@@ -17,7 +17,7 @@ def find_engine(
     *,
     python: str,
     search_path: str | None,
-    gets_words: bool = False,
+    gets_arguments: bool = False,
     engines: Sequence[EngineFinder] = ENGINES,
 ) -> Engine | Diagnostic:
     """The engine to use on this machine; if it has none, what is missing or wrong with the preferred one.
@@ -25,11 +25,11 @@ def find_engine(
     Args:
         python: Interpreter of the ranks.
         search_path: `PATH` of the shell; None: the process's own.
-        gets_words: Whether the user has words for its command, which only the preferred engine's understands.
+        gets_arguments: Whether the user has words for its command, which only the preferred engine's understands.
         engines: Those to look for.
     """
     answers = []
-    for finder in engines[:1] if gets_words else engines:
+    for finder in engines[:1] if gets_arguments else engines:
         answer = finder.find(python=python, search_path=search_path)
         if not isinstance(answer, Diagnostic):
             return answer

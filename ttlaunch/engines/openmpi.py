@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.diagnostics import Blame, Diagnostic, shown
-from ttlaunch.engines.base import Capability, DaemonStart, EngineReport, EngineWords
-from ttlaunch.engines.openmpi_output import own_settings, parse_mpi_args
+from ttlaunch.engines.base import Capability, DaemonStart, EngineArguments, EngineReport
+from ttlaunch.engines.openmpi_arguments import own_settings, parse_mpi_args
 from ttlaunch.engines.process import start_process, with_home
 from ttlaunch.planning.engine import EngineSignature, OverHosts, RanksToStart, dotted
 from ttlaunch.planning.launch_plan import EngineCommand, EngineNames
@@ -299,7 +299,7 @@ class OpenMpiFinder:
             return Diagnostic("H003", message, notes=(first_line,), hints=(_INSTALL,), blame=Blame.HOSTS)
         return OpenMpi(mpirun, version, generation_of(version))
 
-    def parse_words(self, text: str) -> tuple[EngineWords, list[Diagnostic]]:
+    def parse_arguments(self, text: str) -> tuple[EngineArguments, list[Diagnostic]]:
         return parse_mpi_args(text)
 
     def unused(self) -> OpenMpi:

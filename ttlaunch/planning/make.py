@@ -39,7 +39,7 @@ class Surroundings:
         python: Interpreter for shims and ranks.
         shim: Path of the shim.
         engine: What starts the ranks.
-        engine_words: The user's further words for its command.
+        engine_arguments: The user's further words for its command.
         local_hosts: Names in the hostfile that mean this machine.
         networks: What is known of the networks between hosts; None before the hosts have been asked.
     """
@@ -49,7 +49,7 @@ class Surroundings:
     python: str
     shim: str
     engine: PlansCommands
-    engine_words: tuple[str, ...] = ()
+    engine_arguments: tuple[str, ...] = ()
     local_hosts: frozenset[str] = frozenset()
     networks: Networks | None = None
 
@@ -101,7 +101,7 @@ def plan_program(
         shim=surroundings.shim,
         rows=rows,
         slots=slots,
-        words=surroundings.engine_words,
+        words=surroundings.engine_arguments,
         over_hosts=_over_hosts(rows, topology, surroundings),
     )
     return LaunchPlan(

@@ -54,8 +54,8 @@ def check_same_training(
         found.append(_diagnose("C041", "the checkpoint is of another model", shape, loaded, ()))
     if rest:
         found.append(_diagnose("C040", "the checkpoint is of another training", rest, loaded, (_NEW_TRAINING,)))
-    is_told = any(_is_in(change.key, ("data_config",)) for change in changes)
-    if manifest["text_sha256"] != text_sha256 and not is_told:
+    is_reported = any(_is_in(change.key, ("data_config",)) for change in changes)
+    if manifest["text_sha256"] != text_sha256 and not is_reported:
         before, after = (str(value)[:12] for value in (manifest["text_sha256"], text_sha256))
         message = f"the checkpoint is of another training text: its SHA-256 was {before}… and is {after}…"
         span = loaded.span("training_config.data_path")
@@ -92,13 +92,13 @@ def _state_of_another_recipe(
     before, values = dict(_flat(manifest["config"])), dict(_flat(now))
     name = shown(manifest.get("recipe"))
     missing = [key for key in fixed if key not in before and values.get(key) is not None]
-    is_told = any(key in before for key in fixed if not _is_in(key, ("multihost_config",)))
+    is_reported = any(key in before for key in fixed if not _is_in(key, ("multihost_config",)))
     if missing:
         message = f"the checkpoint is of `{name}`, which has no `{missing[0]}` and keeps nothing of it"
         span = loaded.span(missing[0])
         do_without = (f"`--set {missing[0]}=null` goes on without",) if _may_be_null(loaded, missing[0]) else ()
         yield Diagnostic("C040", message, Label(span) if span else None, hints=(*do_without, _NEW_TRAINING))
-    elif not is_told and any(_OF_ONE_WORKER.match(tensor) for tensor in _tensors(manifest)):
+    elif not is_reported and any(_OF_ONE_WORKER.match(tensor) for tensor in _tensors(manifest)):
         message = f"the checkpoint is of `{name}`, whose workers have weights of their own; only that goes on from them"
         yield Diagnostic("C040", message, hints=(f"`ttlaunch run {name} --resume …`", _NEW_TRAINING))
 

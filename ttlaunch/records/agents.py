@@ -79,7 +79,7 @@ class AgentAlive:
 
 
 @record
-class Looked:
+class ProcessReport:
     """How the processes of the host's ranks are; all that the agent had by then has come before.
 
     Attributes:
@@ -117,7 +117,7 @@ class AgentEnded:
 
 if TYPE_CHECKING:
     AgentFrame = Union[  # noqa: UP007 - Python 3.9
-        FilePiece, ShimLost, Looked, AgentReady, AgentAlive, AgentGone, AgentEnded
+        FilePiece, ShimLost, ProcessReport, AgentReady, AgentAlive, AgentGone, AgentEnded
     ]
 else:
     AgentFrame = object
@@ -129,7 +129,7 @@ _FRAMES: dict[str, type] = {
     "refused": AgentGone,
     "file": FilePiece,
     "lost_shim": ShimLost,
-    "looked": Looked,
+    "looked": ProcessReport,
     "ended": AgentEnded,
 }
 
@@ -165,4 +165,4 @@ def _ranks_of(said: AgentFrame) -> list[int]:
         return [int(found.group(1)) if found else -1]
     if isinstance(said, ShimLost):
         return [said.rank]
-    return [*said.stopped, *(rank for rank, _ in said.faults)] if isinstance(said, Looked) else []
+    return [*said.stopped, *(rank for rank, _ in said.faults)] if isinstance(said, ProcessReport) else []

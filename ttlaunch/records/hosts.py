@@ -58,7 +58,7 @@ class Measured:
 
 
 @record
-class SyncWord:
+class SyncMessage:
     """What kind of thing the host says, and what it asks for: contents of so many files and bytes.
 
     Attributes:
@@ -128,7 +128,7 @@ class FoundPythons:
 
 
 @record
-class InstallWord:
+class InstallMessage:
     """How far the host is.
 
     Attributes:

@@ -74,15 +74,15 @@ class BadRecords:
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, str], BadLine] = {}
-        self._told = 0
+        self._reported = 0
 
     def add(self, bad: BadLine) -> None:
         self._found.setdefault((bad.rank, bad.file), bad)
 
     def fresh(self) -> Iterator[BadLine]:
         """Those that are new since the last call."""
-        found = list(self._found.values())[self._told :]
-        self._told += len(found)
+        found = list(self._found.values())[self._reported :]
+        self._reported += len(found)
         yield from found
 
 

@@ -47,7 +47,7 @@ USUAL_GRACE = Grace()
 
 
 @dataclass(frozen=True)
-class Say:
+class ShowMessage:
     """Tell the user."""
 
     text: str
@@ -55,10 +55,10 @@ class Say:
 
 @dataclass(frozen=True)
 class SignalRanks:
-    """Send a signal to every rank itself, past the engine, after leaving `word` where it runs."""
+    """Send a signal to every rank itself, past the engine, after leaving `marker` where it runs."""
 
     number: int
-    word: Mapping[str, Any] | None = None
+    marker: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class SignalEngine:
     number: int
 
 
-Act = Say | SignalRanks | SignalEngine
+Act = ShowMessage | SignalRanks | SignalEngine
 
 
 class RunEnd:
@@ -128,20 +128,20 @@ class RunEnd:
             left = 0.0 if self._count >= _AT_ONCE else min(SHORT_GRACE_S, max(0.0, self._deadline - now))
             self._deadline = now + left
             again = f"{left:.0f} s are left; {_again(number)} ends every rank at once"
-            yield Say(again if left else "ending every rank at once")
+            yield ShowMessage(again if left else "ending every rank at once")
 
     def _begin_grace(self, number: int, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
         self._deadline = now + self._grace_s
         starting = {Phase.WAITING, Phase.STARTING} if self._is_recipe else {Phase.WAITING}
         if not self._grace_s or any(state.phase in starting for state in ranks):
             self._deadline = now  # while some have not begun, there is nothing to save
-            yield Say(f"{_ordered_by(number)}: ending every rank at once")
+            yield ShowMessage(f"{_ordered_by(number)}: ending every rank at once")
             return
         text = f"ranks were sent SIGTERM and have {self._grace_s:g} s to end"
         if self._is_recipe:
             text = f"ranks finish their step{' and save it' if self._saves else ''}, within {self._grace_s:g} s"
         next_s = min(SHORT_GRACE_S, self._grace_s)
-        yield Say(f"{_ordered_by(number)}: {text}; {_again(number)} leaves them {next_s:g} s")
+        yield ShowMessage(f"{_ordered_by(number)}: {text}; {_again(number)} leaves them {next_s:g} s")
         yield SignalRanks(_STOP) if self._is_recipe else SignalRanks(signal.SIGTERM, {"after_step": None})
 
     def _wait_for_ranks(self, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:

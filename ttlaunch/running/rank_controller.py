@@ -58,10 +58,10 @@ class RankController(Protocol):
             OSError: What ranks on other hosts write can no longer be kept here; said once.
         """
 
-    def signal_ranks(self, ranks: Sequence[RankState], number: int, *, word: Mapping[str, Any] | None = None) -> None:
+    def signal_ranks(self, ranks: Sequence[RankState], number: int, *, marker: Mapping[str, Any] | None = None) -> None:
         """Send a signal to those of the given ranks that have been started and have not ended, past the engine.
 
-        Returns without waiting for what it does. Other hosts are given `word` for `contract.ENDING_FILE` first; here the
+        Returns without waiting for what it does. Other hosts are given `marker` for `contract.ENDING_FILE` first; here the
         launcher itself has left it.
         """
 
@@ -109,7 +109,7 @@ class LocalRankController:
         ranks: Sequence[RankState],
         number: int,
         *,
-        word: Mapping[str, Any] | None = None,  # noqa: ARG002 - it is here already
+        marker: Mapping[str, Any] | None = None,  # noqa: ARG002 - it is here already
     ) -> None:
         for pid in _living(ranks).values():
             signal_process(pid, number, run_id=self._run_id)

@@ -28,7 +28,7 @@ from ttlaunch.running.ending import (
     Act,
     Grace,
     RunEnd,
-    Say,
+    ShowMessage,
     SignalEngine,
     SignalRanks,
     stopped,
@@ -217,13 +217,13 @@ class _Supervision:
     def _do(self, act: Act, process: subprocess.Popen[bytes]) -> None:
         """Do what was decided about the run's end."""
         match act:
-            case Say(text):
+            case ShowMessage(text):
                 self._view.output("stderr", text.encode())
-            case SignalRanks(number, word):
-                append_event(self._folder, "signal", number=number, **(word or {}))
-                if word is not None:
-                    leave_stop_marker(str(self._folder.path), word)
-                self._controller.signal_ranks(self._watch.ranks, number, word=word)
+            case SignalRanks(number, marker):
+                append_event(self._folder, "signal", number=number, **(marker or {}))
+                if marker is not None:
+                    leave_stop_marker(str(self._folder.path), marker)
+                self._controller.signal_ranks(self._watch.ranks, number, marker=marker)
             case SignalEngine(number):
                 append_event(self._folder, "ending" if number == signal.SIGTERM else "killing", signal=number)
                 process.send_signal(number)

@@ -62,7 +62,7 @@ class RankState:
         first_step_time, last_step_time: When it reported its first and last step, seconds since the epoch.
         lost_checkpoints: Why the rank has no part of a checkpoint, by step.
         stops_after: The step that it cannot stop before; known once it has heard that the run is to end.
-        is_told_to_stop: Whether the ranks were told to end.
+        is_asked_to_stop: Whether the ranks were told to end.
         error: What the rank wrote about its own exception.
         exit: What the shim wrote about the rank's end.
         clock_offset_s: How much later it is where the rank runs than here.
@@ -87,7 +87,7 @@ class RankState:
     results: dict[str, object] = field(default_factory=dict)
     lost_checkpoints: dict[int, str] = field(default_factory=dict)
     stops_after: int | None = None
-    is_told_to_stop: bool = False
+    is_asked_to_stop: bool = False
     started: Started | None = None
     error: RankError | None = None
     exit: RankExit | None = None
@@ -102,7 +102,7 @@ class RankState:
         if self.connection and self.phase in {Phase.WAITING, Phase.STARTING, Phase.RUNNING}:
             return f"host {self.connection}"
         is_up = self.phase is Phase.RUNNING or (self.phase is Phase.STARTING and not says_ready)
-        if is_up and (self.is_told_to_stop or self.stops_after is not None):
+        if is_up and (self.is_asked_to_stop or self.stops_after is not None):
             return "stopping"
         return str(Phase.RUNNING if is_up else self.phase)
 
@@ -164,9 +164,9 @@ class Watch:
         fresh.sort(key=lambda pair: pair[1].time)
         for state, record in fresh:
             fold(state, record)
-        is_told_to_stop = os.path.exists(self._folder.file(contract.ENDING_FILE))  # noqa: PTH110 - never raises
+        is_asked_to_stop = os.path.exists(self._folder.file(contract.ENDING_FILE))  # noqa: PTH110 - never raises
         for state in self.ranks:
-            state.is_told_to_stop = is_told_to_stop
+            state.is_asked_to_stop = is_asked_to_stop
             self._read_endings(state)
         return fresh
 

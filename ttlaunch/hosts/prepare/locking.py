@@ -76,7 +76,7 @@ class Locksmith:
                 folder = Path(name)
                 try:
                     self.told(f"fetching {counted(len(missing), 'wheel')}")
-                    self.pip.fetch(missing, kind, folder, told=self._tell_now_and_then())
+                    self.pip.fetch(missing, kind, folder, told=self._report_now_and_then())
                 except PipError as error:
                     return explain_lock(error.output, kind, self.wanted, missing=[])
                 taken = [wheel for wheel in missing if (folder / wheel.file).is_file()]
@@ -87,7 +87,7 @@ class Locksmith:
             return explain_lock(f"ERROR: pip did not fetch {wrong[0].file}", kind, self.wanted, missing=[])
         return None
 
-    def _tell_now_and_then(self) -> Callable[[str], None]:
+    def _report_now_and_then(self) -> Callable[[str], None]:
         """Tells of a file whose download begins, if nothing has been said for a while."""
         said = time.monotonic()
 

@@ -15,7 +15,7 @@ from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.pushed import explain_end, start_script
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.engine import EngineSignature
-from ttlaunch.records.hosts import EnvironmentAnswer, FoundPython, FoundPythons, InstallWord
+from ttlaunch.records.hosts import EnvironmentAnswer, FoundPython, FoundPythons, InstallMessage
 
 OLDEST_BASE = (3, 11)
 FAILURES = frozenset({"disk", "inodes", "install", "check", "folder"})
@@ -127,7 +127,7 @@ def install(transport: Transport, job: Job, base: Base, lock: Lock, progress: Pr
         if header.get("kind") not in _ON_THE_WAY:
             stream.process.close_stdin()
             return Result(_ending(stream, header), sent, time.monotonic() - began)
-        said = stream.checked(InstallWord, header)
+        said = stream.checked(InstallMessage, header)
         match said.kind:
             case "waiting":
                 progress.phase(transport.host, f"waiting for {said.holder or 'another prepare'}")
@@ -187,7 +187,7 @@ def _expect(stream: FrameStream, *, timeout_s: float) -> dict[str, Any]:
     return header
 
 
-def _show(progress: Progress, host: str, said: InstallWord) -> None:
+def _show(progress: Progress, host: str, said: InstallMessage) -> None:
     words = {"install": "installing", "check": "checking", "index": "asking its package index"}
     progress.phase(host, words.get(said.phase, "at work"))
     if said.total is not None:

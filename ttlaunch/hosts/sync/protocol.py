@@ -10,7 +10,7 @@ from ttlaunch.hosts.sync.refusals import explain_refusal
 from ttlaunch.hosts.sync.results import Progress
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.pushed import explain_end
-from ttlaunch.records.hosts import SyncEnd, SyncRefusal, SyncWord
+from ttlaunch.records.hosts import SyncEnd, SyncMessage, SyncRefusal
 
 SILENCE_S = 12.0
 """How long a host may say nothing, or take nothing in, before it counts as lost; at work it speaks every second."""
@@ -54,7 +54,7 @@ class Sender(Protocol):
         """Compressed."""
 
 
-class Talk:
+class SyncProtocol:
     """What is said to one host.
 
     Attributes:
@@ -104,7 +104,7 @@ class Talk:
             else:
                 self._send(said, body)
 
-    def _hear(self) -> tuple[SyncWord | SyncEnd, bytes]:
+    def _hear(self) -> tuple[SyncMessage | SyncEnd, bytes]:
         frame = self._stream.receive(timeout_s=SILENCE_S)
         if frame is None:
             reason = explain_end(self._stream, timeout_s=_LAST_WORDS_S)
@@ -113,12 +113,12 @@ class Talk:
             self._stream.expect(timeout_s=_LAST_WORDS_S)  # raises with the script's last words
             raise HostError(self._host, Trouble.LOST, "our script on it ended without an answer")
         header, body = frame
-        said = self._stream.checked(SyncWord, header)
+        said = self._stream.checked(SyncMessage, header)
         if said.kind == "error":
             raise explain_refusal(self._host, self._stream.checked(SyncRefusal, header))
         return (self._stream.checked(SyncEnd, header) if said.kind in _FINAL else said), body
 
-    def _send(self, said: SyncWord, wanted: bytes) -> None:
+    def _send(self, said: SyncMessage, wanted: bytes) -> None:
         """Send what the host asked for."""
         before, self._bytes = self._bytes, self._bytes + said.bytes
         self.files += said.files

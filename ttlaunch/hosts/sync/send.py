@@ -18,7 +18,7 @@ from ttlaunch.errors import HostError
 from ttlaunch.hosts.sync.contents import Contents
 from ttlaunch.hosts.sync.data import DataItem
 from ttlaunch.hosts.sync.last_release import News, find_news, remember
-from ttlaunch.hosts.sync.protocol import SILENCE_S, SharedFolders, Talk
+from ttlaunch.hosts.sync.protocol import SILENCE_S, SharedFolders, SyncProtocol
 from ttlaunch.hosts.sync.refusals import explain_loss
 from ttlaunch.hosts.sync.release import Release
 from ttlaunch.hosts.sync.results import Outcome, Planned, Progress, Synced
@@ -159,11 +159,11 @@ class _Task:
                 interpreter=waiting.result() if waiting is not None else None,
                 timeout_s=SILENCE_S,
             )
-            talk = Talk(stream, self)
+            protocol = SyncProtocol(stream, self)
             try:
                 if self._news is not None and self._news.frame:
-                    talk.give(self._news.frame, files=len(self._news.arguments["contents"]))
-                said = talk.hold()
+                    protocol.give(self._news.frame, files=len(self._news.arguments["contents"]))
+                said = protocol.hold()
                 self._finished.append(stream)
             except BaseException:
                 stream.process.kill()
@@ -172,7 +172,7 @@ class _Task:
                 self.folders.leave(host=transport.host)
         except HostError as error:
             raise explain_loss(error) from error
-        return self._answer(transport.host, said, talk, seconds=time.monotonic() - began)
+        return self._answer(transport.host, said, protocol, seconds=time.monotonic() - began)
 
     def close(self) -> None:
         """Let the hosts tidy up, which they put off for as long as others are still waited for."""
@@ -180,7 +180,7 @@ class _Task:
             stream.process.close_stdin()
         self.contents.close()
 
-    def _answer(self, host: str, said: SyncEnd, talk: Talk, *, seconds: float) -> Synced | Planned:
+    def _answer(self, host: str, said: SyncEnd, protocol: SyncProtocol, *, seconds: float) -> Synced | Planned:
         tree_hash, folder = self._release.tree_hash, said.folder
         lists = {
             "pruned": said.pruned,
@@ -192,4 +192,6 @@ class _Task:
         release = f"{folder}/{contract.RELEASES_DIR}/{tree_hash}"
         inside = {sha256: f"{release}/{os.fsdecode(path)}" for sha256, path in self._inside.items()}
         data = {**(said.data or {}), **inside}
-        return Synced(host, tree_hash, folder, release, data, talk.sent_bytes, talk.files, seconds, said.there, **lists)
+        return Synced(
+            host, tree_hash, folder, release, data, protocol.sent_bytes, protocol.files, seconds, said.there, **lists
+        )

@@ -106,12 +106,12 @@ class AgentRankController:
         ranks: Sequence[RankState],
         number: int,
         *,
-        word: Mapping[str, Any] | None = None,
+        marker: Mapping[str, Any] | None = None,
     ) -> None:
         for link in self._links:
             here = [state.row.rank for state in ranks if state.row.host == link.host and state.exit is None]
             if here:
-                link.order("signal", ranks=here, number=int(number), word=None if word is None else dict(word))
+                link.order("signal", ranks=here, number=int(number), marker=None if marker is None else dict(marker))
 
     def cut(self, host: str) -> None:
         found = [link for link in self._links if link.host == host]

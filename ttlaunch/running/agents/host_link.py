@@ -24,7 +24,7 @@ from ttlaunch.records.agents import (
     AgentGone,
     AgentReady,
     FilePiece,
-    Looked,
+    ProcessReport,
     ShimLost,
     parse_agent_frame,
 )
@@ -99,7 +99,7 @@ class HostLink:
         self._is_cut = False
         self._orders: list[dict[str, Any]] = []
         self._received = self._asked = 0
-        self._looked: Looked | None = None
+        self._looked: ProcessReport | None = None
         self._clock: float | None = None  # the agent's, as it last came
         self._heard = time.monotonic()
         self._heard_at = time.time()
@@ -129,10 +129,10 @@ class HostLink:
         self._orders.append({"kind": kind, "order": len(self._orders) + 1, **values})
         self._wake.set()
 
-    def snapshot(self, question: int) -> Looked | None:
+    def snapshot(self, question: int) -> ProcessReport | None:
         """How the ranks' processes there are; None until it has said so. Ask again with the same number."""
         if self.lost is not None:  # whoever waits for all hosts would wait forever
-            return Looked(question=question, stopped=(), faults=())
+            return ProcessReport(question=question, stopped=(), faults=())
         if question != self._asked:
             self._asked = question
             self.order("look", question=question)
@@ -200,7 +200,7 @@ class HostLink:
                 raise ValueError(frame.reason)
             case AgentAlive():
                 self._clock = frame.clock
-            case Looked():
+            case ProcessReport():
                 self._looked = frame
             case FilePiece(number=number) as piece:
                 if number != self._received + 1:

@@ -19,7 +19,7 @@ from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.flight_recorders import read_recorders, short_place
-from ttlaunch.running.hang.stacks import parse_main_stack, told_frame
+from ttlaunch.running.hang.stacks import frame_to_report, parse_main_stack
 from ttlaunch.running.hang.verdict import judge
 from ttlaunch.running.hang.waits import Seen
 from ttlaunch.running.rank_controller import ProcessSnapshot, RankController
@@ -274,7 +274,7 @@ def _not_started(missing: Sequence[RankState], world_size: int, quiet_s: float, 
 def _silent(ranks: Sequence[Seen], quiet_s: float) -> Failure:
     """Of a program that is no recipe: where its ranks are, as far as that can be seen from outside."""
     cause = f"no rank has printed anything for {quiet_s:.0f} s"
-    frames = [(one, told_frame(one.stack)) for one in ranks]
+    frames = [(one, frame_to_report(one.stack)) for one in ranks]
     told = tuple(
         f"rank {one.rank} is in `{frame.function}` at {short_place(frame.place)}" for one, frame in frames if frame
     )

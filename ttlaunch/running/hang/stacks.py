@@ -60,7 +60,7 @@ def recipe_frame(stack: Sequence[Frame]) -> Frame | None:
     return next((frame for frame in stack if frame.file.startswith(folder)), None)
 
 
-def told_frame(stack: Sequence[Frame]) -> Frame | None:
+def frame_to_report(stack: Sequence[Frame]) -> Frame | None:
     """The call to tell of: the recipe's; of a process that runs none, the innermost that is in a file of its own."""
     if any(frame.file.endswith(_ENTRY) for frame in stack):
         return recipe_frame(stack)

@@ -26,7 +26,7 @@ class StoppedWatch:
         self._folder, self._view, self._controller, self._clock = folder, view, controller, clock
         self._looked = clock()
         self._since: dict[int, float] = {}
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
     def notice(self, ranks: Sequence[RankState]) -> None:
         """Say what is new; call a few times a second."""
@@ -45,20 +45,20 @@ class StoppedWatch:
     def _notice_stopped(self, state: RankState, now: float) -> None:
         rank = state.row.rank
         since = self._since.setdefault(rank, now)
-        if rank in self._told or now - since < PATIENCE_S:
+        if rank in self._reported or now - since < PATIENCE_S:
             return
-        self._told.add(rank)
+        self._reported.add(rank)
         pid = state.started.pid if state.started else None
-        self._tell("rank_stopped", state, now - since, f"was stopped by a signal; `kill -CONT {pid}` lets it go on")
+        self._report("rank_stopped", state, now - since, f"was stopped by a signal; `kill -CONT {pid}` lets it go on")
 
     def _notice_moving(self, state: RankState, now: float) -> None:
         since = self._since.pop(state.row.rank, now)
-        if state.row.rank in self._told:
-            self._told.remove(state.row.rank)
+        if state.row.rank in self._reported:
+            self._reported.remove(state.row.rank)
             if state.exit is None:
-                self._tell("rank_goes_on", state, now - since, f"goes on after {now - since:.0f} s")
+                self._report("rank_goes_on", state, now - since, f"goes on after {now - since:.0f} s")
 
-    def _tell(self, event: str, state: RankState, seconds: float, text: str) -> None:
+    def _report(self, event: str, state: RankState, seconds: float, text: str) -> None:
         row = state.row
         append_event(self._folder, event, rank=row.rank, seconds=round(seconds, 1))
         self._view.output("stderr", f"rank {row.rank} ({row.role}, {row.host}) {text}".encode())

@@ -11,7 +11,7 @@ from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.flight_recorders import short_place
 from ttlaunch.running.hang.mismatch import find_mismatch
-from ttlaunch.running.hang.stacks import told_frame
+from ttlaunch.running.hang.stacks import frame_to_report
 from ttlaunch.running.hang.wait_table import render_waits
 from ttlaunch.running.hang.waits import Seen, find_cycle, peers_of, waiters
 
@@ -84,7 +84,7 @@ def _step(one: Seen) -> int | None:
 
 def _standing_still(one: Seen, ranks: Sequence[Seen], waiters_of_it: int, quiet_s: float) -> str:
     still = f"has not moved for {quiet_s:.0f} s"
-    frame = told_frame(one.stack)
+    frame = frame_to_report(one.stack)
     where = f", in `{frame.function}` at {short_place(frame.place)}" if frame else ""
     if not one.stack:
         where = ", and did not say where it is"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ttlaunch.flight_recorder import DONE, GROUP, WORLD, Operation, Recording
-from ttlaunch.running.hang.stacks import Frame, told_frame
+from ttlaunch.running.hang.stacks import Frame, frame_to_report
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Seen:
     @property
     def place(self) -> str | None:
         """The recipe's line that it is at; of a program the line of its own."""
-        frame = told_frame(self.stack)
+        frame = frame_to_report(self.stack)
         if frame is not None:
             return frame.place
         return (self.waiting.place or None) if self.waiting else None

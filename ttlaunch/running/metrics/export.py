@@ -130,7 +130,7 @@ def _start(argv: Sequence[str], *, log: Path) -> int:
     return os.posix_spawn(argv[0], list(argv), os.environ, file_actions=files, setsid=True)
 
 
-def tell_failure(path: Path, record: SinkRecord) -> None:
+def report_failure(path: Path, record: SinkRecord) -> None:
     """Leave a line among what the run's supervisor says, so that whoever watches the run hears of a broken sink at once."""
     line = f"note: the sink {record.kind} has stopped: {record.error}; the run goes on without it\n"
     with contextlib.suppress(OSError), (path / supervisor_file("stderr")).open("a", encoding="utf-8") as file:

@@ -199,8 +199,8 @@ def _meanings(model: type[Section], prefix: str = "") -> dict[str, str]:
         key, section = f"{prefix}{field.alias or name}", section_in(field.annotation)
         choices = [str(one) for one in get_args(field.annotation)] if get_origin(field.annotation) is Literal else []
         about = (section.__doc__ or "").partition("\n")[0] if section else field.description or ""
-        is_told = all(re.search(rf"\b{re.escape(choice)}\b", about) for choice in choices)
-        found[key] = about if is_told else f"{', '.join(choices)}: {about}"
+        is_reported = all(re.search(rf"\b{re.escape(choice)}\b", about) for choice in choices)
+        found[key] = about if is_reported else f"{', '.join(choices)}: {about}"
         found |= _meanings(section, f"{key}.") if section else {}
     return found
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, Severity, Source, Span, shown
-from ttlaunch.engines.base import EngineWords
+from ttlaunch.engines.base import EngineArguments
 
 _OPTION = "--mpi-args"
 _HOSTS = {"host", "H"}
@@ -33,22 +33,22 @@ _TAKES_NO_VALUE = {*_OUTPUT - {"output-filename", "output"}, "pernode", "bynode"
 _HOST = re.compile(r"(?P<name>.+?)(?::(?P<slots>[0-9]+))?\Z")
 
 
-def parse_mpi_args(text: str) -> tuple[EngineWords, list[Diagnostic]]:
+def parse_mpi_args(text: str) -> tuple[EngineArguments, list[Diagnostic]]:
     """Split the words as a shell does, and sort them."""
     source = Source(_OPTION, text)
     try:
         words = shlex.split(text)
     except ValueError as error:
         message = f"`{_OPTION}` cannot be split into words: {str(error).lower()}"
-        return EngineWords(), [Diagnostic("P015", message, Label(_whole(source)), blame=Blame.COMMAND_LINE)]
-    sorted_words = _Sorted(source, words)
-    while sorted_words.rest:
-        sorted_words.take()
-    hosts, files, found = sorted_words.hosts, sorted_words.files, sorted_words.found
+        return EngineArguments(), [Diagnostic("P015", message, Label(_whole(source)), blame=Blame.COMMAND_LINE)]
+    sorted_arguments = _Sorted(source, words)
+    while sorted_arguments.rest:
+        sorted_arguments.take()
+    hosts, files, found = sorted_arguments.hosts, sorted_arguments.files, sorted_arguments.found
     if len(files) + bool(hosts) > 1:
         message = f"`{_OPTION}` names hosts in several ways; one was expected"
         found.append(Diagnostic("P015", message, Label(_whole(source)), blame=Blame.COMMAND_LINE))
-    return EngineWords(_as_hostfile(hosts), files[0] if files else None, tuple(sorted_words.passed)), found
+    return EngineArguments(_as_hostfile(hosts), files[0] if files else None, tuple(sorted_arguments.passed)), found
 
 
 @dataclass

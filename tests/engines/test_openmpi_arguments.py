@@ -3,7 +3,7 @@
 import pytest
 
 from ttlaunch.diagnostics import Format, render
-from ttlaunch.engines.openmpi_output import own_settings, parse_mpi_args
+from ttlaunch.engines.openmpi_arguments import own_settings, parse_mpi_args
 
 
 def check(text, *, hosts=None, hostfile=None, passed=(), messages=()):
