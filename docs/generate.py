@@ -2,7 +2,6 @@
 
 import ast
 import html
-import inspect
 import json
 import re
 import sys
@@ -15,9 +14,7 @@ import typer
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
-import ttlaunch
 from ttlaunch import contract
-from ttlaunch.app.library import ClusterOptions, StartOptions
 from ttlaunch.cli.main import app
 from ttlaunch.diagnostics.explain import known_codes, load_page
 from ttlaunch.planning.environment import MANAGED, PASSED_PREFIXES
@@ -60,8 +57,9 @@ def render_pages() -> dict[str, str]:
         "diagnostics.md": _diagnostics(),
         "environment.md": _environment(),
         "exit-statuses.md": _exit_statuses(),
-        "python.md": _python(),
-        "trainers.md": _trainers(),
+        "python.md": _api("ttlaunch"),
+        "recipes.md": _api("ttlaunch.recipe"),
+        "trainers.md": _api("ttlaunch.train"),
     }
 
 
@@ -72,62 +70,90 @@ recipes whose README tells of it.
 """
 
 
-_TRAINERS_INTRO = """\
-# What a trainer imports
-
-Every name of `ttlaunch.train`, with what it takes and what it is for; the module that has the rest of its documentation stands
-above it. A name is loaded when it is first used.
-"""
-
-
 class _Documented(TrainingFile):
     """What every recipe has, and what several have."""
 
     compression_config: CompressionConfig = CompressionConfig()
 
 
-_PYTHON_INTRO = """\
+_API_INTROS = {
+    "ttlaunch": """\
 # Python
 
-What `import ttlaunch` offers. Nothing of it prints, ends the process, changes a signal handler, the environment or the
-working folder; calls may come from any thread and from a running event loop. Begin with
+What `import ttlaunch` offers. None of it prints, ends the process, or changes a signal handler, the environment or the
+working folder. Calls may come from any thread and from a running event loop. Begin with
 [sweep four learning rates](../tutorials/sweep-from-python.md).
-"""
+""",
+    "ttlaunch.recipe": """\
+# What a `recipe.py` imports
+
+Every name of `ttlaunch.recipe`. The launcher reads a `recipe.py` to check and plan a run, so it must not import torch.
+Begin with [write your own recipe](../how-to/write-your-own-recipe.md).
+""",
+    "ttlaunch.train": """\
+# What a `trainer.py` imports
+
+Every name of `ttlaunch.train`. A name is loaded when it is first used. Begin with
+[a complete trainer](../how-to/write-your-own-trainer.md).
+""",
+}
+_BESIDE_THE_LIBRARY = [("ttlaunch.app.library", ["ClusterOptions", "StartOptions"])]
 
 
-def _python() -> str:
-    """Every public name of the package with its signature, its docstring and those of its public members."""
-    parts = [_PYTHON_INTRO]
-    public = {name: getattr(ttlaunch, name) for name in ttlaunch.__all__}
-    parts += [_callable(f"ttlaunch.{name}", value) for name, value in public.items() if inspect.isfunction(value)]
-    parts += [f"## {options.__name__}\n\n{_doc(options)}\n" for options in (ClusterOptions, StartOptions)]
-    for name, value in public.items():
-        if inspect.isclass(value):
-            parts.append(f"## ttlaunch.{name}\n\n{_doc(value)}\n")
-            parts += [
-                _member(name, member, found) for member, found in vars(value).items() if not member.startswith("_")
-            ]
-    return "\n".join(part for part in parts if part)
+def _api(module: str) -> str:
+    """Every public name of a module with its signature and docstring, read from the source: importing it may take torch.
+
+    The site has the same from mkdocstrings; this page is for those who read the Markdown.
+    """
+    public = _public_names(module)
+    imports = [*_imports_of(module), *(_BESIDE_THE_LIBRARY if module == "ttlaunch" else [])]
+    found = [
+        (name, _definition(source, name))
+        for source, names in imports
+        for name in names
+        if name in public or source == "ttlaunch.app.library"
+    ]
+    parts = [_render_definition(name, node) for name, node in found if node is not None]
+    return "\n".join([_API_INTROS[module], *parts])
 
 
-def _member(owner: str, name: str, value: Any) -> str:
-    """A method or property with its docstring; nothing for a plain attribute, which the class describes."""
-    if isinstance(value, property):
-        return f"### {owner}.{name}\n\n{_doc(value)}\n"
-    if isinstance(value, classmethod) or not inspect.isfunction(value):
-        return ""
-    return _callable(f"{owner}.{name}", value, level="###")
+def _public_names(module: str) -> set[str]:
+    for node in ast.parse(_source(module)).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+    raise ValueError(f"{module} has no __all__")
 
 
-def _callable(name: str, function: Any, *, level: str = "##") -> str:
-    signature = re.sub(r"\*<class '([\w.]+)'>", r"Unpack[\1]", str(inspect.signature(function)))
-    signature = re.sub(r"\b(?:\w+\.)+(?=[A-Z])", "", signature).replace(": 'Target", ": Target").replace("'", "")
-    return f"{level} {name}\n\n```python\n{name}{signature}\n```\n\n{_doc(function)}\n"
+def _render_definition(name: str, node: ast.ClassDef | ast.FunctionDef, *, level: str = "##") -> str:
+    """A heading, the signature, the docstring; of a class also its fields and public members."""
+    decorators = {ast.unparse(decorator) for decorator in node.decorator_list}
+    if isinstance(node, ast.FunctionDef):
+        signature = "" if "property" in decorators else f"```python\n{_signature(name, node)}\n```\n\n"
+        return f"{level} {name}\n\n{signature}{_doc(node)}\n"
+    members = [member for member in node.body if isinstance(member, ast.FunctionDef)]
+    lines = [_signature(name, member) for member in members if member.name == "__init__"]
+    lines += [
+        ast.unparse(field) for field in node.body if isinstance(field, ast.AnnAssign) and _is_public(field.target)
+    ]
+    signature = f"```python\n{chr(10).join(lines)}\n```\n\n" if lines else ""
+    init = "".join(f"\n{_doc(member)}\n" for member in members if member.name == "__init__" and _doc(member))
+    parts = [f"{level} {name}\n\n{signature}{_doc(node)}\n{init}"]
+    parts += [
+        _render_definition(f"{name}.{member.name}", member, level=level + "#")
+        for member in members
+        if not member.name.startswith("_")
+    ]
+    return "\n".join(parts)
 
 
-def _doc(value: Any) -> str:
+def _is_public(target: ast.expr) -> bool:
+    return not ast.unparse(target).startswith("_")
+
+
+def _doc(node: ast.ClassDef | ast.FunctionDef) -> str:
     """A docstring as Markdown: sections become headings in bold, their entries a list."""
-    lines, found = (inspect.getdoc(value) or "").splitlines(), []
+    text = re.sub(r"^>>> .*(?:\n.+)*", r"```pycon\n\g<0>\n```", ast.get_docstring(node) or "", flags=re.MULTILINE)
+    lines, found = text.splitlines(), []
     in_section = False
     for line in lines:
         if line in {"Args:", "Attributes:", "Raises:", "Returns:"}:
@@ -292,41 +318,30 @@ No value stands on a command line; the shim of each rank sets them before the ra
 """
 
 
-def _trainers() -> str:
-    """The public names by module, read from the source: importing them would take torch."""
-    lines = [_TRAINERS_INTRO]
-    for module, names in _imports_of("ttlaunch.train"):
-        if module.startswith("ttlaunch.runtime."):
-            lines += [f"\n## `{module}`\n", *(f"- {_signature(_definition(module, name))}" for name in names)]
-    return "\n".join(lines) + "\n"
-
-
 def _imports_of(module: str) -> Iterator[tuple[str, list[str]]]:
     for node in ast.walk(ast.parse(_source(module))):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             yield node.module, [alias.name for alias in node.names]
 
 
-def _definition(module: str, name: str) -> ast.ClassDef | ast.FunctionDef:
-    """Where a class or function is written, which may be a module that this one imports it from."""
+def _definition(module: str, name: str) -> ast.ClassDef | ast.FunctionDef | None:
+    """Where a class or function is written, which may be a module that this one imports it from; None: it is a value."""
     for node in ast.parse(_source(module)).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return node
-    return _definition(next(source for source, names in _imports_of(module) if name in names), name)
+    source = next((source for source, names in _imports_of(module) if name in names), None)
+    return None if source is None else _definition(source, name)
 
 
 def _source(module: str) -> str:
-    return (ROOT / module.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8")
+    path = ROOT / module.replace(".", "/")
+    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
 
 
-def _signature(node: ast.ClassDef | ast.FunctionDef) -> str:
-    """Name, arguments, and the first line of the docstring."""
-    arguments = ""
-    if isinstance(node, ast.FunctionDef):
-        returned = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
-        arguments = f"({ast.unparse(node.args)}){returned}"
-    said = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
-    return f"`{node.name}{arguments}`: {said}"
+def _signature(name: str, node: ast.FunctionDef) -> str:
+    returned = f" -> {ast.unparse(node.returns)}" if node.returns is not None and node.name != "__init__" else ""
+    arguments = re.sub(r"^(self|cls)(, |$)", "", ast.unparse(node.args))
+    return f"{name}({arguments}){returned}"
 
 
 if __name__ == "__main__":
