@@ -55,7 +55,7 @@ def test_a_killed_rank_is_told_with_its_last_operation_its_last_words_and_what_f
 error[R004]: rank 1 (worker, box) was killed by SIGKILL in step 8
  = note: not by the kernel: it counted no kill for want of memory
  = note: its last operation: {LAST}
- = note: its last words:
+ = note: its last lines on stderr:
  = note:   warming up
  = note:   step 7 done
  = note: the first rank to fail; then rank 0 and 2 were ended with the run

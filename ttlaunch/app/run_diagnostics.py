@@ -66,7 +66,7 @@ def failure_diagnostic(report: Report, folder: RunFolder) -> Diagnostic | None:
     if failure.rank is not None:
         last = report.ranks[failure.rank].get("last_operation")
         notes += [f"its last operation: {last['text']}"] if last and not is_hung else []
-        says_all = failure.place or failure.kind is Cause.CHECKPOINT  # their last words are this message
+        says_all = failure.place or failure.kind is Cause.CHECKPOINT  # their last lines on stderr are this message
         notes += [] if says_all else _stderr_tail(failure.last_lines)
         cascade = render_cascade(failure.followers)
         notes += [f"the first rank to fail; {cascade}"] if cascade else []
@@ -100,8 +100,8 @@ def _source_label(place: str | None, evidence: Sequence[str]) -> Label | None:
 def _stderr_tail(lines: Sequence[str]) -> list[str]:
     """The last lines of a log; one alone stands in its sentence."""
     if len(lines) < 2:  # noqa: PLR2004 - one line
-        return [f"its last words: `{line.strip()}`" for line in lines]
-    return ["its last words:", *(f"  {line}" for line in lines)]
+        return [f"its last line on stderr: `{line.strip()}`" for line in lines]
+    return ["its last lines on stderr:", *(f"  {line}" for line in lines)]
 
 
 def outstayed_diagnostics(report: Report, folder: RunFolder) -> list[Diagnostic]:

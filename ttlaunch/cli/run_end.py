@@ -1,4 +1,4 @@
-"""The last words of a command that has watched a run: what came out, or that its supervisor was killed."""
+"""What a command that watched a run prints at the end: what came out, or that its supervisor was killed."""
 
 import signal
 from collections.abc import Callable, Sequence

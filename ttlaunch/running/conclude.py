@@ -181,7 +181,7 @@ def different_parameters(ranks: list[RankState]) -> Failure:
 
 
 def _engine_failure(folder: RunFolder, engine: Engine, returncode: int, unfinished: list[RankState]) -> Failure:
-    """The engine failed and no rank did, or it left ranks behind: its own last words are the evidence."""
+    """The engine failed and no rank did, or it left ranks behind: the last lines on its stderr are the evidence."""
     how = f"was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"exited with status {returncode}"
     left = unfinished[:1] if returncode == 0 else []
     first = "".join(f" before rank {s.row.rank} ({s.row.role}, {s.row.host}) had ended" for s in left)

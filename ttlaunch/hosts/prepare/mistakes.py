@@ -24,7 +24,7 @@ def explain_bases(without: Mapping[str, Base | HostError], *, topology: Topology
 
 
 def explain_failures(last: Mapping[str, EnvironmentAnswer], *, topology: Topology) -> list[Diagnostic]:
-    """Hosts whose script ended otherwise than with an environment, by its last words."""
+    """Hosts whose script ended otherwise than with an environment, by the last lines on its stderr."""
     groups: dict[str, dict[str, EnvironmentAnswer]] = {}
     for host, words in last.items():
         groups.setdefault(words.what or words.kind, {})[host] = words

@@ -15,7 +15,7 @@ from ttlaunch.records.hosts import SyncEnd, SyncMessage, SyncRefusal
 SILENCE_S = 12.0
 """How long a host may say nothing, or take nothing in, before it counts as lost; at work it speaks every second."""
 
-_LAST_WORDS_S = 2.0
+_STDERR_TAIL_S = 2.0
 _PART = 256 * 1024
 _FINAL = {"done", "plan"}
 
@@ -107,10 +107,10 @@ class SyncProtocol:
     def _hear(self) -> tuple[SyncMessage | SyncEnd, bytes]:
         frame = self._stream.receive(timeout_s=SILENCE_S)
         if frame is None:
-            reason = explain_end(self._stream, timeout_s=_LAST_WORDS_S)
+            reason = explain_end(self._stream, timeout_s=_STDERR_TAIL_S)
             if reason is not None:
                 raise reason
-            self._stream.expect(timeout_s=_LAST_WORDS_S)  # raises with the script's last words
+            self._stream.expect(timeout_s=_STDERR_TAIL_S)  # raises with the last lines on the script's stderr
             raise HostError(self._host, Trouble.LOST, "our script on it ended without an answer")
         header, body = frame
         said = self._stream.checked(SyncMessage, header)

@@ -1,7 +1,7 @@
 """What an ending is, before anybody asks when it was: by itself, from outside, or because another rank had gone.
 
 An exception says what it is by its type and its words; an ending without an exception says it by its status, its signal,
-the kernel's count of kills, and the last words in the rank's log.
+the kernel's count of kills, and the last lines of the rank's log.
 """
 
 import re
@@ -121,7 +121,7 @@ def classify_ending(ending: RankExit, words: StderrTail, *, by_us: bool, lost_pe
 
     Args:
         ending: The shim's record of a failure.
-        words: The last words in the rank's log.
+        words: The last lines of the rank's log.
         by_us: Whether it came after we had begun to end the run.
         lost_peer: Whether the engine told that this rank gave up because a peer had gone.
     """

@@ -1,4 +1,4 @@
-"""Torch's own data parallelism around a model, which `reduction: fast` uses; its all-reduces stand in the rank's books.
+"""Torch's own data parallelism around a model, which `reduction: fast` uses; its all-reduces stand in the rank's telemetry.
 
 They are in the black box, so that a hang or a death within one is told by bucket and step, and in the timeline if there is one.
 """
@@ -43,14 +43,14 @@ def replicate(ctx: RankContext, model: nn.Module, *, among: Sequence[Rank]) -> D
         replica = DistributedDataParallel(model)
     if box is None and ctx.ledger.trace is None:
         return replica
-    books = Buckets(ctx.ledger, among)
+    telemetry = Buckets(ctx.ledger, among)
 
     def entered(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]  # torch re-exports it without saying so
         size = bucket.buffer().nbytes
-        began = books.begin(bucket.index(), size)
-        done = allreduce_hook(state, bucket).then(partial(books.end, bucket.index(), size, began))
+        began = telemetry.begin(bucket.index(), size)
+        done = allreduce_hook(state, bucket).then(partial(telemetry.end, bucket.index(), size, began))
         if bucket.is_last():
-            books.wait()
+            telemetry.wait()
         return done
 
     replica.register_comm_hook(None, entered)

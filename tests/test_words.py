@@ -1,0 +1,80 @@
+"""One word for one thing: names in the code, the docs and the help use the field's words, and none of those they replaced."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SAY_INSTEAD = {
+    "attendant": "agent",
+    "attendants": "agents",
+    "attendance": "agent",
+    "attended": "agent",
+    "crew": "rank controller",
+    "books": "telemetry",
+    "wishes": "requirements",
+    "spool": "send buffer",
+    "spy": "stack dump",
+    "spied": "stack dump",
+    "tether": "parent-death signal",
+}
+"""What a part of a name must not be, and the word that stands for the thing."""
+
+PHRASES = {r"black[- ]box(es)?": "flight recorder", r"last words": "stderr tail, or the last lines of a log"}
+"""What prose must not have, as regular expressions; compared without regard to case."""
+
+IN_NAMES_ONLY = {"books", "spy"}
+"""Words that prose may have: a file may be called books, and py-spy is a program."""
+
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+def parts(name: str) -> set[str]:
+    """The words in a name, in snake case or camel case."""
+    return {part.lower() for part in _PARTS.findall(re.sub("py_spy", "", name, flags=re.IGNORECASE))}
+
+
+def names(path: Path) -> set[str]:
+    """What a module defines or takes: its own name, classes, functions, parameters, assigned names and attributes."""
+    found = {path.stem}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.arg(arg=name):
+                found.add(name)
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                found.add(name)
+    return found
+
+
+def replaced(found: set[str]) -> dict[str, str]:
+    """The names with a word that has been replaced, and what to say instead."""
+    return {name: SAY_INSTEAD[part] for name in sorted(found) for part in parts(name) & SAY_INSTEAD.keys()}
+
+
+@pytest.mark.parametrize("folder", ["ttlaunch", "recipes", "benchmarks"])
+def test_names_in_the_code_use_the_words_of_the_field(folder):
+    found = {path: replaced(names(path)) for path in sorted((ROOT / folder).rglob("*.py"))}
+    assert {} == {str(path.relative_to(ROOT)): words for path, words in found.items() if words}
+
+
+PROSE = [
+    ROOT / "README.md",
+    *(path for folder in ("docs", "recipes", "ttlaunch") for path in (ROOT / folder).rglob("*.md")),
+]
+
+
+@pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_pages_use_the_words_of_the_field(path):
+    text = re.sub(
+        r"`[^`\n]*`", "", path.read_text(encoding="utf-8")
+    )  # names of files and keys are checked where they are made
+    words = {rf"\b{word}\b": better for word, better in SAY_INSTEAD.items() if word not in IN_NAMES_ONLY} | PHRASES
+    assert {} == {word: better for word, better in words.items() if re.search(word, text, re.IGNORECASE)}
+
+
+def test_a_replaced_word_is_found_in_both_ways_of_writing_a_name():
+    assert {"HostsCrew": "rank controller", "end_attendants": "agents"} == replaced(
+        {"HostsCrew", "end_attendants", "host"}
+    )
