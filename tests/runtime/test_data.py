@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttlaunch.runtime.data.batches import micro_batches
-from ttlaunch.runtime.data.order import permutation
+from ttlaunch.runtime.data.order import SampleOrder, permutation
 from ttlaunch.runtime.data.text import TextData, tokenize
 from ttlaunch.spec.recipe.corpus import Corpus, CorpusError, CorpusReason, count_sequences, read_corpus
 
@@ -44,6 +44,41 @@ def test_the_steps_of_an_epoch_see_every_sequence_once(make_cfg):
     assert whole == len(seen) == len(set(seen)) > 0.85 * 250
     assert max(seen) < data.training_sequences  # what follows is for validations
     assert [3, 1] == [len(data.training_batch(1, index)[1]) for index in range(2)]
+
+
+def test_every_epoch_has_an_order_of_its_own(make_cfg):
+    """C13: ten samples in steps of four; what a step lacks at the end of one epoch comes from the next."""
+    cfg = make_cfg(training={"batch_size": 4, "micro_batch_size": 3, "num_epochs": 6, "seed": 5})
+    order = SampleOrder(cfg.training_config, count=10)
+    seen = [
+        sample
+        for step in range(1, order.total_steps + 1)
+        for index in range(2)
+        for sample in order.samples(step, index)
+    ]
+    epochs = [seen[at : at + 10] for at in range(0, 60, 10)]
+    assert [permutation(5, epoch, count=10).tolist() for epoch in range(6)] == epochs
+    assert 6 == len({tuple(epoch) for epoch in epochs})
+    assert [{"epoch": 0, "sample": 4}, {"epoch": 1, "sample": 2}] == [order.position(step) for step in (1, 3)]
+
+
+def test_a_validation_sees_the_last_part_of_the_text_and_training_never_does(make_cfg):
+    """Of 250 numbers the last tenth is kept; the last of those has no token that follows it."""
+    text = "".join(f"{number:08}" for number in range(250))
+    cfg = make_cfg(
+        training={"batch_size": 4, "micro_batch_size": 4, "validation_sequences": 1000},
+        transformer={"max_sequence_length": 8},
+    )
+    data = TextData(text_corpus(text), cfg)
+    batches = [data.validation_batch(index) for index in range(data.validation_micro_batches)]
+    seen = [
+        (bytes(row).decode(), bytes(next_).decode())
+        for _, x_BT, y_BT in batches
+        for row, next_ in zip(x_BT.tolist(), y_BT.tolist(), strict=True)
+    ]
+    assert [(text[at : at + 8], text[at + 1 : at + 9]) for at in range(225 * 8, 249 * 8, 8)] == seen
+    trained = [data.training_batch(step, 0)[1] for step in range(1, 2 * 225 // 4)]
+    assert not {row for row, _ in seen} & {bytes(row).decode() for x_BT in trained for row in x_BT.tolist()}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.nn import functional
 
 from ttlaunch.runtime.digests import digests
+from ttlaunch.runtime.model.dropout import Dropout, Masks
 from ttlaunch.runtime.model.mlp import CONTEXT_TOKENS
 from ttlaunch.train import build_model, build_optimizer, global_norm, summed_loss
 
@@ -77,3 +79,67 @@ def test_dropout_depends_on_seed_step_micro_batch_and_layer_only(make_cfg, make_
     assert not torch.equal(once, model(x_BT, model.masks(3, 2)))
     assert not torch.equal(once, model(x_BT, model.masks(4, 1)))
     assert torch.equal(model(x_BT), twin(x_BT))
+
+
+@pytest.mark.parametrize("probability", [0.25, 0.6])
+def test_dropout_keeps_the_mean_of_what_it_drops(probability):
+    """What is kept is divided by the chance of being kept; the share of zeros is within five standard deviations."""
+    x = torch.linspace(1, 2, 20_000)
+    dropped = Dropout("blocks.0.attention", probability=probability)(x, Masks(1, 2, 3))
+    is_kept = dropped != 0
+    torch.testing.assert_close(x[is_kept] / (1 - probability), dropped[is_kept])
+    deviation = (probability * (1 - probability) / len(x)) ** 0.5
+    assert abs(is_kept.double().mean().item() - (1 - probability)) < 5 * deviation
+    assert torch.equal(x, Dropout("blocks.0.attention", probability=probability)(x, None))
+
+
+def transformer(parameters, tokens_BT, *, heads, drop=lambda layer, x: x):
+    """GPT-2's forward pass from its paper, from named parameters."""
+
+    def normed(x, name):
+        weight, bias = parameters[f"{name}.weight"], parameters[f"{name}.bias"]
+        variance = x.var(-1, unbiased=False, keepdim=True)
+        return (x - x.mean(-1, keepdim=True)) / (variance + 1e-5).sqrt() * weight + bias
+
+    def linear(x, name):
+        return x @ parameters[f"{name}.weight"].T + parameters[f"{name}.bias"]
+
+    length = tokens_BT.shape[1]
+    x = parameters["embedding.token.weight"][tokens_BT] + parameters["embedding.position.weight"][:length]
+    x = drop("embedding", x)
+    for block in range(sum(name.endswith("attention_in.weight") for name in parameters)):
+        name = f"blocks.{block}"
+        queries, keys, values = linear(normed(x, f"{name}.attention_norm"), f"{name}.attention_in").chunk(3, -1)
+        mixed = []
+        for query, key, value in zip(
+            queries.chunk(heads, -1), keys.chunk(heads, -1), values.chunk(heads, -1), strict=True
+        ):
+            scores = query @ key.transpose(1, 2) / query.shape[-1] ** 0.5
+            later = torch.ones(length, length, dtype=torch.bool).triu(1)
+            mixed.append(scores.masked_fill(later, float("-inf")).softmax(-1) @ value)
+        x = x + drop(f"{name}.attention", linear(torch.cat(mixed, -1), f"{name}.attention_out"))
+        hidden = functional.gelu(linear(normed(x, f"{name}.feed_forward_norm"), f"{name}.feed_forward_in"))
+        x = x + drop(f"{name}.feed_forward", linear(hidden, f"{name}.feed_forward_out"))
+    return normed(x, "head.norm") @ parameters["head.output.weight"].T
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.5])
+def test_the_transformer_is_that_of_its_paper(make_cfg, make_context, probability):
+    """E5: also with dropout, whose masks are read off ones."""
+    cfg = make_cfg(transformer={"dropout_prob": probability})
+    ctx = make_context(cfg)
+    model = build_model(cfg, ctx)
+    generator = torch.Generator().manual_seed(0)
+    parameters = {}
+    for name, parameter in model.named_parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)  # biases and norms count, too
+        parameters[name] = parameter.detach()
+    masks = model.masks(3, 1) if probability else None
+
+    def drop(layer, x):
+        return x * Dropout(layer, probability=probability)(torch.ones_like(x), masks)
+
+    _, x_BT, _ = ctx.data(cfg).training_batch(1, 0)
+    torch.testing.assert_close(
+        transformer(parameters, x_BT, heads=2, drop=drop), model(x_BT, masks).detach(), rtol=1e-4, atol=1e-4
+    )

@@ -84,9 +84,10 @@ def test_clipping_comes_before_the_update(make_cfg, make_context):
     assert torch.linalg.vector_norm(moved.double()).item() == pytest.approx(1.0, rel=1e-4)
 
 
-def test_only_matrices_decay(make_cfg, make_context):
+@pytest.mark.parametrize("rule", ["adamw", "sgd"])
+def test_only_matrices_decay(make_cfg, make_context, rule):
     """A8."""
-    cfg = make_cfg(training={"learning_rate": 0.5, "weight_decay": 0.5})
+    cfg = make_cfg(training={"optimizer": rule, "learning_rate": 0.5, "weight_decay": 0.5})
     model, before, _ = step_once(cfg, make_context(cfg), gradient=0.0)
     for name, parameter in model.named_parameters():
         factor = 0.75 if parameter.dim() == 2 else 1.0
@@ -118,6 +119,37 @@ def test_updates_equal_those_of_torch(make_cfg, make_context, rule):
     torch.testing.assert_close(list(theirs.parameters()), list(ours.parameters()))
 
 
-def test_momentum_may_be_zero(make_cfg, make_context):
-    cfg = make_cfg(training={"optimizer": "sgd", "beta1": 0.0})
-    step_once(cfg, make_context(cfg), gradient=1.0)
+@pytest.mark.parametrize("rule", ["adamw", "sgd"])
+def test_two_updates_equal_the_formulas_of_the_papers(make_cfg, make_context, rule):
+    """A8: decoupled weight decay beside momentum, written out in float64."""
+    keys = {"learning_rate": 0.1, "weight_decay": 0.3, "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3}
+    cfg = make_cfg(training={"optimizer": rule, "use_clip_grad_norm": False} | keys)
+    model = build_model(cfg, make_context(cfg))
+    optimizer = build_optimizer(cfg, model, total_steps=2)
+    weights = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
+    means = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    squares = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    for step, gradient in ((1, 0.5), (2, -0.25)):
+        for name, weight in weights.items():
+            decayed = weight * (1 - 0.1 * 0.3) if weight.dim() == 2 else weight
+            if rule == "sgd":
+                means[name] = 0.8 * means[name] + gradient
+                weights[name] = decayed - 0.1 * means[name]
+            else:
+                means[name] = 0.8 * means[name] + 0.2 * gradient
+                squares[name] = 0.9 * squares[name] + 0.1 * gradient**2
+                mean, square = means[name] / (1 - 0.8**step), squares[name] / (1 - 0.9**step)
+                weights[name] = decayed - 0.1 * mean / (square.sqrt() + 1e-3)
+        for parameter in model.parameters():
+            parameter.grad.fill_(gradient)
+        assert 0.1 == optimizer.step(step, norm=0.0)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(weights[name].float(), parameter.detach())
+
+
+def test_without_momentum_an_update_is_the_gradient_times_the_rate(make_cfg, make_context):
+    training = {"optimizer": "sgd", "beta1": 0.0, "weight_decay": 0.0, "use_clip_grad_norm": False}
+    cfg = make_cfg(training=training | {"learning_rate": 0.25})
+    model, before, _ = step_once(cfg, make_context(cfg), gradient=1.0)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(before[name] - 0.25, parameter.detach())
