@@ -35,6 +35,7 @@ from ttlaunch.spec.recipe.compression import (
 from ttlaunch.spec.recipe.declare import (
     Flow,
     Layout,
+    Naive,
     NeedsProcesses,
     Pattern,
     Per,
@@ -100,6 +101,7 @@ __all__ = [
     "Layout",
     "LossScaleConfig",
     "MultihostConfig",
+    "Naive",
     "NeedsProcesses",
     "Pattern",
     "Per",

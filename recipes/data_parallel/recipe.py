@@ -7,6 +7,7 @@ from pydantic import Field
 from ttlaunch.recipe import (
     CompressionConfig,
     Layout,
+    Naive,
     NeedsProcesses,
     Recipe,
     Section,
@@ -51,4 +52,8 @@ RECIPE = Recipe(
         NeedsProcesses("data_parallel_config.reduction", "fast", "canonical", "is torch's, over a process group")
     ],
     unread=["multihost_config.pipeline_parallel_config"],
+    naive=Naive(
+        [Layout("naive", worker=per("multihost_config.num_workers"))],
+        only={"data_parallel_config.reduction": "canonical", "compression_config.kind": "none"},
+    ),
 )

@@ -7,6 +7,7 @@ from pydantic import Field
 from ttlaunch.recipe import (
     CompressionConfig,
     Layout,
+    Naive,
     Recipe,
     Section,
     TrainingFile,
@@ -52,4 +53,7 @@ RECIPE = Recipe(
     traffic=traffic,
     unread=["multihost_config.pipeline_parallel_config", "loss_scale_config"],
     same_on_resume=["multihost_config.num_workers", "multihost_config.enabled", "diloco_config.every"],
+    naive=Naive(
+        [Layout("naive", worker=per("multihost_config.num_workers"))], only={"compression_config.kind": "none"}
+    ),
 )

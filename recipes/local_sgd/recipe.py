@@ -7,6 +7,7 @@ from pydantic import Field
 from ttlaunch.recipe import (
     CompressionConfig,
     Layout,
+    Naive,
     Recipe,
     Section,
     TrainingFile,
@@ -46,4 +47,7 @@ RECIPE = Recipe(
     traffic=traffic,
     unread=["multihost_config.pipeline_parallel_config", "loss_scale_config"],
     same_on_resume=["multihost_config.num_workers", "multihost_config.enabled", "local_sgd_config.every"],
+    naive=Naive(
+        [Layout("naive", worker=per("multihost_config.num_workers"))], only={"compression_config.kind": "none"}
+    ),
 )

@@ -37,3 +37,41 @@ def test_the_file_of_ones_own_recipe_is_shown_and_copied_as_it_was_written(ttlau
     assert 0 == ttlaunch("recipes copy mine other").status
     assert text == (here / "other/train.yaml").read_text()
     assert ttlaunch("recipes show mine").stdout.endswith("\n# train.yaml\n" + text)
+
+
+def test_a_naive_form_is_planned_with_its_own_layout_and_without_checkpoints(ttlaunch):
+    answer = ttlaunch("plan data_parallel --naive --format json")
+    plan = json.loads(answer.stdout)
+    assert (0, "naive", True) == (answer.status, plan["layout"], plan["naive"])
+    assert plan["config"]["checkpoint_config"]["interval"] is None
+    assert "naive" not in json.loads(ttlaunch("plan data_parallel --format json").stdout)
+
+
+def test_naive_of_a_recipe_without_a_naive_form_is_refused(refused):
+    refused("run fabric_minimal --naive", status=3)
+
+
+def test_naive_of_a_recipe_whose_file_is_missing_is_refused(refused, here, ttlaunch):
+    assert 0 == ttlaunch("recipes copy data_parallel mine").status
+    (here / "mine/naive.py").unlink()
+    refused("plan mine --naive", status=3)
+
+
+def test_naive_with_resume_is_refused(refused):
+    refused("run data_parallel --naive --resume latest", status=3)
+
+
+def test_naive_with_what_the_naive_form_cannot_do_is_refused(refused):
+    text = "compression_config:\n  kind: int8\ntraining_config:\n  early_stop_patience: 2\n"
+    refused("simulate data_parallel --naive -c train.yaml", files={"train.yaml": text}, status=3)
+
+
+def test_naive_of_a_program_is_refused(refused):
+    refused("run work.py --naive", files={"work.py": "pass\n"}, status=2)
+
+
+def test_a_copy_has_the_naive_form_and_runs_it(ttlaunch, here):
+    assert 0 == ttlaunch("recipes copy local_sgd mine").status
+    assert (here / "mine/naive.py").is_file()
+    answer = ttlaunch("plan mine --naive --format concise")
+    assert (0, 2) == (answer.status, len(answer.stdout.splitlines()))

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ttlaunch.diagnostics import Diagnostic, Label, Severity, shown
+from ttlaunch.diagnostics import Diagnostic, Label, Severity, Source, shown
 from ttlaunch.diagnostics.count import counted
 
 if TYPE_CHECKING:
@@ -38,6 +38,11 @@ def find_start(
     config = choice.loaded.config
     if not isinstance(config, TrainingFile):
         return None, [refuse_resume(choice.name)] if resume is not None else []
+    if resume is not None and choice.is_naive:
+        place = Label(Source("--resume", resume).span(1, 1, max(1, len(resume))), "nothing can go on from here")
+        hints = ("leave `--resume` out to train from step 1, or leave `--naive` out to go on from a checkpoint",)
+        message = f"`--resume` was given, but the naive form of {choice.name} reads and makes no checkpoints"
+        return None, [Diagnostic("P023", message, place, hints=hints)]
     if resume is not None:
         return _resumed(choice, resume, runs_dir=working_folder / runs_dir, working_folder=working_folder)
     weights = config.checkpoint_config.initial_weights

@@ -45,6 +45,7 @@ class ClusterOptions(TypedDict, total=False):
         rank_bindings: Rank bindings in place of `on`.
         mpi_args: Words for mpirun.
         args: Arguments of a script.
+        naive: Whether ranks run the recipe's `naive.py`, which saves no checkpoints.
     """
 
     on: str | Path
@@ -55,6 +56,7 @@ class ClusterOptions(TypedDict, total=False):
     rank_bindings: str | Path | None
     mpi_args: str | None
     args: Sequence[str]
+    naive: bool
 
 
 class StartOptions(ClusterOptions, total=False):

@@ -91,6 +91,7 @@ def spec_of(target: Target | None, options: Mapping[str, Any]) -> RunSpec:
         is_command=is_command,
         trace_steps=options.get("trace_steps"),
         profile_steps=options.get("profile_steps"),
+        naive=bool(options.get("naive", False)),
     )
 
 

@@ -170,9 +170,14 @@ def _is_here(result: ResolvedSpec) -> bool:
 
 
 def _refuse_recipe_options(result: ResolvedSpec, request: RunSpec) -> None:
-    unused = [f"`{name}`" for name, value in (("-c", request.config_file), ("--set", request.overrides)) if value]
+    unused = [
+        f"`{name}`"
+        for name, value in (("-c", request.config_file), ("--set", request.overrides), ("--naive", request.naive))
+        if value
+    ]
     if unused:
-        message = f"{' and '.join(unused)} configure recipes; {shown(request.target)} is a program"
+        verb = "configure" if len(unused) > 1 else "configures"
+        message = f"{' and '.join(unused)} {verb} recipes; {shown(request.target)} is a program"
         result.diagnostics.append(
             Diagnostic("P009", message, hints=("give its own arguments after `--`",), blame=Blame.COMMAND_LINE)
         )
@@ -187,12 +192,12 @@ def _resolve_recipe(
 ) -> None:
     from ttlaunch.app.find_start import find_start
     from ttlaunch.planning.recipe_plan import RecipeChoice, check_recipe
-    from ttlaunch.spec.recipe.config import load_config
-    from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
+    from ttlaunch.spec.recipe.config import load_config, naive_config
+    from ttlaunch.spec.recipe.discovery import find_recipe, load_naive, load_recipe
 
     found = find_recipe(str(request.target), working_folder=working_folder)
     with dialogue.recipe_code():
-        recipe = found if isinstance(found, Diagnostic) else load_recipe(found)
+        recipe = found if isinstance(found, Diagnostic) else (load_naive if request.naive else load_recipe)(found)
     if isinstance(found, Diagnostic) or isinstance(recipe, Diagnostic):
         result.diagnostics.append(recipe if isinstance(recipe, Diagnostic) else found)  # type: ignore[arg-type]
         return
@@ -205,13 +210,16 @@ def _resolve_recipe(
     path, name, standard_input = _config_source(request, found.train_file, working_folder)
     loaded = load_config(recipe, path, name=name, standard_input=standard_input, overrides=request.overrides)
     result.diagnostics += loaded.diagnostics
+    if request.naive:
+        loaded, mistakes = naive_config(found.name, recipe, loaded)
+        result.diagnostics += mistakes
     undefined = _undefined_references(loaded, shell)
     result.diagnostics += undefined
     data = None
     if loaded.config is not None and recipe.uses_data and not undefined:
         data, mistake = check_data(loaded, working_folder, shell=shell)
         result.diagnostics += [mistake] if mistake else []
-    result.choice = RecipeChoice(found.name, found.folder, recipe, loaded, data)
+    result.choice = RecipeChoice(found.name, found.folder, recipe, loaded, data, is_naive=request.naive)
     if loaded.config is not None and not undefined:
         start, mistakes = find_start(
             result.choice, resume=request.resume, runs_dir=request.runs_dir, working_folder=working_folder

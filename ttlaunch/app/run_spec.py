@@ -24,6 +24,7 @@ class RunSpec:
         trace_steps: How many steps ranks are to trace; None: none.
         profile_steps: Which steps torch's profiler records, such as `5-7`; None: none.
         replay: Where the gradients of an asynchronous run came from that is repeated, by update.
+        naive: Whether ranks run the recipe's `naive.py`.
         without: Hosts of the hostfile that are not to be used, since they were lost.
     """
 
@@ -43,6 +44,7 @@ class RunSpec:
     profile_steps: str | None = None
     without: Collection[str] = ()
     replay: tuple[int, ...] = ()
+    naive: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """All of it, for another process of this version."""

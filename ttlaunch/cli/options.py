@@ -41,6 +41,10 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change one key, e.g. training_config.batch_size=16. Repeatable."),
 ]
+Naive = Annotated[
+    bool,
+    typer.Option("--naive", help="Train with the recipe's naive.py: its technique in 60 lines, without checkpoints."),
+]
 Ranks = Annotated[
     int | None,
     typer.Option("--ranks", "-n", min=1, metavar="N", help="World size, where the cluster leaves it open."),

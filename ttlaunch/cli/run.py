@@ -1,7 +1,7 @@
 """`ttlaunch run`: check everything, start the plan, show it while it runs, say what came out or what broke."""
 
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -22,6 +22,7 @@ from ttlaunch.cli.options import (
     LeaseSeconds,
     MaxRestarts,
     MpiArgs,
+    Naive,
     On,
     Only,
     OutputFormat,
@@ -86,6 +87,7 @@ def run(
     config_file: ConfigFile = None,
     overrides: Overrides = None,
     ranks: Ranks = None,
+    naive: Naive = False,
     hostfile: Hostfile = None,
     rank_bindings: RankBindings = None,
     mpi_args: MpiArgs = None,
@@ -110,10 +112,9 @@ def run(
     """Start a recipe or a script on a cluster and watch it to its end."""
     from ttlaunch.app.logs import chosen_ranks
     from ttlaunch.app.prepare_run import prepare
-    from ttlaunch.app.restarts import exit_status_of, run_with_restarts
+    from ttlaunch.app.restarts import run_with_restarts
     from ttlaunch.app.sinks import parse_sinks, with_sinks
     from ttlaunch.cli.plan import show_plan
-    from ttlaunch.cli.session import start_supervisor
 
     request = RunSpec(
         target=target,
@@ -121,6 +122,7 @@ def run(
         config_file=config_file,
         overrides=overrides or (),
         ranks=ranks,
+        naive=naive,
         hostfile=hostfile,
         rank_bindings=rank_bindings,
         mpi_args=mpi_args,
@@ -145,17 +147,20 @@ def run(
         told = with_sinks(asked, begun)
         return run_with_restarts(request, prepared, options, dialogue, most=max_restarts, ready=ready, begun=told)
 
-    session = start_supervisor(work, exit_status=exit_status_of, form=form, verbose=verbose)
-    _watch(session, chosen, detach=detach, form=form)
+    _start_and_watch(work, chosen, detach=detach, form=form, verbose=verbose)
 
 
-def _watch(session: "Session", chosen: Collection[int], *, detach: bool, form: Format) -> NoReturn:
-    """Show a run until it has ended, or leave it to itself at once."""
+def _start_and_watch(
+    work: "Callable[[Begun], list[Outcome]]", chosen: Collection[int], *, detach: bool, form: Format, verbose: bool
+) -> NoReturn:
+    """Start a supervisor that does the work; show its run until that has ended, or leave it to itself at once."""
+    from ttlaunch.app.restarts import exit_status_of
     from ttlaunch.app.sinks import judge_sinks
     from ttlaunch.cli.run_end import report_end, status_without_run
-    from ttlaunch.cli.session import wait_for_run
+    from ttlaunch.cli.session import start_supervisor, wait_for_run
     from ttlaunch.cli.watching import watch
 
+    session = start_supervisor(work, exit_status=exit_status_of, form=form, verbose=verbose)
     path = wait_for_run(session)
     if path is None:
         leave(status_without_run(session.exit_status(), form=form))

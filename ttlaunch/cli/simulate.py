@@ -11,7 +11,7 @@ from ttlaunch import contract
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics
 from ttlaunch.cli.interrupt import interruptible
-from ttlaunch.cli.options import ConfigFile, On, OutputFormat, Overrides, Ranks, Verbose, complete_recipes
+from ttlaunch.cli.options import ConfigFile, Naive, On, OutputFormat, Overrides, Ranks, Verbose, complete_recipes
 from ttlaunch.diagnostics import Blame, Diagnostic, Format
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def simulate(
     config_file: ConfigFile = None,
     overrides: Overrides = None,
     ranks: Ranks = None,
+    naive: Naive = False,
     keep: Annotated[
         Path | None,
         typer.Option("--keep", metavar="DIR", help="Keep records and checkpoints in this folder; must not exist."),
@@ -57,7 +58,7 @@ def simulate(
     from ttlaunch.lab.simulate import carry_out_simulation, plan_simulation
     from ttlaunch.running.runs.facts import facts_of
 
-    spec = RunSpec(target=target, on=on, config_file=config_file, overrides=overrides or (), ranks=ranks)
+    spec = RunSpec(target=target, on=on, config_file=config_file, overrides=overrides or (), ranks=ranks, naive=naive)
     if keep is not None and os.path.lexists(keep):  # never raises; said before anything else is checked
         refuse([Diagnostic("P009", f"{keep} exists already", blame=Blame.COMMAND_LINE)], form=form)
     plan = plan_simulation(spec, TerminalDialogue(form, verbose=verbose))

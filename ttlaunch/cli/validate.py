@@ -14,6 +14,7 @@ from ttlaunch.cli.dialogue import TerminalDialogue
 from ttlaunch.cli.options import (
     ConfigFile,
     Hostfile,
+    Naive,
     OutputFormat,
     Overrides,
     RankBindings,
@@ -52,6 +53,7 @@ def validate(
     config_file: ConfigFile = None,
     overrides: Overrides = None,
     ranks: Ranks = None,
+    naive: Naive = False,
     hostfile: Hostfile = None,
     rank_bindings: RankBindings = None,
     kind: Annotated[
@@ -65,7 +67,7 @@ def validate(
     from ttlaunch.cli.validate_file import names_a_file, validate_file
 
     if hostfile is None and names_a_file(configuration, kind=kind, working_folder=Path.cwd()):
-        given = {"-c": config_file, "--ranks": ranks, "--rank-bindings": rank_bindings}
+        given = {"-c": config_file, "--ranks": ranks, "--naive": naive, "--rank-bindings": rank_bindings}
         unused = [name for name, value in given.items() if value]
         validate_file(
             configuration,
@@ -82,6 +84,7 @@ def validate(
         config_file=config_file,
         overrides=overrides or (),
         ranks=ranks,
+        naive=naive,
         hostfile=hostfile,
         rank_bindings=rank_bindings,
     )

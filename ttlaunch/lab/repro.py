@@ -32,6 +32,7 @@ def prepare_again(origin: "Origin", dialogue: Dialogue, *, runs_dir: Path, with_
         is_command=origin.is_command,
         resume=origin.resume,
         replay=origin.arrivals,
+        naive=origin.is_naive,
         runs_dir=runs_dir,
     )
     prepared = prepare(request, dialogue, working_folder=folder)

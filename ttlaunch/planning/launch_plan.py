@@ -45,6 +45,7 @@ class RecipeProgram:
         start: What training begins from: `origin`, `step`, `files` (path, SHA-256 and size of each) and, of a
             checkpoint, its `state` and why newer ones were passed over; None: weights are drawn from the seed.
         replay: Of an asynchronous run that is repeated: by update, the rank whose gradient it was of; else empty.
+        is_naive: Whether ranks run `naive.py` in place of `trainer.py`.
     """
 
     name: str
@@ -54,6 +55,7 @@ class RecipeProgram:
     data: Mapping[str, Any] | None
     start: Mapping[str, Any] | None = None
     replay: tuple[int, ...] = ()
+    is_naive: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,7 @@ class LaunchPlan:
             "data": recipe.data if recipe else None,
             "start": recipe.start if recipe else None,
             **({"replay": list(recipe.replay)} if recipe and recipe.replay else {}),
+            **({"naive": True} if recipe and recipe.is_naive else {}),
             "rank_command": list(self.rank_command),
             "working_folder": self.working_folder,
             "environment": dict(self.environment),

@@ -25,6 +25,7 @@ class RecipeChoice:
     Attributes:
         data: Path, SHA-256 and size of the training text, None if the recipe reads none.
         start: Files that training begins from, None if weights are drawn from the seed.
+        is_naive: Whether ranks run the functions of `naive.py`.
     """
 
     name: str
@@ -33,6 +34,7 @@ class RecipeChoice:
     loaded: LoadedConfig
     data: Mapping[str, Any] | None = None
     start: Mapping[str, Any] | None = None
+    is_naive: bool = False
 
 
 def check_recipe(
@@ -70,6 +72,7 @@ def plan_recipe(
         data=choice.data,
         start=choice.start,
         replay=replay,
+        is_naive=choice.is_naive,
     )
     flows = tuple((flow.source, flow.target, str(flow.pattern)) for flow in layout.flows)
     command = (surroundings.python, *_RANK_MODULE)

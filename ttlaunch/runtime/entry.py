@@ -96,7 +96,7 @@ class _RankRun:
         from ttlaunch.runtime.telemetry.trace import open_trace  # noqa: PLC0415
 
         device = choose_device(cfg.device_config, local_rank=world.local_ranks[self.rank])
-        trainer = import_recipe_module(world.recipe_folder, "trainer")
+        trainer = import_recipe_module(world.recipe_folder, world.trainer)
         function = getattr(trainer, self.role, None)
         if function is None:
             raise AttributeError(f"{trainer.__file__} has no function `{self.role}` for the role of that name")

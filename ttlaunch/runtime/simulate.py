@@ -49,7 +49,7 @@ def simulate(world: World, run_dir: Path, *, saves: bool) -> Outcome:
     recipe = import_recipe_module(world.recipe_folder, "recipe").RECIPE
     cfg = read_config(recipe, world.config)
     corpus = read_checked_corpus(recipe, world)
-    trainer = import_recipe_module(world.recipe_folder, "trainer")
+    trainer = import_recipe_module(world.recipe_folder, world.trainer)
     ranks = [Rank(rank) for rank in range(world.size)]
     in_process = InProcessWorld(world.roles)
     contexts: dict[Rank, RankContext] = {}

@@ -27,6 +27,7 @@ class World:
         start: What training begins from, as the launcher found it: `step`, `files` (path and SHA-256 of each) and, of a
             checkpoint, its `state`; None: weights are drawn from the seed.
         replay: Of an asynchronous run that is repeated: by update, the rank whose gradient it was of; else empty.
+        trainer: The file of the recipe's folder that has the roles' functions, without `.py`.
     """
 
     recipe_folder: Path
@@ -39,6 +40,7 @@ class World:
     data_sha256: str | None
     start: Mapping[str, Any] | None = None
     replay: tuple[int, ...] = ()
+    trainer: str = "trainer"
 
     @property
     def size(self) -> int:
@@ -75,4 +77,5 @@ def read_world(path: Path) -> World:
         data_sha256=data.get("sha256"),
         start=plan.get("start"),
         replay=tuple(plan.get("replay") or ()),
+        trainer="naive" if plan.get("naive") else "trainer",
     )

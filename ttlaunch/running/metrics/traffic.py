@@ -221,6 +221,8 @@ def _formula(
     """What the recipe says of these ranks, or why it says nothing, and whether that is its mistake."""
     if not plan.get("recipe"):
         return None, "it is a program and no recipe", False
+    if plan.get("naive"):
+        return None, f"the naive form of {plan['recipe']['name']} has no formula", False
     from ttlaunch.spec.recipe.importing import import_recipe_module  # noqa: PLC0415 - runs of programs read no recipe
     from ttlaunch.spec.recipe.traffic import Ranks  # noqa: PLC0415 - likewise
 

@@ -34,6 +34,7 @@ class Origin:
         commit: Of the working folder, if it was in git.
         tree: Hash of the recipe's folder.
         versions: Of what computes.
+        is_naive: Whether its ranks ran the recipe's `naive.py`.
         arrivals: Of an asynchronous run: by update, the rank whose gradient it was of; else empty.
     """
 
@@ -51,6 +52,7 @@ class Origin:
     tree: str | None
     versions: Mapping[str, str]
     arrivals: tuple[int, ...] = ()
+    is_naive: bool = False
 
 
 def read_origin(path: Path) -> Origin:
@@ -81,6 +83,7 @@ def read_origin(path: Path) -> Origin:
             tree=code["recipe"]["tree"] if recipe else None,
             versions=versions,
             arrivals=_arrivals(path, world_size=plan["world_size"]),
+            is_naive=bool(plan.get("naive")),
         )
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{contract.PLAN_FILE} or {contract.CODE_FILE} lacks {error}") from error

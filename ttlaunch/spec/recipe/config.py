@@ -18,6 +18,13 @@ from ttlaunch.spec.recipe.sections import ConfigFile, TrainingFile
 _WHAT = "a training file"
 _SET = "--set"
 _WORKERS = "multihost_config.num_workers"
+_NAIVE_ONLY = {
+    "multihost_config.enabled": True,
+    "training_config.precision": "fp32",
+    "training_config.early_stop_patience": None,
+    "checkpoint_config.initial_weights": None,
+}
+"""What every naive form expects: several ranks, no loss scale, no validations and no checkpoint to read."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +153,28 @@ def check_one_process(recipe: Recipe, loaded: LoadedConfig, *, world_size: int) 
         for need in recipe.needs_processes
         if _value(loaded, need.key) == need.value
     ]
+
+
+def naive_config(name: str, recipe: Recipe, loaded: LoadedConfig) -> tuple[LoadedConfig, list[Diagnostic]]:
+    """The configuration for the plain form of a recipe, which saves no checkpoints; and what that form cannot do."""
+    if not isinstance(loaded.config, TrainingFile) or recipe.naive is None:
+        return loaded, []
+    only = {**_NAIVE_ONLY, **recipe.naive.only}
+    found = [
+        _diagnose(_beyond_naive(name, key, value, loaded), loaded)
+        for key, value in only.items()
+        if _value(loaded, key) != value
+    ]
+    unsaved = loaded.config.checkpoint_config.model_copy(update={"interval": None})
+    config = loaded.config.model_copy(update={"checkpoint_config": unsaved})
+    return replace(loaded, config=None if found else config), found
+
+
+def _beyond_naive(name: str, key: str, value: Any, loaded: LoadedConfig) -> Problem:
+    text, given = (_as_yaml(one, bare=True) for one in (value, _value(loaded, key)))
+    message = f"`{key}` is `{given}`; the naive form of `{name}` trains only with `{text}`"
+    hints = (f"`--set {key}={text}`, or leave `--naive` out",)
+    return Problem("C090", message, key, f"expected `{text}`", hints=hints)
 
 
 def _unplayable(need: NeedsProcesses) -> Problem:

@@ -11,7 +11,7 @@ RECIPE = Recipe(
 )
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import prod
@@ -198,6 +198,21 @@ class NeedsProcesses:
 
 
 @dataclass(frozen=True)
+class Naive:
+    """The plain form of a recipe, in its `naive.py`: the same technique without buckets, overlap or checkpoints.
+
+    Attributes:
+        layouts: Its own ways to give roles to ranks; each role is a function of `naive.py`.
+        flows: Who talks to whom; None: the flows of the recipe between these roles.
+        only: Dotted keys, each with the only value with which the plain form trains as the recipe does.
+    """
+
+    layouts: Sequence[Layout]
+    flows: Sequence[Flow | tuple[str, str]] | None = None
+    only: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A recipe's declaration.
 
@@ -217,6 +232,7 @@ class Recipe:
             which checkpoints keep something that those of other recipes lack.
         is_asynchronous: Whether ranks are in steps of their own, and how many each does is decided in the run. Then `traffic`
             is of the whole run, from counts that ranks have noted, and `ttlaunch repro` repeats the order of arrivals.
+        naive: What `--naive` runs; None: the recipe has no plain form.
     """
 
     summary: str
@@ -230,6 +246,7 @@ class Recipe:
     needs_processes: Sequence[NeedsProcesses] = ()
     same_on_resume: Sequence[str] = ()
     is_asynchronous: bool = False
+    naive: Naive | None = None
     _flows: tuple[Flow, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -248,3 +265,11 @@ class Recipe:
         if config is None:
             return flows
         return tuple(flow.under(config) for flow in flows if flow.when is None or flow.when(config))
+
+    def in_naive_form(self, naive: Naive) -> "Recipe":
+        """The declaration of the plain form: its own layouts and flows, no formula of its traffic."""
+        roles = {role for layout in naive.layouts for role in layout.roles}
+        flows = naive.flows
+        if flows is None:
+            flows = [flow for flow in self._flows if {flow.source, flow.target} <= roles]
+        return replace(self, layouts=naive.layouts, flows=flows, traffic=None, needs_processes=())

@@ -17,6 +17,8 @@ from ttlaunch.spec.recipe.importing import import_recipe_module
 _DECLARATION = "recipe.py"
 _TRAINER = "trainer.py"
 _KIND = FolderKind(noun="recipe", code="P001", marker=_DECLARATION, hint="`ttlaunch recipes list` describes them")
+_NAIVE = "naive.py"
+_RECIPE = "RECIPE"
 _LONGEST_REASON = 200
 
 
@@ -52,6 +54,28 @@ def load_recipe(found: NamedFolder) -> Recipe | Diagnostic:
         place = Label(Source(str(declaration), text).start(), "no `RECIPE = Recipe(…)` in this file")
         return Diagnostic("P006", f"recipe `{found.name}` declares nothing", place)
     return check_trainer(found.name, found.folder / _TRAINER, recipe) or recipe
+
+
+def load_naive(found: NamedFolder) -> Recipe | Diagnostic:
+    """The declaration of a recipe's plain form, which `naive.py` carries out."""
+    recipe = load_recipe(found)
+    if isinstance(recipe, Diagnostic):
+        return recipe
+    file = found.folder / _NAIVE
+    if recipe.naive is None or not file.is_file():
+        declaration = found.folder / _DECLARATION
+        source = Source(str(declaration), declaration.read_text(encoding="utf-8", errors="replace"))
+        lines = source.text.splitlines()
+        line = next((at for at, text in enumerate(lines, start=1) if text.startswith(_RECIPE)), 1)
+        missing = f"no `{_NAIVE}` lies beside this file" if recipe.naive else "`Recipe(…)` has no `naive=Naive(…)`"
+        return Diagnostic(
+            "P050",
+            f"`--naive` was given, but recipe `{found.name}` has no naive form",
+            Label(source.span(line, 1, len(_RECIPE)), missing),
+            hints=(f"leave `--naive` out, or write `{_NAIVE}` with a function for each role",),
+        )
+    plain = recipe.in_naive_form(recipe.naive)
+    return check_trainer(found.name, file, plain) or plain
 
 
 def _load_error(found: NamedFolder, declaration: Path, error: BaseException) -> Diagnostic:

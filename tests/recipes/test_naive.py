@@ -1,0 +1,90 @@
+"""The naive form of every recipe trains to what its fast form trains to, in one process; and it is short enough to read."""
+
+import ast
+
+import pytest
+
+from tests.runtime.layouts import RECIPES, train_recipe
+from ttlaunch import contract
+
+SMALL = {
+    "training_config": {"steps": 5, "batch_size": 7, "micro_batch_size": 1, "validation_sequences": 3}
+    | {"validation_interval": 1000, "use_clip_grad_norm": True, "clip_grad_norm_max_norm": 0.5},
+    "transformer_config": {"num_blocks": 2, "num_heads": 2, "embedding_dim": 16, "max_sequence_length": 16}
+    | {"dropout_prob": 0.1},
+    "scheduler_config": {"type": "cosine", "warmup_steps": 2},
+    "checkpoint_config": {"interval": None},
+}
+SGD = {"training_config": {"optimizer": "sgd", "learning_rate": 0.05}}
+TIED = {"transformer_config": {"tie_embeddings": True}}
+
+SAME_BITS = [
+    ("data_parallel", {"worker": 3}, {}),
+    ("data_parallel", {"worker": 2}, SGD | TIED),
+    ("local_sgd", {"worker": 3}, {"local_sgd_config": {"every": 2}}),
+    ("local_sgd", {"worker": 2}, {"local_sgd_config": {"every": 1}}),
+    ("diloco", {"worker": 3}, {"diloco_config": {"every": 2, "outer_momentum": 0.9}}),
+    ("diloco", {"worker": 2}, {"diloco_config": {"every": 2}} | SGD | TIED),
+]
+
+
+def merged(*configs):
+    """The configurations on top of each other, section by section."""
+    sections = {name for config in configs for name in config}
+    return {name: {k: v for one in configs for k, v in one.get(name, {}).items()} for name in sections}
+
+
+@pytest.fixture
+def both(tmp_path):
+    """`both(recipe, roles, config)`: the runs of its naive and of its fast form; `naive` has its roles if they differ."""
+
+    def train(recipe, roles, config, *, naive=None, **world):
+        found = []
+        for trainer, counts in (("naive", naive or roles), ("trainer", roles)):
+            ranks = [role for role, count in counts.items() for _ in range(count)]
+            folder = tmp_path / trainer
+            found.append(
+                train_recipe(recipe, ranks, folder, merged(SMALL, config), data=None, trainer=trainer, **world)
+            )
+        return found
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("recipe", "roles", "config"), SAME_BITS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_naive_form_has_the_bits_of_its_recipe(both, recipe, roles, config):
+    naive, fast = both(recipe, roles, config)
+    assert naive.sha256 == fast.sha256
+    steps = list(range(1, 6))
+    assert steps == sorted({record["step"] for record in naive.records(contract.KIND_STEP)})
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*/naive.py")), ids=lambda path: path.parent.name)
+def test_a_naive_form_is_at_most_60_lines_and_has_no_machinery(path):
+    """Lines without blanks, comments and docstrings; and no import of what the fast forms are made of."""
+    text = path.read_text()
+    assert len(text.splitlines()) <= 100
+    assert lines_of_code(text) <= 60
+    modules = {node.module for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
+    assert modules <= {"collections.abc", "torch", "ttlaunch.train", "recipe"}
+    assert not {"checkpoint", "restore"} & {
+        node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)
+    }
+
+
+def lines_of_code(text):
+    """The lines that hold a token of the program and no docstring."""
+    tree = ast.parse(text)
+    docstrings = {
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        for line in range(node.lineno, node.end_lineno + 1)
+    }
+    lines = text.splitlines()
+    return sum(
+        bool(line.strip()) and not line.strip().startswith("#") and at not in docstrings
+        for at, line in enumerate(lines, start=1)
+    )
