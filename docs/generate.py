@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
+import yaml
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
@@ -60,6 +61,7 @@ def render_pages() -> dict[str, str]:
         "python.md": _api("ttlaunch"),
         "recipes.md": _api("ttlaunch.recipe"),
         "trainers.md": _api("ttlaunch.train"),
+        "promises.md": _promises(),
     }
 
 
@@ -316,6 +318,45 @@ Managed names reach a rank only through the plan; a value left over in a shell n
 
 No value stands on a command line; the shim of each rank sets them before the rank's program starts.
 """
+
+
+_PROMISES_INTRO = """\
+# What is promised, and which test holds it
+
+Each requirement has an id, one sentence, and the tests whose docstrings name the id. Run one with `pytest PATH::NAME`; a
+path alone means the whole file. [Guarantees](../explanation/guarantees.md) explains the promises about failures.
+"""
+_REQUIREMENTS = re.compile(r"\b([A-E])(\d{1,2})(?:(?:-| to )\1(\d{1,2}))?\b")
+
+
+def _promises() -> str:
+    """Every requirement id that stands in a test's docstring, with its sentence and its tests."""
+    sentences = yaml.safe_load((ROOT / "docs" / "promises.yaml").read_text(encoding="utf-8"))
+    tests = _tests_by_requirement()
+    unequal = {key for key in sentences if len(key) > 1} ^ set(tests)
+    if unequal:
+        raise ValueError(f"docs/promises.yaml and the docstrings of tests differ in {', '.join(sorted(unequal))}")
+    parts = [_PROMISES_INTRO]
+    for key, sentence in sentences.items():
+        parts.append(f"## {sentence}\n" if key not in tests else f"### {key}\n\n{sentence}\n")
+        parts += [f"- `{test}`" for test in tests.get(key, ())] + [""] * (key in tests)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _tests_by_requirement() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for path in sorted(ROOT.glob("tests/**/test_*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Module | ast.FunctionDef):
+                continue
+            test = path.relative_to(ROOT).as_posix() + ("" if isinstance(node, ast.Module) else f"::{node.name}")
+            for family, first, last in _REQUIREMENTS.findall(ast.get_docstring(node) or ""):
+                for number in range(int(first), int(last or first) + 1):
+                    tests = found.setdefault(f"{family}{number}", [])
+                    if test not in tests:
+                        tests.append(test)
+    return found
 
 
 def _imports_of(module: str) -> Iterator[tuple[str, list[str]]]:
