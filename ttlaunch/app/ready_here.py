@@ -10,8 +10,9 @@ from ttlaunch.app.dialogue import Dialogue, stop_on_errors
 from ttlaunch.app.prepare_run import PreparedRun
 from ttlaunch.diagnostics import Diagnostic
 from ttlaunch.planning.launch_plan import LaunchPlan
-from ttlaunch.running.preflight import check_machine, installed_version
+from ttlaunch.running.preflight import check_machine
 from ttlaunch.running.rank_controller import LocalRankController, RankController
+from ttlaunch.running.runs.record_inputs import installed_version
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Watch
 

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ttlaunch import contract
@@ -263,6 +264,9 @@ def _killed_shims(said: str) -> frozenset[int]:
     return frozenset(int(rank) for rank in _KILLED_SHIM.findall(said))
 
 
+_unusable = partial(Diagnostic, hints=(_INSTALL,), blame=Blame.HOSTS)
+
+
 class OpenMpiFinder:
     """Looks for the machine's mpirun and says which one it is: the interpreter's own environment first, then PATH."""
 
@@ -273,30 +277,20 @@ class OpenMpiFinder:
         beside = Path(python).parent / SIGNATURE.program
         mpirun = str(beside) if beside.is_file() else shutil.which(SIGNATURE.program, path=search_path)
         if mpirun is None:
-            return Diagnostic(
-                "H001",
-                "no `mpirun` on this machine; nothing was started",
-                notes=(f"looked beside {shown(python, longest=_LONGEST_PATH)} and in PATH",),
-                hints=(_INSTALL,),
-                blame=Blame.HOSTS,
-            )
+            note = f"looked beside {shown(python, longest=_LONGEST_PATH)} and in PATH"
+            return _unusable("H001", "no `mpirun` on this machine; nothing was started", notes=(note,))
         answer = _ask_version(mpirun)
         if isinstance(answer, Diagnostic):
             return answer
         first_line = shown((answer.stdout + answer.stderr).strip().partition("\n")[0])
         version = SIGNATURE.version_in(answer.stdout)
         if version is None:
-            return Diagnostic(
-                "H003",
-                f"{mpirun} is not Open MPI; nothing was started",
-                notes=(f"`mpirun --version` says: {first_line or 'nothing'}",),
-                hints=(_INSTALL,),
-                blame=Blame.HOSTS,
-            )
+            note = f"`mpirun --version` says: {first_line or 'nothing'}"
+            return _unusable("H003", f"{mpirun} is not Open MPI; nothing was started", notes=(note,))
         refusal = SIGNATURE.refusal(version)
         if refusal is not None:
             message = f"{mpirun} is Open MPI {dotted(version)}; {refusal}"
-            return Diagnostic("H003", message, notes=(first_line,), hints=(_INSTALL,), blame=Blame.HOSTS)
+            return _unusable("H003", message, notes=(first_line,))
         return OpenMpi(mpirun, version, generation_of(version))
 
     def parse_arguments(self, text: str) -> tuple[EngineArguments, list[Diagnostic]]:
@@ -319,11 +313,6 @@ def _ask_version(mpirun: str) -> subprocess.CompletedProcess[str] | Diagnostic:
         )
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        return Diagnostic("H001", f"{mpirun} cannot be started: {reason}", hints=(_INSTALL,), blame=Blame.HOSTS)
+        return _unusable("H001", f"{mpirun} cannot be started: {reason}")
     except subprocess.TimeoutExpired:
-        return Diagnostic(
-            "H001",
-            f"{mpirun} does not answer `--version` within {_VERSION_S:g} s",
-            hints=(_INSTALL,),
-            blame=Blame.HOSTS,
-        )
+        return _unusable("H001", f"{mpirun} does not answer `--version` within {_VERSION_S:g} s")

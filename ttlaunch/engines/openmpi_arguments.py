@@ -1,4 +1,4 @@
-"""Read `--mpi-args`, the words that users of the vendor's launcher hand on to mpirun.
+"""Read `--mpi-args`: the arguments for mpirun that users of the vendor's launcher already have.
 
 Words that name hosts become the hosts of the plan. Words that decide what the plan decides (how many ranks, which slot
 each one takes, in which folder) are refused: with two deciders every check would be about another run. Words that
@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, Severity, Source, Span, shown
 from ttlaunch.engines.base import EngineArguments
@@ -33,6 +34,9 @@ _TAKES_NO_VALUE = {*_OUTPUT - {"output-filename", "output"}, "pernode", "bynode"
 _HOST = re.compile(r"(?P<name>.+?)(?::(?P<slots>[0-9]+))?\Z")
 
 
+_mistake = partial(Diagnostic, "P015", blame=Blame.COMMAND_LINE)
+
+
 def parse_mpi_args(text: str) -> tuple[EngineArguments, list[Diagnostic]]:
     """Split the words as a shell does, and sort them."""
     source = Source(_OPTION, text)
@@ -40,14 +44,14 @@ def parse_mpi_args(text: str) -> tuple[EngineArguments, list[Diagnostic]]:
         words = shlex.split(text)
     except ValueError as error:
         message = f"`{_OPTION}` cannot be split into words: {str(error).lower()}"
-        return EngineArguments(), [Diagnostic("P015", message, Label(_whole(source)), blame=Blame.COMMAND_LINE)]
+        return EngineArguments(), [_mistake(message, Label(_whole(source)))]
     sorted_arguments = _Sorted(source, words)
     while sorted_arguments.rest:
         sorted_arguments.take()
     hosts, files, found = sorted_arguments.hosts, sorted_arguments.files, sorted_arguments.found
     if len(files) + bool(hosts) > 1:
         message = f"`{_OPTION}` names hosts in several ways; one was expected"
-        found.append(Diagnostic("P015", message, Label(_whole(source)), blame=Blame.COMMAND_LINE))
+        found.append(_mistake(message, Label(_whole(source))))
     return EngineArguments(_as_hostfile(hosts), files[0] if files else None, tuple(sorted_arguments.passed)), found
 
 
@@ -72,33 +76,24 @@ class _Sorted:
         name, equals, value = word.lstrip("-").partition("=") if word.startswith("-") else ("", "", "")
         if name in _HOSTS | _HOSTFILE:
             if not equals and (not self.rest or self.rest[0].startswith("-")):
-                self.found.append(
-                    Diagnostic(
-                        "P015",
-                        f"`{shown(word)}` names no host",
-                        Label(span, "expected a value"),
-                        blame=Blame.COMMAND_LINE,
-                    )
-                )
+                self.found.append(_mistake(f"`{shown(word)}` names no host", Label(span, "expected a value")))
             else:
                 (self.hosts if name in _HOSTS else self.files).append(value if equals else self.rest.pop(0))
         elif name in _SAME:
             why = _DECIDED[_SAME[name]]
             message = f"`{shown(word)}` in `{_OPTION}` decides what the plan decides"
-            hint = f"leave `{shown(word)}` out"
-            self.found.append(Diagnostic("P015", message, Label(span, why), hints=(hint,), blame=Blame.COMMAND_LINE))
+            self.found.append(_mistake(message, Label(span, why), hints=(f"leave `{shown(word)}` out",)))
             if not equals and name not in _TAKES_NO_VALUE:
                 del self.rest[:1]
         elif name in _OUTPUT:
             message = f"`{shown(word)}` in `{_OPTION}` is left out: lines are marked and kept per rank in any case"
-            severity = Severity.WARNING
-            self.found.append(Diagnostic("P015", message, Label(span), severity=severity, blame=Blame.COMMAND_LINE))
+            self.found.append(_mistake(message, Label(span), severity=Severity.WARNING))
             if not equals and name not in _TAKES_NO_VALUE:
                 del self.rest[:1]
         elif word in {":", "--"} or (not self.passed and not name):
             message = f"`{shown(word)}` in `{_OPTION}` is no option of mpirun"
             hint = "the program goes after `--`, at the end of the line"
-            self.found.append(Diagnostic("P015", message, Label(span), hints=(hint,), blame=Blame.COMMAND_LINE))
+            self.found.append(_mistake(message, Label(span), hints=(hint,)))
         else:
             self.passed.append(word)
 

@@ -22,7 +22,7 @@ from ttlaunch.running.failures.divergence import divergence
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.logs.output import EVERY_LINE, EngineOutput, View
 from ttlaunch.running.report import Report, combine_digests, make_report
-from ttlaunch.running.runs.json_files import read_file
+from ttlaunch.running.runs.files import read_file
 from ttlaunch.running.runs.run_folder import RunFolder, write_plan
 from ttlaunch.running.watch import Phase, Watch
 

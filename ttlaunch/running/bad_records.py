@@ -10,8 +10,8 @@ from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.parser import BadRecord
 from ttlaunch.records.ranks import AnyProgress, read_progress
+from ttlaunch.running.runs.files import Tail
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
-from ttlaunch.running.runs.tail import Tail
 
 CODE = "R063"
 _T = TypeVar("_T")

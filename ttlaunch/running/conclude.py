@@ -15,6 +15,7 @@ from ttlaunch.running.failures.stderr_tail import read_stderr_tail
 from ttlaunch.running.logs.output import FROM_A_RANK
 from ttlaunch.running.lost_hosts import Losses, LostHost
 from ttlaunch.running.report import Report, combine_digests, make_report
+from ttlaunch.running.runs.files import read_text_if_any
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState, Watch
 
@@ -134,12 +135,7 @@ def _witnesses(folder: RunFolder, ending: Ending, ranks: list[RankState], engine
 
 
 def _engine_said(folder: RunFolder) -> str:
-    try:
-        return folder.file(f"{contract.LOGS_DIR}/{contract.ENGINE_PROCESS}.stderr").read_text(
-            encoding="utf-8", errors="replace"
-        )
-    except OSError:
-        return ""
+    return read_text_if_any(folder.file(f"{contract.LOGS_DIR}/{contract.ENGINE_PROCESS}.stderr"))
 
 
 def _engine_went_first(watch: Watch, ending: Ending, returncode: int) -> bool:

@@ -1,6 +1,5 @@
 """What must be true of this machine before a run starts on it alone: packages of the ranks, and the MPI they load."""
 
-import importlib.metadata
 import os
 import subprocess
 from collections.abc import Collection
@@ -8,6 +7,7 @@ from collections.abc import Collection
 from ttlaunch.diagnostics import Blame, Diagnostic, listed, shown
 from ttlaunch.engines.base import Capability, Engine
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.running.runs.record_inputs import installed_version
 
 _RANK_PACKAGES = ("torch", "mpi4py", "numpy", "pydantic")
 _START_PACKAGES = ("safetensors",)  # of ranks that begin from files
@@ -25,30 +25,11 @@ def check_machine(plan: LaunchPlan, engine: Engine, *, python: str) -> list[Diag
 
 def check_packages(program: RecipeProgram, *, without: Collection[str] = ()) -> list[Diagnostic]:
     """Whether this Python has the packages that the recipe's ranks need, `without` some that they can do without."""
-    missing = []
-    for package in (*_RANK_PACKAGES, *(_START_PACKAGES if program.start else ())):
-        if package in without:
-            continue
-        if installed_version(package) is None:
-            missing.append(package)
-    if not missing:
-        return []
-    return [
-        Diagnostic(
-            "H005",
-            f"ranks need {listed(missing, last='and')}, not installed for this Python; nothing was started",
-            hints=("`pip install 'ttlaunch[train]' -c constraints.txt`",),
-            blame=Blame.HOSTS,
-        )
-    ]
-
-
-def installed_version(package: str) -> str | None:
-    """Of a package of this Python; None if it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    needed = (*_RANK_PACKAGES, *(_START_PACKAGES if program.start else ()))
+    missing = [name for name in needed if name not in without and installed_version(name) is None]
+    message = f"ranks need {listed(missing, last='and')}, not installed for this Python; nothing was started"
+    hint = "`pip install 'ttlaunch[train]' -c constraints.txt`"
+    return [Diagnostic("H005", message, hints=(hint,), blame=Blame.HOSTS)] if missing else []
 
 
 def _mpi4py_pairing(engine: Engine, python: str) -> list[Diagnostic]:
@@ -69,23 +50,10 @@ def _mpi4py_pairing(engine: Engine, python: str) -> list[Diagnostic]:
     if answer.returncode == 0 and engine.pairs_with(library):
         return []
     if answer.returncode != 0:
-        reason = shown((answer.stderr.strip().splitlines() or ["no message"])[-1], longest=200)
-        return [
-            Diagnostic(
-                "H004",
-                "mpi4py finds no MPI library",
-                notes=(reason,),
-                hints=(engine.pairing_repair,),
-                blame=Blame.HOSTS,
-            )
-        ]
-    program = engine.signature.program
-    return [
-        Diagnostic(
-            "H004",
-            f"mpi4py is paired with another MPI: it loads {shown(library)}, {program} is {engine.name}",
-            notes=(f"{program}: {engine.program}",),
-            hints=(engine.pairing_repair,),
-            blame=Blame.HOSTS,
-        )
-    ]
+        message = "mpi4py finds no MPI library"
+        note = shown((answer.stderr.strip().splitlines() or ["no message"])[-1], longest=200)
+    else:
+        program = engine.signature.program
+        message = f"mpi4py is paired with another MPI: it loads {shown(library)}, {program} is {engine.name}"
+        note = f"{program}: {engine.program}"
+    return [Diagnostic("H004", message, notes=(note,), hints=(engine.pairing_repair,), blame=Blame.HOSTS)]

@@ -15,7 +15,7 @@ from ttlaunch.running.bad_records import Complain, pass_over
 from ttlaunch.running.failures.failure import Failure
 from ttlaunch.running.flight_recorders import LastOperation, last_operations
 from ttlaunch.running.metrics.traffic import Settlement, settle
-from ttlaunch.running.runs.json_files import read_object
+from ttlaunch.running.runs.files import read_object, write_whole
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import RankState, steps_done
 
@@ -151,10 +151,7 @@ def _layer_norms(ranks: list[RankState]) -> dict[str, float]:
 
 def write_report(report: Report, folder: RunFolder) -> None:
     """Write `report.json`, which appears whole: whoever watches the run waits for it."""
-    path = folder.file(contract.REPORT_FILE)
-    unfinished = path.with_name(f"{path.name}.tmp")
-    unfinished.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(path)
+    write_whole(folder.file(contract.REPORT_FILE), json.dumps(report.as_json(), indent=1) + "\n")
 
 
 def read_report(folder: Path) -> Report:

@@ -17,7 +17,7 @@ from ttlaunch import contract
 from ttlaunch.diagnostics import listed
 from ttlaunch.running.checkpoints.complete import newest_step
 from ttlaunch.running.report import Report
-from ttlaunch.running.runs.json_files import read_object_if_any
+from ttlaunch.running.runs.files import read_object_if_any, write_whole
 
 _FOLLOW_UP = "restart.json"
 FRUITLESS = 2
@@ -131,10 +131,8 @@ def write_follow_up(folder: Path, **values: Any) -> None:
             and nothing follows.
     """
     path = folder / _FOLLOW_UP
-    unfinished = path.with_name(f"{path.name}.tmp")
     with contextlib.suppress(OSError):
-        unfinished.write_text(json.dumps({**read_object_if_any(path), **values}) + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        write_whole(path, json.dumps({**read_object_if_any(path), **values}) + "\n")
 
 
 def read_follow_up(folder: Path) -> dict[str, Any]:

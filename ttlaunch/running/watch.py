@@ -28,9 +28,8 @@ from ttlaunch.records.ranks import (
     read_progress,
 )
 from ttlaunch.running.bad_records import BadLine, BadRecords, good_records
-from ttlaunch.running.runs.json_files import read_file
+from ttlaunch.running.runs.files import Tail, read_file
 from ttlaunch.running.runs.run_folder import RunFolder
-from ttlaunch.running.runs.tail import Tail
 
 _T = TypeVar("_T")
 

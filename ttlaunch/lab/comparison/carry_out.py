@@ -22,7 +22,7 @@ from ttlaunch.lab.comparison.measure import CODE_FILE, Measured, measure_run, re
 from ttlaunch.lab.parity import why
 from ttlaunch.planning.comparison import Candidate, Workload
 from ttlaunch.running.runs.facts import run_folders
-from ttlaunch.running.runs.json_files import read_object_if_any
+from ttlaunch.running.runs.files import read_object_if_any
 from ttlaunch.spec.recipe.discovery import find_recipe
 
 _LONGEST_S = 3600.0

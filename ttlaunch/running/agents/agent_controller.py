@@ -21,6 +21,7 @@ from ttlaunch.running.agents.reach_agent import START_S
 from ttlaunch.running.agents.relay import Relay
 from ttlaunch.running.lost_hosts import Losses
 from ttlaunch.running.rank_controller import ProcessSnapshot
+from ttlaunch.running.runs.files import write_whole
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import RankState
 
@@ -150,9 +151,7 @@ def write_piece(path: Path, piece: FilePiece, body: bytes) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if piece.whole:
-        unfinished = path.with_name(f"{path.name}.tmp")
-        unfinished.write_bytes(body)
-        unfinished.replace(path)
+        write_whole(path, body)
         return
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     try:

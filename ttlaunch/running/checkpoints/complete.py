@@ -22,7 +22,7 @@ from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.ranks import ShardRecord
 from ttlaunch.running.bad_records import BadLine, Complain, pass_over
-from ttlaunch.running.runs.json_files import read_file
+from ttlaunch.running.runs.files import read_file
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 
 _TICK_S = 0.2

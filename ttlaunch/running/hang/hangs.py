@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
@@ -23,6 +22,7 @@ from ttlaunch.running.hang.stacks import frame_to_report, parse_main_stack
 from ttlaunch.running.hang.verdict import judge
 from ttlaunch.running.hang.waits import Seen
 from ttlaunch.running.rank_controller import ProcessSnapshot, RankController
+from ttlaunch.running.runs.files import read_text_if_any, size_of
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState
 
@@ -120,7 +120,9 @@ class HangWatch:
         common = [(state.phase, state.exit is not None) for state in ranks]
         if not self._is_recipe:
             names = (contract.stdout_file, contract.stderr_file)
-            return common, [_size(self._folder.file(name(rank))) for name in names for rank in range(self._world_size)]
+            return common, [
+                size_of(self._folder.file(name(rank))) for name in names for rank in range(self._world_size)
+            ]
         faults: Mapping[int, int] = {}
         if self._controller.answers_at_once and (loading := _loading(ranks, recordings)):
             snapshot = self._controller.snapshot(loading, since=0.0)
@@ -234,7 +236,7 @@ class HangWatch:
         ]
 
     def _stack_sizes(self) -> dict[int, int]:
-        return {rank: _size(self._folder.file(contract.stacks_file(rank))) for rank in range(self._world_size)}
+        return {rank: size_of(self._folder.file(contract.stacks_file(rank))) for rank in range(self._world_size)}
 
     def _seen_one(self, state: RankState, recording: Recording | None, stopped: frozenset[int]) -> Seen:
         row = state.row
@@ -248,7 +250,7 @@ class HangWatch:
             host=row.host,
             recording=recording,
             is_stopped=row.rank in stopped,
-            stack=parse_main_stack(_text(self._folder.file(contract.stacks_file(row.rank)))),
+            stack=parse_main_stack(read_text_if_any(self._folder.file(contract.stacks_file(row.rank)))),
             idle_s=idle_s,
             is_starting=self._is_recipe and state.phase is Phase.STARTING,
             has_left=state.exit is not None,
@@ -279,17 +281,3 @@ def _silent(ranks: Sequence[Seen], quiet_s: float) -> Failure:
         f"rank {one.rank} is in `{frame.function}` at {short_place(frame.place)}" for one, frame in frames if frame
     )
     return Failure(code="R017", kind=Cause.HUNG, cause=cause, time=time.time(), evidence=told[:_MOST_DUMPED])
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

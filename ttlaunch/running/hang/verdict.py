@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ttlaunch.diagnostics.count import counted
+from ttlaunch.flight_recorder import VERBS
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
-from ttlaunch.running.flight_recorders import short_place
+from ttlaunch.running.flight_recorders import called, short_place, sized
 from ttlaunch.running.hang.mismatch import find_mismatch
 from ttlaunch.running.hang.stacks import frame_to_report
-from ttlaunch.running.hang.wait_table import render_waits
 from ttlaunch.running.hang.waits import Seen, find_cycle, peers_of, waiters
+
+_MOST_ROWS = 24
+_MOST_PEERS = 4
 
 
 class Verdict(NamedTuple):
@@ -42,7 +45,7 @@ def judge(ranks: Sequence[Seen], *, quiet_s: float, now: float) -> Failure:
         cause=cause,
         time=now,
         place=one.place,
-        evidence=render_waits(ranks),
+        evidence=_wait_table(ranks),
         kind=Cause.HUNG,
         when="while it was starting" if one.is_starting else None,
     )
@@ -95,3 +98,44 @@ def _standing_still(one: Seen, ranks: Sequence[Seen], waiters_of_it: int, quiet_
     others = counted(waiters_of_it, "rank")
     wait = f"{others} {'waits' if waiters_of_it == 1 else 'wait'} for it, and it waits for none"
     return f"{still}: {wait}{where}"
+
+
+def _wait_table(ranks: Sequence[Seen]) -> tuple[str, ...]:
+    """A line for each rank, in columns: whom it waits for, in what, and where."""
+    rows = [_row(one, ranks) for one in ranks]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows
+    ]
+    more = [f"and {counted(len(rows) - _MOST_ROWS, 'more rank')}"] if len(rows) > _MOST_ROWS else []
+    return tuple(line.rstrip() for line in [*lines[:_MOST_ROWS], *more])
+
+
+def _row(one: Seen, ranks: Sequence[Seen]) -> tuple[str, str, str, str]:
+    wait, place = one.waiting, short_place(one.place) if one.place else ""
+    if one.is_stopped:
+        return one.name, "is stopped", "", place
+    if one.is_done:
+        return one.name, "is done", "", ""
+    if one.recording is None:
+        return one.name, "is starting" if one.is_starting else "has no flight recorder", _inner(one), place
+    if wait is None:
+        return one.name, "waits for none", _inner(one), place
+    if wait.is_collective:
+        return one.name, _whom(peers_of(one, ranks)), called(wait), place
+    bucket = f", bucket {wait.bucket}" if wait.bucket >= 0 else ""
+    step = f", step {wait.step}" if wait.step else ""
+    what = f"{VERBS[wait.verb]} of {sized(wait.nbytes)}, {wait.name}, tag {wait.tag}{bucket}{step}"
+    return one.name, _whom(peers_of(one, ranks)), what, place
+
+
+def _inner(one: Seen) -> str:
+    return f"in `{one.stack[0].function}`" if one.stack else "does not answer"
+
+
+def _whom(peers: Sequence[int]) -> str:
+    if not peers:
+        return "waits for rank ?"
+    more = ", …" if len(peers) > _MOST_PEERS else ""
+    named = ", ".join(str(rank) for rank in peers[:_MOST_PEERS])
+    return f"waits for rank{'s' if len(peers) > 1 else ''} {named}{more}"

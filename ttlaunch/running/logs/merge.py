@@ -13,12 +13,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, NamedTuple, Self
 
 from ttlaunch import contract
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.ranks import RankExit, read_output_note
-from ttlaunch.running.runs.json_files import read_file
+from ttlaunch.running.runs.files import Tail, read_file, size_of
 from ttlaunch.running.watch import Watch
 
 MERGED_FILE = f"{contract.LOGS_DIR}/merged.jsonl"
@@ -26,6 +26,10 @@ MERGED_FILE = f"{contract.LOGS_DIR}/merged.jsonl"
 _PIECE = 1 << 20
 _TOGETHER_S = 0.05
 _STATE_EVERY_S = 2.0
+
+
+_Key = tuple[int, str]
+"""Rank and stream."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,15 @@ class _Stream:
     since: float = 0.0
 
 
+class _Note(NamedTuple):
+    """At a time of our clock, a stream's file was so long, and perhaps over."""
+
+    time: float
+    key: _Key
+    end: int
+    is_over: bool
+
+
 class RankOutputs:
     """Follows the files of all ranks of a run; each call of `poll` takes what is new, in the order of its times."""
 
@@ -84,11 +97,11 @@ class RankOutputs:
             ranks: Whose output there is.
             covered: How much of a rank's stream is not to be taken again.
         """
-        self._streams: dict[tuple[int, str], _Stream] = {}
-        self._times: dict[int, tuple[Path, int]] = {}
-        self._held: list[tuple[float, int, str, int, bool]] = []
+        self._streams: dict[_Key, _Stream] = {}
+        self._times: dict[int, Tail] = {}
+        self._held: list[_Note] = []  # of bytes that have not arrived
         for rank in ranks:
-            self._times[rank] = folder / contract.times_file(rank), 0
+            self._times[rank] = Tail(folder / contract.times_file(rank))
             for stream, name in (("stdout", contract.stdout_file(rank)), ("stderr", contract.stderr_file(rank))):
                 begin = (covered or {}).get((rank, stream), 0)
                 self._streams[rank, stream] = _Stream(folder / name, begin, begin)
@@ -101,12 +114,11 @@ class RankOutputs:
         """
         notes = self._held
         for rank in self._times:
-            behind = (offsets_s or {}).get(rank, 0.0)
-            notes += [(when - behind, rank, stream, end, over) for when, stream, end, over in self._new_notes(rank)]
-        notes.sort(key=lambda note: note[0])
+            notes += self._new_notes(rank, (offsets_s or {}).get(rank, 0.0))
+        notes.sort(key=lambda note: note.time)
         found, self._held = [], []
         for note in notes:
-            stretches = self._follow(*note)
+            stretches = self._follow(note)
             if stretches is None:
                 self._held.append(note)  # a host's times may arrive before the bytes
             else:
@@ -118,38 +130,31 @@ class RankOutputs:
         """Everything that is left, once nothing more will come."""
         found = self.poll(offsets_s)
         now = time.time()
-        for (rank, stream), one in self._streams.items():
-            if _size(one.path) > one.taken:
-                found += self._look(rank, stream, _size(one.path), now) + self._rest(rank, stream, now)
+        for key, one in self._streams.items():
+            if (size := size_of(one.path)) > one.taken:
+                found += self._look(key, size, when=now) + self._rest(key, when=now)
         self._held = []
         return found
 
-    def _new_notes(self, rank: int) -> list[tuple[float, str, int, bool]]:
-        path, offset = self._times[rank]
-        if _size(path) <= offset:
-            return []
-        try:
-            with path.open("rb") as file:
-                file.seek(offset)
-                data = file.read()
-        except OSError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._times[rank] = path, offset + len(whole)
-        notes = [note for note in map(read_output_note, whole.splitlines()) if not isinstance(note, BadRecord)]
-        return [(note.time, note.stream, note.end, note.is_over) for note in notes]
+    def _new_notes(self, rank: int, behind_s: float) -> list[_Note]:
+        notes = map(read_output_note, self._times[rank].read())
+        return [
+            _Note(note.time - behind_s, (rank, note.stream), note.end, note.is_over)
+            for note in notes
+            if not isinstance(note, BadRecord)
+        ]
 
-    def _follow(self, when: float, rank: int, stream: str, end: int, over: bool) -> list[Stretch] | None:  # noqa: FBT001 - a row of notes
-        """What a note brings; None if the bytes it tells of are not here yet."""
-        one = self._streams[rank, stream]
-        if end > one.seen and _size(one.path) < end:
+    def _follow(self, note: _Note) -> list[Stretch] | None:
+        """Take the bytes that a note announces; None if they are not here yet."""
+        one = self._streams[note.key]
+        if note.end > one.seen and size_of(one.path) < note.end:
             return None
-        found = self._look(rank, stream, end, when)
-        return [*found, *self._rest(rank, stream, when)] if over else found
+        found = self._look(note.key, note.end, when=note.time)
+        return [*found, *self._rest(note.key, when=note.time)] if note.is_over else found
 
-    def _look(self, rank: int, stream: str, end: int, when: float) -> list[Stretch]:
-        """Search a file up to `end` for ends of lines; the stretch up to the last one, if there is one."""
-        one = self._streams[rank, stream]
+    def _look(self, key: _Key, end: int, *, when: float) -> list[Stretch]:
+        """Search a file up to `end` for ends of lines, and take the stretch up to the last one, if there is one."""
+        one = self._streams[key]
         last_line_end = 0
         if end <= one.seen:
             return []
@@ -166,16 +171,16 @@ class RankOutputs:
                 if state > newline:
                     one.state_end = one.seen + state
                 one.seen += len(data)
-        return self._take(rank, stream, last_line_end, when)
+        return self._take(key, last_line_end, when=when)
 
-    def _rest(self, rank: int, stream: str, when: float) -> list[Stretch]:
-        return self._take(rank, stream, self._streams[rank, stream].seen, when)
+    def _rest(self, key: _Key, *, when: float) -> list[Stretch]:
+        return self._take(key, self._streams[key].seen, when=when)
 
-    def _take(self, rank: int, stream: str, end: int, when: float) -> list[Stretch]:
-        one = self._streams[rank, stream]
+    def _take(self, key: _Key, end: int, *, when: float) -> list[Stretch]:
+        one = self._streams[key]
         if end <= one.taken:
             return []
-        stretch = Stretch(rank, stream, round(when, 6), one.taken, end - one.taken)
+        stretch = Stretch(*key, round(when, 6), one.taken, end - one.taken)
         one.taken, one.since = end, time.monotonic() if one.seen > end else 0.0
         one.state_end = one.state_end if one.state_end > end else 0
         return [stretch]
@@ -183,9 +188,9 @@ class RankOutputs:
     def _states(self) -> list[Stretch]:
         """The last states of progress bars that have kept their line open for a while."""
         now, found = time.monotonic(), []
-        for (rank, stream), one in self._streams.items():
+        for key, one in self._streams.items():
             if one.state_end > one.taken and now - one.since >= _STATE_EVERY_S:
-                found += self._take(rank, stream, one.state_end, time.time())
+                found += self._take(key, one.state_end, when=time.time())
         return found
 
 
@@ -257,10 +262,3 @@ def _joined(stretches: list[Stretch]) -> list[Stretch]:
         else:
             joined.append(one)
     return joined
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1

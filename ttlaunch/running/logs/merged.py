@@ -10,6 +10,7 @@ from typing import IO
 
 from ttlaunch import contract
 from ttlaunch.running.logs.merge import MERGED_FILE, RankOutputs, Stretch, Unkept
+from ttlaunch.running.runs.files import Tail
 
 _LONGEST_LINE = 4 << 20
 _SKIP = 1 << 20
@@ -38,7 +39,7 @@ class MergedLog:
     def __init__(self, folder: Path, ranks: Sequence[int]) -> None:
         self._folder = folder
         self._ranks = ranks
-        self._read = 0
+        self._log = Tail(folder / MERGED_FILE)
         self._covered: dict[tuple[int, str], int] = {}
         self._state: dict[tuple[int, str], bytes] = {}  # shown of a line that has not ended
 
@@ -57,16 +58,8 @@ class MergedLog:
             yield from self._lines(stretch)
 
     def _new_stretches(self) -> list[Stretch | Unkept]:
-        try:
-            with (self._folder / MERGED_FILE).open("rb") as file:
-                file.seek(self._read)
-                data = file.read()
-        except OSError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._read += len(whole)
         found: list[Stretch | Unkept] = []
-        for line in whole.splitlines():
+        for line in self._log.read():
             stretch = _parse_stretch(line)
             if isinstance(stretch, Unkept):
                 found.append(stretch)

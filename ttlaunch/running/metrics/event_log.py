@@ -14,11 +14,10 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.ranks import AnyProgress, Parameters, StepDone, kind_of, measured_values, step_of
-from ttlaunch.running.metrics.pages import TelemetryReader
+from ttlaunch.running.metrics.telemetry import TelemetryReader
 from ttlaunch.running.runs.facts import read_facts
-from ttlaunch.running.runs.json_files import read_object, read_object_if_any
+from ttlaunch.running.runs.files import Tail, read_object, read_object_if_any, write_whole
 from ttlaunch.running.runs.run_folder import RunFolder, read_event
-from ttlaunch.running.runs.tail import Tail
 from ttlaunch.running.watch import RankState, Watch
 
 EVENT_LOG_FORMAT = 1
@@ -168,12 +167,12 @@ class EventLog:
         return Event(time, kind_of(record), rank, step_of(record), values)
 
     def _of_telemetry(self, rank: int) -> Iterator[Event]:
-        for page in self._telemetry[rank].pages():
-            time = self._reported.pop((rank, page.step), self._first_times.get(rank, 0.0))
-            if page.times:
-                yield Event(time, TIMES, rank, page.step, page.times)
-            if page.operations:
-                yield Event(time, TRAFFIC, rank, page.step, {"operations": page.operations})
+        for one in self._telemetry[rank].steps():
+            time = self._reported.pop((rank, one.step), self._first_times.get(rank, 0.0))
+            if one.times:
+                yield Event(time, TIMES, rank, one.step, one.times)
+            if one.operations:
+                yield Event(time, TRAFFIC, rank, one.step, {"operations": one.operations})
 
     def _of_launcher(self) -> Iterator[Event]:
         for line in self._launcher.read():
@@ -193,12 +192,8 @@ class EventLog:
 def write_event_log(path: Path) -> Path | None:
     """Write all events of a run into its `metrics.jsonl`; None if the disk is full, or the folder is of no run."""
     place = path / contract.METRICS_FILE
-    unfinished = place.with_name(f"{place.name}.tmp")
     try:
-        lines = [event_line(event) for event in EventLog(path).poll()]
-        with unfinished.open("w", encoding="utf-8") as file:
-            file.writelines(lines)
-        unfinished.replace(place)
+        write_whole(place, "".join(event_line(event) for event in EventLog(path).poll()))
     except (OSError, ValueError):
         return None
     return place

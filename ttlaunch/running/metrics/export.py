@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ttlaunch.running.metrics.event_log import END, EventLog
 from ttlaunch.running.metrics.sinks import SINKS_DIR, Sink, SinkChoice, open_sink
-from ttlaunch.running.runs.json_files import read_object_if_any
+from ttlaunch.running.runs.files import read_object_if_any, write_whole
 from ttlaunch.running.runs.launcher import read_launcher
 from ttlaunch.running.runs.run_folder import supervisor_file
 
@@ -182,9 +182,6 @@ def _is_at_work(pid: int) -> bool:
 def _write_record(path: Path, record: SinkRecord) -> None:
     """Appears whole; a full disk costs the record."""
     folder = path / SINKS_DIR
-    place = folder / f"{record.kind}.json"
     with contextlib.suppress(OSError):
         folder.mkdir(exist_ok=True)
-        unfinished = place.with_name(f"{place.name}.tmp")
-        unfinished.write_text(json.dumps(asdict(record)) + "\n", encoding="utf-8")
-        unfinished.replace(place)
+        write_whole(folder / f"{record.kind}.json", json.dumps(asdict(record)) + "\n")

@@ -26,7 +26,7 @@ class RankMemory:
     peak: int
 
     def as_json(self) -> dict[str, Any]:
-        return {"rank": self.rank, "step": self.step, "sizes": self.sizes, "peak": self.peak}
+        return dict(vars(self))
 
 
 def memory_of_ranks(telemetry: Sequence[RankTelemetry]) -> list[RankMemory]:

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -49,6 +50,9 @@ class SinkChoice:
         return self.place or str(folder / SINKS_DIR / self.kind)
 
 
+_mistake = partial(Diagnostic, blame=Blame.COMMAND_LINE)
+
+
 def parse_sink(text: str, *, option: str, working_folder: Path) -> SinkChoice | Diagnostic:
     """What `KIND` or `KIND=PLACE` asks for, or why it cannot be had; no library is imported for that.
 
@@ -59,28 +63,20 @@ def parse_sink(text: str, *, option: str, working_folder: Path) -> SinkChoice | 
     """
     kind, equals, place = text.partition("=")
     if kind not in _LIBRARIES or (equals and not place):
-        wrong = (
-            f"`{option} {shown(text)}` names no place" if kind in _LIBRARIES else f"no sink is called {shown(kind)!r}"
-        )
-        return Diagnostic(
-            "P046",
-            wrong,
-            notes=(_EXAMPLES,),
-            hints=did_you_mean(kind, _LIBRARIES) if not equals else (),
-            blame=Blame.COMMAND_LINE,
-        )
+        no_place = f"`{option} {shown(text)}` names no place"
+        message = no_place if kind in _LIBRARIES else f"no sink is called {shown(kind)!r}"
+        hints = did_you_mean(kind, _LIBRARIES) if not equals else ()
+        return _mistake("P046", message, notes=(_EXAMPLES,), hints=hints)
     library = _LIBRARIES[kind]
     if library is not None and not _is_installed(library):
         hint = f"`pip install 'ttlaunch[{kind}]'`, or `pip install {_distribution(kind)}`"
         message = f"`{option} {shown(text)}` needs the Python package `{library}`, which is not installed here"
-        return Diagnostic(
-            "P047", message, notes=(f"sinks: {listed(_LIBRARIES)}",), hints=(hint,), blame=Blame.COMMAND_LINE
-        )
+        return _mistake("P047", message, notes=(f"sinks: {listed(_LIBRARIES)}",), hints=(hint,))
     if place and "://" not in place:
         place = os.path.join(working_folder, os.path.expanduser(place))  # noqa: PTH111, PTH118 - these never raise
         reason = _why_unwritable(kind, Path(place))
         if reason is not None:
-            return Diagnostic("P032", f"`{option} {shown(text)}` cannot be written: {reason}", blame=Blame.COMMAND_LINE)
+            return _mistake("P032", f"`{option} {shown(text)}` cannot be written: {reason}")
     return SinkChoice(kind, place or None)
 
 

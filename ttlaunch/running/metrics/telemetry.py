@@ -1,7 +1,7 @@
 """The telemetry that ranks leave of a run: what each sent to whom, how long it waited, and what its steps consisted of."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,7 @@ from pathlib import Path
 from ttlaunch import contract
 from ttlaunch.records.telemetry import Sent, Stretch, read_stretch
 from ttlaunch.running.bad_records import Complain, good_records, pass_over
-from ttlaunch.running.runs.tail import Tail
+from ttlaunch.running.runs.files import Tail
 
 _STEP = "step"
 OUTSIDE_STEPS = frozenset({"start", "after"})
@@ -21,6 +21,7 @@ class RankTelemetry:
     """What one rank has written.
 
     Attributes:
+        is_written: Whether the rank has written anything.
         last: The last step it is about.
         facts: What the rank said of itself.
         waits: Microseconds by step, for each operation, within steps.
@@ -29,6 +30,7 @@ class RankTelemetry:
     """
 
     rank: int
+    is_written: bool = False
     last: int = 0
     facts: dict[str, int] = field(default_factory=dict)
     sent: list[Sent] = field(default_factory=list)
@@ -37,10 +39,55 @@ class RankTelemetry:
     steps: dict[int, int] = field(default_factory=dict)
 
 
+@dataclass
+class StepTelemetry:
+    """One step of one rank, as far as one line of its telemetry covers it.
+
+    Attributes:
+        step: 0 stands for everything before the first one.
+        times: Seconds: `step_s` is all of the step, the others are its phases.
+        operations: By name: `messages` and `bytes` that the rank sent, `waited_s` in which it could do nothing else.
+    """
+
+    step: int
+    times: dict[str, float] = field(default_factory=dict)
+    operations: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def add(self, operation: str, name: str, value: float) -> None:
+        """Add to what an operation did in this step."""
+        known = self.operations.setdefault(operation, {"messages": 0, "bytes": 0, "waited_s": 0.0})
+        known[name] += value
+
+
+class TelemetryReader:
+    """Reads the telemetry file of one rank as it grows; each call has what is new."""
+
+    def __init__(self, folder: Path, rank: int, *, world_size: int, complain: Complain = pass_over) -> None:
+        self._rank, self._name = rank, contract.ledger_file(rank)
+        self._read = partial(read_stretch, world_size=world_size)
+        self._tail = Tail(folder / self._name)
+        self._complain = complain
+
+    def stretches(self) -> Iterator[Stretch]:
+        """The lines that can be used; one that a killed rank did not finish is passed over."""
+        return good_records(self._tail, self._read, rank=self._rank, file=self._name, complain=self._complain)
+
+    def steps(self) -> Iterator[StepTelemetry]:
+        """The same, step by step."""
+        for stretch in self.stretches():
+            found = _by_step(stretch)
+            yield from (found[step] for step in sorted(found))
+
+
 def read_telemetry(folder: Path, *, world_size: int, complain: Complain = pass_over) -> list[RankTelemetry] | None:
-    """The telemetry of all ranks, as far as they are written; None if a rank has left none."""
-    telemetry = [_read_book(folder, rank, world_size=world_size, complain=complain) for rank in range(world_size)]
-    return None if any(entry is None for entry in telemetry) else [entry for entry in telemetry if entry is not None]
+    """The telemetry of all ranks, as far as it is written; None if a rank has left none."""
+    found = []
+    for rank in range(world_size):
+        entry, stretches = RankTelemetry(rank), TelemetryReader(folder, rank, world_size=world_size, complain=complain)
+        for stretch in stretches.stretches():
+            _take(entry, stretch)
+        found.append(entry)
+    return found if all(entry.is_written for entry in found) else None
 
 
 def measured(telemetry: Sequence[RankTelemetry], *, until: int) -> dict[tuple[str, int, int], tuple[int, int]]:
@@ -56,16 +103,6 @@ def measured(telemetry: Sequence[RankTelemetry], *, until: int) -> dict[tuple[st
     return found
 
 
-def _read_book(folder: Path, rank: int, *, world_size: int, complain: Complain) -> RankTelemetry | None:
-    """What a rank has written; a line that a killed rank did not finish is passed over."""
-    name, entry = contract.ledger_file(rank), RankTelemetry(rank)
-    read = partial(read_stretch, world_size=world_size)
-    stretches = list(good_records(Tail(folder / name), read, rank=rank, file=name, complain=complain))
-    for stretch in stretches:
-        _take(entry, stretch)
-    return entry if stretches else None
-
-
 def _take(entry: RankTelemetry, stretch: Stretch) -> None:
     entry.sent += stretch.sent
     entry.facts |= stretch.facts
@@ -73,7 +110,7 @@ def _take(entry: RankTelemetry, stretch: Stretch) -> None:
     _add_times(entry.phases, ((name, times) for name, times in stretch.spent if name not in {*OUTSIDE_STEPS, _STEP}))
     for name, times in stretch.spent:
         entry.steps |= times if name == _STEP else {}
-    entry.last = stretch.last
+    entry.is_written, entry.last = True, stretch.last
 
 
 def _add_times(into: dict[str, dict[int, int]], found: Iterable[tuple[str, Mapping[int, int]]]) -> None:
@@ -81,3 +118,22 @@ def _add_times(into: dict[str, dict[int, int]], found: Iterable[tuple[str, Mappi
         known = into[name]
         for step, microseconds in times.items():
             known[step] = known.get(step, 0) + microseconds
+
+
+def _by_step(stretch: Stretch) -> dict[int, StepTelemetry]:
+    found: dict[int, StepTelemetry] = {}
+
+    def at(step: int) -> StepTelemetry:
+        return found.setdefault(step, StepTelemetry(step))
+
+    for phase, times in stretch.spent:
+        for step, microseconds in times.items():
+            at(step).times[f"{phase}_s"] = microseconds / 1e6
+    for operation, _, times in stretch.waited:
+        for step, microseconds in times.items():
+            at(step).add(operation, "waited_s", microseconds / 1e6)
+    for row in stretch.sent:
+        for step in range(row.first, row.last + 1, row.stride):
+            at(step).add(row.operation, "messages", row.messages)
+            at(step).add(row.operation, "bytes", row.size)
+    return found

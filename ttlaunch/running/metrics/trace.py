@@ -15,7 +15,7 @@ from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.records.telemetry import ClockNote, MessageEnd, Span, read_trace_event
 from ttlaunch.running.bad_records import Complain, good_records, pass_over
-from ttlaunch.running.runs.tail import Tail
+from ttlaunch.running.runs.files import Tail
 
 COLLECTIVE = "collective"
 """The kind of a span that another library's thread works on."""

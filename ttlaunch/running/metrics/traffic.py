@@ -4,7 +4,7 @@ import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -55,17 +55,7 @@ class Edge:
         return not -self.late - TOLERANCE * self.expected <= more <= self.slack + TOLERANCE * self.expected
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "operation": self.operation,
-            "source": self.source,
-            "dest": self.dest,
-            "messages": self.messages,
-            "bytes": self.size,
-            "formula_bytes": self.expected,
-            "slack_bytes": self.slack,
-            "late_bytes": self.late,
-            "ratio": self.ratio,
-        }
+        return {**dict(zip(_EDGE_NAMES, astuple(self), strict=True)), "ratio": self.ratio}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
@@ -74,8 +64,12 @@ class Edge:
         Raises:
             KeyError: It is no such record.
         """
-        names = ("operation", "source", "dest", "messages", "bytes", "formula_bytes", "slack_bytes", "late_bytes")
-        return cls(*(record.get(name, 0) if name == "late_bytes" else record[name] for name in names))
+        values = {"late_bytes": 0, **record}  # reports of older versions have none
+        return cls(*(values[name] for name in _EDGE_NAMES))
+
+
+_EDGE_NAMES = ("operation", "source", "dest", "messages", "bytes", "formula_bytes", "slack_bytes", "late_bytes")
+"""The fields of `Edge`, in their order, as `report.json` names them."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +95,12 @@ class Settlement:
         return tuple(edge for edge in self.edges if edge.differs)
 
     def as_json(self) -> dict[str, Any]:
-        edges = [edge.as_json() for edge in self.edges]
         return {
             "steps": self.steps,
             "validations": self.validations,
             "not_compared": self.reason,
             "is_mistaken": self.is_mistaken,
-            "edges": edges,
+            "edges": [edge.as_json() for edge in self.edges],
         }
 
     @classmethod
@@ -118,8 +111,7 @@ class Settlement:
             KeyError: It is no such record.
         """
         edges = tuple(Edge.from_json(edge) for edge in record["edges"])
-        names = ("not_compared", "is_mistaken")
-        return cls(record["steps"], record["validations"], edges, *(record[name] for name in names))
+        return cls(record["steps"], record["validations"], edges, record["not_compared"], record["is_mistaken"])
 
 
 def settle(

@@ -15,7 +15,7 @@ from ttlaunch import contract
 from ttlaunch.records.ranks import StepDone, Validation, kind_of
 from ttlaunch.running.bad_records import progress_of
 from ttlaunch.running.runs.facts import read_rows
-from ttlaunch.running.runs.json_files import read_object_if_any
+from ttlaunch.running.runs.files import read_object_if_any, read_text_if_any
 
 SECTIONS = ("program", "placement", "configuration", "code", "environment", "results")
 _LINE = re.compile(r"(?P<indent> *)(?P<key>[^\s:#][^:]*):(?: (?P<value>.*?))?(?:  # (?P<origin>.*))?\Z")
@@ -122,7 +122,7 @@ _Facts = dict[str, _Value]
 def _facts(run: Path, plan: Mapping[str, Any]) -> dict[str, _Facts]:
     """What a run's folder says, by section."""
     report = read_object_if_any(run / contract.REPORT_FILE)
-    settings = read_configuration(_text(run / contract.TRAIN_FILE))
+    settings = read_configuration(read_text_if_any(run / contract.TRAIN_FILE))
     return {
         "program": _program(plan),
         "placement": _placement(plan),
@@ -208,10 +208,3 @@ def _plain(value: Any) -> _Value:
 def _object(value: Any) -> dict[str, Any]:
     """A part of a file that is as it should be, or nothing."""
     return value if isinstance(value, dict) else {}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -11,8 +11,8 @@ from ttlaunch.running.logs.shown_output import ShownOutput
 from ttlaunch.running.lost_hosts import connection_after
 from ttlaunch.running.report import Report
 from ttlaunch.running.runs.facts import RunFacts
+from ttlaunch.running.runs.files import Tail
 from ttlaunch.running.runs.run_folder import RunFolder, supervisor_file
-from ttlaunch.running.runs.tail import Tail
 from ttlaunch.running.watch import Phase, Watch
 
 _STREAMS = ("stdout", "stderr")

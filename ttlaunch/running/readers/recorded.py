@@ -9,7 +9,7 @@ from ttlaunch import contract
 from ttlaunch.running.metrics.telemetry import RankTelemetry, read_telemetry
 from ttlaunch.running.metrics.traffic import Settlement, settle
 from ttlaunch.running.runs.facts import facts_in
-from ttlaunch.running.runs.json_files import read_object
+from ttlaunch.running.runs.files import read_object
 from ttlaunch.running.runs.launcher import is_running
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import RankState, Watch

@@ -4,17 +4,16 @@ A run's folder has the resolved configuration and says which code and which text
 from where it lay, if it is still the same.
 """
 
-import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ttlaunch import __version__, contract
+from ttlaunch import contract
 from ttlaunch.records.ranks import StepDone
 from ttlaunch.running.bad_records import progress_of
-from ttlaunch.running.runs.json_files import read_object
-from ttlaunch.running.runs.record_inputs import tree_hash
+from ttlaunch.running.runs.files import read_object
+from ttlaunch.running.runs.record_inputs import installed_version, tree_hash
 
 _SHORT = 12
 
@@ -118,16 +117,7 @@ def changed_versions(origin: Origin) -> list[str]:
     """Every package that computes and whose version is another one today, as a clause."""
     changes = []
     for name, before in origin.versions.items():
-        now = _version(name)
+        now = installed_version(name)
         if now != before:
             changes.append(f"{name} was {before}, {f'now it is {now}' if now else 'it is no longer installed'}")
     return changes
-
-
-def _version(package: str) -> str | None:
-    if package == "ttlaunch":
-        return __version__
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -7,7 +7,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import LaunchPlan, RankRow, RecipeProgram
-from ttlaunch.running.runs.json_files import read_object
+from ttlaunch.running.runs.files import read_object
 
 LATEST = "latest"
 

@@ -9,7 +9,7 @@ from ttlaunch import contract
 from ttlaunch.records.parser import BadRecord
 from ttlaunch.records.ranks import AnyProgress, Ready, StepDone, read_progress
 from ttlaunch.running.runs.facts import run_folders
-from ttlaunch.running.runs.json_files import read_object_if_any
+from ttlaunch.running.runs.files import read_object_if_any
 from ttlaunch.running.runs.launcher import is_running, read_launcher, runs_with_processes
 from ttlaunch.running.runs.registry import Registry, RegistryError
 

