@@ -78,6 +78,33 @@ class Diagnostic:
         }
 
 
+def mistake_at(
+    code: str,
+    message: str,
+    span: Span,
+    *,
+    label: str = "",
+    other: tuple[Span, str] | None = None,
+    note: str = "",
+    hint: str = "",
+    severity: Severity = Severity.ERROR,
+) -> Diagnostic:
+    """Build a diagnostic at one place of a file, with at most one other place, one note and one hint."""
+    secondary = (Label(*other),) if other else ()
+    notes, hints = ((text,) if text else () for text in (note, hint))
+    return Diagnostic(code, message, Label(span, label), secondary, notes=notes, hints=hints, severity=severity)
+
+
+def given_twice(code: str, message: str, span: Span, *, first: Span, verb: str = "given") -> Diagnostic:
+    """Build the diagnostic for a thing that a file has twice; `verb` is what was done to the first one."""
+    return mistake_at(code, message, span, label="and again here", other=(first, f"first {verb} here"))
+
+
+def place_of(diagnostic: Diagnostic) -> tuple[int, int]:
+    """Return line and column, to sort the diagnostics of a file by."""
+    return (diagnostic.primary.span.line, diagnostic.primary.span.column) if diagnostic.primary else (0, 0)
+
+
 def has_errors(diagnostics: Iterable[Diagnostic]) -> bool:
     """Whether any of them keeps a run from starting."""
     return any(diagnostic.severity is Severity.ERROR for diagnostic in diagnostics)

@@ -509,7 +509,7 @@ RelaxedGraph: [
 """
     }
     expected = """\
-error[T033]: the link between M0 and M1 is given twice
+error[T033]: the link between mesh 0 and mesh 1 is given twice
   --> mgd.yaml:11:3
    |
 11 |   [M1, M0, 4],
@@ -746,7 +746,7 @@ Graph: [
 """
     }
     expected = """\
-error[T033]: the link between M0 D1 and M1 D1 is given twice
+error[T033]: the link between device 1 of mesh 0 and device 1 of mesh 1 is given twice
   --> mgd.yaml:11:3
    |
 11 |   [[M1, D1], [M0, D1], 1],

@@ -69,6 +69,11 @@ def plain(node: Node) -> Any:
             return {key: plain(value) for key, value in node.entries.items()}
 
 
+def items_of(node: Node | None) -> tuple[Node, ...]:
+    """Return the items of a list; none for anything else."""
+    return node.items if isinstance(node, ListNode) else ()
+
+
 def key_in(node: MapNode, step: Key) -> Key | None:
     """How the mapping spells the key `step`: a dotted path has `"0"` where the file may have the number 0."""
     if step in node.entries:

@@ -1,14 +1,17 @@
 """Rules for a mesh graph of either version: no mesh left alone, rings that are rings, no more channels than ports."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, Severity
+from ttlaunch.diagnostics.diagnostic import Diagnostic, Severity, mistake_at
+from ttlaunch.diagnostics.span import Span
 from ttlaunch.diagnostics.suggest import listed
+from ttlaunch.spec.located.findings import first_gap
 from ttlaunch.spec.topology import codes
 from ttlaunch.spec.topology.mesh_graph import MeshGraph
 from ttlaunch.spec.topology.model import Link, Mesh, Switch
 
 _SMALLEST_RING = 3
+_MOST_SUMMED = 8  # as many as fit a line
 
 
 def check_graph(graph: MeshGraph) -> list[Diagnostic]:
@@ -49,35 +52,32 @@ def missing_z_ports(graph: MeshGraph) -> int:
     return most
 
 
+def check_mesh_gap(spans: Mapping[int, Span]) -> Iterator[Diagnostic]:
+    """Warn where the ids of meshes, given with their places, leave a number out."""
+    gap = first_gap(spans)
+    if gap:
+        missing, above = gap
+        message, label = f"mesh ids have a gap: there is a mesh {above} but no mesh {missing}", f"expected {missing}"
+        yield mistake_at(codes.MESH_GAP, message, spans[above], label=label, severity=Severity.WARNING)
+
+
 def _check_ids(graph: MeshGraph) -> Iterator[Diagnostic]:
     """A gap in the ids of version 2; version 1 has its own check, which knows all rows."""
-    if graph.ports is not None or not graph.meshes:
-        return
-    ids = graph.mesh_ids
-    missing = next((number for number, known in enumerate(ids) if number != known), None)
-    if missing is not None:
-        above = graph.mesh(ids[missing])
-        if above is not None and len(ids) > 1:
-            message = f"mesh ids have a gap: there is a mesh {above.id} but no mesh {missing}"
-            label = Label(above.span, f"expected {missing}")
-            yield Diagnostic(codes.MESH_GAP, message, label, severity=Severity.WARNING)
+    if graph.ports is None and len(graph.mesh_ids) > 1:
+        yield from check_mesh_gap({mesh.id: mesh.span for mesh in reversed(graph.meshes)})
 
 
 def _check_rings(graph: MeshGraph) -> Iterator[Diagnostic]:
-    told: set[tuple[str, tuple[int, int]]] = set()
-    grids: list[Mesh | Switch] = [*graph.meshes, *graph.switches]
-    for mesh in grids:
-        name = mesh.board if isinstance(mesh, Mesh) else mesh.name
-        if (name, mesh.device_shape) in told:
-            continue
-        for extent, kind, what in zip(mesh.device_shape, mesh.dim_types, ("rows", "columns"), strict=True):
-            if kind == "RING" and extent < _SMALLEST_RING:
-                told.add((name, mesh.device_shape))
+    reported: set[tuple[str, tuple[int, int]]] = set()
+    grids: list[tuple[str, str, Mesh | Switch]] = [("mesh", mesh.board, mesh) for mesh in graph.meshes]
+    grids += [("switch", switch.name, switch) for switch in graph.switches]
+    for noun, kind, grid in grids:
+        for extent, dim_type, what in zip(grid.device_shape, grid.dim_types, ("rows", "columns"), strict=True):
+            if dim_type == "RING" and extent < _SMALLEST_RING and (kind, grid.device_shape) not in reported:
+                reported.add((kind, grid.device_shape))
                 many = f"{extent} {what}" if extent > 1 else f"1 {what[:-1]}"
-                noun = "mesh" if isinstance(mesh, Mesh) else "switch"
-                message = f"{noun} {mesh.id} has a ring of {many}, which is no more than a line"
-                label = Label(mesh.span, f"{mesh.device_shape[0]} × {mesh.device_shape[1]} devices")
-                yield Diagnostic(codes.SMALL_RING, message, label, severity=Severity.WARNING)
+                message = f"{noun} {grid.id} has a ring of {many}, which is no more than a line"
+                yield mistake_at(codes.SMALL_RING, message, grid.span, label=_shape(grid), severity=Severity.WARNING)
 
 
 def _check_ports(graph: MeshGraph) -> Iterator[Diagnostic]:
@@ -101,14 +101,15 @@ def _check_ports(graph: MeshGraph) -> Iterator[Diagnostic]:
         if mesh and count > free and mesh_id not in full:
             full.add(mesh_id)
             message = f"device {device} of mesh {mesh_id} has {count} channels to other meshes but {free} free ports"
-            yield Diagnostic(codes.TOO_MANY_CHANNELS, message, Label(link.span), (Label(mesh.span, _shape(mesh)),))
+            yield mistake_at(codes.TOO_MANY_CHANNELS, message, link.span, other=(mesh.span, _shape(mesh)))
     for mesh_id, links in channels.items():
         count, mesh = sum(link.channels for link in links), graph.mesh(mesh_id)
         if mesh and count > edges[mesh.id] and mesh_id not in full:
             message = f"mesh {mesh_id} has {count} channels to other meshes but {edges[mesh.id]} ports at its edge"
-            sums = f"{' + '.join(str(link.channels) for link in links[:8])} = {count} channels"
-            label = Label(links[-1].span, sums if 1 < len(links) <= 8 else "")  # noqa: PLR2004 - as many as fit a line
-            yield Diagnostic(codes.TOO_MANY_CHANNELS, message, label, (Label(mesh.span, _shape(mesh)),))
+            sums = f"{' + '.join(str(link.channels) for link in links[:_MOST_SUMMED])} = {count} channels"
+            label = sums if 1 < len(links) <= _MOST_SUMMED else ""
+            other = (mesh.span, _shape(mesh))
+            yield mistake_at(codes.TOO_MANY_CHANNELS, message, links[-1].span, label=label, other=other)
 
 
 def _edge_ports(mesh: Mesh, ports: dict[str, int]) -> int:
@@ -121,7 +122,7 @@ def _edge_ports(mesh: Mesh, ports: dict[str, int]) -> int:
     return edge + rows * columns * ports.get("Z", 0)
 
 
-def _shape(mesh: Mesh) -> str:
+def _shape(mesh: Mesh | Switch) -> str:
     return f"{mesh.device_shape[0]} × {mesh.device_shape[1]} devices"
 
 
@@ -149,6 +150,6 @@ def _check_connected(graph: MeshGraph) -> Iterator[Diagnostic]:
     if apart:
         names = listed([mesh.id for mesh in apart], last="and", quote="")
         message = f"no link leads from mesh {graph.meshes[0].id} to mesh{'es' if len(apart) > 1 else ''} {names}"
-        labels = (Label(graph.meshes[0].span, ""),)
-        label = Label(apart[0].span, "not connected")
-        yield Diagnostic(codes.DISCONNECTED, message, label, labels, severity=Severity.WARNING)
+        place, other = apart[0].span, (graph.meshes[0].span, "")
+        severity = Severity.WARNING
+        yield mistake_at(codes.DISCONNECTED, message, place, label="not connected", other=other, severity=severity)

@@ -1,19 +1,19 @@
 """Read the links of a mesh graph: `[M0, M1, 2]` between meshes, or `[[M0, D1], [M1, D1], 1]` between devices.
 
-Links are undirected; their last value counts ethernet channels. Links of devices that join the same two meshes become
-one link whose channels add up.
+The last value of a link counts ethernet channels.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
+from ttlaunch.diagnostics.diagnostic import Diagnostic, given_twice, mistake_at
 from ttlaunch.diagnostics.span import Span
 from ttlaunch.diagnostics.suggest import shown
 from ttlaunch.spec.located.codes import TOPOLOGY
-from ttlaunch.spec.located.nodes import ListNode, MapNode, Node, ScalarNode
+from ttlaunch.spec.located.nodes import ListNode, MapNode, Node, ScalarNode, items_of
 from ttlaunch.spec.topology import codes
+from ttlaunch.spec.topology.links import Edge, End, check_device, join_edges, link_to_itself, missing_end
 from ttlaunch.spec.topology.model import Link, Mesh, MeshId
 
 _MESH = re.compile(r"[Mm]([0-9]{1,9})\Z")
@@ -22,74 +22,39 @@ _RELAXED_FORM = "`[M0, M1, 2]`"
 _STRICT_FORM = "`[[M0, D1], [M1, D1], 1]`"
 
 
-@dataclass(frozen=True)
-class _End:
-    """One end of a link: a mesh, and a device of it in a graph of devices."""
-
-    mesh: int
-    device: int | None
-    span: Span
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.mesh, -1 if self.device is None else self.device
-
-    def __str__(self) -> str:
-        return f"M{self.mesh}" if self.device is None else f"M{self.mesh} D{self.device}"
-
-
 def parse_links(root: MapNode, meshes: Mapping[MeshId, Mesh]) -> tuple[list[Link], list[Diagnostic]]:
     """Read `RelaxedGraph` or `Graph`, whichever the descriptor has."""
-    relaxed, strict = root.entries.get("RelaxedGraph"), root.entries.get("Graph")
-    if _rows(relaxed) and _rows(strict):
+    relaxed, strict = items_of(root.entries.get("RelaxedGraph")), items_of(root.entries.get("Graph"))
+    if relaxed and strict:
         message = "the descriptor has links in both `RelaxedGraph` and `Graph`; one of them was expected"
-        first = Label(root.keys["RelaxedGraph"], "the other is here")
-        return [], [Diagnostic(codes.TWO_GRAPHS, message, Label(root.keys["Graph"]), (first,))]
-    links: dict[tuple[tuple[int, int], tuple[int, int]], Span] = {}
-    joined: dict[tuple[int, int], list[tuple[_End, _End, int, Span]]] = {}
+        first = (root.keys["RelaxedGraph"], "the other is here")
+        return [], [mistake_at(codes.TWO_GRAPHS, message, root.keys["Graph"], other=first)]
+    edges: list[Edge] = []
+    first_at: dict[object, Span] = {}
     found: list[Diagnostic] = []
-    for row in _rows(relaxed) or _rows(strict):
-        link = _parse_link(row, devices=not _rows(relaxed))
-        if isinstance(link, Diagnostic):
-            found.append(link)
+    for row in relaxed or strict:
+        edge = _parse_link(row, has_devices=not relaxed)
+        if isinstance(edge, Diagnostic):
+            found.append(edge)
             continue
-        ends, channels = link
-        mistakes = _check_ends(ends, meshes)
-        low, high = sorted(ends, key=lambda end: end.key)
-        pair = (low.key, high.key)
-        if not mistakes and pair in links:
-            message = f"the link between {low} and {high} is given twice"
-            mistakes = [
-                Diagnostic(
-                    codes.LINK_TWICE,
-                    message,
-                    Label(row.span, "and again here"),
-                    (Label(links[pair], "first given here"),),
-                )
-            ]
-        links.setdefault(pair, row.span)
+        mistakes = _check_edge(edge, meshes)
+        if not mistakes and edge.key in first_at:
+            message = f"the link between {edge.low} and {edge.high} is given twice"
+            mistakes = [given_twice(codes.LINK_TWICE, message, row.span, first=first_at[edge.key])]
+        first_at.setdefault(edge.key, row.span)
         found += mistakes
-        if not mistakes:
-            key = (low.mesh, high.mesh)
-            joined.setdefault(key, []).append((low, high, channels, row.span))
-    return [_joined(key, rows) for key, rows in joined.items()], found
+        edges += [] if mistakes else [edge]
+    return join_edges(edges), found
 
 
-def _joined(key: tuple[int, int], rows: list[tuple[_End, _End, int, Span]]) -> Link:
-    """The link of two meshes that their links of devices make."""
-    devices = [(a.device, b.device, count) for a, b, count, _ in rows if a.device is not None and b.device is not None]
-    channels, policy = sum(count for _, _, count, _ in rows), "STRICT" if devices else "RELAXED"
-    return Link(MeshId(key[0]), MeshId(key[1]), channels, rows[0][3], tuple(sorted(devices)), policy)
-
-
-def _parse_link(row: Node, *, devices: bool) -> tuple[tuple[_End, _End], int] | Diagnostic:
-    form = _STRICT_FORM if devices else _RELAXED_FORM
+def _parse_link(row: Node, *, has_devices: bool) -> Edge | Diagnostic:
+    form = _STRICT_FORM if has_devices else _RELAXED_FORM
     if not isinstance(row, ListNode) or len(row.items) != 3:  # noqa: PLR2004 - two ends and a number
         many = f"a list of {len(row.items)}" if isinstance(row, ListNode) else "no list"
         return _wrong(row.span, f"a link is {many}; {form} was expected", f"expected {form}")
     ends = []
     for item in row.items[:2]:
-        end = _parse_end(item, form) if devices else _parse_mesh(item, item.span, form)
+        end = _parse_end(item, form) if has_devices else _parse_mesh(item, item.span, form)
         if isinstance(end, Diagnostic):
             return end
         ends.append(end)
@@ -97,20 +62,15 @@ def _parse_link(row: Node, *, devices: bool) -> tuple[tuple[_End, _End], int] | 
     value = channels.value if isinstance(channels, ScalarNode) else None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         written = shown(channels.written) if isinstance(channels, ScalarNode) else "a list"
-        expected = "at least 1"
-        return _wrong(
-            channels.span, f"a link has `{written}` channels; {expected} was expected", f"expected {expected}"
-        )
-    return (ends[0], ends[1]), value
+        message = f"a link has `{written}` channels; at least 1 was expected"
+        return _wrong(channels.span, message, "expected at least 1")
+    return Edge((ends[0], ends[1]), value, row.span, policy="STRICT" if has_devices else "RELAXED")
 
 
-def _parse_end(node: Node, form: str) -> _End | Diagnostic:
+def _parse_end(node: Node, form: str) -> End | Diagnostic:
     if not isinstance(node, ListNode) or len(node.items) != 2:  # noqa: PLR2004 - a mesh and a device
-        return _wrong(
-            node.span,
-            f"an end of a link in `Graph` is not a mesh and a device; {form} was expected",
-            f"expected {form}",
-        )
+        message = f"an end of a link in `Graph` is not a mesh and a device; {form} was expected"
+        return _wrong(node.span, message, f"expected {form}")
     mesh = _parse_mesh(node.items[0], node.span, form)
     device = _number(node.items[1], _DEVICE)
     if isinstance(mesh, Diagnostic):
@@ -120,9 +80,9 @@ def _parse_end(node: Node, form: str) -> _End | Diagnostic:
     return replace(mesh, device=device)
 
 
-def _parse_mesh(node: Node, span: Span, form: str) -> _End | Diagnostic:
+def _parse_mesh(node: Node, span: Span, form: str) -> End | Diagnostic:
     mesh = _number(node, _MESH)
-    return _wrong_word(node, "a mesh such as `M0`", form) if mesh is None else _End(mesh, None, span)
+    return _wrong_word(node, "a mesh such as `M0`", form) if mesh is None else End("mesh", mesh, None, span)
 
 
 def _number(node: Node, pattern: re.Pattern[str]) -> int | None:
@@ -130,21 +90,14 @@ def _number(node: Node, pattern: re.Pattern[str]) -> int | None:
     return int(match[1]) if match else None
 
 
-def _check_ends(ends: tuple[_End, _End], meshes: Mapping[MeshId, Mesh]) -> list[Diagnostic]:
+def _check_edge(edge: Edge, meshes: Mapping[MeshId, Mesh]) -> list[Diagnostic]:
     found = []
-    for end in ends:
-        mesh = meshes.get(MeshId(end.mesh))
-        if mesh is None:
-            message = f"a link names mesh {end.mesh}, which does not exist"
-            found.append(Diagnostic(codes.LINK_TO_NOWHERE, message, Label(end.span, f"no mesh has id {end.mesh}")))
-            continue
-        count = mesh.device_shape[0] * mesh.device_shape[1]
-        if end.device is not None and end.device >= count:
-            message = f"a link names device {end.device} of mesh {end.mesh}, which has {count} devices"
-            found.append(Diagnostic(codes.DEVICE_NUMBER, message, Label(end.span, f"expected D0 to D{count - 1}")))
-    if not found and ends[0].mesh == ends[1].mesh:
-        message = f"a link connects mesh {ends[0].mesh} to itself"
-        found.append(Diagnostic(codes.LINK_TO_ITSELF, message, Label(ends[1].span, "expected another mesh")))
+    for end in edge.ends:
+        mesh = meshes.get(MeshId(end.number))
+        mistake = check_device(end, mesh, letter="D") if mesh else missing_end("mesh", end.number, end.span)
+        found += [mistake] if mistake else []
+    if not found and edge.ends[0].number == edge.ends[1].number:
+        found.append(link_to_itself(edge.ends[1]))
     return found
 
 
@@ -154,8 +107,4 @@ def _wrong_word(node: Node, expected: str, form: str) -> Diagnostic:
 
 
 def _wrong(span: Span, message: str, label: str) -> Diagnostic:
-    return Diagnostic(TOPOLOGY.wrong_value, message, Label(span, label))
-
-
-def _rows(node: Node | None) -> tuple[Node, ...]:
-    return node.items if isinstance(node, ListNode) else ()
+    return mistake_at(TOPOLOGY.wrong_value, message, span, label=label)

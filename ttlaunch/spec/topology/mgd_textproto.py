@@ -4,28 +4,42 @@ The rules are those of the vendor's runtime, which takes one graph of type FABRI
 (an unknown field, a link of a mesh to itself, a root with another id) is an error here, with a line number.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, has_errors
+from ttlaunch.diagnostics.diagnostic import Diagnostic, has_errors, place_of
 from ttlaunch.diagnostics.span import Source, Span
-from ttlaunch.diagnostics.suggest import closest, listed, shown
+from ttlaunch.diagnostics.suggest import did_you_mean, listed, shown
 from ttlaunch.spec.located.codes import TOPOLOGY
 from ttlaunch.spec.located.collecting import collection_paused
-from ttlaunch.spec.located.nodes import Key, MapNode, node_at, span_of
+from ttlaunch.spec.located.findings import Findings
+from ttlaunch.spec.located.nodes import Key, MapNode, span_of
 from ttlaunch.spec.located.schema import check_schema
 from ttlaunch.spec.topology import codes
 from ttlaunch.spec.topology.graph_rules import check_graph
 from ttlaunch.spec.topology.mesh_graph import MeshGraph
-from ttlaunch.spec.topology.mgd_connections import Connections, instance_key
-from ttlaunch.spec.topology.mgd_schema import DescriptorFile, GraphDescriptor, MeshDescriptor, NodeRef, SwitchDescriptor
+from ttlaunch.spec.topology.mgd_connections import Connections, given_kinds, id_span, instance_key
+from ttlaunch.spec.topology.mgd_schema import (
+    DescriptorFile,
+    GraphDescriptor,
+    LogicalNode,
+    MeshDescriptor,
+    NodeRef,
+    PhysicalPosition,
+    Pinning,
+    SwitchDescriptor,
+)
 from ttlaunch.spec.topology.model import Mesh, MeshId, Switch
-from ttlaunch.spec.topology.pinnings import check_pinnings
 from ttlaunch.spec.topology.textproto import parse_textproto
 from ttlaunch.spec.topology.textproto_shape import shape_message
 
 _FABRIC = "FABRIC"
+_LONGEST_PATTERN = 1000
+_PATTERN = re.compile(r"[0-9A-Za-z\[\]{}()|.*+?^$\\, -]+\Z")
+
+Descriptor = MeshDescriptor | SwitchDescriptor
 
 
 @dataclass(frozen=True)
@@ -44,17 +58,13 @@ def parse_mesh_graph_textproto(source: Source) -> tuple[ReadDescriptor | None, l
         return None, found
     root, found = shape_message(message, DescriptorFile, codes=TOPOLOGY)
     file, mistakes = check_schema(DescriptorFile, root, codes=TOPOLOGY)
-    found = sorted(found + mistakes, key=_place)
+    found = sorted(found + mistakes, key=place_of)
     if file is None:
         return None, found
     reading = _Reading(file, root)
     graph = reading.read()
-    found += reading.found
+    found += reading.findings.found
     return (ReadDescriptor(graph, file) if graph else None), found
-
-
-def _place(diagnostic: Diagnostic) -> tuple[int, int]:
-    return (diagnostic.primary.span.line, diagnostic.primary.span.column) if diagnostic.primary else (0, 0)
 
 
 @dataclass
@@ -67,20 +77,35 @@ class _Reading:
 
     file: DescriptorFile
     root: MapNode
-    found: list[Diagnostic] = field(default_factory=list)
     lost: bool = False
     meshes: dict[int, Mesh] = field(default_factory=dict)
     switches: dict[int, Switch] = field(default_factory=dict)
 
+    @cached_property
+    def findings(self) -> Findings:
+        return Findings(self.root)
+
+    @cached_property
+    def rows(self) -> list[tuple[tuple[Key, ...], str, Descriptor]]:
+        """The descriptors of meshes and switches, with their places and what they describe."""
+        meshes = [(("mesh_descriptors", index), "mesh", row) for index, row in enumerate(self.file.mesh_descriptors)]
+        switches = enumerate(self.file.switch_descriptors)
+        return [*meshes, *((("switch_descriptors", index), "switch", row) for index, row in switches)]
+
+    @cached_property
+    def kinds(self) -> dict[tuple[str, str], Descriptor]:
+        """The descriptors of meshes and switches by name; of two with one name the first."""
+        return {(kind, row.name): row for _, kind, row in reversed(self.rows)}
+
     def read(self) -> MeshGraph | None:
-        if not self.file.mesh_descriptors and not self.file.switch_descriptors:
+        if not self.rows:
             message = "the descriptor has neither `mesh_descriptors` nor `switch_descriptors`"
-            self.found.append(Diagnostic(codes.MISSING_KEY, message, Label(self.root.span, "expected a mesh")))
+            self.findings.add(codes.MISSING_KEY, message, self.root.span, label="expected a mesh")
             return None
         self.check_descriptors()
         top = self.file.top_level_instance
         graph = self.graph(top)
-        connections = Connections(self.root, self.meshes, self.switches)
+        connections = Connections(self.findings, self.root, self.meshes, self.switches)
         if graph is None:
             self.instance(top, ("top_level_instance",))
         else:
@@ -89,52 +114,34 @@ class _Reading:
                 self.instance(instance, ("graph_descriptors", index, "instances", number))
             if not self.lost:
                 connections.read(row, index)
-        self.found += connections.found
         if self.lost or (not self.meshes and not self.switches):
             return None
         found = MeshGraph(
-            self.architecture(),
+            self.rows[0][2].arch.lower(),
             tuple(self.meshes.values()),
             tuple(connections.links()),
             self.root.keys.get("mesh_descriptors", self.root.span),
             switches=tuple(self.switches.values()),
-            switch_links=tuple(connections.switch_links),
+            switch_links=tuple(connections.switch_links()),
             name=graph[0].name if graph else "G0",
         )
-        self.found += check_pinnings(self.file.pinnings, self.root, self.meshes)
-        self.found += [] if has_errors(self.found) else check_graph(found)
+        _check_pinnings(self.file.pinnings, self.findings, self.meshes)
+        self.findings.found += [] if has_errors(self.findings.found) else check_graph(found)
         return found
-
-    @cached_property
-    def kinds(self) -> dict[tuple[str, str], MeshDescriptor | SwitchDescriptor]:
-        """The descriptors of meshes and switches by name; of two with one name the first."""
-        kinds: dict[tuple[str, str], MeshDescriptor | SwitchDescriptor] = {}
-        for mesh in self.file.mesh_descriptors:
-            kinds.setdefault(("mesh", mesh.name), mesh)
-        for switch in self.file.switch_descriptors:
-            kinds.setdefault(("switch", switch.name), switch)
-        return kinds
-
-    def architecture(self) -> str:
-        rows: list[MeshDescriptor | SwitchDescriptor] = [*self.file.mesh_descriptors, *self.file.switch_descriptors]
-        return rows[0].arch.lower()
 
     def check_descriptors(self) -> None:
         """Names are unique, shapes fit, and one architecture is used throughout."""
         first: dict[str, Span] = {}
         chip: tuple[str, Span] | None = None
-        for key in ("mesh_descriptors", "switch_descriptors"):
-            for index, row in enumerate(getattr(self.file, key)):
-                path: tuple[Key, ...] = (key, index)
-                self.check_name(row.name, (*path, "name"), first)
-                span = span_of(self.root, (*path, "arch"))
-                if chip and chip[0] != row.arch:
-                    message = f"descriptor `{shown(row.name)}` has arch {row.arch}, others have {chip[0]}"
-                    labels = (Label(chip[1], "the first one"),)
-                    label = Label(span, f"expected {chip[0]}")
-                    self.found.append(Diagnostic(codes.MIXED_ARCHITECTURES, message, label, labels))
-                chip = chip or (row.arch, span)
-                self.found += self.shape_problems(row, path)
+        for path, _, row in self.rows:
+            self.check_name(row.name, (*path, "name"), first)
+            span = span_of(self.root, (*path, "arch"))
+            if chip and chip[0] != row.arch:
+                message = f"descriptor `{shown(row.name)}` has arch {row.arch}, others have {chip[0]}"
+                other = (chip[1], "the first one")
+                self.findings.add(codes.MIXED_ARCHITECTURES, message, span, label=f"expected {chip[0]}", other=other)
+            chip = chip or (row.arch, span)
+            self.check_shape(row, path)
         graphs: dict[str, Span] = {}
         for index, graph in enumerate(self.file.graph_descriptors):
             self.check_name(graph.name, ("graph_descriptors", index, "name"), graphs)
@@ -143,125 +150,108 @@ class _Reading:
         span = span_of(self.root, path)
         if name in first:
             message = f"descriptor `{shown(name)}` is defined twice"
-            labels = (Label(first[name], "first defined here"),)
-            self.found.append(Diagnostic(codes.NAME_TWICE, message, Label(span, "and again here"), labels))
+            self.findings.twice(codes.NAME_TWICE, message, span, first=first[name], verb="defined")
         first.setdefault(name, span)
 
-    def shape_problems(self, row: MeshDescriptor | SwitchDescriptor, path: tuple[Key, ...]) -> Iterator[Diagnostic]:
-        devices = row.device_topology
-        kinds, name = devices.dim_types, shown(row.name)
-        if kinds and len(kinds) != len(devices.dims):
-            message = f"`{name}` has {len(kinds)} `dim_types` for {len(devices.dims)} `dims`"
-            span = span_of(self.root, (*path, "device_topology", "dim_types"))
-            yield Diagnostic(codes.DIM_TYPES, message, Label(span, f"expected {len(devices.dims)}"))
+    def check_shape(self, row: Descriptor, path: tuple[Key, ...]) -> None:
+        devices, name = row.device_topology, shown(row.name)
+        if devices.dim_types and len(devices.dim_types) != len(devices.dims):
+            message = f"`{name}` has {len(devices.dim_types)} `dim_types` for {len(devices.dims)} `dims`"
+            place = (*path, "device_topology", "dim_types")
+            self.findings.add(codes.DIM_TYPES, message, place, label=f"expected {len(devices.dims)}")
         if isinstance(row, MeshDescriptor):
             hosts = row.host_topology.dims
             if any(extent % parts for extent, parts in zip(devices.dims, hosts, strict=True)):
-                message = f"`{name}` has {devices.dims} devices, which its {hosts} hosts cannot share evenly"
-                here = Label(span_of(self.root, (*path, "host_topology", "dims")), "hosts")
-                there = Label(span_of(self.root, (*path, "device_topology", "dims")), "devices")
                 self.lost = True
-                yield Diagnostic(codes.SHAPES, message, here, (there,))
+                message = f"`{name}` has {devices.dims} devices, which its {hosts} hosts cannot share evenly"
+                place, other = (*path, "host_topology", "dims"), ((*path, "device_topology", "dims"), "devices")
+                self.findings.add(codes.SHAPES, message, place, label="hosts", other=other)
         if row.express_connections:
             message = f"`{name}` has `express_connections`, which the runtime does not take"
-            span = span_of(self.root, (*path, "express_connections"))
-            yield Diagnostic(codes.NOT_IN_RUNTIME, message, Label(span), hints=("remove them",))
+            self.findings.add(codes.NOT_IN_RUNTIME, message, (*path, "express_connections"), hint="remove them")
         for number, link in enumerate(row.express_links):
             if link.dim_idx >= len(devices.dims):
                 message = f"`{name}` has express links along dimension {link.dim_idx} of {len(devices.dims)}"
-                span = span_of(self.root, (*path, "express_links", number, "dim_idx"))
-                yield Diagnostic(codes.DEVICE_NUMBER, message, Label(span, "expected 0 or 1"))
+                place = (*path, "express_links", number, "dim_idx")
+                self.findings.add(codes.DEVICE_NUMBER, message, place, label="expected 0 or 1")
 
     def graph(self, top: NodeRef) -> tuple[GraphDescriptor, int] | None:
-        """The graph that the root names; what is wrong with having it is said on the way."""
+        """Return the graph that the root names, and its place among the graphs; report what is wrong with it."""
         rows = self.file.graph_descriptors
-        given = [name for name in ("mesh", "graph", "switch") if getattr(top, name) is not None]
-        if len(given) != 1:
+        if len(given_kinds(top)) != 1:
             self.one_of(top, ("top_level_instance",))
             return None
         if len(rows) > 1:
             message = f"the descriptor has {len(rows)} graphs; the runtime takes one"
-            labels = (Label(span_of(self.root, ("graph_descriptors", 0, "name")), "the first"),)
-            label = Label(span_of(self.root, ("graph_descriptors", 1, "name")), "the second")
-            self.found.append(Diagnostic(codes.NOT_ONE_FABRIC, message, label, labels))
+            first = (("graph_descriptors", 0, "name"), "the first")
+            place = ("graph_descriptors", 1, "name")
+            self.findings.add(codes.NOT_ONE_FABRIC, message, place, label="the second", other=first)
         if top.graph is None or len(rows) > 1:
             return None
-        self.check_top(top.graph.graph_id, "graph_id")
+        self.check_top("graph", top.graph.graph_id)
         index = next((i for i, row in enumerate(rows) if row.name == top.graph.graph_descriptor), None)
         if index is None:
-            self.unknown("graph", top.graph.graph_descriptor, ("top_level_instance", "graph", "graph_descriptor"))
+            self.unknown("graph", top.graph.graph_descriptor, ("top_level_instance",))
             return None
-        if rows[index].type != _FABRIC:
-            message = (
-                f'graph `{shown(rows[index].name)}` has type "{shown(rows[index].type)}"; the runtime takes "{_FABRIC}"'
-            )
-            label = Label(span_of(self.root, ("graph_descriptors", index, "type")), f'expected "{_FABRIC}"')
-            self.found.append(Diagnostic(codes.NOT_ONE_FABRIC, message, label))
-        return rows[index], index
+        row = rows[index]
+        if row.type != _FABRIC:
+            message = f'graph `{shown(row.name)}` has type "{shown(row.type)}"; the runtime takes "{_FABRIC}"'
+            place = ("graph_descriptors", index, "type")
+            self.findings.add(codes.NOT_ONE_FABRIC, message, place, label=f'expected "{_FABRIC}"')
+        return row, index
 
-    def check_top(self, number: int, key: str) -> None:
+    def check_top(self, kind: str, number: int) -> None:
         if number:
-            message = f"the root has `{key}` {number}; 0 was expected"
-            path = ("top_level_instance", key.removesuffix("_id"), key)
-            self.found.append(Diagnostic(codes.TOP_LEVEL, message, Label(span_of(self.root, path), "expected 0")))
+            message = f"the root has `{kind}_id` {number}; 0 was expected"
+            self.findings.add(codes.TOP_LEVEL, message, ("top_level_instance", kind, f"{kind}_id"), label="expected 0")
 
     def one_of(self, node: NodeRef, path: tuple[Key, ...]) -> None:
-        given = [name for name in ("mesh", "graph", "switch") if getattr(node, name) is not None]
+        given = given_kinds(node)
         what = f"names a {' and a '.join(given)}" if given else "names nothing"
         message = f"a reference {what}; one of `mesh`, `graph` and `switch` was expected"
-        self.found.append(Diagnostic(codes.WRONG_VALUE, message, Label(span_of(self.root, path))))
+        self.findings.add(codes.WRONG_VALUE, message, path)
 
     def instance(self, node: NodeRef, path: tuple[Key, ...]) -> None:
         """Take one mesh or switch into the graph."""
-        top = path[0] == "top_level_instance"
+        is_top = path[0] == "top_level_instance"
         key = instance_key(node)
         if key is None:
-            if not top:
+            if not is_top:
                 self.one_of(node, path)
             return
         kind, number = key
-        if top:
-            if kind == "graph":
-                return
-            self.check_top(number, f"{kind}_id")
         if kind == "graph":
-            message = "a graph has a graph as an instance; the runtime takes meshes and switches"
-            self.found.append(Diagnostic(codes.NOT_ONE_FABRIC, message, Label(span_of(self.root, (*path, "graph")))))
+            if not is_top:
+                message = "a graph has a graph as an instance; the runtime takes meshes and switches"
+                self.findings.add(codes.NOT_ONE_FABRIC, message, (*path, "graph"))
             return
+        if is_top:
+            self.check_top(kind, number)
         name = getattr(getattr(node, kind), f"{kind}_descriptor")
-        row = self.kinds.get((kind, name))
-        span = self.id_span(path, kind)
+        row, span = self.kinds.get((kind, name)), id_span(self.root, path, kind)
         if row is None:
             self.lost = True
-            self.unknown(kind, name, (*path, kind, f"{kind}_descriptor"))
+            self.unknown(kind, name, path)
             return
         taken = (self.meshes if kind == "mesh" else self.switches).get(number)
         if taken is not None:
-            message = f"{kind} {number} is defined twice"
-            labels = (Label(taken.span, "first defined here"),)
             self.lost = True
-            self.found.append(Diagnostic(codes.MESH_TWICE, message, Label(span, "and again here"), labels))
+            message = f"{kind} {number} is defined twice"
+            self.findings.twice(codes.MESH_TWICE, message, span, first=taken.span, verb="defined")
         elif isinstance(row, MeshDescriptor):
             self.meshes[number] = _mesh(number, row, span)
-        elif isinstance(row, SwitchDescriptor):
+        else:
             self.switches[number] = _switch(number, row, span)
 
-    def id_span(self, path: tuple[Key, ...], kind: str) -> Span:
-        written = node_at(self.root, (*path, kind, f"{kind}_id"))
-        return written.span if written is not None else span_of(self.root, (*path, kind))
-
     def unknown(self, kind: str, name: str, path: tuple[Key, ...]) -> None:
-        known = [row.name for row in getattr(self.file, f"{kind}_descriptors")]
-        meant = closest(name, known)
-        hints = (f"did you mean `{shown(meant)}`?",) if meant else ()
-        expected = (
-            f"expected {listed(shown(other) for other in known)}" if known else f"there is no `{kind}_descriptors`"
-        )
+        known = [shown(row.name) for row in getattr(self.file, f"{kind}_descriptors")]
+        expected = f"expected {listed(known)}" if known else f"there is no `{kind}_descriptors`"
         message = f"a reference names {kind} descriptor `{shown(name)}`, which does not exist"
-        self.found.append(Diagnostic(codes.REFERENCE, message, Label(span_of(self.root, path), expected), hints=hints))
+        place, hint = (*path, kind, f"{kind}_descriptor"), "".join(did_you_mean(name, known))
+        self.findings.add(codes.REFERENCE, message, place, label=expected, hint=hint)
 
 
-def _dim_types(row: MeshDescriptor | SwitchDescriptor) -> tuple[str, str]:
+def _dim_types(row: Descriptor) -> tuple[str, str]:
     rows, columns = [*row.device_topology.dim_types, "LINE", "LINE"][:2]
     return rows, columns
 
@@ -277,3 +267,49 @@ def _mesh(number: int, row: MeshDescriptor, span: Span) -> Mesh:
 def _switch(number: int, row: SwitchDescriptor, span: Span) -> Switch:
     rows, columns = row.device_topology.dims
     return Switch(number, row.name, (rows, columns), span, _dim_types(row), row.channels.count, row.channels.policy)
+
+
+def _check_pinnings(rows: Sequence[Pinning], findings: Findings, meshes: Mapping[int, Mesh]) -> None:
+    """Pinnings name devices of meshes that exist, and each device once."""
+    taken: dict[tuple[int, int, str | None], tuple[Key, ...]] = {}
+    for index, row in enumerate(rows):
+        for number, node in enumerate(row.logical_fabric_node_id):
+            path: tuple[Key, ...] = ("pinnings", index, "logical_fabric_node_id", number)
+            _check_choice(node, ("mesh_id", "chip_id"), findings, path=path)
+            _check_node(node, findings, path=path, mesh=meshes.get(-1 if node.mesh_id is None else node.mesh_id))
+            if node.mesh_id is None or node.chip_id is None:
+                continue
+            key, place = (node.mesh_id, node.chip_id, row.board_revision), (*path, "chip_id")
+            if key in taken:
+                message = f"device {node.chip_id} of mesh {node.mesh_id} is pinned twice"
+                findings.twice(codes.PINNED_TWICE, message, place, first=taken[key], verb="pinned")
+            taken.setdefault(key, place)
+        for number, position in enumerate(row.physical_asic_position):
+            path = ("pinnings", index, "physical_asic_position", number)
+            _check_choice(position, ("tray_id", "asic_location"), findings, path=path)
+
+
+def _check_choice(
+    node: LogicalNode | PhysicalPosition, keys: tuple[str, str], findings: Findings, *, path: tuple[Key, ...]
+) -> None:
+    """Exactly one of a number and the pattern for it is given, and the pattern is one."""
+    for key in keys:
+        pattern, place = getattr(node, f"{key}_regex"), (*path, f"{key}_regex")
+        if (getattr(node, key) is None) == (pattern is None):
+            many = "neither" if pattern is None else "both"
+            message = f"a pinning has {many} of `{key}` and `{key}_regex`; one of them was expected"
+            findings.add(codes.WRONG_VALUE, message, path if pattern is None else place)
+        elif pattern is not None and (len(pattern) > _LONGEST_PATTERN or not _PATTERN.match(pattern)):
+            message = f"`{key}_regex` is no pattern of numbers"
+            findings.add(codes.WRONG_VALUE, message, place, label='expected such as "0-3,8"')
+
+
+def _check_node(node: LogicalNode, findings: Findings, *, path: tuple[Key, ...], mesh: Mesh | None) -> None:
+    if node.mesh_id is not None and mesh is None:
+        message = f"a pinning names mesh {node.mesh_id}, which does not exist"
+        findings.add(codes.REFERENCE, message, (*path, "mesh_id"), label=f"no mesh has id {node.mesh_id}")
+    if mesh is not None and node.chip_id is not None:
+        count = mesh.device_shape[0] * mesh.device_shape[1]
+        if node.chip_id >= count:
+            message = f"a pinning names device {node.chip_id} of mesh {mesh.id}, which has {count} devices"
+            findings.add(codes.DEVICE_NUMBER, message, (*path, "chip_id"), label=f"expected 0 to {count - 1}")

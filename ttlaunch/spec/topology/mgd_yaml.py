@@ -9,16 +9,17 @@ id, ports that differ per direction, a link twice) is an error here.
 
 import re
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, Severity, has_errors
+from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, has_errors
 from ttlaunch.diagnostics.span import Source, Span
-from ttlaunch.diagnostics.suggest import closest, listed, shown
+from ttlaunch.diagnostics.suggest import did_you_mean, listed, shown
 from ttlaunch.spec.located.codes import TOPOLOGY
 from ttlaunch.spec.located.collecting import collection_paused
-from ttlaunch.spec.located.nodes import Key, ListNode, MapNode, Node, ScalarNode, node_at, span_of
+from ttlaunch.spec.located.findings import Findings
+from ttlaunch.spec.located.nodes import Key, MapNode, Node, ScalarNode, items_of, node_at, span_of
 from ttlaunch.spec.located.schema import check_schema
 from ttlaunch.spec.located.yaml import parse_yaml
 from ttlaunch.spec.topology import codes
-from ttlaunch.spec.topology.graph_rules import check_graph
+from ttlaunch.spec.topology.graph_rules import check_graph, check_mesh_gap
 from ttlaunch.spec.topology.mesh_graph import ARCHITECTURES, MeshGraph
 from ttlaunch.spec.topology.mesh_links import parse_links
 from ttlaunch.spec.topology.model import Link, Mesh, MeshId
@@ -32,7 +33,6 @@ DIM_TYPES = {
     "TORUS_XY": ("RING", "RING"),
 }
 _BOARD_TYPES = tuple(DIM_TYPES)
-_DIRECTIONS = {"N": "north", "E": "east", "S": "south", "W": "west"}
 _PORT = re.compile(r"[NESWZ][0-9]+\Z", re.IGNORECASE)
 _RELAXED = "write links as `RelaxedGraph: [[M0, M1, 2]]`: two meshes and their number of channels, each pair once"
 
@@ -51,22 +51,24 @@ def parse_mesh_graph(source: Source) -> tuple[MeshGraph | None, list[Diagnostic]
 
 
 def mesh_graph_of(root: Node) -> tuple[MeshGraph | None, list[Diagnostic]]:
-    """The mesh graph that a descriptor of release 0.63 or 0.64 describes."""
-    found: list[Diagnostic] = []
-    file, mistakes = check_schema(MeshGraphFile, root, codes=TOPOLOGY)
-    found += mistakes
+    """Return the mesh graph that a descriptor of release 0.63 or 0.64 describes; None if its schema is broken."""
+    file, found = check_schema(MeshGraphFile, root, codes=TOPOLOGY)
     if file is None or not isinstance(root, MapNode):
         return None, found
-    found += _check_chip(file, root)
-    boards, mistakes = _boards(file.boards, root)
-    found += mistakes
-    found += _check_mesh_ids(file.meshes, root)
+    findings = Findings(root, found)
+    ports = _ports(file)
+    _check_chip(file, findings)
+    boards = _boards(file.boards, findings)
+    _check_mesh_ids(file.meshes, findings)
     meshes = []
     for index, row in enumerate(file.meshes):
-        mistake = _check_shape(row, index, boards, root)
-        found += [mistake] if mistake else []
-        meshes.append(_mesh(row, root, index, boards, file))
-    ports = _ports(file)
+        at = boards.get(str(row.board))
+        if at is None:
+            _missing_board(row, ("Mesh", index, "board"), boards, findings=findings)
+        else:
+            _check_shape(row, file.boards[at], findings, paths=(("Mesh", index), ("Board", at)))
+        kind = "" if at is None else file.boards[at].type.upper()
+        meshes.append(_mesh(row, span_of(root, ("Mesh", index, "id")), kind=kind, channels=ports["N"]))
     links, mistakes = _links(root, {mesh.id: mesh for mesh in meshes}, ports)
     found += mistakes
     graph = MeshGraph(file.chip_spec.arch.lower(), tuple(meshes), tuple(links), root.keys["Mesh"], ports=ports)
@@ -74,114 +76,97 @@ def mesh_graph_of(root: Node) -> tuple[MeshGraph | None, list[Diagnostic]]:
 
 
 def _links(root: MapNode, meshes: dict[MeshId, Mesh], ports: dict[str, int]) -> tuple[list[Link], list[Diagnostic]]:
-    if first_port(root) is not None and not getattr(root.entries.get("RelaxedGraph"), "items", ()):
+    if _has_ports(root) and not items_of(root.entries.get("RelaxedGraph")):
         return parse_port_links(root, meshes, ports)
     return parse_links(root, meshes)
 
 
-def _mesh(row: MeshRow, root: Node, index: int, boards: dict[str, tuple[BoardRow, int]], file: MeshGraphFile) -> Mesh:
+def _has_ports(root: MapNode) -> bool:
+    """Whether a link names a port such as `E0`, which makes the file one of generation C."""
+    words = (word for row in items_of(root.entries.get("Graph")) for end in items_of(row) for word in items_of(end))
+    return any(isinstance(word, ScalarNode) and _PORT.match(str(word.value)) for word in words)
+
+
+def _mesh(row: MeshRow, span: Span, *, kind: str, channels: int) -> Mesh:
     rows, columns = row.device_topology
     host_rows, host_columns = row.host_topology
-    span = span_of(root, ("Mesh", index, "id"))
-    board = boards.get(str(row.board))
-    kinds = {name.lower(): dim_types for name, dim_types in DIM_TYPES.items()}
-    dim_types = kinds.get(board[0].type.lower(), DIM_TYPES["Mesh"]) if board else DIM_TYPES["Mesh"]
     shapes = (rows, columns), (host_rows, host_columns)
-    return Mesh(MeshId(row.id), str(row.board), *shapes, span, dim_types, max(_ports(file)["N"], 0))
+    dim_types = DIM_TYPES.get(kind, DIM_TYPES["Mesh"])
+    return Mesh(MeshId(row.id), str(row.board), *shapes, span, dim_types, channels)
 
 
 def _ports(file: MeshGraphFile) -> dict[str, int]:
     ports = file.chip_spec.ethernet_ports
-    counts = {letter: int(getattr(ports, field)) for letter, field in _DIRECTIONS.items()}
+    counts = {"N": ports.north, "E": ports.east, "S": ports.south, "W": ports.west}
     return counts | ({} if ports.z is None else {"Z": ports.z})
 
 
-def _check_chip(file: MeshGraphFile, root: Node) -> list[Diagnostic]:
-    found = []
-    arch = file.chip_spec.arch
-    if arch.lower() not in ARCHITECTURES:
-        found.append(_unknown_word("arch", arch, ARCHITECTURES, root, ("ChipSpec", "arch")))
-    ports = {letter: getattr(file.chip_spec.ethernet_ports, field) for letter, field in _DIRECTIONS.items()}
+def _check_chip(file: MeshGraphFile, findings: Findings) -> None:
+    _check_word("arch", file.chip_spec.arch, ARCHITECTURES, findings=findings, path=("ChipSpec", "arch"))
+    ports = {letter: count for letter, count in _ports(file).items() if letter != "Z"}
     usual = max(ports.values(), key=list(ports.values()).count)
     odd = [letter for letter, count in ports.items() if count != usual]
     if odd:
         written = ", ".join(f"{letter}: {count}" for letter, count in ports.items())
-        label = Label(span_of(root, ("ChipSpec", "ethernet_ports", odd[0])), f"expected {usual}, as in the others")
         message = f"`ethernet_ports` differ per direction: {written}"
-        found.append(Diagnostic(codes.UNEVEN_PORTS, message, label))
-    return found
+        place = ("ChipSpec", "ethernet_ports", odd[0])
+        findings.add(codes.UNEVEN_PORTS, message, place, label=f"expected {usual}, as in the others")
 
 
-def _boards(rows: list[BoardRow], root: Node) -> tuple[dict[str, tuple[BoardRow, int]], list[Diagnostic]]:
-    found: list[Diagnostic] = []
-    boards: dict[str, tuple[BoardRow, int]] = {}
+def _boards(rows: list[BoardRow], findings: Findings) -> dict[str, int]:
+    """Return the place of each board in the list, by its name."""
+    boards: dict[str, int] = {}
     for index, row in enumerate(rows):
-        if row.type.lower() not in {word.lower() for word in _BOARD_TYPES}:
-            found.append(_unknown_word("type", row.type, _BOARD_TYPES, root, ("Board", index, "type")))
-        name = str(row.name)
-        if name in boards:
-            here = Label(span_of(root, ("Board", index, "name")), "and again here")
-            first = Label(span_of(root, ("Board", boards[name][1], "name")), "first defined here")
-            found.append(Diagnostic(codes.BOARD_TWICE, f"board `{shown(name)}` is defined twice", here, (first,)))
-        else:
-            boards[name] = (row, index)
-    return boards, found
+        _check_word("type", row.type, _BOARD_TYPES, findings=findings, path=("Board", index, "type"))
+        first = boards.setdefault(str(row.name), index)
+        if first != index:
+            message, place = f"board `{shown(row.name)}` is defined twice", ("Board", index, "name")
+            findings.twice(codes.BOARD_TWICE, message, place, first=("Board", first, "name"), verb="defined")
+    return boards
 
 
-def _unknown_word(key: str, word: str, known: tuple[str, ...], root: Node, path: tuple[Key, ...]) -> Diagnostic:
-    message = f"`{key}` is `{shown(word)}`; {listed(known)} was expected"
-    meant = closest(word, known)
-    hints = (f"did you mean `{meant}`?",) if meant else ()
-    return Diagnostic(
-        TOPOLOGY.wrong_value, message, Label(span_of(root, path), f"expected {listed(known)}"), hints=hints
-    )
+def _check_word(key: str, word: str, known: tuple[str, ...], *, findings: Findings, path: tuple[Key, ...]) -> None:
+    """A value is one of a few words, in any letter case."""
+    if word.lower() not in {one.lower() for one in known}:
+        message = f"`{key}` is `{shown(word)}`; {listed(known)} was expected"
+        hint = "".join(did_you_mean(word, known))
+        findings.add(TOPOLOGY.wrong_value, message, path, label=f"expected {listed(known)}", hint=hint)
 
 
-def _check_mesh_ids(rows: list[MeshRow], root: Node) -> list[Diagnostic]:
-    found: list[Diagnostic] = []
+def _check_mesh_ids(rows: list[MeshRow], findings: Findings) -> None:
     first: dict[int, int] = {}
     for index, row in enumerate(rows):
-        if row.id in first:
-            here = Label(span_of(root, ("Mesh", index, "id")), "and again here")
-            there = Label(span_of(root, ("Mesh", first[row.id], "id")), "first defined here")
-            found.append(Diagnostic(codes.MESH_TWICE, f"mesh {row.id} is defined twice", here, (there,)))
-        else:
-            first[row.id] = index
-    missing = next((number for number in range(len(first)) if number not in first), None)
-    if missing is not None and not has_errors(found):
-        above = min(number for number in first if number > missing)
-        label = Label(span_of(root, ("Mesh", first[above], "id")), f"expected {missing}")
-        message = f"mesh ids have a gap: there is a mesh {above} but no mesh {missing}"
-        found.append(Diagnostic(codes.MESH_GAP, message, label, severity=Severity.WARNING))
-    return found
+        if first.setdefault(row.id, index) != index:
+            message, place = f"mesh {row.id} is defined twice", ("Mesh", index, "id")
+            findings.twice(codes.MESH_TWICE, message, place, first=("Mesh", first[row.id], "id"), verb="defined")
+    if len(first) == len(rows):
+        spans = {number: findings.span(("Mesh", index, "id")) for number, index in first.items()}
+        findings.found += check_mesh_gap(spans)
 
 
-def _check_shape(row: MeshRow, index: int, boards: dict[str, tuple[BoardRow, int]], root: Node) -> Diagnostic | None:
+def _missing_board(row: MeshRow, path: tuple[Key, ...], boards: dict[str, int], *, findings: Findings) -> None:
+    known = [shown(name) for name in boards]
+    message = f"mesh {row.id} is made of board `{shown(row.board)}`, which does not exist"
+    hint = "".join(did_you_mean(str(row.board), known))
+    findings.add(codes.MISSING_BOARD, message, path, label=f"expected {listed(known)}", hint=hint)
+
+
+def _check_shape(
+    row: MeshRow, board: BoardRow, findings: Findings, *, paths: tuple[tuple[Key, ...], tuple[Key, ...]]
+) -> None:
     """`device_topology` is `host_topology` times the board's `topology`: each host owns one board-sized block."""
-    known = boards.get(str(row.board))
-    if known is None:
-        label = Label(span_of(root, ("Mesh", index, "board")), f"expected {listed(shown(name) for name in boards)}")
-        meant = closest(str(row.board), boards)
-        hints = (f"did you mean `{shown(meant)}`?",) if meant else ()
-        message = f"mesh {row.id} is made of board `{shown(row.board)}`, which does not exist"
-        return Diagnostic(codes.MISSING_BOARD, message, label, hints=hints)
-    board, board_index = known
     expected = [hosts * devices for hosts, devices in zip(row.host_topology, board.topology, strict=True)]
     if row.device_topology == expected:
-        return None
+        return
     sums = f"hosts {row.host_topology} × board {board.topology} = {expected}"
     message = f"mesh {row.id} has device_topology {row.device_topology}, but its hosts make {expected}"
-    others = (
-        Label(_value_span(root, ("Mesh", index, "host_topology")), f"{_times(row.host_topology)} hosts"),
-        Label(_value_span(root, ("Board", board_index, "topology")), f"{_times(board.topology)} devices on a board"),
-    )
-    return Diagnostic(codes.SHAPES, message, Label(_value_span(root, ("Mesh", index, "device_topology")), sums), others)
-
-
-def _value_span(root: Node, path: tuple[Key, ...]) -> Span:
-    """The list itself rather than the key that holds it."""
-    found = node_at(root, path)
-    return found.span if found is not None else span_of(root, path)
+    here, there = paths
+    places = ((*here, "device_topology"), (*here, "host_topology"), (*there, "topology"))
+    texts = (sums, f"{_times(row.host_topology)} hosts", f"{_times(board.topology)} devices on a board")
+    # The list itself is marked, not the key that holds it.
+    nodes = [node_at(findings.root, place) or findings.root for place in places]
+    labels = [Label(node.span, text) for node, text in zip(nodes, texts, strict=True)]
+    findings.found.append(Diagnostic(codes.SHAPES, message, labels[0], tuple(labels[1:])))
 
 
 def _times(shape: list[int]) -> str:
@@ -189,43 +174,22 @@ def _times(shape: list[int]) -> str:
 
 
 def recognise_generation(root: Node) -> Diagnostic | None:
-    """The diagnostic for a descriptor of a generation that is not read; None for the one that is, or for neither."""
-    if not isinstance(root, MapNode):
-        return None
-    meshes = [row for row in _items(root.entries.get("Mesh")) if isinstance(row, MapNode)]
+    """Return the diagnostic for a descriptor of generation A or B, which are not read; None for any other."""
+    meshes = [row for row in items_of(node_at(root, ("Mesh",))) if isinstance(row, MapNode)]
     oldest = next((row.keys["topology"] for row in meshes if "topology" in row.keys), None)
     if oldest:
-        hints = (
-            "replace `topology` in each mesh by `device_topology`, and `host_ranks` by `host_topology: [rows, columns]`",
-            _RELAXED,
+        shapes = (
+            "replace `topology` in each mesh by `device_topology`, and `host_ranks` by `host_topology: [rows, columns]`"
         )
-        return _old("A", "before release 0.62", oldest, "a mesh has `topology`", hints)
+        return _old("A (before release 0.62)", oldest, key="topology", hint=shapes)
     ranks = next((row.keys["host_ranks"] for row in meshes if "host_ranks" in row.keys), None)
     if ranks:
-        hints = ("remove `host_ranks` from each mesh; `host_topology` says the same", _RELAXED)
-        return _old("B", "release 0.62", ranks, "a mesh has `host_ranks`", hints)
+        repeated = "remove `host_ranks` from each mesh; `host_topology` says the same"
+        return _old("B (release 0.62)", ranks, key="host_ranks", hint=repeated)
     return None
 
 
-def first_port(root: MapNode) -> Span | None:
-    """The place of the first port in a link, which makes the file one of generation C; None in the last one."""
-    return next((found for row in _items(root.entries.get("Graph")) if (found := _port(row))), None)
-
-
-def _old(generation: str, release: str, span: Span, sign: str, hints: tuple[str, ...]) -> Diagnostic:
-    hints = (*hints, "or let `ttlaunch convert` write it anew")
-    message = f"{span.source.name} is a mesh graph descriptor of generation {generation} ({release}), which is not read"
-    return Diagnostic(codes.OLD_GENERATION, message, Label(span, sign), hints=hints)
-
-
-def _port(row: Node) -> Span | None:
-    """The place of a port such as `E0` in a link."""
-    for end in _items(row):
-        for word in _items(end):
-            if isinstance(word, ScalarNode) and isinstance(word.value, str) and _PORT.match(word.value):
-                return word.span
-    return None
-
-
-def _items(node: Node | None) -> tuple[Node, ...]:
-    return node.items if isinstance(node, ListNode) else ()
+def _old(generation: str, span: Span, *, key: str, hint: str) -> Diagnostic:
+    message = f"{span.source.name} is a mesh graph descriptor of generation {generation}, which is not read"
+    hints = (hint, _RELAXED, "or let `ttlaunch convert` write it anew")
+    return Diagnostic(codes.OLD_GENERATION, message, Label(span, f"a mesh has `{key}`"), hints=hints)

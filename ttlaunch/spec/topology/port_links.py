@@ -8,15 +8,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
+from ttlaunch.diagnostics.diagnostic import Diagnostic, given_twice, mistake_at
 from ttlaunch.diagnostics.span import Span
 from ttlaunch.diagnostics.suggest import shown
 from ttlaunch.spec.located.codes import TOPOLOGY
-from ttlaunch.spec.located.nodes import ListNode, MapNode, Node, ScalarNode
+from ttlaunch.spec.located.nodes import ListNode, MapNode, Node, ScalarNode, items_of
 from ttlaunch.spec.topology import codes
+from ttlaunch.spec.topology.links import Edge, End, join_edges, link_to_itself, missing_end
 from ttlaunch.spec.topology.model import Link, Mesh, MeshId
 
 _PORT = re.compile(r"([NESWZ])([0-9]{1,9})\Z", re.IGNORECASE)
+_SIDES = {"N": "north edge", "E": "east edge", "S": "south edge", "W": "west edge", "Z": "Z side"}
 _FORM = "`[[0, E0], [1, W0]]`"
 _PAIR = 2
 
@@ -25,17 +27,32 @@ _PAIR = 2
 class _Port:
     """A port of a mesh, with the device that has it."""
 
-    mesh: int
     name: str
-    device: int
-    span: Span
+    end: End
 
     @property
     def key(self) -> tuple[int, str]:
-        return self.mesh, self.name
+        return self.end.number, self.name
 
     def __str__(self) -> str:
-        return f"{self.name} of mesh {self.mesh}"
+        return f"{self.name} of mesh {self.end.number}"
+
+
+@dataclass(frozen=True)
+class _Cable:
+    """A link as listed from one of its ends."""
+
+    here: _Port
+    there: _Port
+    span: Span
+
+    @property
+    def key(self) -> tuple[tuple[int, str], tuple[int, str]]:
+        return self.here.key, self.there.key
+
+    @property
+    def way_back(self) -> tuple[tuple[int, str], tuple[int, str]]:
+        return self.there.key, self.here.key
 
 
 def parse_port_links(
@@ -43,67 +60,55 @@ def parse_port_links(
 ) -> tuple[list[Link], list[Diagnostic]]:
     """Read a `Graph` of ports."""
     found: list[Diagnostic] = []
-    cables: dict[tuple[tuple[int, str], tuple[int, str]], tuple[_Port, _Port, Span]] = {}
-    taken: dict[tuple[int, str], tuple[_Port, tuple[int, str]]] = {}
-    graph = root.entries.get("Graph")
-    for row in graph.items if isinstance(graph, ListNode) else ():
+    cables: dict[tuple[tuple[int, str], tuple[int, str]], _Cable] = {}
+    taken: dict[tuple[int, str], _Cable] = {}
+    for row in items_of(root.entries.get("Graph")):
         cable = _cable(row, meshes, ports)
-        if isinstance(cable, Diagnostic):
-            found.append(cable)
-            continue
-        here, there = cable
-        key = (here.key, there.key)
-        mistake = _cable_problem(here, there, row.span, cables, taken)
-        if mistake:
-            found.append(mistake)
-            continue
-        cables[key] = (here, there, row.span)
-        taken[here.key] = (here, there.key)
+        mistake = cable if isinstance(cable, Diagnostic) else _cable_problem(cable, cables.get(cable.key), taken)
+        if isinstance(cable, _Cable) and mistake is None:
+            cables[cable.key] = taken[cable.here.key] = cable
+        found += [mistake] if mistake else []
     if not found:
-        one_sided = [cable for (a, b), cable in cables.items() if (b, a) not in cables]
-        found += [_one_sided(*cable) for cable in one_sided]
-    return _links([cable for (a, b), cable in cables.items() if a < b or (b, a) not in cables]), found
+        found = [_one_sided(cable) for cable in cables.values() if cable.way_back not in cables]
+    # Each cable is listed from both ends; it counts once.
+    once = [cable for cable in cables.values() if cable.key < cable.way_back or cable.way_back not in cables]
+    return join_edges(Edge((one.here.end, one.there.end), 1, one.span, policy="STRICT") for one in once), found
 
 
-def _cable(row: Node, meshes: Mapping[MeshId, Mesh], ports: Mapping[str, int]) -> tuple[_Port, _Port] | Diagnostic:
+def _cable(row: Node, meshes: Mapping[MeshId, Mesh], ports: Mapping[str, int]) -> _Cable | Diagnostic:
     if not isinstance(row, ListNode) or len(row.items) != _PAIR:
         many = f"a list of {len(row.items)}" if isinstance(row, ListNode) else "no list"
         message = f"a link is {many}; {_FORM} was expected, as in the other links"
-        return Diagnostic(TOPOLOGY.wrong_value, message, Label(row.span, f"expected {_FORM}"))
+        return mistake_at(TOPOLOGY.wrong_value, message, row.span, label=f"expected {_FORM}")
     here = _port(row.items[0], meshes, ports)
     if isinstance(here, Diagnostic):
         return here
     there = _port(row.items[1], meshes, ports)
-    return there if isinstance(there, Diagnostic) else (here, there)
+    return there if isinstance(there, Diagnostic) else _Cable(here, there, row.span)
 
 
 def _port(node: Node, meshes: Mapping[MeshId, Mesh], ports: Mapping[str, int]) -> _Port | Diagnostic:
-    values = node.items if isinstance(node, ListNode) else ()
+    values = items_of(node)
     mesh_id, word = (value.value if isinstance(value, ScalarNode) else None for value in (*values, None, None)[:_PAIR])
     match = _PORT.match(word) if isinstance(word, str) else None
     if len(values) != _PAIR or type(mesh_id) is not int or match is None:
         message = f"an end of a link is not a mesh and a port; {_FORM} was expected"
-        return Diagnostic(
-            TOPOLOGY.wrong_value, message, Label(node.span, "expected a mesh and a port such as `[0, E0]`")
-        )
+        expected = "expected a mesh and a port such as `[0, E0]`"
+        return mistake_at(TOPOLOGY.wrong_value, message, node.span, label=expected)
     mesh = meshes.get(MeshId(mesh_id))
     if mesh is None:
-        message = f"a link names mesh {mesh_id}, which does not exist"
-        return Diagnostic(codes.LINK_TO_NOWHERE, message, Label(values[0].span, f"no mesh has id {mesh_id}"))
+        return missing_end("mesh", mesh_id, values[0].span)
     letter, number = match[1].upper(), int(match[2])
-    device, most = _device(mesh, letter, number, ports.get(letter, 0))
+    device, most = _device(mesh, letter, number=number, ports=ports.get(letter, 0))
     if device is None:
         message = f"a link names port {shown(word)} of mesh {mesh_id}, whose {_SIDES[letter]} has {most}"
         expected = f"expected {letter}0 to {letter}{most - 1}" if most else "no port there"
         sums = f"{mesh.device_shape[0]} × {mesh.device_shape[1]} devices, {ports.get(letter, 0)} ports each"
-        return Diagnostic(codes.PORT_NUMBER, message, Label(values[1].span, expected), (Label(mesh.span, sums),))
-    return _Port(mesh_id, f"{letter}{number}", device, node.span)
+        return mistake_at(codes.PORT_NUMBER, message, values[1].span, label=expected, other=(mesh.span, sums))
+    return _Port(f"{letter}{number}", End("mesh", mesh_id, device, node.span))
 
 
-_SIDES = {"N": "north edge", "E": "east edge", "S": "south edge", "W": "west edge", "Z": "Z side"}
-
-
-def _device(mesh: Mesh, letter: str, number: int, ports: int) -> tuple[int | None, int]:
+def _device(mesh: Mesh, letter: str, *, number: int, ports: int) -> tuple[int | None, int]:
     """The device that has the port, None past the end; and how many ports that side has."""
     rows, columns = mesh.device_shape
     length = {"N": columns, "S": columns, "E": rows, "W": rows, "Z": rows * columns}[letter]
@@ -120,45 +125,21 @@ def _device(mesh: Mesh, letter: str, number: int, ports: int) -> tuple[int | Non
     return device[letter], length * ports
 
 
-def _cable_problem(
-    here: _Port,
-    there: _Port,
-    span: Span,
-    cables: Mapping[tuple[tuple[int, str], tuple[int, str]], tuple[_Port, _Port, Span]],
-    taken: Mapping[tuple[int, str], tuple[_Port, tuple[int, str]]],
-) -> Diagnostic | None:
-    if here.mesh == there.mesh:
-        message = f"a link connects mesh {here.mesh} to itself"
-        return Diagnostic(codes.LINK_TO_ITSELF, message, Label(there.span, "expected another mesh"))
-    known = cables.get((here.key, there.key))
+def _cable_problem(cable: _Cable, known: _Cable | None, taken: Mapping[tuple[int, str], _Cable]) -> Diagnostic | None:
+    here, there = cable.here, cable.there
+    if here.end.number == there.end.number:
+        return link_to_itself(there.end)
     if known:
         message = f"the link from {here} to {there} is given twice"
-        labels = (Label(known[2], "first given here"),)
-        return Diagnostic(codes.LINK_TWICE, message, Label(span, "and again here"), labels)
+        return given_twice(codes.LINK_TWICE, message, cable.span, first=known.span)
     if here.key in taken:
-        message = f"port {here} has two links"
-        labels = (Label(taken[here.key][0].span, "the other is here"),)
-        return Diagnostic(codes.LINK_TWICE, message, Label(here.span, "one port has one cable"), labels)
+        message, other = f"port {here} has two links", (taken[here.key].here.end.span, "the other is here")
+        return mistake_at(codes.LINK_TWICE, message, here.end.span, label="one port has one cable", other=other)
     return None
 
 
-def _one_sided(here: _Port, there: _Port, span: Span) -> Diagnostic:
-    message = f"the link from {here} to {there} is given in one direction only"
-    back = f"[[{there.mesh}, {there.name}], [{here.mesh}, {here.name}]]"
-    hints = (f"add `{back}`",)
-    return Diagnostic(codes.ONE_SIDED_LINK, message, Label(span, "its way back is missing"), hints=hints)
-
-
-def _links(cables: list[tuple[_Port, _Port, Span]]) -> list[Link]:
-    joined: dict[tuple[int, int], list[tuple[_Port, _Port, Span]]] = {}
-    for here, there, span in cables:
-        low, high = sorted((here, there), key=lambda port: port.mesh)
-        joined.setdefault((low.mesh, high.mesh), []).append((low, high, span))
-    links = []
-    for (a, b), rows in joined.items():
-        devices: dict[tuple[int, int], int] = {}
-        for low, high, _ in rows:
-            devices[low.device, high.device] = devices.get((low.device, high.device), 0) + 1
-        pairs = tuple(sorted((low, high, count) for (low, high), count in devices.items()))
-        links.append(Link(MeshId(a), MeshId(b), len(rows), rows[0][2], pairs, "STRICT"))
-    return links
+def _one_sided(cable: _Cable) -> Diagnostic:
+    message = f"the link from {cable.here} to {cable.there} is given in one direction only"
+    (a, port_a), (b, port_b) = cable.way_back
+    hint = f"add `[[{a}, {port_a}], [{b}, {port_b}]]`"
+    return mistake_at(codes.ONE_SIDED_LINK, message, cable.span, label="its way back is missing", hint=hint)
