@@ -8,7 +8,6 @@ from dataclasses import asdict
 import pytest
 
 from ttlaunch import contract
-from ttlaunch.cli.runs import render_bytes
 from ttlaunch.running.runs.clean import _GOING, measure, parse_age, remove
 from ttlaunch.running.runs.launcher import Launcher, this_process
 from ttlaunch.running.runs.overview import summarise
@@ -152,71 +151,3 @@ def test_a_link_to_a_run_is_not_followed(ttlaunch, make_run, here):
 )
 def test_ages_are_read(text, expected):
     assert expected == parse_age(text)
-
-
-def test_sizes_are_said_in_their_largest_unit():
-    assert ["0 bytes", "1 byte", "1.5 kB", "2.0 GB"] == [render_bytes(size) for size in (0, 1, 1500, 2_000_000_000)]
-
-
-def test_diff_names_what_differs_and_the_step_from_which_losses_part(ttlaunch, make_run):
-    make_run(OLD, losses=(3.0, 2.5, 2.0), rate="0.1", origin="recipes/mine/train.yaml:4")
-    make_run(NEW, losses=(3.0, 2.25, 2.0, 1.0), rate="0.2", tree="bb", layout="three")
-    answer = ttlaunch("diff 0001 0002")
-    assert answer.status == 0
-    assert answer.stdout == (
-        f"{OLD} → {NEW}\n"
-        "program: the same, 1 value compared\n"
-        "placement: 1 difference, 2 values compared\n"
-        "  layout: two → three\n"
-        "configuration: 1 difference, 3 values compared\n"
-        "  training_config.learning_rate: 0.1 (recipes/mine/train.yaml:4) → 0.2 (--set)\n"
-        "code: 1 difference, 3 values compared\n"
-        "  recipe's tree: aa → bb\n"
-        "environment: the same, 2 values compared\n"
-        "results: 1 difference, 3 values compared\n"
-        "  steps: 3 → 4\n"
-        "training loss: differs from step 2 on, 2.5 → 2.25\n"
-    )
-
-
-def test_diff_of_equal_runs_says_so(ttlaunch, make_run):
-    make_run(OLD, losses=(3.0, float("nan")))
-    make_run(NEW, losses=(3.0, float("nan")))
-    assert "training loss: equal in 2 common steps, to the last bit\n" in ttlaunch("diff 0001 0002").stdout
-    said = json.loads(ttlaunch("diff 0001 0002 --format json").stdout)
-    assert ([OLD, NEW], True, []) == (said["runs"], said["same"], said["differences"])
-    assert "" == ttlaunch("diff 0001 0002 --format concise").stdout
-
-
-def test_diff_compares_the_words_of_a_program_and_what_it_began_from(ttlaunch, make_run):
-    for name, words, sha256, step, host, devices in (
-        (OLD, ["a", "-x"], "11", 2, "box", "0"),
-        (NEW, ["a"], "22", 4, "far", "1"),
-    ):
-        run = make_run(name)
-        row = {"rank": 0, "host": host, "slot": 0, "role": "rank", "mesh_id": 3, "environment": {"DEVICES": devices}}
-        plan = {"command": {"name": "a", "command": words}, "data": {"sha256": sha256}, "ranks": [row]}
-        plan |= {"start": {"origin": "checkpoints", "step": step}, "engine": {"name": f"Open MPI {step}"}}
-        (run / contract.PLAN_FILE).write_text(json.dumps(plan))
-        (run / contract.TRAIN_FILE).unlink()
-    said = ttlaunch("diff 0001 0002").stdout
-    assert (
-        "program: 3 differences, 4 values compared\n"
-        "  command: a -x → a\n"
-        "  training text: 11 → 22\n"
-        "  began after step: 2 → 4\n"
-        "placement: 1 difference, 1 value compared\n"
-        "  rank 0: rank on box, mesh 3 → rank on far, mesh 3\n"
-        "configuration: nothing to compare\n"
-        "code: the same, 3 values compared\n"
-        "environment: 2 differences, 4 values compared\n"
-        "  MPI: Open MPI 2 → Open MPI 4\n"
-        "  DEVICES of rank 0: 0 → 1\n"
-    ) in said
-
-
-def test_diff_of_a_run_that_cannot_be_read(ttlaunch, make_run):
-    make_run(OLD)
-    (make_run(NEW) / contract.PLAN_FILE).write_text("{}")
-    answer = ttlaunch("diff 0001 0002")
-    assert f"error[P031]: the run {NEW} cannot be read: plan.json is not a plan\n\n" == answer.stderr

@@ -10,7 +10,6 @@ from ttlaunch.running.flight_recorders import (
     last_operation,
     last_operations,
     read_recorders,
-    sized,
 )
 from ttlaunch.running.watch import RankState
 from ttlaunch.runtime.telemetry.black_box import BlackBox
@@ -54,14 +53,6 @@ def test_a_rank_that_did_nothing_or_all_of_it_has_no_last_operation(tmp_path, re
     assert told(tmp_path) is not None
     recording.announce(DONE)
     assert told(tmp_path) is None
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 KB"), (13_249_999, "13.2 MB"), (10**10, "10.0 GB")],
-)
-def test_sizes_are_told_by_their_own_unit(nbytes, text):
-    assert text == sized(nbytes)
 
 
 def test_times_of_another_hosts_clock_are_put_right(tmp_path, recording):

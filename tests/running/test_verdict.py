@@ -175,7 +175,7 @@ def test_the_rank_that_does_not_come_to_an_operation_of_all_is_named(meet):
     said = "rank 1 (worker, box) has not moved for 12 s: 2 ranks wait for it, and it waits for none, and did not say where it is"
     assert ("R014", said) == verdict(seen)
     assert (
-        "rank 0 (worker)  waits for rank 1  all_reduce of 4.0 KB, bucket 2"
+        "rank 0 (worker)  waits for rank 1  all_reduce of 4.0 kB, bucket 2"
         == judge(seen, quiet_s=12.0, now=0.0).evidence[0]
     )
 
@@ -183,7 +183,7 @@ def test_the_rank_that_does_not_come_to_an_operation_of_all_is_named(meet):
 def test_ranks_that_take_one_operation_of_all_for_different_ones_are_named(meet):
     seen = meet([("all_reduce", 4000)], [("all_reduce", 8000)], [("all_reduce", 4000)])
     said = (
-        "is in all_reduce of 4.0 KB, bucket 2, and rank 1 (worker) at the same place in all_reduce of 8.0 KB, bucket 2"
+        "is in all_reduce of 4.0 kB, bucket 2, and rank 1 (worker) at the same place in all_reduce of 8.0 kB, bucket 2"
     )
     assert ("R037", f"rank 0 (worker, box) {said}") == verdict(seen)
 
@@ -192,7 +192,7 @@ def test_an_operation_of_all_to_which_a_rank_that_is_done_will_not_come(meet, ra
     seen = meet([("all_reduce", 4000)], [("", 0)], tag_of=(0, 1))
     done = ranks([], [DONE])[1]
     seen[1] = replace(seen[1], has_left=True)
-    said = "rank 0 (worker, box) waits in all_reduce of 4.0 KB, bucket 2 for rank 1 (worker), which is done"
+    said = "rank 0 (worker, box) waits in all_reduce of 4.0 kB, bucket 2 for rank 1 (worker), which is done"
     assert done.is_done
     assert ("R037", said) == verdict(seen)
 

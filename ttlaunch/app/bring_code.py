@@ -10,7 +10,9 @@ from ttlaunch.errors import HostError, SyncError
 from ttlaunch.hosts.doctor.troubles import explain_troubles
 from ttlaunch.hosts.sync.release import Release
 from ttlaunch.hosts.sync.report import LARGEST_UNASKED_BYTES, check_size, check_synced
-from ttlaunch.hosts.sync.send import Outcome, SourceChangedError, sync_release
+from ttlaunch.hosts.sync.results import Outcome
+from ttlaunch.hosts.sync.send import sync_release
+from ttlaunch.hosts.sync.send_buffer import SourceChangedError
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.spec.topology.model import Topology
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ttlaunch.app.outcome import Outcome
     from ttlaunch.errors import HostError
-    from ttlaunch.hosts.sync.send import Progress
+    from ttlaunch.hosts.sync.results import Progress
 
 Answered = Callable[[str, "HostError | None"], None]
 """Is told of a host that has answered, and why it cannot be used."""

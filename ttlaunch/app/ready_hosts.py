@@ -31,7 +31,7 @@ from ttlaunch.hosts.doctor.probe_hosts import probe_all, question_for
 from ttlaunch.hosts.doctor.troubles import explain_troubles
 from ttlaunch.hosts.sync.data import DataItem, data_item
 from ttlaunch.hosts.sync.release import Release, make_release
-from ttlaunch.hosts.sync.send import Outcome, Synced
+from ttlaunch.hosts.sync.results import Outcome, Synced
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan, RecipeProgram
 from ttlaunch.planning.make import Networks

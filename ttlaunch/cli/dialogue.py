@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from ttlaunch.app.outcome import Outcome
-    from ttlaunch.hosts.sync.send import Progress
+    from ttlaunch.hosts.sync.results import Progress
 
 _SHOW_AFTER_S = 1.0
 
@@ -71,7 +71,7 @@ class TerminalDialogue:
             return
         from rich.console import Console
 
-        from ttlaunch.hosts.sync.sizes import render_size
+        from ttlaunch.diagnostics.count import render_size
 
         with Console(stderr=True).status("reading files") as status:
             while not wait([made], timeout=0.2).done:

@@ -131,12 +131,12 @@ def _show(outcome: "Outcome", topology: "Topology") -> None:
 
 
 def _words(last: "EnvironmentAnswer", sent: int, seconds: float) -> str:
-    from ttlaunch.hosts.prepare.mistakes import size_text
+    from ttlaunch.diagnostics.count import render_size
 
     mpi = f", {last.mpi}" if last.mpi else ""
     if not last.made:
         return f"was ready: Python {last.python}{mpi} in {last.environment}"
-    carried = f"{size_text(sent)} sent" if sent else "of wheels that were there"
+    carried = f"{render_size(sent)} sent" if sent else "of wheels that were there"
     origin = "fetched from its index" if last.from_index else carried
     return f"made in {seconds:.1f} s, {origin}: Python {last.python}{mpi} in {last.environment}"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from ttlaunch.hosts.prepare.mistakes import size_text
+from ttlaunch.diagnostics.count import render_size
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -83,7 +83,7 @@ class BarView:
             self._progress.update(self._tasks[host], total=1, completed=completed, words=words, amount="")
 
     def moved(self, host: str, *, done: int, total: int) -> None:
-        amount = f"{size_text(done)} of {size_text(total)}"
+        amount = f"{render_size(done)} of {render_size(total)}"
         self._progress.update(self._tasks[host], completed=done, total=total, amount=amount)
 
 
@@ -110,7 +110,7 @@ class PlainView:
         with self._lock:
             if time.monotonic() - self._said.get(host, 0.0) > _LINE_EVERY_S:
                 self._said[host] = time.monotonic()
-                self._write(f"{host}: {self._words.get(host, '')} {size_text(done)} of {size_text(total)}")
+                self._write(f"{host}: {self._words.get(host, '')} {render_size(done)} of {render_size(total)}")
 
     def _write(self, line: str) -> None:
         sys.stderr.write(line + "\n")

@@ -10,7 +10,7 @@ import typer
 from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics
 from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.diagnostics import Blame, Diagnostic, Format, shown
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics.count import counted, render_size
 
 if TYPE_CHECKING:
     from ttlaunch.running.runs.clean import Removable
@@ -66,17 +66,9 @@ def clean(
         names = [one.run.folder.name for one in removed]
         print_json({"runs": entries, "removed": names, "diagnostics": [diagnostic.as_json() for diagnostic in found]})
     elif removed:
-        sys.stdout.write(f"removed {counted(len(removed), 'run')}, {render_bytes(_total(removed))}\n")
+        sys.stdout.write(f"removed {counted(len(removed), 'run')}, {render_size(_total(removed))}\n")
     show_diagnostics(found, form=form)
     leave(1 if found else 0)
-
-
-def render_bytes(size: int) -> str:
-    """A size in its largest unit, exact below a kilobyte."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return counted(size, "byte")
 
 
 def _announce(going: "list[Removable]", *, num_running: int, form: Format) -> None:
@@ -84,10 +76,10 @@ def _announce(going: "list[Removable]", *, num_running: int, form: Format) -> No
         return
     for one in going:
         sys.stdout.write(
-            f"{shown(one.run.folder.name)}   {one.run.state:12} {render_bytes(one.size_bytes):>12}   {shown(one.run.name)}\n"
+            f"{shown(one.run.folder.name)}   {one.run.state:12} {render_size(one.size_bytes):>12}   {shown(one.run.name)}\n"
         )
     running = f"; {counted(num_running, 'run')} that may go on stay" if num_running else ""
-    sys.stdout.write(f"{counted(len(going), 'run')}, {render_bytes(_total(going))}{running}\n")
+    sys.stdout.write(f"{counted(len(going), 'run')}, {render_size(_total(going))}{running}\n")
     sys.stdout.flush()
 
 

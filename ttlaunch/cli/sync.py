@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ttlaunch.hosts.sync.data import DataItem
     from ttlaunch.hosts.sync.release import Release
-    from ttlaunch.hosts.sync.send import Outcome
+    from ttlaunch.hosts.sync.results import Outcome
     from ttlaunch.hosts.transport.transport import Process, Transport
 
 EXAMPLES = """\

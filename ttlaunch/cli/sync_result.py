@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics.count import counted, render_size
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.sync.results import Outcome, Planned, Synced
-from ttlaunch.hosts.sync.sizes import render_size
 
 _SHOWN_HASH = 12
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch import contract
+from ttlaunch.diagnostics.count import render_size
 from ttlaunch.flight_recorder import (
     DONE,
     NO_BUCKET,
@@ -151,7 +152,7 @@ def described(operation: Operation, *, roles: Sequence[str]) -> str:
     role = f" ({roles[operation.peer]})" if 0 <= operation.peer < len(roles) else ""
     verb = VERBS[operation.verb] if operation.verb < len(VERBS) else VERBS[0]
     whom = "several ranks" if operation.is_for_any else f"rank {operation.peer}{role}"
-    parts = [f"{verb} of {sized(operation.nbytes)} {way} {whom}", operation.name]
+    parts = [f"{verb} of {render_size(operation.nbytes)} {way} {whom}", operation.name]
     parts.append(f"tag {operation.tag}")
     parts += [f"bucket {operation.bucket}"] if operation.bucket != NO_BUCKET else []
     parts += [f"step {operation.step}"] if operation.step else []
@@ -160,18 +161,10 @@ def described(operation: Operation, *, roles: Sequence[str]) -> str:
 
 def called(operation: Operation) -> str:
     """An operation of a group, such as `torch's all_reduce of 13.2 MB, bucket 1, step 7`."""
-    parts = [f"{operation.name} of {sized(operation.nbytes)}" if operation.nbytes else operation.name]
+    parts = [f"{operation.name} of {render_size(operation.nbytes)}" if operation.nbytes else operation.name]
     parts += [f"bucket {operation.bucket}"] if operation.bucket != NO_BUCKET else []
     parts += [f"step {operation.step}"] if operation.step else []
     return ", ".join(parts)
-
-
-def sized(nbytes: int) -> str:
-    """Such as `13.2 MB`."""
-    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "KB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.1f} {name}"
-    return f"{nbytes} bytes"
 
 
 def short_place(place: str) -> str:

@@ -33,8 +33,8 @@ def test_on_a_terminal_a_bar_says_what_its_host_does_and_how_far_it_is():
         return [(task.fields["words"], task.fields["amount"], task.completed / (task.total or 1)) for task in tasks]
 
     view.phase("metal-02", "receiving")
-    view.moved("metal-02", done=1 << 20, total=4 << 20)
-    assert [("connected", "", 0), ("receiving", "1 MiB of 4 MiB", 0.25)] == shown()
+    view.moved("metal-02", done=10**6, total=4 * 10**6)
+    assert [("connected", "", 0), ("receiving", "1.0 MB of 4.0 MB", 0.25)] == shown()
     view.phase("metal-02", "checking")
     view.phase("metal-01", "ready")
     assert [("ready", "", 1), ("checking", "", 0)] == shown()

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, listed, shown
+from ttlaunch.diagnostics.count import render_size
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.prepare.one_host import OLDEST_BASE, Base
 from ttlaunch.records.hosts import EnvironmentAnswer
@@ -11,8 +12,6 @@ from ttlaunch.spec.topology.model import Topology
 _LONGEST = 240
 _MOST_PLACES = 8
 _MOST_LINES = 6
-_GIB = 1 << 30
-_MIB = 1 << 20
 _OLDEST = ".".join(map(str, OLDEST_BASE))
 
 
@@ -54,8 +53,8 @@ def _what_was_found(base: Base | HostError) -> str:
 
 def _disk(hosts: Mapping[str, EnvironmentAnswer], topology: Topology) -> list[Diagnostic]:
     def say(words: EnvironmentAnswer) -> str:
-        free = f"{size_text(words.free)} are free"
-        return f"{size_text(words.needed)} are needed, {free}" if words.needed else f"it became full, {free}"
+        free = f"{render_size(words.free)} are free"
+        return f"{render_size(words.needed)} are needed, {free}" if words.needed else f"it became full, {free}"
 
     folder = topology.cluster.remote_folder
     return _explain(
@@ -158,8 +157,3 @@ def _explain(
         labels[0] = Label(labels[0].span, f"{labels[0].text} (and {rest} more hosts than shown)".lstrip())
     message = shown(f"{subject}: {evidence[names[0]]}" if is_shared else subject, longest=_LONGEST)
     return [Diagnostic(code, message, labels[0], tuple(labels[1:]), tuple(notes), tuple(hints), blame=Blame.HOSTS)]
-
-
-def size_text(size: int) -> str:
-    """Bytes as a person reads them, in powers of 1024."""
-    return f"{size / _GIB:.1f} GiB" if size >= _GIB else f"{max(size, 0) / _MIB:.0f} MiB"

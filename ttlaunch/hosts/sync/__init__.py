@@ -5,7 +5,8 @@ In two steps. `make_release` reads what is to be copied on the launching machine
 
     from ttlaunch.hosts.sync.release import Release, make_release
     from ttlaunch.hosts.sync.data import DataItem, data_item
-    from ttlaunch.hosts.sync.send import Outcome, Planned, Synced, sync_release
+    from ttlaunch.hosts.sync.results import Outcome, Planned, Synced
+    from ttlaunch.hosts.sync.send import sync_release
     from ttlaunch.hosts.sync.report import check_synced
 
     make_release(working_folder: Path, *, folder: Path | None = None, recipe: Path | None = None,

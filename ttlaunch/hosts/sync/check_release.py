@@ -6,13 +6,13 @@ from pathlib import Path
 
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, Severity, Source, listed, shown
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.hosts.sync.collect import Collected
 from ttlaunch.hosts.sync.ignore import OWN_RULES, UselessLine
+from ttlaunch.hosts.sync.listing import Listing
 from ttlaunch.hosts.sync.manifest import LINK, Entry
 from ttlaunch.hosts.sync.read_files import UnreadableError, name_of
 
 
-def check_collected(found: Collected, *, root: Path) -> Iterator[Diagnostic]:
+def check_collected(found: Listing, *, root: Path) -> Iterator[Diagnostic]:
     """What of the project stays behind, and why."""
     if found.without_git is not None:
         message = f"git cannot be asked what belongs to the project in {root}: {found.without_git}"
@@ -20,13 +20,13 @@ def check_collected(found: Collected, *, root: Path) -> Iterator[Diagnostic]:
         yield Diagnostic("S007", message, notes=notes, severity=Severity.WARNING, blame=Blame.CODE_SYNC)
     hints: tuple[str, ...]
     if found.secrets:
-        names = [name_of(path) for path in found.secrets]
+        names = [name_of(path) for path in sorted(found.secrets)]
         stay = "stays here" if len(names) == 1 else "stay here"
         message = f"{counted(len(names), 'file')} that may hold secrets {stay}: {listed(names, last='and')}"
         hints = (f"to copy it all the same, put `!{names[0]}` into .ttlaunchignore",)
         yield Diagnostic("S001", message, hints=hints, severity=Severity.WARNING, blame=Blame.CODE_SYNC)
     if found.special:
-        names = [name_of(path) for path in found.special]
+        names = [name_of(path) for path in sorted(found.special)]
         message = f"a named pipe, socket or device cannot be copied: {listed(names, last='and')}"
         yield Diagnostic("S002", message, severity=Severity.WARNING, blame=Blame.CODE_SYNC)
     yield from (_explain_useless(line) for line in found.useless)

@@ -74,12 +74,11 @@ def remember(release: Release) -> None:
     """Note that a host has this release; that it cannot be written down is no reason to stop."""
     file = _file(release)
     with contextlib.suppress(OSError):
-        packed = zlib.compress(release.manifest.text, _LEVEL)
-        if file.is_file() and file.read_bytes() == packed:
+        if file.is_file() and file.read_bytes() == release.manifest.packed:
             return
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as written:
-            written.write(packed)
+            written.write(release.manifest.packed)
         Path(written.name).replace(file)
 
 

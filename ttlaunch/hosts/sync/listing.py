@@ -1,4 +1,4 @@
-"""Which files a folder has: as git sees it, or by walking through it where there is no git.
+"""Which files of a folder are copied: those that git lists, or a walk finds, without ignored ones and secrets.
 
 Paths are bytes relative to the folder, as the system has them; a name need not be text.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ttlaunch.hosts.sync.ignore import GIT_RULES, OWN_RULES, IgnoreRules, UselessLine
+from ttlaunch.hosts.sync.secret_files import looks_secret
 
 _NEVER = {b".git", b"__pycache__"}
 _VIRTUAL_ENVIRONMENT = b"pyvenv.cfg"
@@ -19,17 +20,18 @@ _MISLEADING = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_
 
 @dataclass
 class Listing:
-    """What may be copied, before `.ttlaunchignore` and secrets are looked at.
+    """A folder's part of a release; all paths are bytes relative to it.
 
     Attributes:
-        paths: Files and links.
+        paths: Files and links to copy.
         ignored: Files that git would leave out; only looked for where a rule of ours may name one of them.
-        folders: Those that are to be there even if nothing is in them.
-        special: Named pipes, sockets and devices.
-        unreadable: Folders that cannot be read, and why.
+        folders: Folders to make, also empty ones.
+        special: Named pipes, sockets and devices, which are not copied.
+        secrets: Files that are not copied because they look like secrets.
+        unreadable: What could not be listed, and why.
         rules: Those of `.ttlaunchignore` files.
-        useless: Lines of rule files that we read and that mean nothing.
-        without_git: Why git could not be asked, in its own words; None where it was, or where there is no repository.
+        useless: Lines of rule files that are no pattern.
+        without_git: Git's message where it failed in a repository; None where it worked or was not needed.
     """
 
     rules: IgnoreRules
@@ -37,12 +39,29 @@ class Listing:
     ignored: set[bytes] = field(default_factory=set)
     folders: set[bytes] = field(default_factory=set)
     special: set[bytes] = field(default_factory=set)
+    secrets: set[bytes] = field(default_factory=set)
     unreadable: dict[bytes, OSError] = field(default_factory=dict)
     useless: list[UselessLine] = field(default_factory=list)
     without_git: str | None = None
 
 
-def list_files(root: bytes, *, environment: Mapping[str, str], ask_git: bool = True) -> Listing:
+def collect(root: bytes, *, environment: Mapping[str, str], ask_git: bool = True) -> Listing:
+    """Decide what of a folder is copied; `!path` in a `.ttlaunchignore` names what would else be left out."""
+    listing = _list_files(root, environment=environment, ask_git=ask_git)
+    rules, below = listing.rules, root + b"/"
+    verdicts = {path: rules.verdict(path) for path in listing.paths | listing.ignored} if rules else {}
+    kept = {path for path in listing.paths if verdicts.get(path) is not True}
+    kept |= {path for path in listing.ignored if verdicts.get(path) is False}
+    listing.secrets = {path for path in kept if verdicts.get(path) is not False and looks_secret(below + path)}
+    listing.paths = kept - listing.secrets
+    if rules:
+        listing.folders = {path for path in listing.folders if not rules.verdict(path, is_folder=True)}
+        listing.special = {path for path in listing.special if not rules.verdict(path)}
+    listing.folders |= folders_of(listing.paths)
+    return listing
+
+
+def _list_files(root: bytes, *, environment: Mapping[str, str], ask_git: bool) -> Listing:
     """List a folder; in a git repository tracked files and those that are neither tracked nor ignored."""
     listing = Listing(IgnoreRules(root, OWN_RULES))
     if ask_git and _is_in_repository(root):
@@ -74,7 +93,7 @@ def folders_of(paths: Iterable[bytes]) -> set[bytes]:
 
 
 class _GitError(Exception):
-    """Why git does not say what belongs to the project."""
+    """Git cannot list what belongs to the project; the text is its message."""
 
 
 def _is_in_repository(root: bytes) -> bool:
@@ -87,7 +106,7 @@ def _is_in_repository(root: bytes) -> bool:
 
 
 def _ask_git(root: bytes, *which: str, environment: Mapping[str, str]) -> set[bytes]:
-    """Paths below a folder, those of repositories inside it included."""
+    """The paths that git lists below a folder, including those of repositories inside it."""
     chosen = which or ("--cached", "--others")
     command = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", "--exclude-standard", *chosen]
     names = {name: value for name, value in environment.items() if name not in _MISLEADING}
@@ -106,8 +125,8 @@ def _ask_git(root: bytes, *which: str, environment: Mapping[str, str]) -> set[by
     except (OSError, subprocess.SubprocessError) as error:
         raise _GitError(str(error)) from error
     if answer.returncode:
-        said = answer.stderr.decode("utf-8", "replace").strip().splitlines() or [f"status {answer.returncode}"]
-        raise _GitError(said[0].removeprefix("fatal: "))
+        lines = answer.stderr.decode("utf-8", "replace").strip().splitlines() or [f"status {answer.returncode}"]
+        raise _GitError(lines[0].removeprefix("fatal: "))
     paths: set[bytes] = set()
     for listed in answer.stdout.split(b"\0"):
         path = listed.rstrip(b"/")
@@ -115,7 +134,7 @@ def _ask_git(root: bytes, *which: str, environment: Mapping[str, str]) -> set[by
         try:
             mode = os.lstat(full).st_mode if path else 0
         except OSError:
-            continue  # tracked, and deleted
+            continue  # tracked by git, but deleted here
         if stat.S_ISDIR(mode):  # a submodule, or a repository inside this one
             paths |= {os.path.join(path, inner) for inner in _ask_git(full, *which, environment=environment)}
         elif path:

@@ -1,6 +1,7 @@
 """What a release consists of, and the tree hash that is its name: the same content has the same name everywhere."""
 
 import hashlib
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,6 +44,11 @@ class Manifest:
             content = entry.content.hex().encode() if entry.kind == LINK else entry.content or b"-"
             records.append(b"%s %o %d %s %s" % (entry.kind.encode(), entry.mode, entry.size, content, entry.path))
         return b"\0".join(records) + b"\0"
+
+    @cached_property
+    def packed(self) -> bytes:
+        """The text as it travels, and as it is kept for the next sync."""
+        return zlib.compress(self.text, 1)
 
     @cached_property
     def tree_hash(self) -> str:

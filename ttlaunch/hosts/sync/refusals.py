@@ -1,8 +1,8 @@
 """Why a host could not take the code in, as one clause with the wrong value in it, from what its side says."""
 
 from ttlaunch.diagnostics import shown
+from ttlaunch.diagnostics.count import render_size
 from ttlaunch.errors import HostError, SyncError, Trouble
-from ttlaunch.hosts.sync.sizes import render_size
 from ttlaunch.records.hosts import SyncRefusal
 
 _LONGEST = 200

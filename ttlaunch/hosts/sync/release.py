@@ -9,9 +9,8 @@ from pathlib import Path
 from ttlaunch import contract
 from ttlaunch.diagnostics import Diagnostic, has_errors
 from ttlaunch.hosts.sync.check_release import check_collected, check_links, check_read
-from ttlaunch.hosts.sync.collect import Collected, collect
 from ttlaunch.hosts.sync.hash_cache import HashCache, cache_folder
-from ttlaunch.hosts.sync.listing import folders_of
+from ttlaunch.hosts.sync.listing import Listing, collect, folders_of
 from ttlaunch.hosts.sync.manifest import FILE, FOLDER, Entry, Manifest, make_manifest
 from ttlaunch.hosts.sync.read_files import FileReader, UnreadableError, is_inside
 from ttlaunch.spec.named_folders import built_in_folder
@@ -117,7 +116,9 @@ def _make(origin: Origin, *, on_progress: Callable[[int, int], None] | None) -> 
     cache = HashCache(cache_folder(origin.environment), os.fsencode(root))
     reader = FileReader(cache, on_progress=on_progress)
     into = contract.PROJECT_DIR.encode()
-    entries, errors = reader.read_all(os.fsencode(root), collected.paths, folders=[b"", *collected.folders], into=into)
+    entries, errors = reader.read_all(
+        os.fsencode(root), sorted(collected.paths), folders=[b"", *sorted(collected.folders)], into=into
+    )
     problems = [*check_collected(collected, root=root), *check_links(entries, into=into)]
     for source, name in _package_parts():
         found, unreadable = _read_part(reader, source, into=f"{contract.PACKAGE_DIR}/{name}", origin=origin)
@@ -139,7 +140,7 @@ def _make(origin: Origin, *, on_progress: Callable[[int, int], None] | None) -> 
     return release, problems
 
 
-def _choose_project(origin: Origin) -> tuple[Path, Collected]:
+def _choose_project(origin: Origin) -> tuple[Path, Listing]:
     """The project's root, and what of it is copied."""
     environment = origin.environment
     if origin.folder is not None:
@@ -163,7 +164,9 @@ def _read_part(
     reader: FileReader, source: Path, *, into: str, origin: Origin
 ) -> tuple[list[Entry], list[UnreadableError]]:
     found = collect(os.fsencode(source), environment=origin.environment, ask_git=False)
-    return reader.read_all(os.fsencode(source), found.paths, folders=[b"", *found.folders], into=into.encode())
+    return reader.read_all(
+        os.fsencode(source), sorted(found.paths), folders=[b"", *sorted(found.folders)], into=into.encode()
+    )
 
 
 def _recipe_in_release(recipe: Path, *, root: Path, entries: list[Entry]) -> str | None:

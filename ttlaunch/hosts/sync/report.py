@@ -4,11 +4,10 @@ import os
 from collections.abc import Iterator, Sequence
 
 from ttlaunch.diagnostics import Blame, Diagnostic, Severity, listed
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics.count import counted, render_size
 from ttlaunch.errors import SyncError
 from ttlaunch.hosts.sync.read_files import name_of
 from ttlaunch.hosts.sync.results import Outcome, Planned, Synced
-from ttlaunch.hosts.sync.sizes import render_size
 
 LARGEST_UNASKED_BYTES = 1024**3
 """More than this, to all hosts together, is only sent when somebody has said yes."""

@@ -1,39 +1,39 @@
-"""Bring a release to many hosts at once: each says what it lacks, and only that travels, compressed once for all.
+"""Bring a release to many hosts at once: each asks for what it lacks, and only that travels, compressed once for all.
 
 A host ends with the whole new release, made current, or with exactly what it had before; so does every host when this
-process is killed. What host and launching machine say to each other stands in `agent/receive.py`.
+process is killed. `agent/receive.py` lists the frames that host and launching machine exchange.
 """
 
 import os
 import secrets
 import threading
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from ttlaunch import contract
-from ttlaunch.errors import HostError
-from ttlaunch.hosts.sync.contents import Contents
+from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.sync.data import DataItem
 from ttlaunch.hosts.sync.last_release import News, find_news, remember
-from ttlaunch.hosts.sync.protocol import SILENCE_S, SharedFolders, SyncProtocol
-from ttlaunch.hosts.sync.refusals import explain_loss
+from ttlaunch.hosts.sync.refusals import explain_loss, explain_refusal
 from ttlaunch.hosts.sync.release import Release
 from ttlaunch.hosts.sync.results import Outcome, Planned, Progress, Synced
-from ttlaunch.hosts.sync.send_buffer import SourceChangedError
+from ttlaunch.hosts.sync.send_buffer import Contents, SourceChangedError
 from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.frames import FrameStream
-from ttlaunch.hosts.transport.pushed import start_script
+from ttlaunch.hosts.transport.pushed import explain_end, start_script
 from ttlaunch.hosts.transport.transport import Process, Transport
-from ttlaunch.records.hosts import SyncEnd
+from ttlaunch.records.hosts import SyncEnd, SyncMessage, SyncRefusal
 
 _BESIDE = ("releases", "unpack", "contents", "host_data")
 _ATTEMPTS = 3
+SILENCE_S = 12.0
+"""How long a host may send nothing, or take nothing in, before it counts as lost; at work it sends a frame each second."""
 
-
-__all__ = ["Outcome", "Planned", "Progress", "SourceChangedError", "Synced", "sync_release"]
+_END_S = 2.0
+_PART = 256 * 1024
+_FINAL = {"done", "plan"}
 
 
 def sync_release(
@@ -69,7 +69,7 @@ def sync_release(
     attempts_left, waiting = _ATTEMPTS, dict(interpreters or {})
     while True:
         arguments = {"remote_folder": remote_folder, "keep": keep, "dry_run": dry_run}
-        task = _Task(release, data, arguments=arguments, pythons=pythons, on_progress=on_progress or _silent)
+        task = _Task(release, data, arguments=arguments, pythons=pythons, on_progress=on_progress or (lambda _: None))
         task.interpreters, waiting = waiting, {}
         try:
             task.look_back()
@@ -87,12 +87,14 @@ def sync_release(
             task.close()
 
 
-def _silent(_: Progress) -> None:
-    pass
-
-
 class _Task:
-    """One release for many hosts."""
+    """One release on its way to many hosts.
+
+    Attributes:
+        contents: What hosts may ask for.
+        folders: Which host brings the code into which folder.
+        interpreters: Started already, by host.
+    """
 
     def __init__(
         self,
@@ -103,16 +105,14 @@ class _Task:
         pythons: Sequence[str],
         on_progress: Callable[[Progress], None],
     ) -> None:
-        self._release, self._pythons, self.on_progress = release, pythons, on_progress
+        self.release, self._pythons, self.on_progress = release, pythons, on_progress
         self.interpreters: Mapping[str, Future[Process]] = {}
         sources = release.manifest.sources
         self._inside = {item.sha256: sources[item.sha256].path for item in data if item.sha256 in sources}
         texts = [item for item in data if item.sha256 not in sources]
         self.contents = Contents(release.manifest, texts)
-        self.folders = SharedFolders()
-        self._packed: bytes | None = None
+        self.folders = _SharedFolders()
         self._finished: list[FrameStream] = []
-        self._lock = threading.Lock()
         self._arguments = {
             **arguments,
             "tree": release.tree_hash,
@@ -122,29 +122,21 @@ class _Task:
         self._news: News | None = None
 
     def look_back(self) -> None:
-        """See what is new since the last sync.
+        """Find out what is new since the last sync.
 
         Raises:
-            SourceChangedError: If a file is not as it was.
+            SourceChangedError: If a file is not as it was when the release was made.
         """
         if not self._arguments["dry_run"]:
-            self._news = find_news(self._release, self.contents.all)
+            self._news = find_news(self.release, self.contents.all)
         self._arguments["news"] = None if self._news is None else self._news.arguments
 
-    @property
-    def manifest(self) -> bytes:
-        """The manifest as it travels."""
-        with self._lock:
-            if self._packed is None:
-                self._packed = zlib.compress(self._release.manifest.text, 1)
-            return self._packed
-
     def bring_to(self, transport: Transport) -> Synced | Planned:
-        """Make one host have it.
+        """Bring the release to one host.
 
         Raises:
             HostError: If that is not possible; a `SyncError` once the host has been reached.
-            SourceChangedError: If a file on this machine is not as it was.
+            SourceChangedError: If a file on this machine is not as it was when the release was made.
         """
         transport.connect()
         began = time.monotonic()
@@ -159,39 +151,160 @@ class _Task:
                 interpreter=waiting.result() if waiting is not None else None,
                 timeout_s=SILENCE_S,
             )
-            protocol = SyncProtocol(stream, self)
+            session = _SyncProtocol(stream, self)
             try:
                 if self._news is not None and self._news.frame:
-                    protocol.give(self._news.frame, files=len(self._news.arguments["contents"]))
-                said = protocol.hold()
+                    session.send_unasked(self._news.frame, files=len(self._news.arguments["contents"]))
+                end = session.serve()
                 self._finished.append(stream)
             except BaseException:
                 stream.process.kill()
                 raise
             finally:
+                # Whatever happened here, hosts that share the folder must not wait for this one any longer.
                 self.folders.leave(host=transport.host)
         except HostError as error:
             raise explain_loss(error) from error
-        return self._answer(transport.host, said, protocol, seconds=time.monotonic() - began)
+        return self._result(transport.host, end, session, seconds=time.monotonic() - began)
 
     def close(self) -> None:
-        """Let the hosts tidy up, which they put off for as long as others are still waited for."""
+        """Let the hosts remove old releases, which they put off while the launcher still waits for other hosts."""
         for stream in self._finished:
             stream.process.close_stdin()
         self.contents.close()
 
-    def _answer(self, host: str, said: SyncEnd, protocol: SyncProtocol, *, seconds: float) -> Synced | Planned:
-        tree_hash, folder = self._release.tree_hash, said.folder
-        lists = {
-            "pruned": said.pruned,
-            "repaired": said.repaired,
-            "differing_data": said.differing,
-        }
-        if said.kind == "plan":
-            return Planned(host, tree_hash, folder, said.files, said.bytes, said.there, **lists)
+    def _result(self, host: str, end: SyncEnd, session: "_SyncProtocol", *, seconds: float) -> Synced | Planned:
+        tree_hash, folder = self.release.tree_hash, end.folder
+        lists = {"pruned": end.pruned, "repaired": end.repaired, "differing_data": end.differing}
+        if end.kind == "plan":
+            return Planned(host, tree_hash, folder, files=end.files, bytes=end.bytes, already_there=end.there, **lists)
         release = f"{folder}/{contract.RELEASES_DIR}/{tree_hash}"
         inside = {sha256: f"{release}/{os.fsdecode(path)}" for sha256, path in self._inside.items()}
-        data = {**(said.data or {}), **inside}
         return Synced(
-            host, tree_hash, folder, release, data, protocol.sent_bytes, protocol.files, seconds, said.there, **lists
+            host,
+            tree_hash,
+            folder,
+            release=release,
+            data={**(end.data or {}), **inside},
+            sent_bytes=session.sent_bytes,
+            files=session.files,
+            seconds=seconds,
+            already_there=end.there,
+            **lists,
         )
+
+
+class _SharedFolders:
+    """Lets hosts that see one folder take turns: the first brings the code, the others then find it there."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._owners: dict[str, str] = {}
+
+    def claim(self, folder: str, *, host: str) -> bool:
+        """Take the turn of a folder; returns False, after the other's turn is over, if another host has it.
+
+        Args:
+            folder: Its id, the same on every host that sees it; empty if the host could not make one.
+            host: Who asks.
+        """
+        with self._changed:
+            if not folder or self._owners.setdefault(folder, host) == host:
+                return True
+            self._changed.wait_for(lambda: folder not in self._owners)
+            return False
+
+    def leave(self, *, host: str) -> None:
+        """End this host's turn."""
+        with self._changed:
+            self._owners = {folder: owner for folder, owner in self._owners.items() if owner != host}
+            self._changed.notify_all()
+
+
+class _SyncProtocol:
+    """The exchange of frames with one host.
+
+    Attributes:
+        sent_bytes: What went over the network.
+        files: How many contents the host lacked.
+    """
+
+    def __init__(self, stream: FrameStream, task: _Task) -> None:
+        self._stream, self._task, self._host = stream, task, stream.host
+        self.sent_bytes = 0
+        self.files = 0
+        self._bytes = 0
+
+    def send_unasked(self, frame: bytes, *, files: int) -> None:
+        """Send contents before the host asks for them.
+
+        Raises:
+            HostError: If it cannot take them in, or is lost.
+        """
+        self._write([frame])
+        self.files += files
+
+    def serve(self) -> SyncEnd:
+        """Answer the host's requests until its last frame, which is returned.
+
+        Raises:
+            HostError: If it cannot take the release in, or is lost.
+            SourceChangedError: If a file on this machine is not as it was when the release was made.
+        """
+        while True:
+            request, body = self._receive()
+            if isinstance(request, SyncEnd):
+                self._task.on_progress(Progress(self._host, self._bytes, self._bytes, finished=True))
+                return request
+            if request.kind == "busy":
+                continue
+            # Only now is the folder's id known. A host whose folder another host has just filled looks again, and then
+            # finds everything there.
+            if not self._task.folders.claim(request.id, host=self._host):
+                self._stream.send({"kind": "again"}, timeout_s=SILENCE_S)
+            elif request.kind == "manifest":
+                manifest = self._task.release.manifest.packed
+                self._stream.send({"kind": "manifest", "packed": True}, manifest, timeout_s=SILENCE_S)
+                self.sent_bytes += len(manifest)
+            else:
+                self._send_contents(request, body)
+
+    def _receive(self) -> tuple[SyncMessage | SyncEnd, bytes]:
+        frame = self._stream.receive(timeout_s=SILENCE_S)
+        if frame is None:
+            reason = explain_end(self._stream, timeout_s=_END_S)
+            if reason is not None:
+                raise reason
+            frame = self._stream.expect(timeout_s=_END_S)  # at the end of the stream: raises the script's own message
+        header, body = frame
+        request = self._stream.checked(SyncMessage, header)
+        if request.kind == "error":
+            raise explain_refusal(self._host, self._stream.checked(SyncRefusal, header))
+        return (self._stream.checked(SyncEnd, header) if request.kind in _FINAL else request), body
+
+    def _send_contents(self, request: SyncMessage, wanted: bytes) -> None:
+        before, self._bytes = self._bytes, self._bytes + request.bytes
+        self.files += request.files
+        for frame, carried in self._task.contents.buffer(wanted).frames():
+            # In parts, so that a slow host that keeps taking data in has the deadline for each part anew.
+            self._write([frame[start : start + _PART] for start in range(0, len(frame), _PART)])
+            self._task.on_progress(Progress(self._host, before + carried, self._bytes))
+
+    def _write(self, parts: Sequence[bytes]) -> None:
+        try:
+            for part in parts:
+                self._stream.process.write(part, timeout_s=SILENCE_S)
+                self.sent_bytes += len(part)
+        except HostError as error:
+            raise self._reason(error) from error
+
+    def _reason(self, error: HostError) -> HostError:
+        """The host's own reason for taking nothing in any more, if it gave one: better than a broken connection."""
+        if error.trouble is not Trouble.LOST:
+            return error
+        try:
+            while not isinstance(self._receive()[0], SyncEnd):
+                pass
+        except HostError as found:
+            return found if found.trouble is not Trouble.TIMED_OUT else error
+        return error

@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 
 from ttlaunch import contract
 from ttlaunch.errors import TtlaunchError
+from ttlaunch.hosts.sync.data import DataItem
+from ttlaunch.hosts.sync.manifest import Entry, Manifest
+from ttlaunch.hosts.sync.read_files import CHUNK, name_of
 
-_PIECE = 1024 * 1024
 _LEVEL = 1  # a faster network than 30 MB/s gains nothing from a higher one
 _SMALLEST_PIECE = 64 * 1024
 _SAMPLE = 4 * 1024
@@ -147,6 +149,52 @@ class SendBuffer:
             self._ready.notify_all()
 
 
+class Contents:
+    """What hosts may ask for; those that ask for the same read one buffer.
+
+    Attributes:
+        all: In the order that both sides count in.
+    """
+
+    def __init__(self, manifest: Manifest, texts: Sequence[DataItem]) -> None:
+        self.all = [
+            Content(sha256, entry.size, name_of(entry.source), _opener(entry))
+            for sha256, entry in manifest.sources.items()
+        ]
+        known = manifest.sources
+        self.all += [
+            Content(item.sha256, item.size, item.name, item.chunks) for item in texts if item.sha256 not in known
+        ]
+        self._lock = threading.Lock()
+        self._buffers: dict[bytes, SendBuffer] = {}
+
+    def buffer(self, wanted: bytes) -> SendBuffer:
+        """The frames for the contents whose bits are set."""
+        with self._lock:
+            if wanted not in self._buffers:
+                chosen = [content for place, content in enumerate(self.all) if wanted[place // 8] >> place % 8 & 1]
+                self._buffers[wanted] = SendBuffer(chosen)
+            return self._buffers[wanted]
+
+    def close(self) -> None:
+        """Nobody will read any more."""
+        with self._lock:
+            for buffer in self._buffers.values():
+                buffer.close()
+
+
+def _opener(entry: Entry) -> Callable[[], Iterator[bytes]]:
+    def read() -> Iterator[bytes]:
+        descriptor = os.open(entry.source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            while chunk := os.read(descriptor, CHUNK):
+                yield chunk
+        finally:
+            os.close(descriptor)
+
+    return read
+
+
 def _pieces(contents: Sequence[Content]) -> Iterator[tuple[bytes, bool]]:
     """All contents one after another, cut into pieces, and whether compressing the piece is worth the time."""
     buffer, packable = bytearray(), True
@@ -160,9 +208,9 @@ def _pieces(contents: Sequence[Content]) -> Iterator[tuple[bytes, bool]]:
                     buffer.clear()
                 packable = packable if buffer else other
             buffer += part
-            while len(buffer) >= _PIECE:
-                yield bytes(buffer[:_PIECE]), packable
-                del buffer[:_PIECE]
+            while len(buffer) >= CHUNK:
+                yield bytes(buffer[:CHUNK]), packable
+                del buffer[:CHUNK]
     if buffer:
         yield bytes(buffer), packable
 

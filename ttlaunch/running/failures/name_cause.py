@@ -3,7 +3,7 @@
 import signal
 from typing import Any
 
-from ttlaunch.hosts.sync.sizes import render_size
+from ttlaunch.diagnostics.count import render_size
 from ttlaunch.records.ranks import RankError, RankExit
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure, rank_failure

@@ -6,11 +6,11 @@ Pure: from what was seen of all ranks at one moment, at which none had moved for
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics.count import counted, render_size
 from ttlaunch.flight_recorder import VERBS
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import Failure
-from ttlaunch.running.flight_recorders import called, short_place, sized
+from ttlaunch.running.flight_recorders import called, short_place
 from ttlaunch.running.hang.mismatch import find_mismatch
 from ttlaunch.running.hang.stacks import frame_to_report
 from ttlaunch.running.hang.waits import Seen, find_cycle, peers_of, waiters
@@ -125,7 +125,7 @@ def _row(one: Seen, ranks: Sequence[Seen]) -> tuple[str, str, str, str]:
         return one.name, _whom(peers_of(one, ranks)), called(wait), place
     bucket = f", bucket {wait.bucket}" if wait.bucket >= 0 else ""
     step = f", step {wait.step}" if wait.step else ""
-    what = f"{VERBS[wait.verb]} of {sized(wait.nbytes)}, {wait.name}, tag {wait.tag}{bucket}{step}"
+    what = f"{VERBS[wait.verb]} of {render_size(wait.nbytes)}, {wait.name}, tag {wait.tag}{bucket}{step}"
     return one.name, _whom(peers_of(one, ranks)), what, place
 
 
