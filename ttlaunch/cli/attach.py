@@ -11,24 +11,24 @@ from ttlaunch.cli.options import Only, OutputFormat, RunsDir
 from ttlaunch.diagnostics import Format
 
 EXAMPLES = """\
-[bold]ttlaunch attach[/bold]   the newest run, from its first line; Ctrl-C ends it, Ctrl-\\\\ only leaves it
+[bold]ttlaunch attach[/bold]   the newest run, from its first line. Ctrl-C ends the run, Ctrl-\\\\ only leaves the view
 
-[bold]ttlaunch attach 3fa1[/bold]   the run whose id ends with 3fa1, wherever it was started on this machine
+[bold]ttlaunch attach 3fa1[/bold]   the run whose id ends with 3fa1
 
-[bold]ttlaunch attach latest --only role=worker[/bold]   show what the workers print
+[bold]ttlaunch attach latest --only role=worker[/bold]   show only the output of the workers
 """
 
 
 def attach(
     run: Annotated[
-        str, typer.Argument(metavar="[RUN|latest]", help="A run's id or a part of it, or a path.", show_default=False)
+        str, typer.Argument(metavar="[RUN|latest]", help="A run's id, a part of it, or a path.", show_default=False)
     ] = "latest",
     *,
     only: Only = None,
     runs_dir: RunsDir = Path("runs"),
     form: OutputFormat = Format.FULL,
 ) -> None:
-    """Watch a run to its end, as its own terminal would; its exit status becomes ours."""
+    """Show a run until it ends, as in its own terminal, and exit with its status."""
     from ttlaunch.app.logs import chosen_ranks
     from ttlaunch.app.sinks import judge_sinks
     from ttlaunch.cli.run_end import report_end

@@ -40,23 +40,23 @@ if TYPE_CHECKING:
     from ttlaunch.planning.faults import Fault
 
 EXAMPLES = """\
-[bold]ttlaunch chaos hierarchical_parallel --plan "kill rank=2 at step=5"[/bold]   SIGKILL one rank and see who is named
+[bold]ttlaunch chaos hierarchical_parallel --plan "kill rank=2 at step=5"[/bold]   kill one rank with SIGKILL
 
-[bold]ttlaunch chaos my_recipe --hang-timeout 5 --plan "stop rank=1 at step=9"[/bold]   SIGSTOP it: a hang of the run
+[bold]ttlaunch chaos my_recipe --hang-timeout 5 --plan "stop rank=1 at step=9"[/bold]   stop a rank with SIGSTOP, so that the run hangs
 
-[bold]ttlaunch chaos my_recipe --plan "stop rank=1 at 5s; continue rank=1 at 8s"[/bold]   a pause that the run must endure
+[bold]ttlaunch chaos my_recipe --plan "stop rank=1 at 5s; continue rank=1 at 8s"[/bold]   a pause that the run must survive
 
-[bold]ttlaunch chaos my_recipe --plan "segv role=worker at step=5; kill shim=0 at step=9; term rank=3 at 20s"[/bold]   the first one counts
+[bold]ttlaunch chaos my_recipe --plan "segv role=worker at step=5; kill shim=0 at step=9; term rank=3 at 20s"[/bold]   several faults; the first one that ends the run counts
 
-[bold]ttlaunch chaos my_recipe --plan "interrupt at step=5"[/bold]   Ctrl-C; twice in a plan it is pressed twice
+[bold]ttlaunch chaos my_recipe --plan "interrupt at step=5"[/bold]   Ctrl-C; write it twice to press it twice
 
-[bold]ttlaunch chaos my_recipe --on my_cluster --plan "cut host=b at 10s"[/bold]   as if its cable were cut; or kill agent=b
+[bold]ttlaunch chaos my_recipe --on my_cluster --plan "cut host=b at 10s"[/bold]   cut a host off the network
 
-[bold]ttlaunch chaos my_recipe --plan @faults.txt --format json[/bold]   orders from a file, the verdict for a program
+[bold]ttlaunch chaos my_recipe --plan @faults.txt --format json[/bold]   faults from a file, the verdict as JSON
 
-[bold]ttlaunch chaos my_recipe --random 3 --seed 7[/bold]   three faults drawn, the same ones for the same seed
+[bold]ttlaunch chaos my_recipe --random 3 --seed 7[/bold]   three random faults, the same ones for the same seed
 
-[bold]ttlaunch chaos --ranks 2 --plan "kill mpirun at 5s" -- ./any_program[/bold]   any program; moments in seconds
+[bold]ttlaunch chaos --ranks 2 --plan "kill mpirun at 5s" -- ./any_program[/bold]   any program; its faults have times in seconds
 """
 _FILE = "@"
 
@@ -68,12 +68,12 @@ def chaos(
     *,
     faults: Annotated[
         str | None,
-        typer.Option("--plan", metavar="FAULTS|@FILE", help='What to break when, e.g. "kill rank=2 at step=5".'),
+        typer.Option("--plan", metavar="FAULTS|@FILE", help='Faults to inject and when, e.g. "kill rank=2 at step=5".'),
     ] = None,
     random: Annotated[
-        int | None, typer.Option("--random", min=1, max=1000, metavar="K", help="Draw K faults instead.")
+        int | None, typer.Option("--random", min=1, max=1000, metavar="K", help="Inject K random faults instead.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of what --random draws.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of --random.")] = 0,
     on: On = "local",
     config_file: ConfigFile = None,
     overrides: Overrides = None,
@@ -90,9 +90,10 @@ def chaos(
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
-    """Start a run, break it as ordered, and say what was detected, how fast, what was lost, what was left.
+    """Inject faults into a run, and report whether each was detected and attributed correctly.
 
-    Ends with status 0 if the fault that broke the run was named rightly and nothing was left behind, else with 1.
+    The verdict also has the time to detection, the lost steps, and processes or files left behind. The exit status is 0 if the
+    fault that ended the run was attributed correctly and nothing was left behind, and 1 otherwise.
     """
     from ttlaunch.app.logs import chosen_ranks
     from ttlaunch.app.prepare_run import prepare

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from ttlaunch.lab.comparison.summary import Row
 
 EXAMPLES = """\
-[bold]ttlaunch compare[/bold]   every recipe that trains, three times each; some minutes
+[bold]ttlaunch compare[/bold]   every recipe that trains, three times each; takes some minutes
 
-[bold]ttlaunch compare data_parallel zero local_sgd --steps 100[/bold]   some of them, for longer
+[bold]ttlaunch compare data_parallel zero local_sgd --steps 100[/bold]   some recipes, for more steps
 
-[bold]ttlaunch compare data_parallel data_parallel:data_parallel_config.reduction=fast[/bold]   one recipe in two ways
+[bold]ttlaunch compare data_parallel data_parallel:data_parallel_config.reduction=fast[/bold]   one recipe in two forms
 
-[bold]ttlaunch compare --set transformer_config.num_blocks=8 --out big[/bold]   your own model; Ctrl-C, and the same line goes on
+[bold]ttlaunch compare --set transformer_config.num_blocks=8 --out big[/bold]   your own model; after Ctrl-C, the same command continues
 """
 
 
@@ -38,31 +38,31 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="[RECIPE[:KEY=VALUE,…]]...",
-            help="Recipes, each with changes for itself; without any, all that train a model.",
+            help="Recipes, each with its own changes. Default: all recipes that train a model.",
             show_default=False,
         ),
     ] = None,
     *,
-    steps: Annotated[int, typer.Option(min=4, metavar="N", help="Optimizer steps of every run.")] = 60,
+    steps: Annotated[int, typer.Option(min=4, metavar="N", help="Optimizer steps of each run.")] = 60,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Runs of each recipe.")] = 3,
     overrides: Overrides = None,
     on: On = "local",
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="For the table, the picture and the runs.")
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the table, the picture and the runs.")
     ] = Path("comparison"),
     form: Annotated[
         Format,
         typer.Option(
             "--format",
-            help="full: a table; concise: a line for each recipe, with tabs; json; github: a table, and CI annotations.",
+            help="full: a table; concise: one tab-separated line per recipe; json; github: a table and CI annotations.",
         ),
     ] = Format.FULL,
 ) -> None:
-    """Run recipes on the same model, data and seed, one after the other, and compare what they came to.
+    """Run recipes on the same model, data and seed, one after the other, and compare the results.
 
-    Each has the number of ranks that its own training file says. `DIR` gets `comparison.md`, `comparison.json`,
-    `comparison.svg` and `runs/`. Runs that have come to their end are not repeated: after Ctrl-C the same line goes on. A
-    recipe that fails is told, the others go on, and the exit status is 1.
+    Each recipe runs with the number of ranks in its own training file. The folder of `--out` gets `comparison.md`,
+    `comparison.json`, `comparison.svg` and `runs/`. The same command continues after Ctrl-C and does not repeat finished runs.
+    If a recipe fails, the others still run, and the exit status is 1.
     """
     workload = Workload(steps, tuple(overrides or ()))
     candidates = list(dict.fromkeys(map(parse_candidate, recipes))) if recipes else _all_candidates()

@@ -19,7 +19,7 @@ def _group() -> None:
 
 @app.command("list")
 def list_(*, form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL) -> None:
-    """Name every configuration with its size; those in ./configurations hide built-in ones."""
+    """List every configuration with its size. One in ./configurations hides a built-in one of the same name."""
     from ttlaunch.diagnostics.count import counted
     from ttlaunch.spec.topology.discovery import list_configurations
     from ttlaunch.spec.topology.load import load_topology

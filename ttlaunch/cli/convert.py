@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ttlaunch.diagnostics.span import Source
 
 EXAMPLES = """\
-[bold]ttlaunch convert mgd.yaml mgd.textproto[/bold]   for releases from 0.64.5 on
+[bold]ttlaunch convert mgd.yaml mgd.textproto[/bold]   for releases since 0.64.5
 
 [bold]ttlaunch convert mgd.textproto - | less[/bold]   to standard output
 """
@@ -23,16 +23,20 @@ _WHAT = "a mesh graph descriptor"
 
 def convert(
     read: Annotated[str, typer.Argument(metavar="FROM", help="The descriptor; - is standard input.")],
-    write: Annotated[str, typer.Argument(metavar="TO", help="Where to write it: *.yaml or *.textproto; - is stdout.")],
+    write: Annotated[
+        str, typer.Argument(metavar="TO", help="Output file: *.yaml or *.textproto; - is standard output.")
+    ],
     *,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="yaml|textproto", help="The version to write, where the name does not say it."),
+        typer.Option("--to", metavar="yaml|textproto", help="The version to write, if the file name does not show it."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file.")] = False,
-    form: Annotated[Format, typer.Option("--format", help="full, concise or json, for mistakes.")] = Format.FULL,
+    form: Annotated[
+        Format, typer.Option("--format", help="Format of error messages: full, concise or json.")
+    ] = Format.FULL,
 ) -> None:
-    """Convert a mesh graph descriptor between YAML (version 1) and textproto (version 2); older YAML becomes newer."""
+    """Convert a mesh graph descriptor between YAML (version 1) and textproto (version 2), or older YAML to newer."""
     from ttlaunch.diagnostics import has_errors
     from ttlaunch.spec.topology.convert import convert as convert_descriptor
     from ttlaunch.spec.topology.convert import version_of

@@ -12,28 +12,32 @@ from ttlaunch.diagnostics import Blame, Diagnostic, Format, shown
 from ttlaunch.diagnostics.count import counted
 
 EXAMPLES = """\
-[bold]ttlaunch data stories book.txt[/bold]   the texts of a folder that the library datasets saved
+[bold]ttlaunch data stories book.txt[/bold]   the texts of a folder that the datasets library saved
 
-[bold]ttlaunch data stories tokens.txt --tokenizer tokenizer.json[/bold]   their tokens, for tokenizer_type: ids
+[bold]ttlaunch data stories tokens.txt --tokenizer tokenizer.json[/bold]   their token ids, for tokenizer_type: ids
 
-[bold]ttlaunch data book.txt tokens.txt --tokenizer tokenizer.json[/bold]   those of a text
+[bold]ttlaunch data book.txt tokens.txt --tokenizer tokenizer.json[/bold]   the token ids of a text
 """
 
 
 def data(
-    read: Annotated[Path, typer.Argument(metavar="FROM", help="A dataset's folder, or a text: a file, or a folder.")],
+    read: Annotated[
+        Path, typer.Argument(metavar="FROM", help="A dataset's folder, a text file, or a folder of text files.")
+    ],
     write: Annotated[Path, typer.Argument(metavar="TO", help="The file to write.")],
     *,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A tokenizer.json; then TO has tokens, for tokenizer_type: ids."),
+        typer.Option(metavar="FILE", help="A tokenizer.json. TO then contains token ids, for tokenizer_type: ids."),
     ] = None,
-    column: Annotated[str, typer.Option(metavar="NAME", help="The column of a dataset that has the texts.")] = "text",
-    split: Annotated[str, typer.Option(metavar="NAME", help="The split of a dataset that has several.")] = "train",
+    column: Annotated[str, typer.Option(metavar="NAME", help="The dataset's column with the texts.")] = "text",
+    split: Annotated[
+        str, typer.Option(metavar="NAME", help="The split to read, if the dataset has several.")
+    ] = "train",
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file.")] = False,
     form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL,
 ) -> None:
-    """Make a file to train on: the texts of a dataset one after the other, or the tokens that a tokenizer makes of them."""
+    """Make a training file from a dataset or a text, as plain text or as token ids."""
     from ttlaunch.spec.recipe.adapters import AdapterError, encode_texts, read_dataset
     from ttlaunch.spec.recipe.corpus import CorpusError, read_corpus
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from ttlaunch.running.readers.differences import RunDifferences
 
 EXAMPLES = """\
-[bold]ttlaunch diff 3fa1 77b2[/bold]   program, placement, configuration, code, environment, results; and where losses part
+[bold]ttlaunch diff 3fa1 77b2[/bold]   differences in program, placement, configuration, code, environment and results, and the first step with other losses
 
-[bold]ttlaunch diff 3fa1 latest --format json[/bold]   the same for a program
+[bold]ttlaunch diff 3fa1 latest --format json[/bold]   the same as JSON
 """
 _LONGEST = 80
 

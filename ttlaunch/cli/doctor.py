@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from ttlaunch.spec.topology.model import Topology
 
 EXAMPLES = """\
-[bold]ttlaunch doctor --on my_cluster[/bold]   every host, and every way between two of them
+[bold]ttlaunch doctor --on my_cluster[/bold]   every host, and the network between each pair of them
 
-[bold]ttlaunch doctor --on my_cluster --bandwidth[/bold]   and how fast those are
+[bold]ttlaunch doctor --on my_cluster --bandwidth[/bold]   also the speed of that network
 
-[bold]ttlaunch doctor --on my_cluster --hosts metal-03,metal-04[/bold]   some of its hosts
+[bold]ttlaunch doctor --on my_cluster --hosts metal-03,metal-04[/bold]   some of the hosts
 
 [bold]ttlaunch doctor[/bold]   this machine
 """
@@ -31,7 +31,7 @@ def doctor(
     on: On = "local",
     hostfile: Hostfile = None,
     hosts: Annotated[
-        str | None, typer.Option("--hosts", metavar="A,B", help="Only these hosts, separated by commas.")
+        str | None, typer.Option("--hosts", metavar="A,B", help="Check only these hosts, separated by commas.")
     ] = None,
     bandwidth: Annotated[
         bool, typer.Option("--bandwidth", help="Also measure latency and bandwidth of each pair of hosts.")
@@ -39,7 +39,7 @@ def doctor(
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
-    """Check the hosts of a cluster: can a run start there, and if not, why? Changes nothing and starts nothing."""
+    """Check whether a run can start on the hosts of a cluster. Changes nothing."""
     from ttlaunch.app.examine import Shown, examine, judge
     from ttlaunch.app.resolve import load_cluster
     from ttlaunch.cli.dialogue import TerminalDialogue

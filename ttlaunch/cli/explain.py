@@ -16,11 +16,13 @@ EXAMPLES = """\
 
 
 def explain(
-    code: Annotated[str | None, typer.Argument(metavar="CODE", help="Such as T011; all codes if left out.")] = None,
+    code: Annotated[
+        str | None, typer.Argument(metavar="CODE", help="A code such as T011. Default: list all codes.")
+    ] = None,
     *,
     form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL,
 ) -> None:
-    """Explain a diagnostic's code."""
+    """Explain the code of a diagnostic."""
     from ttlaunch.diagnostics.explain import known_codes, load_page
 
     if code is None:

@@ -22,7 +22,12 @@ def init(
     name: Annotated[str, typer.Argument(help="Name of the configuration.", show_default=False)],
     *,
     hosts: Annotated[
-        str, typer.Option("--hosts", metavar="a,b:2,c", help="Hosts, each with its number of slots after a colon (1).")
+        str,
+        typer.Option(
+            "--hosts",
+            metavar="a,b:2,c",
+            help="Hosts, each optionally with its number of slots after a colon (default 1).",
+        ),
     ],
     device_shape: Annotated[
         str, typer.Option("--device-shape", metavar="ROWSxCOLUMNS", help="Devices that one rank drives.")
@@ -31,7 +36,7 @@ def init(
         str, typer.Option("--arch", help="Architecture of the devices, such as wormhole_b0, cpu or cuda.")
     ] = "wormhole_b0",
     folder: Annotated[
-        Path, typer.Option("--dir", metavar="DIR", help="Where the configuration's folder is made.")
+        Path, typer.Option("--dir", metavar="DIR", help="Folder in which to create the configuration's folder.")
     ] = Path("configurations"),
     form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL,
 ) -> None:

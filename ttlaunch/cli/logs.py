@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from ttlaunch.running.logs.merged import Line
 
 EXAMPLES = """\
-[bold]ttlaunch logs[/bold]   what the newest run has printed
+[bold]ttlaunch logs[/bold]   the output of the newest run
 
-[bold]ttlaunch logs latest -f[/bold]   and what it prints until it ends
+[bold]ttlaunch logs latest -f[/bold]   follow the output until the run ends
 
-[bold]ttlaunch logs 3fa1 --only rank=3 --stream stderr[/bold]   one rank, one stream, of the run whose id ends with 3fa1
+[bold]ttlaunch logs 3fa1 --only rank=3 --stream stderr[/bold]   one stream of one rank of the run whose id ends with 3fa1
 
-[bold]ttlaunch logs latest --only role=worker --format json[/bold]   a JSON object a line, for a program
+[bold]ttlaunch logs latest --only role=worker --format json[/bold]   one JSON object per line
 """
 _TICK_S = 0.1
 _CONTROL = dict.fromkeys([*range(9), *range(10, 32), 127])  # all but tab: a log must not steer the terminal
@@ -34,16 +34,18 @@ _CONTROL = dict.fromkeys([*range(9), *range(10, 32), 127])  # all but tab: a log
 
 def logs(
     run: Annotated[
-        str, typer.Argument(metavar="[RUN|latest]", help="A run's id or a part of it, or a path.", show_default=False)
+        str, typer.Argument(metavar="[RUN|latest]", help="A run's id, a part of it, or a path.", show_default=False)
     ] = "latest",
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run ends.")] = False,
     only: Only = None,
-    stream: Annotated[str | None, typer.Option("--stream", metavar="stdout|stderr", help="One of the two.")] = None,
+    stream: Annotated[
+        str | None, typer.Option("--stream", metavar="stdout|stderr", help="Show only this stream.")
+    ] = None,
     runs_dir: RunsDir = Path("runs"),
     form: OutputFormat = Format.FULL,
 ) -> None:
-    """Show the lines of all ranks in the order in which they came; equal ones of several ranks as one."""
+    """Show the output of all ranks in order of time, with equal lines of several ranks shown once."""
     from ttlaunch.app.logs import chosen_ranks, chosen_streams
     from ttlaunch.running.runs.facts import read_rows
 

@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from ttlaunch.running.metrics.sinks import SinkChoice
 
 EXAMPLES = """\
-[bold]ttlaunch metrics[/bold]   every number that the newest run has measured: first, last, least and most, by rank
+[bold]ttlaunch metrics[/bold]   every number that the newest run measured: first, last, lowest and highest value by rank
 
-[bold]ttlaunch metrics latest --format json[/bold]   all events, a JSON object a line, for a program
+[bold]ttlaunch metrics latest --format json[/bold]   all events, one JSON object per line
 
 [bold]ttlaunch metrics 3fa1 --to tensorboard=tb[/bold]   event files in `tb/`, for `tensorboard --logdir tb`
 
-[bold]ttlaunch metrics latest --to wandb[/bold]   offline runs of W&B, one for each rank; `wandb sync` uploads them
+[bold]ttlaunch metrics latest --to wandb[/bold]   offline W&B runs, one per rank; `wandb sync` uploads them
 
-[bold]ttlaunch metrics latest --to prometheus=/var/lib/node_exporter/ttlaunch.prom --follow[/bold]   until the run has ended
+[bold]ttlaunch metrics latest --to prometheus=/var/lib/node_exporter/ttlaunch.prom --follow[/bold]   update the file until the run ends
 """
 _NICE = 10
 
 
 def metrics(
     run: Annotated[
-        str, typer.Argument(metavar="[RUN|latest]", help="A run's id or a part of it, or a path.", show_default=False)
+        str, typer.Argument(metavar="[RUN|latest]", help="A run's id, a part of it, or a path.", show_default=False)
     ] = "latest",
     *,
     to: Annotated[
@@ -48,17 +48,17 @@ def metrics(
         typer.Option(
             "--to",
             metavar="SINK[=PLACE]",
-            help="Write them into tensorboard=DIR, wandb[=DIR], mlflow=DIR or prometheus=FILE. Repeatable.",
+            help="Export them to tensorboard=DIR, wandb[=DIR], mlflow=DIR or prometheus=FILE. Repeatable.",
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run ends.")] = False,
     beside: Annotated[bool, typer.Option("--beside", hidden=True)] = False,
     runs_dir: RunsDir = Path("runs"),
     form: OutputFormat = Format.FULL,
 ) -> None:
-    """Show all that a run has measured, or take it to where you look at such things.
+    """Show everything that a run measured, or export it (TensorBoard, W&B, MLflow, Prometheus).
 
-    The events are those of the run's `metrics.jsonl`, which is written when it ends; they can be read before.
+    The command works during the run and afterwards. When a run ends, the same events are written to its `metrics.jsonl`.
     """
     from ttlaunch.running.metrics.event_log import EventLog
 

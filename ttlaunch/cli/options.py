@@ -47,7 +47,7 @@ Naive = Annotated[
 ]
 Ranks = Annotated[
     int | None,
-    typer.Option("--ranks", "-n", min=1, metavar="N", help="World size, where the cluster leaves it open."),
+    typer.Option("--ranks", "-n", min=1, metavar="N", help="World size, if the cluster does not fix it."),
 ]
 HangTimeout = Annotated[
     float | None,
@@ -55,7 +55,7 @@ HangTimeout = Annotated[
         "--hang-timeout",
         min=1.0,
         metavar="SECONDS",
-        help="End a run in which nothing has moved for so long; without it 120 s, later ten of the slowest steps.",
+        help="End a run that makes no progress for this long. Default: 120 s, later ten times the slowest step.",
     ),
 ]
 Hostfile = Annotated[Path | None, typer.Option("--hostfile", metavar="FILE", help="A hostfile instead of --on.")]
@@ -65,19 +65,21 @@ RankBindings = Annotated[
         "--rank-bindings",
         "--rank-binding",
         metavar="FILE",
-        help="Rank bindings instead of --on; without a hostfile all ranks run on this machine.",
+        help="Rank bindings instead of --on. Without a hostfile, all ranks run on this machine.",
     ),
 ]
 MpiArgs = Annotated[
     str | None,
-    typer.Option("--mpi-args", metavar="WORDS", help="Words for mpirun; --host and --hostfile in them name the hosts."),
+    typer.Option(
+        "--mpi-args", metavar="WORDS", help="Arguments for mpirun; --host and --hostfile among them choose the hosts."
+    ),
 ]
 Resume = Annotated[
     str | None,
     typer.Option(
         "--resume",
         metavar="latest|RUN|PATH",
-        help="Go on from the newest whole checkpoint: of all runs, of one, or the one at a path.",
+        help="Resume from the newest complete checkpoint of all runs, from that of one run, or from the one at a path.",
     ),
 ]
 GraceSeconds = Annotated[
@@ -86,7 +88,7 @@ GraceSeconds = Annotated[
         "--grace",
         min=0,
         metavar="SECONDS",
-        help="What ranks have after Ctrl-C or SIGTERM to finish their step and save it; 0 ends them at once.",
+        help="How long ranks may take after Ctrl-C or SIGTERM to finish and save their step. 0 ends them at once.",
     ),
 ]
 LeaseSeconds = Annotated[
@@ -95,19 +97,21 @@ LeaseSeconds = Annotated[
         "--lease",
         min=3,
         metavar="SECONDS",
-        help="How long ranks on another host run on when nothing is heard from here; then they are ended there.",
+        help="How long ranks on another host keep running without contact to this machine. Then that host ends them.",
     ),
 ]
 TraceSteps = Annotated[
     int | None,
-    typer.Option("--trace-steps", min=1, metavar="N", help="First steps to trace; 20 with `--trace` alone."),
+    typer.Option(
+        "--trace-steps", min=1, metavar="N", help="Number of steps to trace, from the first; 20 with `--trace` alone."
+    ),
 ]
 ProfileSteps = Annotated[
     str | None,
     typer.Option(
         "--profile-steps",
         metavar="A-B",
-        help="Record these steps with torch's profiler, on every rank, for ui.perfetto.dev, and count memory in the next one.",
+        help="Record these steps with torch's profiler on every rank, for ui.perfetto.dev, and measure memory in the step after them.",
     ),
 ]
 MaxRestarts = Annotated[
@@ -116,7 +120,7 @@ MaxRestarts = Annotated[
         "--max-restarts",
         min=0,
         metavar="N",
-        help="Start again from the newest checkpoint when a rank fails, a host is lost or the run hangs, so often at the most.",
+        help="How often to restart from the newest checkpoint when a rank fails, a host is lost or the run hangs.",
     ),
 ]
 Sinks = Annotated[
@@ -124,25 +128,26 @@ Sinks = Annotated[
     typer.Option(
         "--sink",
         metavar="SINK[=PLACE]",
-        help="Also write metrics to tensorboard=DIR, wandb[=DIR], mlflow=DIR or prometheus=FILE, from a process beside the run. Repeatable.",
+        help="Export metrics during the run to tensorboard=DIR, wandb[=DIR], mlflow=DIR or prometheus=FILE. Repeatable.",
     ),
 ]
-RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where run folders are.")]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="The folder that holds the run folders.")]
 Only = Annotated[
     list[str] | None,
     typer.Option(
         "--only",
         metavar="role=R|rank=N|host=H",
-        help="Show what these ranks print, e.g. role=worker or rank=0-3,7. Repeatable. Files keep everything.",
+        help="Show only the output of these ranks, e.g. role=worker or rank=0-3,7. Repeatable. Log files keep all output.",
     ),
 ]
 OutputFormat = Annotated[
     Format,
     typer.Option(
-        "--format", help="full: with the lines of your files; concise: one line each; json; github: CI annotations."
+        "--format",
+        help="full: with excerpts of your files; concise: one line per message; json; github: CI annotations.",
     ),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also say what was assumed and found.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also print assumptions and findings.")]
 Target = Annotated[
     str,
     typer.Argument(

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from ttlaunch.lab.parity import Result
 
 EXAMPLES = """\
-[bold]ttlaunch parity[/bold]   every layout with real ranks on this machine; some minutes
+[bold]ttlaunch parity[/bold]   every layout with real ranks on this machine; takes some minutes
 
-[bold]ttlaunch parity --simulate --jobs 2[/bold]   the same without mpirun, each cell in one process
+[bold]ttlaunch parity --simulate --jobs 2[/bold]   each cell in one process, without mpirun
 
-[bold]ttlaunch parity --recipe pipeline_parallel --ranks 4[/bold]   a part of the matrix
+[bold]ttlaunch parity --recipe pipeline_parallel --ranks 4[/bold]   part of the matrix
 
-[bold]ttlaunch parity --steps 200 --results bits.jsonl[/bold]   interrupted, the same line goes on where it ended
+[bold]ttlaunch parity --steps 200 --results bits.jsonl[/bold]   after an interruption, the same command continues
 """
 
 _WIDTHS = (9, 14, 5, 12, 5, 10, 9, 9, 8, 7)
@@ -57,40 +57,44 @@ _HEADINGS = (
 def parity(
     *,
     recipes: Annotated[
-        list[str] | None, typer.Option("--recipe", metavar="RECIPE", help=f"Of {', '.join(RECIPES)}. Repeatable.")
+        list[str] | None, typer.Option("--recipe", metavar="RECIPE", help=f"One of {', '.join(RECIPES)}. Repeatable.")
     ] = None,
     ranks: Annotated[
         list[int] | None, typer.Option("--ranks", "-n", min=1, metavar="N", help="World sizes to try. Repeatable.")
     ] = None,
     accumulation: Annotated[
         list[int] | None,
-        typer.Option(metavar="K", help=f"Accumulations of a step of {SEQUENCES} sequences: 1 and 3. Repeatable."),
+        typer.Option(
+            metavar="K", help=f"Accumulations in a step of {SEQUENCES} sequences. Default: 1 and 3. Repeatable."
+        ),
     ] = None,
     precision: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help=f"Of {', '.join(PRECISIONS)}. Repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help=f"One of {', '.join(PRECISIONS)}. Repeatable.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Optimizer steps of every training.")] = 20,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Optimizer steps of each training.")] = 20,
     simulated: Annotated[
-        bool, typer.Option("--simulate", help="All ranks of a cell in one process, without mpirun.")
+        bool, typer.Option("--simulate", help="Run all ranks of a cell in one process, without mpirun.")
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Cells at a time.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Number of cells to run at the same time.")] = 1,
     results: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Keep results here, and do not repeat those that this code has there."),
+        typer.Option(
+            metavar="FILE", help="Store results in this file, and reuse those that the same code has stored there."
+        ),
     ] = None,
     form: Annotated[
         Format,
         typer.Option(
             "--format",
-            help="full: a table; concise: a line for each cell, with tabs; json; github: a table, and CI annotations.",
+            help="full: a table; concise: one tab-separated line per cell; json; github: a table and CI annotations.",
         ),
     ] = Format.FULL,
 ) -> None:
-    """Train the same small model in every layout and compare the bits; status 1 if a cell ends with other bits.
+    """Train the same small model in every layout and compare the bits.
 
-    A class is a letter for one SHA-256 over all parameters: within a precision there is to be one class. The first row of a
-    precision is one process, and "difference" is the largest one of any parameter to it. "sent" is by all ranks together,
-    with its share of what the recipe's formula says.
+    Each row of the table is one training. "class" is a letter for the SHA-256 over all parameters; all rows of a precision must
+    have the same letter, or the exit status is 1. The first row of a precision is one process; "difference" is the largest
+    difference of any parameter to it. "sent" is what all ranks sent, and its ratio to the recipe's formula.
     """
     mistakes = [
         *_strangers("--recipe", recipes, RECIPES, notes=(_OTHERS,)),

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from ttlaunch.spec.topology.model import Topology
 
 EXAMPLES = """\
-[bold]ttlaunch place hierarchical_parallel --on 5loudboxes --set multihost_config.num_workers=3[/bold]   who would go where, and what it saves
+[bold]ttlaunch place hierarchical_parallel --on 5loudboxes --set multihost_config.num_workers=3[/bold]   the proposed order, and how much traffic it saves
 
-[bold]ttlaunch place fabric_minimal --on 5loudboxes --write configurations/placed[/bold]   and write it
+[bold]ttlaunch place fabric_minimal --on 5loudboxes --write configurations/placed[/bold]   write the proposal
 """
 
 
@@ -43,7 +43,10 @@ def place(
     recipe: Annotated[
         str,
         typer.Argument(
-            metavar="RECIPE", help="Whose ranks are placed.", autocompletion=complete_recipes, show_default=False
+            metavar="RECIPE",
+            help="The recipe whose ranks to place.",
+            autocompletion=complete_recipes,
+            show_default=False,
         ),
     ],
     *,
@@ -59,7 +62,7 @@ def place(
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
-    """Propose a better order of hosts; ranks that talk come close together, and nothing is started."""
+    """Propose an order of the hosts that puts ranks that talk to each other close together."""
     from ttlaunch.planning.place import propose_placement
 
     request = RunSpec(

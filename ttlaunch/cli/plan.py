@@ -38,9 +38,9 @@ _FLOWS = {
     "column": "{} ↔ {} at its place in other rows",
 }
 EXAMPLES = """\
-[bold]ttlaunch plan hierarchical_parallel[/bold]   who does what, where
+[bold]ttlaunch plan hierarchical_parallel[/bold]   which rank does what, and where
 
-[bold]ttlaunch plan fabric_minimal --on 5loudboxes --write launch/[/bold]   files and a command.sh to start by hand
+[bold]ttlaunch plan fabric_minimal --on 5loudboxes --write launch/[/bold]   write the files and a command.sh to start by hand
 """
 
 
@@ -63,7 +63,7 @@ def plan(
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
-    """Show hosts, slots, meshes, roles and flows of a run; start nothing."""
+    """Show a run's hosts, slots, meshes, roles and flows, without starting it."""
     from ttlaunch.app.prepare_run import prepare
     from ttlaunch.cli.dialogue import TerminalDialogue
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from ttlaunch.spec.topology.model import Topology
 
 EXAMPLES = """\
-[bold]ttlaunch prepare --on my_cluster[/bold]   bare hosts become ready
+[bold]ttlaunch prepare --on my_cluster[/bold]   set up bare hosts
 
-[bold]ttlaunch prepare --on my_cluster --requirements requirements.txt[/bold]   with packages that your recipes import
+[bold]ttlaunch prepare --on my_cluster --requirements requirements.txt[/bold]   with the packages that your recipes import
 
-[bold]ttlaunch prepare --on my_cluster --check[/bold]   only ask; the exit status is 4 if something is missing
+[bold]ttlaunch prepare --on my_cluster --check[/bold]   only check; the exit status is 4 if something is missing
 """
 Constraints = Annotated[
     Path | None,
@@ -33,7 +33,7 @@ Constraints = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
-        help="Versions to take; by default those of ./constraints.txt, else those that are installed here.",
+        help="Package versions. Default: those of ./constraints.txt, or else those installed on this machine.",
     ),
 ]
 Requirements = Annotated[
@@ -45,13 +45,17 @@ Requirements = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
-        help="Further packages, in pip's format.",
+        help="Additional packages, in pip's format.",
     ),
 ]
 FromIndex = Annotated[
-    bool, typer.Option("--from-index", help="Hosts that reach a package index fetch from there what others are sent.")
+    bool,
+    typer.Option(
+        "--from-index",
+        help="Let hosts that reach a package index download from it; the others get the packages from here.",
+    ),
 ]
-Check = Annotated[bool, typer.Option("--check", help="Only say which hosts are prepared; change nothing.")]
+Check = Annotated[bool, typer.Option("--check", help="Only report which hosts are prepared; change nothing.")]
 
 
 def prepare(
@@ -65,9 +69,10 @@ def prepare(
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
-    """Install what ranks import on every host, the same wheels everywhere; they are fetched here and sent over SSH.
+    """Install the packages that ranks import on every host, in the same versions.
 
-    A host needs Python 3.11 or newer, but neither pip nor an index. What is there already is not sent again.
+    This machine downloads the packages and sends them over SSH, leaving out what a host already has. A host needs Python 3.11
+    or newer, but neither pip nor a package index.
     """
     from ttlaunch.app.reach import reach_hosts
     from ttlaunch.app.resolve import load_cluster

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from ttlaunch.running.runs.overview import RunSummary
 
 EXAMPLES = """\
-[bold]ttlaunch ps[/bold]   what runs now, wherever it was started from
+[bold]ttlaunch ps[/bold]   runs that are active, from any folder
 
-[bold]ttlaunch ps --all[/bold]   and every run that has ended
+[bold]ttlaunch ps --all[/bold]   also runs that have ended
 
-[bold]ttlaunch ps --all --format json[/bold]   the same for a program
+[bold]ttlaunch ps --all --format json[/bold]   the same as JSON
 """
 _LONGEST = 300
 _HEADINGS = ("run", "state", "step", "loss", "age", "ranks", "name", "folder")
@@ -30,11 +30,11 @@ _ENDS = ((60.0, 1, "s"), (3600.0, 60, "min"), (48 * 3600.0, 3600, "h"))
 
 def ps(
     *,
-    every: Annotated[bool, typer.Option("--all", "-a", help="Also runs that have ended.")] = False,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Include runs that have ended.")] = False,
     runs_dir: RunsDir = Path("runs"),
     form: OutputFormat = Format.FULL,
 ) -> None:
-    """List runs: those of this user's registry, and those in the folder of runs."""
+    """List your runs on this machine and those in the folder of runs."""
     from ttlaunch.app.registering import registry_diagnostic
     from ttlaunch.diagnostics.count import counted
     from ttlaunch.running.runs.overview import list_runs

@@ -30,7 +30,7 @@ _Name = Annotated[
 
 @app.command("list")
 def list_(*, form: _OutputFormat = Format.FULL) -> None:
-    """Name every recipe with what it does; those in ./recipes hide built-in ones of the same name."""
+    """List every recipe. A recipe in ./recipes hides a built-in one of the same name."""
     from ttlaunch.spec.recipe.discovery import list_recipes, load_recipe
 
     rows = []
@@ -84,9 +84,9 @@ def show(name: _Name, *, form: _OutputFormat = Format.FULL) -> None:
 @app.command()
 def copy(
     name: _Name,
-    target: Annotated[Path | None, typer.Argument(help="New folder; ./recipes/<name> if left out.")] = None,
+    target: Annotated[Path | None, typer.Argument(help="New folder. Default: ./recipes/<name>.")] = None,
 ) -> None:
-    """Copy a recipe's folder to change it; a copy under ./recipes hides the built-in one."""
+    """Copy a recipe's folder so that you can change it. A copy under ./recipes hides the built-in recipe."""
     from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
 
     found = find_recipe(name, working_folder=Path.cwd())

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from ttlaunch.running.readers.recorded import Recorded
 
 EXAMPLES = """\
-[bold]ttlaunch report[/bold]   the newest run: bytes by operation and edge, and the time of a step
+[bold]ttlaunch report[/bold]   the newest run: bytes by operation and pair of ranks, and the time of a step
 
-[bold]ttlaunch report 2026-08-23T10-14-07-3fa1[/bold]   a run by its id, or by the path of its folder
+[bold]ttlaunch report 2026-08-23T10-14-07-3fa1[/bold]   a run by its id or the path of its folder
 
-[bold]ttlaunch report --communication[/bold]   what each operation costs: messages, bytes, waiting
+[bold]ttlaunch report --communication[/bold]   the cost of each operation: messages, bytes, waiting time
 
-[bold]ttlaunch report latest --format json[/bold]   the same by rank, for a program
+[bold]ttlaunch report latest --format json[/bold]   the same by rank, as JSON
 """
 
 
@@ -35,19 +35,21 @@ def report(
         bool,
         typer.Option(
             "--communication",
-            help="Each operation alone: messages, bytes, waiting, and time in flight of a traced run.",
+            help="Show each operation: messages, bytes, waiting time, and for a traced run the time in flight.",
         ),
     ] = False,
-    runs_dir: Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where run folders are.")] = Path("runs"),
+    runs_dir: Annotated[
+        Path, typer.Option("--runs-dir", metavar="DIR", help="The folder that holds the run folders.")
+    ] = Path("runs"),
     form: Annotated[
         Format,
         typer.Option(
             "--format",
-            help="full: tables; concise: a line for each edge, time and last operation, with tabs; json; github: tables, and CI annotations.",
+            help="full: tables; concise: one tab-separated line per pair of ranks, time and last operation; json; github: tables and CI annotations.",
         ),
     ] = Format.FULL,
 ) -> None:
-    """Show what a run sent, against the recipe's formula, and what its steps spent their time on."""
+    """Show what a run sent, compared with the recipe's formula, and where its steps spent their time."""
     from ttlaunch.app.run_diagnostics import traffic_diagnostics, unkept_diagnostics
 
     recorded = _read(run, runs_dir)

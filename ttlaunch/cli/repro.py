@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     pass
 
 EXAMPLES = """\
-[bold]ttlaunch repro[/bold]   the newest run once more: same code, configuration, text, seeds and number of ranks
+[bold]ttlaunch repro[/bold]   repeat the newest run: same code, configuration, text, seeds and number of ranks
 
-[bold]ttlaunch repro 2026-08-23T10-14-07-3fa1[/bold]   a run by its id, or by the path of its folder; wherever its ranks ran, they run here
+[bold]ttlaunch repro 2026-08-23T10-14-07-3fa1[/bold]   a run by its id or the path of its folder; its ranks run on this machine
 
-[bold]ttlaunch repro latest --with-changes[/bold]   although the recipe has changed since then, to see what that did
+[bold]ttlaunch repro latest --with-changes[/bold]   repeat it with changed code, to see the effect of the change
 """
 
 
@@ -30,7 +30,7 @@ def repro(
     ] = "latest",
     *,
     with_changes: Annotated[
-        bool, typer.Option("--with-changes", help="Start although code or text are no longer the same.")
+        bool, typer.Option("--with-changes", help="Start even if code or text have changed.")
     ] = False,
     grace: GraceSeconds = 30.0,
     hang_timeout: HangTimeout = None,
@@ -38,7 +38,7 @@ def repro(
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
-    """Start a run again on this machine and say whether the same bits came out."""
+    """Repeat a run on this machine, and report whether it ends with the same bits."""
     from ttlaunch.app.restarts import exit_status_of
     from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.cli.run_end import report_end, status_without_run

@@ -45,29 +45,29 @@ if TYPE_CHECKING:
     from ttlaunch.cli.session import Session
 
 EXAMPLES = """\
-[bold]ttlaunch run hierarchical_parallel[/bold]   three tiers on this machine
+[bold]ttlaunch run hierarchical_parallel[/bold]   three tiers, on this machine
 
-[bold]ttlaunch run hierarchical_parallel --ranks 1[/bold]   the same in one process
+[bold]ttlaunch run hierarchical_parallel --ranks 1[/bold]   the same recipe in one process
 
-[bold]ttlaunch run hierarchical_parallel --resume latest[/bold]   go on from the newest checkpoint
+[bold]ttlaunch run hierarchical_parallel --resume latest[/bold]   resume from the newest checkpoint
 
-[bold]ttlaunch run pipeline_parallel --set training_config.data_path=book.txt[/bold]   your own text
+[bold]ttlaunch run pipeline_parallel --set training_config.data_path=book.txt[/bold]   train on your own text
 
-[bold]ttlaunch run hierarchical_parallel --trace-steps 5[/bold]   and a timeline of all ranks' first five steps
+[bold]ttlaunch run hierarchical_parallel --trace-steps 5[/bold]   record a timeline of the first five steps of all ranks
 
-[bold]ttlaunch run data_parallel --profile-steps 5-7[/bold]   and what torch does in steps 5 to 7, on every rank
+[bold]ttlaunch run data_parallel --profile-steps 5-7[/bold]   profile steps 5 to 7 on every rank
 
-[bold]ttlaunch run hierarchical_parallel --max-restarts 3[/bold]   go on by itself from the newest checkpoint when a rank breaks
+[bold]ttlaunch run hierarchical_parallel --max-restarts 3[/bold]   restart from the newest checkpoint when a rank fails
 
-[bold]ttlaunch run hierarchical_parallel --only role=worker[/bold]   show what the workers print; files keep everything
+[bold]ttlaunch run hierarchical_parallel --only role=worker[/bold]   show only the output of the workers
 
-[bold]ttlaunch run hierarchical_parallel --sink tensorboard=tb[/bold]   metrics for `tensorboard --logdir tb`, as they come
+[bold]ttlaunch run hierarchical_parallel --sink tensorboard=tb[/bold]   export metrics during the run, for `tensorboard --logdir tb`
 
-[bold]ttlaunch run hierarchical_parallel -d[/bold]   leave it to itself; `attach` shows it again, `stop` ends it
+[bold]ttlaunch run hierarchical_parallel -d[/bold]   run in the background; `attach` shows the run, `stop` ends it
 
-[bold]ttlaunch run --hang-timeout 600 -- ./any_program[/bold]   end it when it has printed nothing for ten minutes
+[bold]ttlaunch run --hang-timeout 600 -- ./any_program[/bold]   end it when it prints nothing for ten minutes
 
-[bold]ttlaunch run --ranks 2 -- ./any_program --its-options[/bold]   any program under the same plan
+[bold]ttlaunch run --ranks 2 -- ./any_program --its-options[/bold]   any program instead of a recipe
 
 [bold]ttlaunch run --rank-binding FILE --mpi-args="--host a,b" -- ./program[/bold]   a program written for tt-run
 
@@ -93,7 +93,9 @@ def run(
     mpi_args: MpiArgs = None,
     runs_dir: RunsDir = Path("runs"),
     resume: Resume = None,
-    trace: Annotated[bool, typer.Option("--trace", help="Write a timeline of all ranks, for ui.perfetto.dev.")] = False,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Record a timeline of all ranks, for ui.perfetto.dev.")
+    ] = False,
     trace_steps: TraceSteps = None,
     profile_steps: ProfileSteps = None,
     grace: GraceSeconds = 30.0,
@@ -103,13 +105,13 @@ def run(
     lease: LeaseSeconds = contract.LEASE_S,
     max_restarts: MaxRestarts = 0,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Check and start it, then leave it to itself; `attach` shows it.")
+        bool, typer.Option("--detach", "-d", help="Start in the background and return; `attach` shows the run.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and start nothing.")] = False,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
-    """Start a recipe or a script on a cluster and watch it to its end."""
+    """Start a recipe or a script on a cluster, and show it until it ends."""
     from ttlaunch.app.logs import chosen_ranks
     from ttlaunch.app.prepare_run import prepare
     from ttlaunch.app.restarts import run_with_restarts

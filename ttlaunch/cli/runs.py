@@ -15,13 +15,13 @@ from ttlaunch.diagnostics.count import counted, render_size
 if TYPE_CHECKING:
     from ttlaunch.running.runs.clean import Removable
 
-app = typer.Typer(no_args_is_help=True, help="Look after the folders of runs.")
+app = typer.Typer(no_args_is_help=True, help="Manage run folders.")
 EXAMPLES = """\
-[bold]ttlaunch runs clean --older-than 7d --dry-run[/bold]   what would go
+[bold]ttlaunch runs clean --older-than 7d --dry-run[/bold]   list what would be removed
 
-[bold]ttlaunch runs clean --keep 10[/bold]   all that are over but the ten newest, after asking
+[bold]ttlaunch runs clean --keep 10[/bold]   all ended runs except the ten newest, after a question
 
-[bold]ttlaunch runs clean --older-than 4w --yes[/bold]   without asking, for a script
+[bold]ttlaunch runs clean --older-than 4w --yes[/bold]   without a question, for scripts
 """
 
 
@@ -30,15 +30,17 @@ def clean(
     *,
     older_than: Annotated[
         str | None,
-        typer.Option("--older-than", metavar="TIME", help="Only what ended longer ago: 90s, 30min, 12h, 7d, 2w."),
+        typer.Option(
+            "--older-than", metavar="TIME", help="Only runs that ended longer ago than this: 90s, 30min, 12h, 7d, 2w."
+        ),
     ] = None,
     keep: Annotated[int, typer.Option("--keep", min=0, metavar="N", help="Keep the N newest.")] = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be removed, and remove nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     runs_dir: RunsDir = Path("runs"),
     form: OutputFormat = Format.FULL,
 ) -> None:
-    """Remove the folders of runs that are over, with their logs and checkpoints."""
+    """Remove the folders of ended runs, with their logs and checkpoints."""
     from ttlaunch.running.runs.clean import measure, parse_age, plan_clean
     from ttlaunch.running.runs.overview import list_runs
 

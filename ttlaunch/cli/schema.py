@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 [bold]ttlaunch schema bindings > bindings.schema.json[/bold]   one file
 
-[bold]ttlaunch schema --write .schemas[/bold]   all of them, with what to put into the files
+[bold]ttlaunch schema --write .schemas[/bold]   all schemas, with the lines that connect them to your files
 """
 
 
@@ -34,7 +34,7 @@ class File(StrEnum):
 
 def schema(
     file: Annotated[
-        File | None, typer.Argument(help="Which file; all of them if left out.", show_default=False)
+        File | None, typer.Argument(help="The kind of file. Default: all kinds.", show_default=False)
     ] = None,
     *,
     recipe: Annotated[
@@ -42,15 +42,15 @@ def schema(
         typer.Option(
             "--recipe",
             metavar="RECIPE",
-            help="The training file of this recipe, with the keys it adds and without those it never reads.",
+            help="Use the keys of this recipe: those it adds are included, those it does not read are left out.",
             autocompletion=complete_recipes,
         ),
     ] = None,
     write: Annotated[
-        Path | None, typer.Option("--write", metavar="DIR", help="Write each schema into a file of its own.")
+        Path | None, typer.Option("--write", metavar="DIR", help="Write each schema to its own file.")
     ] = None,
 ) -> None:
-    """Print JSON Schema for editors; it completes keys and marks misspelled ones, `ttlaunch validate` checks more."""
+    """Print JSON Schemas, with which editors complete keys and mark misspelled ones."""
     kinds = [file] if file else list(File)
     schemas: dict[str, dict[str, Any]] = {kind: _cluster_file(kind) for kind in kinds if kind is not File.TRAIN}
     if File.TRAIN in kinds:

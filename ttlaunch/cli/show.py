@@ -46,18 +46,20 @@ def show(
     *,
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", metavar="RECIPE", help="Put its roles on the ranks.", autocompletion=complete_recipes),
+        typer.Option(
+            "--recipe", metavar="RECIPE", help="Show this recipe's roles on the ranks.", autocompletion=complete_recipes
+        ),
     ] = None,
     config_file: ConfigFile = None,
     overrides: Overrides = None,
     ranks: Ranks = None,
     hostfile: Hostfile = None,
     rank_bindings: RankBindings = None,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write the picture into a file.")] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write the picture to a file.")] = None,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
-    """Draw hosts, meshes, their links, and the ranks on them; start nothing."""
+    """Draw the hosts and meshes of a cluster, their links, and the ranks on them."""
     from ttlaunch.draw.scene import make_scene
 
     request = RunSpec(

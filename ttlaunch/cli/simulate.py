@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ttlaunch.planning.launch_plan import LaunchPlan
 
 EXAMPLES = """\
-[bold]ttlaunch simulate pipeline_parallel[/bold]   the roles, sizes and number of ranks that its training file says
+[bold]ttlaunch simulate pipeline_parallel[/bold]   with the roles, sizes and number of ranks of its training file
 
 [bold]ttlaunch simulate hierarchical_parallel --ranks 5 --set multihost_config.num_workers=3[/bold]   three tiers
 
@@ -45,12 +45,14 @@ def simulate(
     naive: Naive = False,
     keep: Annotated[
         Path | None,
-        typer.Option("--keep", metavar="DIR", help="Keep records and checkpoints in this folder; must not exist."),
+        typer.Option(
+            "--keep", metavar="DIR", help="Keep records and checkpoints in this folder, which must not exist."
+        ),
     ] = None,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
-    """Run all ranks of a recipe in one process: same bits as a run, and messages that do not fit are named."""
+    """Run all ranks of a recipe in one process, with the same bits as a run, and report messages that do not match."""
     from functools import partial
 
     from ttlaunch.cli.dialogue import TerminalDialogue

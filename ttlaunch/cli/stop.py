@@ -18,26 +18,33 @@ if TYPE_CHECKING:
     pass
 
 EXAMPLES = """\
-[bold]ttlaunch stop latest[/bold]   the newest run: its ranks finish a step and save, then leave
+[bold]ttlaunch stop latest[/bold]   the newest run; its ranks finish and save their step first
 
-[bold]ttlaunch stop 3fa1 --grace 5[/bold]   and press on if they have not left after 5 seconds
+[bold]ttlaunch stop 3fa1 --grace 5[/bold]   end ranks by force after 5 seconds
 
-[bold]ttlaunch stop latest --now[/bold]   end it without waiting for a step
+[bold]ttlaunch stop latest --now[/bold]   end it without waiting for the step
 """
 
 
 def stop(
-    run: Annotated[str, typer.Argument(metavar="RUN|latest", help="A run's id or a part of it, or a path.")],
+    run: Annotated[str, typer.Argument(metavar="RUN|latest", help="A run's id, a part of it, or a path.")],
     *,
     grace: Annotated[
         float | None,
-        typer.Option("--grace", min=0.0, metavar="S", help="Seconds to wait before pressing on; else the run's own."),
+        typer.Option(
+            "--grace",
+            min=0.0,
+            metavar="S",
+            help="Seconds to wait before ending ranks by force. Default: the run's own grace.",
+        ),
     ] = None,
-    now: Annotated[bool, typer.Option("--now", help="Do not wait for a step, as three Ctrl-C would.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Do not wait for the step to finish; the same as pressing Ctrl-C three times.")
+    ] = False,
     runs_dir: RunsDir = Path("runs"),
     form: OutputFormat = Format.FULL,
 ) -> None:
-    """Tell a run's launcher to end it, and wait until it has."""
+    """Stop a run, and wait until it has ended."""
     from ttlaunch.app.stop import press
     from ttlaunch.running.runs.launcher import is_running
 

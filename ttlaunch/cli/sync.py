@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 [bold]ttlaunch sync --on my_cluster[/bold]   the project around the current folder
 
-[bold]ttlaunch sync pipeline_parallel --on my_cluster[/bold]   and the recipe, and its text
+[bold]ttlaunch sync pipeline_parallel --on my_cluster[/bold]   also the recipe and its text
 
-[bold]ttlaunch sync --on my_cluster --dry-run[/bold]   what would go where
+[bold]ttlaunch sync --on my_cluster --dry-run[/bold]   list what would be copied
 """
 
 
@@ -48,7 +48,7 @@ def sync(
         str | None,
         typer.Argument(
             metavar="[RECIPE]",
-            help="Also copy this recipe and the text it trains on.",
+            help="Also copy this recipe and its training text.",
             autocompletion=complete_recipes,
             show_default=False,
         ),
@@ -60,7 +60,7 @@ def sync(
         typer.Option(
             "--folder",
             metavar="DIR",
-            help="The project; without it the git repository around the current folder, else that folder.",
+            help="The project. Default: the git repository around the current folder, or else that folder.",
             exists=True,
             file_okay=False,
         ),
@@ -69,13 +69,13 @@ def sync(
     overrides: Overrides = None,
     hostfile: Hostfile = None,
     rank_bindings: RankBindings = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Ask the hosts what they lack and send nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Send more than 1.1 GB in all without asking.")] = False,
-    keep: Annotated[int, typer.Option("--keep", min=1, metavar="N", help="Releases that stay on a host.")] = 3,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report what each host lacks, and send nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Send more than 1.1 GB in total without asking.")] = False,
+    keep: Annotated[int, typer.Option("--keep", min=1, metavar="N", help="Number of releases to keep on a host.")] = 3,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
-    """Make the code equal on every host: only what changed travels, and a host has all of it or what it had before."""
+    """Copy the code to every host. Only changed files are sent; a failed copy leaves the old code in place."""
     request = RunSpec(
         target=recipe,
         on=on,

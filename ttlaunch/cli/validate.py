@@ -28,9 +28,9 @@ from ttlaunch.diagnostics import Format, exit_status
 EXAMPLES = """\
 [bold]ttlaunch validate 5loudboxes[/bold]   the files of a cluster
 
-[bold]ttlaunch validate my_cluster --recipe hierarchical_parallel -c train.yaml[/bold]   and what is to run there
+[bold]ttlaunch validate my_cluster --recipe hierarchical_parallel -c train.yaml[/bold]   also the recipe that will run there
 
-[bold]ttlaunch validate hosts.txt[/bold]   any single file; - is standard input
+[bold]ttlaunch validate hosts.txt[/bold]   a single file; - is standard input
 """
 
 
@@ -39,7 +39,7 @@ def validate(
         str,
         typer.Argument(
             metavar="NAME|DIR|FILE",
-            help="A configuration's name or folder, or one file of any kind; - is standard input.",
+            help="A configuration's name or folder, or a single file; - is standard input.",
             autocompletion=complete_configurations,
         ),
     ] = "local",
@@ -47,7 +47,10 @@ def validate(
     recipe: Annotated[
         str | None,
         typer.Option(
-            "--recipe", metavar="RECIPE", help="Also check it against a recipe.", autocompletion=complete_recipes
+            "--recipe",
+            metavar="RECIPE",
+            help="Also check that this recipe can run there.",
+            autocompletion=complete_recipes,
         ),
     ] = None,
     config_file: ConfigFile = None,
@@ -58,12 +61,14 @@ def validate(
     rank_bindings: RankBindings = None,
     kind: Annotated[
         str | None,
-        typer.Option("--kind", metavar="KIND", help="What a single file is: hosts, mgd, bindings, cluster or train."),
+        typer.Option(
+            "--kind", metavar="KIND", help="The kind of a single file: hosts, mgd, bindings, cluster or train."
+        ),
     ] = None,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
 ) -> None:
-    """Check the files of a cluster, or one file; every mistake is shown at its place, with the repair."""
+    """Check the files of a cluster, or one file. Each mistake is shown at its place, with its repair."""
     from ttlaunch.cli.validate_file import names_a_file, validate_file
 
     if hostfile is None and names_a_file(configuration, kind=kind, working_folder=Path.cwd()):

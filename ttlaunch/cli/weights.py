@@ -22,34 +22,36 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Show and export weights.", no_args_is_help=True)
 
 EXAMPLES = """\
-[bold]ttlaunch weights export latest weights.safetensors[/bold]   of the newest run with a checkpoint
+[bold]ttlaunch weights export latest weights.safetensors[/bold]   the weights of the newest run with a checkpoint
 
-[bold]ttlaunch weights export latest average.safetensors --average[/bold]   their average, of a recipe that keeps one
+[bold]ttlaunch weights export latest average.safetensors --average[/bold]   the averaged weights, if the recipe keeps them
 
-[bold]ttlaunch run hierarchical_parallel --set checkpoint_config.initial_weights=weights.safetensors[/bold]   begin with them
+[bold]ttlaunch run hierarchical_parallel --set checkpoint_config.initial_weights=weights.safetensors[/bold]   start training from them
 """
 
 SHOW_EXAMPLES = """\
-[bold]ttlaunch weights show latest[/bold]   of the newest checkpoint
+[bold]ttlaunch weights show latest[/bold]   the weights of the newest checkpoint
 
-[bold]ttlaunch weights show weights.safetensors[/bold]   of a file, to compare names and shapes
+[bold]ttlaunch weights show weights.safetensors[/bold]   those of a file, to compare names and shapes
 """
 
-_RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where run folders are.")]
+_RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="The folder that holds the run folders.")]
 
 
 @app.command(epilog=EXAMPLES)
 def export(
     run: Annotated[str, typer.Argument(metavar="latest|RUN|PATH", help="A run, or one of its checkpoints.")],
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to write; must not exist.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Output file, which must not exist.")],
     *,
     average: Annotated[
-        bool, typer.Option("--average", help="Their average over training, where the recipe keeps one.")
+        bool, typer.Option("--average", help="Export the average over training, if the recipe keeps one.")
     ] = False,
     runs_dir: _RunsDir = Path("runs"),
-    form: Annotated[Format, typer.Option("--format", help="Of mistakes: full, concise, json or github.")] = Format.FULL,
+    form: Annotated[
+        Format, typer.Option("--format", help="Format of error messages: full, concise, json or github.")
+    ] = Format.FULL,
 ) -> None:
-    """Write the weights of the newest whole checkpoint under the names that the model gives its parameters."""
+    """Write the weights of the newest complete checkpoint to a safetensors file, under the model's parameter names."""
     from ttlaunch.running.checkpoints.tensor_file import write_tensors
 
     if not file.strip():
@@ -87,11 +89,12 @@ def show(
     form: Annotated[
         Format,
         typer.Option(
-            "--format", help="full; concise: names, types and shapes with tabs; json; github: full, and CI annotations."
+            "--format",
+            help="full; concise: tab-separated names, types and shapes; json; github: full and CI annotations.",
         ),
     ] = Format.FULL,
 ) -> None:
-    """Name the weights in a checkpoint or a file, with their types and shapes."""
+    """List the weights in a checkpoint or a file, with types and shapes."""
     from ttlaunch.running.checkpoints.tensor_file import TensorFileError, read_header
 
     if os.path.isfile(what):  # noqa: PTH113 - never raises
