@@ -427,7 +427,7 @@ mesh_graph_desc_path: "one.yaml"
         "one.yaml": ONE_MESH,
     }
     expected = """\
-error[T061]: rank 0 of the file of sub-context 0 says that it belongs to sub-context 4
+error[T061]: rank 0 in the file of sub-context 0 belongs to sub-context 4
  --> a.yaml:2:42
   |
 2 |   - {rank: 0, mesh_id: 0, subcontext_id: 4}

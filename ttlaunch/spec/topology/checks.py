@@ -6,7 +6,8 @@ Each takes what could be read, so that one broken file doesn't hide what is wron
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, Severity
+from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, Severity, mistake_at
 from ttlaunch.diagnostics.suggest import listed, shown
 from ttlaunch.spec.topology import codes
 from ttlaunch.spec.topology.mesh_graph import MeshGraph
@@ -30,15 +31,12 @@ def check_slots(bindings: Bindings, hosts: Sequence[Host]) -> Iterator[Diagnosti
     )
     if homeless is None:
         return
-    many = f"{_count(total, 'slot')} on {_count(len(hosts), 'host')}"
+    many = f"{counted(total, 'slot')} on {counted(len(hosts), 'host')}"
     sums = " + ".join(str(host.slots) for host in hosts)
     arithmetic = f"{sums} = {many}" if 1 < len(hosts) <= _MOST_SUMMED else many
-    yield Diagnostic(
-        codes.TOO_FEW_SLOTS,
-        f"{_count(ranks, 'rank')} are bound but the hosts offer {_count(total, 'slot')}",
-        Label(homeless.binding.span, f"rank {homeless.binding.rank} has no slot"),
-        (Label(hosts[-1].slots_span, arithmetic),),
-    )
+    message = f"{counted(ranks, 'rank')} are bound but the hosts offer {counted(total, 'slot')}"
+    label, other = f"rank {homeless.binding.rank} has no slot", (hosts[-1].slots_span, arithmetic)
+    yield mistake_at(codes.TOO_FEW_SLOTS, message, homeless.binding.span, label=label, other=other)
 
 
 def _idle_hosts(bindings: Bindings, hosts: Sequence[Host], ranks: int) -> Iterator[Diagnostic]:
@@ -54,14 +52,11 @@ def _idle_hosts(bindings: Bindings, hosts: Sequence[Host], ranks: int) -> Iterat
     first = idle[0]
     taken = hosts[: hosts.index(first)]
     sums = " + ".join(str(host.slots) for host in taken)
-    many = f"{_count(sum(host.slots for host in taken), 'slot')} before it"
-    yield Diagnostic(
-        codes.IDLE_HOST,
-        f"no rank runs on host{'s' if len(idle) > 1 else ''} {names}",
-        Label(first.span, f"{sums} = {many}" if 1 < len(taken) <= _MOST_SUMMED else many),
-        (Label(bindings.span, f"these bind {_count(ranks, 'rank')}"),),
-        severity=Severity.WARNING,
-    )
+    many = f"{counted(sum(host.slots for host in taken), 'slot')} before it"
+    message = f"no rank runs on host{'s' if len(idle) > 1 else ''} {names}"
+    label = f"{sums} = {many}" if 1 < len(taken) <= _MOST_SUMMED else many
+    other = (bindings.span, f"these bind {counted(ranks, 'rank')}")
+    yield mistake_at(codes.IDLE_HOST, message, first.span, label=label, other=other, severity=Severity.WARNING)
 
 
 def check_meshes(bindings: Bindings, graph: MeshGraph) -> Iterator[Diagnostic]:
@@ -91,8 +86,8 @@ def check_devices(bindings: Bindings, hosts: Sequence[Host], graphs: Mapping[Ran
         value = row.binding.environment.get(_VISIBLE, bindings.global_environment.get(_VISIBLE))
         if value is None or row.devices_span is None:
             continue
-        rank, devices = row.binding.rank, [word.strip() for word in value.split(",")]
-        mistake = _visible_problem(row, value, devices, graphs.get(rank))
+        rank, devices = row.binding.rank, _devices(value)
+        mistake = _visible_problem(row, value, graphs.get(rank))
         if mistake:
             yield mistake
             continue
@@ -102,7 +97,7 @@ def check_devices(bindings: Bindings, hosts: Sequence[Host], graphs: Mapping[Ran
         both = [(device, seen[host, device]) for device in devices if (host, device) in seen]
         if both:
             device, other = both[0]
-            yield _seen_twice(row, other, device, host)
+            yield _seen_twice(row, other, device=device, host=host)
         for device in devices:
             seen.setdefault((host, device), row)
 
@@ -110,92 +105,83 @@ def check_devices(bindings: Bindings, hosts: Sequence[Host], graphs: Mapping[Ran
 def _missing_mesh(row: BoundRank, graph: MeshGraph) -> Diagnostic:
     binding = row.binding
     message = f"rank {binding.rank} is bound to mesh {binding.mesh_id}, which does not exist"
-    labels = (Label(graph.span, f"this graph defines {graph.ids_as_text}"),)
-    return Diagnostic(codes.MISSING_MESH, message, Label(row.mesh_span, f"no mesh has id {binding.mesh_id}"), labels)
+    label, other = f"no mesh has id {binding.mesh_id}", (graph.span, f"this graph defines {graph.ids_as_text}")
+    return mistake_at(codes.MISSING_MESH, message, row.mesh_span, label=label, other=other)
 
 
 def _host_rank_problem(row: BoundRank, mesh: Mesh) -> Diagnostic | None:
-    binding, labels = (
-        row.binding,
-        (Label(mesh.span, f"{mesh.host_shape[0]} × {mesh.host_shape[1]} = {_count(mesh.hosts, 'host')}"),),
-    )
+    binding, hosts = row.binding, counted(mesh.hosts, "host")
+    other = (mesh.span, f"{mesh.host_shape[0]} × {mesh.host_shape[1]} = {hosts}")
     if binding.mesh_host_rank is None and mesh.hosts > 1:
         message = f"rank {binding.rank} does not say which host of mesh {mesh.id} it is; the mesh has {mesh.hosts}"
-        hints = (f"add `mesh_host_rank:` with a number from 0 to {mesh.hosts - 1}",)
-        return Diagnostic(
-            codes.MESH_HOST_RANK, message, Label(row.mesh_span, "has no `mesh_host_rank`"), labels, hints=hints
-        )
+        label, hint = "has no `mesh_host_rank`", f"add `mesh_host_rank:` with a number from 0 to {mesh.hosts - 1}"
+        return mistake_at(codes.MESH_HOST_RANK, message, row.mesh_span, label=label, other=other, hint=hint)
     if binding.mesh_host_rank is not None and binding.mesh_host_rank >= mesh.hosts:
-        message = f"rank {binding.rank} is host {binding.mesh_host_rank} of mesh {mesh.id}, which has {_count(mesh.hosts, 'host')}"
+        message = f"rank {binding.rank} is host {binding.mesh_host_rank} of mesh {mesh.id}, which has {hosts}"
         expected = f"expected 0 to {mesh.hosts - 1}" if mesh.hosts > 1 else "expected 0"
-        return Diagnostic(codes.MESH_HOST_RANK, message, Label(row.host_rank_span, expected), labels)
+        return mistake_at(codes.MESH_HOST_RANK, message, row.host_rank_span, label=expected, other=other)
     return None
 
 
 def _same_block(row: BoundRank, other: BoundRank, mesh: Mesh | None) -> Diagnostic:
-    ranks = f"ranks {other.binding.rank} and {row.binding.rank}"
+    first, rank = other.binding.rank, row.binding.rank
     block = f"mesh {row.binding.mesh_id}"
     if mesh is not None and mesh.hosts > 1:
         block = f"host {row.binding.mesh_host_rank} of {block}"
-    labels = (Label(other.host_rank_span, f"rank {other.binding.rank} drives it too"),)
-    label = Label(row.host_rank_span, f"rank {row.binding.rank}")
-    return Diagnostic(codes.SAME_BLOCK, f"{ranks} both drive {block}", label, labels)
+    message, second = (
+        f"ranks {first} and {rank} both drive {block}",
+        (other.host_rank_span, f"rank {first} drives it too"),
+    )
+    return mistake_at(codes.SAME_BLOCK, message, row.host_rank_span, label=f"rank {rank}", other=second)
 
 
 def _idle_meshes(bindings: Bindings, graph: MeshGraph) -> Iterator[Diagnostic]:
     driven = {(row.binding.mesh_id, row.binding.mesh_host_rank or 0) for row in bindings.rows}
     bound = {mesh_id for mesh_id, _ in driven}
     idle = [mesh for mesh in graph.meshes if mesh.id not in bound]
-    labels = (Label(bindings.span, f"these bind {_count(len(bindings.rows), 'rank')}"),)
+    other = (bindings.span, f"these bind {counted(len(bindings.rows), 'rank')}")
+    severity = Severity.WARNING
     if idle:
         names = listed([mesh.id for mesh in idle], last="and", quote="")
         message = f"no rank drives mesh{'es' if len(idle) > 1 else ''} {names}"
-        yield Diagnostic(codes.IDLE_MESH, message, Label(idle[0].span, "idle"), labels, severity=Severity.WARNING)
+        yield mistake_at(codes.IDLE_MESH, message, idle[0].span, label="idle", other=other, severity=severity)
     for mesh in graph.meshes:
         missing = [host for host in range(mesh.hosts) if (mesh.id, host) not in driven] if mesh.id in bound else []
         if missing and mesh.hosts > 1:
             names = listed(missing, last="and", quote="")
             message = f"no rank drives host{'s' if len(missing) > 1 else ''} {names} of mesh {mesh.id}"
-            label = Label(mesh.span, f"a mesh of {mesh.hosts} hosts")
-            yield Diagnostic(codes.IDLE_MESH, message, label, labels, severity=Severity.WARNING)
+            label = f"a mesh of {mesh.hosts} hosts"
+            yield mistake_at(codes.IDLE_MESH, message, mesh.span, label=label, other=other, severity=severity)
 
 
-def _visible_problem(row: BoundRank, value: str, devices: list[str], graph: MeshGraph | None) -> Diagnostic | None:
-    span, rank = row.devices_span, row.binding.rank
+def _visible_problem(row: BoundRank, value: str, graph: MeshGraph | None) -> Diagnostic | None:
+    span, rank, devices = row.devices_span, row.binding.rank, _devices(value)
     if span is None:
         return None
-    odd = [device for device in devices if not _DEVICE.match(device)]
-    if odd:
+    if not all(_DEVICE.match(device) for device in devices):
         message = f"`{_VISIBLE}` of rank {rank} is `{shown(value)}`; device numbers with commas were expected"
-        return Diagnostic(codes.VISIBLE_DEVICES, message, Label(span, 'expected a text such as "0,1,2,3"'))
-    known: set[str] = set()
-    repeated = next((device for device in devices if device in known or known.add(device)), None)  # type: ignore[func-returns-value] # add says None
+        return mistake_at(codes.VISIBLE_DEVICES, message, span, label='expected a text such as "0,1,2,3"')
+    repeated = next((device for index, device in enumerate(devices) if device in devices[:index]), None)
     if repeated is not None:
-        message = f"`{_VISIBLE}` of rank {rank} lists device {repeated} twice"
-        return Diagnostic(codes.VISIBLE_DEVICES, message, Label(span))
+        return mistake_at(codes.VISIBLE_DEVICES, f"`{_VISIBLE}` of rank {rank} lists device {repeated} twice", span)
     mesh = graph.mesh(row.binding.mesh_id) if graph else None
     if mesh is None or not mesh.hosts or len(devices) <= mesh.devices_per_host:
         return None
-    message = (
-        f"rank {rank} sees {_count(len(devices), 'device')}, but its part of mesh {mesh.id} has {mesh.devices_per_host}"
-    )
-    rows, columns = mesh.device_shape
-    arithmetic = f"{rows} × {columns} devices on {_count(mesh.hosts, 'host')}"
-    return Diagnostic(
-        codes.VISIBLE_DEVICES, message, Label(span, _count(len(devices), "device")), (Label(mesh.span, arithmetic),)
-    )
+    seen, (rows, columns) = counted(len(devices), "device"), mesh.device_shape
+    message = f"rank {rank} sees {seen}, but its part of mesh {mesh.id} has {mesh.devices_per_host}"
+    other = (mesh.span, f"{rows} × {columns} devices on {counted(mesh.hosts, 'host')}")
+    return mistake_at(codes.VISIBLE_DEVICES, message, span, label=seen, other=other)
 
 
-def _seen_twice(row: BoundRank, other: BoundRank, device: str, host: str) -> Diagnostic:
-    ranks = f"ranks {other.binding.rank} and {row.binding.rank}"
-    message = f"{ranks} both see device {device} of host `{host}`"
-    primary = Label(row.devices_span, f"rank {row.binding.rank}") if row.devices_span else None
+def _devices(value: str) -> list[str]:
+    return [word.strip() for word in value.split(",")]
+
+
+def _seen_twice(row: BoundRank, other: BoundRank, *, device: str, host: str) -> Diagnostic:
+    first, rank = other.binding.rank, row.binding.rank
+    message = f"ranks {first} and {rank} both see device {device} of host `{host}`"
+    primary = Label(row.devices_span, f"rank {rank}") if row.devices_span else None
     if row.devices_span == other.devices_span or other.devices_span is None:
-        return Diagnostic(
-            codes.DEVICE_TWICE, message, primary, hints=(f"give each rank its `{_VISIBLE}` in `env_overrides`",)
-        )
-    return Diagnostic(codes.DEVICE_TWICE, message, primary, (Label(other.devices_span, f"rank {other.binding.rank}"),))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+        hints = (f"give each rank its `{_VISIBLE}` in `env_overrides`",)
+        return Diagnostic(codes.DEVICE_TWICE, message, primary, hints=hints)
+    return Diagnostic(codes.DEVICE_TWICE, message, primary, (Label(other.devices_span, f"rank {first}"),))

@@ -1,13 +1,13 @@
 """Read `cluster.yaml`, the optional file that says how to reach the hosts and what they have."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
+from ttlaunch.diagnostics.diagnostic import Diagnostic
 from ttlaunch.diagnostics.span import Source
 from ttlaunch.diagnostics.suggest import shown
 from ttlaunch.spec.located.codes import TOPOLOGY
-from ttlaunch.spec.located.nodes import Node, span_of
+from ttlaunch.spec.located.findings import Findings
 from ttlaunch.spec.located.schema import check_schema
 from ttlaunch.spec.located.yaml import parse_yaml
 from ttlaunch.spec.topology import codes
@@ -27,25 +27,24 @@ def parse_cluster(source: Source, *, environment: Mapping[str, str]) -> tuple[Cl
     if root is None:
         return ClusterSettings(), found
     file, mistakes = check_schema(ClusterFile, root, codes=TOPOLOGY, aliases=_ALIASES)
-    found += mistakes
+    findings = Findings(root, found + mistakes)
     if file is None:
-        return ClusterSettings(), found
-    variables, mistakes = expand_variables(file.environment, root=root, path=("environment",), environment=environment)
-    found += _check_values(file, root)
-    values = file.model_dump() | {"environment": variables}
-    return ClusterSettings(**values), found + mistakes
+        return ClusterSettings(), findings.found
+    _check_values(file, findings)
+    variables = expand_variables(file.environment, findings, path=("environment",), environment=environment)
+    return ClusterSettings(**(file.model_dump() | {"environment": variables})), findings.found
 
 
-def _check_values(file: ClusterFile, root: Node) -> Iterator[Diagnostic]:
+def _check_values(file: ClusterFile, findings: Findings) -> None:
     """A login name that can be one, and a network that is written as one."""
     if file.user is not None and (problem := user_name_problem(file.user)):
-        place = Label(span_of(root, ("user",)), problem)
-        yield Diagnostic(codes.HOST_NAME, f"`{shown(file.user)}` cannot be a login name", place)
-    problem = _network_problem(file.network) if file.network is not None else None
-    if file.network is not None and problem is not None:
-        message = f"`network` is `{shown(file.network)}`: {problem}"
-        place = Label(span_of(root, ("network",)), "expected a network such as `10.0.0.0/24`, or an interface")
-        yield Diagnostic(codes.WRONG_VALUE, message, place)
+        findings.add(codes.HOST_NAME, f"`{shown(file.user)}` cannot be a login name", ("user",), label=problem)
+    if file.network is not None and (problem := _network_problem(file.network)):
+        message, expected = (
+            f"`network` is `{shown(file.network)}`: {problem}",
+            "a network such as `10.0.0.0/24`, or an interface",
+        )
+        findings.add(codes.WRONG_VALUE, message, ("network",), label=f"expected {expected}")
 
 
 def _network_problem(text: str) -> str | None:

@@ -7,9 +7,10 @@ word on a line) or reads as something else (`a:2` as a name) is an error here, a
 """
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
+from ttlaunch.diagnostics.diagnostic import Diagnostic, mistake_at
 from ttlaunch.diagnostics.span import Source, Span
 from ttlaunch.diagnostics.suggest import closest, shown
 from ttlaunch.spec.located.codes import TOPOLOGY
@@ -62,7 +63,7 @@ def parse_hosts(source: Source) -> tuple[list[Host], list[Diagnostic]]:
             found += mistakes
             if len(lines) > _MOST_HOSTS_IN_ALL:
                 message = f"{source.name} lists more than {_MOST_HOSTS_IN_ALL} hosts"
-                return [], [*found, Diagnostic(codes.SLOTS, message, Label(spans[0], "up to here"))]
+                return [], [*found, mistake_at(codes.SLOTS, message, spans[0], label="up to here")]
     if not lines and not found:
         message = f"{source.name} lists no host; mpirun would run everything on this machine"
         found.append(Diagnostic(TOPOLOGY.empty_file, message, hints=("for this machine alone: `localhost slots=4`",)))
@@ -76,7 +77,7 @@ def _too_many(hosts: list[Host]) -> list[Diagnostic]:
         return []
     largest = max(hosts, key=lambda host: host.slots)
     message = f"the hosts offer {total} slots in all; at most {_MOST_SLOTS_IN_ALL} were expected"
-    return [Diagnostic(codes.SLOTS, message, Label(largest.slots_span, f"{largest.slots} of them"))]
+    return [mistake_at(codes.SLOTS, message, largest.slots_span, label=f"{largest.slots} of them")]
 
 
 def _parse_line(words: list[str], spans: list[Span]) -> tuple[list[_Line], list[Diagnostic]]:
@@ -85,7 +86,7 @@ def _parse_line(words: list[str], spans: list[Span]) -> tuple[list[_Line], list[
     for word, span in zip(words[1:], spans[1:], strict=True):
         key, _, value = (part.strip() for part in word.partition("="))
         if key not in _SLOTS:
-            found.append(_unknown_word(key, value, words[0], span))
+            found.append(_unknown_word(key, value, span, host=words[0]))
             if "=" not in word:
                 break  # likely another host, with its own words after it
             continue
@@ -95,14 +96,14 @@ def _parse_line(words: list[str], spans: list[Span]) -> tuple[list[_Line], list[
             found.append(mistake)
         elif kind in counts:
             message = f"host `{shown(words[0])}` gets `{key}` twice on one line"
-            found.append(Diagnostic(codes.HOST_TWICE, message, Label(span), (Label(counts[kind][1], "first here"),)))
+            found.append(mistake_at(codes.HOST_TWICE, message, span, other=(counts[kind][1], "first here")))
         else:
             counts[kind] = (count, span)
     most, slots = counts.get("max_slots"), counts.get("slots")
     if most and slots and most[0] < slots[0]:
         message = f"`max_slots={most[0]}` is less than `slots={slots[0]}`"
-        label = Label(most[1], f"expected {slots[0]} or more")
-        found.append(Diagnostic(codes.SLOTS, message, label, (Label(slots[1], ""),)))
+        label = f"expected {slots[0]} or more"
+        found.append(mistake_at(codes.SLOTS, message, most[1], label=label, other=(slots[1], "")))
     return [replace(host, counts=counts) for host in hosts], found
 
 
@@ -111,35 +112,32 @@ def _parse_names(word: str, span: Span) -> tuple[list[_Line], list[Diagnostic]]:
     before, at, after = word.rpartition("@")
     user, name = (before, after) if at else (None, word)
     if user is not None and (problem := user_name_problem(user)):
-        label = Label(replace(span, length=max(1, len(user))), problem)
-        return [], [Diagnostic(codes.HOST_NAME, f"`{shown(user)}` cannot be a login name", label)]
+        place = replace(span, length=max(1, len(user)))
+        return [], [mistake_at(codes.HOST_NAME, f"`{shown(user)}` cannot be a login name", place, label=problem)]
     place = replace(span, column=span.column + len(word) - len(name), length=max(1, len(name)))
     names = expand_ranges(name)
     if isinstance(names, str):
-        return [], [Diagnostic(codes.HOST_NAME, f"`{shown(name)}` cannot be a host name", Label(place, names))]
+        return [], [mistake_at(codes.HOST_NAME, f"`{shown(name)}` cannot be a host name", place, label=names)]
     for each in names:
         problem = host_name_problem(each)
         if problem:
             message = f"`{shown(each)}` cannot be a host name"
-            return [], [Diagnostic(codes.HOST_NAME, message, Label(place, problem), hints=_name_hints(name))]
+            return [], [mistake_at(codes.HOST_NAME, message, place, label=problem, hint=_name_hint(name))]
     return [_Line(each, user, place) for each in names], []
 
 
-def _name_hints(name: str) -> tuple[str, ...]:
+def _name_hint(name: str) -> str:
     host, colon, count = name.partition(":")
     if colon and _COUNT.match(count):
-        return (f"write `{shown(host)} slots={shown(count)}`",)
+        return f"write `{shown(host)} slots={shown(count)}`"
     if name.partition("=")[0] in _SLOTS:
-        return (f"name the host first: `HOST {shown(name)}`",)
-    if "," in name:
-        return ("write one host a line",)
-    return ()
+        return f"name the host first: `HOST {shown(name)}`"
+    return "write one host a line" if "," in name else ""
 
 
-def _unknown_word(key: str, value: str, host: str, span: Span) -> Diagnostic:
+def _unknown_word(key: str, value: str, span: Span, *, host: str) -> Diagnostic:
     written = f"{key}={value}" if value else key
     message = f"unknown word `{shown(written)}` after host `{shown(host)}`"
-    label = Label(span, "expected `slots=` or `max_slots=`")
     meant = closest(key, _SLOTS)
     if _COUNT.match(key) and not value:
         hint = f"did you mean `slots={shown(key)}`?"
@@ -151,7 +149,7 @@ def _unknown_word(key: str, value: str, host: str, span: Span) -> Diagnostic:
         hint = f"did you mean `{meant}`?"
     else:
         hint = "write one host a line; a comment begins with `#`"
-    return Diagnostic(codes.HOSTFILE_WORD, message, label, hints=(hint,))
+    return mistake_at(codes.HOSTFILE_WORD, message, span, label="expected `slots=` or `max_slots=`", hint=hint)
 
 
 def _count(key: str, value: str, span: Span) -> tuple[int, Diagnostic | None]:
@@ -160,10 +158,9 @@ def _count(key: str, value: str, span: Span) -> tuple[int, Diagnostic | None]:
     place = replace(span, column=span.column + span.length - len(value), length=len(value)) if value else span
     message = f"`{key}` is `{shown(value)}`" if value else f"`{key}` has no value"
     expected = f"a whole number from 1 to {_MOST_SLOTS}"
-    hints = ("to leave the host out, put `#` before its line",) if value.strip("0") == "" and value else ()
-    return 0, Diagnostic(
-        codes.SLOTS, f"{message}; {expected} was expected", Label(place, f"expected {expected}"), hints=hints
-    )
+    message = f"{message}; {expected} was expected"
+    hint = "to leave the host out, put `#` before its line" if value.strip("0") == "" and value else ""
+    return 0, mistake_at(codes.SLOTS, message, place, label=f"expected {expected}", hint=hint)
 
 
 def _merge(lines: list[_Line]) -> tuple[list[Host], list[Diagnostic]]:
@@ -189,46 +186,37 @@ def _host(line: _Line) -> Host:
 
 
 def _twice(first: Host, again: _Line) -> Diagnostic:
-    labels = (Label(first.span, "first listed here"),)
+    place, label, note, hint = again.span, "", "", ""
     if first.name.lower() != again.name.lower():
         short = again.name.split(".")[0]
         message = f"hosts `{shown(first.name)}` and `{shown(again.name)}` are both `{shown(short)}` to mpirun"
         note = "mpirun knows a host by the part of its name before the first dot"
-        return Diagnostic(codes.HOST_TWICE, message, Label(again.span, ""), labels, notes=(note,))
-    if first.name != again.name:
+    elif first.name != again.name:
         message = f"hosts `{shown(first.name)}` and `{shown(again.name)}` differ only in letter case"
-        return Diagnostic(codes.HOST_TWICE, message, Label(again.span, "the same machine"), labels)
-    if first.user != again.user:
+        label = "the same machine"
+    elif first.user != again.user:
         message = f"host `{shown(again.name)}` is listed with two login names"
-        return Diagnostic(codes.HOST_TWICE, message, Label(again.span), labels)
-    slots, span = again.counts.get("slots") or again.counts["max_slots"]
-    message = f"host `{shown(again.name)}` is listed again with a number of slots"
-    hint = f"write one line: `{shown(again.name)} slots={first.slots + slots}`"
-    note = "mpirun adds up lines of a host only if they have no `slots=`"
-    return Diagnostic(codes.HOST_TWICE, message, Label(span, "and again here"), labels, notes=(note,), hints=(hint,))
+    else:
+        slots, place = again.counts.get("slots") or again.counts["max_slots"]
+        message, label = f"host `{shown(again.name)}` is listed again with a number of slots", "and again here"
+        note = "mpirun adds up lines of a host only if they have no `slots=`"
+        hint = f"write one line: `{shown(again.name)} slots={first.slots + slots}`"
+    other = (first.span, "first listed here")
+    return mistake_at(codes.HOST_TWICE, message, place, label=label, other=other, note=note, hint=hint)
 
 
 def _rankfile(source: Source) -> Diagnostic | None:
     """Tell a rankfile from a hostfile, and write the hostfile that it should be."""
-    matches = [(number, _RANKFILE.match(line)) for number, line in enumerate(source.lines, start=1)]
-    ranked = [(number, match) for number, match in matches if match]
+    ranked = [(number, match) for number, line in enumerate(source.lines, start=1) if (match := _RANKFILE.match(line))]
     if not ranked:
         return None
-    slots: dict[str, int] = {}
-    for _, match in ranked:
-        slots[match["host"]] = slots.get(match["host"], 0) + 1
+    slots = Counter(match["host"] for _, match in ranked)
     number, first = ranked[0]
     text = source.line(number)
-    indent = len(text) - len(text.lstrip())
-    span = Span(source, number, indent + 1, len(text.strip()))
-    host = first["host"]
+    span = Span(source, number, len(text) - len(text.lstrip()) + 1, len(text.strip()))
     lines = [f"{shown(name, longest=_LONGEST_SHOWN)} slots={count}" for name, count in slots.items()]
     message = f"{source.name} is a rankfile, not a hostfile: `{shown(text.strip())}`"
-    label = Label(span, f"as a line of a hostfile: `{shown(host)} slots={slots[host]}`")
-    return Diagnostic(
-        codes.RANKFILE,
-        message,
-        label,
-        notes=("ranks take the slots in the order of the hostfile, so it needs no rank numbers",),
-        hints=("the same as a hostfile:\n  " + "\n  ".join(lines[:_MOST_LINES_SHOWN]),),
-    )
+    label = f"as a line of a hostfile: `{shown(first['host'])} slots={slots[first['host']]}`"
+    note = "ranks take the slots in the order of the hostfile, so it needs no rank numbers"
+    hint = "the same as a hostfile:\n  " + "\n  ".join(lines[:_MOST_LINES_SHOWN])
+    return mistake_at(codes.RANKFILE, message, span, label=label, note=note, hint=hint)

@@ -4,12 +4,13 @@ Rows are also read one by one, so that a mistake in one of them doesn't hide wha
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
+from ttlaunch.diagnostics.diagnostic import Diagnostic
 from ttlaunch.diagnostics.span import Span
 from ttlaunch.spec.located.codes import TOPOLOGY
-from ttlaunch.spec.located.nodes import Key, ListNode, MapNode, Node, ScalarNode, node_at, plain, span_of
+from ttlaunch.spec.located.findings import Findings, first_gap
+from ttlaunch.spec.located.nodes import Key, MapNode, Node, ScalarNode, items_of, node_at, plain, span_of
 from ttlaunch.spec.located.schema import check_schema
 from ttlaunch.spec.topology import codes
 from ttlaunch.spec.topology.model import Binding, MeshId, Rank
@@ -67,24 +68,23 @@ def parse_bindings(root: Node, *, environment: Mapping[str, str]) -> tuple[Bindi
     """Read a bindings file; what cannot be read of it is left out."""
     model = SubContextBindingsFile if node_at(root, (DESCRIPTORS,)) else BindingsFile
     file, found = check_schema(model, root, codes=TOPOLOGY)
-    shared, mistakes = _variables(root, "global_env", file.global_env if file else {}, environment)
-    found += mistakes
+    findings = Findings(root, found)
+    shared = _global_variables(file, findings, environment)
     rows: list[BoundRank] = []
-    written = node_at(root, ("rank_bindings",))
-    items = written.items if isinstance(written, ListNode) else ()
+    descriptors = named_files(root, DESCRIPTORS)
+    items = items_of(node_at(root, ("rank_bindings",)))
     for index, item in enumerate(items):
         row = file.rank_bindings[index] if file else check_schema(BindingRow, item, codes=TOPOLOGY)[0]
         if row is not None:
-            bound, mistakes = _bound_rank(row, root, index, shared, environment)
-            rows.append(bound)
-            found += mistakes
-    complete = bool(items) and len(rows) == len(items)
-    found += _check_ranks(rows, complete=complete)
+            path = ("rank_bindings", index)
+            place = (*path, "env_overrides")
+            own = expand_variables(row.env_overrides, findings, path=place, environment=environment)
+            rows.append(_bound_rank(row, root, path, own=own, shared=shared, descriptors=descriptors))
+    is_complete = bool(items) and len(rows) == len(items)
+    _check_ranks(rows, findings, is_complete=is_complete)
     span = root.keys.get("rank_bindings", root.span) if isinstance(root, MapNode) else root.span
-    descriptors = named_files(root, DESCRIPTORS)
-    rows = [_of_sub_context(row, descriptors) for row in rows]
     spans = {name: span_of(root, ("global_env", name)) for name in shared}
-    return Bindings(rows, complete, span, _descriptor(root, ()), descriptors, shared, spans), found
+    return Bindings(rows, is_complete, span, _descriptor(root, ()), descriptors, shared, spans), found
 
 
 def named_files(root: Node, key: str) -> dict[int, NamedFile]:
@@ -99,45 +99,50 @@ def named_files(root: Node, key: str) -> dict[int, NamedFile]:
 
 
 def _bound_rank(
-    row: BindingRow, root: Node, index: int, shared: Mapping[str, str], environment: Mapping[str, str]
-) -> tuple[BoundRank, list[Diagnostic]]:
-    path = ("rank_bindings", index)
-    own, found = expand_variables(row.env_overrides, root=root, path=(*path, "env_overrides"), environment=environment)
+    row: BindingRow,
+    root: Node,
+    path: tuple[Key, ...],
+    *,
+    own: Mapping[str, str],
+    shared: Mapping[str, str],
+    descriptors: Mapping[int, NamedFile],
+) -> BoundRank:
+    def span(*keys: str) -> Span:
+        return span_of(root, (*path, *keys))
+
     binding = Binding(
         Rank(row.rank),
         MeshId(row.mesh_id),
-        span_of(root, (*path, "rank")),
+        span("rank"),
         mesh_host_rank=row.mesh_host_rank,
         environment=own,
         subcontext_id=row.subcontext_id,
     )
     devices: Span | None = None
     if "TT_VISIBLE_DEVICES" in own:
-        devices = span_of(root, (*path, "env_overrides", "TT_VISIBLE_DEVICES"))
+        devices = span("env_overrides", "TT_VISIBLE_DEVICES")
     elif "TT_VISIBLE_DEVICES" in shared:
         devices = span_of(root, ("global_env", "TT_VISIBLE_DEVICES"))
-    mesh_span = span_of(root, (*path, "mesh_id"))
-    host_rank_span = span_of(root, (*path, "mesh_host_rank")) if row.mesh_host_rank is not None else mesh_span
-    size = None if row.subcontext_size is None else (row.subcontext_size, span_of(root, (*path, "subcontext_size")))
-    subcontext_span = binding.span if row.subcontext_id is None else span_of(root, (*path, "subcontext_id"))
-    descriptor = _descriptor(root, path)
-    return BoundRank(binding, mesh_span, host_rank_span, devices, descriptor, subcontext_span, size), found
+    number = row.subcontext_id
+    return BoundRank(
+        binding,
+        mesh_span=span("mesh_id"),
+        host_rank_span=span("mesh_id" if row.mesh_host_rank is None else "mesh_host_rank"),
+        devices_span=devices,
+        descriptor=_descriptor(root, path) or (None if number is None else descriptors.get(number)),
+        subcontext_span=span("rank" if number is None else "subcontext_id"),
+        size=None if row.subcontext_size is None else (row.subcontext_size, span("subcontext_size")),
+    )
 
 
-def _of_sub_context(row: BoundRank, descriptors: Mapping[int, NamedFile]) -> BoundRank:
-    number = row.binding.subcontext_id
-    given = None if number is None else descriptors.get(number)
-    return row if row.descriptor or given is None else replace(row, descriptor=given)
-
-
-def _variables(
-    root: Node, key: str, written: Mapping[str, str], environment: Mapping[str, str]
-) -> tuple[dict[str, str], list[Diagnostic]]:
-    if not written:
-        group = node_at(root, (key,))
-        values = plain(group) if isinstance(group, MapNode) else {}
+def _global_variables(file: BindingsFile | None, findings: Findings, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of all ranks, also those of a file with mistakes elsewhere."""
+    written = file.global_env if file else {}
+    group = node_at(findings.root, ("global_env",))
+    if not written and isinstance(group, MapNode):
+        values = plain(group)
         written = {name: value for name, value in values.items() if isinstance(name, str) and isinstance(value, str)}
-    return expand_variables(written, root=root, path=(key,), environment=environment)
+    return expand_variables(written, findings, path=("global_env",), environment=environment)
 
 
 def _descriptor(root: Node, path: tuple[Key, ...]) -> NamedFile | None:
@@ -147,21 +152,16 @@ def _descriptor(root: Node, path: tuple[Key, ...]) -> NamedFile | None:
     return None
 
 
-def _check_ranks(rows: list[BoundRank], *, complete: bool) -> list[Diagnostic]:
+def _check_ranks(rows: list[BoundRank], findings: Findings, *, is_complete: bool) -> None:
     """Ranks are unique and count from 0 without a gap."""
-    found: list[Diagnostic] = []
     first: dict[int, Span] = {}
     for row in rows:
         rank, span = row.binding.rank, row.binding.span
         if rank in first:
-            labels = (Label(first[rank], "first bound here"),)
-            message = f"rank {rank} is bound twice"
-            found.append(Diagnostic(codes.RANK_TWICE, message, Label(span, "and again here"), labels))
-        else:
-            first[rank] = span
-    missing = next((rank for rank in range(len(first)) if rank not in first), None)
-    if missing is not None and complete and not found:
-        above = min(rank for rank in first if rank > missing)
+            findings.twice(codes.RANK_TWICE, f"rank {rank} is bound twice", span, first=first[rank], verb="bound")
+        first.setdefault(rank, span)
+    gap = first_gap(first)
+    if gap and is_complete and len(first) == len(rows):
+        missing, above = gap
         message = f"ranks have a gap: there is a rank {above} but no rank {missing}"
-        found.append(Diagnostic(codes.RANK_GAP, message, Label(first[above], f"expected {missing}")))
-    return found
+        findings.add(codes.RANK_GAP, message, first[above], label=f"expected {missing}")

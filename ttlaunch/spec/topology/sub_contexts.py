@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ttlaunch.diagnostics.count import counted
-from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
+from ttlaunch.diagnostics.diagnostic import Diagnostic, mistake_at
 from ttlaunch.diagnostics.span import Source, Span
 from ttlaunch.diagnostics.suggest import shown
 from ttlaunch.spec.located.codes import TOPOLOGY
 from ttlaunch.spec.located.collecting import collection_paused
+from ttlaunch.spec.located.findings import first_gap
 from ttlaunch.spec.located.nodes import MapNode, Node, node_at
 from ttlaunch.spec.located.schema import check_schema
 from ttlaunch.spec.located.yaml import parse_yaml
@@ -64,11 +65,11 @@ def check_rows(bindings: Bindings) -> Iterator[Diagnostic]:
             return
     if not bindings.complete:
         return
-    missing = next((number for number in range(len(first)) if number not in first), None)
-    if missing is not None:
-        above = min(number for number in first if number > missing)
+    gap = first_gap(first)
+    if gap:
+        missing, above = gap
         message = f"sub-contexts have a gap: there is a sub-context {above} but no sub-context {missing}"
-        yield Diagnostic(codes.SUB_CONTEXT_IDS, message, Label(first[above].subcontext_span, f"expected {missing}"))
+        yield mistake_at(codes.SUB_CONTEXT_IDS, message, first[above].subcontext_span, label=f"expected {missing}")
         return
     yield from _check_descriptors(bindings, first)
     yield from check_sizes(bindings.rows)
@@ -84,7 +85,7 @@ def check_sizes(rows: Sequence[BoundRank]) -> Iterator[Diagnostic]:
         if wrong and number is not None:
             belong = f"{counted(len(of_it), 'rank')} belong{'s' if len(of_it) == 1 else ''} to it"
             message = f"`subcontext_size` of sub-context {number} is {wrong[0]}, but {belong}"
-            yield Diagnostic(codes.SUB_CONTEXT_SIZE, message, Label(wrong[1], f"expected {len(of_it)}"))
+            yield mistake_at(codes.SUB_CONTEXT_SIZE, message, wrong[1], label=f"expected {len(of_it)}")
 
 
 def enter_sub_context(bindings: Bindings, number: int, *, ranks_before: int) -> tuple[Bindings, list[Diagnostic]]:
@@ -94,11 +95,9 @@ def enter_sub_context(bindings: Bindings, number: int, *, ranks_before: int) -> 
     for row in bindings.rows:
         binding, own = row.binding, row.binding.subcontext_id
         if own is not None and own != number:
-            message = (
-                f"rank {binding.rank} of the file of sub-context {number} says that it belongs to sub-context {own}"
-            )
-            label = Label(row.subcontext_span, f"expected {number}, or nothing")
-            found.append(Diagnostic(codes.OTHER_SUB_CONTEXT, message, label))
+            message = f"rank {binding.rank} in the file of sub-context {number} belongs to sub-context {own}"
+            expected = f"expected {number}, or nothing"
+            found.append(mistake_at(codes.OTHER_SUB_CONTEXT, message, row.subcontext_span, label=expected))
         binding = replace(binding, rank=Rank(binding.rank + ranks_before), subcontext_id=number)
         rows.append(replace(row, binding=binding))
     return replace(bindings, rows=rows), found
@@ -107,11 +106,9 @@ def enter_sub_context(bindings: Bindings, number: int, *, ranks_before: int) -> 
 def nested_mapping(inner: SubContextFiles, named: NamedFile, number: int) -> Diagnostic:
     """A file of one sub-context that is a mapping itself."""
     message = f"the file of sub-context {number} is itself a mapping of sub-contexts"
-    labels = (Label(named.span, f"named here for sub-context {number}"),)
-    hints = ("name its files in the outer mapping",)
-    return Diagnostic(
-        codes.OTHER_SUB_CONTEXT, message, Label(inner.span, "expected `rank_bindings`"), labels, hints=hints
-    )
+    label, other = "expected `rank_bindings`", (named.span, f"named here for sub-context {number}")
+    hint = "name its files in the outer mapping"
+    return mistake_at(codes.OTHER_SUB_CONTEXT, message, inner.span, label=label, other=other, hint=hint)
 
 
 def merge_bindings(files: Mapping[int, Bindings], mapping: SubContextFiles) -> tuple[Bindings, list[Diagnostic]]:
@@ -122,9 +119,14 @@ def merge_bindings(files: Mapping[int, Bindings], mapping: SubContextFiles) -> t
     for number, file in files.items():
         for name, value in file.global_environment.items():
             span = file.variable_spans[name]
+            first, first_span = spans.setdefault(name, (number, span))
             if values.setdefault(name, value) != value:
-                found.append(_two_values(name, span, number, spans[name]))
-            spans.setdefault(name, (number, span))
+                message = f"sub-contexts {first} and {number} set `{shown(name)}` of every rank to different values"
+                label, other = f"sub-context {number}", (first_span, f"sub-context {first}")
+                hint = "set it in `env_overrides` of the ranks that differ"
+                found.append(
+                    mistake_at(codes.SUB_CONTEXT_VARIABLES, message, span, label=label, other=other, hint=hint)
+                )
     rows = [row for file in files.values() for row in file.rows]
     found += check_sizes(rows)
     complete = bool(files) and len(files) == len(mapping.files) and all(file.complete for file in files.values())
@@ -140,35 +142,28 @@ def _check_numbers(root: Node, key: str) -> Iterator[Diagnostic]:
     for expected, (number, span) in enumerate(keys.items()):
         if number != expected:
             message = f"sub-context {number} stands where sub-context {expected} was expected"
-            hints = ("sub-contexts count from 0, in order",)
-            yield Diagnostic(codes.SUB_CONTEXT_IDS, message, Label(span, f"expected {expected}"), hints=hints)
+            hint = "sub-contexts count from 0, in order"
+            yield mistake_at(codes.SUB_CONTEXT_IDS, message, span, label=f"expected {expected}", hint=hint)
             return
 
 
 def _without(row: BoundRank, other: BoundRank | None) -> Diagnostic:
-    rank = row.binding.rank
-    if other is None:
-        message = f"rank {rank} has a `subcontext_size` but no `subcontext_id`"
-        return Diagnostic(codes.NO_SUB_CONTEXT, message, Label(row.subcontext_span, "has no `subcontext_id`"))
-    message = f"rank {rank} belongs to no sub-context, but rank {other.binding.rank} does"
-    labels = (Label(other.subcontext_span, f"sub-context {other.binding.subcontext_id}"),)
-    return Diagnostic(codes.NO_SUB_CONTEXT, message, Label(row.subcontext_span, "has no `subcontext_id`"), labels)
+    rank, second = row.binding.rank, None
+    message = f"rank {rank} has a `subcontext_size` but no `subcontext_id`"
+    if other is not None:
+        message = f"rank {rank} belongs to no sub-context, but rank {other.binding.rank} does"
+        second = (other.subcontext_span, f"sub-context {other.binding.subcontext_id}")
+    label = "has no `subcontext_id`"
+    return mistake_at(codes.NO_SUB_CONTEXT, message, row.subcontext_span, label=label, other=second)
 
 
 def _check_descriptors(bindings: Bindings, first: Mapping[int, BoundRank]) -> Iterator[Diagnostic]:
     for number, named in bindings.descriptors.items():
         if number not in first:
             message = f"sub-context {number} has a descriptor but no rank"
-            yield Diagnostic(codes.SUB_CONTEXT_IDS, message, Label(named.span, "drives nothing"))
+            yield mistake_at(codes.SUB_CONTEXT_IDS, message, named.span, label="drives nothing")
     for number, row in first.items() if bindings.descriptors and bindings.descriptor is None else ():
         if row.descriptor is None:
             message = f"sub-context {number} has no descriptor"
-            label = Label(row.subcontext_span, f"not in `{next(iter(bindings.descriptors.values())).key}`")
-            yield Diagnostic(codes.SUB_CONTEXT_IDS, message, label)
-
-
-def _two_values(name: str, span: Span, number: int, first: tuple[int, Span]) -> Diagnostic:
-    message = f"sub-contexts {first[0]} and {number} set `{shown(name)}` of every rank to different values"
-    labels = (Label(first[1], f"sub-context {first[0]}"),)
-    hints = ("set it in `env_overrides` of the ranks that differ",)
-    return Diagnostic(codes.SUB_CONTEXT_VARIABLES, message, Label(span, f"sub-context {number}"), labels, hints=hints)
+            label = f"not in `{next(iter(bindings.descriptors.values())).key}`"
+            yield mistake_at(codes.SUB_CONTEXT_IDS, message, row.subcontext_span, label=label)

@@ -9,7 +9,7 @@ Source: Protocol Buffers Documentation, "Text Format Language Specification".
 
 import re
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ttlaunch.diagnostics.diagnostic import Diagnostic, Label
@@ -110,6 +110,10 @@ class _Parser:
         self.kind, self.lexeme = match.lastgroup, match[match.lastgroup]
         self.start, self.end = match.start(match.lastgroup), match.end()
 
+    def at(self, marks: str) -> bool:
+        """Whether the next token is one of these marks."""
+        return self.kind == "mark" and self.lexeme in marks
+
     def span(self, start: int, length: int) -> Span:
         first = self.line_starts[self.line - 1]
         if not first <= start < self.next_line:
@@ -134,23 +138,23 @@ class _Parser:
             if self.kind != "word":
                 raise self._no_field()
             self.field(found, depth)
-            if self.kind == "mark" and self.lexeme in ",;":
+            if self.at(",;"):
                 self.advance()
         return found
 
     def field(self, found: list[Field], depth: int) -> None:
         name, span = self.lexeme, self.span(self.start, len(self.lexeme))
         self.advance()
-        colon = self.kind == "mark" and self.lexeme == ":"
+        colon = self.at(":")
         if colon:
             self.advance()
-        if self.kind == "mark" and self.lexeme in "{<":
+        if self.at("{<"):
             found.append(Field(name, span, self.message(depth)))
-        elif not colon and not (self.kind == "mark" and self.lexeme == "["):
+        elif not colon and not self.at("["):
             what = f"`{shown(name)}` has no colon and no braces after it"
             raise _SyntaxError(what, Label(span, f"expected `{shown(name)}: …` or `{shown(name)} {{ … }}`"))
-        elif self.kind == "mark" and self.lexeme == "[":
-            self.list(name, span, found, depth, colon=colon)
+        elif self.at("["):
+            self.list(Field(name, span, None, in_list=True), found, depth, has_colon=colon)
         else:
             found.append(Field(name, span, self.scalar(name)))
 
@@ -164,29 +168,27 @@ class _Parser:
         self.advance()
         return Message(opened, fields)
 
-    def list(self, name: str, span: Span, found: list[Field], depth: int, *, colon: bool) -> None:
+    def list(self, field: Field, found: list[Field], depth: int, *, has_colon: bool) -> None:
+        """Read the items of a list, each as a field like `field`; an empty list is the field without a value."""
         opened = self.span(self.start, 1)
         self.advance()
-        if self.kind == "mark" and self.lexeme == "]":
-            found.append(Field(name, span, None, in_list=True))
+        if self.at("]"):
+            found.append(field)
             self.advance()
             return
         while True:
-            if self.kind == "mark" and self.lexeme in "{<":
-                found.append(Field(name, span, self.message(depth), in_list=True))
-            elif not colon:
-                raise _SyntaxError(f"`{shown(name)}` has no colon before its list", Label(opened, "expected `: [`"))
-            else:
-                found.append(Field(name, span, self.scalar(name), in_list=True))
-            if self.kind == "mark" and self.lexeme == ",":
-                self.advance()
-                continue
-            if self.kind == "mark" and self.lexeme == "]":
-                self.advance()
+            if not self.at("{<") and not has_colon:
+                message = f"`{shown(field.name)}` has no colon before its list"
+                raise _SyntaxError(message, Label(opened, "expected `: [`"))
+            found.append(replace(field, value=self.message(depth) if self.at("{<") else self.scalar(field.name)))
+            is_last = not self.at(",")
+            if is_last and not self.at("]"):
+                others = (Label(opened, "the list opened here"),) if opened.line != self.here().line else ()
+                what = "a list is not closed, or a comma is missing after an item"
+                raise _SyntaxError(what, Label(self.here(), "expected `,` or `]`"), others=others)
+            self.advance()
+            if is_last:
                 return
-            others = (Label(opened, "the list opened here"),) if opened.line != self.here().line else ()
-            what = "a list is not closed, or a comma is missing after an item"
-            raise _SyntaxError(what, Label(self.here(), "expected `,` or `]`"), others=others)
 
     def scalar(self, name: str) -> ScalarNode:
         kind, lexeme, start = self.kind, self.lexeme, self.start
@@ -212,29 +214,24 @@ class _Parser:
         return ScalarNode(span, "".join(parts), quoted=True, text=written if len(parts) == 1 else "".join(parts))
 
     def unescaped(self, text: str, start: int) -> str:
-        if "\\" not in text:
-            return text
-        pieces: list[str] = []
-        bytes_so_far = bytearray()
-        end = 0
+        """Return the text with its escapes replaced; bytes that are no UTF-8 stay visible as replacement characters."""
+        data, end = bytearray(), 0
         for match in _ESCAPE.finditer(text):
-            if match.start() > end:
-                pieces.append(_decoded(bytes_so_far) + text[end : match.start()])
-                bytes_so_far.clear()
+            data += text[end : match.start()].encode()
             end = match.end()
             code = match["octal"] or match["hex"]
-            if code:
-                bytes_so_far.append(int(code, 8 if match["octal"] else 16) & 0xFF)
-                continue
             character = _character(match)
-            if character is None:
-                place = Label(self.span(start + match.start(), len(match.group())))
-                raise _SyntaxError(
-                    f"`{shown(match.group())}` means nothing in a string", place, hint="write `\\\\` for a backslash"
+            if code:
+                data.append(int(code, 8 if match["octal"] else 16) & 0xFF)
+            elif character is not None:
+                data += character.encode()
+            else:
+                place, hint = (
+                    Label(self.span(start + match.start(), len(match.group()))),
+                    "write `\\\\` for a backslash",
                 )
-            pieces.append(_decoded(bytes_so_far) + character)
-            bytes_so_far.clear()
-        return "".join(pieces) + _decoded(bytes_so_far) + text[end:]
+                raise _SyntaxError(f"`{shown(match.group())}` means nothing in a string", place, hint=hint)
+        return (data + text[end:].encode()).decode(errors="replace")
 
     def number(self, lexeme: str, span: Span) -> int | float | str:
         digits = lexeme.lstrip("+-")
@@ -246,9 +243,8 @@ class _Parser:
             return float(lexeme.rstrip("fF"))
         if len(digits) > 1 and digits[0] == "0":
             if set(digits) - set("01234567"):
-                raise _SyntaxError(
-                    f"`{shown(lexeme)}` begins with 0 but is not octal", Label(span), hint="remove the leading 0"
-                )
+                message = f"`{shown(lexeme)}` begins with 0 but is not octal"
+                raise _SyntaxError(message, Label(span), hint="remove the leading 0")
             return int(lexeme, 8)
         return int(lexeme)
 
@@ -259,16 +255,14 @@ class _Parser:
 
     def _no_field(self) -> _SyntaxError:
         span = self.here()
-        if self.kind == "mark" and self.lexeme in "}>]":
+        if self.at("}>]"):
             return _SyntaxError(f"`{self.lexeme}` closes nothing", Label(span, "nothing is open here"))
-        if self.kind == "mark" and self.lexeme == "[":
+        if self.at("["):
             return _SyntaxError("extensions `[…]` are not read", Label(span, "expected the name of a field"))
         if self.kind == "other":
             return self._strange(self.lexeme, span, self.start)
-        return _SyntaxError(
-            f"`{shown(self.lexeme)}` stands where a field was expected",
-            Label(span, "expected `name: value` or `name { … }`"),
-        )
+        place = Label(span, "expected `name: value` or `name { … }`")
+        return _SyntaxError(f"`{shown(self.lexeme)}` stands where a field was expected", place)
 
     def _strange(self, lexeme: str, span: Span, start: int) -> _SyntaxError:
         if lexeme in "\"'":
@@ -280,11 +274,6 @@ class _Parser:
             word = number.group()
             return _SyntaxError(f"`{shown(word)}` is neither a number nor a word", Label(self.span(start, len(word))))
         return _SyntaxError(f"`{shown(lexeme)}` means nothing here", Label(span))
-
-
-def _decoded(data: bytearray) -> str:
-    """Escaped bytes as the UTF-8 text they spell; what is none is kept visible."""
-    return data.decode("utf-8", errors="replace") if data else ""
 
 
 def _character(match: re.Match[str]) -> str | None:

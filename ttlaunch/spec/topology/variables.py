@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping
 
 from ttlaunch import contract
-from ttlaunch.diagnostics.diagnostic import Diagnostic, Label, Severity
-from ttlaunch.diagnostics.span import Span
+from ttlaunch.diagnostics.diagnostic import Severity
 from ttlaunch.diagnostics.suggest import closest, shown
-from ttlaunch.spec.located.nodes import Key, MapNode, Node, node_at, span_of
+from ttlaunch.spec.located.findings import Findings
+from ttlaunch.spec.located.nodes import Key, MapNode, node_at
 from ttlaunch.spec.topology import codes
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -45,55 +45,41 @@ KNOWN_VARIABLES = frozenset(
 
 
 def expand_variables(
-    written: Mapping[str, str], *, root: Node, path: tuple[Key, ...], environment: Mapping[str, str]
-) -> tuple[dict[str, str], list[Diagnostic]]:
+    written: Mapping[str, str], findings: Findings, *, path: tuple[Key, ...], environment: Mapping[str, str]
+) -> dict[str, str]:
     """Expand the values of the group of variables at `path`; an undefined `$VAR` is left as it stands, and reported."""
-    found: list[Diagnostic] = []
     expanded: dict[str, str] = {}
+    group = node_at(findings.root, path)
     for name, value in written.items():
+        name_span = group.keys[name] if isinstance(group, MapNode) else findings.root.span
+        span = findings.span((*path, name))
         if not _NAME.match(name):
-            group = node_at(root, path)
-            span = group.keys[name] if isinstance(group, MapNode) else root.span
             message = f"`{shown(name)}` cannot be the name of an environment variable"
-            label = Label(span, "expected letters, digits and `_`, not beginning with a digit")
-            found.append(Diagnostic(codes.VARIABLE_NAME, message, label))
+            label = "expected letters, digits and `_`, not beginning with a digit"
+            findings.add(codes.VARIABLE_NAME, message, name_span, label=label)
             continue
         if "\0" in value:
             message = f"`{shown(name)}` holds a zero byte, which no variable can"
-            found.append(Diagnostic(codes.WRONG_VALUE, message, Label(span_of(root, (*path, name)))))
+            findings.add(codes.WRONG_VALUE, message, span)
             continue
         meant = misspelled(name)
         if meant:
-            found.append(_unlike(name, meant, root, path))
+            message, hint = f"nothing is known to read the variable `{shown(name)}`", f"did you mean `{meant}`?"
+            findings.add(codes.KNOWN_VARIABLE, message, name_span, hint=hint, severity=Severity.WARNING)
         referred = contract.referred_variable(value)
-        if referred is not None and referred not in environment:
-            found.append(_undefined(name, referred, span_of(root, (*path, name)), environment, sign=contract.REFERENCE))
+        references = [(contract.REFERENCE, referred)] if referred is not None else []
         used = dict.fromkeys(match["braced"] or match["plain"] or "" for match in _REFERENCE.finditer(value))
-        span = span_of(root, (*path, name))
-        found += [_undefined(name, variable, span, environment) for variable in used if variable not in environment]
+        for sign, variable in [*references, *(("$", variable) for variable in used)]:
+            if variable not in environment:
+                message = f"`{name}` uses `{sign}{shown(variable)}`, which is not defined on this machine"
+                known = closest(variable, environment)
+                export = f"`export {shown(variable)}=…` before starting, or write the value"
+                hint = f"did you mean `{sign}{known}`?" if known else export
+                findings.add(codes.UNDEFINED_VARIABLE, message, span, label="not defined", hint=hint)
         expanded[name] = _REFERENCE.sub(
             lambda match: environment.get(match["braced"] or match["plain"] or "", match.group()), value
         )
-    return expanded, found
-
-
-def _unlike(name: str, meant: str, root: Node, path: tuple[Key, ...]) -> Diagnostic:
-    group = node_at(root, path)
-    span = group.keys[name] if isinstance(group, MapNode) else root.span
-    message = f"nothing is known to read the variable `{shown(name)}`"
-    label, hints = Label(span), (f"did you mean `{meant}`?",)
-    return Diagnostic(codes.KNOWN_VARIABLE, message, label, hints=hints, severity=Severity.WARNING)
-
-
-def _undefined(name: str, variable: str, span: Span, environment: Mapping[str, str], *, sign: str = "$") -> Diagnostic:
-    message = f"`{name}` uses `{sign}{shown(variable)}`, which is not defined on this machine"
-    meant = closest(variable, environment)
-    hint = (
-        f"did you mean `{sign}{meant}`?"
-        if meant
-        else f"`export {shown(variable)}=…` before starting, or write the value"
-    )
-    return Diagnostic(codes.UNDEFINED_VARIABLE, message, Label(span, "not defined"), hints=(hint,))
+    return expanded
 
 
 def misspelled(name: str) -> str | None:
