@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.servers.elastic_desk import ElasticDesk
     from ttlaunch.runtime.parallel.servers.elastic_link import ElasticLink
     from ttlaunch.runtime.parallel.servers.polyak import AveragedState, PolyakAverage, restore_averaged
-    from ttlaunch.runtime.parallel.servers.shard import ParameterShard, build_shard, shared_norm
+    from ttlaunch.runtime.parallel.servers.shard import ParameterShard, build_shard, cut_values, shared_norm
     from ttlaunch.runtime.parallel.servers.slow_down import slowed
     from ttlaunch.runtime.parallel.servers.snapshot import SnapshotValidation, begin_task
     from ttlaunch.runtime.parallel.servers.step_size import StalenessCounts, step_size
@@ -142,6 +142,7 @@ __all__ = [
     "chain_all_gather",
     "contiguous_blocks",
     "count_tokens",
+    "cut_values",
     "differentiate",
     "gather",
     "global_norm",
@@ -241,7 +242,7 @@ _MODULES = {
     "parallel.servers.step_size": ("StalenessCounts", "step_size"),
     "parallel.servers.tasks": ("TaskList", "TaskedState"),
     "parallel.servers.polyak": ("AveragedState", "PolyakAverage", "restore_averaged"),
-    "parallel.servers.shard": ("ParameterShard", "build_shard", "shared_norm"),
+    "parallel.servers.shard": ("ParameterShard", "build_shard", "cut_values", "shared_norm"),
     "parallel.servers.slow_down": ("slowed",),
     "parallel.servers.sync_desk": ("Patience", "SyncDesk"),
     "parallel.servers.sync_link": ("SyncLink",),

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from ttlaunch.recipe import (
     Layout,
+    Naive,
     Recipe,
     Section,
     TrainingFile,
@@ -46,4 +47,5 @@ RECIPE = Recipe(
     checks=[every_worker_has_a_micro_batch, messages_of_several_steps_overtake],
     traffic=traffic,
     unread=["multihost_config.pipeline_parallel_config"],
+    naive=Naive([Layout("naive", worker=per("multihost_config.num_workers"))]),
 )

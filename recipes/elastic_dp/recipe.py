@@ -8,6 +8,7 @@ from ttlaunch.recipe import (
     Bits,
     CompressionConfig,
     Layout,
+    Naive,
     Recipe,
     Section,
     TrainingFile,
@@ -56,4 +57,8 @@ RECIPE = Recipe(
     unread=["multihost_config.pipeline_parallel_config", "multihost_config.bucket_megabytes"],
     traffic=traffic,
     is_asynchronous=True,
+    naive=Naive(
+        [Layout("naive", worker=per("multihost_config.num_workers"), server=1)],
+        only={"compression_config.kind": "none", "elastic_dp_config.pull_interval": 1},
+    ),
 )

@@ -2,6 +2,7 @@
 
 from ttlaunch.recipe import (
     Layout,
+    Naive,
     Recipe,
     TrainingFile,
     devices_have_equal_shares,
@@ -36,4 +37,8 @@ RECIPE = Recipe(
     checks=[every_worker_has_a_micro_batch, devices_have_equal_shares],
     unread=["multihost_config.pipeline_parallel_config"],
     traffic=traffic,
+    naive=Naive(
+        [Layout("naive", worker=per("multihost_config.num_workers"), aggregator=1, optimizer=1)],
+        only={"device_config.enable_ddp": False, "device_config.enable_tp": False},
+    ),
 )

@@ -2,6 +2,7 @@
 
 from ttlaunch.recipe import (
     Layout,
+    Naive,
     Recipe,
     TrainingFile,
     chain,
@@ -50,4 +51,8 @@ RECIPE = Recipe(
     ],
     unread=["multihost_config.bucket_megabytes"],
     traffic=traffic,
+    naive=Naive(
+        [Layout("naive", stage=per(STAGES.key))],
+        only={REPLICAS.key: 1, SHARES.key: 1, "transformer_config.tie_embeddings": False},
+    ),
 )

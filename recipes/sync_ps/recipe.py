@@ -8,6 +8,7 @@ from ttlaunch.recipe import (
     Bits,
     CompressionConfig,
     Layout,
+    Naive,
     Recipe,
     Section,
     TrainingFile,
@@ -61,4 +62,8 @@ RECIPE = Recipe(
     unread=["multihost_config.pipeline_parallel_config", "multihost_config.bucket_megabytes"],
     traffic=traffic,
     same_on_resume=["sync_ps_config.polyak_interval"],
+    naive=Naive(
+        [Layout("naive", worker=per("multihost_config.num_workers"), server=1)],
+        only={"compression_config.kind": "none", "sync_ps_config.straggler": "wait"},
+    ),
 )

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from ttlaunch.recipe import (
     Layout,
+    Naive,
     Recipe,
     Section,
     TrainingFile,
@@ -42,4 +43,7 @@ RECIPE = Recipe(
     checks=[every_worker_has_a_micro_batch],
     traffic=traffic,
     unread=["multihost_config.pipeline_parallel_config", "multihost_config.bucket_megabytes"],
+    naive=Naive(
+        [Layout("naive", worker=per("multihost_config.num_workers"))], only={"transformer_config.tie_embeddings": False}
+    ),
 )

@@ -6,6 +6,7 @@ import pytest
 
 from tests.runtime.layouts import RECIPES, train_recipe
 from ttlaunch import contract
+from ttlaunch.runtime.parallel.staleness.ring import RingBuffers
 
 SMALL = {
     "training_config": {"steps": 5, "batch_size": 7, "micro_batch_size": 1, "validation_sequences": 3}
@@ -17,6 +18,7 @@ SMALL = {
 }
 SGD = {"training_config": {"optimizer": "sgd", "learning_rate": 0.05}}
 TIED = {"transformer_config": {"tie_embeddings": True}}
+PIPELINE = {"multihost_config": {"pipeline_parallel_config": {"blocks_per_rank": [1, 1, 0]}}}
 
 SAME_BITS = [
     ("data_parallel", {"worker": 3}, {}),
@@ -25,6 +27,13 @@ SAME_BITS = [
     ("local_sgd", {"worker": 2}, {"local_sgd_config": {"every": 1}}),
     ("diloco", {"worker": 3}, {"diloco_config": {"every": 2, "outer_momentum": 0.9}}),
     ("diloco", {"worker": 2}, {"diloco_config": {"every": 2}} | SGD | TIED),
+    ("hierarchical_parallel", {"worker": 3, "aggregator": 1, "optimizer": 1}, TIED),
+    ("sync_ps", {"worker": 3, "server": 1}, {"sync_ps_config": {"polyak_interval": 2}}),
+    ("sync_ps", {"worker": 2, "server": 1}, SGD | TIED),
+    ("pipeline_parallel", {"stage": 3}, PIPELINE),
+    ("zero", {"worker": 3}, {}),
+    ("zero", {"worker": 2}, {"zero_config": {"stage": 1}} | SGD),
+    ("classic_dp", {"worker": 3}, {"classic_dp_config": {"staleness_bound": 0}}),
 ]
 
 
@@ -61,6 +70,35 @@ def test_a_naive_form_has_the_bits_of_its_recipe(both, recipe, roles, config):
     assert steps == sorted({record["step"] for record in naive.records(contract.KIND_STEP)})
 
 
+@pytest.mark.parametrize("order", [[1, 1, 2, 0, 1], [2, 0, 1, 2, 0]])
+def test_the_naive_asynchronous_server_has_the_bits_of_its_recipe_in_the_same_order_of_arrivals(both, order):
+    """The fast form waits for each answer too; which gradient was how old is then decided by the order alone."""
+    config = {"elastic_dp_config": {"is_ahead": False}, "multihost_config": {"num_workers": 3}}
+    naive, fast = both("elastic_dp", {"worker": 3, "server": 1}, config, replay=tuple(order))
+    assert naive.sha256 == fast.sha256
+    for key in ("arrived_from", "staleness", "grad_norm", "learning_rate"):
+        assert naive.by_step(contract.KIND_STEP, key) == fast.by_step(contract.KIND_STEP, key)
+    assert order == list(naive.by_step(contract.KIND_STEP, "arrived_from").values())
+
+
+@pytest.mark.parametrize(("workers", "bound"), [(2, 1), (3, 2)])
+def test_naive_bounded_staleness_is_its_recipe_where_every_mean_arrives_as_late_as_the_bound_allows(
+    both, monkeypatch, workers, bound
+):
+    """Up to rounding: the fast form adds along the ring, the naive one along the tree over micro-batches."""
+    advance = RingBuffers.advance
+    monkeypatch.setattr(RingBuffers, "advance", lambda ring, *, waits: waits and advance(ring, waits=True))
+    last = 12
+    config = {"classic_dp_config": {"staleness_bound": bound}, "training_config": {"steps": last}}
+    naive, fast = both("classic_dp", {"worker": workers}, config)
+    assert bound == fast.result("staleness maximum")
+    losses, applied = (run.by_step(contract.KIND_STEP, "loss") for run in (naive, fast))
+    late = {step + bound: losses[step] for step in range(1, last - bound)}  # reported when its mean is applied
+    at_the_end = [losses[step] for step in range(last - bound, last + 1)]
+    assert applied == pytest.approx(late | {last: sum(at_the_end) / len(at_the_end)}, rel=1e-5)
+    assert losses[last] < losses[1]
+
+
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*/naive.py")), ids=lambda path: path.parent.name)
 def test_a_naive_form_is_at_most_60_lines_and_has_no_machinery(path):
     """Lines without blanks, comments and docstrings; and no import of what the fast forms are made of."""
@@ -68,7 +106,7 @@ def test_a_naive_form_is_at_most_60_lines_and_has_no_machinery(path):
     assert len(text.splitlines()) <= 100
     assert lines_of_code(text) <= 60
     modules = {node.module for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
-    assert modules <= {"collections.abc", "torch", "ttlaunch.train", "recipe"}
+    assert modules <= {"collections", "collections.abc", "torch", "ttlaunch.train", "recipe"}
     assert not {"checkpoint", "restore"} & {
         node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)
     }
