@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 
 import torch
-from null_socket import NullSocket
+from null_communicator import NullCommunicator
 from torch import Tensor
 
-from ttlaunch.runtime.comm.ledger_socket import LedgerSocket
+from ttlaunch.runtime.comm.counting import CountingCommunicator
 from ttlaunch.runtime.parallel.gradients.replicas import Buckets
-from ttlaunch.runtime.telemetry.black_box import BlackBox
-from ttlaunch.runtime.telemetry.ledger import Ledger, operation
+from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder
+from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter, operation
 from ttlaunch.runtime.world import Rank
 
 ROUNDS, MESSAGES = 61, 2000
@@ -37,17 +37,17 @@ WAYS = {
 def main() -> int:
     """Print the table; status 1 if a limit is missed."""
     with tempfile.TemporaryDirectory(prefix="ttl-box-", dir="/dev/shm") as scratch:
-        box = BlackBox(Path(scratch, "blackbox", "rank-0.box"), rank=0)
-        missed = [name for name in WAYS if not _is_met(name, box)]
-        missed += [] if _is_met_of_torch(box) else ["torch"]
+        recorder = FlightRecorder(Path(scratch, "blackbox", "rank-0.box"), rank=0)
+        missed = [name for name in WAYS if not _is_met(name, recorder)]
+        missed += [] if _is_met_of_torch(recorder) else ["torch"]
     return 1 if missed else 0
 
 
-def _is_met(name: str, box: BlackBox) -> bool:
+def _is_met(name: str, recorder: FlightRecorder) -> bool:
     """Measure one way to send or receive, and print its line."""
     act, is_named, operations = WAYS[name]
-    plain = LedgerSocket(NullSocket(), Ledger())
-    boxed = LedgerSocket(NullSocket(), Ledger(box=box))
+    plain = CountingCommunicator(NullCommunicator(), TrafficCounter())
+    boxed = CountingCommunicator(NullCommunicator(), TrafficCounter(recorder=recorder))
     without, adds = [], []
     for _ in range(ROUNDS):
         before = _time_us(plain, act, is_named=is_named)
@@ -58,9 +58,12 @@ def _is_met(name: str, box: BlackBox) -> bool:
     return _report(name, without, adds, operations)
 
 
-def _is_met_of_torch(box: BlackBox) -> bool:
+def _is_met_of_torch(recorder: FlightRecorder) -> bool:
     """The same of an all-reduce of torch's, which is one operation and ends in a thread of torch's."""
-    plain, boxed = Buckets(Ledger(), [Rank(0), Rank(1)]), Buckets(Ledger(box=box), [Rank(0), Rank(1)])
+    plain, boxed = (
+        Buckets(TrafficCounter(), [Rank(0), Rank(1)]),
+        Buckets(TrafficCounter(recorder=recorder), [Rank(0), Rank(1)]),
+    )
     without, adds = [], []
     for _ in range(ROUNDS):
         before = _bucket_time_us(plain)
@@ -87,12 +90,12 @@ def _bucket_time_us(telemetry: Buckets) -> float:
     return (time.thread_time() - began) / MESSAGES * 1e6
 
 
-def _time_us(socket: LedgerSocket, act, *, is_named: bool) -> float:  # noqa: ANN001  a way to use it
+def _time_us(comm: CountingCommunicator, act, *, is_named: bool) -> float:  # noqa: ANN001  a way to use it
     tensor = torch.zeros(4)
-    with operation(socket if is_named else None, "gradients", bucket=1):
+    with operation(comm if is_named else None, "gradients", bucket=1):
         began = time.thread_time()
         for _ in range(MESSAGES):
-            act(socket, tensor)
+            act(comm, tensor)
         return (time.thread_time() - began) / MESSAGES * 1e6
 
 

@@ -164,7 +164,7 @@ def rank_main() -> None:
     import torch
     from mpi4py import MPI
 
-    from ttlaunch.runtime.comm.mpi import MpiSocket
+    from ttlaunch.runtime.comm.mpi import MpiCommunicator
     from ttlaunch.runtime.world import Rank, World
     from ttlaunch.spec.recipe.importing import import_recipe_module
     from ttlaunch.train import process_group
@@ -174,7 +174,7 @@ def rank_main() -> None:
     torch.set_num_threads(1)
     hosts, places = ("localhost",) * STAGES, tuple(range(STAGES))
     world = World(ROOT, "", ("stage",) * STAGES, hosts, places, {}, None, None)
-    socket = MpiSocket(comm, world=world, rank=rank)
+    socket = MpiCommunicator(comm, world=world, rank=rank)
     if len(cores) >= STAGES:
         os.sched_setaffinity(0, {cores[rank]})
     recipe, trainer = (
@@ -223,7 +223,9 @@ def _context(world, rank, socket):  # noqa: ANN001, ANN202
 
     records = ProgressWriter(Path(tempfile.mkdtemp(prefix="bubble-")), rank)
     device = torch.device("cpu")
-    return RankContext(world=world, rank=rank, socket=socket, records=records, device=device, corpus=read_corpus(None))
+    return RankContext(
+        world=world, rank=rank, communicator=socket, records=records, device=device, corpus=read_corpus(None)
+    )
 
 
 def _report(times, why: str) -> int:  # noqa: ANN001

@@ -111,8 +111,8 @@ def error_file(rank: int) -> str:
     return f"{RECORDS_DIR}/rank-{rank}.error.json"
 
 
-def ledger_file(rank: int) -> str:
-    """What the rank sent to whom, for what, and how long it waited, a line for each stretch of steps; see `LEDGER_FORMAT`."""
+def traffic_file(rank: int) -> str:
+    """What the rank sent to whom, for what, and how long it waited, a line for each stretch of steps; see `TRAFFIC_FORMAT`."""
     return f"{RECORDS_DIR}/rank-{rank}.ledger.jsonl"
 
 
@@ -126,8 +126,8 @@ def exit_file(rank: int) -> str:
     return f"{RECORDS_DIR}/rank-{rank}.exit.json"
 
 
-LEDGER_FORMAT = 1
-"""A line of a ledger is an object: `format`; `first`, `last`: the steps it is about, 0 being what came before the first;
+TRAFFIC_FORMAT = 1
+"""A line of a traffic file is an object: `format`; `first`, `last`: the steps it is about, 0 being what came before the first;
 
 `sent`: `[operation, bucket, phase, dest, [[first, last, stride, messages, bytes], …]]`, bytes of each step that the
 progression names; `waited`: `[operation, phase, {step: µs}]`; `spent`: `[phase, {step: µs}]`, `step` being all of a step

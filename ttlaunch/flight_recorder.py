@@ -1,6 +1,6 @@
 """A rank's flight recorder, as it lies in memory that outlives the rank: the last operations, and counters that move while it works.
 
-The rank writes it (`runtime/telemetry/black_box.py`), whoever wants to know reads it here, also while the rank hangs or after it was
+The rank writes it (`runtime/telemetry/flight_recorder.py`), whoever wants to know reads it here, also while the rank hangs or after it was
 killed. A part of what launcher, agent and rank agree on, as `contract.py` is: Python 3.9 and the standard library only.
 
 A recording is a header of 64-bit integers, a table of channels (how many messages were begun with each peer under each tag), a

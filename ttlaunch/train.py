@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.pipeline.part import PipelinePart
     from ttlaunch.runtime.parallel.pipeline.schedules import Action, order_of_passes
     from ttlaunch.runtime.parallel.pipeline.tuning import ScheduleChoice
-    from ttlaunch.runtime.parallel.servers.elastic_desk import ElasticDesk
-    from ttlaunch.runtime.parallel.servers.elastic_link import ElasticLink
+    from ttlaunch.runtime.parallel.servers.async_parameter_server import AsyncParameterServer
+    from ttlaunch.runtime.parallel.servers.async_parameter_server_client import AsyncParameterServerClient
+    from ttlaunch.runtime.parallel.servers.parameter_server import ParameterServer, Patience
+    from ttlaunch.runtime.parallel.servers.parameter_server_client import ParameterServerClient
     from ttlaunch.runtime.parallel.servers.polyak import AveragedState, PolyakAverage, restore_averaged
     from ttlaunch.runtime.parallel.servers.shard import ParameterShard, build_shard, cut_values, shared_norm
     from ttlaunch.runtime.parallel.servers.slow_down import slowed
     from ttlaunch.runtime.parallel.servers.snapshot import SnapshotValidation, begin_task
     from ttlaunch.runtime.parallel.servers.step_size import StalenessCounts, step_size
-    from ttlaunch.runtime.parallel.servers.sync_desk import Patience, SyncDesk
-    from ttlaunch.runtime.parallel.servers.sync_link import SyncLink
     from ttlaunch.runtime.parallel.servers.tasks import TaskedState, TaskList
     from ttlaunch.runtime.parallel.sharded.model import ShardedModel, shard_model
     from ttlaunch.runtime.parallel.sharded.shards import Shards
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.tensor.grid import RankGrid, place_in_grid
     from ttlaunch.runtime.parallel.tensor.norms import squared_norms
     from ttlaunch.runtime.parallel.tensor.share import ModelShare, share_of
-    from ttlaunch.runtime.parallel.tiers.bucket_link import AggregatorLink, OptimizerLink
+    from ttlaunch.runtime.parallel.tiers.aggregator_and_optimizer import AggregatorToOptimizer, OptimizerToAggregator
     from ttlaunch.runtime.parallel.tiers.bucketed_update import BucketedUpdate, update_order
-    from ttlaunch.runtime.parallel.tiers.gradient_hub import GradientHub
+    from ttlaunch.runtime.parallel.tiers.gradient_aggregator import GradientAggregator
     from ttlaunch.runtime.parallel.tiers.local_ranks import (
         WorkerGroup,
-        build_hub,
+        build_aggregator,
         own_group,
         ranks_of_share,
         receive_validation,
@@ -86,17 +86,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Action",
-    "AggregatorLink",
+    "AggregatorToOptimizer",
+    "AsyncParameterServer",
+    "AsyncParameterServerClient",
     "AveragedState",
     "BucketedUpdate",
     "Codec",
     "CompressedExchange",
-    "ElasticDesk",
-    "ElasticLink",
     "ErrorFeedback",
     "GatheredWeights",
+    "GradientAggregator",
     "GradientExchange",
-    "GradientHub",
     "GradientTree",
     "LayerPasses",
     "LocalReplica",
@@ -104,8 +104,10 @@ __all__ = [
     "Model",
     "ModelShare",
     "Optimizer",
-    "OptimizerLink",
+    "OptimizerToAggregator",
     "OwnedParameters",
+    "ParameterServer",
+    "ParameterServerClient",
     "ParameterShard",
     "Patience",
     "PipelineGrid",
@@ -122,8 +124,6 @@ __all__ = [
     "SharedNorms",
     "SnapshotValidation",
     "StalenessCounts",
-    "SyncDesk",
-    "SyncLink",
     "TaskList",
     "TaskedState",
     "WorkerGroup",
@@ -134,8 +134,8 @@ __all__ = [
     "barrier",
     "begin_task",
     "broadcast",
+    "build_aggregator",
     "build_codec",
-    "build_hub",
     "build_model",
     "build_optimizer",
     "build_shard",
@@ -186,7 +186,7 @@ __all__ = [
 
 _MODULES = {
     "comm.agreement": ("agree",),
-    "parallel.tiers.bucket_link": ("AggregatorLink", "OptimizerLink"),
+    "parallel.tiers.aggregator_and_optimizer": ("OptimizerToAggregator", "AggregatorToOptimizer"),
     "parallel.tiers.bucketed_update": ("BucketedUpdate", "update_order"),
     "comm.collectives": (
         "all_gather",
@@ -204,7 +204,7 @@ _MODULES = {
     "context": ("RankContext",),
     "data.batches": ("micro_batches", "validation_micro_batches"),
     "parallel.gradients.exchange": ("GradientExchange",),
-    "parallel.tiers.gradient_hub": ("GradientHub",),
+    "parallel.tiers.gradient_aggregator": ("GradientAggregator",),
     "parallel.gradients.sums": ("all_reduce_mean", "reduce_scatter_mean"),
     "model.losses": ("count_tokens", "summed_loss"),
     "model.model": ("Model", "place_of_second_use"),
@@ -229,23 +229,23 @@ _MODULES = {
     "parallel.staleness.local_replica": ("LocalReplica",),
     "parallel.tiers.local_ranks": (
         "WorkerGroup",
-        "build_hub",
+        "build_aggregator",
         "own_group",
         "ranks_of_share",
         "receive_validation",
         "send_validation",
         "worker_groups",
     ),
-    "parallel.servers.elastic_desk": ("ElasticDesk",),
-    "parallel.servers.elastic_link": ("ElasticLink",),
+    "parallel.servers.async_parameter_server": ("AsyncParameterServer",),
+    "parallel.servers.async_parameter_server_client": ("AsyncParameterServerClient",),
     "parallel.servers.snapshot": ("SnapshotValidation", "begin_task"),
     "parallel.servers.step_size": ("StalenessCounts", "step_size"),
     "parallel.servers.tasks": ("TaskList", "TaskedState"),
     "parallel.servers.polyak": ("AveragedState", "PolyakAverage", "restore_averaged"),
     "parallel.servers.shard": ("ParameterShard", "build_shard", "cut_values", "shared_norm"),
     "parallel.servers.slow_down": ("slowed",),
-    "parallel.servers.sync_desk": ("Patience", "SyncDesk"),
-    "parallel.servers.sync_link": ("SyncLink",),
+    "parallel.servers.parameter_server": ("Patience", "ParameterServer"),
+    "parallel.servers.parameter_server_client": ("ParameterServerClient",),
     "training.validation": ("report_layer_norms", "validation_is_due", "validation_losses"),
     "parallel.zero.gradients": ("ScatteredGradients",),
     "parallel.zero.layout": ("ShardLayout",),
@@ -257,6 +257,18 @@ _MODULES = {
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
+OLD_NAMES = {
+    "AggregatorLink": "OptimizerToAggregator",
+    "ElasticDesk": "AsyncParameterServer",
+    "ElasticLink": "AsyncParameterServerClient",
+    "GradientHub": "GradientAggregator",
+    "OptimizerLink": "AggregatorToOptimizer",
+    "SyncDesk": "ParameterServer",
+    "SyncLink": "ParameterServerClient",
+    "build_hub": "build_aggregator",
+}
+"""Former names, which trainers of users may still import; `dir()` and tools show only the present ones."""
+
 
 def __dir__() -> list[str]:
     return list(__all__)
@@ -265,6 +277,7 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # with it, a type checker would take any misspelled name for an `object`
 
     def __getattr__(name):  # noqa: ANN001, ANN202
+        name = OLD_NAMES.get(name, name)
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f"ttlaunch.runtime.{_HOMES[name]}"), name)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.runtime import entry
-from ttlaunch.runtime.telemetry import ledger
+from ttlaunch.runtime.telemetry import traffic_counter
 
 
 class Times:
@@ -33,10 +33,10 @@ class Times:
             self._path.write_text(json.dumps(self._times))
 
 
-class PlainLedger(ledger.Ledger):
+class PlainTrafficCounter(traffic_counter.TrafficCounter):
     """The telemetry, without entries in a flight recorder."""
 
-    def __init__(self, path: Path | None = None, *, trace: object = None, box: object = None) -> None:  # noqa: ARG002
+    def __init__(self, path: Path | None = None, *, trace: object = None, recorder: object = None) -> None:  # noqa: ARG002
         super().__init__(path)
 
 
@@ -54,7 +54,7 @@ def main() -> None:
     }
     os.environ.update({**plan["environment"], **row["environment"], **own})
     entry.ProgressWriter = Times  # type: ignore[assignment,misc]
-    ledger.Ledger = PlainLedger  # type: ignore[misc]
+    traffic_counter.TrafficCounter = PlainTrafficCounter  # type: ignore[misc]
     entry.main()
 
 

@@ -22,8 +22,8 @@ et al., "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016.
 """
 
 from ttlaunch.train import (
-    ElasticDesk,
-    ElasticLink,
+    AsyncParameterServer,
+    AsyncParameterServerClient,
     RankContext,
     SnapshotValidation,
     StalenessCounts,
@@ -55,26 +55,26 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     keys, place = cfg.elastic_dp_config, ctx.position("worker")
     model = build_model(cfg, ctx)
     sums = ctx.gradient_tree(model.weights_N)
-    link = ElasticLink(
+    client = AsyncParameterServerClient(
         ctx,
         model,
         pull_interval=keys.pull_interval,
         is_ahead=keys.is_ahead,
         compression=cfg.compression_config,
     )
-    link.register()
-    while task := link.next_task():
+    client.register()
+    while task := client.next_task():
         begin_task(ctx, task)
         with slowed(keys.slow_workers, place):
             for index, x_BT, y_BT in micro_batches(cfg, ctx, task):
                 loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(task, index))
                 sums.add(index, model.take_gradients(), tokens=tokens, loss=loss)
                 model.zero_grad()
-                link.advance()
+                client.advance()
         loss, tokens = sums.mean(model.grads_N, micro_batches=cfg.training_config.micro_batches)
-        link.push(task, loss=loss, tokens=tokens)
+        client.push(task, loss=loss, tokens=tokens)
         ctx.report(task, loss=loss, tokens=tokens)
-    ctx.result(f"idle share of rank {ctx.rank}", round(link.idle_share, 4))
+    ctx.result(f"idle share of rank {ctx.rank}", round(client.idle_share, 4))
 
 
 def server(cfg: Config, ctx: RankContext) -> None:
@@ -84,16 +84,16 @@ def server(cfg: Config, ctx: RankContext) -> None:
     tasks = TaskList(done=ctx.steps_done, last=total_steps)
     state = TaskedState(optimizer, tasks)
     ctx.restore(model, state)
-    desk = ElasticDesk(ctx, model, tasks, compression=cfg.compression_config)
+    server = AsyncParameterServer(ctx, model, tasks, compression=cfg.compression_config)
     validation, counts = SnapshotValidation(cfg, ctx, model), StalenessCounts()
-    desk.register_workers()
+    server.register_workers()
     validation.begin(ctx.steps_done)
     for step in ctx.steps(cfg):
-        source, push = desk.next_push(meanwhile=validation.advance)
+        source, push = server.next_push(meanwhile=validation.advance)
         staleness = step - 1 - push.version
         norm = global_norm(optimizer.squared_norms())
         rate = optimizer.step(step, norm=norm, rate_factor=step_size(staleness, cfg.elastic_dp_config.staleness_rule))
-        desk.answer(source, push, version=step)
+        server.answer(source, push, version=step)
         counts.add(staleness)
         measured = {"loss": push.loss, "tokens": push.tokens, "grad_norm": norm, "learning_rate": rate}
         ctx.report(step, **measured, staleness=staleness, data_step=push.task, arrived_from=source)
@@ -101,7 +101,7 @@ def server(cfg: Config, ctx: RankContext) -> None:
             validation.begin(step)
         report_layer_norms(cfg, ctx, optimizer, step)
         ctx.checkpoint(step, model, state)
-    desk.dismiss()
+    server.dismiss()
     validation.finish()
     ctx.result("staleness average", round(counts.average, 3))
     ctx.result("staleness maximum", counts.maximum)

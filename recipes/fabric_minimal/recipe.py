@@ -19,7 +19,7 @@ class AllReduceConfig(Section):
 
 
 class Config(ConfigFile):
-    """Sockets and devices as in every recipe, and the vector."""
+    """Transport and devices as in every recipe, and the vector."""
 
     all_reduce_config: AllReduceConfig = AllReduceConfig()
 

@@ -22,13 +22,13 @@ for every worker, and gradients are added in one fixed order.
 from functools import partial
 
 from ttlaunch.train import (
-    AggregatorLink,
+    AggregatorToOptimizer,
     BucketedUpdate,
-    OptimizerLink,
+    OptimizerToAggregator,
     RankContext,
     RemoteOptimizer,
     agree,
-    build_hub,
+    build_aggregator,
     build_model,
     build_optimizer,
     differentiate,
@@ -86,14 +86,14 @@ def aggregator_optimizer(cfg: Config, ctx: RankContext) -> None:
     model = build_model(cfg, ctx)
     optimizer = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
     ctx.restore(model, optimizer)
-    update, hub = BucketedUpdate(optimizer, cfg=cfg, model=model), build_hub(cfg, ctx, model)
-    hub.send_first_weights()
+    update, aggregator = BucketedUpdate(optimizer, cfg=cfg, model=model), build_aggregator(cfg, ctx, model)
+    aggregator.send_first_weights()
     receive_validation(cfg, ctx, step=ctx.steps_done)
     for step in ctx.steps(cfg):
-        loss, tokens = hub.begin_step()
-        for bucket in update.step(step, hub.mean_gradients()):
-            hub.send_weights(bucket)
-        hub.end_step()
+        loss, tokens = aggregator.begin_step()
+        for bucket in update.step(step, aggregator.mean_gradients()):
+            aggregator.send_weights(bucket)
+        aggregator.end_step()
         ctx.report(step, loss=loss, tokens=tokens, grad_norm=update.norm, learning_rate=update.rate)
         if validation_is_due(cfg, ctx, step):
             receive_validation(cfg, ctx, step=step)
@@ -105,18 +105,18 @@ def aggregator_optimizer(cfg: Config, ctx: RankContext) -> None:
 def aggregator(cfg: Config, ctx: RankContext) -> None:
     """Three tiers: average the workers' gradients; pass weights on from the optimizer."""
     relay, total_steps = build_model(cfg, ctx), ctx.data(cfg).total_steps
-    hub = build_hub(cfg, ctx, relay)
-    link = OptimizerLink(relay.parameters(), ctx=ctx, optimizer=ctx.sole("optimizer"), shared=relay.loss_scaler)
+    aggregator = build_aggregator(cfg, ctx, relay)
+    link = AggregatorToOptimizer(relay.parameters(), ctx=ctx, optimizer=ctx.sole("optimizer"), shared=relay.loss_scaler)
     link.receive_first_weights()
-    hub.send_first_weights()
+    aggregator.send_first_weights()
     receive_validation(cfg, ctx, step=ctx.steps_done)
     for step in ctx.steps(cfg):
-        loss, tokens = hub.begin_step()
-        for bucket in hub.mean_gradients():
+        loss, tokens = aggregator.begin_step()
+        for bucket in aggregator.mean_gradients():
             link.send_gradient(bucket)
-        for bucket in link.weights(update_order(cfg, hub.buckets)):
-            hub.send_weights(bucket)
-        hub.end_step()
+        for bucket in link.weights(update_order(cfg, aggregator.buckets)):
+            aggregator.send_weights(bucket)
+        aggregator.end_step()
         ctx.report(step, loss=loss, tokens=tokens, learning_rate=learning_rate(cfg, step, total_steps=total_steps))
         if validation_is_due(cfg, ctx, step):
             receive_validation(cfg, ctx, step=step)
@@ -129,7 +129,9 @@ def optimizer(cfg: Config, ctx: RankContext) -> None:
     optimizer = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
     ctx.restore(model, optimizer)
     update = BucketedUpdate(optimizer, cfg=cfg, model=model)
-    link = AggregatorLink(model.parameters(), ctx=ctx, aggregator=ctx.sole("aggregator"), shared=model.loss_scaler)
+    link = OptimizerToAggregator(
+        model.parameters(), ctx=ctx, aggregator=ctx.sole("aggregator"), shared=model.loss_scaler
+    )
     link.send_first_weights()
     agree(ctx, ctx.early_stop, source=ctx.sole("aggregator"))
     for step in ctx.steps(cfg):

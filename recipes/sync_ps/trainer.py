@@ -23,12 +23,12 @@ Source: M. Li et al., "Scaling Distributed Machine Learning with the Parameter S
 
 from ttlaunch.train import (
     Model,
+    ParameterServer,
+    ParameterServerClient,
     ParameterShard,
     Patience,
     PolyakAverage,
     RankContext,
-    SyncDesk,
-    SyncLink,
     build_model,
     build_optimizer,
     build_shard,
@@ -81,13 +81,13 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     sums = ctx.gradient_tree(model.weights_N)
     block = contiguous_blocks(cfg.training_config.micro_batches, len(workers))[place]
     straggler = cfg.sync_ps_config.straggler
-    link = SyncLink(ctx, model, block=block, compression=cfg.compression_config, straggler=straggler)
-    link.receive_first_weights()
-    send_validation(cfg, ctx, model, link)
+    client = ParameterServerClient(ctx, model, block=block, compression=cfg.compression_config, straggler=straggler)
+    client.receive_first_weights()
+    send_validation(cfg, ctx, model, client)
     for step in ctx.steps(cfg):
-        if step <= link.version:
+        if step <= client.version:
             continue  # the others made this step while this worker was late
-        if link.is_over:
+        if client.is_over:
             break
         losses, tokens = 0.0, 0
         with slowed(cfg.sync_ps_config.slow_workers, place):
@@ -96,13 +96,13 @@ def worker(cfg: Config, ctx: RankContext) -> None:
                 sums.add(index, model.take_gradients(), tokens=count, loss=loss)
                 model.zero_grad()
                 losses, tokens = losses + loss, tokens + count
-        link.push(step, sums)
-        link.pull(sums)
-        if ctx.rank in link.members:
+        client.push(step, sums)
+        client.pull(sums)
+        if ctx.rank in client.members:
             ctx.report(step, loss=mean_per_token(losses, tokens), tokens=tokens)
             if validation_is_due(cfg, ctx, step):
-                send_validation(cfg, ctx, model, link)
-        link.checkpoint(step)  # what its codecs owe; all else is with the servers
+                send_validation(cfg, ctx, model, client)
+        client.checkpoint(step)  # what its codecs owe; all else is with the servers
     ctx.report_parameters(model.named_parameters())
 
 
@@ -113,33 +113,33 @@ def server(cfg: Config, ctx: RankContext) -> None:
     optimizer = build_optimizer(cfg, shard, total_steps=ctx.data(cfg).total_steps)
     average = _make_average(cfg, shard)
     state = restore_averaged(ctx, shard, optimizer, average)
-    desk = SyncDesk(
+    server = ParameterServer(
         ctx,
         shard,
         micro_batches=cfg.training_config.micro_batches,
         patience=Patience(keys.straggler, keys.straggler_timeout_s),
         compression=cfg.compression_config,
     )
-    desk.send_first_weights()
-    receive_validation(cfg, ctx, desk, average)
+    server.send_first_weights()
+    receive_validation(cfg, ctx, server, average)
     for step in ctx.steps(cfg):
-        loss, tokens = desk.mean_gradient(step)  # sleeps until all have come, or the late ones are given up
+        loss, tokens = server.mean_gradient(step)  # sleeps until all have come, or the late ones are given up
         norm = shared_norm(ctx, optimizer, among=servers)
         rate = optimizer.step(step, norm=norm)
         if average is not None:
             average.update(step)
-        desk.send_weights(step)
+        server.send_weights(step)
         if ctx.rank == servers[0]:
             ctx.report(step, loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
         else:
             ctx.report(step)
         if validation_is_due(cfg, ctx, step):
-            receive_validation(cfg, ctx, desk, average)
+            receive_validation(cfg, ctx, server, average)
         report_layer_norms(cfg, ctx, optimizer, step)
-        ctx.checkpoint(step, shard, state, owners=desk.owners)
-    desk.dismiss()
+        ctx.checkpoint(step, shard, state, owners=server.owners)
+    server.dismiss()
     if ctx.rank == servers[0] and keys.straggler == "drop":
-        ctx.result("refused gradients", desk.refused)
+        ctx.result("refused gradients", server.refused)
     ctx.report_parameters(shard.named_parameters())
 
 

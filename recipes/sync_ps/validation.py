@@ -11,7 +11,7 @@ Shapes: V = micro-batches of a validation, R = 1 for the weights alone, 2 with t
 import torch
 from torch import Tensor
 
-from ttlaunch.train import Model, PolyakAverage, RankContext, SyncDesk, SyncLink, validation_losses
+from ttlaunch.train import Model, ParameterServer, ParameterServerClient, PolyakAverage, RankContext, validation_losses
 
 from .recipe import Config
 
@@ -25,23 +25,23 @@ def evaluate(cfg: Config, ctx: RankContext, model: Model, average: PolyakAverage
     _report(cfg, ctx, torch.stack(losses))
 
 
-def send_validation(cfg: Config, ctx: RankContext, model: Model, link: SyncLink) -> None:
+def send_validation(cfg: Config, ctx: RankContext, model: Model, client: ParameterServerClient) -> None:
     """A worker evaluates its share of the validation, of the average too if there is one."""
-    losses = [validation_losses(cfg, ctx, model, among=link.members)]
+    losses = [validation_losses(cfg, ctx, model, among=client.members)]
     if cfg.sync_ps_config.polyak_interval is not None:
-        with link.averaged_weights():
-            losses.append(validation_losses(cfg, ctx, model, among=link.members))
-    link.send_losses(torch.stack(losses))
+        with client.averaged_weights():
+            losses.append(validation_losses(cfg, ctx, model, among=client.members))
+    client.send_losses(torch.stack(losses))
 
 
-def receive_validation(cfg: Config, ctx: RankContext, desk: SyncDesk, average: PolyakAverage | None) -> None:
+def receive_validation(cfg: Config, ctx: RankContext, server: ParameterServer, average: PolyakAverage | None) -> None:
     """The first server adds the shares up in the order of the micro-batches, and says whether training goes on."""
     if average is not None:
-        desk.send_average(average.average_N)
+        server.send_average(average.average_N)
     if ctx.rank == ctx.ranks("server")[0]:
-        losses_RV = desk.receive_losses(ctx.data(cfg).validation_micro_batches, times=1 if average is None else 2)
+        losses_RV = server.receive_losses(ctx.data(cfg).validation_micro_batches, times=1 if average is None else 2)
         _report(cfg, ctx, losses_RV)
-    desk.agree_to_go_on()
+    server.agree_to_go_on()
 
 
 def _report(cfg: Config, ctx: RankContext, losses_RV: Tensor) -> None:

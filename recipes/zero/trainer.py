@@ -72,9 +72,9 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     gradients = ScatteredGradients(
         list(model.parameters()), owned, ctx=ctx, among=workers, micro_batches=cfg.training_config.micro_batches
     )
-    norms = SharedNorms(owned, ctx=ctx, among=workers, ledger=ctx.ledger)
-    ctx.ledger.note(owned_values=owned.count(layout.layers), values_of_backward=owned.count(layout.layers[:-2]))
-    ctx.ledger.note(values_of_second_use=owned.count_again())
+    norms = SharedNorms(owned, ctx=ctx, among=workers, traffic=ctx.traffic)
+    ctx.traffic.note(owned_values=owned.count(layout.layers), values_of_backward=owned.count(layout.layers[:-2]))
+    ctx.traffic.note(values_of_second_use=owned.count_again())
     weights.publish(ctx.steps_done)
     _validate(cfg, ctx, model, weights, ctx.steps_done)
     for step in ctx.steps(cfg):

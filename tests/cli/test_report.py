@@ -37,7 +37,7 @@ def spent(**times):
 
 def telemetry(sent, *, last=10, waited=(), times=(), values=25):
     return {
-        "format": contract.LEDGER_FORMAT,
+        "format": contract.TRAFFIC_FORMAT,
         "first": 0,
         "last": last,
         "facts": {"values": values, "tensors": 2, "validation_micro_batches": 4},
@@ -97,7 +97,7 @@ def make_run(here):
             lines = [json.dumps(record) + "\n" for record in records + (validated if rank else [])]
             (run / contract.progress_file(rank)).write_text("".join(lines))
             if rank < len(ledgers):
-                (run / contract.ledger_file(rank)).write_text(json.dumps(ledgers[rank]) + "\n")
+                (run / contract.traffic_file(rank)).write_text(json.dumps(ledgers[rank]) + "\n")
         if status is not None:
             ended = [{**row, "last_operation": last and last.get(row["rank"])} for row in rows]
             report = {"status": status, "failure": failure, "ranks": ended}
@@ -303,6 +303,6 @@ def test_a_plan_that_is_none_is_refused(ttlaunch, here, text):
 
 def test_a_line_that_a_killed_rank_did_not_finish_is_passed_over(ttlaunch, make_run):
     run = make_run("a")
-    with (run / contract.ledger_file(0)).open("a") as file:
+    with (run / contract.traffic_file(0)).open("a") as file:
         file.write('{"format": 1, "first": 11, "la')
     assert 10 == json.loads(ttlaunch("report --format json").stdout)["traffic"]["steps"]

@@ -28,7 +28,7 @@ def peer(cfg, ctx):
     one = torch.zeros(2)
     for step in range(1, 100000):
         ctx.step = step
-        ctx.ledger.begin_step(step)
+        ctx.traffic.begin_step(step)
         barrier(ctx, among=ctx.ranks("peer"))
         if step == 3:
             print("up", flush=True)

@@ -1,4 +1,4 @@
-"""Ledger ÷ formula with real ranks, over every kind of socket, and what ranks say they waited for."""
+"""TrafficCounter ÷ formula with real ranks, over every kind of comm, and what ranks say they waited for."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def check_exact(traffic):
 
 
 @pytest.mark.parametrize("socket_type", ["mpi", "fabric"])
-def test_tiers_move_what_they_say_over_real_sockets(recorded, socket_type):
+def test_tiers_move_what_they_say_over_real_transports(recorded, socket_type):
     roles = ["worker"] * 2 + ["aggregator", "optimizer"]
     check_exact(recorded("hierarchical_parallel", roles, multihost_config={"socket_type": socket_type}).traffic)
 

@@ -55,7 +55,7 @@ EMBEDDING, BLOCK, HEAD = (256 + 16) * 16, 12 * 16**2 + 13 * 16, 256 * 16 + 2 * 1
 def check_memory(run):
     """D1, D3: at no moment of a step has a rank more parameters than its shard and two layers, of gradients likewise."""
     for rank in range(len(run.roles)):
-        lines = (run.run_dir / contract.ledger_file(rank)).read_text().splitlines()
+        lines = (run.run_dir / contract.traffic_file(rank)).read_text().splitlines()
         facts = json.loads(lines[-1])["facts"]
         shard, two_layers = 4 * facts["owned_values"], 4 * (max(EMBEDDING, BLOCK) + max(BLOCK, HEAD))
         values = [record["values"] for record in run.records(rank, "result")]

@@ -1,7 +1,7 @@
 """The checks that every synchronous recipe here passes, as sentences about what a training got wrong; none if it is right.
 
 They are those of `ttlaunch parity`, `simulate` and `report`: the bits of one process, replicas that are equal, messages that
-fit, and the ledger against the formula.
+fit, and the counted traffic against the formula.
 """
 
 import json

@@ -40,7 +40,7 @@ ERROR |= {"role": "worker", "time": TIME}
 SHARD = {"format": 1, "step": 20, "owners": [0, 1], "state": {"step": 20, "seen": [1, [2]]}, "size": 1000}
 SHARD |= {"sha256": "0" * 64, "tensors": ["w", "optimizer.w"]}
 STRETCH = {
-    "format": contract.LEDGER_FORMAT,
+    "format": contract.TRAFFIC_FORMAT,
     "first": 0,
     "last": 4,
     "facts": {"values": 1000},

@@ -147,10 +147,10 @@ def test_a_bad_record_of_a_shard_costs_its_checkpoint_and_no_other(tmp_path, cha
 
 def test_a_bad_line_of_a_ledger_or_a_trace_is_told_and_the_others_count(tmp_path):
     (tmp_path / contract.RECORDS_DIR).mkdir()
-    stretch = {"format": contract.LEDGER_FORMAT, "first": 0, "last": 2, "facts": {}, "sent": [], "waited": []}
+    stretch = {"format": contract.TRAFFIC_FORMAT, "first": 0, "last": 2, "facts": {}, "sent": [], "waited": []}
     lines = [json.dumps({**stretch, "spent": [["step", {step: 100}]]}) for step in ("1", "x", "2")]
     for rank in range(2):
-        (tmp_path / contract.ledger_file(rank)).write_text("\n".join(lines[:: 2 - rank]) + "\n{torn")
+        (tmp_path / contract.traffic_file(rank)).write_text("\n".join(lines[:: 2 - rank]) + "\n{torn")
         (tmp_path / contract.trace_file(rank)).write_text('["span", "s", "step", 1, 2, {}]\n["span", 5]\n')
     told = []
     telemetry = read_telemetry(tmp_path, world_size=2, complain=told.append)

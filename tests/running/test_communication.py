@@ -19,7 +19,7 @@ def write_book(folder, rank, *, sent=(), waited=(), steps=range(1, 5)):
     book = {"format": 1, "first": 0, "last": steps[-1], "facts": {}, "sent": list(sent)}
     book["waited"] = [[name, "exchange", {str(step): us for step in steps}] for name, us in waited]
     book["spent"] = [["step", {str(step): 10_000 for step in steps}]]
-    (folder / contract.ledger_file(rank)).write_text(json.dumps(book) + "\n")
+    (folder / contract.traffic_file(rank)).write_text(json.dumps(book) + "\n")
 
 
 @pytest.fixture

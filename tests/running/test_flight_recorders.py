@@ -12,7 +12,7 @@ from ttlaunch.running.flight_recorders import (
     read_recorders,
 )
 from ttlaunch.running.watch import RankState
-from ttlaunch.runtime.telemetry.black_box import BlackBox
+from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder
 
 RECV, WAIT_SEND = 2, 5
 ROLES = ("worker", "worker", "aggregator")
@@ -20,7 +20,7 @@ ROLES = ("worker", "worker", "aggregator")
 
 @pytest.fixture
 def recording(tmp_path):
-    return BlackBox(tmp_path / recorder_file(0), rank=0)
+    return FlightRecorder(tmp_path / recorder_file(0), rank=0)
 
 
 def told(tmp_path, *, after_s=12.4):

@@ -11,7 +11,7 @@ from ttlaunch.running.hang.hangs import HangWatch
 from ttlaunch.running.rank_controller import ProcessSnapshot
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState
-from ttlaunch.runtime.telemetry.black_box import BlackBox
+from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder
 
 SECOND = 10**9
 
@@ -54,7 +54,7 @@ class Run:
         self.now = 1000.0
         self.controller = RankController(folder)
         self.ranks = [RankState(RankRow(rank, "box", rank, "peer"), Phase.RUNNING) for rank in (0, 1)]
-        self.boxes = [BlackBox(folder / recorder_file(rank), rank=rank) for rank in (0, 1)]
+        self.boxes = [FlightRecorder(folder / recorder_file(rank), rank=rank) for rank in (0, 1)]
         plan = SimpleNamespace(program=object.__new__(program), world_size=2, engine=ENGINE)
         self.watch = HangWatch(
             plan, RunFolder("run", folder), self.controller, timeout_s=timeout_s, clock=lambda: self.now

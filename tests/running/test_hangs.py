@@ -31,7 +31,7 @@ def peer(cfg, ctx):
     one = torch.zeros(2)
     for step in range(1, 4):
         ctx.step = step
-        ctx.ledger.begin_step(step)
+        ctx.traffic.begin_step(step)
         exchange(ctx, one, step)
         ctx.report(step)
 

@@ -20,7 +20,7 @@ def peer(cfg, ctx):
         replica = replicate(ctx, torch.nn.Linear(4, 2), among=peers)
         for step in range(1, 5):
             ctx.step = step
-            ctx.ledger.begin_step(step)
+            ctx.traffic.begin_step(step)
             loss = replica(torch.ones(3, 4)).sum()
             if step == 3 and ctx.rank == 1:
                 BREAKS
@@ -76,11 +76,11 @@ def peer(cfg, ctx):
     with process_group(ctx, among=peers, device=torch.device("cpu")):
         with ctx.announced("import"):  # of what torch needs on first use
             unit = fully_shard(torch.nn.Linear(4, 2), mesh=init_device_mesh("cpu", (2,)))
-        enter_collectives([unit], shards=Ring(ctx.ledger, rank=ctx.rank, among=peers), replicas=None)
+        enter_collectives([unit], shards=Ring(ctx.traffic, rank=ctx.rank, among=peers), replicas=None)
         unit.set_force_sum_reduction_for_comms(True)  # gloo has no mean
         for step in range(1, 5):
             ctx.step = step
-            ctx.ledger.begin_step(step)
+            ctx.traffic.begin_step(step)
             if step == 3 and ctx.rank == 1:
                 time.sleep(600)
             unit(torch.ones(3, 4)).sum().backward()

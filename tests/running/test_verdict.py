@@ -8,7 +8,7 @@ from ttlaunch.flight_recorder import ANY, COLLECTIVE, DONE, GROUP, WAIT_ANY, rea
 from ttlaunch.running.hang.stacks import Frame, parse_main_stack, recipe_frame
 from ttlaunch.running.hang.verdict import judge
 from ttlaunch.running.hang.waits import Seen
-from ttlaunch.runtime.telemetry.black_box import BlackBox
+from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder
 
 SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV = range(1, 7)
 RUNTIME = "/x/ttlaunch/runtime"
@@ -32,7 +32,7 @@ def ranks(tmp_path):
     def make(*scripts, roles=None, **known):
         seen = []
         for rank, script in enumerate(scripts):
-            box = BlackBox(tmp_path / recorder_file(rank), rank=rank)
+            box = FlightRecorder(tmp_path / recorder_file(rank), rank=rank)
             for entry in script:
                 if entry == DONE:
                     box.announce(DONE)
@@ -156,7 +156,7 @@ def meet(tmp_path):
     def make(*scripts, tag_of=(0, 1, 2), starting=()):
         seen = []
         for rank, script in enumerate(scripts):
-            box = BlackBox(tmp_path / recorder_file(rank), rank=rank)
+            box = FlightRecorder(tmp_path / recorder_file(rank), rank=rank)
             tag = box.join_group(tag_of)
             for name, size in script[:-1]:
                 box.end(box.begin(COLLECTIVE, (name, None), None, GROUP, tag, size, 10), 20)

@@ -1,4 +1,4 @@
-"""A rank without a launcher: a context over a socket inside the process, and small configurations."""
+"""A rank without a launcher: a context over a communicator inside the process, and small configurations."""
 
 import json
 import queue
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ttlaunch.recipe import TrainingFile
-from ttlaunch.runtime.comm.protocol import SocketError
+from ttlaunch.runtime.comm.protocol import CommunicationError
 from ttlaunch.runtime.comm.reduction import GradientTree
 from ttlaunch.runtime.data.text import TextData
 from ttlaunch.spec.recipe.corpus import read_corpus
@@ -18,7 +18,7 @@ from .pipelines import PipelineRuns
 FOX = "the quick brown fox jumps over the lazy dog, and then it rests for a while. " * 40
 
 
-class QueueSocket:
+class QueueCommunicator:
     """Messages between ranks that are threads, or one after the other, of this process."""
 
     def __init__(self, rank, mailboxes):
@@ -33,7 +33,7 @@ class QueueSocket:
     def recv(self, tensor, *, source, tag=0):
         message = self._mailboxes[source, self.rank, tag].get(timeout=20)
         if message.shape != tensor.shape or message.dtype != tensor.dtype:
-            raise SocketError(f"rank {source} sent {tuple(message.shape)}, expected {tuple(tensor.shape)}")
+            raise CommunicationError(f"rank {source} sent {tuple(message.shape)}, expected {tuple(tensor.shape)}")
         tensor.copy_(message)
 
 
@@ -73,9 +73,9 @@ def one_thread():
 
 
 @pytest.fixture
-def sockets():
+def communicators():
     mailboxes = defaultdict(queue.Queue)
-    return lambda count: [QueueSocket(rank, mailboxes) for rank in range(count)]
+    return lambda count: [QueueCommunicator(rank, mailboxes) for rank in range(count)]
 
 
 @pytest.fixture

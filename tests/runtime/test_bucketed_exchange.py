@@ -10,14 +10,14 @@ from torch import nn
 from torch.nn import functional
 
 from ttlaunch.runtime.comm.in_process import InProcessWorld
-from ttlaunch.runtime.comm.protocol import SocketError
+from ttlaunch.runtime.comm.protocol import CommunicationError
 from ttlaunch.runtime.comm.reduction import GradientTree, contiguous_blocks
 from ttlaunch.runtime.model.flat import FlatParameters
 from ttlaunch.runtime.parallel.gradients.buckets import cut_buckets
 from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange
-from ttlaunch.runtime.parallel.tiers.bucket_link import AggregatorLink, OptimizerLink
+from ttlaunch.runtime.parallel.tiers.aggregator_and_optimizer import AggregatorToOptimizer, OptimizerToAggregator
 from ttlaunch.runtime.parallel.tiers.bucketed_update import BucketedUpdate, update_order
-from ttlaunch.runtime.parallel.tiers.gradient_hub import GradientHub
+from ttlaunch.runtime.parallel.tiers.gradient_aggregator import GradientAggregator
 from ttlaunch.runtime.parallel.tiers.remote_optimizer import RemoteOptimizer
 from ttlaunch.runtime.training.optimizers import build_optimizer, global_norm
 from ttlaunch.runtime.training.rank_model import build_model
@@ -27,16 +27,16 @@ ONE_LAYER = 1.2e-3
 """Megabytes: about the size of the largest layer below."""
 
 
-class LateSocket:
+class LateCommunicator:
     """A message is there when it has been waited for and not before, as over a slow network."""
 
-    def __init__(self, socket):
-        self.rank, self._socket = socket.rank, socket
-        self.send, self.recv, self.isend = socket.send, socket.recv, socket.isend
+    def __init__(self, comm):
+        self.rank, self._communicator = comm.rank, comm
+        self.send, self.recv, self.isend = comm.send, comm.recv, comm.isend
 
     def irecv(self, tensor, *, source, tag=0):
         late = torch.full_like(tensor, -1)
-        return LateMessage(tensor, late, self._socket.irecv(late, source=source, tag=tag))
+        return LateMessage(tensor, late, self._communicator.irecv(late, source=source, tag=tag))
 
 
 class LateMessage:
@@ -102,20 +102,20 @@ def alone(micro_batches):
     return flat.weights_N, losses
 
 
-def work(socket, server, blocks, members, watches, found):
-    model = Layers(1 + socket.rank)
+def work(comm, server, blocks, members, watches, found):
+    model = Layers(1 + comm.rank)
     optimizer = RemoteOptimizer(
         model.parameters(),
         server,
-        ctx=socket,
-        block=blocks[socket.rank],
+        ctx=comm,
+        block=blocks[comm.rank],
         model=model if watches else None,
         members={rank: blocks[rank] for rank in members},
     )
     optimizer.receive_weights()
     for step in range(STEPS):
         optimizer.zero_grad()
-        for index in blocks[socket.rank]:
+        for index in blocks[comm.rank]:
             loss = loss_of(model, step, index)
             if watches:
                 optimizer.expect(index, tokens=index + 1, loss=loss.item())
@@ -123,31 +123,33 @@ def work(socket, server, blocks, members, watches, found):
             optimizer.accumulate(index, tokens=index + 1, loss=loss.item())
         optimizer.step()
     optimizer.receive_weights()
-    found[socket.rank] = FlatParameters(model.parameters()).weights_N
+    found[comm.rank] = FlatParameters(model.parameters()).weights_N
 
 
-def aggregate(socket, workers, megabytes, optimizer, found):
+def aggregate(comm, workers, megabytes, optimizer, found):
     """One rank of two tiers, or the aggregator of three."""
     model, losses = Layers(0), []
     flat = FlatParameters(model.parameters())
     followers = [] if optimizer is None else [optimizer]
-    hub = GradientHub(model.parameters(), ctx=socket, workers=workers, bucket_megabytes=megabytes, followers=followers)
-    link = optimizer is not None and OptimizerLink(model.parameters(), ctx=socket, optimizer=optimizer)
+    aggregator = GradientAggregator(
+        model.parameters(), ctx=comm, workers=workers, bucket_megabytes=megabytes, followers=followers
+    )
+    link = optimizer is not None and AggregatorToOptimizer(model.parameters(), ctx=comm, optimizer=optimizer)
     if link:
         link.receive_first_weights()
-    hub.send_first_weights()
+    aggregator.send_first_weights()
     for _ in range(STEPS):
-        losses.append(hub.begin_step())
+        losses.append(aggregator.begin_step())
         if link:
-            for bucket in hub.mean_gradients():
+            for bucket in aggregator.mean_gradients():
                 link.send_gradient(bucket)
-            updated = link.weights(hub.buckets)
+            updated = link.weights(aggregator.buckets)
         else:
-            updated = updating(flat, hub.mean_gradients())
+            updated = updating(flat, aggregator.mean_gradients())
         for bucket in updated:
-            hub.send_weights(bucket)
-        hub.end_step()
-    found[socket.rank] = flat.weights_N
+            aggregator.send_weights(bucket)
+        aggregator.end_step()
+    found[comm.rank] = flat.weights_N
     found["losses"] = losses
 
 
@@ -157,18 +159,18 @@ def updating(flat, arriving):
         yield bucket
 
 
-def optimize(socket, aggregator, found):
+def optimize(comm, aggregator, found):
     model = Layers(0)
     flat, link = (
         FlatParameters(model.parameters()),
-        AggregatorLink(model.parameters(), ctx=socket, aggregator=aggregator),
+        OptimizerToAggregator(model.parameters(), ctx=comm, aggregator=aggregator),
     )
     link.send_first_weights()
     for _ in range(STEPS):
         for bucket in updating(flat, link.gradients()):
             link.send_weights(bucket)
         link.end_step()
-    found[socket.rank] = flat.weights_N
+    found[comm.rank] = flat.weights_N
 
 
 def train(workers, local, micro_batches, megabytes, *, tiers, watches):
@@ -183,11 +185,20 @@ def train(workers, local, micro_batches, megabytes, *, tiers, watches):
         if rank < count:
             first = rank - rank % local
             members = range(first + 1, first + local) if rank == first else ()
-            work(LateSocket(world.socket(rank)), count if rank == first else first, blocks, members, watches, found)
+            work(
+                LateCommunicator(world.communicator(rank)),
+                count if rank == first else first,
+                blocks,
+                members,
+                watches,
+                found,
+            )
         elif rank == count:
-            aggregate(LateSocket(world.socket(rank)), joint, megabytes, count + 1 if tiers == 3 else None, found)
+            aggregate(
+                LateCommunicator(world.communicator(rank)), joint, megabytes, count + 1 if tiers == 3 else None, found
+            )
         else:
-            optimize(LateSocket(world.socket(rank)), count, found)
+            optimize(LateCommunicator(world.communicator(rank)), count, found)
 
     ranks = range(count + tiers - 1)
     outcome = world.run({rank: lambda rank=rank: life(rank) for rank in ranks})
@@ -250,8 +261,8 @@ def test_gradients_leave_while_the_last_backward_pass_runs():
     model = Layers(0)
     before_first, world = [], InProcessWorld(["worker", "server"])
 
-    def worker(socket):
-        optimizer = RemoteOptimizer(model.parameters(), 1, ctx=socket, block=range(2), model=model)
+    def worker(comm):
+        optimizer = RemoteOptimizer(model.parameters(), 1, ctx=comm, block=range(2), model=model)
         optimizer.receive_weights()
         model.first.weight.register_hook(lambda _: before_first.append(world._outcome.messages[0, 1]))
         for index in range(2):
@@ -261,16 +272,18 @@ def test_gradients_leave_while_the_last_backward_pass_runs():
             optimizer.accumulate(index, tokens=1, loss=loss.item())
         optimizer.step()
 
-    def server(socket):
-        hub = GradientHub(model_of_server.parameters(), ctx=socket, workers={0: range(2)}, bucket_megabytes=1e-6)
-        hub.send_first_weights()
-        hub.begin_step()
-        for bucket in hub.mean_gradients():
-            hub.send_weights(bucket)
-        hub.end_step()
+    def server(comm):
+        aggregator = GradientAggregator(
+            model_of_server.parameters(), ctx=comm, workers={0: range(2)}, bucket_megabytes=1e-6
+        )
+        aggregator.send_first_weights()
+        aggregator.begin_step()
+        for bucket in aggregator.mean_gradients():
+            aggregator.send_weights(bucket)
+        aggregator.end_step()
 
     model_of_server = Layers(0)
-    outcome = world.run({0: lambda: worker(world.socket(0)), 1: lambda: server(world.socket(1))})
+    outcome = world.run({0: lambda: worker(world.communicator(0)), 1: lambda: server(world.communicator(1))})
     assert ({}, []) == (outcome.errors, outcome.findings)
     tail, seldom, middle = 3, 2, 2
     assert [0, 1 + tail + seldom + middle] == before_first  # counts, then each parameter; the unused layer comes later
@@ -280,18 +293,18 @@ def test_gradients_leave_while_the_last_backward_pass_runs():
 def test_another_block_than_expected_is_named():
     world, model = InProcessWorld(["worker", "server"]), Layers(0)
 
-    def worker(socket):
-        optimizer = RemoteOptimizer(model.parameters(), 1, ctx=socket, block=range(2))
+    def worker(comm):
+        optimizer = RemoteOptimizer(model.parameters(), 1, ctx=comm, block=range(2))
         optimizer.receive_weights()
         optimizer.step()
 
-    def server(socket):
-        hub = GradientHub(Layers(0).parameters(), ctx=socket, workers={0: range(1)})
-        hub.send_first_weights()
-        with pytest.raises(SocketError, match="rank 0 brings the sums over"):
-            hub.begin_step()
+    def server(comm):
+        aggregator = GradientAggregator(Layers(0).parameters(), ctx=comm, workers={0: range(1)})
+        aggregator.send_first_weights()
+        with pytest.raises(CommunicationError, match="rank 0 brings the sums over"):
+            aggregator.begin_step()
 
-    outcome = world.run({0: lambda: worker(world.socket(0)), 1: lambda: server(world.socket(1))})
+    outcome = world.run({0: lambda: worker(world.communicator(0)), 1: lambda: server(world.communicator(1))})
     assert outcome.findings
 
 
@@ -333,7 +346,7 @@ def test_an_all_reduce_in_buckets_has_the_bits_of_one_process(data, ranks, megab
         flat = FlatParameters(model.parameters())
         exchange = GradientExchange(
             model.parameters(),
-            ctx=LateSocket(world.socket(rank)),
+            ctx=LateCommunicator(world.communicator(rank)),
             among=range(ranks),
             micro_batches=micro_batches,
             bucket_megabytes=megabytes,
@@ -359,8 +372,8 @@ def test_an_all_reduce_in_buckets_has_the_bits_of_one_process(data, ranks, megab
 
 
 def test_an_incomplete_block_is_refused():
-    socket = InProcessWorld(["worker"] * 2).socket(0)
-    exchange = GradientExchange(Layers(0).parameters(), ctx=socket, among=[0, 1], micro_batches=4)
+    comm = InProcessWorld(["worker"] * 2).communicator(0)
+    exchange = GradientExchange(Layers(0).parameters(), ctx=comm, among=[0, 1], micro_batches=4)
     exchange.accumulate(0, tokens=1, loss=0.0)
     with pytest.raises(ValueError, match="the block of rank 0 ends with micro-batch 1, which is missing"):
         exchange.finish()

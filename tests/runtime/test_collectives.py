@@ -10,15 +10,15 @@ from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees, contiguous_blocks
 from ttlaunch.runtime.parallel.gradients.sums import all_reduce_mean, reduce_scatter_mean
 
-from .socket_contract import leaf, tree_sum
+from .communicator_contract import leaf, tree_sum
 
 
 def play(count, function):
-    """Run `function(socket, among)` on every rank; returns results by rank and what was counted."""
+    """Run `function(comm, among)` on every rank; returns results by rank and what was counted."""
     world, results = InProcessWorld(["worker"] * count), {}
 
     def life(rank):
-        results[rank] = function(world.socket(rank), list(range(count)))
+        results[rank] = function(world.communicator(rank), list(range(count)))
 
     outcome = world.run({rank: lambda rank=rank: life(rank) for rank in range(count)})
     assert ({}, []) == (outcome.errors, outcome.findings)
@@ -53,14 +53,14 @@ def test_every_form_gives_every_rank_the_bits_of_one_process(data, ranks, size, 
     expected_N, *expected = alone(gradients)
     blocks = contiguous_blocks(micro_batches, ranks)
 
-    def everybody(socket, among):
+    def everybody(comm, among):
         out_N = torch.empty(size)
-        tree = filled_tree(gradients, blocks[socket.rank])
-        return out_N, *all_reduce_mean(socket, tree, out_N, among=among, micro_batches=micro_batches)
+        tree = filled_tree(gradients, blocks[comm.rank])
+        return out_N, *all_reduce_mean(comm, tree, out_N, among=among, micro_batches=micro_batches)
 
-    def shards(socket, among):
-        tree = filled_tree(gradients, blocks[socket.rank])
-        return reduce_scatter_mean(socket, tree, among=among, micro_batches=micro_batches)
+    def shards(comm, among):
+        tree = filled_tree(gradients, blocks[comm.rank])
+        return reduce_scatter_mean(comm, tree, among=among, micro_batches=micro_batches)
 
     for out_N, *counts in play(ranks, everybody)[0].values():
         assert torch.equal(expected_N, out_N)
@@ -75,9 +75,9 @@ def test_every_form_gives_every_rank_the_bits_of_one_process(data, ranks, size, 
 def test_a_sum_over_ranks_is_the_tree_over_their_places(ranks, size):
     vectors = [leaf(size, place) for place in range(ranks)]
 
-    def summed(socket, among):
-        vector_N = vectors[socket.rank].clone()
-        all_reduce(socket, vector_N, among=among)
+    def summed(comm, among):
+        vector_N = vectors[comm.rank].clone()
+        all_reduce(comm, vector_N, among=among)
         return vector_N
 
     expected = tree_sum(vectors)
@@ -88,10 +88,10 @@ def test_a_sum_over_ranks_is_the_tree_over_their_places(ranks, size):
 def test_gradients_of_half_precision_are_summed_in_float32(dtype):
     gradients = gradients_of(11, 40, 3, torch.float32).clamp(-1e3, 1e3).to(dtype)
 
-    def everybody(socket, among):
+    def everybody(comm, among):
         out_N = torch.empty(40)
-        tree = filled_tree(gradients, contiguous_blocks(11, 3)[socket.rank])
-        all_reduce_mean(socket, tree, out_N, among=among, micro_batches=11)
+        tree = filled_tree(gradients, contiguous_blocks(11, 3)[comm.rank])
+        all_reduce_mean(comm, tree, out_N, among=among, micro_batches=11)
         return out_N
 
     expected = alone(gradients.float())[0]
@@ -111,9 +111,9 @@ def test_an_all_reduce_costs_what_it_says(data, ranks):
     gradients = gradients_of(micro_batches, size, 1)
     blocks = contiguous_blocks(micro_batches, ranks)
 
-    def everybody(socket, among):
-        tree = filled_tree(gradients, blocks[socket.rank])
-        all_reduce_mean(socket, tree, torch.empty(size), among=among, micro_batches=micro_batches)
+    def everybody(comm, among):
+        tree = filled_tree(gradients, blocks[comm.rank])
+        all_reduce_mean(comm, tree, torch.empty(size), among=among, micro_batches=micro_batches)
 
     outcome = play(ranks, everybody)[1]
     for rank, block in enumerate(blocks):
@@ -135,22 +135,22 @@ def test_the_plain_sums_cost_what_they_say(ranks):
     }
     verbs = {"all_reduce": all_reduce, "reduce_scatter": reduce_scatter, "all_gather": all_gather}
     for name, verb in verbs.items():
-        outcome = play(ranks, lambda socket, among, verb=verb: verb(socket, torch.ones(size), among=among))[1]
+        outcome = play(ranks, lambda comm, among, verb=verb: verb(comm, torch.ones(size), among=among))[1]
         for rank in range(ranks):
             found = [
                 sum(count[e] for e in count if e[0] == rank) for count in (outcome.messages, outcome.message_bytes)
             ]
             assert costs[name] == tuple(found), name
-    outcome = play(ranks, lambda socket, among: reduce(socket, torch.ones(size), root=0, among=among))[1]
+    outcome = play(ranks, lambda comm, among: reduce(comm, torch.ones(size), root=0, among=among))[1]
     assert ((ranks - 1), (ranks - 1) * whole) == (outcome.messages.total(), outcome.message_bytes.total())
 
 
 def test_a_tree_of_another_block_is_refused_before_anything_is_sent():
     gradients = gradients_of(6, 4, 0)
 
-    def everybody(socket, among):
+    def everybody(comm, among):
         tree = filled_tree(gradients, range(2))
-        with pytest.raises(ValueError, match=f"rank {socket.rank} holds the sums over"):
-            all_reduce_mean(socket, tree, torch.empty(4), among=among, micro_batches=6)
+        with pytest.raises(ValueError, match=f"rank {comm.rank} holds the sums over"):
+            all_reduce_mean(comm, tree, torch.empty(4), among=among, micro_batches=6)
 
     assert 0 == play(2, everybody)[1].messages.total()

@@ -1,4 +1,4 @@
-"""Ledger ÷ formula of the recipes whose workers drift apart: D6's ring, and averages every so many steps."""
+"""TrafficCounter ÷ formula of the recipes whose workers drift apart: D6's ring, and averages every so many steps."""
 
 import pytest
 

@@ -12,7 +12,7 @@ from ttlaunch.running.checkpoints.complete import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.runtime.parallel.servers.pushes import HEADER_BYTES, Push, pack_push, read_push
 from ttlaunch.train import (
-    ElasticLink,
+    AsyncParameterServerClient,
     RankContext,
     SnapshotValidation,
     StalenessCounts,
@@ -49,8 +49,10 @@ def arrivals(trained):
 
 def test_one_worker_that_waits_for_each_answer_equals_one_process(elastic, tmp_path, monkeypatch):
     """D7, bugs 15 and 18: every gradient is applied once, as it is, and nothing else is; first weights are the server's."""
-    register = ElasticLink.register
-    monkeypatch.setattr(ElasticLink, "register", lambda self: (self._model.weights_N.zero_(), register(self)))
+    register = AsyncParameterServerClient.register
+    monkeypatch.setattr(
+        AsyncParameterServerClient, "register", lambda self: (self._model.weights_N.zero_(), register(self))
+    )
     reference = train("single", tmp_path / "single", config(), data=None)
     found = elastic(1, is_ahead=False)
     assert reference.sha256 == found.sha256
@@ -96,7 +98,7 @@ def test_a_gradient_carries_its_true_staleness(elastic, pull_interval):
 @pytest.mark.parametrize("is_ahead", [True, False])
 def test_a_worker_that_stands_still_holds_nobody_up(elastic, monkeypatch, is_ahead):
     """D7: it comes back when the others have nothing left to do; they have done all steps but those it has in hand."""
-    push, next_task = ElasticLink.push, ElasticLink.next_task
+    push, next_task = AsyncParameterServerClient.push, AsyncParameterServerClient.next_task
 
     def late_push(self, task, **named):
         if self._ctx.rank == 1 and self._pushes == 0:
@@ -109,8 +111,8 @@ def test_a_worker_that_stands_still_holds_nobody_up(elastic, monkeypatch, is_ahe
             self._ctx.isend(torch.zeros(1), dest=1, tag=99)
         return task
 
-    monkeypatch.setattr(ElasticLink, "push", late_push)
-    monkeypatch.setattr(ElasticLink, "next_task", last_task)
+    monkeypatch.setattr(AsyncParameterServerClient, "push", late_push)
+    monkeypatch.setattr(AsyncParameterServerClient, "next_task", last_task)
     found = elastic(3, training={"steps": 12}, is_ahead=is_ahead)
     in_hand = 2 if is_ahead else 1
     assert {0, 2} == set(arrivals(found)[:-in_hand])
@@ -176,13 +178,13 @@ def test_more_workers_than_steps_leave_at_once(elastic):
 
 def test_a_gradient_of_weights_that_nobody_has_sent_is_a_mistake(elastic, monkeypatch, capsys):
     """D7: any version is accepted that there has been."""
-    push = ElasticLink.push
+    push = AsyncParameterServerClient.push
 
     def lies(self, task, **named):
         self._versions = [99]
         push(self, task, **named)
 
-    monkeypatch.setattr(ElasticLink, "push", lies)
+    monkeypatch.setattr(AsyncParameterServerClient, "push", lies)
     with pytest.raises(AssertionError):
         elastic(1)
     assert "rank 0 brings a gradient of version 99.0 in step 1" in capsys.readouterr().err

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from ttlaunch.runtime.context import RankContext
-from ttlaunch.runtime.telemetry.ledger import Ledger
 from ttlaunch.runtime.telemetry.memory import (
     ACTIVATIONS,
     BUFFERS,
@@ -18,6 +17,7 @@ from ttlaunch.runtime.telemetry.memory import (
     TensorOwners,
 )
 from ttlaunch.runtime.telemetry.profile import StepProfile
+from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 from ttlaunch.train import build_model, build_optimizer, summed_loss
 
 SIZE = 4 * 1000
@@ -139,7 +139,7 @@ def test_tensors_are_told_apart_by_what_they_are_for(make_cfg, make_context, tmp
     cfg = make_cfg()
     profile = StepProfile(tmp_path, rank=0, steps=range(1, 2))
     ctx = make_context(cfg)
-    ctx.ledger, ctx.watch = Ledger(profile=profile), partial(RankContext.watch, ctx)
+    ctx.traffic, ctx.watch = TrafficCounter(profile=profile), partial(RankContext.watch, ctx)
     model = build_model(cfg, ctx)
     optimizer = build_optimizer(cfg, model, total_steps=3)
     buffer, values = torch.zeros(1000), model.weights_N.numel()
@@ -157,15 +157,15 @@ def test_tensors_are_told_apart_by_what_they_are_for(make_cfg, make_context, tmp
 
 @pytest.mark.parametrize(("last", "counted"), [(4, True), (3, False)])
 def test_the_step_after_the_recorded_ones_is_in_the_books(tmp_path, last, counted):
-    ledger = Ledger(profile=StepProfile(tmp_path, rank=0, steps=range(3, 4)))
+    traffic = TrafficCounter(profile=StepProfile(tmp_path, rank=0, steps=range(3, 4)))
     held = torch.zeros(1000)
     for step in range(1, last + 1):
-        ledger.begin_step(step)
+        traffic.begin_step(step)
         made = held + 1
-        ledger.end_step()
-    ledger.close()
+        traffic.end_step()
+    traffic.close()
     del made
-    facts = {name: value for name, value in ledger._facts.items() if name.startswith("memory_")}
+    facts = {name: value for name, value in traffic._facts.items() if name.startswith("memory_")}
     assert counted == bool(facts)
     if counted:
         assert (4, SIZE) == (facts["memory_step"], facts["memory_activations"])

@@ -1,4 +1,4 @@
-"""Torch's profiler on chosen steps: a trace of these and no others, in which messages have the names of the books (E7)."""
+"""Torch's profiler on chosen steps: a trace of these and no others, in which messages have the names that the traffic counter uses (E7)."""
 
 import gzip
 import json
@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ttlaunch.profiling import ENV_PROFILE_STEPS, parse_steps, profile_file
-from ttlaunch.runtime.telemetry.ledger import Ledger
 from ttlaunch.runtime.telemetry.profile import StepProfile, open_profile
+from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 
 
 def names(run_dir, rank=0):
@@ -16,21 +16,21 @@ def names(run_dir, rank=0):
     return [event["name"] for event in content["traceEvents"] if event.get("ph") == "X"]
 
 
-def train(ledger, steps):
+def train(traffic, steps):
     for step in steps:
-        ledger.begin_step(step)
+        traffic.begin_step(step)
         x_NN = torch.full((4, 4), float(step), requires_grad=True)
         (x_NN @ x_NN).sum().backward()
-        with ledger.marked("wait", f"gradients of {step}"):
+        with traffic.marked("wait", f"gradients of {step}"):
             pass
-        ledger.end_step()
+        traffic.end_step()
 
 
 def test_the_trace_has_the_chosen_steps_and_what_was_done_in_them(tmp_path):
     """E7: the trace names steps, torch's operators and the operations of messages."""
-    ledger = Ledger(profile=StepProfile(tmp_path, rank=0, steps=range(2, 4)))
-    train(ledger, range(1, 5))
-    ledger.close()
+    traffic = TrafficCounter(profile=StepProfile(tmp_path, rank=0, steps=range(2, 4)))
+    train(traffic, range(1, 5))
+    traffic.close()
 
     found = names(tmp_path)
     assert ["step 2", "step 3"] == sorted(name for name in found if name.startswith("step "))
@@ -40,18 +40,18 @@ def test_the_trace_has_the_chosen_steps_and_what_was_done_in_them(tmp_path):
 
 
 def test_a_run_that_ends_within_the_chosen_steps_keeps_what_it_has(tmp_path):
-    ledger = Ledger(profile=StepProfile(tmp_path, rank=3, steps=range(2, 10)))
-    train(ledger, range(1, 3))
-    ledger.begin_step(3)
-    ledger.close()
+    traffic = TrafficCounter(profile=StepProfile(tmp_path, rank=3, steps=range(2, 10)))
+    train(traffic, range(1, 3))
+    traffic.begin_step(3)
+    traffic.close()
 
     assert {"step 2", "step 3"} <= set(names(tmp_path, rank=3))
 
 
 def test_a_run_that_goes_on_after_the_chosen_steps_records_none(tmp_path):
-    ledger = Ledger(profile=StepProfile(tmp_path, rank=0, steps=range(2, 4)))
-    train(ledger, range(5, 7))
-    ledger.close()
+    traffic = TrafficCounter(profile=StepProfile(tmp_path, rank=0, steps=range(2, 4)))
+    train(traffic, range(5, 7))
+    traffic.close()
 
     assert [] == list(tmp_path.iterdir())
 

@@ -1,4 +1,4 @@
-"""The worker's end of a remote optimizer, over sockets inside this process."""
+"""The worker's end of a remote optimizer, over communicators inside this process."""
 
 import pytest
 import torch
@@ -6,22 +6,25 @@ from torch import nn
 
 from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.model.flat import FlatParameters
-from ttlaunch.runtime.parallel.tiers.gradient_hub import GradientHub
+from ttlaunch.runtime.parallel.tiers.gradient_aggregator import GradientAggregator
 from ttlaunch.runtime.parallel.tiers.remote_optimizer import RemoteOptimizer
 
 BLOCKS = {0: range(1), 1: range(1, 2)}
 
 
-def serve(socket, workers, model, *, steps, rate):
+def serve(comm, workers, model, *, steps, rate):
     """Plain SGD on the mean over workers, each of which has a block of micro-batches."""
-    hub, flat = GradientHub(model.parameters(), ctx=socket, workers=workers), FlatParameters(model.parameters())
-    hub.send_first_weights()
+    aggregator, flat = (
+        GradientAggregator(model.parameters(), ctx=comm, workers=workers),
+        FlatParameters(model.parameters()),
+    )
+    aggregator.send_first_weights()
     for _ in range(steps):
-        hub.begin_step()
-        for bucket in hub.mean_gradients():
+        aggregator.begin_step()
+        for bucket in aggregator.mean_gradients():
             bucket.of(flat.weights_N).sub_(bucket.of(flat.grads_N), alpha=rate)
-            hub.send_weights(bucket)
-        hub.end_step()
+            aggregator.send_weights(bucket)
+        aggregator.end_step()
 
 
 def make_model(seed):
@@ -30,9 +33,9 @@ def make_model(seed):
 
 
 def play(*lives):
-    """Run `life(socket)` for every rank."""
+    """Run `life(comm)` for every rank."""
     world = InProcessWorld(["rank"] * len(lives))
-    outcome = world.run({rank: lambda rank=rank: lives[rank](world.socket(rank)) for rank in range(len(lives))})
+    outcome = world.run({rank: lambda rank=rank: lives[rank](world.communicator(rank)) for rank in range(len(lives))})
     assert ({}, []) == (outcome.errors, outcome.findings)
     return outcome
 
@@ -44,10 +47,10 @@ def test_the_loop_as_the_document_writes_it_trains():
     server, replicas = make_model(0), [make_model(seed) for seed in (1, 2)]
     losses, first_weights = {0: [], 1: []}, {}
 
-    def worker(socket):
-        rank = socket.rank
+    def worker(comm):
+        rank = comm.rank
         model, part = replicas[rank], slice(16 * rank, 16 * rank + 16)
-        remote = RemoteOptimizer(model.parameters(), 2, ctx=socket, block=range(rank, rank + 1))
+        remote = RemoteOptimizer(model.parameters(), 2, ctx=comm, block=range(rank, rank + 1))
         remote.receive_weights()
         first_weights[rank] = [parameter.detach().clone() for parameter in model.parameters()]
         for _ in range(40):
@@ -57,7 +60,7 @@ def test_the_loop_as_the_document_writes_it_trains():
             remote.step()
             losses[rank].append(loss.item())
 
-    play(worker, worker, lambda socket: serve(socket, BLOCKS, server, steps=40, rate=0.3))
+    play(worker, worker, lambda comm: serve(comm, BLOCKS, server, steps=40, rate=0.3))
     for ours, theirs in zip(first_weights[0], first_weights[1], strict=True):
         assert torch.equal(ours, theirs)
     for replica in replicas:
@@ -82,8 +85,8 @@ def test_a_parameter_without_a_gradient_counts_as_zero(by_micro_batch):
     server = make_same(model)
     before = server[1].weight.detach().clone()
 
-    def worker(socket):
-        remote = RemoteOptimizer(model.parameters(), 1, ctx=socket)
+    def worker(comm):
+        remote = RemoteOptimizer(model.parameters(), 1, ctx=comm)
         remote.receive_weights()
         for _ in range(2):
             for parameter in model.parameters():
@@ -95,8 +98,8 @@ def test_a_parameter_without_a_gradient_counts_as_zero(by_micro_batch):
                 remote.accumulate(0, tokens=1, loss=1.0)
             remote.step()
 
-    def aggregator(socket):
-        serve(socket, {0: range(1)}, server, steps=2, rate=1.0)
+    def aggregator(comm):
+        serve(comm, {0: range(1)}, server, steps=2, rate=1.0)
 
     play(worker, aggregator)
     assert torch.equal(before, model[1].weight)
@@ -129,7 +132,7 @@ def tensors_in(value, seen):
 
 def test_it_keeps_no_optimizer_state():
     """A8: weights, gradients and the sums of a block of four, which wait for each other; nothing like Adam's moments."""
-    model, end = make_model(0), InProcessWorld(["worker", "server"]).socket(0)
+    model, end = make_model(0), InProcessWorld(["worker", "server"]).communicator(0)
     remote = RemoteOptimizer(model.parameters(), 1, ctx=end, block=range(4))
     for index in range(3):
         model(torch.ones(2, 3)).sum().backward()
@@ -143,8 +146,8 @@ def test_a_step_moves_the_gradients_once():
     """A9, A12: k micro-batches, one message; loss and tokens in one more, and the size of buckets in the first step."""
     model = make_model(0)
 
-    def worker(socket):
-        remote = RemoteOptimizer(model.parameters(), 1, ctx=socket, block=range(4, 8))
+    def worker(comm):
+        remote = RemoteOptimizer(model.parameters(), 1, ctx=comm, block=range(4, 8))
         remote.receive_weights()
         for _ in range(3):
             remote.zero_grad()
@@ -153,15 +156,15 @@ def test_a_step_moves_the_gradients_once():
                 remote.accumulate(index, tokens=2, loss=1.0)
             remote.step()
 
-    def first_half(socket):
-        remote = RemoteOptimizer(make_model(1).parameters(), 1, ctx=socket, block=range(4))
+    def first_half(comm):
+        remote = RemoteOptimizer(make_model(1).parameters(), 1, ctx=comm, block=range(4))
         remote.receive_weights()
         for _ in range(3):
             remote.step()
 
     outcome = play(
         worker,
-        lambda socket: serve(socket, {2: range(4), 0: range(4, 8)}, make_model(0), steps=3, rate=0.1),
+        lambda comm: serve(comm, {2: range(4), 0: range(4, 8)}, make_model(0), steps=3, rate=0.1),
         first_half,
     )
     size = 4 * len(FlatParameters(model.parameters()).weights_N)
@@ -171,7 +174,7 @@ def test_a_step_moves_the_gradients_once():
 
 def test_half_a_block_is_refused():
     remote = RemoteOptimizer(
-        make_model(0).parameters(), 1, ctx=InProcessWorld(["worker", "server"]).socket(0), block=range(2)
+        make_model(0).parameters(), 1, ctx=InProcessWorld(["worker", "server"]).communicator(0), block=range(2)
     )
     remote.accumulate(0, tokens=1, loss=0.0)
     with pytest.raises(ValueError, match="1 micro-batches were accumulated, the block has 2"):

@@ -1,10 +1,10 @@
-"""Ledger ÷ formula where a parameter server makes steps without late workers: what was dropped is counted, and in the formula."""
+"""TrafficCounter ÷ formula where a parameter server makes steps without late workers: what was dropped is counted, and in the formula."""
 
 import torch
 
 from ttlaunch import contract
 from ttlaunch.running.readers.recorded import read_run
-from ttlaunch.train import SyncLink
+from ttlaunch.train import ParameterServerClient
 
 from .test_sync_servers import LATE, one_is_late  # noqa: F401  a fixture
 from .test_traffic import books, small  # noqa: F401  a fixture and its helper
@@ -47,7 +47,7 @@ def test_a_run_that_dropped_a_gradient_moves_what_it_says_and_owes_it_again(book
     """D9: its refused gradient counts, and what it did not send in the steps that were made without it does not."""
     owed = {}
     for verb in ("push", "pull"):
-        monkeypatch.setattr(SyncLink, verb, remembering(getattr(SyncLink, verb), verb, owed))
+        monkeypatch.setattr(ParameterServerClient, verb, remembering(getattr(ParameterServerClient, verb), verb, owed))
     recorded = books("sync_ps", ROLES, config=dropping(steps=6))
     found = edges(recorded)
     assert [] == [edge for edge, (size, expected) in found.items() if size != expected]

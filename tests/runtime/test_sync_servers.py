@@ -9,15 +9,15 @@ import torch
 from tests.runtime.layouts import LAYOUTS, RECIPES, train
 from tests.runtime.test_resume_layouts import config
 from ttlaunch import contract
-from ttlaunch.runtime.comm.protocol import SocketError
+from ttlaunch.runtime.comm.protocol import CommunicationError
 from ttlaunch.runtime.parallel.servers.messages import check_counts
 from ttlaunch.runtime.parallel.servers.shard import cut_layers, cut_values
 from ttlaunch.runtime.simulate import simulate
 from ttlaunch.runtime.world import World
 from ttlaunch.spec.recipe.importing import import_recipe_module
 from ttlaunch.train import (
+    ParameterServerClient,
     PolyakAverage,
-    SyncLink,
     build_model,
     build_optimizer,
     differentiate,
@@ -43,8 +43,10 @@ def reference(tmp_path_factory):
 @pytest.mark.parametrize(("workers", "servers"), [(1, 3), (2, 1), (3, 2), (4, 3)])
 def test_any_workers_and_servers_equal_one_process(reference, tmp_path, monkeypatch, workers, servers):
     """D9: a step is made of the gradients of all, added in one order; each server has its layers, and the first weights."""
-    receive = SyncLink.receive_first_weights
-    monkeypatch.setattr(SyncLink, "receive_first_weights", lambda self: (self._model.weights_N.zero_(), receive(self)))
+    receive = ParameterServerClient.receive_first_weights
+    monkeypatch.setattr(
+        ParameterServerClient, "receive_first_weights", lambda self: (self._model.weights_N.zero_(), receive(self))
+    )
     found = train(*layout_and(tmp_path, *ps(workers, servers)), data=None)
     assert reference.sha256 == found.sha256
     for kind, key in (("step", "loss"), ("step", "grad_norm"), ("validation", "loss")):
@@ -87,7 +89,7 @@ def test_training_that_ends_early_ends_everywhere(tmp_path):
 @pytest.fixture
 def one_is_late(monkeypatch):
     """One worker pushes its gradient of step `FROM` only when another has pushed its of step `UNTIL`."""
-    push = SyncLink.push
+    push = ParameterServerClient.push
 
     def late_push(self, step, sums):
         word = torch.zeros(1)
@@ -97,7 +99,7 @@ def one_is_late(monkeypatch):
         if (self._ctx.rank, step) == (0, UNTIL):
             self._ctx.isend(word, dest=LATE, tag=99).wait()
 
-    monkeypatch.setattr(SyncLink, "push", late_push)
+    monkeypatch.setattr(ParameterServerClient, "push", late_push)
 
 
 @pytest.mark.parametrize("servers", [2])
@@ -142,7 +144,7 @@ def norm_without(missing, cfg, ctx):
 
 def test_a_worker_that_is_late_at_the_end_is_waited_for(monkeypatch, tmp_path):
     """Bug 17: servers end when the workers do, and not before."""
-    push = SyncLink.push
+    push = ParameterServerClient.push
 
     def late_push(self, step, sums):
         if (self._ctx.rank, step) == (LATE, 5):
@@ -157,7 +159,7 @@ def test_a_worker_that_is_late_at_the_end_is_waited_for(monkeypatch, tmp_path):
     from ttlaunch.train import RankContext  # noqa: PLC0415
 
     report = RankContext.report_parameters
-    monkeypatch.setattr(SyncLink, "push", late_push)
+    monkeypatch.setattr(ParameterServerClient, "push", late_push)
     monkeypatch.setattr(RankContext, "report_parameters", last_word)
     name, cfg = ps(3, 2, sync_ps_config={"straggler": "drop", "num_servers": 2})
     found = train(name, tmp_path / "run", cfg, data=None)
@@ -195,9 +197,11 @@ def play(layout, run_dir, cfg):
 def test_a_gradient_of_a_step_to_come_or_of_other_micro_batches_is_a_mistake():
     rows = torch.tensor([[3.0, 4, 2, 10, 1.5]])
     assert 3 == check_counts(rows, [range(4, 6)], worker=1, newest=3)
-    with pytest.raises(SocketError, match="rank 1 brings a gradient of step 3, but step 2 is not done"):
+    with pytest.raises(CommunicationError, match="rank 1 brings a gradient of step 3, but step 2 is not done"):
         check_counts(rows, [range(4, 6)], worker=1, newest=2)
-    with pytest.raises(SocketError, match=r"rank 1 brings the sums over \[range\(4, 6\)\], expected \[range\(0, 4\)\]"):
+    with pytest.raises(
+        CommunicationError, match=r"rank 1 brings the sums over \[range\(4, 6\)\], expected \[range\(0, 4\)\]"
+    ):
         check_counts(rows, [range(4)], worker=1, newest=3)
 
 

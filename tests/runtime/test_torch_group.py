@@ -39,7 +39,7 @@ def test_threads_of_one_process_are_refused_instead_of_waiting_for_each_other():
     world = InProcessWorld(["worker", "worker"])
 
     def life(rank):
-        with process_group(world.socket(rank), among=[0, 1], device=torch.device("cpu")):
+        with process_group(world.communicator(rank), among=[0, 1], device=torch.device("cpu")):
             pytest.fail("the group was made")
 
     outcome = world.run({rank: lambda rank=rank: life(rank) for rank in (0, 1)})

@@ -1,4 +1,4 @@
-"""Ledger ÷ formula: every recipe moves exactly the bytes that it says, for workers × micro-batches × tiers (A12, D6)."""
+"""TrafficCounter ÷ formula: every recipe moves exactly the bytes that it says, for workers × micro-batches × tiers (A12, D6)."""
 
 import json
 from collections import Counter
@@ -258,7 +258,7 @@ def test_data_parallel_moves_what_it_says(books, workers, micro_batches):
 @pytest.mark.parametrize("kind", ["bf16", "int8", "top_k", "powersgd"])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_compressed_gradients_move_what_they_say(books, workers, kind):
-    """C17, D8: ledger = formula; nothing but gradients is compressed, and no weights travel."""
+    """C17, D8: counted bytes = formula; nothing but gradients is compressed, and no weights travel."""
     recorded = books("data_parallel", ["worker"] * workers, config=small(4, 3, compression_config={"kind": kind}))
     check_exact(recorded)
     assert {"gradients", "counts", "all_gather"} == {edge.operation for edge in recorded.traffic.edges}
@@ -454,14 +454,14 @@ def test_a_ring_moves_what_it_says(books, peers):
 
 def test_a_message_too_many_is_seen(books, monkeypatch):
     """What a wrong recipe fails: weights sent twice train to the same bits."""
-    from ttlaunch.runtime.parallel.tiers.weight_downlink import WeightDownlink  # noqa: PLC0415
+    from ttlaunch.runtime.parallel.tiers.weight_receiver import WeightReceiver  # noqa: PLC0415
 
-    begin = WeightDownlink.receive_first
-    monkeypatch.setattr(WeightDownlink, "receive_first", lambda self: (begin(self), begin(self)))
-    from ttlaunch.runtime.parallel.tiers.gradient_hub import GradientHub  # noqa: PLC0415
+    begin = WeightReceiver.receive_first
+    monkeypatch.setattr(WeightReceiver, "receive_first", lambda self: (begin(self), begin(self)))
+    from ttlaunch.runtime.parallel.tiers.gradient_aggregator import GradientAggregator  # noqa: PLC0415
 
-    first = GradientHub.send_first_weights
-    monkeypatch.setattr(GradientHub, "send_first_weights", lambda self: (first(self), first(self)))
+    first = GradientAggregator.send_first_weights
+    monkeypatch.setattr(GradientAggregator, "send_first_weights", lambda self: (first(self), first(self)))
     recorded = books("hierarchical_parallel", ["worker"] * 2 + TWO)
     differing = [(edge.operation, edge.source, edge.dest, edge.ratio) for edge in recorded.traffic.differing]
     assert [("weights", 2, 0, 5 / 4), ("weights", 2, 1, 5 / 4)] == differing

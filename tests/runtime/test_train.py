@@ -10,6 +10,7 @@ import pytest
 
 import ttlaunch.runtime
 import ttlaunch.train
+from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 
 SOURCE = ast.parse(Path(ttlaunch.train.__file__).read_text(encoding="utf-8"))
 
@@ -39,6 +40,21 @@ def test_tools_are_told_of_no_name_that_is_not_public():
         for alias in node.names
     ]
     assert sorted(ttlaunch.train.__all__) == sorted(hinted)
+
+
+@pytest.mark.parametrize(("old", "new"), ttlaunch.train.OLD_NAMES.items())
+def test_a_trainer_that_imports_a_former_name_gets_what_it_is_called_now(old, new):
+    now = getattr(ttlaunch.train, new)
+    assert getattr(ttlaunch.train, old) is now
+    assert getattr(ttlaunch.runtime, old) is now
+    assert old not in dir(ttlaunch.train)
+
+
+def test_a_trainer_that_counts_in_the_ledger_counts_traffic():
+    ctx = object.__new__(ttlaunch.train.RankContext)
+    ctx.traffic = TrafficCounter()
+    ctx.ledger.note(owned_values=3)
+    assert {"owned_values": 3} == ctx.traffic._facts
 
 
 @pytest.mark.parametrize("package", [ttlaunch.train, ttlaunch.runtime])

@@ -259,7 +259,7 @@ def test_an_owner_that_is_a_step_behind_is_named(make_cfg, make_context, zero_st
         model = build_model(cfg, make_context(cfg))
         layout = ShardLayout(dict(model.named_parameters()), ranks=2)
         owned = OwnedParameters(model, layout, place=rank, zero_stage=zero_stage)
-        weights = GatheredWeights(model, owned, ctx=world.socket(rank), among=[Rank(0), Rank(1)])
+        weights = GatheredWeights(model, owned, ctx=world.communicator(rank), among=[Rank(0), Rank(1)])
         weights.publish(5 - rank)
         weights.begin(5)
         weights.fetch(0, then=1)

@@ -1,4 +1,4 @@
-"""What a rank writes down of its messages and its time: lines of its traffic ledger, and events of its trace.
+"""What a rank writes down of its messages and its time: lines of its traffic file, and events of its trace.
 
 Python 3.9 and the standard library only.
 """
@@ -56,7 +56,7 @@ class Sent:
 
 @record
 class Stretch:
-    """A line of a ledger: what a rank counted over some steps, up to `last`.
+    """A line of a traffic file: what a rank counted over some steps, up to `last`.
 
     Attributes:
         facts: What the rank knows that formulas need, such as `values` of its part of the model.
@@ -74,7 +74,7 @@ class Stretch:
 
 @record
 class _Line:
-    """A line of a ledger as it is written, see `contract.LEDGER_FORMAT`."""
+    """A line of a traffic file as it is written, see `contract.TRAFFIC_FORMAT`."""
 
     format: Count
     last: Step
@@ -85,12 +85,12 @@ class _Line:
 
 
 def read_stretch(line: bytes, *, world_size: int) -> Stretch | BadRecord:
-    """The stretch in a line of a ledger."""
+    """The stretch in a line of a traffic file."""
     found = read(_Line, line)
     if isinstance(found, BadRecord):
         return found
-    if found.format != contract.LEDGER_FORMAT:
-        return BadRecord(f"`format` is {found.format}, expected {contract.LEDGER_FORMAT}")
+    if found.format != contract.TRAFFIC_FORMAT:
+        return BadRecord(f"`format` is {found.format}, expected {contract.TRAFFIC_FORMAT}")
     sent, named = [], 0
     for operation, bucket, phase, dest, rows in found.sent:
         if dest >= world_size:

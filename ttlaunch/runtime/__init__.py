@@ -10,7 +10,8 @@ from typing import Any
 
 def __getattr__(name: str) -> Any:
     train = import_module("ttlaunch.train")
-    if name not in train.__all__:  # among them the modules of this package, which Python looks for here first
+    # Python asks here for this package's own modules first: they must be absent, not imported through `train`.
+    if name not in {*train.__all__, *train.OLD_NAMES}:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(train, name)
 

@@ -9,18 +9,18 @@ from torch import Tensor, nn
 
 from ttlaunch import contract
 from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints, HasParameters, HasState
-from ttlaunch.runtime.comm.ledger_socket import LedgerSocket
-from ttlaunch.runtime.comm.protocol import Pending, Socket
+from ttlaunch.runtime.comm.counting import CountingCommunicator
+from ttlaunch.runtime.comm.protocol import Communicator, Pending
 from ttlaunch.runtime.comm.reduction import GradientTree
 from ttlaunch.runtime.data.batches import TrainingData
 from ttlaunch.runtime.data.build import build_data
 from ttlaunch.runtime.digests import digests
 from ttlaunch.runtime.early_stop import EarlyStop
 from ttlaunch.runtime.stop_order import StopOrder
-from ttlaunch.runtime.telemetry.ledger import Ledger, operation, register_owner
 from ttlaunch.runtime.telemetry.memory import tensors_of_model
 from ttlaunch.runtime.telemetry.phases import watch_passes
 from ttlaunch.runtime.telemetry.records import ProgressWriter
+from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter, operation, register_owner
 from ttlaunch.runtime.world import Rank, World
 from ttlaunch.spec.recipe.corpus import Corpus
 from ttlaunch.spec.recipe.sections import TrainingFile
@@ -40,7 +40,7 @@ class RankContext:
         replay: By update, the rank whose gradient it was of, where a run is repeated; see `World`.
         early_stop: Whether training goes on; on all ranks that know the validations' losses, others `agree`.
         steps_done: Steps that were done before this run began; 0 unless it goes on from a checkpoint.
-        ledger: What this rank has sent and how long it has waited; the verbs below enter it.
+        traffic: What this rank has sent and how long it has waited; the verbs below enter it.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class RankContext:
         *,
         world: World,
         rank: Rank,
-        socket: Socket,
+        communicator: Communicator,
         records: ProgressWriter,
         device: torch.device,
         corpus: Corpus | None,
         checkpoints: Checkpoints | None = None,
         early_stop: EarlyStop | None = None,
         stop_order: StopOrder | None = None,
-        ledger: Ledger | None = None,
+        traffic: TrafficCounter | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world.size
@@ -64,8 +64,8 @@ class RankContext:
         self.device = device
         self.step = self.steps_done = checkpoints.steps_done if checkpoints else 0
         self._world = world
-        self.ledger = ledger or Ledger()
-        self._socket = LedgerSocket(socket, self.ledger)
+        self.traffic = traffic or TrafficCounter()
+        self._communicator = CountingCommunicator(communicator, self.traffic)
         self._records = records
         self._corpus = corpus
         self._data: TrainingData | None = None
@@ -73,6 +73,11 @@ class RankContext:
         self.early_stop = early_stop or EarlyStop(None)
         self._stop_order = stop_order or StopOrder(steps_done=self.steps_done)
         self._counts_steps = False
+
+    @property
+    def ledger(self) -> TrafficCounter:
+        """The former name of `traffic`, which trainers of users may still use."""
+        return self.traffic
 
     def ranks(self, role: str) -> tuple[Rank, ...]:
         """The ranks that have a role, in order."""
@@ -103,36 +108,36 @@ class RankContext:
         return next(iter(self.ranks(role)[self.position(role) + 1 :]), None)
 
     def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0, operation: str | None = None) -> None:
-        """Send a contiguous tensor; may or may not return before `dest` has received. See `Socket`.
+        """Send a contiguous tensor; may or may not return before `dest` has received. See `Communicator`.
 
         `operation` says what the message is for, in reports; else it is named after the function that sends it.
         """
         with self._for(operation):
-            self._socket.send(tensor, dest=dest, tag=tag)
+            self._communicator.send(tensor, dest=dest, tag=tag)
 
     def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0, operation: str | None = None) -> None:
         """Fill a contiguous tensor with the next message of `source`, which has its dtype and shape."""
         with self._for(operation):
-            self._socket.recv(tensor, source=source, tag=tag)
+            self._communicator.recv(tensor, source=source, tag=tag)
 
     def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0, operation: str | None = None) -> Pending:
         """Begin to send; the tensor must not change before `wait()` of the result has returned."""
         with self._for(operation):
-            return self._socket.isend(tensor, dest=dest, tag=tag)
+            return self._communicator.isend(tensor, dest=dest, tag=tag)
 
     def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0, operation: str | None = None) -> Pending:
         """Begin to receive; the tensor holds the message when `wait()` of the result has returned."""
         with self._for(operation):
-            return self._socket.irecv(tensor, source=source, tag=tag)
+            return self._communicator.irecv(tensor, source=source, tag=tag)
 
     def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
-        """Sleep until one of several transfers is complete, and say which; see `Socket`."""
-        return self._socket.wait_any(pending, timeout_s=timeout_s)
+        """Sleep until one of several transfers is complete, and say which; see `Communicator`."""
+        return self._communicator.wait_any(pending, timeout_s=timeout_s)
 
     def _for(self, name: str | None) -> AbstractContextManager[None]:
         return _NAMED_BY_CALLER if name is None else operation(self, name)
 
-    def watch(self, model: nn.Module, *, values: int) -> Ledger:
+    def watch(self, model: nn.Module, *, values: int) -> TrafficCounter:
         """Tell a model's forward from its backward passes, and its size, in this rank's books; `build_model` calls it.
 
         Args:
@@ -142,10 +147,10 @@ class RankContext:
         Returns:
             The books, so that updates of the model are entered too.
         """
-        self.ledger.note(values=values, tensors=len(list(model.parameters())))
-        watch_passes(model, self.ledger)
+        self.traffic.note(values=values, tensors=len(list(model.parameters())))
+        watch_passes(model, self.traffic)
         register_owner(self, model, tensors_of_model)
-        return self.ledger
+        return self.traffic
 
     def data(self, cfg: TrainingFile) -> TrainingData:
         """The training text, cut into sequences; tokenized on first use.
@@ -158,7 +163,7 @@ class RankContext:
                 raise ValueError("this recipe declares `uses_data=False`, so there is no text")
             self._data = build_data(self._corpus, cfg)
             micro_batches, sequences = self._data.validation_micro_batches, self._data.validation_sequences
-            self.ledger.note(validation_micro_batches=micro_batches, validation_sequences=sequences)
+            self.traffic.note(validation_micro_batches=micro_batches, validation_sequences=sequences)
         return self._data
 
     def steps(self, cfg: TrainingFile) -> Iterator[int]:
@@ -172,7 +177,7 @@ class RankContext:
             if self.early_stop.is_over or self.should_stop():
                 return
             self.step = step
-            self.ledger.begin_step(step)
+            self.traffic.begin_step(step)
             yield step
             if self._checkpoints is not None:
                 self._checkpoints.check()
@@ -228,14 +233,14 @@ class RankContext:
 
         The verbs of this context announce checkpoints, `validation_losses` evaluations.
         """
-        return _NOTHING if self.ledger.box is None else self.ledger.box.announced(phase)
+        return _NOTHING if self.traffic.recorder is None else self.traffic.recorder.announced(phase)
 
     def finish(self) -> None:
         """Wait for what is still being written; the runtime calls it when the role's function has returned."""
         if self._checkpoints is not None:
             with self.announced("checkpoint"):
                 self._checkpoints.finish()
-        self.ledger.close()
+        self.traffic.close()
 
     def _state(self, step: int) -> dict[str, Any]:
         """What training goes on from besides tensors; learning rate and dropout masks follow from the step alone."""
@@ -265,7 +270,7 @@ class RankContext:
                 raise TypeError(f"{name}={value!r} is not a number; convert a tensor with `.item()`")
         if values.get("tokens", 0) < 0:
             raise ValueError(f"tokens={values['tokens']} is less than none")
-        self.ledger.end_step()
+        self.traffic.end_step()
         self._records.write(contract.KIND_STEP, step=step, **values)
 
     def report_validation(

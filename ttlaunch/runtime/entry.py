@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ttlaunch import contract, flight_recorder
 from ttlaunch.runtime.stop_order import StopOrder, hold_stop_signals, take_stop_signals
-from ttlaunch.runtime.telemetry.black_box import BlackBox, open_black_box
+from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder, open_flight_recorder
 from ttlaunch.runtime.telemetry.records import ProgressWriter, print_error, write_error
 from ttlaunch.runtime.world import Rank, World, read_world
 from ttlaunch.spec.recipe.corpus import Corpus, CorpusError, CorpusReason
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
-    from ttlaunch.runtime.comm.fabric import FabricSocket
-    from ttlaunch.runtime.comm.mpi import MpiSocket
+    from ttlaunch.runtime.comm.fabric import FabricCommunicator
+    from ttlaunch.runtime.comm.mpi import MpiCommunicator
 
 
 def main() -> None:
@@ -77,56 +77,55 @@ class _RankRun:
     def run(self) -> None:
         world = read_world(self.plan_file)
         self.role, self.recipe_folder = world.roles[self.rank], world.recipe_folder
-        box = open_black_box(os.environ, rank=self.rank)
-        with box.meeting("MPI_Init"):
+        recorder = open_flight_recorder(os.environ, rank=self.rank)
+        with recorder.meeting("MPI_Init"):
             comm = _join_world(world, self.rank)
         recipe = import_recipe_module(world.recipe_folder, "recipe").RECIPE
         cfg = read_config(recipe, world.config)
         corpus = read_checked_corpus(recipe, world)
-        self._call_role(world, comm, cfg, corpus, box)
+        self._call_role(world, comm, cfg, corpus, recorder)
 
     def _call_role(
-        self, world: World, comm: "MPI.Intracomm", cfg: ConfigFile, corpus: Corpus | None, box: BlackBox
+        self, world: World, comm: "MPI.Intracomm", cfg: ConfigFile, corpus: Corpus | None, recorder: FlightRecorder
     ) -> None:
         from ttlaunch.runtime.comm.clocks import clocks_compared  # noqa: PLC0415
         from ttlaunch.runtime.context import RankContext  # noqa: PLC0415  torch is imported after the world is checked
         from ttlaunch.runtime.early_stop import make_early_stop  # noqa: PLC0415
-        from ttlaunch.runtime.telemetry.ledger import Ledger  # noqa: PLC0415
         from ttlaunch.runtime.telemetry.profile import open_profile  # noqa: PLC0415
         from ttlaunch.runtime.telemetry.trace import open_trace  # noqa: PLC0415
+        from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter  # noqa: PLC0415
 
         device = choose_device(cfg.device_config, local_rank=world.local_ranks[self.rank])
         trainer = import_recipe_module(world.recipe_folder, world.trainer)
         function = getattr(trainer, self.role, None)
         if function is None:
             raise AttributeError(f"{trainer.__file__} has no function `{self.role}` for the role of that name")
-        with box.meeting("opening of sockets"):
-            socket = _open_socket(cfg, comm, world, self.rank, device)
+        with recorder.meeting("opening of the transport"):
+            communicator = _open_communicator(cfg, comm, world, self.rank, device)
         records, profile = ProgressWriter(self.run_dir, self.rank), open_profile(self.run_dir, rank=self.rank)
         trace = open_trace(self.run_dir, self.rank)
-        checkpoints = self._checkpoints(world, cfg, records)
-        order = self._stop_order(world, records)
+        counted = self.run_dir / contract.traffic_file(self.rank)
         self.context = RankContext(
             world=world,
             rank=self.rank,
-            socket=socket,
+            communicator=communicator,
             records=records,
             device=device,
             corpus=corpus,
-            checkpoints=checkpoints,
+            checkpoints=self._checkpoints(world, cfg, records),
             early_stop=make_early_stop(cfg, world.start),
-            stop_order=order,
-            ledger=Ledger(self.run_dir / contract.ledger_file(self.rank), trace=trace, box=box, profile=profile),
+            stop_order=self._stop_order(world, records),
+            traffic=TrafficCounter(counted, trace=trace, recorder=recorder, profile=profile),
         )
         ready = {"total_steps": self.context.data(cfg).total_steps} if corpus else {}
         records.write(contract.KIND_READY, **ready)
-        with clocks_compared(trace, socket, world_size=world.size):
+        with clocks_compared(trace, communicator, world_size=world.size):
             function(cfg, self.context)
             self.context.finish()
-            box.announce(flight_recorder.DONE)
+            recorder.announce(flight_recorder.DONE)
         records.write(contract.KIND_DONE)
-        socket.barrier()  # MPI's own wait for the last rank, in Finalize, would burn a core
-        socket.close()
+        communicator.barrier()  # MPI's own wait for the last rank, in Finalize, would burn a core
+        communicator.close()
         _leave_world()
 
     def _stop_order(self, world: World, records: ProgressWriter) -> StopOrder:
@@ -158,7 +157,7 @@ class _RankRun:
             print_error(error)
             step = self.context.step if self.context is not None else 0
             if self.context is not None:
-                self.context.ledger.close()
+                self.context.traffic.close()
             write_error(self.run_dir, self.rank, error, role=self.role, step=step, recipe_folder=self.recipe_folder)
             sys.stdout.flush()
             sys.stderr.flush()
@@ -211,18 +210,18 @@ def _join_world(world: World, rank: Rank) -> "MPI.Intracomm":
     return comm
 
 
-def _open_socket(
+def _open_communicator(
     cfg: ConfigFile, comm: "MPI.Intracomm", world: World, rank: Rank, device: "torch.device"
-) -> "FabricSocket | MpiSocket":
+) -> "FabricCommunicator | MpiCommunicator":
     """The sockets that `multihost_config.socket_type` asks for. Collective."""
-    from ttlaunch.runtime.comm.mpi import MpiSocket  # noqa: PLC0415  after the world is checked
+    from ttlaunch.runtime.comm.mpi import MpiCommunicator  # noqa: PLC0415  after the world is checked
 
-    over_mpi = MpiSocket(comm, world=world, rank=rank)
+    over_mpi = MpiCommunicator(comm, world=world, rank=rank)
     if cfg.multihost_config.socket_type == "mpi":
         return over_mpi
-    from ttlaunch.runtime.comm.fabric import FabricSocket  # noqa: PLC0415  torch.distributed takes its time
+    from ttlaunch.runtime.comm.fabric import FabricCommunicator  # noqa: PLC0415  torch.distributed takes its time
 
-    return FabricSocket(over_mpi, world=world, device=device)
+    return FabricCommunicator(over_mpi, world=world, device=device)
 
 
 def _leave_world() -> None:

@@ -1,4 +1,4 @@
-"""`python -m ttlaunch.runtime.simulate`: all ranks of a plan in this one process, with sockets that watch each other.
+"""`python -m ttlaunch.runtime.simulate`: all ranks of a plan in this one process, with communicators that watch each other.
 
 Writes the records that ranks write, and `simulation.json`: mistakes in the messages, how many bytes went where, and the
 memory it took. With `--checkpoints` also the shards of checkpoints.
@@ -17,12 +17,12 @@ from types import ModuleType
 from ttlaunch import contract
 from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
 from ttlaunch.runtime.comm.in_process import InProcessWorld, Outcome
-from ttlaunch.runtime.comm.protocol import SocketError
+from ttlaunch.runtime.comm.protocol import CommunicationError
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.early_stop import make_early_stop
 from ttlaunch.runtime.entry import choose_device, read_checked_corpus, read_config
-from ttlaunch.runtime.telemetry.ledger import Ledger
 from ttlaunch.runtime.telemetry.records import ProgressWriter, print_error, write_error
+from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 from ttlaunch.runtime.world import Rank, World, read_world
 from ttlaunch.spec.recipe.corpus import Corpus
 from ttlaunch.spec.recipe.importing import import_recipe_module
@@ -59,7 +59,9 @@ def simulate(world: World, run_dir: Path, *, saves: bool) -> Outcome:
     }
     outcome = in_process.run(lives)
     for rank, error in outcome.errors.items():
-        if not (isinstance(error, SocketError) and outcome.findings):  # then the finding says it, with both sides
+        if not (
+            isinstance(error, CommunicationError) and outcome.findings
+        ):  # then the finding says it, with both sides
             print_error(error)
         step = contexts[rank].step if rank in contexts else 0
         write_error(run_dir, rank, error, role=world.roles[rank], step=step, recipe_folder=world.recipe_folder)
@@ -89,13 +91,13 @@ def _live(
     ctx = RankContext(
         world=world,
         rank=rank,
-        socket=in_process.socket(rank),
+        communicator=in_process.communicator(rank),
         records=records,
         device=device,
         corpus=corpus,
         checkpoints=checkpoints,
         early_stop=make_early_stop(cfg, world.start),
-        ledger=Ledger(run_dir / contract.ledger_file(rank)),
+        traffic=TrafficCounter(run_dir / contract.traffic_file(rank)),
     )
     introduce(rank, ctx)
     records.write(

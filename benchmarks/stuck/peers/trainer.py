@@ -29,7 +29,7 @@ def peer(cfg: ConfigFile, ctx: RankContext) -> None:  # noqa: ARG001 - nothing i
         _announce_all(ctx)
     for step in range(1, order.steps + 1):
         ctx.step = step
-        ctx.ledger.begin_step(step)
+        ctx.traffic.begin_step(step)
         _work(ctx, order.pace, step)
         if step == order.step and hasattr(ways, order.hang):
             getattr(ways, order.hang)(ctx, values_N, order.rank)

@@ -38,6 +38,6 @@ def aggregator(cfg: ConfigFile, ctx: RankContext) -> None:  # noqa: ARG001 - lik
 def _steps(ctx: RankContext) -> Iterator[int]:
     for step in range(1, read_order().steps + 1):
         ctx.step = step
-        ctx.ledger.begin_step(step)
+        ctx.traffic.begin_step(step)
         yield step
         ctx.report(step)

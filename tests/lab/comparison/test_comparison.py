@@ -77,7 +77,7 @@ def a_run(path, *, roles=("worker", "worker", "server"), plan_hash="abc", steps=
         waited = 250 if role == "worker" else 900
         waits = {str(step): 1000 if step == 1 else waited for step in range(1, steps + 1)}
         stretch["waited"] = [["gradients", "exchange", waits]]
-        (path / contract.ledger_file(rank)).write_text(json.dumps(stretch) + "\n")
+        (path / contract.traffic_file(rank)).write_text(json.dumps(stretch) + "\n")
     ranks = [{**row, "peak_memory_bytes": 1000 + row["rank"]} for row in rows]
     report = {"status": "done", "plan_hash": plan_hash, "ranks": ranks, "first_validation": 5.0, "last_validation": 2.0}
     (path / contract.REPORT_FILE).write_text(json.dumps({**report, "parameters_sha256": "x"}))

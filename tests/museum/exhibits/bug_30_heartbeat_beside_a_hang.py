@@ -18,7 +18,7 @@ def peer(cfg, ctx):
     threading.Thread(target=beat, daemon=True).start()  # the bug: a pulse is not progress
     for step in range(1, 4):
         ctx.step = step
-        ctx.ledger.begin_step(step)
+        ctx.traffic.begin_step(step)
         if step == 2 and ctx.rank == 1:
             pathlib.Path("hangs").write_text(str(os.getpid()))
             ENDED.wait(600)

@@ -45,7 +45,7 @@ class Written:
         """Each step of 6 ms sends two messages, 100 bytes in all, and waits for 1.5 ms."""
         times = {"step": 6000, "forward": 1000, "backward": 3000}
         stretch = {
-            "format": contract.LEDGER_FORMAT,
+            "format": contract.TRAFFIC_FORMAT,
             "first": 0,
             "last": steps[-1],
             "facts": {},
@@ -56,7 +56,7 @@ class Written:
             "waited": [["weights", "exchange", {str(step): 1500 for step in steps}]],
             "spent": [[name, {str(step): us for step in steps}] for name, us in times.items()],
         }
-        with (self.path / contract.ledger_file(rank)).open("a") as file:
+        with (self.path / contract.traffic_file(rank)).open("a") as file:
             file.write(json.dumps(stretch) + "\n")
 
     def end(self, status="done", exit_status=0):

@@ -53,7 +53,7 @@ def test_books_become_times_and_traffic_of_each_step(finished):
 
 
 def test_the_bytes_of_the_log_are_those_of_the_ledger(finished):
-    """D25: network metrics equal the ledger."""
+    """D25: network metrics equal the counted traffic."""
     finished.telemetry(rank=1)
     found = summarise_bytes(EventLog(finished.path).poll())
     telemetry = read_telemetry(finished.path, world_size=2)

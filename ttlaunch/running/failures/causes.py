@@ -59,13 +59,14 @@ _PEER_TYPES = {
     "PeerLostError",
 }
 _GENERAL_TYPES = {
+    "CommunicationError",
     "DistBackendError",
     "DistError",
     "DistStoreError",
     "Exception",
     "OSError",
     "RuntimeError",
-    "SocketError",
+    "SocketError",  # what runs recorded in the past call a `CommunicationError`
     "TimeoutError",
 }
 _PEER_WORDS = re.compile(

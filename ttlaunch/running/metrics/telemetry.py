@@ -63,7 +63,7 @@ class TelemetryReader:
     """Reads the telemetry file of one rank as it grows; each call has what is new."""
 
     def __init__(self, folder: Path, rank: int, *, world_size: int, complain: Complain = pass_over) -> None:
-        self._rank, self._name = rank, contract.ledger_file(rank)
+        self._rank, self._name = rank, contract.traffic_file(rank)
         self._read = partial(read_stretch, world_size=world_size)
         self._tail = Tail(folder / self._name)
         self._complain = complain

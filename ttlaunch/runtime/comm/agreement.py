@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
-from ttlaunch.runtime.comm.protocol import Socket
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.comm.protocol import Communicator
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 
 _TAG = 30_020
@@ -29,7 +29,9 @@ class SharedState(Protocol):
     def take(self, values: Sequence[float]) -> None: ...
 
 
-def agree(ctx: Socket, state: SharedState | None, *, source: Rank | None = None, dests: Sequence[Rank] = ()) -> None:
+def agree(
+    ctx: Communicator, state: SharedState | None, *, source: Rank | None = None, dests: Sequence[Rank] = ()
+) -> None:
     """Take the state of `source`, if one is given, and pass it on to `dests`.
 
     Args:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.telemetry.trace import Trace
 from ttlaunch.runtime.world import Rank
 
@@ -15,19 +15,19 @@ _ROUNDS = 16
 
 
 @contextmanager
-def clocks_compared(trace: Trace | None, socket: Socket, *, world_size: int) -> Iterator[None]:
+def clocks_compared(trace: Trace | None, communicator: Communicator, *, world_size: int) -> Iterator[None]:
     """Note how far the rank's clock is from rank 0's, before and after a block; without a trace do nothing.
 
     Collective: every rank must call, and none may be receiving from rank 0 by the tag of these messages.
     """
     if trace is not None:
-        trace.note_clock(*compare_clocks(socket, world_size=world_size))
+        trace.note_clock(*compare_clocks(communicator, world_size=world_size))
     yield
     if trace is not None:
-        trace.note_clock(*compare_clocks(socket, world_size=world_size))
+        trace.note_clock(*compare_clocks(communicator, world_size=world_size))
 
 
-def compare_clocks(socket: Socket, *, world_size: int) -> tuple[int, int]:
+def compare_clocks(communicator: Communicator, *, world_size: int) -> tuple[int, int]:
     """How much later it is on rank 0's monotonic clock than on this rank's, and by how much that may be wrong.
 
     Rank 0 answers with its time; the best estimate is that it did so in the middle of the shortest round trip, and it
@@ -39,18 +39,18 @@ def compare_clocks(socket: Socket, *, world_size: int) -> tuple[int, int]:
     Cost: `_ROUNDS` round trips of 8 bytes between rank 0 and each other rank, in turn.
     """
     said = torch.zeros(1, dtype=torch.int64)
-    if socket.rank == 0:
+    if communicator.rank == 0:
         for other in range(1, world_size):
             for _ in range(_ROUNDS):
-                socket.recv(said, source=Rank(other), tag=_CLOCK)
+                communicator.recv(said, source=Rank(other), tag=_CLOCK)
                 said[0] = time.monotonic_ns()
-                socket.send(said, dest=Rank(other), tag=_CLOCK)
+                communicator.send(said, dest=Rank(other), tag=_CLOCK)
         return 0, 0
     found = []
     for _ in range(_ROUNDS):
         began = time.monotonic_ns()
-        socket.send(said, dest=Rank(0), tag=_CLOCK)
-        socket.recv(said, source=Rank(0), tag=_CLOCK)
+        communicator.send(said, dest=Rank(0), tag=_CLOCK)
+        communicator.recv(said, source=Rank(0), tag=_CLOCK)
         ended = time.monotonic_ns()
         found.append((ended - began, int(said.item()) - (began + ended) // 2))
     round_trip, offset = min(found)

@@ -1,8 +1,8 @@
-"""What several ranks do together, written with the point-to-point messages of any socket.
+"""What several ranks do together, written with the point-to-point messages of any communicator.
 
 Every rank of `among` calls the same function with equal `among` and, where all have one, tensors of equal shape and
 dtype. Messages carry tags of their own, so they never mix with a recipe's. The sums are one fixed binary tree over the
-places of the ranks in `among`: the same bits on every run and over every kind of socket.
+places of the ranks in `among`: the same bits on every run and over every transport.
 
 Shapes: N = values of a vector; shard s is part s of `contiguous_blocks(N, n)`. n = ranks of `among`, S = bytes of the
 vector.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.comm.reduction import contiguous_blocks
 from ttlaunch.runtime.comm.tree_exchange import gather_shards, sum_shard
 from ttlaunch.runtime.world import Rank
@@ -21,7 +21,7 @@ from ttlaunch.runtime.world import Rank
 _BARRIER, _BROADCAST, _GATHER = 30_000, 30_001, 30_002
 
 
-def barrier(ctx: Socket, *, among: Sequence[Rank]) -> None:
+def barrier(ctx: Communicator, *, among: Sequence[Rank]) -> None:
     """Wait until every rank has come.
 
     Cost: `ceil(log2(n))` messages each way, of one byte.
@@ -37,7 +37,7 @@ def barrier(ctx: Socket, *, among: Sequence[Rank]) -> None:
         distance *= 2
 
 
-def broadcast(ctx: Socket, tensor: Tensor, *, root: Rank, among: Sequence[Rank]) -> None:
+def broadcast(ctx: Communicator, tensor: Tensor, *, root: Rank, among: Sequence[Rank]) -> None:
     """Overwrite the tensor of every rank with that of `root`.
 
     Cost: `n - 1` messages of S bytes in all, a rank sends at most `ceil(log2(n))`; as many hops one after the other.
@@ -52,7 +52,7 @@ def broadcast(ctx: Socket, tensor: Tensor, *, root: Rank, among: Sequence[Rank])
         distance *= 2
 
 
-def gather(ctx: Socket, tensor: Tensor, *, root: Rank, among: Sequence[Rank]) -> list[Tensor]:
+def gather(ctx: Communicator, tensor: Tensor, *, root: Rank, among: Sequence[Rank]) -> list[Tensor]:
     """Give `root` the tensors of all ranks.
 
     Returns:
@@ -65,14 +65,14 @@ def gather(ctx: Socket, tensor: Tensor, *, root: Rank, among: Sequence[Rank]) ->
         return []
     found = [tensor.detach().clone() if rank == root else torch.empty_like(tensor) for rank in among]
     arriving = [
-        ctx.irecv(box, source=rank, tag=_GATHER) for rank, box in zip(among, found, strict=True) if rank != root
+        ctx.irecv(buffer, source=rank, tag=_GATHER) for rank, buffer in zip(among, found, strict=True) if rank != root
     ]
     for message in arriving:
         message.wait()
     return found
 
 
-def all_gather(ctx: Socket, vector_N: Tensor, *, among: Sequence[Rank]) -> None:
+def all_gather(ctx: Communicator, vector_N: Tensor, *, among: Sequence[Rank]) -> None:
     """Fill the vector on every rank: each brings its own shard, in place, and gets the others'.
 
     Cost: `n - 1` messages each way, `(n - 1) / n * S` bytes.
@@ -80,7 +80,7 @@ def all_gather(ctx: Socket, vector_N: Tensor, *, among: Sequence[Rank]) -> None:
     gather_shards(ctx, vector_N, among=among)
 
 
-def reduce(ctx: Socket, vector_N: Tensor, *, root: Rank, among: Sequence[Rank]) -> None:
+def reduce(ctx: Communicator, vector_N: Tensor, *, root: Rank, among: Sequence[Rank]) -> None:
     """Overwrite `root`'s vector with the sum of all; other ranks' vectors are only read.
 
     Cost: `n - 1` messages of S bytes, all to `root`; for less at one rank, `reduce_scatter` and a gather of shards.
@@ -92,7 +92,7 @@ def reduce(ctx: Socket, vector_N: Tensor, *, root: Rank, among: Sequence[Rank]) 
         vector_N.copy_(total_N)
 
 
-def reduce_scatter(ctx: Socket, vector_N: Tensor, *, among: Sequence[Rank]) -> Tensor:
+def reduce_scatter(ctx: Communicator, vector_N: Tensor, *, among: Sequence[Rank]) -> Tensor:
     """Add up over all ranks and keep the shard that this rank owns; the vector is only read.
 
     Returns:
@@ -105,7 +105,7 @@ def reduce_scatter(ctx: Socket, vector_N: Tensor, *, among: Sequence[Rank]) -> T
     return sum_shard(ctx, _one_leaf_each(ctx, vector_N, among), shards=shards, among=among)
 
 
-def all_reduce(ctx: Socket, vector_N: Tensor, *, among: Sequence[Rank]) -> None:
+def all_reduce(ctx: Communicator, vector_N: Tensor, *, among: Sequence[Rank]) -> None:
     """Overwrite the vector of every rank with the sum of all.
 
     Cost: `2 * (n - 1)` messages each way, `2 * (n - 1) / n * S` bytes, which is the least there is; buffers for half
@@ -120,12 +120,14 @@ def all_reduce(ctx: Socket, vector_N: Tensor, *, among: Sequence[Rank]) -> None:
     gather_shards(ctx, vector_N, among=among)
 
 
-def _one_leaf_each(ctx: Socket, vector_N: Tensor, among: Sequence[Rank]) -> list[list[tuple[range, Tensor | None]]]:
+def _one_leaf_each(
+    ctx: Communicator, vector_N: Tensor, among: Sequence[Rank]
+) -> list[list[tuple[range, Tensor | None]]]:
     """The vector of each rank is one leaf of the tree; only this rank's is here."""
     return [[(range(place, place + 1), vector_N if rank == ctx.rank else None)] for place, rank in enumerate(among)]
 
 
-def chain_all_gather(ctx: Socket, values: Sequence[float], *, among: Sequence[Rank]) -> list[float]:
+def chain_all_gather(ctx: Communicator, values: Sequence[float], *, among: Sequence[Rank]) -> list[float]:
     """Give every rank of a chain the values of all its ranks, in the order of the chain.
 
     They are collected towards the last rank, which hands the whole back; so only neighbours talk. For small vectors.

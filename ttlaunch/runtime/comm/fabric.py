@@ -1,9 +1,9 @@
-"""Sockets from device to device: torch.distributed's point-to-point messages, NCCL on CUDA devices, gloo in host memory.
+"""Messages from device to device: torch.distributed's point-to-point messages, NCCL on CUDA devices, gloo in host memory.
 
-Set up over the MPI sockets of the same world, which also carry each message's header; so a mismatch is named as there.
+Set up over the MPI communicator of the same world, which also carries each message's header; so a mismatch is reported as there.
 Which ranks may talk so is decided before anything starts: the mesh graph needs a path of links between their meshes.
 
-With NCCL, tensors in host memory, such as the losses of a validation, travel over the MPI sockets, and messages between
+With NCCL, tensors in host memory, such as the losses of a validation, travel over MPI, and messages between
 two ranks match in the order in which both began them: a tag names a mismatch but doesn't overtake.
 """
 
@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ttlaunch.runtime.comm.mpi import MpiSocket
+from ttlaunch.runtime.comm.mpi import MpiCommunicator
 from ttlaunch.runtime.comm.protocol import (
     DTYPES,
     MAX_DIMS,
+    CommunicationError,
     PeerLostError,
     Pending,
-    SocketError,
     check_sendable,
     described,
 )
@@ -32,7 +32,7 @@ _HEADER_TAG = 20_000
 """Added to the tag of a message for that of its header."""
 
 
-class FabricSocket:
+class FabricCommunicator:
     """Tensors between the ranks of a world, straight from device to device.
 
     Collective: every rank of the world must make one, and close it. Waiting ranks sleep.
@@ -40,7 +40,7 @@ class FabricSocket:
     Cost: 1 message of the tensor's bytes, and one of 88 bytes over MPI.
     """
 
-    def __init__(self, control: MpiSocket, *, world: World, device: torch.device) -> None:
+    def __init__(self, control: MpiCommunicator, *, world: World, device: torch.device) -> None:
         self.rank = control.rank
         self._control = control
         self._device = device
@@ -57,7 +57,7 @@ class FabricSocket:
         """Receive and wait.
 
         Raises:
-            SocketError: The message has another dtype or shape.
+            CommunicationError: The message has another dtype or shape.
         """
         self.irecv(tensor, source=source, tag=tag).wait()
 
@@ -79,7 +79,7 @@ class FabricSocket:
         return _FabricTransfer(header, body, self._name(source), tensor, found)
 
     def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
-        """As of every socket; what has come of a message is its header, and the backend's own threads move the rest."""
+        """As of every communicator; what has come of a message is its header, and the backend's own threads move the rest."""
         return self._control.wait_any(pending, timeout_s=timeout_s)
 
     def barrier(self) -> None:
@@ -111,7 +111,7 @@ class _FabricTransfer:
     def wait(self) -> None:
         self._header.wait()
         if self._found is not None and not torch.equal(_header(self._tensor), self._found):
-            raise SocketError(f"{self._peer} sent {_described(self._found)}, expected {described(self._tensor)}")
+            raise CommunicationError(f"{self._peer} sent {_described(self._found)}, expected {described(self._tensor)}")
         body, self._body = self._body, None
         if body is None:
             return

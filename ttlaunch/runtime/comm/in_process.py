@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ttlaunch.runtime.comm.findings import Finding, Side, calling_place, find_deadlock, find_unmatched
-from ttlaunch.runtime.comm.protocol import Pending, SocketError, check_sendable, described
+from ttlaunch.runtime.comm.protocol import CommunicationError, Pending, check_sendable, described
 from ttlaunch.runtime.world import Rank
 
 Edge = tuple[Rank, Rank]
@@ -59,9 +59,9 @@ class InProcessWorld:
         self._receives: dict[tuple[Rank, Rank, int], deque[Transfer]] = defaultdict(deque)
         self._outcome = Outcome({}, [], Counter(), Counter())
 
-    def socket(self, rank: Rank) -> "InProcessSocket":
+    def communicator(self, rank: Rank) -> "InProcessCommunicator":
         """The rank's end; only its own thread may use it."""
-        return InProcessSocket(self, rank)
+        return InProcessCommunicator(self, rank)
 
     def run(self, functions: Mapping[Rank, Callable[[], None]]) -> Outcome:
         """Run a function for every rank to its end; call once.
@@ -126,7 +126,7 @@ class InProcessWorld:
         """Give the turn away until the transfer is done."""
         self._wait(_Wait((transfer,)))
         if transfer.error is not None:
-            raise SocketError(transfer.error)
+            raise CommunicationError(transfer.error)
 
     def wait_any(self, transfers: Sequence["Transfer"], *, timeout_s: float | None) -> int | None:
         """Give the turn away until one of them is done, or, with a timeout, until nobody else can go on."""
@@ -226,8 +226,8 @@ class _Wait:
         return next((side for side in sides if side.peer not in finished), sides[0])
 
 
-class InProcessSocket:
-    """One rank's end of the messages of an `InProcessWorld`; see `Socket`."""
+class InProcessCommunicator:
+    """One rank's end of the messages of an `InProcessWorld`; see `Communicator`."""
 
     def __init__(self, world: InProcessWorld, rank: Rank) -> None:
         self.rank = rank

@@ -1,4 +1,4 @@
-"""Sockets over MPI: raw bytes between buffers, never pickled objects, and waits that leave the core to who computes.
+"""Messages over MPI: raw bytes between buffers, never pickled objects, and waits that leave the core to who computes.
 
 Every message begins with a header (dtype, shape), so that a receiver can name a mismatch instead of misreading the bytes.
 A small tensor travels behind its header in one message, at the price of a copy on both sides; a large one follows in
@@ -17,7 +17,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from ttlaunch.runtime.comm.protocol import DTYPES, MAX_DIMS, Pending, SocketError, check_sendable, described
+from ttlaunch.runtime.comm.protocol import DTYPES, MAX_DIMS, CommunicationError, Pending, check_sendable, described
 from ttlaunch.runtime.comm.waiting import wait_for, wait_for_any
 from ttlaunch.runtime.world import Rank, World
 
@@ -42,7 +42,7 @@ _Requests = list[MPI.Prequest]
 _NO_CHUNKS: _Requests = []
 
 
-class MpiSocket:
+class MpiCommunicator:
     """Tensors between the ranks of a world, over a communicator of its own.
 
     Collective: every rank of `comm` must make one, in the same order. CUDA tensors travel through host memory.
@@ -60,7 +60,7 @@ class MpiSocket:
         prepare: Any = self._comm.Ssend_init if synchronous else self._comm.Send_init
         self._prepare: Callable[..., MPI.Prequest] = prepare
         self._layouts: dict[tuple[int, torch.dtype, torch.Size], _Layout] = {}
-        self._headers: defaultdict[_Route, list[_Box]] = defaultdict(list)
+        self._headers: defaultdict[_Route, list[_HeaderBuffer]] = defaultdict(list)
 
     def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
         """Send and wait."""
@@ -76,14 +76,14 @@ class MpiSocket:
         """Receive and wait.
 
         Raises:
-            SocketError: The message has another dtype or shape.
+            CommunicationError: The message has another dtype or shape.
         """
         if not tensor.is_cpu:
             self.irecv(tensor, source=source, tag=tag).wait()
             return
         layout = self._layout(tensor)
-        box, chunks = self._begin_receive(layout, source, tag)
-        self._finish_receive(layout, box, chunks, source, tag, tensor)
+        buffer, chunks = self._begin_receive(layout, source, tag)
+        self._finish_receive(layout, buffer, chunks, source, tag, tensor)
 
     def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
         host = tensor if tensor.is_cpu else tensor.detach().cpu()
@@ -93,8 +93,8 @@ class MpiSocket:
     def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
         host = tensor if tensor.is_cpu else tensor.detach().cpu()
         layout = self._layout(host)
-        box, chunks = self._begin_receive(layout, source, tag)
-        return _Receive(self, layout, box, chunks, tensor, host, source, tag)
+        buffer, chunks = self._begin_receive(layout, source, tag)
+        return _Receive(self, layout, buffer, chunks, tensor, host, source, tag)
 
     def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
         return wait_for_any(pending, timeout_s=timeout_s)
@@ -122,47 +122,47 @@ class MpiSocket:
         if idle:
             sending = idle.pop()
         else:
-            box = None if layout.chunks else _Box(layout.header, layout.size)
-            specs = [box.spec] if box else [layout.header_spec, *layout.chunks]
-            sending = _Sending([self._prepare(spec, dest, tag) for spec in specs], box, layout.view)
+            buffer = None if layout.chunks else _HeaderBuffer(layout.header, layout.size)
+            specs = [buffer.spec] if buffer else [layout.header_spec, *layout.chunks]
+            sending = _Sending([self._prepare(spec, dest, tag) for spec in specs], buffer, layout.view)
         sending.start()
         return idle, sending
 
-    def _begin_receive(self, layout: "_Layout", source: Rank, tag: int) -> "tuple[_Box, _Requests]":
-        """Start to receive a header, in a box that has room for any small tensor behind it, and what follows it."""
-        boxes = self._headers[source, tag]
-        box = boxes.pop() if boxes else _Box(b"", INLINE_BYTES)
-        if box.request is None:
-            box.request = self._comm.Recv_init(box.spec, source, tag)
-        box.request.Start()
+    def _begin_receive(self, layout: "_Layout", source: Rank, tag: int) -> "tuple[_HeaderBuffer, _Requests]":
+        """Start to receive a header, in a buffer that has room for any small tensor behind it, and what follows it."""
+        buffers = self._headers[source, tag]
+        buffer = buffers.pop() if buffers else _HeaderBuffer(b"", INLINE_BYTES)
+        if buffer.request is None:
+            buffer.request = self._comm.Recv_init(buffer.spec, source, tag)
+        buffer.request.Start()
         if not layout.chunks:
-            return box, _NO_CHUNKS
+            return buffer, _NO_CHUNKS
         idle = layout.receives[source, tag]
         chunks = idle.pop() if idle else [self._comm.Recv_init(spec, source, tag) for spec in layout.chunks]
         for request in chunks:
             request.Start()
-        return box, chunks
+        return buffer, chunks
 
     def _finish_receive(
-        self, layout: "_Layout", box: "_Box", chunks: _Requests, source: Rank, tag: int, tensor: Tensor
+        self, layout: "_Layout", buffer: "_HeaderBuffer", chunks: _Requests, source: Rank, tag: int, tensor: Tensor
     ) -> None:
         """Wait for the header, then for what has to follow it if it is the right one."""
-        wait_for(box.request or MPI.REQUEST_NULL, self._crowded)
-        if not box.data.startswith(layout.header):
+        wait_for(buffer.request or MPI.REQUEST_NULL, self._crowded)
+        if not buffer.data.startswith(layout.header):
             for request in chunks:
                 request.Cancel()
-            sent = _described(bytes(box.data[: _HEADER.size]))
-            raise SocketError(f"{self._peers[source]} sent {sent}, expected {described(tensor)}")
+            sent = _described(bytes(buffer.data[: _HEADER.size]))
+            raise CommunicationError(f"{self._peers[source]} sent {sent}, expected {described(tensor)}")
         if chunks:
             for request in chunks:
                 wait_for(request, self._crowded)
             layout.receives[source, tag].append(chunks)
         else:
-            layout.view[:] = box.payload[: layout.size]
-        self._headers[source, tag].append(box)
+            layout.view[:] = buffer.payload[: layout.size]
+        self._headers[source, tag].append(buffer)
 
 
-class _Box:
+class _HeaderBuffer:
     """Room for a header and a small tensor behind it."""
 
     def __init__(self, header: bytes, size: int) -> None:
@@ -204,18 +204,18 @@ class _Layout:
 
 
 class _Sending:
-    """The requests that send one buffer to one peer under one tag, and the box of a small one; one transfer at a time."""
+    """The requests that send one buffer to one peer under one tag, and the buffer of a small one; one transfer at a time."""
 
-    __slots__ = ("_box", "_view", "requests")
+    __slots__ = ("_buffer", "_view", "requests")
 
-    def __init__(self, requests: _Requests, box: _Box | None, view: memoryview) -> None:
+    def __init__(self, requests: _Requests, buffer: _HeaderBuffer | None, view: memoryview) -> None:
         self.requests = requests
-        self._box = box
+        self._buffer = buffer
         self._view = view
 
     def start(self) -> None:
-        if self._box is not None:
-            self._box.payload[:] = self._view
+        if self._buffer is not None:
+            self._buffer.payload[:] = self._view
         for request in self.requests:
             request.Start()
 
@@ -242,22 +242,22 @@ class _Send:
 
 
 class _Receive:
-    __slots__ = ("_box", "_chunks", "_host", "_layout", "_socket", "_source", "_tag", "_tensor")
+    __slots__ = ("_buffer", "_chunks", "_communicator", "_host", "_layout", "_source", "_tag", "_tensor")
 
     def __init__(
         self,
-        socket: MpiSocket,
+        communicator: MpiCommunicator,
         layout: _Layout,
-        box: _Box,
+        buffer: _HeaderBuffer,
         chunks: _Requests,
         tensor: Tensor,
         host: Tensor,
         source: Rank,
         tag: int,
     ) -> None:
-        self._socket: MpiSocket | None = socket
+        self._communicator: MpiCommunicator | None = communicator
         self._layout = layout
-        self._box = box
+        self._buffer = buffer
         self._chunks = chunks
         self._tensor = tensor
         self._host = host
@@ -265,18 +265,20 @@ class _Receive:
         self._tag = tag
 
     def wait(self) -> None:
-        if self._socket is not None:
-            socket, self._socket = self._socket, None
-            socket._finish_receive(self._layout, self._box, self._chunks, self._source, self._tag, self._tensor)  # noqa: SLF001  one thing
+        if self._communicator is not None:
+            communicator, self._communicator = self._communicator, None
+            communicator._finish_receive(  # noqa: SLF001  one thing in two parts
+                self._layout, self._buffer, self._chunks, self._source, self._tag, self._tensor
+            )
             if self._host is not self._tensor:
                 self._tensor.detach().copy_(self._host)
 
     def test(self) -> bool:
-        if self._socket is None:
+        if self._communicator is None:
             return True
-        if self._box.request is None or not self._box.request.Test():
+        if self._buffer.request is None or not self._buffer.request.Test():
             return False
-        fits = self._box.data.startswith(self._layout.header)  # else `wait()` says so; what follows may never come
+        fits = self._buffer.data.startswith(self._layout.header)  # else `wait()` says so; what follows may never come
         return not fits or all(request.Test() for request in self._chunks)
 
 

@@ -10,11 +10,11 @@ from ttlaunch.errors import TtlaunchError
 from ttlaunch.runtime.world import Rank
 
 
-class SocketError(TtlaunchError):
+class CommunicationError(TtlaunchError):
     """What a peer sent is not what this rank expects, or the transport gave up."""
 
 
-class PeerLostError(SocketError):
+class PeerLostError(CommunicationError):
     """The rank at the other end is gone, which is told as its failure and not as this one's."""
 
 
@@ -22,13 +22,13 @@ class Pending(Protocol):
     """A transfer under way."""
 
     def wait(self) -> None:
-        """Return when the buffer may be used again; a receive raises `SocketError` if the message does not fit."""
+        """Return when the buffer may be used again; a receive raises `CommunicationError` if the message does not fit."""
 
     def test(self) -> bool:
         """Whether `wait()` would return at once, as far as is known; lets the transfer go on where nothing else does."""
 
 
-class Socket(Protocol):
+class Communicator(Protocol):
     """Point-to-point messages between the ranks of one run; what several ranks do together is in `collectives.py`.
 
     Tensors are contiguous. A receive must be given the dtype and the shape that were sent. Messages with equal
@@ -53,7 +53,7 @@ class Socket(Protocol):
         """Begin to receive; `tensor` holds the message when `wait()` has returned."""
 
     def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
-        """Sleep until one of several transfers of this socket needs nothing more of its peer; its `wait()` comes next.
+        """Sleep until one of several transfers of this communicator needs nothing more of its peer; its `wait()` comes next.
 
         Args:
             pending: At least one, all under one tag; of several that are complete the first is chosen.
@@ -83,7 +83,7 @@ DTYPES = (
 
 
 def check_sendable(tensor: Tensor) -> None:
-    """Refuse what no socket carries.
+    """Refuse a tensor that no transport carries.
 
     Raises:
         ValueError: The tensor is not contiguous, or has a dtype or a number of dimensions that a header cannot name.

@@ -1,7 +1,7 @@
-"""Torch's own process group between some ranks of a run, set up over their sockets: for the library's collectives.
+"""Torch's own process group between some ranks of a run, set up over their communicator: for the library's collectives.
 
-Nothing is taken from variables such as `MASTER_ADDR`: ranks say over the socket on which host they are, and the first of
-them where it listens.
+Nothing is taken from variables such as `MASTER_ADDR`: every rank sends the name of its host, and the first rank
+sends back where it listens.
 """
 
 import fcntl
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ttlaunch import contract
 from ttlaunch.runtime.comm.collectives import broadcast, gather
-from ttlaunch.runtime.comm.protocol import Socket
-from ttlaunch.runtime.telemetry.black_box import BlackBox
+from ttlaunch.runtime.comm.protocol import Communicator
+from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder
 from ttlaunch.runtime.world import Rank
 
 _NAME_BYTES = 256
@@ -32,7 +32,7 @@ _PATIENCE = timedelta(days=30)
 
 
 @contextmanager
-def process_group(ctx: Socket, *, among: Sequence[Rank], device: torch.device) -> Iterator[None]:
+def process_group(ctx: Communicator, *, among: Sequence[Rank], device: torch.device) -> Iterator[None]:
     """Make torch's default group of some ranks, in their order, for as long as the block runs.
 
     Args:
@@ -45,7 +45,7 @@ def process_group(ctx: Socket, *, among: Sequence[Rank], device: torch.device) -
 
     Cost: two rounds of small messages; the store and the group then open connections of their own.
     """
-    if dist.is_initialized() and dist.get_world_size() == len(among):  # fabric sockets have made it
+    if dist.is_initialized() and dist.get_world_size() == len(among):  # the fabric communicator has made it
         yield
         return
     with _entered(ctx, among):
@@ -56,13 +56,17 @@ def process_group(ctx: Socket, *, among: Sequence[Rank], device: torch.device) -
         dist.destroy_process_group()
 
 
-def _entered(ctx: Socket, among: Sequence[Rank]) -> AbstractContextManager[None]:
-    """In the rank's black box the ranks meet while they set the group up."""
-    box: BlackBox | None = getattr(getattr(ctx, "ledger", None), "box", None)
-    return nullcontext() if box is None else box.meeting("set-up of torch's group", tag=box.join_group(among))
+def _entered(ctx: Communicator, among: Sequence[Rank]) -> AbstractContextManager[None]:
+    """In the rank's flight recorder the ranks meet while they set the group up."""
+    recorder: FlightRecorder | None = getattr(getattr(ctx, "traffic", None), "recorder", None)
+    return (
+        nullcontext()
+        if recorder is None
+        else recorder.meeting("set-up of torch's group", tag=recorder.join_group(among))
+    )
 
 
-def _set_up(ctx: Socket, *, among: Sequence[Rank], device: torch.device) -> None:
+def _set_up(ctx: Communicator, *, among: Sequence[Rank], device: torch.device) -> None:
     place = among.index(ctx.rank)
     me = _padded(f"{socket.gethostname()}\n{os.getpid()}")
     known = [_text(row) for row in gather(ctx, me, root=among[0], among=among)]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.comm.protocol import Pending, Socket
+from ttlaunch.runtime.comm.protocol import Communicator, Pending
 from ttlaunch.runtime.comm.reduction import contiguous_blocks
 from ttlaunch.runtime.world import Rank
 
@@ -22,7 +22,7 @@ Nodes = list[tuple[range, Tensor | None]]
 """Nodes of the tree that one rank holds, in order: the leaves that each covers, and its sum where it is on this rank."""
 
 
-def sum_shard(ctx: Socket, held: Sequence[Nodes], *, shards: Sequence[range], among: Sequence[Rank]) -> Tensor:
+def sum_shard(ctx: Communicator, held: Sequence[Nodes], *, shards: Sequence[range], among: Sequence[Rank]) -> Tensor:
     """Send every shard to its owner, and add up the one that this rank owns.
 
     Args:
@@ -54,7 +54,7 @@ def sum_shard(ctx: Socket, held: Sequence[Nodes], *, shards: Sequence[range], am
 
 
 def _begin_receives(
-    ctx: Socket, held: Sequence[Nodes], own: Sequence[Tensor], *, mine: range, among: Sequence[Rank]
+    ctx: Communicator, held: Sequence[Nodes], own: Sequence[Tensor], *, mine: range, among: Sequence[Rank]
 ) -> list[tuple[range, Tensor, Pending | None]]:
     """This rank's shard of every node, in the order of the leaves: copies of its own, and buffers for the others'."""
     arriving: list[tuple[range, Tensor, Pending | None]] = []
@@ -64,12 +64,12 @@ def _begin_receives(
             arriving += [(leaves, part, None) for (leaves, _), part in zip(nodes, parts, strict=True)]
         elif mine:
             for leaves, _ in nodes:
-                box = torch.empty(len(mine), dtype=own[0].dtype, device=own[0].device)
-                arriving.append((leaves, box, ctx.irecv(box, source=rank, tag=_SUM)))
+                buffer = torch.empty(len(mine), dtype=own[0].dtype, device=own[0].device)
+                arriving.append((leaves, buffer, ctx.irecv(buffer, source=rank, tag=_SUM)))
     return arriving
 
 
-def gather_shards(ctx: Socket, vector_N: Tensor, *, among: Sequence[Rank]) -> None:
+def gather_shards(ctx: Communicator, vector_N: Tensor, *, among: Sequence[Rank]) -> None:
     """Give every rank all shards of the vector, in place; this rank brings its own.
 
     Cost: `n - 1` messages each way, `(n - 1) / n * S` bytes.

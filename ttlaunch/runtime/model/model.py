@@ -43,7 +43,7 @@ class Model(nn.Module):
     Attributes:
         weights_N: All parameters in one flat view, float32; writing here changes them.
         grads_N: All gradients likewise; backward passes add to it.
-        ledger: Is told of updates; whoever watches the model sets it. None: nobody does.
+        traffic: Is told of updates; whoever watches the model sets it. None: nobody does.
         loss_scaler: By what losses are multiplied before a backward pass, in this step.
         splits: Which values it has of each parameter that ranks split, by name; the others it has whole.
         head_has_copy: Whether the head has a copy of a shared matrix although the embedding is here, too.
@@ -70,7 +70,7 @@ class Model(nn.Module):
         self.num_blocks = sizes.num_blocks
         self.is_tied = sizes.tie_embeddings
         self.vocabulary = vocabulary
-        self.ledger: PassRecorder | None = None
+        self.traffic: PassRecorder | None = None
         self._cfg = cfg
         self.loss_scaler = LossScaler(cfg)
         self.seed = cfg.training_config.seed

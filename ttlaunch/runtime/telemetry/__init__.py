@@ -1,1 +1,1 @@
-"""What a rank writes down about itself: traffic, waits, timeline, black box, records."""
+"""What a rank writes down about itself: traffic, waits, timeline, flight recorder, records."""

@@ -12,50 +12,50 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from ttlaunch.runtime.telemetry.ledger import BACKWARD, FORWARD, Ledger
+from ttlaunch.runtime.telemetry.traffic_counter import BACKWARD, FORWARD, TrafficCounter
 
 
-def watch_passes(model: nn.Module, ledger: Ledger) -> None:
+def watch_passes(model: nn.Module, traffic: TrafficCounter) -> None:
     """Enter and leave the phases of every pass with gradients that the model makes.
 
     A backward pass begins when the gradient of the model's output is known and ends with the whole of autograd's work.
     Values and gradients are not touched.
     """
-    model.register_forward_pre_hook(partial(_begin_forward, ledger))
-    model.register_forward_hook(partial(_end_forward, ledger))
+    model.register_forward_pre_hook(partial(_begin_forward, traffic))
+    model.register_forward_hook(partial(_end_forward, traffic))
 
 
 @contextmanager
 def phase(holder: object, name: str) -> Iterator[None]:
-    """Do a block in a phase; a holder without a ledger, such as a model that nobody watches, is left alone."""
-    ledger: Ledger | None = getattr(holder, "ledger", None)
-    if ledger is None:
+    """Do a block in a phase; a holder without a traffic counter, such as a model that nobody watches, is left alone."""
+    traffic: TrafficCounter | None = getattr(holder, "traffic", None)
+    if traffic is None:
         yield
         return
-    ledger.enter(name)
+    traffic.enter(name)
     try:
         yield
     finally:
-        ledger.leave()
+        traffic.leave()
 
 
-def _begin_forward(ledger: Ledger, _model: nn.Module, inputs: tuple[Any, ...]) -> None:
+def _begin_forward(traffic: TrafficCounter, _model: nn.Module, inputs: tuple[Any, ...]) -> None:
     if torch.is_grad_enabled():
-        ledger.enter(FORWARD, micro_batch=_micro_batch(inputs))
+        traffic.enter(FORWARD, micro_batch=_micro_batch(inputs))
 
 
-def _end_forward(ledger: Ledger, _model: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+def _end_forward(traffic: TrafficCounter, _model: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
     if not torch.is_grad_enabled():
         return
-    ledger.leave()
+    traffic.leave()
     if isinstance(output, Tensor) and output.requires_grad:
-        output.register_hook(partial(_begin_backward, ledger, _micro_batch(inputs)))
+        output.register_hook(partial(_begin_backward, traffic, _micro_batch(inputs)))
 
 
-def _begin_backward(ledger: Ledger, micro_batch: int | None, _gradient: Tensor) -> None:
-    ledger.enter(BACKWARD, micro_batch=micro_batch)
+def _begin_backward(traffic: TrafficCounter, micro_batch: int | None, _gradient: Tensor) -> None:
+    traffic.enter(BACKWARD, micro_batch=micro_batch)
     engine: Any = Variable._execution_engine  # noqa: SLF001  as torch's own FSDP does
-    engine.queue_callback(ledger.leave)
+    engine.queue_callback(traffic.leave)
 
 
 def _micro_batch(inputs: tuple[Any, ...]) -> int | None:

@@ -1,6 +1,6 @@
 """A timeline of one rank: passes, updates, messages and waits of the first steps, on the rank's own clock.
 
-How far that clock is from rank 0's is measured with the same sockets before and after, so that the launcher can put the
+How far that clock is from rank 0's is measured with messages of the same kind before and after, so that the launcher can put the
 timelines of all ranks into one. Nothing is traced unless it was asked for.
 """
 

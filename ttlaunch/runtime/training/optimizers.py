@@ -14,9 +14,9 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from ttlaunch.runtime.model.loss_scaling import LossScaler
-from ttlaunch.runtime.telemetry.ledger import UPDATE, register_owner
 from ttlaunch.runtime.telemetry.memory import GRADIENTS, OPTIMIZER, PARAMETERS
 from ttlaunch.runtime.telemetry.phases import phase
+from ttlaunch.runtime.telemetry.traffic_counter import UPDATE, register_owner
 from ttlaunch.runtime.training.norms import Part, SquaredNorms, join_sums
 from ttlaunch.spec.recipe.sections import TrainingFile
 

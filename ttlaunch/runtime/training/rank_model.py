@@ -51,4 +51,4 @@ def introduce(model: Model, ctx: RankContext, *, values: int) -> None:
         model.loss_scaler.tell(
             ctx.result, note=(lambda text: ctx.note(f"step {ctx.step}: {text}")) if is_teller else None
         )
-    model.ledger = ctx.watch(model, values=values)
+    model.traffic = ctx.watch(model, values=values)

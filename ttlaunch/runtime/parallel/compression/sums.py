@@ -18,7 +18,7 @@ from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.compression.codec import Codec, build_codec
 from ttlaunch.runtime.parallel.compression.powersgd import PowerSgd, matrices_in
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import CompressionConfig
 
@@ -56,7 +56,7 @@ class CompressedSum:
         if cfg.kind == "powersgd":  # the formula of the traffic asks which matrices are sent as factors
             factored = PowerSgd(count, rank=cfg.rank, matrices=matrices).factored
             sides = sum(matrix.rows + matrix.columns for matrix in factored)
-            ctx.ledger.note(factored_sides=sides, factored_values=sum(matrix.size for matrix in factored))
+            ctx.traffic.note(factored_sides=sides, factored_values=sum(matrix.size for matrix in factored))
         size = self.codec.payload_bytes(count)
         self._payloads = [torch.empty(size, dtype=torch.uint8, device=device) for _ in among]
         self._room_N = torch.empty_like(model.weights_N)
@@ -80,10 +80,10 @@ class CompressedSum:
             out_N.add_(self._room_N)
 
 
-def swap(ctx: RankContext, boxes: Sequence[Tensor], *, name: str, tag: int, among: Sequence[Rank]) -> list[Pending]:
-    """Begin to send this rank's box to all others, and to receive theirs."""
+def swap(ctx: RankContext, buffers: Sequence[Tensor], *, name: str, tag: int, among: Sequence[Rank]) -> list[Pending]:
+    """Begin to send this rank's buffer to all others, and to receive theirs."""
     count, place = len(among), among.index(ctx.rank)
     others = [(place + distance) % count for distance in range(1, count)]
     with operation(ctx, name):
-        pending = [ctx.irecv(boxes[other], source=among[other], tag=tag) for other in others]
-        return pending + [ctx.isend(boxes[place], dest=among[other], tag=tag) for other in others]
+        pending = [ctx.irecv(buffers[other], source=among[other], tag=tag) for other in others]
+        return pending + [ctx.isend(buffers[place], dest=among[other], tag=tag) for other in others]

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.comm.protocol import Pending, Socket
+from ttlaunch.runtime.comm.protocol import Communicator, Pending
 from ttlaunch.runtime.parallel.gradients.buckets import Bucket, cut_buckets
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 
 CUT, COUNTS, GRADIENTS, WEIGHTS = 30_010, 30_011, 30_012, 30_013
@@ -19,18 +19,18 @@ CUT, COUNTS, GRADIENTS, WEIGHTS = 30_010, 30_011, 30_012, 30_013
 _OPERATIONS = {GRADIENTS: "gradients", WEIGHTS: "weights"}
 
 
-def irecv_bucket(ctx: Socket, vector_N: Tensor, bucket: Bucket, *, source: Rank, tag: int) -> Pending:
+def irecv_bucket(ctx: Communicator, vector_N: Tensor, bucket: Bucket, *, source: Rank, tag: int) -> Pending:
     """Begin to receive a bucket into its part of a flat vector."""
     return irecv_part(ctx, bucket.of(vector_N), bucket, source=source, tag=tag)
 
 
-def irecv_part(ctx: Socket, part: Tensor, bucket: Bucket, *, source: Rank, tag: int) -> Pending:
+def irecv_part(ctx: Communicator, part: Tensor, bucket: Bucket, *, source: Rank, tag: int) -> Pending:
     """Begin to receive a bucket's values, wherever they belong."""
     with operation(ctx, _OPERATIONS[tag], bucket=bucket.index):
         return ctx.irecv(part, source=source, tag=tag)
 
 
-def isend_part(ctx: Socket, part: Tensor, bucket: Bucket, *, dest: Rank, tag: int) -> Pending:
+def isend_part(ctx: Communicator, part: Tensor, bucket: Bucket, *, dest: Rank, tag: int) -> Pending:
     """Begin to send a bucket's values, wherever they are."""
     with operation(ctx, _OPERATIONS[tag], bucket=bucket.index):
         return ctx.isend(part, dest=dest, tag=tag)
@@ -39,7 +39,7 @@ def isend_part(ctx: Socket, part: Tensor, bucket: Bucket, *, dest: Rank, tag: in
 class Outbox:
     """Buckets of a flat vector on their way to some ranks."""
 
-    def __init__(self, ctx: Socket, vector_N: Tensor, *, dests: Sequence[Rank], tag: int) -> None:
+    def __init__(self, ctx: Communicator, vector_N: Tensor, *, dests: Sequence[Rank], tag: int) -> None:
         self._ctx = ctx
         self._vector_N = vector_N
         self._dests = dests
@@ -65,7 +65,9 @@ class AgreedBuckets:
         buckets: In the order of backward passes.
     """
 
-    def __init__(self, ctx: Socket, starts: Sequence[int], *, source: Rank, followers: Iterable[Rank] = ()) -> None:
+    def __init__(
+        self, ctx: Communicator, starts: Sequence[int], *, source: Rank, followers: Iterable[Rank] = ()
+    ) -> None:
         """Agree on nothing yet.
 
         Args:
@@ -97,7 +99,7 @@ class AgreedBuckets:
         return self.buckets
 
 
-def tell_cut(ctx: Socket, said: Tensor, followers: Iterable[Rank]) -> None:
+def tell_cut(ctx: Communicator, said: Tensor, followers: Iterable[Rank]) -> None:
     """Say how large a bucket is, and whether that is final; shape (2,), int64."""
     with operation(ctx, "bucket_size"):
         for sending in [ctx.isend(said, dest=rank, tag=CUT) for rank in followers]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ttlaunch.runtime.comm.protocol import Pending, Socket
+from ttlaunch.runtime.comm.protocol import Communicator, Pending
 from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees, contiguous_blocks, mean_per_token
 from ttlaunch.runtime.comm.tree_exchange import add_up
 from ttlaunch.runtime.model.flat import FlatParameters
@@ -67,7 +67,7 @@ class GradientExchange:
         self,
         parameters: Iterable[nn.Parameter],
         *,
-        ctx: Socket,
+        ctx: Communicator,
         among: Sequence[Rank],
         micro_batches: int,
         bucket_megabytes: float | None = None,
@@ -94,7 +94,7 @@ class GradientExchange:
         self._agreed = AgreedBuckets(ctx, self._flat.starts, source=among[0])
         self._buckets: list[Bucket] = []
         self._is_settled = self._is_open = False
-        self._boxes: dict[tuple[int, int], Tensor] = {}
+        self._buffers: dict[tuple[int, int], Tensor] = {}
         self._scattering: deque[_UnderWay] = deque()
         self._gathering: list[Pending] = []
         self._counts: CountsExchange | None = None
@@ -189,17 +189,17 @@ class GradientExchange:
                 arriving += [(leaves, _cut(part, mine), None) for leaves, part in zip(nodes, parts, strict=True)]
                 continue
             for leaves in nodes if mine else ():
-                box = self._box(leaves.start, bucket, len(mine))
-                message = irecv_part(self._ctx, box, bucket, source=self._among[other], tag=GRADIENTS)
-                arriving.append((leaves, box, message))
+                buffer = self._buffer(leaves.start, bucket, len(mine))
+                message = irecv_part(self._ctx, buffer, bucket, source=self._among[other], tag=GRADIENTS)
+                arriving.append((leaves, buffer, message))
         return arriving
 
-    def _box(self, node: int, bucket: Bucket, size: int) -> Tensor:
-        """Room for a shard of another rank's node; the same in every step, which spares the sockets some work."""
+    def _buffer(self, node: int, bucket: Bucket, size: int) -> Tensor:
+        """Room for a shard of another rank's node; the same in every step, so the transport keeps its prepared requests."""
         key = (node, bucket.index % (_LAG + 1))
-        if key not in self._boxes or len(self._boxes[key]) < size:
-            self._boxes[key] = self._flat.grads_N.new_empty(size)
-        return self._boxes[key][:size]
+        if key not in self._buffers or len(self._buffers[key]) < size:
+            self._buffers[key] = self._flat.grads_N.new_empty(size)
+        return self._buffers[key][:size]
 
     def _gather(self, under_way: _UnderWay) -> None:
         """Add this rank's shard up, divide, and let every rank have it; nobody waits for the others' shards yet."""

@@ -1,6 +1,6 @@
 """Torch's own data parallelism around a model, which `reduction: fast` uses; its all-reduces stand in the rank's telemetry.
 
-They are in the black box, so that a hang or a death within one is told by bucket and step, and in the timeline if there is one.
+They are in the flight recorder, so that a hang or a death within one is told by bucket and step, and in the timeline if there is one.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ttlaunch.flight_recorder import BEGUN_COLLECTIVE, GROUP
 from ttlaunch.runtime.context import RankContext
-from ttlaunch.runtime.telemetry.ledger import Ledger
+from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 from ttlaunch.runtime.world import Rank
 
 _NAME = "torch's all_reduce"
@@ -28,7 +28,7 @@ def replicate(ctx: RankContext, model: nn.Module, *, among: Sequence[Rank]) -> D
     """Wrap a model so that every backward pass averages its gradients over the ranks of torch's process group.
 
     Args:
-        ctx: The rank; only where it keeps a black box or a timeline, its all-reduces go through a hook that enters them.
+        ctx: The rank; only where it keeps a flight recorder or a timeline, its all-reduces go through a hook that enters them.
         model: Equal on all ranks.
         among: The ranks of the group.
     """
@@ -38,12 +38,16 @@ def replicate(ctx: RankContext, model: nn.Module, *, among: Sequence[Rank]) -> D
 
     with ctx.announced("import"):
         importlib.import_module("torch._dynamo")  # by DistributedDataParallel, and it takes seconds
-    box = ctx.ledger.box
-    with nullcontext() if box is None else box.meeting("DistributedDataParallel's start", tag=box.join_group(among)):
+    recorder = ctx.traffic.recorder
+    with (
+        nullcontext()
+        if recorder is None
+        else recorder.meeting("DistributedDataParallel's start", tag=recorder.join_group(among))
+    ):
         replica = DistributedDataParallel(model)
-    if box is None and ctx.ledger.trace is None:
+    if recorder is None and ctx.traffic.trace is None:
         return replica
-    telemetry = Buckets(ctx.ledger, among)
+    telemetry = Buckets(ctx.traffic, among)
 
     def entered(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]  # torch re-exports it without saying so
         size = bucket.buffer().nbytes
@@ -62,33 +66,35 @@ class Buckets:
 
     They end in threads of torch's, at any time after they have begun; the main thread is in the backward pass until then.
 
-    Cost: under 1 µs for an operation in the black box; no message.
+    Cost: under 1 µs for an operation in the flight recorder; no message.
     """
 
-    def __init__(self, ledger: Ledger, among: Sequence[Rank]) -> None:
-        self._ledger = ledger
-        self._box = ledger.box
-        self._tag = 0 if self._box is None else self._box.join_group(among)
+    def __init__(self, traffic: TrafficCounter, among: Sequence[Rank]) -> None:
+        self._traffic = traffic
+        self._recorder = traffic.recorder
+        self._tag = 0 if self._recorder is None else self._recorder.join_group(among)
         self._open: dict[int, int] = {}  # bucket to where it is entered
 
     def begin(self, bucket: int, size: int) -> int:
         """An all-reduce begins, and the rank goes on with its backward pass; returns when."""
         now = _now()
-        if self._box is not None:
-            self._open[bucket] = self._box.begin(BEGUN_COLLECTIVE, (_NAME, bucket), None, GROUP, self._tag, size, now)
+        if self._recorder is not None:
+            self._open[bucket] = self._recorder.begin(
+                BEGUN_COLLECTIVE, (_NAME, bucket), None, GROUP, self._tag, size, now
+            )
         return now
 
     def wait(self) -> None:
         """The last one has begun: from here on the rank does nothing but wait for them."""
-        if self._box is not None:
+        if self._recorder is not None:
             for at in list(self._open.values()):
-                self._box.wait_for(at)
+                self._recorder.wait_for(at)
 
     def end(self, bucket: int, size: int, began: int, done: torch.futures.Future[Tensor]) -> Tensor:
         """An all-reduce is done, with this result."""
-        trace, at = self._ledger.trace, self._open.pop(bucket, None)
+        trace, at = self._traffic.trace, self._open.pop(bucket, None)
         if trace is not None and trace.is_open:
             trace.span("all_reduce (torch)", "collective", began, _now(), bucket=bucket, bytes=size)
-        if self._box is not None and at is not None:
-            self._box.end(at, _now())
+        if self._recorder is not None and at is not None:
+            self._recorder.end(at, _now())
         return done.value()

@@ -1,6 +1,6 @@
 """The forms in which ranks share the tree of gradients among themselves: everybody gets the mean, or a shard of it.
 
-Where one rank adds for all, `GradientHub` does it, and `GradientExchange` is `all_reduce_mean` in buckets. All of them make
+Where one rank adds for all, `GradientAggregator` does it, and `GradientExchange` is `all_reduce_mean` in buckets. All of them make
 the additions of the same tree, so the mean has the bits that one process gets, for any number of ranks and blocks of
 any length.
 
@@ -14,17 +14,17 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees, contiguous_blocks, mean_per_token
 from ttlaunch.runtime.comm.tree_exchange import Nodes, add_up, gather_shards, sum_shard
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 
 _COUNTS = 30_005
 
 
 def all_reduce_mean(
-    ctx: Socket, sums: GradientTree, out_N: Tensor, *, among: Sequence[Rank], micro_batches: int
+    ctx: Communicator, sums: GradientTree, out_N: Tensor, *, among: Sequence[Rank], micro_batches: int
 ) -> tuple[float, int]:
     """Give every rank the gradient of the mean loss over all micro-batches, and start the tree afresh.
 
@@ -55,7 +55,7 @@ def all_reduce_mean(
 
 
 def reduce_scatter_mean(
-    ctx: Socket, sums: GradientTree, *, among: Sequence[Rank], micro_batches: int
+    ctx: Communicator, sums: GradientTree, *, among: Sequence[Rank], micro_batches: int
 ) -> tuple[Tensor, float, int]:
     """Keep only the shard of the mean gradient that this rank owns; else as `all_reduce_mean`.
 
@@ -68,7 +68,7 @@ def reduce_scatter_mean(
 
 
 def _reduce(
-    ctx: Socket, sums: GradientTree, shards: list[range], among: Sequence[Rank], micro_batches: int
+    ctx: Communicator, sums: GradientTree, shards: list[range], among: Sequence[Rank], micro_batches: int
 ) -> tuple[Tensor, float, int]:
     layout = [list(aligned_subtrees(block)) for block in contiguous_blocks(micro_batches, len(among))]
     place, subtrees = among.index(ctx.rank), sums.subtrees()
@@ -91,7 +91,7 @@ class CountsExchange:
     """
 
     def __init__(
-        self, ctx: Socket, layout: list[list[range]], own: list[tuple[int, float]], among: Sequence[Rank]
+        self, ctx: Communicator, layout: list[list[range]], own: list[tuple[int, float]], among: Sequence[Rank]
     ) -> None:
         """Begin.
 

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.comm.protocol import Pending, Socket
+from ttlaunch.runtime.comm.protocol import Communicator, Pending
 from ttlaunch.runtime.parallel.pipeline.grid import PipelineGrid
 from ttlaunch.runtime.parallel.pipeline.schedules import Action
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 
 ACTIVATIONS, GRADIENTS = 0, 1
@@ -36,7 +36,7 @@ class PipelineLinks:
 
     def __init__(
         self,
-        ctx: Socket,
+        ctx: Communicator,
         grid: PipelineGrid,
         order: Sequence[Action],
         *,
@@ -54,7 +54,7 @@ class PipelineLinks:
             shapes: (B, T, D) of each micro-batch.
             device: Where activations are.
         """
-        self._socket = ctx
+        self._communicator = ctx
         self._stages, self._stage, self._last_chunk = grid.stages, grid.stage, num_chunks - 1
         self._shapes, self._device = shapes, device
         self._trains = any(action.kind == "B" for action in order)
@@ -73,11 +73,11 @@ class PipelineLinks:
     def send_activations(self, action: Action, out_BTD: Tensor) -> None:
         """Hand the output of a forward pass to the part after; it must not change until its gradient has come back."""
         dest, chunk = self.after(action.chunk)
-        if dest == self._socket.rank:
+        if dest == self._communicator.rank:
             self._handed["F", (action.micro_batch, chunk)] = out_BTD.detach()
             return
-        with operation(self._socket, "activations"):
-            sent = self._socket.isend(out_BTD.detach(), dest=dest, tag=ACTIVATIONS), out_BTD
+        with operation(self._communicator, "activations"):
+            sent = self._communicator.isend(out_BTD.detach(), dest=dest, tag=ACTIVATIONS), out_BTD
         if self._trains:
             self._unread[action.micro_batch, action.chunk] = sent
         else:
@@ -94,11 +94,11 @@ class PipelineLinks:
     def send_gradients(self, action: Action, grad_BTD: Tensor) -> None:
         """Hand the gradient of a forward pass's input to the part before; it must not change until `finish`."""
         dest, chunk = self.before(action.chunk)
-        if dest == self._socket.rank:
+        if dest == self._communicator.rank:
             self._handed["B", (action.micro_batch, chunk)] = grad_BTD
             return
-        with operation(self._socket, "activation_gradients"):
-            self._keep((self._socket.isend(grad_BTD, dest=dest, tag=GRADIENTS), grad_BTD))
+        with operation(self._communicator, "activation_gradients"):
+            self._keep((self._communicator.isend(grad_BTD, dest=dest, tag=GRADIENTS), grad_BTD))
 
     def finish(self) -> None:
         """Wait until all that was sent has been received."""
@@ -122,12 +122,12 @@ class PipelineLinks:
     def post(self, action: Action) -> tuple[Tensor, Pending] | None:
         """A buffer for what a pass needs, and the receive that fills it; None where this rank hands it to itself."""
         source = self.source(action)
-        if source is None or source == self._socket.rank:
+        if source is None or source == self._communicator.rank:
             return None
         box_BTD = torch.empty(self._shapes[action.micro_batch], device=self._device)
         name, tag = ("activations", ACTIVATIONS) if action.kind == "F" else ("activation_gradients", GRADIENTS)
-        with operation(self._socket, name):
-            return box_BTD, self._socket.irecv(box_BTD, source=source, tag=tag)
+        with operation(self._communicator, name):
+            return box_BTD, self._communicator.irecv(box_BTD, source=source, tag=tag)
 
     def take_handed(self, action: Action) -> Tensor:
         """What a neighbouring part on this very rank has left for a pass."""

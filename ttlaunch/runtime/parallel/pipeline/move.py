@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.model.parts import cut_into_parts
 from ttlaunch.runtime.parallel.pipeline.part import PipelinePart
 from ttlaunch.runtime.world import Rank
@@ -20,7 +20,7 @@ _BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
 
 
 @torch.no_grad()
-def move_blocks(cfg: TrainingFile, ctx: Socket, old: PipelinePart, new: PipelinePart) -> None:
+def move_blocks(cfg: TrainingFile, ctx: Communicator, old: PipelinePart, new: PipelinePart) -> None:
     """Fill the weights and the optimizer state of `new` with those that some rank's `old` has.
 
     Args:

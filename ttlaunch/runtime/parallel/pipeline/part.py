@@ -21,7 +21,7 @@ from ttlaunch.runtime.parallel.pipeline.links import PipelineLinks
 from ttlaunch.runtime.parallel.pipeline.schedules import Action, ScheduleName, order_of_passes
 from ttlaunch.runtime.parallel.tensor.norms import squared_norms
 from ttlaunch.runtime.parallel.tensor.share import share_of
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.training.optimizers import build_optimizer
 from ttlaunch.runtime.training.rank_model import build_model
 from ttlaunch.spec.recipe.sections import TrainingFile
@@ -79,7 +79,7 @@ class PipelinePart:
         )
         self.optimizer = build_optimizer(cfg, self.model, total_steps=ctx.data(cfg).total_steps)
         if self.model.tied_gradient_VD is not None:
-            ctx.ledger.note(tied_values=self.model.tied_gradient_VD.numel())
+            ctx.traffic.note(tied_values=self.model.tied_gradient_VD.numel())
         self._block = contiguous_blocks(cfg.training_config.micro_batches, len(grid.replicas))[grid.replica]
         self.chunks = _chunks(ctx, self.model, cut_into_parts(pipeline.blocks, num_chunks=count), grid)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.comm.protocol import SocketError
+from ttlaunch.runtime.comm.protocol import CommunicationError
 from ttlaunch.runtime.comm.reduction import Subtree
 from ttlaunch.runtime.world import Rank
 
@@ -76,13 +76,13 @@ def check_counts(rows: Tensor, nodes: Sequence[range], *, worker: Rank, newest: 
     """The step of a worker's gradient.
 
     Raises:
-        SocketError: It is of other micro-batches than the worker's, or of a step that nobody can have begun.
+        CommunicationError: It is of other micro-batches than the worker's, or of a step that nobody can have begun.
     """
     sent = [range(int(start), int(start + size)) for start, size in rows[:, 1:3].tolist()]
     steps = {int(step) for step in rows[:, 0].tolist()}
     if sent != list(nodes) or len(steps) != 1:
-        raise SocketError(f"rank {worker} brings the sums over {sent}, expected {list(nodes)}")
+        raise CommunicationError(f"rank {worker} brings the sums over {sent}, expected {list(nodes)}")
     (step,) = steps
     if step > newest:
-        raise SocketError(f"rank {worker} brings a gradient of step {step}, but step {newest} is not done")
+        raise CommunicationError(f"rank {worker} brings a gradient of step {step}, but step {newest} is not done")
     return step

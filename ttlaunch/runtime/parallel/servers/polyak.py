@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ttlaunch.runtime.checkpoint.checkpoints import HasParameters
 from ttlaunch.runtime.context import RankContext
-from ttlaunch.runtime.telemetry.ledger import register_owner
 from ttlaunch.runtime.telemetry.memory import BUFFERS
+from ttlaunch.runtime.telemetry.traffic_counter import register_owner
 from ttlaunch.runtime.training.optimizers import Optimizer
 
 

@@ -16,7 +16,7 @@ from ttlaunch.runtime.model.loss_scaling import LossScaler
 from ttlaunch.runtime.model.model import Model, place_of_second_use
 from ttlaunch.runtime.model.split import Split
 from ttlaunch.runtime.model.tied import EMBEDDING
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.training.optimizers import Optimizer, global_norm, layer_of
 from ttlaunch.runtime.training.rank_model import build_model
 from ttlaunch.runtime.world import Rank
@@ -31,7 +31,7 @@ class ParameterShard:
     Attributes:
         weights_N: Its part of the model's flat vector, a copy.
         grads_N: Likewise of the gradients; behind them that of a matrix's second use.
-        ledger: The books of the rank that has it.
+        traffic: The books of the rank that has it.
         loss_scaler: That of the model.
         copies: No parameter is somebody else's.
         splits: Of no parameter is a part somewhere else.
@@ -51,7 +51,7 @@ class ParameterShard:
         self._second_use = [] if second is None else [nn.Parameter(second.detach().clone())]
         flat = FlatParameters([*self._named.values(), *self._second_use])
         self.weights_N, self.grads_N = flat.weights_N[: flat.starts[len(named)]], flat.grads_N
-        self.ledger = model.ledger
+        self.traffic = model.traffic
         self.loss_scaler: LossScaler = model.loss_scaler
         self.splits: Mapping[str, Split] = {}
         self._names_of_whole = model.names_of_whole()
@@ -91,7 +91,7 @@ def build_shard(cfg: TrainingFile, ctx: RankContext, *, among: Sequence[Rank]) -
     model = build_model(cfg, ctx)
     whole = len(among) == 1
     shard = model if whole else ParameterShard(model, cut_layers(model, parts=len(among))[among.index(ctx.rank)])
-    ctx.ledger.note(shard_values=shard.weights_N.numel(), shard_tensors=len(list(shard.named_parameters())))
+    ctx.traffic.note(shard_values=shard.weights_N.numel(), shard_tensors=len(list(shard.named_parameters())))
     return shard
 
 

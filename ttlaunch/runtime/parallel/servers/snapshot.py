@@ -60,4 +60,4 @@ class SnapshotValidation:
 def begin_task(ctx: RankContext, task: int) -> None:
     """Say that what this rank does now belongs to a step's data; for ranks that do not do every step."""
     ctx.step = task
-    ctx.ledger.begin_step(task)
+    ctx.traffic.begin_step(task)

@@ -2,7 +2,7 @@
 
 What is counted is each call, and for it what a ring moves: n - 1 of n parts of the whole vector, to the next rank. (Which
 messages gloo or NCCL cut it into is theirs; a ring is what both document.) So a gather too many, or a reduction
-that `no_sync` should have held back, shows in the ledger against the formula. They are also in the black box, so that a hang
+that `no_sync` should have held back, shows in the counted traffic against the formula. They are also in the flight recorder, so that a hang
 within one is told by name and unit, and in the timeline if there is one.
 
 On CUDA devices a call returns when it has been put in a stream, so there times are those of the call.
@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
 from ttlaunch.flight_recorder import COLLECTIVE, GROUP
-from ttlaunch.runtime.telemetry.ledger import Ledger
+from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 from ttlaunch.runtime.world import Rank
 
 WEIGHTS, GRADIENTS, COPIES = "weights (torch)", "gradients (torch)", "replicas (torch)"
@@ -30,34 +30,34 @@ WEIGHTS, GRADIENTS, COPIES = "weights (torch)", "gradients (torch)", "replicas (
 class Ring:
     """The ranks that a rank shares parameters with, or those that have the same rows of other replicas."""
 
-    def __init__(self, ledger: Ledger, *, rank: Rank, among: Sequence[Rank]) -> None:
-        self._ledger = ledger
+    def __init__(self, traffic: TrafficCounter, *, rank: Rank, among: Sequence[Rank]) -> None:
+        self._traffic = traffic
         self._size = len(among)
         self._next = among[(among.index(rank) + 1) % len(among)]
-        self._tag = 0 if ledger.box is None else ledger.box.join_group(among)
+        self._tag = 0 if traffic.recorder is None else traffic.recorder.join_group(among)
 
     @contextmanager
     def operation(self, name: str, *, unit: int, whole: int, times: int = 1) -> Iterator[None]:
         """Enter a collective over a vector of so many bytes, during which the rank waits."""
         began = time.monotonic_ns()
-        box, at = self._ledger.box, 0
-        if box is not None:
-            at = box.begin(COLLECTIVE, (name, unit), None, GROUP, self._tag, whole, began)
+        recorder, at = self._traffic.recorder, 0
+        if recorder is not None:
+            at = recorder.begin(COLLECTIVE, (name, unit), None, GROUP, self._tag, whole, began)
         yield
         self.enter(name, unit=unit, whole=whole, times=times, began=began)
-        if box is not None:
-            box.end(at, time.monotonic_ns())
+        if recorder is not None:
+            recorder.end(at, time.monotonic_ns())
 
     def enter(self, name: str, *, unit: int, whole: int, times: int = 1, began: int | None = None) -> None:
         """Enter a collective that is over: the ring's bytes, so many times, and since when the rank has waited."""
         now = time.monotonic_ns()
         if self._size > 1:
-            self._ledger.sent((name, None), self._next, times * (self._size - 1) * whole // self._size)
+            self._traffic.sent((name, None), self._next, times * (self._size - 1) * whole // self._size)
         if began is None:
             return
-        self._ledger.waited(name, now - began)
-        if self._ledger.trace is not None and self._ledger.trace.is_open:
-            self._ledger.trace.span(name, "collective", began, now, unit=unit, bytes=whole)
+        self._traffic.waited(name, now - began)
+        if self._traffic.trace is not None and self._traffic.trace.is_open:
+            self._traffic.trace.span(name, "collective", began, now, unit=unit, bytes=whole)
 
 
 class _Gather(DefaultAllGather):

@@ -21,8 +21,8 @@ from ttlaunch.runtime.model.dropout import Masks
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.model.recompute import recomputed
 from ttlaunch.runtime.parallel.sharded.shards import Shards, padded_values
-from ttlaunch.runtime.telemetry.ledger import register_owner
 from ttlaunch.runtime.telemetry.memory import PARAMETERS, tensors_of_model
+from ttlaunch.runtime.telemetry.traffic_counter import register_owner
 from ttlaunch.runtime.training.rank_model import introduce
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import TrainingFile
@@ -63,8 +63,8 @@ class ShardedModel(Model):
             unit.set_gradient_divide_factor(1.0)  # sums of summed losses; the division by the tokens comes last
             unit.set_force_sum_reduction_for_comms(True)
         replica, place = divmod(among.index(ctx.rank), size)
-        shards = Ring(ctx.ledger, rank=ctx.rank, among=among[replica * size : (replica + 1) * size])
-        copies = Ring(ctx.ledger, rank=ctx.rank, among=among[place::size]) if replicas > 1 else None
+        shards = Ring(ctx.traffic, rank=ctx.rank, among=among[replica * size : (replica + 1) * size])
+        copies = Ring(ctx.traffic, rank=ctx.rank, among=among[place::size]) if replicas > 1 else None
         enter_collectives(self._units, shards=shards, replicas=copies)
         register_owner(ctx, self, _held_tensors)  # in place of `tensors_of_model`, which sees only the rows
 
@@ -112,7 +112,7 @@ def shard_model(
     known = {id(parameter) for parameter in inside}
     ends = [parameter for parameter in model.parameters() if id(parameter) not in known]
     values = padded_values(inside, parts=size), padded_values(ends, parts=size)
-    ctx.ledger.note(values_of_blocks=values[0], values_of_ends=values[1])
+    ctx.traffic.note(values_of_blocks=values[0], values_of_ends=values[1])
     introduce(model, ctx, values=sum(values))
     with ctx.announced("import"):
         model.deal(among, replicas=replicas, ctx=ctx)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ttlaunch.runtime.comm.collectives import all_reduce
-from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.model.split import Split
 from ttlaunch.runtime.parallel.zero.memory import storage_bytes
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.training.optimizers import Optimizer, norms_of_layers
 from ttlaunch.runtime.world import Rank
 
@@ -27,14 +27,14 @@ class Shards:
         splits: Which rows this rank has, by parameter.
         copies: Numbers of the optimizer's, one for each parameter, that the rank with its first row writes.
         grads_N: Their gradients in one flat vector.
-        ledger: The books of the rank.
+        traffic: The books of the rank.
         loss_scaler: The model's.
     """
 
     def __init__(self, model: Model, *, peers: Sequence[Rank], place: int) -> None:
         """Look at a model whose parameters FSDP has dealt to the peers, of which this rank is the one at `place`."""
         self.peers = peers
-        self.ledger = model.ledger
+        self.traffic = model.traffic
         self.loss_scaler = model.loss_scaler
         self._model = model
         self._squares: dict[str, float] = {}
@@ -73,7 +73,7 @@ class Shards:
             parameter.grad = None
         return self.grads_N
 
-    def squared_norms(self, ctx: Socket) -> list[float]:
+    def squared_norms(self, ctx: Communicator) -> list[float]:
         """The squared norm of each parameter's gradient over the rows of all peers, the loss scale divided out.
 
         All peers must call, once in a step; all get the same numbers, up to rounding those of a whole gradient.

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.comm.reduction import mean_per_token
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange
@@ -72,7 +72,7 @@ class MeanGradients(Protocol):
 def mean_gradients(
     model: Model,
     *,
-    ctx: Socket,
+    ctx: Communicator,
     among: Sequence[Rank],
     blocks: Sequence[range],
     bound: int,
@@ -150,7 +150,7 @@ class BoundedMeans:
         self,
         model: Model,
         *,
-        ctx: Socket,
+        ctx: Communicator,
         among: Sequence[Rank],
         blocks: Sequence[range],
         bound: int,

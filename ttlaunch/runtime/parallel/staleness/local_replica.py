@@ -19,8 +19,8 @@ from ttlaunch.runtime.parallel.compression.exchange import CompressedExchange
 from ttlaunch.runtime.parallel.compression.saved import OwedState
 from ttlaunch.runtime.parallel.compression.sums import CompressedSum
 from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange
-from ttlaunch.runtime.telemetry.ledger import operation, register_owner
 from ttlaunch.runtime.telemetry.memory import BUFFERS
+from ttlaunch.runtime.telemetry.traffic_counter import operation, register_owner
 from ttlaunch.runtime.training.optimizers import build_optimizer, global_norm
 from ttlaunch.runtime.training.passes import differentiate
 from ttlaunch.runtime.training.rank_model import build_model

@@ -1,6 +1,6 @@
 """Who may begin which step, when a mean is applied, when its buffers are free: bounded staleness without any message.
 
-Two small machines without time and without sockets. `Clock` is one worker's view of the steps; `RingPart` its part in
+Two small machines without time and without messages. `Clock` is one worker's view of the steps; `RingPart` its part in
 the all-reduce of one of them. `exchange.py` only carries out what they allow, so what a search through all orders of
 events proves of them holds for the recipe, whatever the network does.
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.comm.protocol import Pending, Socket
+from ttlaunch.runtime.comm.protocol import Communicator, Pending
 from ttlaunch.runtime.comm.reduction import contiguous_blocks
 from ttlaunch.runtime.parallel.staleness.protocol import RingPart
-from ttlaunch.runtime.telemetry.ledger import operation, register_owner
 from ttlaunch.runtime.telemetry.memory import BUFFERS
+from ttlaunch.runtime.telemetry.traffic_counter import operation, register_owner
 from ttlaunch.runtime.world import Rank
 
 _GRADIENTS, _COUNTS = 30_200, 30_199
@@ -34,7 +34,7 @@ class RingBuffers:
         counts: Of every worker, in their order, shape `(W, COUNTS)`.
     """
 
-    def __init__(self, ctx: Socket, *, among: Sequence[Rank], like_N: Tensor, tag: int) -> None:
+    def __init__(self, ctx: Communicator, *, among: Sequence[Rank], like_N: Tensor, tag: int) -> None:
         """Make room; `tag` sets it apart from the buffers of other steps."""
         self._ctx = ctx
         self._among = among

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ttlaunch.runtime.comm.collectives import all_reduce
-from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.parallel.tensor.layers import ColumnParallelConvolution, ColumnParallelLinear, RowParallelLinear
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 
 _PAIR = 30_070
@@ -33,13 +33,13 @@ class ModelShare:
     Attributes:
         place: Of the share, from 0; the first one also stands for what all ranks have whole, such as norms.
         count: Shares.
-        socket: How to reach the ranks that have the others; None: whoever holds the share does not compute with it.
+        communicator: How to reach the ranks that have the others; None: whoever holds the share does not compute with it.
         among: The ranks that have the shares, in order.
     """
 
     place: int
     count: int
-    socket: Socket | None = None
+    communicator: Communicator | None = None
     among: tuple[Rank, ...] = ()
 
     @property
@@ -86,26 +86,28 @@ class ModelShare:
         Raises:
             ValueError: The share is on a rank that does not compute with it.
         """
-        if self.socket is None:
+        if self.communicator is None:
             raise ValueError("this share of a model is not on a rank that computes with the others")
         total = x.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
-        with operation(self.socket, name):
+        with operation(self.communicator, name):
             if self.count == 2:  # noqa: PLR2004 - as many bytes as an all-reduce moves, and the same sum, in half the time
-                return _exchanged(self.socket, total, other=self.among[1 - self.place])
-            all_reduce(self.socket, total.view(-1), among=self.among)
+                return _exchanged(self.communicator, total, other=self.among[1 - self.place])
+            all_reduce(self.communicator, total.view(-1), among=self.among)
         return total
 
 
-def share_of(socket: Socket, among: Sequence[Rank]) -> ModelShare | None:
+def share_of(communicator: Communicator, among: Sequence[Rank]) -> ModelShare | None:
     """This rank's share among the ranks that split a model; None for a rank that has all of it."""
-    return ModelShare(among.index(socket.rank), len(among), socket, tuple(among)) if len(among) > 1 else None
+    return (
+        ModelShare(among.index(communicator.rank), len(among), communicator, tuple(among)) if len(among) > 1 else None
+    )
 
 
-def _exchanged(socket: Socket, mine: Tensor, *, other: Rank) -> Tensor:
+def _exchanged(communicator: Communicator, mine: Tensor, *, other: Rank) -> Tensor:
     """The sum of two ranks' tensors on both: each sends all it has, where it would else send a half and then a half of the sum."""
     theirs = torch.empty_like(mine)
-    arriving = socket.irecv(theirs, source=other, tag=_PAIR)
-    sending = socket.isend(mine, dest=other, tag=_PAIR)
+    arriving = communicator.irecv(theirs, source=other, tag=_PAIR)
+    sending = communicator.isend(mine, dest=other, tag=_PAIR)
     arriving.wait()
     sending.wait()
     return theirs.add_(mine)

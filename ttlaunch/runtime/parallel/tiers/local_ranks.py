@@ -23,9 +23,9 @@ from ttlaunch.runtime.comm.reduction import contiguous_blocks
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.tensor.share import ModelShare, share_of
-from ttlaunch.runtime.parallel.tiers.gradient_hub import GradientHub
-from ttlaunch.runtime.parallel.tiers.split_hub import SplitHub
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.parallel.tiers.gradient_aggregator import GradientAggregator
+from ttlaunch.runtime.parallel.tiers.split_gradient_aggregator import SplitGradientAggregator
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.training.validation import validation_losses
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import TrainingFile
@@ -97,14 +97,14 @@ def ranks_of_share(cfg: TrainingFile, ctx: RankContext) -> tuple[Rank, ...]:
     return workers[workers.index(ctx.rank) % width :: width]
 
 
-def build_hub(cfg: TrainingFile, ctx: RankContext, model: Model) -> GradientHub | SplitHub:
+def build_aggregator(cfg: TrainingFile, ctx: RankContext, model: Model) -> GradientAggregator | SplitGradientAggregator:
     """Where workers bring the sums of their blocks of micro-batches, whole or in shares; for the rank that aggregates."""
     groups, width = worker_groups(cfg, ctx), cfg.device_config.split_ranks
     followers, size = ctx.ranks("optimizer"), cfg.multihost_config.bucket_megabytes
     if width > 1:
         blocks = [{group.rows[0][place]: group.block for group in groups} for place in range(width)]
-        return SplitHub(cfg, model, ctx=ctx, workers=blocks, followers=followers)
-    return GradientHub(
+        return SplitGradientAggregator(cfg, model, ctx=ctx, workers=blocks, followers=followers)
+    return GradientAggregator(
         model.parameters(),
         ctx=ctx,
         workers={group.first: group.block for group in groups},

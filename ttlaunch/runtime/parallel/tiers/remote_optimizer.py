@@ -20,18 +20,18 @@ from collections.abc import Iterable, Mapping
 from torch import nn
 
 from ttlaunch.runtime.comm.agreement import SharedState
-from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.model.flat import FlatParameters
 from ttlaunch.runtime.parallel.gradients.bucket_messages import AgreedBuckets
-from ttlaunch.runtime.parallel.tiers.gradient_uplink import GradientUplink
-from ttlaunch.runtime.parallel.tiers.weight_downlink import WeightDownlink
+from ttlaunch.runtime.parallel.tiers.gradient_sender import GradientSender
+from ttlaunch.runtime.parallel.tiers.weight_receiver import WeightReceiver
 from ttlaunch.runtime.world import Rank
 
 
 class RemoteOptimizer:
     """Stands in for a local optimizer in a worker's loop; keeps no state but gradient sums.
 
-    At the other end is a `GradientHub`, or the worker that this one is a member of.
+    At the other end is a `GradientAggregator`, or the worker that this one is a member of.
 
     `step()` moves 2S bytes, S = 4N: the gradients to the rank that aggregates, the new weights back (one further S for
     each further subtree if the worker's block of micro-batches is not a node of the reduction's tree), each in as many
@@ -43,7 +43,7 @@ class RemoteOptimizer:
         parameters: Iterable[nn.Parameter],
         aggregator_rank: Rank,
         *,
-        ctx: Socket,
+        ctx: Communicator,
         block: range = range(1),
         model: nn.Module | None = None,
         members: Mapping[Rank, range] | None = None,
@@ -70,8 +70,8 @@ class RemoteOptimizer:
         self._flat = FlatParameters(parameters)
         self._block = block
         self._agreed = AgreedBuckets(ctx, self._flat.starts, source=aggregator_rank, followers=members)
-        self._uplink = GradientUplink(ctx, self._flat, dest=aggregator_rank, block=block, members=members)
-        self._downlink = WeightDownlink(ctx, self._flat, source=aggregator_rank, members=members, shared=shared)
+        self._uplink = GradientSender(ctx, self._flat, dest=aggregator_rank, block=block, members=members)
+        self._downlink = WeightReceiver(ctx, self._flat, source=aggregator_rank, members=members, shared=shared)
         self._has_weights = self._is_open = False
         self._accumulated = 0
         self._waits_at_once = model is None

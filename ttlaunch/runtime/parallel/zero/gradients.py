@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ttlaunch.runtime.comm.protocol import Pending, Socket
+from ttlaunch.runtime.comm.protocol import Communicator, Pending
 from ttlaunch.runtime.comm.reduction import aligned_subtrees, contiguous_blocks, mean_per_token
 from ttlaunch.runtime.comm.tree_exchange import add_up, merge_halves
 from ttlaunch.runtime.parallel.gradients.sums import CountsExchange
 from ttlaunch.runtime.parallel.zero.layout import Layer
 from ttlaunch.runtime.parallel.zero.owned import OwnedParameters
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 
 _GRADIENTS = 30_032
@@ -61,7 +61,7 @@ class ScatteredGradients:
         parameters: Sequence[nn.Parameter],
         owned: OwnedParameters,
         *,
-        ctx: Socket,
+        ctx: Communicator,
         among: Sequence[Rank],
         micro_batches: int,
     ) -> None:
@@ -84,7 +84,7 @@ class ScatteredGradients:
         self._views: dict[tuple[int, int], list[Tensor]] = {}
         self._sums: list[tuple[range, Tensor]] = []
         self._open: Tensor | None = None
-        self._boxes: dict[tuple[int, int], Tensor] = {}
+        self._buffers: dict[tuple[int, int], Tensor] = {}
         self._scattering: deque[_UnderWay] = deque()
         self._gathering: list[Pending] = []
         self._counts: CountsExchange | None = None
@@ -150,7 +150,7 @@ class ScatteredGradients:
     @property
     def buffer_bytes(self) -> int:
         """Of the memory for partial sums and for what arrives."""
-        return sum(one.untyped_storage().nbytes() for one in [*self._made.values(), *self._boxes.values()])
+        return sum(one.untyped_storage().nbytes() for one in [*self._made.values(), *self._buffers.values()])
 
     def _exchange(self, counts: Counts) -> CountsExchange:
         rows = [torch.tensor(one, dtype=torch.float64) for one in counts]
@@ -168,8 +168,8 @@ class ScatteredGradients:
                 arriving += [(leaves, part, None) for leaves, part in zip(nodes, parts, strict=True)]
                 continue
             for leaves in nodes if size else ():
-                box = self._box(leaves.start, layer)[:size]
-                arriving.append((leaves, box, self._ctx.irecv(box, source=self._among[other], tag=_GRADIENTS)))
+                buffer = self._shard_buffer(leaves.start, layer)[:size]
+                arriving.append((leaves, buffer, self._ctx.irecv(buffer, source=self._among[other], tag=_GRADIENTS)))
         return arriving
 
     def _finish(self, under_way: _UnderWay) -> None:
@@ -217,13 +217,13 @@ class ScatteredGradients:
     def _give_back(self, buffers: Sequence[Tensor]) -> None:
         self._free += [self._made[one.data_ptr()] for one in buffers if one.data_ptr() in self._made]
 
-    def _box(self, node: int, layer: Layer) -> Tensor:
-        """Room for a shard of another rank's node; the same in every step, which spares the sockets some work."""
+    def _shard_buffer(self, node: int, layer: Layer) -> Tensor:
+        """Room for a shard of another rank's node; the same in every step, so the transport keeps its prepared requests."""
         key = (node, layer.index % (_LAG + 1))
-        if key not in self._boxes:
+        if key not in self._buffers:
             size = max(len(one.shards[self._owned.place]) for one in self._owned.layout.layers)
-            self._boxes[key] = self._owned.grads_N.new_empty(size)
-        return self._boxes[key]
+            self._buffers[key] = self._owned.grads_N.new_empty(size)
+        return self._buffers[key]
 
     def _others(self) -> list[int]:
         """Places of the other ranks, from the next one around, so that not all send to the first at once."""

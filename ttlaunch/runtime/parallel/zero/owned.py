@@ -36,7 +36,7 @@ class OwnedParameters:
         """Keep of a flat model what this rank owns at this stage; the rest of its memory is given up."""
         self.layout, self.place = layout, place
         self.shares_state, self.shares_gradients, self.shares_parameters = (zero_stage >= least for least in (1, 2, 3))
-        self.loss_scaler, self.ledger = model.loss_scaler, model.ledger
+        self.loss_scaler, self.traffic = model.loss_scaler, model.traffic
         self._model = model
         self._starts = _starts([layer.shards[place] for layer in layout.layers])
         self.weights_N, self.grads_N = model.weights_N, model.grads_N

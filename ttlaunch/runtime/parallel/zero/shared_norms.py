@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.parallel.zero.owned import OwnedParameters
-from ttlaunch.runtime.telemetry.ledger import Ledger, operation
+from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter, operation
 from ttlaunch.runtime.training.norms import join_sums
 from ttlaunch.runtime.world import Rank
 
@@ -21,7 +21,9 @@ class SharedNorms:
     Order: that of `training/norms.py`.
     """
 
-    def __init__(self, owned: OwnedParameters, *, ctx: Socket, among: Sequence[Rank], ledger: Ledger) -> None:
+    def __init__(
+        self, owned: OwnedParameters, *, ctx: Communicator, among: Sequence[Rank], traffic: TrafficCounter
+    ) -> None:
         """Plan; the books are told how many nodes this rank has."""
         self._ctx, self._among, self._owned = ctx, among, owned
         self._own = owned.squared_norms()
@@ -30,28 +32,28 @@ class SharedNorms:
         count = len(among) if self._is_shared else 1
         self._place = owned.place if self._is_shared else 0
         self._nodes = [owned.nodes_of(place) if place != self._place else own_nodes for place in range(count)]
-        self._boxes = [torch.zeros(len(nodes), dtype=torch.float64) for nodes in self._nodes]
-        ledger.note(norm_nodes=len(own_nodes))
+        self._buffers = [torch.zeros(len(nodes), dtype=torch.float64) for nodes in self._nodes]
+        traffic.note(norm_nodes=len(own_nodes))
 
     def squares(self) -> dict[str, float]:
         """The squared norm of each parameter's gradient by name, in the model's order; the loss scale is divided out."""
-        mine = self._boxes[self._place]
+        mine = self._buffers[self._place]
         mine.copy_(
             torch.tensor([total for norms in self._own for total in norms.sums(self._owned.grads_N)], dtype=mine.dtype)
         )
         pending = []
         with operation(self._ctx, "squared_norms"):
-            for other, box in enumerate(self._boxes):
-                if other != self._place and len(box):
-                    pending.append(self._ctx.irecv(box, source=self._among[other], tag=_TAG))
+            for other, buffer in enumerate(self._buffers):
+                if other != self._place and len(buffer):
+                    pending.append(self._ctx.irecv(buffer, source=self._among[other], tag=_TAG))
                 if other != self._place and len(mine):
                     pending.append(self._ctx.isend(mine, dest=self._among[other], tag=_TAG))
         for message in pending:
             message.wait()
         found = [
             pair
-            for nodes, box in zip(self._nodes, self._boxes, strict=True)
-            for pair in zip(nodes, box.tolist(), strict=True)
+            for nodes, buffer in zip(self._nodes, self._buffers, strict=True)
+            for pair in zip(nodes, buffer.tolist(), strict=True)
         ]
         found.sort(key=lambda pair: (pair[0][0], pair[0][1].start))
         scale = self._owned.loss_scaler.scale

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from ttlaunch.errors import TtlaunchError
-from ttlaunch.runtime.comm.protocol import Pending, Socket
+from ttlaunch.runtime.comm.protocol import Communicator, Pending
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.zero.layout import Layer
 from ttlaunch.runtime.parallel.zero.owned import OwnedParameters
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 
 _VERSIONS, _WEIGHTS = 30_030, 30_031
@@ -48,7 +48,7 @@ class GatheredWeights:
         layers: In the order of a forward pass.
     """
 
-    def __init__(self, model: Model, owned: OwnedParameters, *, ctx: Socket, among: Sequence[Rank]) -> None:
+    def __init__(self, model: Model, owned: OwnedParameters, *, ctx: Communicator, among: Sequence[Rank]) -> None:
         """Look at the model; at stage 3 its parameters get memory that layers share. Nothing is sent.
 
         Args:
@@ -173,8 +173,8 @@ class GatheredWeights:
                 parts = [layout.kept(layer, other)]
                 parts += [layout.use_again(layer, layer.shards[other])[0]] if self._slots else []
                 for values in filter(None, parts):
-                    box = whole[layer.within(values)]
-                    messages.append(self._ctx.irecv(box, source=self._among[other], tag=_WEIGHTS))
+                    buffer = whole[layer.within(values)]
+                    messages.append(self._ctx.irecv(buffer, source=self._among[other], tag=_WEIGHTS))
             for _, part in mine:
                 others = [self._among[other] for other in self._others] if part.numel() else []
                 messages += [self._ctx.isend(part, dest=other, tag=_WEIGHTS) for other in others]

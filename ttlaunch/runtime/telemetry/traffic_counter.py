@@ -1,7 +1,7 @@
 """What a rank sent, to whom, for which operation and in which phase of which step; and how long it waited for others.
 
 Every message is counted where it leaves, in memory; steps that sent the same are kept as one row. A line goes to the
-rank's ledger file every few seconds, in long runs every few minutes, and at the end, so what a run did is known also
+rank's traffic file every few seconds, in long runs every few minutes, and at the end, so what a run did is known also
 when it is killed.
 
 A message belongs to the operation that `operation()` names, else to the function of the recipe that sent it, without a
@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from ttlaunch import contract
-from ttlaunch.runtime.telemetry.black_box import BlackBox, Place
+from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder, Place
 from ttlaunch.runtime.telemetry.memory import Owner
 from ttlaunch.runtime.telemetry.profile import StepProfile
 from ttlaunch.runtime.telemetry.trace import Trace
@@ -36,7 +36,7 @@ FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 
 _PASSES = frozenset({FORWARD, BACKWARD, UPDATE})
 _RUNTIME = str(Path(__file__).parents[1]) + os.sep
-_VERBS = tuple(f"{_RUNTIME}{name}.py" for name in ("context", "telemetry/ledger", "comm/ledger_socket"))
+_VERBS = tuple(f"{_RUNTIME}{name}.py" for name in ("context", "telemetry/traffic_counter", "comm/counting"))
 _NOTHING = contextlib.nullcontext()
 _FLUSH_S, _FLUSH_SHARE = 2.0, 0.05  # the longer a run, the rarer lines are, so that days of it make no large file
 _MOST_STEPS = 2000
@@ -45,8 +45,8 @@ Key = tuple[str, int | None, str, int]
 """Operation, bucket, phase, destination."""
 
 
-class Ledger:
-    """The books of one rank.
+class TrafficCounter:
+    """Counts what one rank sends, and times what it does and waits for.
 
     Attributes:
         step: That what is sent now belongs to; 0 before the first.
@@ -54,7 +54,7 @@ class Ledger:
         label: Operation and bucket in force; None: that of the function that sends.
         trace: A timeline of the same; None: nobody asked for one.
         profile: Torch's profiler on some steps; None: nobody asked for it.
-        box: The rank's black box; None: it has none, as in `ttlaunch simulate`.
+        recorder: The rank's flight recorder; None: it has none, as in `ttlaunch simulate`.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class Ledger:
         path: Path | None = None,
         *,
         trace: Trace | None = None,
-        box: BlackBox | None = None,
+        recorder: FlightRecorder | None = None,
         profile: StepProfile | None = None,
     ) -> None:
-        """Keep books, and write them to a file if one is named; what happens when goes to the trace if there is one."""
+        """Count, and append to a file if one is named; begin and end of everything go to the trace if there is one."""
         self.step = 0
         self.phase = self._rest = START
         self.label: tuple[str, int | None] | None = None
         self.trace = trace
-        self.box = box
+        self.recorder = recorder
         self.profile = profile
         self._path = path
         self._micro_batch: int | None = None
@@ -101,8 +101,8 @@ class Ledger:
         """What follows belongs to this step."""
         self._close_step()
         self.step = step
-        if self.box is not None:
-            self.box.begin_step(step)
+        if self.recorder is not None:
+            self.recorder.begin_step(step)
         if self.profile is not None:
             self.profile.begin_step(step)
         self.phase = self._rest = EXCHANGE
@@ -113,8 +113,8 @@ class Ledger:
         self._rest = AFTER
         self.enter(AFTER)
         self._spent["step"] += self._since - self._step_began
-        if self.box is not None:
-            self.box.end_step(self._since - self._step_began)
+        if self.recorder is not None:
+            self.recorder.end_step(self._since - self._step_began)
         if self.trace is not None and self.trace.is_open:
             self.trace.span(f"step {self.step}", "step", self._step_began, self._since)
             self.trace.end_step()
@@ -130,8 +130,8 @@ class Ledger:
         """Say what the rank does from here on, and with which micro-batch."""
         now = time.monotonic_ns()
         self._spent[self.phase] += now - self._since
-        if self.box is not None:
-            self.box.passed()
+        if self.recorder is not None:
+            self.recorder.passed()
         if self.trace is not None and self.phase in _PASSES:
             self._trace_pass(self.trace, now)
         self.phase, self._since, self._micro_batch = phase, now, micro_batch
@@ -167,7 +167,7 @@ class Ledger:
         self._last = self.step
         now = time.monotonic_ns()
         is_late = now - self._flushed > max(_FLUSH_S * 1e9, (now - self._began) * _FLUSH_SHARE)
-        is_first = self._first == 0 < self.step  # so that books are there even if the run is soon killed
+        is_first = self._first == 0 < self.step  # so that a line is there even if the run is soon killed
         if is_late or is_first or is_last or self.step - self._first >= _MOST_STEPS:
             self._flush()
 
@@ -179,7 +179,7 @@ class Ledger:
         self._times: dict[str, dict[int, int]] = defaultdict(dict)
 
     def _flush(self) -> None:
-        """Append a line; a full disk costs the books, not the run."""
+        """Append a line; a full disk costs the line, not the run."""
         line = json.dumps(self._stretch(), separators=(",", ":")) + "\n"
         if self._path is not None:
             with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
@@ -190,7 +190,7 @@ class Ledger:
 
     def _stretch(self) -> dict[str, Any]:
         return {
-            "format": contract.LEDGER_FORMAT,
+            "format": contract.TRAFFIC_FORMAT,
             "first": self._first,
             "last": self._last,
             "facts": self._facts,
@@ -203,42 +203,42 @@ class Ledger:
 class _Label:
     """Puts a label into force for a block; a class, because a generator would take three times as long."""
 
-    __slots__ = ("_before", "_label", "_ledger")
+    __slots__ = ("_before", "_label", "_traffic")
 
-    def __init__(self, ledger: Ledger, label: tuple[str, int | None]) -> None:
-        self._ledger = ledger
+    def __init__(self, traffic: TrafficCounter, label: tuple[str, int | None]) -> None:
+        self._traffic = traffic
         self._label = label
 
     def __enter__(self) -> None:
-        self._before, self._ledger.label = self._ledger.label, self._label
+        self._before, self._traffic.label = self._traffic.label, self._label
 
     def __exit__(self, *_: object) -> None:
-        self._ledger.label = self._before
+        self._traffic.label = self._before
 
 
-def operation(socket: object, name: str, *, bucket: int | None = None) -> AbstractContextManager[None]:
+def operation(communicator: object, name: str, *, bucket: int | None = None) -> AbstractContextManager[None]:
     """Attribute the messages of a block to an operation; the innermost name counts.
 
     Args:
-        socket: A rank's context, or its socket; one that keeps no books is left alone.
+        communicator: A rank's context, or its communicator; one that counts nothing is left alone.
         name: Such as `gradients`; the same on both ends.
         bucket: Which part of a vector that is sent in several.
     """
-    ledger: Ledger | None = getattr(socket, "ledger", None)
-    return _NOTHING if ledger is None else _Label(ledger, (name, bucket))
+    traffic: TrafficCounter | None = getattr(communicator, "traffic", None)
+    return _NOTHING if traffic is None else _Label(traffic, (name, bucket))
 
 
 def register_owner(holder: object, owner: Owner, tensors: Callable[[Owner], Iterable[tuple[str, Tensor]]]) -> None:
     """Say who holds tensors from step to step, for a run that was asked how much memory they take.
 
     Args:
-        holder: A rank's context, its socket, or a model that it watches; one that keeps no books is left alone.
+        holder: A rank's context, its communicator, or a model that it watches; one that keeps no books is left alone.
         owner: As in `TensorOwners.add`.
         tensors: As there.
     """
-    ledger: Ledger | None = getattr(holder, "ledger", None)
-    if ledger is not None and ledger.profile is not None:
-        ledger.profile.owners.add(owner, tensors)
+    traffic: TrafficCounter | None = getattr(holder, "traffic", None)
+    if traffic is not None and traffic.profile is not None:
+        traffic.profile.owners.add(owner, tensors)
 
 
 def caller() -> tuple[tuple[str, int | None], Place]:

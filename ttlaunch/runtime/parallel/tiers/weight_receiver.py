@@ -10,15 +10,15 @@ from functools import partial
 from torch import nn
 
 from ttlaunch.runtime.comm.agreement import SharedState, agree
-from ttlaunch.runtime.comm.protocol import Pending, Socket
+from ttlaunch.runtime.comm.protocol import Communicator, Pending
 from ttlaunch.runtime.model.flat import FlatParameters
 from ttlaunch.runtime.parallel.gradients.bucket_messages import WEIGHTS, Outbox, irecv_bucket
 from ttlaunch.runtime.parallel.gradients.buckets import Bucket
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 
 
-class WeightDownlink:
+class WeightReceiver:
     """Receives weights in the order in which a forward pass reads them, the last bucket of a backward pass first.
 
     A rank with members hands each bucket on as soon as it has it.
@@ -26,7 +26,7 @@ class WeightDownlink:
 
     def __init__(
         self,
-        ctx: Socket,
+        ctx: Communicator,
         flat: FlatParameters,
         *,
         source: Rank,

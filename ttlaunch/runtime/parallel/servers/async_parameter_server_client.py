@@ -17,18 +17,18 @@ from ttlaunch.runtime.parallel.compression.codec import build_codec
 from ttlaunch.runtime.parallel.servers import messages
 from ttlaunch.runtime.parallel.servers.owners import note_what_is_not_kept
 from ttlaunch.runtime.parallel.servers.pushes import Push, pack_push
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
-class ElasticLink:
-    """The other end of an `ElasticDesk`.
+class AsyncParameterServerClient:
+    """The other end of an `AsyncParameterServer`.
 
-        link = ElasticLink(ctx, model, pull_interval=N, is_ahead=True, compression=cfg.compression_config)
-        link.register()                      # first weights, first tasks
-        while task := link.next_task():      # a step, whose data is this worker's
-            ...                              # `link.advance()` after each micro-batch
-            link.push(task, loss=loss, tokens=tokens)      # the mean gradient is in `model.grads_N`
+        client = AsyncParameterServerClient(ctx, model, pull_interval=N, is_ahead=True, compression=cfg.compression_config)
+        client.register()                      # first weights, first tasks
+        while task := client.next_task():      # a step, whose data is this worker's
+            ...                              # `client.advance()` after each micro-batch
+            client.push(task, loss=loss, tokens=tokens)      # the mean gradient is in `model.grads_N`
 
     With `is_ahead` a worker has one more task in hand than the one it computes. It takes the answer to a push, with the
     next task and every `pull_interval` pushes with weights, only after the first micro-batch of the task that follows; by
@@ -104,7 +104,7 @@ class ElasticLink:
         message = pack_push(Push(task, version, tokens, loss, wants_weights), payload)
         with operation(self._ctx, "pushes"):
             self._under_way = [self._ctx.isend(message, dest=self._server, tag=messages.PUSHES)]
-        self._ctx.ledger.note(pushes=1)
+        self._ctx.traffic.note(pushes=1)
         self._kept = [message]
         self._ask(with_weights=wants_weights)
         if not self._is_ahead:

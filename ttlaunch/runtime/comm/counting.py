@@ -1,4 +1,4 @@
-"""A rank's socket with books: every message passes through here, is counted, and what it made the rank wait is timed."""
+"""Counts every message of a rank, times what the rank waits for, and enters both into its flight recorder."""
 
 import time
 from collections.abc import Sequence
@@ -6,133 +6,133 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ttlaunch.flight_recorder import ANY, IRECV, ISEND, RECV, SEND, WAIT_ANY, WAIT_RECV, WAIT_SEND
-from ttlaunch.runtime.comm.protocol import Pending, Socket
-from ttlaunch.runtime.telemetry.black_box import BlackBox, Place
-from ttlaunch.runtime.telemetry.ledger import Ledger, caller
+from ttlaunch.runtime.comm.protocol import Communicator, Pending
+from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder, Place
 from ttlaunch.runtime.telemetry.trace import Trace
+from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter, caller
 from ttlaunch.runtime.world import Rank
 
 _now = time.monotonic_ns
 _Label = tuple[str, int | None]
 
 
-class LedgerSocket:
-    """Another socket's messages, unchanged, entered into a ledger and into the rank's black box.
+class CountingCommunicator:
+    """Send and receive through another communicator, and enter every message into the traffic counter and the flight recorder.
 
-    Cost: no message; about 2 µs for each, at its sender and at its receiver, and under 1 µs for the black box.
+    Cost: no message; about 2 µs for each, at its sender and at its receiver, and under 1 µs for the flight recorder.
     """
 
-    def __init__(self, socket: Socket, ledger: Ledger) -> None:
-        self.rank = socket.rank
-        self.ledger = ledger
-        self._socket = socket
+    def __init__(self, communicator: Communicator, traffic: TrafficCounter) -> None:
+        self.rank = communicator.rank
+        self.traffic = traffic
+        self._communicator = communicator
 
     def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
-        """Send and wait; see `Socket`."""
+        """Send and wait; see `Communicator`."""
         if self._open_trace() is not None:
             self.isend(tensor, dest=dest, tag=tag).wait()
             return
         label, place = self._named()
-        box, at, size = self.ledger.box, 0, tensor.nbytes
+        recorder, at, size = self.traffic.recorder, 0, tensor.nbytes
         began = _now()
-        if box is not None:
-            at = box.begin(SEND, label, place, dest, tag, size, began)
-        with self.ledger.marked("send", label[0]):
-            self._socket.send(tensor, dest=dest, tag=tag)
+        if recorder is not None:
+            at = recorder.begin(SEND, label, place, dest, tag, size, began)
+        with self.traffic.marked("send", label[0]):
+            self._communicator.send(tensor, dest=dest, tag=tag)
         ended = _now()
-        if box is not None:
-            box.end(at, ended)
-        self.ledger.waited(label[0], ended - began)
-        self.ledger.sent(label, dest, size)
+        if recorder is not None:
+            recorder.end(at, ended)
+        self.traffic.waited(label[0], ended - began)
+        self.traffic.sent(label, dest, size)
 
     def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
-        """Receive and wait; see `Socket`."""
+        """Receive and wait; see `Communicator`."""
         if self._open_trace() is not None:
             self.irecv(tensor, source=source, tag=tag).wait()
             return
         label, place = self._named()
-        box, at = self.ledger.box, 0
+        recorder, at = self.traffic.recorder, 0
         began = _now()
-        if box is not None:
-            at = box.begin(RECV, label, place, source, tag, tensor.nbytes, began)
-        with self.ledger.marked("recv", label[0]):
-            self._socket.recv(tensor, source=source, tag=tag)
+        if recorder is not None:
+            at = recorder.begin(RECV, label, place, source, tag, tensor.nbytes, began)
+        with self.traffic.marked("recv", label[0]):
+            self._communicator.recv(tensor, source=source, tag=tag)
         ended = _now()
-        if box is not None:
-            box.end(at, ended)
-        self.ledger.waited(label[0], ended - began)
+        if recorder is not None:
+            recorder.end(at, ended)
+        self.traffic.waited(label[0], ended - began)
 
     def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
         label, place = self._named()
         size, began = tensor.nbytes, _now()
         entry = self._enter(ISEND, WAIT_SEND, label, place, dest, tag, size, began)
-        with self.ledger.marked("isend", label[0]):
-            pending = self._socket.isend(tensor, dest=dest, tag=tag)
+        with self.traffic.marked("isend", label[0]):
+            pending = self._communicator.isend(tensor, dest=dest, tag=tag)
         ended = _now()
         if entry is not None:
             entry.posted(ended)
-        self.ledger.waited(label[0], ended - began)
-        self.ledger.sent(label, dest, size)
+        self.traffic.waited(label[0], ended - began)
+        self.traffic.sent(label, dest, size)
         trace = self._open_trace()
         if trace is None:
-            return _Timed(pending, self.ledger, label[0], entry, tag, size)
+            return _Timed(pending, self.traffic, label[0], entry, tag, size)
         number = trace.number(is_send=True, peer=dest, tag=tag)
-        message = _Message(trace, label, dest, tag, number, size, self.ledger.step, is_send=True)
+        message = _Message(trace, label, dest, tag, number, size, self.traffic.step, is_send=True)
         message.begin(began, ended)
-        return _Traced(pending, self.ledger, message, entry, tag, size)
+        return _Traced(pending, self.traffic, message, entry, tag, size)
 
     def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
         label, place = self._named()
         entry = self._enter(IRECV, WAIT_RECV, label, place, source, tag, tensor.nbytes, _now())
-        pending = self._socket.irecv(tensor, source=source, tag=tag)
+        pending = self._communicator.irecv(tensor, source=source, tag=tag)
         if entry is not None:
             entry.posted(_now())
         trace = self._open_trace()
         if trace is None:
-            return _Timed(pending, self.ledger, label[0], entry, tag, tensor.nbytes)
+            return _Timed(pending, self.traffic, label[0], entry, tag, tensor.nbytes)
         number = trace.number(is_send=False, peer=source, tag=tag)
-        message = _Message(trace, label, source, tag, number, tensor.nbytes, self.ledger.step, is_send=False)
-        return _Traced(pending, self.ledger, message, entry, tag, tensor.nbytes)
+        message = _Message(trace, label, source, tag, number, tensor.nbytes, self.traffic.step, is_send=False)
+        return _Traced(pending, self.traffic, message, entry, tag, tensor.nbytes)
 
     def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
-        """See `Socket`. The box then says that the rank waits for any of those that still owe it something under this tag."""
+        """See `Communicator`. The flight recorder then shows that the rank waits for any of those that still owe it something under this tag."""
         transfers = [one for one in pending if isinstance(one, _Timed | _Traced)]
         label, place = self._named()
-        box, at, began = self.ledger.box, 0, _now()
-        if box is not None and timeout_s != 0:
-            at = box.begin(WAIT_ANY, label, place, ANY, transfers[0].tag, transfers[0].size, began, message=1)
-        found = self._socket.wait_any([one.pending for one in transfers], timeout_s=timeout_s)
+        recorder, at, began = self.traffic.recorder, 0, _now()
+        if recorder is not None and timeout_s != 0:
+            at = recorder.begin(WAIT_ANY, label, place, ANY, transfers[0].tag, transfers[0].size, began, message=1)
+        found = self._communicator.wait_any([one.pending for one in transfers], timeout_s=timeout_s)
         ended = _now()
-        if box is not None and timeout_s != 0:
-            box.end(at, ended)
-        self.ledger.waited(label[0], ended - began)
+        if recorder is not None and timeout_s != 0:
+            recorder.end(at, ended)
+        self.traffic.waited(label[0], ended - began)
         return found
 
     def _named(self) -> tuple[_Label, Place | None]:
         """The operation in force; if none is, that of the calling function, of which the line is then known too."""
-        label = self.ledger.label
+        label = self.traffic.label
         return caller() if label is None else (label, None)
 
     def _enter(
         self, begins: int, waits: int, label: _Label, place: Place | None, peer: Rank, tag: int, size: int, now: int
     ) -> "_Entry | None":
-        box = self.ledger.box
-        return None if box is None else _Entry(box, begins, waits, label, place, peer, tag, size, now)
+        recorder = self.traffic.recorder
+        return None if recorder is None else _Entry(recorder, begins, waits, label, place, peer, tag, size, now)
 
     def _open_trace(self) -> Trace | None:
         """None also when the steps that were to be traced are over."""
-        trace = self.ledger.trace
+        trace = self.traffic.trace
         return trace if trace is not None and trace.is_open else None
 
 
 class _Entry:
-    """A transfer in the black box: an operation that begins it, and one that waits for it."""
+    """A transfer in the flight recorder: an operation that begins it, and one that waits for it."""
 
-    __slots__ = ("_at", "_box", "_label", "_message", "_peer", "_place", "_size", "_tag", "_waits")
+    __slots__ = ("_at", "_label", "_message", "_peer", "_place", "_recorder", "_size", "_tag", "_waits")
 
     def __init__(
         self,
-        box: BlackBox,
+        recorder: FlightRecorder,
         begins: int,
         waits: int,
         label: _Label,
@@ -142,61 +142,61 @@ class _Entry:
         size: int,
         now: int,
     ) -> None:
-        self._box = box
+        self._recorder = recorder
         self._waits = waits
         self._label = label
         self._place = place
         self._peer = peer
         self._tag = tag
         self._size = size
-        self._at = box.begin(begins, label, place, peer, tag, size, now)
-        self._message = box.message
+        self._at = recorder.begin(begins, label, place, peer, tag, size, now)
+        self._message = recorder.message
 
     def posted(self, now: int) -> None:
-        self._box.end(self._at, now)
+        self._recorder.end(self._at, now)
 
     def wait(self, now: int) -> None:
-        self._at = self._box.begin(
+        self._at = self._recorder.begin(
             self._waits, self._label, self._place, self._peer, self._tag, self._size, now, self._message
         )
 
     def waited(self, now: int) -> None:
-        self._box.end(self._at, now)
+        self._recorder.end(self._at, now)
 
 
 class _Timed:
     """A transfer whose wait is timed, for the operation that began it."""
 
-    __slots__ = ("_entry", "_ledger", "_operation", "pending", "size", "tag")
+    __slots__ = ("_entry", "_operation", "_traffic", "pending", "size", "tag")
 
     def __init__(
-        self, pending: Pending, ledger: Ledger, operation: str, entry: _Entry | None, tag: int, size: int
+        self, pending: Pending, traffic: TrafficCounter, operation: str, entry: _Entry | None, tag: int, size: int
     ) -> None:
         self.pending = pending
         self.tag = tag
         self.size = size
-        self._ledger = ledger
+        self._traffic = traffic
         self._operation = operation
         self._entry = entry
 
     def wait(self) -> None:
-        _wait(self.pending, self._ledger, self._operation, self._entry)
+        _wait(self.pending, self._traffic, self._operation, self._entry)
 
     def test(self) -> bool:
         return self.pending.test()
 
 
-def _wait(pending: Pending, ledger: Ledger, operation: str, entry: _Entry | None) -> tuple[int, int]:
+def _wait(pending: Pending, traffic: TrafficCounter, operation: str, entry: _Entry | None) -> tuple[int, int]:
     """Wait for a transfer, and say from when to when."""
     began = _now()
     if entry is not None:
         entry.wait(began)
-    with ledger.marked("wait", operation):
+    with traffic.marked("wait", operation):
         pending.wait()
     ended = _now()
     if entry is not None:
         entry.waited(ended)
-    ledger.waited(operation, ended - began)
+    traffic.waited(operation, ended - began)
     return began, ended
 
 
@@ -233,20 +233,20 @@ class _Message:
 class _Traced:
     """A transfer whose wait is timed and traced."""
 
-    __slots__ = ("_entry", "_ledger", "_message", "pending", "size", "tag")
+    __slots__ = ("_entry", "_message", "_traffic", "pending", "size", "tag")
 
     def __init__(
-        self, pending: Pending, ledger: Ledger, message: _Message, entry: _Entry | None, tag: int, size: int
+        self, pending: Pending, traffic: TrafficCounter, message: _Message, entry: _Entry | None, tag: int, size: int
     ) -> None:
         self.pending = pending
         self.tag = tag
         self.size = size
-        self._ledger = ledger
+        self._traffic = traffic
         self._message = message
         self._entry = entry
 
     def wait(self) -> None:
-        self._message.end(*_wait(self.pending, self._ledger, self._message.operation, self._entry))
+        self._message.end(*_wait(self.pending, self._traffic, self._message.operation, self._entry))
 
     def test(self) -> bool:
         return self.pending.test()

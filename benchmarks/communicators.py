@@ -1,6 +1,6 @@
-"""Tensors over `MpiSocket` beside raw mpi4py buffers and beside pickled objects: ping-pong between two ranks.
+"""Tensors over `MpiCommunicator` beside raw mpi4py buffers and beside pickled objects: ping-pong between two ranks.
 
-    PYTHONPATH=. python benchmarks/sockets.py [--rounds 31]
+    PYTHONPATH=. python benchmarks/communicators.py [--rounds 31]
 
 One run of two ranks under the mpirun beside this Python, one torch thread each. The three ways take turns, some hundred
 messages at a time; medians over the rounds of half the time there and back. Raw is `comm.Send` and `comm.Recv` of the
@@ -50,14 +50,14 @@ def measure(rounds: int) -> None:
     MPI.Init_thread(MPI.THREAD_FUNNELED)
     import torch
 
-    from ttlaunch.runtime.comm.mpi import MpiSocket
+    from ttlaunch.runtime.comm.mpi import MpiCommunicator
     from ttlaunch.runtime.world import Rank, World
 
     torch.set_num_threads(1)
     comm = MPI.COMM_WORLD
     me, other = comm.rank, 1 - comm.rank
     world = World(Path(), "", ("peer",) * 2, ("here",) * 2, (0, 1), {}, None, None)
-    socket = MpiSocket(comm, world=world, rank=Rank(me))
+    socket = MpiCommunicator(comm, world=world, rank=Rank(me))
     load = os.getloadavg()[0]
     if me == 0:
         print(f"{'bytes':>10}{'raw µs':>11}{'socket':>11}{'pickled':>11}{'socket/raw':>13}{'pickled/socket':>17}")

@@ -8,19 +8,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import nn
 
 from ttlaunch.runtime.comm.agreement import SharedState, agree
-from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.model.flat import FlatParameters
 from ttlaunch.runtime.parallel.gradients.bucket_messages import GRADIENTS, WEIGHTS, AgreedBuckets, Outbox, irecv_bucket
 from ttlaunch.runtime.parallel.gradients.buckets import Bucket
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 
 
-class OptimizerLink:
+class AggregatorToOptimizer:
     """The aggregator's end. Cost of a step: S bytes each way, S = 4N, in a message for each bucket."""
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], *, ctx: Socket, optimizer: Rank, shared: SharedState | None = None
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        ctx: Communicator,
+        optimizer: Rank,
+        shared: SharedState | None = None,
     ) -> None:
         """Look at the parameters; nothing is sent. A `shared` state comes with the weights."""
         self._shared = shared
@@ -56,11 +61,16 @@ class OptimizerLink:
         agree(self._ctx, self._shared, source=self._optimizer)
 
 
-class AggregatorLink:
+class OptimizerToAggregator:
     """The optimizer's end."""
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], *, ctx: Socket, aggregator: Rank, shared: SharedState | None = None
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        ctx: Communicator,
+        aggregator: Rank,
+        shared: SharedState | None = None,
     ) -> None:
         """Look at the parameters; nothing is sent. A `shared` state goes out with the weights."""
         self._shared = shared

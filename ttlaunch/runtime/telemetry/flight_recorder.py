@@ -1,4 +1,4 @@
-"""Writes a rank's black box: what it does now and did last, in memory that outlives it; for whoever asks why it hangs or died.
+"""Writes a rank's flight recorder: what it does now and did last, in memory that outlives it; for whoever asks why it hangs or died.
 
 The format is `ttlaunch/flight_recorder.py`. A rank that was started by hand has no scratch folder and keeps its box for itself.
 """
@@ -59,8 +59,8 @@ Label = tuple[str, int | None]
 """Operation, and the bucket that it is about."""
 
 
-class BlackBox:
-    """The box of one rank; only its main thread may write.
+class FlightRecorder:
+    """The flight recorder of one rank; only its main thread may write.
 
     Attributes:
         step: That operations belong to from here on.
@@ -70,7 +70,7 @@ class BlackBox:
     """
 
     def __init__(self, path: Path | None, *, rank: int) -> None:
-        """Make the file whole before anybody can see it under its name; without a path the box lies in private memory.
+        """Make the file whole before anybody can see it under its name; without a path the recorder lies in private memory.
 
         Raises:
             OSError: The file cannot be made.
@@ -224,13 +224,13 @@ class BlackBox:
         return counter
 
 
-def open_black_box(environment: Mapping[str, str], *, rank: int) -> BlackBox:
-    """The box of a rank where its shim says it has to lie; in private memory if it says nothing, or if there is no room."""
+def open_flight_recorder(environment: Mapping[str, str], *, rank: int) -> FlightRecorder:
+    """Open a rank's recorder where its shim wants it; in private memory if the shim names no place or there is no room."""
     scratch = environment.get(contract.ENV_SCRATCH)
     if scratch:
         with contextlib.suppress(OSError):
-            return BlackBox(Path(scratch, recorder_file(rank)), rank=rank)
-    return BlackBox(None, rank=rank)
+            return FlightRecorder(Path(scratch, recorder_file(rank)), rank=rank)
+    return FlightRecorder(None, rank=rank)
 
 
 def _mapped(path: Path) -> mmap.mmap:

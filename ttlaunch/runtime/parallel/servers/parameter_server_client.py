@@ -21,21 +21,21 @@ from ttlaunch.runtime.parallel.servers import messages
 from ttlaunch.runtime.parallel.servers.messages import Verdict, pack_counts, pack_verdict, read_verdict
 from ttlaunch.runtime.parallel.servers.owners import note_what_is_not_kept, owners_of_checkpoints
 from ttlaunch.runtime.parallel.servers.shard import cut_values, own_gradients, own_values, second_use_values
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
-class SyncLink:
-    """The other end of a `SyncDesk` on each server.
+class ParameterServerClient:
+    """The other end of a `ParameterServer` on each server.
 
-        link = SyncLink(ctx, model, block=block, compression=cfg.compression_config, straggler=keys.straggler)
-        link.receive_first_weights()
+        client = ParameterServerClient(ctx, model, block=block, compression=cfg.compression_config, straggler=keys.straggler)
+        client.receive_first_weights()
         for step in ctx.steps(cfg):
-            if step > link.version:      # else the others have made this step without this worker
+            if step > client.version:      # else the others have made this step without this worker
                 ...                      # sums of the block's micro-batches
-                link.push(step, sums)
-                link.pull(sums)
-                link.checkpoint(step)    # what this worker's codecs owe
+                client.push(step, sums)
+                client.pull(sums)
+                client.checkpoint(step)    # what this worker's codecs owe
 
     With fp16 and a codec that loses something, the loss scale is divided out before anything is encoded, so what is owed
     from one step to the next does not depend on it. What was sent for a step that was skipped, or that was refused, nobody
@@ -112,7 +112,7 @@ class SyncLink:
         if self._compression.kind != "none" and self._model.loss_scaler.is_on:
             for node in sums.subtrees():
                 node.gradient_N.mul_(1 / self._model.loss_scaler.scale)
-        self._ctx.ledger.note(pushes=1)
+        self._ctx.traffic.note(pushes=1)
         for server, parts in enumerate(self._gradients):
             with operation(self._ctx, "counts"):
                 self._sending.append(self._ctx.isend(counts, dest=self._servers[server], tag=messages.COUNTS))
@@ -124,10 +124,10 @@ class SyncLink:
 
     def pull(self, sums: GradientTree) -> None:
         """Wait for the answer and the weights that come with it; see the attributes for what it says."""
-        box = pack_verdict(Verdict(0, is_over=False, members=()), self._workers)
+        buffer = pack_verdict(Verdict(0, is_over=False, members=()), self._workers)
         with operation(self._ctx, "verdict"):
-            self._ctx.recv(box, source=self._servers[0], tag=messages.VERDICT)
-        self.version, self.is_over, self.members = read_verdict(box, self._workers)
+            self._ctx.recv(buffer, source=self._servers[0], tag=messages.VERDICT)
+        self.version, self.is_over, self.members = read_verdict(buffer, self._workers)
         self._receive_weights(self._model.weights_N, messages.WEIGHTS, "weights")
         skipped = self._model.loss_scaler.skipped
         agree(self._ctx, self._model.loss_scaler, source=self._servers[0])
@@ -154,7 +154,7 @@ class SyncLink:
 
     def send_losses(self, losses_V: Tensor) -> None:
         """Give the first server what a validation of this worker's share came to, and hear whether training goes on."""
-        self._ctx.ledger.note(losses=losses_V.numel())
+        self._ctx.traffic.note(losses=losses_V.numel())
         with operation(self._ctx, "validation"):
             self._ctx.send(losses_V, dest=self._servers[0], tag=messages.VALIDATION)
         agree(self._ctx, self._ctx.early_stop, source=self._servers[0])

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.comm.protocol import Pending, Socket
+from ttlaunch.runtime.comm.protocol import Communicator, Pending
 from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees
 from ttlaunch.runtime.comm.tree_exchange import merge_halves
 from ttlaunch.runtime.model.flat import FlatParameters
 from ttlaunch.runtime.parallel.gradients.bucket_messages import COUNTS, GRADIENTS, irecv_bucket, isend_part
 from ttlaunch.runtime.parallel.gradients.buckets import Bucket
 from ttlaunch.runtime.parallel.gradients.watch import GradientWatch
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 
 Arriving = list[tuple[range, Tensor, Pending | None]]
@@ -27,7 +27,7 @@ def counts_of(tree: GradientTree) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-class GradientUplink:
+class GradientSender:
     """Sums of one worker's block of micro-batches, and of those of its members, and their way to whoever goes on adding.
 
     A member is a rank that sends its sums here rather than further up.
@@ -37,7 +37,7 @@ class GradientUplink:
     """
 
     def __init__(
-        self, ctx: Socket, flat: FlatParameters, *, dest: Rank, block: range, members: Mapping[Rank, range]
+        self, ctx: Communicator, flat: FlatParameters, *, dest: Rank, block: range, members: Mapping[Rank, range]
     ) -> None:
         """Look at the parameters; nothing is sent.
 
@@ -55,7 +55,7 @@ class GradientUplink:
         self._tree = GradientTree(len(flat.grads_N), device=flat.grads_N.device)
         self._watch = GradientWatch(flat)
         self._members = [(rank, leaves) for rank, its in members.items() for leaves in aligned_subtrees(its)]
-        self._boxes = [torch.empty_like(flat.grads_N) for _ in self._members]
+        self._buffers = [torch.empty_like(flat.grads_N) for _ in self._members]
         self._arriving: dict[int, list[Pending]] = {}
         self._counts: list[tuple[Tensor, Pending]] = []
         self._late: list[Bucket] = []
@@ -101,7 +101,7 @@ class GradientUplink:
             self._send_counts(self._joint_counts())
         own: Arriving = [(node.leaves, bucket.of(node.gradient_N), None) for node in self._tree.subtrees()]
         theirs = self._arriving.pop(bucket.index, [])
-        for (_, leaves), box_N, message in zip(self._members, self._boxes, theirs, strict=True):
+        for (_, leaves), box_N, message in zip(self._members, self._buffers, theirs, strict=True):
             own.append((leaves, bucket.of(box_N), message))
         for _, sum_N in merge_halves(own):
             self._sending.append(isend_part(self._ctx, sum_N, bucket, dest=self._dest, tag=GRADIENTS))
@@ -109,20 +109,20 @@ class GradientUplink:
     def _begin_receives(self, buckets: Sequence[Bucket]) -> None:
         for rank in dict.fromkeys(rank for rank, _ in self._members):
             rows = sum(member == rank for member, _ in self._members)
-            box = torch.empty(rows, 4, dtype=torch.float64)
+            buffer = torch.empty(rows, 4, dtype=torch.float64)
             with operation(self._ctx, "counts"):
-                self._counts.append((box, self._ctx.irecv(box, source=rank, tag=COUNTS)))
+                self._counts.append((buffer, self._ctx.irecv(buffer, source=rank, tag=COUNTS)))
         for bucket in buckets:
             self._arriving[bucket.index] = [
                 irecv_bucket(self._ctx, box_N, bucket, source=rank, tag=GRADIENTS)
-                for (rank, _), box_N in zip(self._members, self._boxes, strict=True)
+                for (rank, _), box_N in zip(self._members, self._buffers, strict=True)
             ]
 
     def _joint_counts(self) -> Tensor:
         """Counts of the nodes that this rank's and its members' make together."""
         for _, message in self._counts:
             message.wait()
-        rows = torch.cat([counts_of(self._tree), *(box for box, _ in self._counts)])
+        rows = torch.cat([counts_of(self._tree), *(buffer for buffer, _ in self._counts)])
         self._counts.clear()
         leaves = [node.leaves for node in self._tree.subtrees()] + [leaves for _, leaves in self._members]
         merged = merge_halves((node, row, None) for node, row in zip(leaves, rows[:, 2:], strict=True))

@@ -9,28 +9,28 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ttlaunch.runtime.comm.protocol import Pending, SocketError
+from ttlaunch.runtime.comm.protocol import CommunicationError, Pending
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.compression.codec import build_codec
 from ttlaunch.runtime.parallel.servers import messages
 from ttlaunch.runtime.parallel.servers.pushes import HEADER_BYTES, Push, read_push
 from ttlaunch.runtime.parallel.servers.tasks import TaskList
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
-class ElasticDesk:
-    """The other end of every worker's `ElasticLink`.
+class AsyncParameterServer:
+    """The other end of every worker's `AsyncParameterServerClient`.
 
-        desk = ElasticDesk(ctx, model, tasks, compression=cfg.compression_config)
-        desk.register_workers()
+        server = AsyncParameterServer(ctx, model, tasks, compression=cfg.compression_config)
+        server.register_workers()
         for step in ctx.steps(cfg):
-            worker, push = desk.next_push()      # the gradient is in `model.grads_N`
+            worker, push = server.next_push()      # the gradient is in `model.grads_N`
             ...                                  # the update
-            desk.answer(worker, push, version=step)
-        desk.dismiss()
+            server.answer(worker, push, version=step)
+        server.dismiss()
 
     In which order gradients were applied stands in the run's records, and a run that repeats another one takes them in
     that order: then everything a rank computes is the same, since it depends on nothing else.
@@ -53,9 +53,9 @@ class ElasticDesk:
         size = model.grads_N.numel()
         self._codec = build_codec(compression.model_copy(update={"error_feedback": False}), size, device=ctx.device)
         payload = self._codec.payload_bytes(size)
-        ctx.ledger.note(payload_bytes=payload)
+        ctx.traffic.note(payload_bytes=payload)
         room = HEADER_BYTES + payload
-        self._boxes = {worker: torch.empty(room, dtype=torch.uint8, device=ctx.device) for worker in self._workers}
+        self._buffers = {worker: torch.empty(room, dtype=torch.uint8, device=ctx.device) for worker in self._workers}
         self._asked: dict[Rank, Pending] = {}
         self._in_hand = dict.fromkeys(self._workers, 0)
         self._sending: dict[Rank, list[tuple[Pending, Tensor]]] = {worker: [] for worker in self._workers}
@@ -64,11 +64,11 @@ class ElasticDesk:
     def register_workers(self) -> None:
         """Give each worker that says it is there the weights and as many tasks as it wants in hand."""
         wanted = {worker: torch.empty(1, dtype=torch.int64) for worker in self._workers}
-        for worker, box in wanted.items():
+        for worker, buffer in wanted.items():
             with operation(self._ctx, "registration"):
-                self._ctx.recv(box, source=worker, tag=messages.REGISTER)
-        for number in range(max(int(box.item()) for box in wanted.values())):
-            for worker in [worker for worker, box in wanted.items() if number < int(box.item())]:
+                self._ctx.recv(buffer, source=worker, tag=messages.REGISTER)
+        for number in range(max(int(buffer.item()) for buffer in wanted.values())):
+            for worker in [worker for worker, buffer in wanted.items() if number < int(buffer.item())]:
                 self._send_answer(worker, self._tasks.hand_out(), self._ctx.steps_done, with_weights=number == 0)
         for worker in self._workers:
             self._ask(worker)
@@ -81,12 +81,14 @@ class ElasticDesk:
                 nothing comes. Then the server sleeps.
 
         Raises:
-            SocketError: The gradient is of other weights than this server has ever sent.
+            CommunicationError: The gradient is of other weights than this server has ever sent.
         """
         worker = self._replay.popleft() if self._replay else self._whoever_comes(meanwhile)
         push, payload = self._take(worker)
         if not 0 <= push.version < self._ctx.step:
-            raise SocketError(f"rank {worker} brings a gradient of version {push.version} in step {self._ctx.step}")
+            raise CommunicationError(
+                f"rank {worker} brings a gradient of version {push.version} in step {self._ctx.step}"
+            )
         self._codec.decode(payload, self._model.grads_N)
         return worker, push
 
@@ -116,7 +118,7 @@ class ElasticDesk:
         """Begin to receive the worker's next push, if it has something to compute."""
         if self._in_hand[worker]:
             with operation(self._ctx, "pushes"):
-                self._asked[worker] = self._ctx.irecv(self._boxes[worker], source=worker, tag=messages.PUSHES)
+                self._asked[worker] = self._ctx.irecv(self._buffers[worker], source=worker, tag=messages.PUSHES)
 
     def _whoever_comes(self, meanwhile: Callable[[], bool] | None) -> Rank:
         """The worker whose push is there; of several, the one that was served longest ago."""
@@ -135,7 +137,7 @@ class ElasticDesk:
         with operation(self._ctx, "pushes"):
             self._asked.pop(worker).wait()
         self._in_hand[worker] -= 1
-        return read_push(self._boxes[worker])
+        return read_push(self._buffers[worker])
 
     def _send_answer(self, worker: Rank, task: int, version: int, *, with_weights: bool) -> None:
         """Begin to send; the weights from a copy, since the next update does not wait for this worker."""
@@ -144,12 +146,12 @@ class ElasticDesk:
         answer = torch.tensor([task, version])
         with operation(self._ctx, "answers"):
             self._sending[worker].append((self._ctx.isend(answer, dest=worker, tag=messages.ANSWERS), answer))
-        self._ctx.ledger.note(**{f"answers_to_{worker}": 1})
+        self._ctx.traffic.note(**{f"answers_to_{worker}": 1})
         if with_weights:
             weights_N = self._model.weights_N.clone()
             with operation(self._ctx, "weights"):
                 self._sending[worker].append((self._ctx.isend(weights_N, dest=worker, tag=messages.PULLED), weights_N))
-            self._ctx.ledger.note(**{f"weights_to_{worker}": 1})
+            self._ctx.traffic.note(**{f"weights_to_{worker}": 1})
 
     def _finish_sends(self, worker: Rank) -> None:
         """Of the answer before, which the worker has taken if it has pushed since."""

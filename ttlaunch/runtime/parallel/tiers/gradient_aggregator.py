@@ -10,33 +10,33 @@ import torch
 from torch import Tensor, nn
 
 from ttlaunch.runtime.comm.agreement import SharedState, agree
-from ttlaunch.runtime.comm.protocol import Pending, Socket, SocketError
+from ttlaunch.runtime.comm.protocol import CommunicationError, Communicator, Pending
 from ttlaunch.runtime.comm.reduction import aligned_subtrees, mean_per_token
 from ttlaunch.runtime.comm.tree_exchange import add_up
 from ttlaunch.runtime.model.flat import FlatParameters
 from ttlaunch.runtime.parallel.gradients.bucket_messages import COUNTS, GRADIENTS, WEIGHTS, Outbox, irecv_part, tell_cut
 from ttlaunch.runtime.parallel.gradients.bucket_tuning import BucketTuner
 from ttlaunch.runtime.parallel.gradients.buckets import Bucket, cut_buckets
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 
 _WINDOW = 2
 """Buckets whose messages may arrive at the same time: while one is added up, the next is on its way."""
 
 
-class GradientHub:
+class GradientAggregator:
     """The other end of several `RemoteOptimizer`s.
 
-        hub = GradientHub(model.parameters(), ctx=ctx, workers=blocks)
-        hub.send_first_weights()
+        aggregator = GradientAggregator(model.parameters(), ctx=ctx, workers=blocks)
+        aggregator.send_first_weights()
         for step in ctx.steps(cfg):
-            loss, tokens = hub.begin_step()
-            for bucket in hub.mean_gradients():
+            loss, tokens = aggregator.begin_step()
+            for bucket in aggregator.mean_gradients():
                 ...                      # the bucket's part of the mean is in the parameters' gradients
-            for bucket in hub.buckets:
+            for bucket in aggregator.buckets:
                 ...                      # its weights have been updated
-                hub.send_weights(bucket)
-            hub.end_step()
+                aggregator.send_weights(bucket)
+            aggregator.end_step()
 
     Cost of a step with W workers: W * K * S bytes in, W * S out, S = 4N. Buffers for two buckets of each node.
 
@@ -48,7 +48,7 @@ class GradientHub:
         self,
         parameters: Iterable[nn.Parameter],
         *,
-        ctx: Socket,
+        ctx: Communicator,
         workers: Mapping[Rank, range],
         bucket_megabytes: float | None = None,
         followers: Iterable[Rank] = (),
@@ -75,7 +75,7 @@ class GradientHub:
         self._weights = Outbox(ctx, self._flat.weights_N, dests=self._workers, tag=WEIGHTS)
         self._updated: set[int] = set()
         self._unsent = 0
-        self._boxes: list[list[Tensor]] = []
+        self._buffers: list[list[Tensor]] = []
         self._divisor = 1
         self.buckets: list[Bucket] = []
 
@@ -93,7 +93,7 @@ class GradientHub:
             Mean loss per token and number of tokens of the whole step.
 
         Raises:
-            SocketError: A worker brings other micro-batches than its block.
+            CommunicationError: A worker brings other micro-batches than its block.
 
         Cost: one message of 32K bytes from each worker; in the first steps one of 16 bytes to each.
         """
@@ -108,7 +108,7 @@ class GradientHub:
             room = max(len(bucket.values) for bucket in self.buckets)
             slots = min(_WINDOW, len(self.buckets))
             like = self._flat.grads_N
-            self._boxes = [[like.new_empty(room) for _ in self._nodes] for _ in range(slots)]
+            self._buffers = [[like.new_empty(room) for _ in self._nodes] for _ in range(slots)]
             tell_cut(self._ctx, torch.tensor([self._tuner.bucket_bytes, self._is_settled]), self._followers)
         self._updated.clear()
         self._unsent = len(self.buckets)
@@ -155,8 +155,8 @@ class GradientHub:
         found: list[tuple[Rank, Tensor, Pending]] = []
         with operation(self._ctx, "counts"):
             for worker in self._workers:
-                box = torch.empty(sum(rank == worker for rank, _ in self._nodes), 4, dtype=torch.float64)
-                found.append((worker, box, self._ctx.irecv(box, source=worker, tag=COUNTS)))
+                buffer = torch.empty(sum(rank == worker for rank, _ in self._nodes), 4, dtype=torch.float64)
+                found.append((worker, buffer, self._ctx.irecv(buffer, source=worker, tag=COUNTS)))
             for worker, rows, message in found:
                 message.wait()
                 self._check_counts(worker, rows)
@@ -167,12 +167,12 @@ class GradientHub:
         expected = [leaves for rank, leaves in self._nodes if rank == worker]
         sent = [range(int(start), int(start + size)) for start, size in rows[:, :2].tolist()]
         if sent != expected:
-            raise SocketError(f"rank {worker} brings the sums over {sent}, expected {expected}")
+            raise CommunicationError(f"rank {worker} brings the sums over {sent}, expected {expected}")
 
     def _begin_receives(self, bucket: Bucket) -> list[tuple[range, Tensor, Pending | None]]:
-        boxes = self._boxes[bucket.index % len(self._boxes)]
+        buffers = self._buffers[bucket.index % len(self._buffers)]
         arriving: list[tuple[range, Tensor, Pending | None]] = []
-        for (worker, leaves), box in zip(self._nodes, boxes, strict=True):
-            part = box[: len(bucket.values)]
+        for (worker, leaves), buffer in zip(self._nodes, buffers, strict=True):
+            part = buffer[: len(bucket.values)]
             arriving.append((leaves, part, irecv_part(self._ctx, part, bucket, source=worker, tag=GRADIENTS)))
         return arriving

@@ -28,7 +28,7 @@ from ttlaunch.runtime.parallel.servers.messages import (
 )
 from ttlaunch.runtime.parallel.servers.owners import owners_of_checkpoints
 from ttlaunch.runtime.parallel.servers.shard import ParameterShard
-from ttlaunch.runtime.telemetry.ledger import operation
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import CompressionConfig
 
@@ -51,16 +51,16 @@ class Patience(NamedTuple):
     timeout_s: float
 
 
-class SyncDesk:
-    """One server's end; the other end of every worker's `SyncLink`.
+class ParameterServer:
+    """One server's end; the other end of every worker's `ParameterServerClient`.
 
-        desk = SyncDesk(ctx, shard, micro_batches=M, patience=patience, compression=cfg.compression_config)
-        desk.send_first_weights()
+        server = ParameterServer(ctx, shard, micro_batches=M, patience=patience, compression=cfg.compression_config)
+        server.send_first_weights()
         for step in ctx.steps(cfg):
-            loss, tokens = desk.mean_gradient(step)      # the barrier; the gradient is in `shard.grads_N`
+            loss, tokens = server.mean_gradient(step)      # the barrier; the gradient is in `shard.grads_N`
             ...                                          # the update
-            desk.send_weights(step)
-        desk.dismiss()
+            server.send_weights(step)
+        server.dismiss()
 
     The first server decides whose gradients make a step, and tells the others. A worker that was dropped brings its
     gradient later; it is refused, and the worker gets the weights of the last step and takes part in the next one.
@@ -97,7 +97,7 @@ class SyncDesk:
         self._is_lossy = compression.kind != "none"
         self.owners = owners_of_checkpoints(ctx, compression, straggler=patience.policy)
         room = self._codec.payload_bytes(size)
-        ctx.ledger.note(payload_bytes=room)
+        ctx.traffic.note(payload_bytes=room)
         self._payloads = {
             worker: [torch.empty(room, dtype=torch.uint8, device=ctx.device) for _ in nodes]
             for worker, nodes in self._nodes.items()
@@ -132,7 +132,7 @@ class SyncDesk:
         torch.div(sum_N, max(1, int(tokens)), out=self._shard.grads_N)
         if self._is_lossy and self._shard.loss_scaler.is_on:  # workers have divided it out
             self._shard.grads_N.mul_(self._shard.loss_scaler.scale)
-        self._ctx.ledger.note(steps_made=1)
+        self._ctx.traffic.note(steps_made=1)
         return mean_per_token(loss, int(tokens)), int(tokens)
 
     def send_weights(self, step: int) -> None:
@@ -160,7 +160,7 @@ class SyncDesk:
 
     def agree_to_go_on(self) -> None:
         """Let the other servers and the members know whether training goes on after a validation."""
-        self._ctx.ledger.note(validations=1, **{f"validations_with_{worker}": 1 for worker in self.members})
+        self._ctx.traffic.note(validations=1, **{f"validations_with_{worker}": 1 for worker in self.members})
         first, others = self._servers[0], self._servers[1:]
         source, dests = (None, (*others, *self.members)) if self._is_first else (first, ())
         agree(self._ctx, self._ctx.early_stop, source=source, dests=dests)
@@ -216,10 +216,10 @@ class SyncDesk:
     def _follow(self, newest: int) -> dict[Rank, Tensor]:
         """Do what the first server says, until it says whose gradients make the step; nobody's after the last."""
         while True:
-            box = pack_order(messages.END, (), self._workers)
+            buffer = pack_order(messages.END, (), self._workers)
             with operation(self._ctx, "orders"):
-                self._ctx.recv(box, source=self._servers[0], tag=messages.ORDER)
-            kind, chosen = read_order(box, self._workers)
+                self._ctx.recv(buffer, source=self._servers[0], tag=messages.ORDER)
+            kind, chosen = read_order(buffer, self._workers)
             found = {}
             for worker in chosen:
                 self._ask(worker)
@@ -231,9 +231,9 @@ class SyncDesk:
     def _ask(self, worker: Rank) -> None:
         """Begin to wait for which step the worker's next gradient is of."""
         if worker not in self._asked:
-            box = empty_counts(self._nodes[worker])
+            buffer = empty_counts(self._nodes[worker])
             with operation(self._ctx, "counts"):
-                self._asked[worker] = box, self._ctx.irecv(box, source=worker, tag=messages.COUNTS)
+                self._asked[worker] = buffer, self._ctx.irecv(buffer, source=worker, tag=messages.COUNTS)
 
     def _next_worker(self, timeout_s: float | None) -> Rank | None:
         """Sleep until any worker that was asked has a gradient; None when time is over."""
@@ -259,7 +259,7 @@ class SyncDesk:
     def _order(self, kind: int, chosen: Sequence[Rank]) -> None:
         """Tell the other servers, if this one is the first."""
         if self._is_first:
-            self._ctx.ledger.note(orders=1)
+            self._ctx.traffic.note(orders=1)
             for server in self._servers[1:]:
                 with operation(self._ctx, "orders"):
                     self._ctx.send(pack_order(kind, chosen, self._workers), dest=server, tag=messages.ORDER)
@@ -299,7 +299,7 @@ class SyncDesk:
             agree(self._ctx, self._shard.loss_scaler, dests=workers)
 
     def _send(self, values_N: Tensor, workers: Sequence[Rank], tag: int, name: str) -> None:
-        self._ctx.ledger.note(**{f"{name}_to_{worker}": 1 for worker in workers})
+        self._ctx.traffic.note(**{f"{name}_to_{worker}": 1 for worker in workers})
         with operation(self._ctx, name):
             for sending in [self._ctx.isend(values_N, dest=worker, tag=tag) for worker in workers]:
                 sending.wait()

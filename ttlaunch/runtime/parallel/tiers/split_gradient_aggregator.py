@@ -10,23 +10,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ttlaunch.runtime.comm.protocol import Socket
+from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.model.flat import FlatParameters
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.gradients.bucket_messages import tell_cut
 from ttlaunch.runtime.parallel.gradients.buckets import BYTES_PER_MEGABYTE, Bucket, cut_buckets
 from ttlaunch.runtime.parallel.tensor.share import ModelShare
-from ttlaunch.runtime.parallel.tiers.gradient_hub import GradientHub
+from ttlaunch.runtime.parallel.tiers.gradient_aggregator import GradientAggregator
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import TrainingFile
 
 
-class SplitHub:
-    """Has the verbs of `GradientHub`, and one such hub for each share of the model.
+class SplitGradientAggregator:
+    """Has the verbs of `GradientAggregator`, and one such aggregator for each share of the model.
 
     What all ranks have whole, such as norms, arrives with every share, with the same bits; the first share's counts.
 
-    Cost of a step: that of the hubs of its shares, and two copies of gradients and weights. Memory for all shares beside the
+    Cost of a step: that of the aggregators of its shares, and two copies of gradients and weights. Memory for all shares beside the
     whole model. The mean goes on when all shares have come, and weights go out when all are updated.
 
     Attributes:
@@ -38,7 +38,7 @@ class SplitHub:
         cfg: TrainingFile,
         model: Model,
         *,
-        ctx: Socket,
+        ctx: Communicator,
         workers: Sequence[Mapping[Rank, range]],
         followers: Iterable[Rank] = (),
     ) -> None:
@@ -48,7 +48,7 @@ class SplitHub:
             cfg: Sizes.
             model: The whole.
             ctx: How to reach the workers.
-            workers: For each share who sends it, as for `GradientHub`.
+            workers: For each share who sends it, as for `GradientAggregator`.
             followers: Ranks that need to know the buckets of the whole model.
         """
         self._ctx = ctx
@@ -59,8 +59,8 @@ class SplitHub:
             for place in range(len(workers))
         ]
         megabytes = cfg.multihost_config.bucket_megabytes
-        self._hubs = [
-            GradientHub(
+        self._aggregators = [
+            GradientAggregator(
                 share.parameters(), ctx=ctx, workers=blocks, bucket_megabytes=megabytes, shared=model.loss_scaler
             )
             for share, blocks in zip(self._shares, workers, strict=True)
@@ -74,24 +74,24 @@ class SplitHub:
     def send_first_weights(self) -> None:
         """Let all workers begin with their shares of the weights that are here."""
         self._split_weights()
-        for hub in self._hubs:
-            hub.send_first_weights()
+        for aggregator in self._aggregators:
+            aggregator.send_first_weights()
 
     def begin_step(self) -> tuple[float, int]:
-        """Wait until every worker knows its loss; see `GradientHub`. Ranks that split a model know the same one."""
+        """Wait until every worker knows its loss; see `GradientAggregator`. Ranks that split a model know the same one."""
         if not self._is_settled:
             tell_cut(self._ctx, torch.tensor([self._bucket_bytes, True]), self._followers)
             self._is_settled = True
         self._updated.clear()
-        for hub in self._hubs:  # all before any loss, which ranks of a row find out together
-            hub.agree_on_buckets()
-        first, *_ = [hub.receive_losses() for hub in self._hubs]
+        for aggregator in self._aggregators:  # all before any loss, which ranks of a row find out together
+            aggregator.agree_on_buckets()
+        first, *_ = [aggregator.receive_losses() for aggregator in self._aggregators]
         return first
 
     def mean_gradients(self) -> Iterator[Bucket]:
         """Each bucket of the whole model, after the gradients of all shares have been put together."""
-        for hub in self._hubs:
-            deque(hub.mean_gradients(), maxlen=0)  # each bucket comes to be in the gradients of its share
+        for aggregator in self._aggregators:
+            deque(aggregator.mean_gradients(), maxlen=0)  # each bucket comes to be in the gradients of its share
         self._model.take_gradients()
         for share in self._shares:
             share.take_gradients()
@@ -104,14 +104,14 @@ class SplitHub:
         if len(self._updated) < len(self.buckets):
             return
         self._split_weights()
-        for hub in self._hubs:
-            for part in reversed(hub.buckets):
-                hub.send_weights(part)
+        for aggregator in self._aggregators:
+            for part in reversed(aggregator.buckets):
+                aggregator.send_weights(part)
 
     def end_step(self) -> None:
         """Return when all workers have taken the weights."""
-        for hub in self._hubs:
-            hub.end_step()
+        for aggregator in self._aggregators:
+            aggregator.end_step()
 
     @torch.no_grad()
     def _join_gradients(self) -> None:

@@ -1,4 +1,4 @@
-"""Sockets between real ranks keep the promises that the world in one process keeps, whatever MPI buffers."""
+"""Communicators between real ranks keep the promises that the world in one process keeps, whatever MPI buffers."""
 
 import itertools
 import json
@@ -10,13 +10,13 @@ from tests.recipes.peers import write_peers
 
 pytestmark = pytest.mark.mpi
 
-CONTRACT = Path(__file__).parents[1] / "runtime" / "socket_contract.py"
+CONTRACT = Path(__file__).parents[1] / "runtime" / "communicator_contract.py"
 
 
 KEEP_PROMISES = f"""
 import importlib.util
 import ttlaunch.runtime.comm.mpi as mpi
-spec = importlib.util.spec_from_file_location('socket_contract', {str(CONTRACT)!r})
+spec = importlib.util.spec_from_file_location('communicator_contract', {str(CONTRACT)!r})
 contract = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(contract)
 

@@ -6,7 +6,7 @@ from ttlaunch.runtime.comm.protocol import Pending
 from ttlaunch.runtime.world import Rank
 
 
-class NullSocket:
+class NullCommunicator:
     """Takes every message and does nothing with it."""
 
     rank = Rank(0)

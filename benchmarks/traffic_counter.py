@@ -1,10 +1,10 @@
-"""What the telemetry of a rank costs, and whether it agrees with the formulas: `PYTHONPATH=. python benchmarks/ledger.py`.
+"""What the telemetry of a rank costs, and whether it agrees with the formulas: `PYTHONPATH=. python benchmarks/traffic_counter.py`.
 
 The first table is the time that counting adds to a message: a socket that does nothing, bare and with telemetry, take turns for
 some thousand messages at a time; the processor's time for this thread, medians over the rounds. To be met: 2 µs. Beside
-it stands what one message costs between two ranks of one host at least, measured by `benchmarks/sockets.py`.
+it stands what one message costs between two ranks of one host at least, measured by `benchmarks/communicators.py`.
 
-The second runs every recipe that `ttlaunch simulate` can play, three steps of a small model, and divides what the ledger
+The second runs every recipe that `ttlaunch simulate` can play, three steps of a small model, and divides what the traffic counter
 has by what the formula says, for each operation and edge. To be met: 1.00 ± 0.005 for all of them. (`fully_sharded` needs
 processes; `tests/mpi` holds it to the same.)
 """
@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 import torch
-from null_socket import NullSocket
+from null_communicator import NullCommunicator
 
-from ttlaunch.runtime.comm.ledger_socket import LedgerSocket
-from ttlaunch.runtime.telemetry.ledger import Ledger, operation
+from ttlaunch.runtime.comm.counting import CountingCommunicator
+from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter, operation
 from ttlaunch.runtime.world import Rank
 
 ROUNDS, MESSAGES = 41, 2000
@@ -87,7 +87,7 @@ def main() -> int:
 
 def print_costs() -> int:
     """The time that telemetry adds to a message; how many of the rows miss the limit."""
-    plain, telemetry = NullSocket(), LedgerSocket(NullSocket(), Ledger())
+    plain, telemetry = NullCommunicator(), CountingCommunicator(NullCommunicator(), TrafficCounter())
     ways = {
         "send, operation named": (lambda one: one.send(tensor, dest=Rank(1)), True),
         "send, named after its function": (lambda one: one.send(tensor, dest=Rank(1)), False),
@@ -113,17 +113,17 @@ def print_costs() -> int:
     return missed
 
 
-def _time_us(socket, act) -> float:  # noqa: ANN001  either kind of socket
+def _time_us(comm, act) -> float:  # noqa: ANN001  either kind of socket
     began = time.thread_time()
     for _ in range(MESSAGES):
-        act(socket)
+        act(comm)
     return (time.thread_time() - began) / MESSAGES * 1e6
 
 
 def print_ratios() -> int:
-    """Ledger ÷ formula, the least and the most over all operations and edges; how many layouts miss the limit."""
+    """TrafficCounter ÷ formula, the least and the most over all operations and edges; how many layouts miss the limit."""
     missed = 0
-    print(f"\n{'ledger ÷ formula':36} {'edges':>6} {'bytes':>12} {'least':>8} {'most':>8}")
+    print(f"\n{'counted ÷ formula':36} {'edges':>6} {'bytes':>12} {'least':>8} {'most':>8}")
     for name, (recipe, ranks, settings) in LAYOUTS.items():
         edges = _edges(recipe, ranks, settings)
         ratios = [edge["ratio"] or 0.0 for edge in edges]

@@ -1,4 +1,4 @@
-"""A rank's black box: what is entered is what a reader finds, also while it is written and after the writer was killed."""
+"""A rank's flight recorder: what is entered is what a reader finds, also while it is written and after the writer was killed."""
 
 import os
 import random
@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from ttlaunch.flight_recorder import CHANNELS, OPERATIONS, SIZE, read_recorder, recorder_file
+from ttlaunch.runtime.comm.counting import CountingCommunicator
 from ttlaunch.runtime.comm.in_process import InProcessWorld
-from ttlaunch.runtime.comm.ledger_socket import LedgerSocket
-from ttlaunch.runtime.telemetry.black_box import BlackBox, open_black_box
-from ttlaunch.runtime.telemetry.ledger import Ledger, operation
+from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder, open_flight_recorder
+from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter, operation
 
 SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV = range(1, 7)
 
@@ -26,80 +26,80 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def box(path):
-    return BlackBox(path, rank=3)
+def recorder(path):
+    return FlightRecorder(path, rank=3)
 
 
 def content(path):
     return read_recorder(path.read_bytes())
 
 
-def test_an_operation_is_found_as_it_was_entered_while_it_lasts_and_after(path, box):
-    box.begin_step(7)
-    at = box.begin(RECV, ("gradients", 1), ("/home/me/trainer.py", 41), 2, 5, 1000, 123)
+def test_an_operation_is_found_as_it_was_entered_while_it_lasts_and_after(path, recorder):
+    recorder.begin_step(7)
+    at = recorder.begin(RECV, ("gradients", 1), ("/home/me/trainer.py", 41), 2, 5, 1000, 123)
     (found,) = content(path).operations
     assert (RECV, "gradients", 1, "/home/me/trainer.py:41", 2, 5, 1000, 7, 1) == (
         *(found.verb, found.name, found.bucket, found.place, found.peer, found.tag, found.nbytes),
         *(found.step, found.message),
     )
     assert content(path).waiting == found
-    box.end(at, 456)
+    recorder.end(at, 456)
     (found,) = content(path).operations
     assert (123, 456, False) == (found.begun, found.ended, found.is_open)
     assert content(path).waiting is None
 
 
-def test_only_the_last_operations_are_kept_in_order(path, box):
+def test_only_the_last_operations_are_kept_in_order(path, recorder):
     for number in range(1, 3 * OPERATIONS):
-        box.end(box.begin(SEND, ("weights", None), None, 0, 0, number, number), number)
+        recorder.end(recorder.begin(SEND, ("weights", None), None, 0, 0, number, number), number)
     found = content(path).operations
     assert list(range(2 * OPERATIONS, 3 * OPERATIONS)) == [one.nbytes for one in found]
     assert 3 * OPERATIONS - 1 == content(path).begun
 
 
-def test_messages_are_counted_by_peer_tag_and_direction_whatever_the_verb(path, box):
+def test_messages_are_counted_by_peer_tag_and_direction_whatever_the_verb(path, recorder):
     for verb, peer, tag in [(SEND, 1, 0), (ISEND, 1, 0), (RECV, 1, 0), (IRECV, 1, 0), (ISEND, 1, 9), (SEND, 2, 0)]:
-        box.begin(verb, ("a", None), None, peer, tag, 0, 1)
+        recorder.begin(verb, ("a", None), None, peer, tag, 0, 1)
     assert {(1, 0, True): 2, (1, 0, False): 2, (1, 9, True): 1, (2, 0, True): 1} == content(path).channels
 
 
-def test_a_wait_is_for_the_message_that_was_begun(path, box):
-    box.begin(IRECV, ("a", None), None, 1, 0, 8, 1)
-    first = box.message
-    box.begin(IRECV, ("a", None), None, 1, 0, 8, 2)
-    box.begin(WAIT_RECV, ("a", None), None, 1, 0, 8, 3, first)
+def test_a_wait_is_for_the_message_that_was_begun(path, recorder):
+    recorder.begin(IRECV, ("a", None), None, 1, 0, 8, 1)
+    first = recorder.message
+    recorder.begin(IRECV, ("a", None), None, 1, 0, 8, 2)
+    recorder.begin(WAIT_RECV, ("a", None), None, 1, 0, 8, 3, first)
     assert (WAIT_RECV, 1) == (content(path).waiting.verb, content(path).waiting.message)
     assert {(1, 0, False): 2} == content(path).channels
 
 
-def test_more_channels_and_texts_than_there_is_room_for_cost_their_names_only(path, box):
+def test_more_channels_and_texts_than_there_is_room_for_cost_their_names_only(path, recorder):
     for tag in range(2 * CHANNELS):
-        box.begin(SEND, (f"operation-{tag}-{'x' * 20}", None), None, 1, tag, tag, 1)
+        recorder.begin(SEND, (f"operation-{tag}-{'x' * 20}", None), None, 1, tag, tag, 1)
     found = content(path)
     assert CHANNELS == len(found.channels)
     assert ("", 2 * CHANNELS - 1) == (found.operations[-1].name, found.operations[-1].nbytes)
-    box.begin(SEND, (f"operation-0-{'x' * 20}", None), None, 1, 0, 0, 1)
+    recorder.begin(SEND, (f"operation-0-{'x' * 20}", None), None, 1, 0, 0, 1)
     assert (f"operation-0-{'x' * 20}", 2) == (content(path).operations[-1].name, content(path).channels[1, 0, True])
 
 
-def test_steps_and_what_is_announced_are_told(path, box):
-    ledger = Ledger(box=box)
+def test_steps_and_what_is_announced_are_told(path, recorder):
+    traffic = TrafficCounter(recorder=recorder)
     assert (0, 0, "") == (content(path).steps, content(path).timed, content(path).phase)
     for step in (5, 6):
-        ledger.begin_step(step)
-        ledger.end_step()
+        traffic.begin_step(step)
+        traffic.end_step()
     assert (6, 2) == (content(path).steps, content(path).timed)
     assert 0 < content(path).slowest < 10**9
-    with box.announced("evaluation"):
+    with recorder.announced("evaluation"):
         assert "evaluation" == content(path).phase
-        with box.announced("checkpoint"):
+        with recorder.announced("checkpoint"):
             assert "checkpoint" == content(path).phase
         assert "evaluation" == content(path).phase
     assert "" == content(path).phase
 
 
-def test_everything_a_rank_does_moves_its_counters(path, box):
-    ledger = Ledger(box=box)
+def test_everything_a_rank_does_moves_its_counters(path, recorder):
+    traffic = TrafficCounter(recorder=recorder)
     seen = [content(path).counters]
     at = 0
 
@@ -108,12 +108,12 @@ def test_everything_a_rank_does_moves_its_counters(path, box):
         at = act()
         seen.append(content(path).counters)
 
-    sees(lambda: box.begin(SEND, ("a", None), None, 1, 0, 0, 1))
-    sees(lambda: box.end(at, 2))
-    sees(lambda: ledger.enter("forward"))
-    sees(lambda: ledger.begin_step(1))
-    sees(ledger.end_step)
-    sees(lambda: box.announce("evaluation"))
+    sees(lambda: recorder.begin(SEND, ("a", None), None, 1, 0, 0, 1))
+    sees(lambda: recorder.end(at, 2))
+    sees(lambda: traffic.enter("forward"))
+    sees(lambda: traffic.begin_step(1))
+    sees(traffic.end_step)
+    sees(lambda: recorder.announce("evaluation"))
     assert len(seen) == len(set(seen))
     assert content(path).counters == seen[-1]
 
@@ -121,21 +121,21 @@ def test_everything_a_rank_does_moves_its_counters(path, box):
 def test_a_socket_enters_every_verb_with_the_line_that_used_it(tmp_path):
     world, boxes = (
         InProcessWorld(["peer"] * 2),
-        [BlackBox(tmp_path / recorder_file(rank), rank=rank) for rank in range(2)],
+        [FlightRecorder(tmp_path / recorder_file(rank), rank=rank) for rank in range(2)],
     )
     lines = {}
 
     def live(rank):
-        socket = LedgerSocket(world.socket(rank), Ledger(box=boxes[rank]))
+        comm = CountingCommunicator(world.communicator(rank), TrafficCounter(recorder=boxes[rank]))
         if rank == 0:
             lines["send"] = sys._getframe().f_lineno + 1
-            socket.send(torch.zeros(2), dest=1, tag=4)
-            with operation(socket, "weights", bucket=2):
-                socket.isend(torch.zeros(3), dest=1).wait()
+            comm.send(torch.zeros(2), dest=1, tag=4)
+            with operation(comm, "weights", bucket=2):
+                comm.isend(torch.zeros(3), dest=1).wait()
         else:
-            socket.recv(torch.zeros(2), source=0, tag=4)
-            with operation(socket, "weights", bucket=2):
-                socket.irecv(torch.zeros(3), source=0).wait()
+            comm.recv(torch.zeros(2), source=0, tag=4)
+            with operation(comm, "weights", bucket=2):
+                comm.irecv(torch.zeros(3), source=0).wait()
 
     outcome = world.run({0: lambda: live(0), 1: lambda: live(1)})
     assert {} == outcome.errors
@@ -151,9 +151,9 @@ def test_a_socket_enters_every_verb_with_the_line_that_used_it(tmp_path):
 
 def test_a_box_outlives_a_rank_that_is_killed(path):
     code = (
-        "import sys, time; from pathlib import Path; from ttlaunch.runtime.telemetry.black_box import BlackBox\n"
-        "box = BlackBox(Path(sys.argv[1]), rank=3)\n"
-        "box.begin(2, ('gradients', None), ('trainer.py', 9), 1, 0, 64, time.monotonic_ns())\n"
+        "import sys, time; from pathlib import Path; from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder\n"
+        "recorder = FlightRecorder(Path(sys.argv[1]), rank=3)\n"
+        "recorder.begin(2, ('gradients', None), ('trainer.py', 9), 1, 0, 64, time.monotonic_ns())\n"
         "print('waits', flush=True)\ntime.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as process:
@@ -170,8 +170,8 @@ def test_what_is_no_box_is_none():
     assert [None] * 4 == [read_recorder(data) for data in (b"", b"x" * SIZE, bytes(SIZE), noise.randbytes(SIZE - 1))]
 
 
-def test_a_damaged_box_never_breaks_its_reader(path, box):
-    box.end(box.begin(SEND, ("gradients", 1), ("trainer.py", 9), 1, 0, 64, 1), 2)
+def test_a_damaged_box_never_breaks_its_reader(path, recorder):
+    recorder.end(recorder.begin(SEND, ("gradients", 1), ("trainer.py", 9), 1, 0, 64, 1), 2)
     whole, noise = path.read_bytes(), random.Random(2)  # noqa: S311 - no secret
     for _ in range(300):
         data = bytearray(whole)
@@ -183,8 +183,8 @@ def test_a_damaged_box_never_breaks_its_reader(path, box):
 def test_a_rank_without_a_place_for_its_box_keeps_one_for_itself(tmp_path):
     (tmp_path / "full").write_text("")
     for environment in ({}, {"TTLAUNCH_SCRATCH": str(tmp_path / "full")}):
-        box = open_black_box(environment, rank=0)
-        box.end(box.begin(SEND, ("a", None), None, 1, 0, 0, 1), 2)
+        recorder = open_flight_recorder(environment, rank=0)
+        recorder.end(recorder.begin(SEND, ("a", None), None, 1, 0, 0, 1), 2)
     assert [tmp_path / "full"] == list(tmp_path.iterdir())
-    open_black_box({"TTLAUNCH_SCRATCH": str(tmp_path)}, rank=0)
+    open_flight_recorder({"TTLAUNCH_SCRATCH": str(tmp_path)}, rank=0)
     assert [Path(recorder_file(0))] == [path.relative_to(tmp_path) for path in tmp_path.rglob("*.*")]

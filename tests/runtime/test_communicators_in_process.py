@@ -8,15 +8,15 @@ import torch
 
 from ttlaunch.runtime.comm.findings import Place
 from ttlaunch.runtime.comm.in_process import InProcessWorld
-from ttlaunch.runtime.comm.protocol import SocketError
+from ttlaunch.runtime.comm.protocol import CommunicationError
 
-from .socket_contract import CONTRACT
+from .communicator_contract import CONTRACT
 
 
 def play(*functions, roles=None):
-    """Run a function per rank; each is given its socket."""
+    """Run a function per rank; each is given its communicator."""
     world = InProcessWorld(roles or ["peer"] * len(functions))
-    return world.run({rank: lambda f=f, r=rank: f(world.socket(r)) for rank, f in enumerate(functions)})
+    return world.run({rank: lambda f=f, r=rank: f(world.communicator(r)) for rank, f in enumerate(functions)})
 
 
 def line_of(function, text):
@@ -29,15 +29,15 @@ def line_of(function, text):
 def test_messages_of_one_tag_keep_their_order_and_tags_are_apart():
     found = []
 
-    def sender(socket):
-        sends = [socket.isend(torch.tensor([value]), dest=1, tag=tag) for value, tag in ((1, 0), (2, 5), (3, 0))]
+    def sender(comm):
+        sends = [comm.isend(torch.tensor([value]), dest=1, tag=tag) for value, tag in ((1, 0), (2, 5), (3, 0))]
         for send in sends:
             send.wait()
 
-    def receiver(socket):
+    def receiver(comm):
         for tag in (5, 0, 0):
             box = torch.zeros(1, dtype=torch.int64)
-            socket.recv(box, source=0, tag=tag)
+            comm.recv(box, source=0, tag=tag)
             found.append(box.item())
 
     outcome = play(sender, receiver)
@@ -50,12 +50,12 @@ def test_ranks_take_turns_in_the_same_order_every_time():
     def history():
         happened = []
 
-        def rank(socket):
+        def rank(comm):
             for step in range(5):
-                happened.append((socket.rank, step))
-                following, before = (socket.rank + 1) % 3, (socket.rank - 1) % 3
-                sending = socket.isend(torch.ones(2), dest=following)
-                socket.recv(torch.zeros(2), source=before)
+                happened.append((comm.rank, step))
+                following, before = (comm.rank + 1) % 3, (comm.rank - 1) % 3
+                sending = comm.isend(torch.ones(2), dest=following)
+                comm.recv(torch.zeros(2), source=before)
                 sending.wait()
 
         assert not play(rank, rank, rank).findings
@@ -66,11 +66,11 @@ def test_ranks_take_turns_in_the_same_order_every_time():
 
 
 def test_a_message_of_another_shape_is_found_with_both_lines():
-    def sender(socket):
-        socket.send(torch.zeros(3), dest=1, tag=4)
+    def sender(comm):
+        comm.send(torch.zeros(3), dest=1, tag=4)
 
-    def receiver(socket):
-        socket.recv(torch.zeros(2, 2, dtype=torch.float64), source=0, tag=4)
+    def receiver(comm):
+        comm.recv(torch.zeros(2, 2, dtype=torch.float64), source=0, tag=4)
 
     outcome = play(sender, receiver, roles=["worker", "server"])
     (finding,) = outcome.findings
@@ -79,14 +79,14 @@ def test_a_message_of_another_shape_is_found_with_both_lines():
     places = [side.place for side in finding.sides]
     assert [line_of(receiver, "recv("), line_of(sender, "send(")] == places
     (error,) = outcome.errors.values()
-    assert isinstance(error, SocketError)
+    assert isinstance(error, CommunicationError)
     assert "rank 0 (worker) sent float32 of shape (3,), expected float64 of shape (2, 2)" == str(error)
 
 
 def test_two_ranks_that_send_first_are_found_although_buffers_would_hide_it():
-    def rank(socket):
-        socket.send(torch.zeros(3), dest=1 - socket.rank)
-        socket.recv(torch.zeros(3), source=1 - socket.rank)
+    def rank(comm):
+        comm.send(torch.zeros(3), dest=1 - comm.rank)
+        comm.recv(torch.zeros(3), source=1 - comm.rank)
 
     outcome = play(rank, rank)
     (finding,) = outcome.findings
@@ -97,14 +97,14 @@ def test_two_ranks_that_send_first_are_found_although_buffers_would_hide_it():
 
 
 def test_a_wait_for_a_rank_that_has_ended_is_found():
-    def leaver(socket):
-        del socket
+    def leaver(comm):
+        del comm
 
-    def waiter(socket):
-        socket.recv(torch.zeros(1), source=0)
+    def waiter(comm):
+        comm.recv(torch.zeros(1), source=0)
 
-    def bystander(socket):
-        socket.recv(torch.zeros(1), source=1)
+    def bystander(comm):
+        comm.recv(torch.zeros(1), source=1)
 
     (finding,) = play(leaver, waiter, bystander).findings
     assert ("R021", "rank 1 (peer) waits for rank 0 (peer), which has ended") == (finding.code, finding.message)
@@ -112,11 +112,11 @@ def test_a_wait_for_a_rank_that_has_ended_is_found():
 
 
 def test_a_wrong_tag_is_named_beside_the_deadlock():
-    def sender(socket):
-        socket.send(torch.zeros(1), dest=1, tag=1)
+    def sender(comm):
+        comm.send(torch.zeros(1), dest=1, tag=1)
 
-    def receiver(socket):
-        socket.recv(torch.zeros(1), source=0, tag=2)
+    def receiver(comm):
+        comm.recv(torch.zeros(1), source=0, tag=2)
 
     (finding,) = play(sender, receiver).findings
     assert "R021" == finding.code
@@ -126,20 +126,20 @@ def test_a_wrong_tag_is_named_beside_the_deadlock():
 
 
 def test_a_ring_of_three_is_named_in_its_order():
-    def rank(socket):
-        socket.recv(torch.zeros(1), source=(socket.rank + 2) % 3)
+    def rank(comm):
+        comm.recv(torch.zeros(1), source=(comm.rank + 2) % 3)
 
     (finding,) = play(rank, rank, rank).findings
     assert "ranks wait for each other: 0 → 2 → 1 → 0" == finding.message
 
 
 def test_messages_that_are_left_over_are_found_once_a_line():
-    def sender(socket):
+    def sender(comm):
         for _ in range(3):
-            socket.isend(torch.zeros(2), dest=1)
+            comm.isend(torch.zeros(2), dest=1)
 
-    def receiver(socket):
-        socket.irecv(torch.zeros(1), source=0, tag=9)
+    def receiver(comm):
+        comm.irecv(torch.zeros(1), source=0, tag=9)
 
     sent, expected = play(sender, receiver).findings
     assert "R022" == sent.code == expected.code
@@ -148,35 +148,35 @@ def test_messages_that_are_left_over_are_found_once_a_line():
 
 
 def test_a_tensor_that_changes_while_it_is_sent_is_found():
-    def sender(socket):
+    def sender(comm):
         tensor = torch.zeros(2)
-        sending = socket.isend(tensor, dest=1)
+        sending = comm.isend(tensor, dest=1)
         tensor.add_(1)
         sending.wait()
 
-    def receiver(socket):
-        socket.recv(torch.zeros(2), source=0)
+    def receiver(comm):
+        comm.recv(torch.zeros(2), source=0)
 
     (finding,) = play(sender, receiver).findings
     assert ("R023", line_of(sender, "isend(")) == (finding.code, finding.sides[0].place)
 
 
 def test_nan_is_not_taken_for_a_change():
-    def sender(socket):
-        socket.send(torch.tensor([float("nan"), -0.0]), dest=1)
+    def sender(comm):
+        comm.send(torch.tensor([float("nan"), -0.0]), dest=1)
 
-    assert [] == play(sender, lambda socket: socket.recv(torch.zeros(2), source=0)).findings
+    assert [] == play(sender, lambda comm: comm.recv(torch.zeros(2), source=0)).findings
 
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt])
 def test_a_rank_that_raises_ends_the_world_and_only_it_is_blamed(kind):
-    def breaks(socket):
-        socket.send(torch.zeros(1), dest=1)
+    def breaks(comm):
+        comm.send(torch.zeros(1), dest=1)
         raise kind("no such bucket")
 
-    def waits(socket):
-        socket.recv(torch.zeros(1), source=0)
-        socket.recv(torch.zeros(1), source=0)
+    def waits(comm):
+        comm.recv(torch.zeros(1), source=0)
+        comm.recv(torch.zeros(1), source=0)
 
     outcome = play(breaks, waits)
     assert [0] == list(outcome.errors)
@@ -188,51 +188,51 @@ def test_time_passes_only_when_nobody_can_go_on():
     """So a simulated timeout is the same every time: the late one is late because somebody keeps it."""
     found = []
 
-    def server(socket):
+    def server(comm):
         boxes = [torch.empty(1), torch.empty(1)]
-        asked = [socket.irecv(box, source=rank) for rank, box in enumerate(boxes, start=1)]
+        asked = [comm.irecv(box, source=rank) for rank, box in enumerate(boxes, start=1)]
         for _ in range(2):
-            place = socket.wait_any(asked, timeout_s=5.0)
+            place = comm.wait_any(asked, timeout_s=5.0)
             found.append(place)
             if place is not None:
                 asked[place].wait()
                 asked = [asked[1 - place]]
-        socket.send(torch.ones(1), dest=2)
-        found.append(socket.wait_any(asked))
+        comm.send(torch.ones(1), dest=2)
+        found.append(comm.wait_any(asked))
         asked[0].wait()
 
-    def prompt(socket):
-        socket.send(torch.ones(1), dest=0)
+    def prompt(comm):
+        comm.send(torch.ones(1), dest=0)
 
-    def late(socket):
-        socket.recv(torch.empty(1), source=0)
-        socket.send(torch.ones(1), dest=0)
+    def late(comm):
+        comm.recv(torch.empty(1), source=0)
+        comm.send(torch.ones(1), dest=0)
 
     outcome = play(server, prompt, late, roles=["server", "worker", "worker"])
     assert ({}, [], [0, None, 0]) == (outcome.errors, outcome.findings, found)
 
 
 def test_a_wait_for_any_that_never_ends_names_one_who_is_still_there():
-    def server(socket):
-        socket.wait_any([socket.irecv(torch.empty(1), source=rank) for rank in (1, 2)])
+    def server(comm):
+        comm.wait_any([comm.irecv(torch.empty(1), source=rank) for rank in (1, 2)])
 
-    def leaver(_socket):
+    def leaver(_communicator):
         pass
 
-    def other(socket):
-        socket.recv(torch.empty(1), source=0)
+    def other(comm):
+        comm.recv(torch.empty(1), source=0)
 
     (finding,) = play(server, leaver, other, roles=["server", "worker", "worker"]).findings
     assert "ranks wait for each other: 0 → 2 → 0" == finding.message
 
 
 def test_a_rank_outside_the_world_is_refused_at_once():
-    outcome = play(lambda socket: socket.send(torch.zeros(1), dest=3))
+    outcome = play(lambda comm: comm.send(torch.zeros(1), dest=3))
     assert "there is no rank 3 in a world of 1" == str(outcome.errors[0])
 
 
 def test_a_tensor_with_gaps_is_refused_before_it_is_sent():
-    outcome = play(lambda socket: socket.send(torch.zeros(4, 4).T[1:], dest=0))
+    outcome = play(lambda comm: comm.send(torch.zeros(4, 4).T[1:], dest=0))
     assert "not contiguous" in str(outcome.errors[0])
     assert not outcome.messages
 
@@ -240,7 +240,7 @@ def test_a_tensor_with_gaps_is_refused_before_it_is_sent():
 @pytest.mark.parametrize("ranks", [2, 3, 5, 6])
 @pytest.mark.parametrize("promise", CONTRACT, ids=lambda promise: promise.__name__)
 def test_every_promise_of_a_socket_is_kept(promise, ranks):
-    outcome = play(*[lambda socket: promise(socket, list(range(ranks)))] * ranks)
+    outcome = play(*[lambda comm: promise(comm, list(range(ranks)))] * ranks)
     assert {} == outcome.errors
     left = {"R020", "R022"} if promise is CONTRACT[-1] else set()
     assert {finding.code for finding in outcome.findings} <= left

@@ -11,14 +11,14 @@ from torch import nn
 
 from ttlaunch.runtime.comm.clocks import compare_clocks
 from ttlaunch.runtime.comm.collectives import all_gather
+from ttlaunch.runtime.comm.counting import CountingCommunicator
 from ttlaunch.runtime.comm.in_process import InProcessWorld
-from ttlaunch.runtime.comm.ledger_socket import LedgerSocket
-from ttlaunch.runtime.telemetry.ledger import Ledger, operation
 from ttlaunch.runtime.telemetry.phases import phase, watch_passes
 from ttlaunch.runtime.telemetry.trace import Trace
+from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter, operation
 
 
-class NullSocket:
+class NullCommunicator:
     """Takes every message and knows nothing of it."""
 
     rank = 0
@@ -40,15 +40,15 @@ class NullSocket:
 
 
 class Books:
-    """A ledger with a file, and a socket that enters it."""
+    """A traffic counter with a file, and a communicator that counts in it."""
 
     def __init__(self, path, trace=None):
         self.path = path
-        self.ledger = Ledger(path, trace=trace)
-        self.socket = LedgerSocket(NullSocket(), self.ledger)
+        self.traffic = TrafficCounter(path, trace=trace)
+        self.comm = CountingCommunicator(NullCommunicator(), self.traffic)
 
     def lines(self):
-        self.ledger.close()
+        self.traffic.close()
         return [json.loads(line) for line in self.path.read_text().splitlines()]
 
     def sent(self):
@@ -60,29 +60,29 @@ def books(tmp_path):
     return Books(tmp_path / "ledger.jsonl")
 
 
-def send_norms(socket):
-    socket.send(torch.zeros(2), dest=1)
+def send_norms(comm):
+    comm.send(torch.zeros(2), dest=1)
 
 
-def _receive_norms(socket):
-    [socket.irecv(torch.zeros(2), source=1).wait() for _ in range(2)]
+def _receive_norms(comm):
+    [comm.irecv(torch.zeros(2), source=1).wait() for _ in range(2)]
 
 
 def test_a_message_is_attributed_to_operation_bucket_phase_step_and_destination(books):
-    books.ledger.begin_step(1)
-    with operation(books.socket, "gradients", bucket=3):
-        books.socket.isend(torch.zeros(5), dest=2).wait()
+    books.traffic.begin_step(1)
+    with operation(books.comm, "gradients", bucket=3):
+        books.comm.isend(torch.zeros(5), dest=2).wait()
     assert [["gradients", 3, "exchange", 2, [[1, 1, 1, 1, 20]]]] == books.sent()
 
 
 def test_equal_steps_are_one_row_and_no_step_is_lost(books):
     for step in range(1, 101):
-        books.ledger.begin_step(step)
-        send_norms(books.socket)
+        books.traffic.begin_step(step)
+        send_norms(books.comm)
         if step % 20 == 0:
-            books.ledger.end_step()
-            with operation(books.socket, "validation"):
-                books.socket.send(torch.zeros(int(step == 100), 3), dest=1)
+            books.traffic.end_step()
+            with operation(books.comm, "validation"):
+                books.comm.send(torch.zeros(int(step == 100), 3), dest=1)
     assert [
         ["norms", None, "exchange", 1, [[1, 1, 1, 1, 8]]],  # a line of its own, for runs that are soon killed
         ["norms", None, "exchange", 1, [[2, 100, 1, 1, 8]]],
@@ -91,8 +91,8 @@ def test_equal_steps_are_one_row_and_no_step_is_lost(books):
 
 
 def test_an_operation_that_nobody_names_is_called_after_its_function_on_both_ends(books):
-    send_norms(books.socket)
-    _receive_norms(books.socket)
+    send_norms(books.comm)
+    _receive_norms(books.comm)
     (line,) = books.lines()
     assert ["norms"] == [row[0] for row in line["sent"]]
     assert {("norms", "start")} == {(name, during) for name, during, _ in line["waited"]}
@@ -103,10 +103,10 @@ def test_a_collective_is_called_by_its_name(tmp_path):
     ranks = [Books(tmp_path / f"rank-{rank}") for rank in range(2)]
 
     def live(rank):
-        socket = LedgerSocket(world.socket(rank), ranks[rank].ledger)
-        all_gather(socket, torch.ones(4), among=[0, 1])
-        with operation(socket, "losses"):
-            all_gather(socket, torch.ones(4), among=[0, 1])
+        comm = CountingCommunicator(world.communicator(rank), ranks[rank].traffic)
+        all_gather(comm, torch.ones(4), among=[0, 1])
+        with operation(comm, "losses"):
+            all_gather(comm, torch.ones(4), among=[0, 1])
 
     outcome = world.run({0: lambda: live(0), 1: lambda: live(1)})
     assert ({}, []) == (outcome.errors, outcome.findings)
@@ -115,30 +115,30 @@ def test_a_collective_is_called_by_its_name(tmp_path):
 
 
 def test_the_innermost_name_counts_and_ends_with_its_block(books):
-    with operation(books.socket, "outer"):
-        with operation(books.socket, "inner"):
-            books.socket.send(torch.zeros(1), dest=1)
-        books.socket.send(torch.zeros(1), dest=1)
+    with operation(books.comm, "outer"):
+        with operation(books.comm, "inner"):
+            books.comm.send(torch.zeros(1), dest=1)
+        books.comm.send(torch.zeros(1), dest=1)
     assert ["inner", "outer"] == [row[0] for row in books.sent()]
 
 
 def test_a_socket_without_books_is_left_alone():
-    with operation(NullSocket(), "gradients"):
+    with operation(NullCommunicator(), "gradients"):
         pass
 
 
 def test_time_spent_waiting_is_entered_for_its_step_and_operation(books):
-    class Slow(NullSocket):
+    class Slow(NullCommunicator):
         def wait(self):
             time.sleep(0.02)
 
-    socket = LedgerSocket(Slow(), books.ledger)
-    books.ledger.begin_step(7)
-    with operation(socket, "weights"):
-        arriving = socket.irecv(torch.zeros(1), source=1)
+    comm = CountingCommunicator(Slow(), books.traffic)
+    books.traffic.begin_step(7)
+    with operation(comm, "weights"):
+        arriving = comm.irecv(torch.zeros(1), source=1)
     time.sleep(0.02)  # what is done meanwhile is not exposed
     arriving.wait()
-    books.ledger.end_step()
+    books.traffic.end_step()
     (line,) = books.lines()
     ((name, during, times),) = line["waited"]
     assert ("weights", "exchange", ["7"]) == (name, during, list(times))
@@ -148,21 +148,21 @@ def test_time_spent_waiting_is_entered_for_its_step_and_operation(books):
 
 def test_passes_of_a_model_are_told_apart_and_what_backward_hooks_send_is_theirs(books):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    watch_passes(model, books.ledger)
+    watch_passes(model, books.traffic)
     seen = []
     model[0].weight.register_post_accumulate_grad_hook(
-        lambda _: seen.append(books.ledger.phase) or send_norms(books.socket)
+        lambda _: seen.append(books.traffic.phase) or send_norms(books.comm)
     )
-    books.ledger.begin_step(1)
+    books.traffic.begin_step(1)
     output = model(torch.ones(2, 4))
-    assert "exchange" == books.ledger.phase
+    assert "exchange" == books.traffic.phase
     output.sum().backward()
-    assert (["backward"], "exchange") == (seen, books.ledger.phase)
+    assert (["backward"], "exchange") == (seen, books.traffic.phase)
     with phase(books, "update"):
-        assert "update" == books.ledger.phase
+        assert "update" == books.traffic.phase
     with torch.no_grad():
         model(torch.ones(2, 4))
-    books.ledger.end_step()
+    books.traffic.end_step()
     (line,) = books.lines()
     assert [["norms", None, "backward", 1, [[1, 1, 1, 1, 8]]]] == line["sent"]
     spent = {kind for kind, times in line["spent"] if "1" in times}
@@ -170,12 +170,12 @@ def test_passes_of_a_model_are_told_apart_and_what_backward_hooks_send_is_theirs
 
 
 def test_phases_of_a_step_add_up_to_its_time(books):
-    books.ledger.begin_step(1)
+    books.traffic.begin_step(1)
     for name in ("forward", "backward", "update"):
-        books.ledger.enter(name)
+        books.traffic.enter(name)
         time.sleep(0.002)
-        books.ledger.leave()
-    books.ledger.end_step()
+        books.traffic.leave()
+    books.traffic.end_step()
     (line,) = books.lines()
     spent = {kind: times.get("1", 0) for kind, times in line["spent"]}
     parts = sum(spent[kind] for kind in ("exchange", "forward", "backward", "update"))
@@ -184,8 +184,8 @@ def test_phases_of_a_step_add_up_to_its_time(books):
 
 def test_long_runs_are_written_as_they_go(books):
     for step in range(1, 5001):
-        books.ledger.begin_step(step)
-        send_norms(books.socket)
+        books.traffic.begin_step(step)
+        send_norms(books.comm)
     written = [json.loads(line) for line in books.path.read_text().splitlines()]
     assert [(0, 1), (2, 2002), (2003, 4003)] == [(line["first"], line["last"]) for line in written]
     lines = books.lines()
@@ -197,11 +197,11 @@ def test_the_longer_a_run_the_rarer_its_lines(books, monkeypatch):
     """A day of steps of 10 s, of which every line could have a row for each of thousands of buckets."""
     clock = iter(range(0, 10**18, 10**9))
     monkeypatch.setattr(time, "monotonic_ns", lambda: next(clock))
-    books.ledger._began = books.ledger._flushed = 0
+    books.traffic._began = books.traffic._flushed = 0
     steps = 0
     while next(clock) < 86_400 * 10**9:
         steps += 1
-        books.ledger.begin_step(steps)
+        books.traffic.begin_step(steps)
     monkeypatch.undo()
     lines = books.lines()
     assert steps == lines[-1]["last"] > 10_000
@@ -209,26 +209,26 @@ def test_the_longer_a_run_the_rarer_its_lines(books, monkeypatch):
 
 
 def test_books_that_cannot_be_written_do_not_end_the_run(tmp_path):
-    ledger = Ledger(tmp_path / "missing" / "ledger.jsonl")
-    ledger.begin_step(1)
-    ledger.close()
+    traffic = TrafficCounter(tmp_path / "missing" / "ledger.jsonl")
+    traffic.begin_step(1)
+    traffic.close()
 
 
 def test_a_message_costs_at_most_two_microseconds_more(books):
     """Of the processor, best of many rounds; a loaded machine gets twice the room."""
-    tensor, plain = torch.zeros(4), NullSocket()
+    tensor, plain = torch.zeros(4), NullCommunicator()
 
-    def cost(socket):
+    def cost(comm):
         began = time.thread_time()
         for _ in range(2000):
-            socket.send(tensor, dest=1)
+            comm.send(tensor, dest=1)
         return (time.thread_time() - began) / 2000
 
-    def named(socket):
-        with operation(socket, "gradients", bucket=1):
-            return cost(socket)
+    def named(comm):
+        with operation(comm, "gradients", bucket=1):
+            return cost(comm)
 
-    rounds = [(cost(plain), named(books.socket), cost(books.socket)) for _ in range(15)]
+    rounds = [(cost(plain), named(books.comm), cost(books.comm)) for _ in range(15)]
     bare, with_name, by_function = (min(times) for times in zip(*rounds, strict=True))
     assert with_name - bare < 4e-6
     assert by_function - bare < 6e-6
@@ -241,7 +241,7 @@ def test_clocks_are_compared_within_the_error_that_is_told():
     found = {}
 
     def live(rank):
-        found[rank] = compare_clocks(world.socket(rank), world_size=3)
+        found[rank] = compare_clocks(world.communicator(rank), world_size=3)
 
     outcome = world.run({rank: partial(live, rank) for rank in range(3)})
     assert ({}, [], (0, 0)) == (outcome.errors, outcome.findings, found[0])
@@ -253,11 +253,11 @@ def test_a_trace_ends_after_the_steps_that_were_asked_for(tmp_path):
     trace = Trace(tmp_path / "trace.jsonl", steps=2)
     books = Books(tmp_path / "ledger.jsonl", trace=trace)
     for step in range(1, 6):
-        books.ledger.begin_step(step)
-        send_norms(books.socket)
-        _receive_norms(books.socket)
-        books.ledger.end_step()
-    books.ledger.close()
+        books.traffic.begin_step(step)
+        send_norms(books.comm)
+        _receive_norms(books.comm)
+        books.traffic.end_step()
+    books.traffic.close()
     written = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
     assert ["step 1", "step 2"] == [event[1] for event in written if event[2] == "step"]
     assert [1, 2] == [event[3]["number"] for event in written if event[0] == "send"]
