@@ -85,7 +85,7 @@ class _Line:
 
 
 def read_stretch(line: bytes, *, world_size: int) -> Stretch | BadRecord:
-    """The stretch in a line of a traffic file."""
+    """Parse a line of a traffic file."""
     found = read(_Line, line)
     if isinstance(found, BadRecord):
         return found
@@ -99,7 +99,10 @@ def read_stretch(line: bytes, *, world_size: int) -> Stretch | BadRecord:
             named += 0 if stride < 1 else max(0, last - first) // stride + 1
             if stride < 1 or last < first or named > MOST_ITEMS:
                 return BadRecord(f"`sent` names steps {first} to {last} by {stride}")
-            sent.append(_sent(operation, bucket, phase, dest, (first, last, stride, messages, size)))
+            steps = {"first": first, "last": last, "stride": stride}
+            sent.append(
+                Sent(operation=operation, bucket=bucket, phase=phase, dest=dest, messages=messages, size=size, **steps)
+            )
     try:
         waited = tuple([(name, phase, _by_step(times)) for name, phase, times in found.waited])
         spent = tuple([(phase, _by_step(times)) for phase, times in found.spent])
@@ -108,27 +111,11 @@ def read_stretch(line: bytes, *, world_size: int) -> Stretch | BadRecord:
     return Stretch(last=found.last, facts=found.facts, sent=tuple(sent), waited=waited, spent=spent)
 
 
-def _sent(operation: str, bucket: int | None, phase: str, dest: int, numbers: tuple[int, int, int, int, int]) -> Sent:
-    first, last, stride, messages, size = numbers
-    return Sent(
-        operation=operation,
-        bucket=bucket,
-        phase=phase,
-        dest=dest,
-        first=first,
-        last=last,
-        stride=stride,
-        messages=messages,
-        size=size,
-    )
-
-
 def _by_step(times: dict[str, int]) -> dict[int, int]:
     found = {}
     for step, microseconds in times.items():
-        if (
-            len(step) > _LONGEST_STEP or not step.isdecimal()
-        ):  # `int` takes its time for a thousand digits, and raises for more
+        # The length first: `int` is slow for a thousand digits, and raises for more.
+        if len(step) > _LONGEST_STEP or not step.isdecimal():
             raise ValueError(step)
         found[int(step)] = microseconds
     return found

@@ -57,9 +57,9 @@ class Ending:
 def conclude(
     plan: LaunchPlan,
     folder: RunFolder,
+    *,
     watch: Watch,
     ending: Ending,
-    *,
     engine: Engine,
     returncode: int,
     duration_s: float,
@@ -110,20 +110,20 @@ def find_failure(folder: RunFolder, watch: Watch, ending: Ending, *, engine: Eng
         lost_shims=lost_shims,
         lost_hosts=ending.lost_hosts,
         ordered=stopped,
-        witnesses=_witnesses(folder, ending, watch.ranks, engine),
+        witnesses=_witnesses(folder, ending, watch.ranks, engine=engine),
     )
     failure = failure or ending.failure
     if failure is not None or ordered:
         return failure
     unfinished = [state for state in watch.ranks if state.exit is None]
     if returncode != 0 or unfinished:
-        return _engine_failure(folder, engine, returncode, unfinished)
+        return _engine_failure(folder, engine, returncode, unfinished=unfinished)
     if not combine_digests([rank.digests for rank in watch.ranks])[1]:
         return different_parameters(watch.ranks)
     return None
 
 
-def _witnesses(folder: RunFolder, ending: Ending, ranks: list[RankState], engine: Engine) -> Witnesses:
+def _witnesses(folder: RunFolder, ending: Ending, ranks: list[RankState], *, engine: Engine) -> Witnesses:
     statuses = {state.row.rank: state.exit.status if state.exit else None for state in ranks}
     return Witnesses(
         stderr_tail=lambda rank: read_stderr_tail(folder.file(contract.stderr_file(rank))),
@@ -176,7 +176,7 @@ def different_parameters(ranks: list[RankState]) -> Failure:
     raise AssertionError("called although all parameters agree")
 
 
-def _engine_failure(folder: RunFolder, engine: Engine, returncode: int, unfinished: list[RankState]) -> Failure:
+def _engine_failure(folder: RunFolder, engine: Engine, returncode: int, *, unfinished: list[RankState]) -> Failure:
     """The engine failed and no rank did, or it left ranks behind: the last lines on its stderr are the evidence."""
     how = f"was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"exited with status {returncode}"
     left = unfinished[:1] if returncode == 0 else []

@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, replace
 from pathlib import Path
 
 from ttlaunch import contract
@@ -79,45 +79,51 @@ def supervise(
         hang_timeout_s: How long no rank may move; None: see `HangWatch`.
         begun: Told of the folder before anything starts, and once every order to end would leave a report.
     """
-    run = _Supervision(plan, folder, engine, view, watch, controller, grace, hang_timeout_s)
+    run = _Supervision(
+        plan=plan,
+        folder=folder,
+        engine=engine,
+        view=view,
+        watch=watch,
+        controller=controller,
+        grace=grace,
+        hang_timeout_s=hang_timeout_s,
+    )
     with _signals(run.end):  # to the last: however often it is pressed, Ctrl-C leaves a report
         begun(folder)
         return run.carry_out(_variables(plan, folder, environment, controller=controller, scratch=scratch))
 
 
+@dataclass(kw_only=True)
 class _Supervision:
     """One run: everything that is looked after in it."""
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        folder: RunFolder,
-        engine: Engine,
-        view: View,
-        watch: Watch,
-        controller: RankController,
-        grace: Grace,
-        hang_timeout_s: float | None,
-    ) -> None:
-        self._plan, self._folder, self._view, self._watch, self._controller = plan, folder, view, watch, controller
-        self._engine = engine
-        self._grace = grace
+    plan: LaunchPlan
+    folder: RunFolder
+    engine: Engine
+    view: View
+    watch: Watch
+    controller: RankController
+    grace: Grace
+    hang_timeout_s: InitVar[float | None]
+
+    def __post_init__(self, hang_timeout_s: float | None) -> None:
         self._ending = Ending()
-        self._lost = LostCheckpoints(view)
-        self._hangs = HangWatch(plan, folder, controller, timeout_s=hang_timeout_s)
-        self._silence = SilenceWatch(folder, view)
-        self._standing = StoppedWatch(folder, view, controller)
-        self.end = RunEnd(self._ending, plan, grace_s=grace.seconds)
+        self._lost = LostCheckpoints(self.view)
+        self._hangs = HangWatch(self.plan, self.folder, self.controller, timeout_s=hang_timeout_s)
+        self._silence = SilenceWatch(self.folder, self.view)
+        self._standing = StoppedWatch(self.folder, self.view, self.controller)
+        self.end = RunEnd(self._ending, self.plan, grace_s=self.grace.seconds)
 
     def carry_out(self, environment: Mapping[str, str]) -> Report:
         """Start the engine, watch over it, end what is left, and write down what came of it."""
         started, leftovers, ending = time.monotonic(), 0, self._ending
-        plan, folder = self._plan, self._folder
+        plan, folder = self.plan, self.folder
         with (
-            CheckpointKeeper(plan, folder, complain=self._watch.bad.add) as checkpoints,
-            MergedWriter(folder.path, self._watch) as merged,
+            CheckpointKeeper(plan, folder, complain=self.watch.bad.add) as checkpoints,
+            MergedWriter(folder.path, self.watch) as merged,
         ):
-            process = self._engine.start(plan.engine, folder=folder.path, environment=environment)
+            process = self.engine.start(plan.engine, folder=folder.path, environment=environment)
             try:
                 known = {"engine": plan.engine.name, "plan": plan.hash, contract.ENGINE_PROCESS: process.pid}
                 append_event(folder, "start", **known)
@@ -132,35 +138,35 @@ class _Supervision:
         report = conclude(
             plan,
             folder,
-            self._watch,
-            ending,
-            engine=self._engine,
+            watch=self.watch,
+            ending=ending,
+            engine=self.engine,
             returncode=process.returncode,
             duration_s=time.monotonic() - started,
             leftovers=leftovers,
         )
-        lost, end = self._lost.clean_up(folder.path), stopped(ending, folder, self._grace)
+        lost, end = self._lost.clean_up(folder.path), stopped(ending, folder, self.grace)
         report = replace(report, lost_checkpoints=lost, stopped=end)
-        self._view.tick(self._watch.ranks)
-        write_trace(folder.path, plan.ranks, complain=self._watch.bad.add)
+        self.view.tick(self.watch.ranks)
+        write_trace(folder.path, plan.ranks, complain=self.watch.bad.add)
         self._report_bad_records()
         _write_down(report, folder)
         return report
 
     def _loop(self, process: subprocess.Popen[bytes], checkpoints: CheckpointKeeper, merged: MergedWriter) -> None:
         looked, pace = _now(), Pace()
-        with EngineOutput(process, self._folder.file(contract.LOGS_DIR), self._view) as output:
+        with EngineOutput(process, self.folder.file(contract.LOGS_DIR), self.view) as output:
             while process.poll() is None:
                 looked = self._notice_standstill(looked)
-                self._folder.path.stat()  # files that are open take what is written although nobody finds it any more
+                self.folder.path.stat()  # files that are open take what is written although nobody finds it any more
                 output.read(pace.wait_s)
                 merged.poll()
                 self._pass_on(checkpoints)
                 checkpoints.check()
-                self._view.tick(self._watch.ranks)
+                self.view.tick(self.watch.ranks)
                 self._notice_losses()
                 self._notice_hang()
-                for act in self.end.decide(time.monotonic(), self._watch.ranks):
+                for act in self.end.decide(time.monotonic(), self.watch.ranks):
                     self._do(act, process)
             output.drain()
         self._pass_on(checkpoints)
@@ -169,14 +175,14 @@ class _Supervision:
         """Remember the longest time that we have not looked for; the present moment."""
         now = _now()
         if now - looked > _STANDSTILL_S:
-            append_event(self._folder, "stood_still", seconds=round(now - looked, 1))
+            append_event(self.folder, "stood_still", seconds=round(now - looked, 1))
             self._ending.stood_still_s = max(self._ending.stood_still_s, now - looked)
         return now
 
     def _collect(self) -> int:
         """End what is left, keep the ranks' flight recorders, and say how many processes were left."""
-        leftovers = self._controller.end(self._notice_last_losses)
-        keep_recorders(self._controller.recordings, self._folder.path, world_size=self._plan.world_size)
+        leftovers = self.controller.end(self._notice_last_losses)
+        keep_recorders(self.controller.recordings, self.folder.path, world_size=self.plan.world_size)
         return leftovers
 
     def _finish(self, checkpoints: CheckpointKeeper, merged: MergedWriter) -> None:
@@ -189,21 +195,21 @@ class _Supervision:
         self._pass_on(checkpoints)
 
     def _pass_on(self, checkpoints: CheckpointKeeper) -> None:
-        for state, record in self._watch.poll():
-            self._view.record(state, record)
+        for state, record in self.watch.poll():
+            self.view.record(state, record)
         self._report_bad_records()
-        self._lost.notice(self._watch.ranks, checkpoints.lost)
+        self._lost.notice(self.watch.ranks, checkpoints.lost)
 
     def _report_bad_records(self) -> None:
-        report_bad_records(self._watch.bad, self._plan.ranks, folder=self._folder, output=self._view.output)
+        report_bad_records(self.watch.bad, self.plan.ranks, folder=self.folder, output=self.view.output)
 
     def _notice_hang(self) -> None:
         if self._ending.since is None and self._ending.failure is None:
-            self._standing.notice(self._watch.ranks)
-            self._ending.failure = self._hangs.check(self._watch.ranks)
+            self._standing.notice(self.watch.ranks)
+            self._ending.failure = self._hangs.check(self.watch.ranks)
 
     def _notice_losses(self) -> None:
-        losses = self._controller.losses(self._watch.ranks)
+        losses = self.controller.losses(self.watch.ranks)
         self._ending.note_losses(losses)
         self._silence.notice(losses)
 
@@ -218,14 +224,14 @@ class _Supervision:
         """Do what was decided about the run's end."""
         match act:
             case ShowMessage(text):
-                self._view.output("stderr", text.encode())
+                self.view.output("stderr", text.encode())
             case SignalRanks(number, marker):
-                append_event(self._folder, "signal", number=number, **(marker or {}))
+                append_event(self.folder, "signal", number=number, **(marker or {}))
                 if marker is not None:
-                    leave_stop_marker(str(self._folder.path), marker)
-                self._controller.signal_ranks(self._watch.ranks, number, marker=marker)
+                    leave_stop_marker(str(self.folder.path), marker)
+                self.controller.signal_ranks(self.watch.ranks, number, marker=marker)
             case SignalEngine(number):
-                append_event(self._folder, "ending" if number == signal.SIGTERM else "killing", signal=number)
+                append_event(self.folder, "ending" if number == signal.SIGTERM else "killing", signal=number)
                 process.send_signal(number)
 
 

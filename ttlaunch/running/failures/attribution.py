@@ -84,7 +84,7 @@ def first_failure(
     candidates = _without_shims_of_the_end(candidates)
     first = min(candidates, key=lambda one: (one.order, one.failure.time or 0.0)).failure
     first = _that_held_most(first, candidates, ranks)
-    followers = _followers(first, candidates, ranks, lost_hosts or {})
+    followers = _followers(first, candidates, ranks, lost_hosts=lost_hosts or {})
     words = seen.stderr_tail(first.rank).lines if first.rank is not None else ()
     hint = first.next_step or next_step(first)
     return replace(first, followers=followers, last_lines=words, next_step=hint)
@@ -165,7 +165,7 @@ def _lost_host(lost: LostHost, ranks: list[RankState], seen: Witnesses) -> _Cand
 
 
 def _followers(
-    first: Failure, candidates: list[_Candidate], ranks: list[RankState], lost_hosts: Mapping[str, LostHost]
+    first: Failure, candidates: list[_Candidate], ranks: list[RankState], *, lost_hosts: Mapping[str, LostHost]
 ) -> tuple[Follower, ...]:
     """The other ranks that did not do their work, in the order of their ends."""
     known = {one.failure.rank: one.failure for one in candidates if one.failure.rank is not None}

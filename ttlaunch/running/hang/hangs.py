@@ -1,8 +1,8 @@
-"""Notices that a run hangs: no counter of any rank has moved for long, and no rank does what it has announced to take long.
+"""Detect that a run hangs: no counter of any rank has moved for the timeout, and no rank has announced a long phase.
 
-Then every rank is asked for its stacks, and the verdict names one. Ranks of a recipe are judged by their flight recorders, from
-the start of their processes; any other program only if a timeout was named, and by its output. Ranks that the engine does not
-start are missed in both.
+Every rank is then asked for its stacks, and the verdict names one rank. Ranks of a recipe are watched through their flight
+recorders from the start of their processes; ranks of any other program through their output, and only if the user set a
+timeout. In both cases a hang is also reported if the engine never starts some ranks.
 """
 
 import signal
@@ -28,10 +28,10 @@ from ttlaunch.running.watch import Phase, RankState
 
 FIRST_STEPS, FIRST_TIMEOUT_S = 10, 120.0
 LEAST_TIMEOUT_S, SLOWEST_STEPS = 30.0, 10.0
-ANNOUNCED_S = 1800.0  # what a rank may take for an evaluation, a checkpoint and the like
+ANNOUNCED_S = 1800.0  # the longest that a rank may take for an announced phase, such as an evaluation or a checkpoint
 _LOOK_S = 0.25
-_LONGEST_LOOK_S = 2.0  # a launcher that slept itself, or its whole machine, takes no rest of ranks for a hang
-_ANSWER_S = 10.0  # a host that has said nothing for so long is lost, which is another's business
+_LONGEST_LOOK_S = 2.0  # the most quiet time that one look adds: if this machine slept, the ranks may have worked
+_ANSWER_S = 10.0  # after which we stop waiting for a host; whether it is lost is decided elsewhere
 _STACKS_S = 2.0
 _BETWEEN_LOOKS_S = 2.0
 _MOST_DUMPED = 16
@@ -39,7 +39,7 @@ _MOST_DUMPED = 16
 
 @dataclass
 class _Quiet:
-    """How long nothing has moved, by what."""
+    """For how long the marks of progress have not changed."""
 
     marks: Any = None
     seconds: float = 0.0
@@ -47,15 +47,15 @@ class _Quiet:
 
 @dataclass
 class _Suspicion:
-    """What has been done about a run in which nothing has moved for the timeout.
+    """How far the examination of a run has come in which nothing has moved for the timeout.
 
     Attributes:
         since: When it began.
-        snapshot: What was seen of the processes since then.
+        snapshot: Of the processes, taken after that; None while hosts have not answered.
         asked: When ranks were told to write their stacks.
-        before: How large the files of stacks were then.
-        sizes: How large they were last.
-        dumped: When those that had not answered were looked into.
+        before: Sizes of the files of stacks at that time.
+        sizes: Sizes of these files at the last look.
+        dumped: When the stacks of silent ranks were read from outside.
     """
 
     since: float
@@ -83,7 +83,7 @@ class HangWatch:
         Args:
             plan: Of the run.
             folder: Of the run.
-            controller: Who stands beside the ranks.
+            controller: Gives access to the processes of the ranks.
             timeout_s: How long nothing may move; None: 120 s, after ten steps as long as ten of the slowest, at least 30 s.
             clock: Seconds that never go back.
         """
@@ -100,7 +100,7 @@ class HangWatch:
         self._loaded: tuple[Mapping[int, int] | None, float] = None, 0.0
 
     def check(self, ranks: list[RankState]) -> Failure | None:
-        """The verdict once the run hangs; else None."""
+        """Look for progress; return the verdict once the run hangs, else None."""
         now = self._clock()
         if now - self._looked < _LOOK_S:
             return None
@@ -116,7 +116,7 @@ class HangWatch:
         return self._suspect(ranks, recordings, now)
 
     def _marks(self, ranks: Sequence[RankState], recordings: Mapping[int, Recording]) -> object:
-        """What moves while the run gets on, and only then."""
+        """Everything that changes while the run makes progress, and only then; compared between two looks."""
         common = [(state.phase, state.exit is not None) for state in ranks]
         if not self._is_recipe:
             names = (contract.stdout_file, contract.stderr_file)
@@ -130,10 +130,14 @@ class HangWatch:
         return common, {rank: recording.counters for rank, recording in recordings.items()}, faults
 
     def _suspect(self, ranks: list[RankState], recordings: Mapping[int, Recording], now: float) -> Failure | None:
-        """Where nothing has moved for the timeout: look closer, ask for stacks, judge; one thing at each call."""
+        """Once nothing has moved for the timeout: take a snapshot, ask for stacks, judge.
+
+        Each call does one of these steps and returns at once, because the supervisor has to look after the run meanwhile.
+        Any movement between two calls drops the suspicion (see `check`).
+        """
         timeout_s = self._timeout(recordings)
         if self._is_recipe and all(state.phase is Phase.DONE for state in ranks):
-            timeout_s = max(FIRST_TIMEOUT_S, timeout_s)  # processes that end have no counters
+            timeout_s = max(FIRST_TIMEOUT_S, timeout_s)  # processes that are exiting have no counters
         if not self._may_judge(ranks, recordings) or self._quiet.seconds < timeout_s:
             return None
         case = self._suspicion = self._suspicion or _Suspicion(now)
@@ -141,9 +145,11 @@ class HangWatch:
             case.snapshot = self._controller.snapshot(ranks, since=case.since)
             if case.snapshot is None and now - case.since > _ANSWER_S:
                 case.snapshot = ProcessSnapshot(frozenset(), {})
-            return None  # what came with the answer is read first
-        if case.asked is None and self._is_loading(case, ranks, recordings, now):
+            # Hosts send fresh flight recorders before the answer: the next call must read these before it judges.
             return None
+        if case.asked is None and self._is_loading(case, ranks, recordings=recordings, now=now):
+            return None
+        # A rank that announced a long phase, such as a checkpoint, may take its time, unless a signal has stopped a rank.
         if self._is_granted(recordings) and not case.snapshot.stopped:
             if now - case.since > _ANSWER_S:
                 self._suspicion = None
@@ -156,15 +162,17 @@ class HangWatch:
         return _silent(seen, self._quiet.seconds)
 
     def _is_loading(
-        self, case: _Suspicion, ranks: Sequence[RankState], recordings: Mapping[int, Recording], now: float
+        self, case: _Suspicion, ranks: Sequence[RankState], *, recordings: Mapping[int, Recording], now: float
     ) -> bool:
-        """Whether ranks on other hosts may still be at loading their libraries, which takes two looks to see."""
+        """Whether ranks on other hosts may still be loading their libraries; it takes two snapshots to see that."""
         if self._controller.answers_at_once or case.snapshot is None:
             return False
         loading = {state.row.rank for state in _loading(ranks, recordings)}
         faults = {rank: count for rank, count in case.snapshot.faults.items() if rank in loading}
         if not faults:
             return False
+        # Importing packages leaves no counter, but it touches fresh memory. Compare the counts of page faults of two
+        # snapshots that are at least `_BETWEEN_LOOKS_S` apart; dropping the suspicion makes the next call take another one.
         before, seen = self._loaded
         if before is None or now - seen > 2 * _BETWEEN_LOOKS_S:
             self._loaded, self._suspicion = (faults, now), None
@@ -179,7 +187,7 @@ class HangWatch:
         return False
 
     def _may_judge(self, ranks: Sequence[RankState], recordings: Mapping[int, Recording]) -> bool:
-        """A program has to be asked for; ranks that could make no recordings say nothing of how they get on."""
+        """Whether a hang can be judged: a program needs a timeout of the user's, and ranks of a recipe need flight recorders."""
         if not self._is_recipe:
             return self._timeout_s is not None
         return bool(recordings) or all(state.phase is Phase.STARTING for state in ranks)
@@ -200,14 +208,18 @@ class HangWatch:
         return max(LEAST_TIMEOUT_S, SLOWEST_STEPS * slowest)
 
     def _is_granted(self, recordings: Mapping[int, Recording]) -> bool:
-        """Whether a rank that waits for none is at what it has announced."""
+        """Whether a rank that waits for no other one is in a phase that it has announced, and still has time for it."""
         busy = any(
             recording.phase and not recording.waiting for recording in recordings.values() if recording.phase != DONE
         )
         return busy and self._quiet.seconds < max(ANNOUNCED_S, self._timeout(recordings))
 
     def _has_stacks(self, ranks: list[RankState], case: _Suspicion, now: float) -> bool:
-        """Whether all has been done that brings stacks: first each rank is asked, then who is silent is looked into."""
+        """Collect stacks, one step a call; True once no more will come.
+
+        First each rank is asked by a signal to write its own. A rank that cannot, because it is stopped or stuck in
+        compiled code, is then read from outside.
+        """
         if case.asked is None or case.snapshot is None:
             case.asked, case.before = now, self._stack_sizes()
             case.sizes = case.before
@@ -229,7 +241,7 @@ class HangWatch:
         return False
 
     def _silent_ranks(self, ranks: Sequence[RankState], case: _Suspicion) -> list[RankState]:
-        """Those that have not left and have written no stacks since they were asked."""
+        """The ranks whose processes are there and have written no stacks since they were asked."""
         sizes, before = self._stack_sizes(), case.before or {}
         return [
             state for state in ranks if state.exit is None and sizes[state.row.rank] <= before.get(state.row.rank, 0)
@@ -258,13 +270,13 @@ class HangWatch:
 
 
 def _loading(ranks: Sequence[RankState], recordings: Mapping[int, Recording]) -> list[RankState]:
-    """The ranks that still load their libraries: for these there are no counters yet, but that they touch fresh memory."""
+    """The ranks that still import their packages; of these there are no counters yet but those of page faults."""
     waiting = {rank for rank, recording in recordings.items() if recording.waiting}
     return [state for state in ranks if state.phase is Phase.STARTING and state.row.rank not in waiting]
 
 
 def _not_started(missing: Sequence[RankState], world_size: int, quiet_s: float, *, launcher: str) -> Failure:
-    """The engine itself hangs."""
+    """The failure of an engine that has not started all ranks."""
     hosts = list(dict.fromkeys(state.row.host for state in missing))
     what = f"{launcher} has not started {len(missing)} of {counted(world_size, 'rank')} within {quiet_s:.0f} s"
     evidence = tuple(
@@ -274,7 +286,7 @@ def _not_started(missing: Sequence[RankState], world_size: int, quiet_s: float, 
 
 
 def _silent(ranks: Sequence[Seen], quiet_s: float) -> Failure:
-    """Of a program that is no recipe: where its ranks are, as far as that can be seen from outside."""
+    """The failure of a program that is no recipe: where its ranks are, as far as that can be seen from outside."""
     cause = f"no rank has printed anything for {quiet_s:.0f} s"
     frames = [(one, frame_to_report(one.stack)) for one in ranks]
     told = tuple(

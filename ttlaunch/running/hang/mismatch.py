@@ -1,7 +1,8 @@
-"""What is wrong where every rank waits, so that some wait for each other: the first mismatch of their circle.
+"""Find the mistake where ranks wait for each other in a circle.
 
-If one rank of the circle is in another operation than most of its role, it is the one. Told of it, or else of any rank, is what is
-surely a mistake (a message left out, a sender, a tag); where there is none, the rank that began to wait first is named.
+A rank of the circle that is in another operation than most ranks of its role is the one to name. The report names what is
+certainly a mistake of that rank, or of any rank if no rank stands out: a message left out, a wrong sender, a wrong tag. If
+there is no such mistake, the report names the rank that began to wait first.
 """
 
 from collections import Counter
@@ -37,7 +38,7 @@ def find_mismatch(ranks: Sequence[Seen], circle: Sequence[int]) -> Mismatch:
 
 
 def _wrong_message(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
-    """It waits for another tag than its peer has sent, or for a peer that is done."""
+    """Whether the rank waits for another tag than its peer has sent, or for a peer that is done."""
     peer = ranks[peers_of(one, ranks)[0]]
     wait, tags = one.waiting, other_tags(one, peer)
     assert wait is not None  # noqa: S101 - chosen by it
@@ -53,7 +54,7 @@ def _wrong_message(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
 
 
 def _left_out(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
-    """Its peer has not sent it what all others of the peer's role have."""
+    """Whether the rank's peer has not sent it what all others of the peer's role have."""
     wait = one.waiting
     assert wait is not None  # noqa: S101 - chosen by it
     peer = ranks[peers_of(one, ranks)[0]]
@@ -67,7 +68,7 @@ def _left_out(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
 
 
 def _wrong_sender(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
-    """Another rank than the one that it waits for has sent it such a message."""
+    """Whether another rank than the one that this rank waits for has sent it such a message."""
     others, wait = other_senders(one, ranks), one.waiting
     if not others or wait is None:
         return None
@@ -76,7 +77,7 @@ def _wrong_sender(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
 
 
 def _other_meeting(one: Seen, ranks: Sequence[Seen]) -> Mismatch | None:
-    """It is in the same operation of a group as another rank, which takes it for another one."""
+    """Whether two ranks meet in one operation of a group, but each of them called another one."""
     wait = one.waiting
     if wait is None or not wait.is_collective:
         return None

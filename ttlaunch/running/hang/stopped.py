@@ -49,16 +49,21 @@ class StoppedWatch:
             return
         self._reported.add(rank)
         pid = state.started.pid if state.started else None
-        self._report("rank_stopped", state, now - since, f"was stopped by a signal; `kill -CONT {pid}` lets it go on")
+        self._report(
+            "rank_stopped",
+            state,
+            seconds=now - since,
+            text=f"was stopped by a signal; `kill -CONT {pid}` lets it go on",
+        )
 
     def _notice_moving(self, state: RankState, now: float) -> None:
         since = self._since.pop(state.row.rank, now)
         if state.row.rank in self._reported:
             self._reported.remove(state.row.rank)
             if state.exit is None:
-                self._report("rank_goes_on", state, now - since, f"goes on after {now - since:.0f} s")
+                self._report("rank_goes_on", state, seconds=now - since, text=f"goes on after {now - since:.0f} s")
 
-    def _report(self, event: str, state: RankState, seconds: float, text: str) -> None:
+    def _report(self, event: str, state: RankState, *, seconds: float, text: str) -> None:
         row = state.row
         append_event(self._folder, event, rank=row.rank, seconds=round(seconds, 1))
         self._view.output("stderr", f"rank {row.rank} ({row.role}, {row.host}) {text}".encode())

@@ -1,6 +1,6 @@
-"""Which rank a run hangs on, and why: the one that others wait for and that waits for none, or the first mismatch of a cycle.
+"""Decide which rank a run hangs on, and why: one that others wait for and that waits for none, or a mismatch in a circle.
 
-Pure: from what was seen of all ranks at one moment, at which none had moved for long.
+The functions are pure: they judge one moment, at which no rank had moved for long.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _MOST_PEERS = 4
 
 
 class Verdict(NamedTuple):
-    """Whom a hang is put down to."""
+    """The rank that caused a hang, and a clause that says how."""
 
     code: str
     one: Seen
@@ -28,7 +28,7 @@ class Verdict(NamedTuple):
 
 
 def judge(ranks: Sequence[Seen], *, quiet_s: float, now: float) -> Failure:
-    """The failure to report.
+    """Make the failure to report for a hang.
 
     Args:
         ranks: All of a run, in order.
@@ -64,7 +64,9 @@ def _verdict(ranks: Sequence[Seen], quiet_s: float) -> Verdict:
     free = min((one for one in ranks if not one.is_done and not peers_of(one, ranks)), key=weight, default=None)
     cycle = find_cycle(ranks)
     if free is not None and (waiting[free.rank] or not cycle):
-        return Verdict("R014", free, _standing_still(free, ranks, len(waiting[free.rank]), quiet_s))
+        return Verdict(
+            "R014", free, _standing_still(free, ranks, waiters_of_it=len(waiting[free.rank]), quiet_s=quiet_s)
+        )
     if cycle:
         return Verdict(*find_mismatch(ranks, cycle))
     last = next((one for one in ranks if not one.has_left), ranks[0])
@@ -72,20 +74,20 @@ def _verdict(ranks: Sequence[Seen], quiet_s: float) -> Verdict:
 
 
 def _progress(one: Seen) -> tuple[float, ...]:
-    """How far a rank has come; of equals, first the one that has been at it for longest."""
+    """A key that sorts ranks by progress; of equals, the one that has been in its operation for longest comes first."""
     steps, passes = (one.recording.steps, one.recording.passes) if one.recording else (0, 0)
     return (not one.is_starting, steps, passes, -(one.idle_s or 0.0), one.rank)
 
 
 def _step(one: Seen) -> int | None:
-    """The step that it is in; None before the first."""
+    """The step that a rank is in; None before the first."""
     if one.recording is None:
         return None
     last = one.recording.operations[-1].step if one.recording.operations else 0
     return (one.waiting.step if one.waiting else max(last, one.recording.steps + bool(one.recording.steps))) or None
 
 
-def _standing_still(one: Seen, ranks: Sequence[Seen], waiters_of_it: int, quiet_s: float) -> str:
+def _standing_still(one: Seen, ranks: Sequence[Seen], *, waiters_of_it: int, quiet_s: float) -> str:
     still = f"has not moved for {quiet_s:.0f} s"
     frame = frame_to_report(one.stack)
     where = f", in `{frame.function}` at {short_place(frame.place)}" if frame else ""

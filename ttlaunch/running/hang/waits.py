@@ -1,4 +1,4 @@
-"""Who waits for whom when nothing moves any more, from what the ranks' flight recorders say of themselves and of each other."""
+"""Find out who waits for whom when nothing moves any more, by comparing the counters in the ranks' flight recorders."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from ttlaunch.running.hang.stacks import Frame, frame_to_report
 
 @dataclass(frozen=True)
 class Seen:
-    """What is known of one rank at the moment.
+    """What is known of one rank at the moment of the verdict.
 
     Attributes:
         recording: None if it cannot be read.
@@ -35,6 +35,11 @@ class Seen:
         return f"rank {self.rank} ({self.role})"
 
     @property
+    def channels(self) -> Mapping[tuple[int, int, bool], int]:
+        """Messages begun, by peer, tag and whether it sends; empty without a recording."""
+        return {} if self.recording is None else self.recording.channels
+
+    @property
     def is_done(self) -> bool:
         return self.has_left or (self.recording is not None and self.recording.phase == DONE)
 
@@ -44,7 +49,7 @@ class Seen:
 
     @property
     def place(self) -> str | None:
-        """The recipe's line that it is at; of a program the line of its own."""
+        """The line of the recipe, or of the program, that the rank is at."""
         frame = frame_to_report(self.stack)
         if frame is not None:
             return frame.place
@@ -67,28 +72,21 @@ def peers_of(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
 
 def _owing(one: Seen, wait: Operation, ranks: Sequence[Seen]) -> tuple[int, ...]:
     """The ranks that a rank has asked for more messages of a tag than they have begun to send; those still at work first."""
-    asked = {} if one.recording is None else one.recording.channels
-    owing = [other for other in ranks if asked.get((other.rank, wait.tag, False), 0) > _sent(other, one.rank, wait.tag)]
+    tag = wait.tag
+    owing = [
+        other
+        for other in ranks
+        if one.channels.get((other.rank, tag, False), 0) > other.channels.get((one.rank, tag, True), 0)
+    ]
     return tuple(other.rank for other in sorted(owing, key=lambda other: other.is_done))
-
-
-def _sent(one: Seen, dest: int, tag: int) -> int:
-    return 0 if one.recording is None else one.recording.channels.get((dest, tag, True), 0)
 
 
 def _missing(one: Seen, wait: Operation, ranks: Sequence[Seen]) -> tuple[int, ...]:
     """The ranks of a group that have not come to its operation; once all have, the others that are still in it."""
-    group = [other for other in ranks if other is not one and _is_member(other, wait.tag)]
-    missing = tuple(other.rank for other in group if _times_met(other, wait.tag) < wait.message)
-    return missing or tuple(other.rank for other in group if is_in(other, wait))
-
-
-def _is_member(one: Seen, tag: int) -> bool:
-    return tag == WORLD or (one.recording is not None and (GROUP, tag, False) in one.recording.channels)
-
-
-def _times_met(one: Seen, tag: int) -> int:
-    return 0 if one.recording is None else one.recording.channels.get((GROUP, tag, False), 0)
+    group = (GROUP, wait.tag, False)
+    members = [other for other in ranks if other is not one and (wait.tag == WORLD or group in other.channels)]
+    missing = tuple(other.rank for other in members if other.channels.get(group, 0) < wait.message)
+    return missing or tuple(other.rank for other in members if is_in(other, wait))
 
 
 def is_in(one: Seen, wait: Operation) -> bool:
@@ -131,26 +129,23 @@ def other_tags(one: Seen, peer: Seen) -> tuple[int, ...]:
     Empty if the message that it waits for was begun, or if a recording had no room to count.
     """
     wait = one.waiting
-    if not _waits_in_vain(one, peer) or wait is None or one.recording is None or peer.recording is None:
+    if wait is None or not _waits_in_vain(one, peer):
         return ()
-    counts = one.recording.channels
     return tuple(
         tag
-        for (dest, tag, is_send), count in sorted(peer.recording.channels.items())
-        if is_send and dest == one.rank and tag != wait.tag and count > counts.get((peer.rank, tag, False), 0)
+        for (dest, tag, is_send), count in sorted(peer.channels.items())
+        if is_send and dest == one.rank and tag != wait.tag and count > one.channels.get((peer.rank, tag, False), 0)
     )
 
 
 def other_senders(one: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
     """Ranks that have sent under the tag that a rank waits for, which has never asked them, while its peer has not sent."""
     wait = one.waiting
-    if wait is None or wait.is_collective or wait.is_for_any or one.recording is None:
+    if wait is None or wait.is_collective or wait.is_for_any or not _waits_in_vain(one, ranks[wait.peer]):
         return ()
-    if not _waits_in_vain(one, ranks[wait.peer]):
-        return ()
-    asked = {peer for peer, tag, is_send in one.recording.channels if tag == wait.tag and not is_send}
-    sent = [other for other in ranks if other.recording and other.recording.channels.get((one.rank, wait.tag, True), 0)]
-    return tuple(other.rank for other in sent if other.rank not in asked)
+    asked = {peer for peer, tag, is_send in one.channels if tag == wait.tag and not is_send}
+    sent = (other.rank for other in ranks if other.channels.get((one.rank, wait.tag, True), 0))
+    return tuple(rank for rank in sent if rank not in asked)
 
 
 def those_who_sent(one: Seen, peer: Seen, ranks: Sequence[Seen]) -> tuple[int, ...]:
@@ -160,7 +155,7 @@ def those_who_sent(one: Seen, peer: Seen, ranks: Sequence[Seen]) -> tuple[int, .
         return ()
     others = [other for other in ranks if other.role == peer.role and other not in (one, peer)]
     key = (one.rank, wait.tag, True)
-    sent = [other.rank for other in others if other.recording and other.recording.channels.get(key, 0) >= wait.message]
+    sent = [other.rank for other in others if other.recording and other.channels.get(key, 0) >= wait.message]
     return tuple(sent) if len(sent) == len(others) else ()
 
 
@@ -174,10 +169,9 @@ def _waits_in_vain(one: Seen, peer: Seen) -> bool:
 
 def _was_begun(wait: Operation, one: Seen, peer: Seen) -> bool:
     """Whether the other end of a message has been begun."""
-    assert peer.recording is not None  # noqa: S101 - the caller has looked
     if wait.is_for_any:
         return peer.rank not in _owing(one, wait, (peer,))
-    return peer.recording.channels.get((one.rank, wait.tag, not wait.is_send), 0) >= wait.message
+    return peer.channels.get((one.rank, wait.tag, not wait.is_send), 0) >= wait.message
 
 
 def is_under_way(one: Seen, peer: Seen) -> bool:

@@ -6,7 +6,7 @@ lies between is interpolated. How wrong that may be stands in the file, for each
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,28 +99,14 @@ def _slices(trace: RankTrace, origin: int) -> Iterator[dict[str, Any]]:
     yield {"ph": "M", "name": "process_sort_index", **place, "args": {"sort_index": row.rank}}
     for span in sorted(trace.spans, key=lambda span: (span.began, -span.ended)):
         start = trace.on_rank_0(span.began) - origin
-        if span.kind == COLLECTIVE:
-            yield from _overlapping(trace, span.name, start, trace.on_rank_0(span.ended) - origin, span.facts)
-            continue
-        duration = trace.on_rank_0(span.ended) - origin - start
-        yield {
-            "ph": "X",
-            "name": span.name,
-            "cat": span.kind,
-            **place,
-            "ts": start / 1e3,
-            "dur": duration / 1e3,
-            "args": dict(span.facts),
-        }
-
-
-def _overlapping(
-    trace: RankTrace, name: str, began: int, ended: int, facts: Mapping[str, object]
-) -> Iterator[dict[str, Any]]:
-    """What goes on beside the rank's own work, and so need not nest in it."""
-    one = {"name": name, "cat": COLLECTIVE, "id": f"{trace.row.rank}-{began}", "pid": trace.row.rank, "tid": 0}
-    yield {"ph": "b", **one, "ts": began / 1e3, "args": dict(facts)}
-    yield {"ph": "e", **one, "ts": ended / 1e3}
+        end = trace.on_rank_0(span.ended) - origin
+        one = {"name": span.name, "cat": span.kind, **place, "ts": start / 1e3, "args": dict(span.facts)}
+        if span.kind == COLLECTIVE:  # it goes on beside the rank's own work, and slices of one thread have to nest
+            one["id"] = f"{row.rank}-{start}"
+            yield {"ph": "b", **one}
+            yield {"ph": "e", **{name: one[name] for name in ("name", "cat", "id", "pid", "tid")}, "ts": end / 1e3}
+        else:
+            yield {"ph": "X", **one, "dur": (end - start) / 1e3}
 
 
 def _arrows(traces: Sequence[RankTrace], origin: int) -> Iterator[dict[str, Any]]:

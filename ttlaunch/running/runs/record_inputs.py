@@ -41,7 +41,7 @@ def write_inputs(
         write_plan(plan, folder.path, run_id=folder.run_id)
         if resolved_config:
             folder.file(contract.TRAIN_FILE).write_text(resolved_config, encoding="utf-8")
-        write_environment(folder, plan, _versions(), shell)
+        write_environment(folder, plan, versions=_versions(), shell=shell)
         code = {**_describe_code(plan), "release": release}
         folder.file(contract.CODE_FILE).write_text(json.dumps(code, indent=1) + "\n", encoding="utf-8")
     except OSError as error:

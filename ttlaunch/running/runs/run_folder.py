@@ -134,7 +134,7 @@ def render_command(plan: LaunchPlan, folder: Path, *, run_id: str | None = None)
 
 
 def write_environment(
-    folder: RunFolder, plan: LaunchPlan, versions: Mapping[str, str], shell: Mapping[str, str]
+    folder: RunFolder, plan: LaunchPlan, *, versions: Mapping[str, str], shell: Mapping[str, str]
 ) -> None:
     """Names and origins of what ranks receive; values only in `plan.json`, which ranks must read."""
     values = {k: plan.secrets.get(v.removeprefix(contract.REFERENCE), v) for k, v in plan.environment.items()}
