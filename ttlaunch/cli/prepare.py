@@ -15,7 +15,7 @@ from ttlaunch.diagnostics import Format, exit_status
 if TYPE_CHECKING:
     from ttlaunch.hosts.prepare.cluster import Outcome
     from ttlaunch.hosts.prepare.locking import Locksmith
-    from ttlaunch.records.hosts import EnvironmentAnswer
+    from ttlaunch.records.host_scripts import EnvironmentAnswer
     from ttlaunch.spec.topology.model import Topology
 
 EXAMPLES = """\
@@ -148,7 +148,7 @@ def _words(last: "EnvironmentAnswer", sent: int, seconds: float) -> str:
 
 def _as_json(outcome: "Outcome", topology: "Topology", locksmith: "Locksmith") -> dict[str, Any]:
     """For other programs: every host with its state, and each lock with its packages."""
-    from ttlaunch.records.hosts import EnvironmentAnswer
+    from ttlaunch.records.host_scripts import EnvironmentAnswer
 
     hosts = []
     for name in (str(host.name) for host in topology.hosts):

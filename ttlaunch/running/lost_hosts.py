@@ -1,8 +1,7 @@
-"""What a lost host is, and everything that is said about one: as it falls silent, when it is lost, and in the report.
+"""Decide when a host is lost, and report it: as it falls silent, when it is lost, and in the report of the run.
 
-A host is lost once the launcher can no longer reach it and its agent must have ended its ranks by itself. The link to the
-host decides that (`agents/host_link.py`). What follows is decided elsewhere: whether it was the first failure, how soon
-the run ends, whether it starts again.
+A host is lost once the launcher can no longer reach it and its agent must have ended its ranks by itself (`Lease`). What
+follows is decided elsewhere: whether it was the first failure, how soon the run ends, whether it starts again.
 """
 
 import time
@@ -21,7 +20,10 @@ RANK_WENT_WITH_HOST = "was on a host that was lost"
 RANKS_WENT_WITH_HOST = ("went with its host", "went with their host")
 """The same of one rank and of several, where failures that only followed are counted."""
 _CONNECTIONS = {"host_silent": "silent", "host_back": "", "host_lost": "lost"}
-"""Events of the supervisor, and what they say of the connection to a host."""
+"""Events of the supervisor, and the state of the connection to a host after each of them."""
+FENCE_S = 2.5
+"""The time in which an agent kills its ranks after its lease has run out."""
+_SILENCE_S = 8.0  # after which the user is informed
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,45 @@ class SilentHost:
     lost_at: float
 
 
+class Lease:
+    """The launcher's view of the lease that an agent holds on its ranks.
+
+    The agent counts from the newest of its own clock readings that we sent back, so its lease began before we heard that
+    reading. We count from the last frame that came, which is later: when our count is over, the agent's lease has run out
+    too, whatever the network between us did. Nobody may take the places of its ranks before that.
+
+    Attributes:
+        last_heard: When the last frame came, seconds since the epoch on this machine.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self.heard()
+
+    def heard(self) -> None:
+        """Note a sign of life."""
+        self._heard, self.last_heard = time.monotonic(), time.time()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last sign of life."""
+        return time.monotonic() - self._heard
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the agent must have ended its ranks, so that the host counts as lost; 0 from then on."""
+        return max(0.0, self._lease_s + FENCE_S - self.silent_s)
+
+    def silence(self) -> SilentHost | None:
+        """Describe a silence that is long enough to inform the user; None if it is not."""
+        if self.silent_s < min(_SILENCE_S, 0.55 * self._lease_s):
+            return None
+        return SilentHost(self.last_heard, self.last_heard + self._lease_s + FENCE_S)
+
+
 @dataclass(frozen=True)
 class Losses:
-    """What is gone without having said why.
+    """Shims and hosts that are gone without a record of their end.
 
     Attributes:
         shims: Ranks whose shim vanished, with the time at which that was seen, seconds since the epoch.
@@ -66,7 +104,7 @@ class Losses:
 
 
 class SilenceWatch:
-    """Remembers what has been told of which host."""
+    """Informs the user of silent and lost hosts, once each, and notes it in the run's history."""
 
     def __init__(self, folder: RunFolder, view: View) -> None:
         self._folder = folder

@@ -5,7 +5,7 @@ import pytest
 from ttlaunch.agent.unpack import Building, Refused
 from ttlaunch.errors import HostError, SyncError, Trouble
 from ttlaunch.hosts.sync.refusals import explain_loss, explain_refusal
-from ttlaunch.records.hosts import SyncRefusal
+from ttlaunch.records.host_scripts import SyncRefusal
 
 HERE = "/home/u/.ttlaunch/releases"
 

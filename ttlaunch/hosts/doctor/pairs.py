@@ -11,7 +11,7 @@ from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.pushed import explain_end, start_script
 from ttlaunch.hosts.transport.transport import Transport
-from ttlaunch.records.hosts import Listening, Measured, Reached
+from ttlaunch.records.host_scripts import Listening, Measured, Reached
 
 START_S = 5.0
 REACH_S = 3.0

@@ -11,7 +11,7 @@ from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.pushed import explain_end, start_script
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.engine import EngineSignature
-from ttlaunch.records.hosts import HostAnswer, HostClock
+from ttlaunch.records.host_scripts import HostAnswer, HostClock
 from ttlaunch.spec.topology.model import Topology
 
 PROBE_S = 5.0

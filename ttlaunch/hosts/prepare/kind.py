@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ttlaunch.records.hosts import FoundPython
+from ttlaunch.records.host_scripts import FoundPython
 
 _OLDEST_GLIBC = {"x86_64": 5, "i686": 5}
 _OLDEST_GLIBC_ELSEWHERE = 17

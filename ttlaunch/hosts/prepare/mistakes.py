@@ -6,7 +6,7 @@ from ttlaunch.diagnostics import Blame, Diagnostic, Label, listed, shown
 from ttlaunch.diagnostics.count import render_size
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.prepare.one_host import OLDEST_BASE, Base
-from ttlaunch.records.hosts import EnvironmentAnswer
+from ttlaunch.records.host_scripts import EnvironmentAnswer
 from ttlaunch.spec.topology.model import Topology
 
 _LONGEST = 240

@@ -15,7 +15,7 @@ from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.pushed import explain_end, start_script
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.engine import EngineSignature
-from ttlaunch.records.hosts import EnvironmentAnswer, FoundPython, FoundPythons, InstallMessage
+from ttlaunch.records.host_scripts import EnvironmentAnswer, FoundPython, FoundPythons, InstallMessage
 
 OLDEST_BASE = (3, 11)
 FAILURES = frozenset({"disk", "inodes", "install", "check", "folder"})

@@ -3,7 +3,7 @@
 from ttlaunch.diagnostics import shown
 from ttlaunch.diagnostics.count import render_size
 from ttlaunch.errors import HostError, SyncError, Trouble
-from ttlaunch.records.hosts import SyncRefusal
+from ttlaunch.records.host_scripts import SyncRefusal
 
 _LONGEST = 200
 

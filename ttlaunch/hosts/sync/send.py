@@ -24,7 +24,7 @@ from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.pushed import explain_end, start_script
 from ttlaunch.hosts.transport.transport import Process, Transport
-from ttlaunch.records.hosts import SyncEnd, SyncMessage, SyncRefusal
+from ttlaunch.records.host_scripts import SyncEnd, SyncMessage, SyncRefusal
 
 _BESIDE = ("releases", "unpack", "contents", "host_data")
 _ATTEMPTS = 3

@@ -11,7 +11,7 @@ from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.pushed import start_script
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.launch_plan import EngineNames
-from ttlaunch.records.hosts import LeftOver
+from ttlaunch.records.host_scripts import LeftOver
 from ttlaunch.records.parser import checked
 
 _ANSWER_S = 10.0

@@ -1,9 +1,9 @@
-"""The launcher's end of what it has to do with the agent on one host, over as many connections as it takes.
+"""The launcher's link to the agent on one host, over as many connections as it takes.
 
-A connection that breaks or falls silent is made again, without asking anybody anything, while the host's lease may run.
-Pieces of files and orders are numbered, so nothing is lost and nothing is done twice. A host counts as lost once its
-agent must have ended its ranks by itself, or at once if there is none any more; then what it left there is ended and
-brought home if the host can be reached when the run ends.
+A connection that breaks or falls silent is made again while the host's lease may run. Pieces of files and orders are
+numbered, so nothing is lost and nothing is done twice. A host counts as lost once its agent must have ended its ranks by
+itself (`lost_hosts.Lease`), or at once if the agent is gone. When the run ends, a new agent ends what the lost one left and
+sends its files, if the host can be reached.
 """
 
 import contextlib
@@ -30,19 +30,17 @@ from ttlaunch.records.agents import (
 )
 from ttlaunch.records.parser import BadRecord
 from ttlaunch.running.agents.reach_agent import START_S, greeting, join_agent, put_agent
-from ttlaunch.running.lost_hosts import LostHost, SilentHost
+from ttlaunch.running.lost_hosts import Lease, LostHost, SilentHost
 
-FENCE_S = 2.5  # what an agent may take, after its lease has run out, until its ranks are gone
 _RENEW_S = 1.0
-_QUIET_S = 4.0  # an agent says something every second
-_SILENCE_S = 8.0  # of which the user is told
+_QUIET_S = 4.0  # an agent sends a frame every second
 _SEND_S = 3.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LAST_WORD_S = 0.2, 1.0, 2.0
 
 
 @dataclass
 class _Joined:
-    """A connection that stands.
+    """An open connection to the agent.
 
     Attributes:
         ordered: The newest order that was sent over it, or carried out before.
@@ -59,7 +57,7 @@ class HostLink:
         clock_offset_s: How much later it is there than here, to within the time a message takes.
         killed: How many processes the agent had to kill; None until it has ended.
         lost: Why the host counts as lost; None while it does not.
-        unwritable: Why what came could not be kept here.
+        unwritable: Why a file that came could not be written here.
         over: Set when nothing more comes.
     """
 
@@ -73,15 +71,15 @@ class HostLink:
         keep: Callable[[FilePiece, bytes], None],
         note: Callable[..., None],
     ) -> None:
-        """Nothing is started yet.
+        """Prepare the link; `start` begins it.
 
         Args:
             transport: The host; connected already.
-            arguments: What `agent/start_agent.py` is to know.
+            arguments: Of `agent/start_agent.py`.
             world_size: How many ranks there are on all hosts.
             pythons: Interpreters to try first.
             keep: Takes each piece of a file, once and in order; raises `OSError` if it cannot.
-            note: Takes what is worth an event of the run: a name, and values by keyword.
+            note: Adds an event to the run's history: a name, and values by keyword.
         """
         self.host = transport.host
         self.clock_offset_s = 0.0
@@ -93,21 +91,20 @@ class HostLink:
         self._transport, self._arguments, self._pythons = transport, arguments, pythons
         self._world_size = world_size
         self._keep, self._note = keep, note
-        self._lease_s = float(arguments["lease_s"])
-        self._quiet_s = max(2.0, min(_QUIET_S, 0.3 * self._lease_s))
+        lease_s = float(arguments["lease_s"])
+        self._lease = Lease(lease_s)
+        self._quiet_s = max(2.0, min(_QUIET_S, 0.3 * lease_s))
         self._joined: _Joined | None = None
         self._is_cut = False
         self._orders: list[dict[str, Any]] = []
         self._received = self._asked = 0
         self._looked: ProcessReport | None = None
         self._clock: float | None = None  # the agent's, as it last came
-        self._heard = time.monotonic()
-        self._heard_at = time.time()
         self._outage: HostError | None = None
         self._wake, self._ending = threading.Event(), threading.Event()
 
     def start(self) -> None:
-        """Put the agent there.
+        """Start the agent.
 
         Raises:
             HostError: It cannot be started, or cannot make the run's folder.
@@ -117,21 +114,21 @@ class HostLink:
         if isinstance(ready, AgentGone):
             raise HostError(self.host, Trouble.DISK, f"the run's folder cannot be made: {ready.reason}")
         self.clock_offset_s = ready.time - time.time()
-        self._heard, self._heard_at = time.monotonic(), time.time()
+        self._lease.heard()
 
     def follow(self) -> None:
-        """Begin to take in what comes and to renew the lease."""
+        """Start the two threads of the link: one reads what comes, the other renews the lease and sends orders."""
         for work in (self._follow, self._keep_up):
             threading.Thread(target=work, daemon=True).start()
 
     def order(self, kind: str, **values: Any) -> None:
-        """Have the agent do something, once, as soon as it can be told; returns at once."""
+        """Have the agent do something once, as soon as it can be reached; returns at once."""
         self._orders.append({"kind": kind, "order": len(self._orders) + 1, **values})
         self._wake.set()
 
     def snapshot(self, question: int) -> ProcessReport | None:
-        """How the ranks' processes there are; None until it has said so. Ask again with the same number."""
-        if self.lost is not None:  # whoever waits for all hosts would wait forever
+        """The state of the ranks' processes there; None until the agent has answered. Ask again with the same number."""
+        if self.lost is not None:  # a caller that waits for all hosts would wait forever
             return ProcessReport(question=question, stopped=(), faults=())
         if question != self._asked:
             self._asked = question
@@ -140,25 +137,19 @@ class HostLink:
         return looked if looked is not None and looked.question == question else None
 
     def end(self) -> None:
-        """Have it end what is left of the run and send the rest; `over` tells when that is done or given up."""
+        """Have the agent end what is left of the run and send the rest; `over` is set when that is done or given up."""
         self.order("end")
         self._ending.set()
 
     def cut(self) -> None:
-        """From now on, send nothing and take nothing."""
+        """Send nothing and take nothing from now on, as if the cable were cut."""
         self._is_cut = True
 
     def silence(self) -> SilentHost | None:
-        """Since when the host has not answered, if that is long ago and it is not lost yet."""
-        if (
-            self.over.is_set()
-            or self.lost is not None
-            or time.monotonic() - self._heard < min(_SILENCE_S, 0.55 * self._lease_s)
-        ):
-            return None
-        return SilentHost(self._heard_at, self._heard_at + self._lease_s + FENCE_S)
+        """How long the host has not answered, if the user should know it and the host is not lost yet."""
+        return None if self.over.is_set() or self.lost is not None else self._lease.silence()
 
-    # What comes
+    # The thread that reads
 
     def _follow(self) -> None:
         try:
@@ -167,6 +158,7 @@ class HostLink:
                 if self.killed is None:
                     self._join_again()
             if self.killed is None:
+                # The host is lost, and its ranks have ended. What it could not send is collected once the run ends.
                 self._ending.wait()
                 self._end_what_is_left()
         except OSError as error:
@@ -178,7 +170,7 @@ class HostLink:
                 self._joined.stream.process.kill()
 
     def _read(self) -> None:
-        """Take in what comes until the agent has ended or the connection breaks."""
+        """Take in frames until the agent has ended or the connection breaks."""
         joined = self._joined
         try:
             while joined is not None and self.killed is None and not self._is_cut:
@@ -189,7 +181,7 @@ class HostLink:
             self._outage = error
         except ValueError as error:
             self._outage = HostError(self.host, Trouble.SCRIPT, f"what came from it is {error}")
-            time.sleep(_FIRST_PAUSE_S)  # it may be the same again
+            time.sleep(_FIRST_PAUSE_S)  # the next connection may bring the same; do not spin
         if self.killed is None and joined is not None and not self._is_cut:
             self._joined = None
             joined.stream.process.kill()
@@ -203,6 +195,7 @@ class HostLink:
             case ProcessReport():
                 self._looked = frame
             case FilePiece(number=number) as piece:
+                # The agent repeats what was not confirmed when a connection broke, so a gap means that a piece is lost.
                 if number != self._received + 1:
                     raise ValueError(f"piece {number} after {self._received}")
                 self._keep(piece, body)
@@ -214,10 +207,10 @@ class HostLink:
                 raise HostError(self.host, Trouble.SCRIPT, f"its agent says: {frame.reason}")
             case AgentEnded():
                 self._let_go(joined, frame.killed)
-        self._heard, self._heard_at = time.monotonic(), time.time()
+        self._lease.heard()
 
     def _let_go(self, joined: _Joined, killed: int) -> None:
-        """Tell the agent that all is here, and wait until it has gone."""
+        """Confirm to the agent that everything has arrived, and wait until it has left."""
         with contextlib.suppress(HostError):
             joined.stream.send({"kind": "bye"}, timeout_s=_SEND_S)
             while joined.stream.receive(timeout_s=_LAST_WORD_S) is not None:
@@ -227,7 +220,7 @@ class HostLink:
     # Connections
 
     def _greeted(self, stream: FrameStream, *, timeout_s: float) -> AgentReady | AgentGone:
-        """Join the agent at the other end of a new stream, if there is one."""
+        """Exchange greetings with the agent at the other end of a new stream, if there is one."""
         ready = greeting(stream, timeout_s=timeout_s)
         if isinstance(ready, AgentGone):
             return ready
@@ -236,21 +229,18 @@ class HostLink:
         self._wake.set()
         return ready
 
-    @property
-    def _left_s(self) -> float:
-        return max(0.0, self._heard + self._lease_s + FENCE_S - time.monotonic())
-
     def _join_again(self) -> None:
-        """Make the connection again, or find that the host is lost."""
+        """Connect to the agent again, with growing pauses, until that works or the host is lost."""
         outage = self._outage or HostError(self.host, Trouble.TIMED_OUT, "no answer from our script on it")
-        silent_since, pause_s, latest = self._heard, _FIRST_PAUSE_S, None
+        silent_since, pause_s, latest = time.monotonic() - self._lease.silent_s, _FIRST_PAUSE_S, None
+        # A connection that broke at once may leave SSH itself intact, so try a new channel of it first.
         anew = outage.trouble is Trouble.TIMED_OUT
-        while self._left_s > 0.0:
+        while self._lease.left_s > 0.0:
             if not self._is_cut:
                 try:
                     ready = self._join(anew=anew)
                 except HostError as error:
-                    if error.trouble is Trouble.VERSION:  # it will not learn it: the package was replaced meanwhile
+                    if error.trouble is Trouble.VERSION:  # trying again is no use: the package was replaced meanwhile
                         outage = error
                         break
                     latest, anew = error, True
@@ -261,17 +251,17 @@ class HostLink:
                     self._outage = None
                     self._note("host_joined_again", host=self.host, after_s=round(time.monotonic() - silent_since, 1))
                     return
-            time.sleep(min(pause_s, self._left_s))
+            time.sleep(min(pause_s, self._lease.left_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         if outage.trouble is Trouble.TIMED_OUT:
-            outage.evidence = f"it has not answered for {time.monotonic() - self._heard:.0f} s"
+            outage.evidence = f"it has not answered for {self._lease.silent_s:.0f} s"
         notes = () if latest is None else (f"connecting to it again: {latest.evidence}",)
-        self.lost = LostHost(HostError(self.host, outage.trouble, outage.evidence, notes=notes), self._heard_at)
+        self.lost = LostHost(HostError(self.host, outage.trouble, outage.evidence, notes=notes), self._lease.last_heard)
 
     def _join(self, *, anew: bool) -> AgentReady | AgentGone:
         if anew:
             self._transport.close()
-            self._transport.connect(timeout_s=max(_FIRST_PAUSE_S, min(CONNECT_S, self._left_s)))
+            self._transport.connect(timeout_s=max(_FIRST_PAUSE_S, min(CONNECT_S, self._lease.left_s)))
         stream = join_agent(self._transport, self._arguments, pythons=self._pythons, timeout_s=_QUIET_S)
         try:
             return self._greeted(stream, timeout_s=_QUIET_S)
@@ -280,18 +270,18 @@ class HostLink:
             raise
 
     def _end_what_is_left(self) -> None:
-        """Put another agent beside what the lost one may have left, and have it end that and bring it home."""
+        """Start another agent, which ends what the lost one may have left and sends its files."""
         if self._is_cut:
             return
         with contextlib.suppress(HostError):
             self._transport.close()
-            self._transport.connect(timeout_s=_LAST_WORD_S if self._left_s else 1.0)
+            self._transport.connect(timeout_s=_LAST_WORD_S if self._lease.left_s else 1.0)
             self._received, self._clock = 0, None
             self._orders = [{"kind": "end", "order": 1}]
             self.start()
             self._read()
 
-    # What goes
+    # The thread that sends
 
     def _keep_up(self) -> None:
         """Renew the lease, confirm what has come, and pass orders on."""
@@ -308,4 +298,4 @@ class HostLink:
                     joined.stream.send(order, timeout_s=_SEND_S)
                     joined.ordered = order["order"]
             except HostError:
-                joined.stream.process.kill()  # whoever reads from it notices
+                joined.stream.process.kill()  # the reading thread notices, and connects again

@@ -11,28 +11,31 @@ from ttlaunch.hosts.prepare.kind import parse_kind
 from ttlaunch.hosts.sync.refusals import explain_refusal
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.memory import MemoryTransport
-from ttlaunch.records import hosts
+from ttlaunch.records import host_scripts
 from ttlaunch.records.parser import BadRecord, parse
 
 ANSWERS = [
-    (hosts.HostClock, {"kind": "clock", "time": 1.5}),
-    (hosts.Listening, {"kind": "listening", "port": 40000, "problem": None}),
-    (hosts.Reached, {"kind": "reached", "results": [["node1", 0.001, None], ["node2", None, "refused"]]}),
-    (hosts.Measured, {"kind": "measured", "latency_s": 1e-4, "bytes_per_s": 1e9}),
-    (hosts.SyncMessage, {"kind": "want", "id": "5:7", "files": 3, "bytes": 1000}),
+    (host_scripts.HostClock, {"kind": "clock", "time": 1.5}),
+    (host_scripts.Listening, {"kind": "listening", "port": 40000, "problem": None}),
+    (host_scripts.Reached, {"kind": "reached", "results": [["node1", 0.001, None], ["node2", None, "refused"]]}),
+    (host_scripts.Measured, {"kind": "measured", "latency_s": 1e-4, "bytes_per_s": 1e9}),
+    (host_scripts.SyncMessage, {"kind": "want", "id": "5:7", "files": 3, "bytes": 1000}),
     (
-        hosts.SyncEnd,
+        host_scripts.SyncEnd,
         {"kind": "done", "folder": "/f", "there": True, "repaired": [], "pruned": ["a"], "differing": [], "data": {}},
     ),
-    (hosts.SyncRefusal, {"why": "space", "path": "/f", "needed": 5, "free": 3}),
-    (hosts.SyncRefusal, {"why": "case", "names": ["a/B", "a/b"]}),
+    (host_scripts.SyncRefusal, {"why": "space", "path": "/f", "needed": 5, "free": 3}),
+    (host_scripts.SyncRefusal, {"why": "case", "names": ["a/B", "a/b"]}),
     (
-        hosts.FoundPythons,
+        host_scripts.FoundPythons,
         {"base": {"path": "/p", "version": "3.11.2", "libc": "glibc 2.36"}, "found": [{"path": "/p", "version": None}]},
     ),
-    (hosts.InstallMessage, {"kind": "need", "wheels": {"a": 0}}),
-    (hosts.EnvironmentAnswer, {"kind": "ready", "made": True, "environment": "/e", "python": "3.11.2", "wheels": []}),
-    (hosts.LeftOver, {"processes": [{"pid": 5, "name": "x"}], "folders": ["/f"], "clean_after_s": None}),
+    (host_scripts.InstallMessage, {"kind": "need", "wheels": {"a": 0}}),
+    (
+        host_scripts.EnvironmentAnswer,
+        {"kind": "ready", "made": True, "environment": "/e", "python": "3.11.2", "wheels": []},
+    ),
+    (host_scripts.LeftOver, {"processes": [{"pid": 5, "name": "x"}], "folders": ["/f"], "clean_after_s": None}),
 ]
 FACTS = {
     "hostname": "a",
@@ -71,9 +74,9 @@ def test_an_answer_with_anything_in_a_place_is_typed_or_refused(pair, data):
     name = data.draw(st.sampled_from(sorted(answer)))
     found = parse(cls, {**answer, name: data.draw(ANYTHING)})
     assert isinstance(found, (cls, BadRecord))
-    if isinstance(found, hosts.SyncRefusal):
+    if isinstance(found, host_scripts.SyncRefusal):
         assert explain_refusal("node1", found).evidence
-    if isinstance(found, hosts.FoundPythons) and found.base is not None:
+    if isinstance(found, host_scripts.FoundPythons) and found.base is not None:
         assert len(parse_kind(found.base).platforms()) < 20_000
 
 
@@ -103,6 +106,6 @@ def test_a_host_that_answers_something_else_is_named():
 
     process = MemoryTransport("metal-03", {"x": talk}).start("x", timeout_s=5.0)
     with pytest.raises(HostError) as caught:
-        FrameStream("metal-03", process).answer(hosts.Listening, timeout_s=5.0)
+        FrameStream("metal-03", process).answer(host_scripts.Listening, timeout_s=5.0)
     assert ("metal-03", Trouble.SCRIPT) == (caught.value.host, caught.value.trouble)
     assert caught.value.evidence.startswith("what came from it is no answer: `port` is 'high', expected a whole number")
