@@ -22,15 +22,15 @@ def test_the_proposal_shows_costs_ranks_and_hops(ttlaunch, star):
     answer = ttlaunch(f"place {HIERARCHY} --on star")
     expected = """\
 hierarchical_parallel (two_tier) on star: cost 5 → 3, the best of all orders
-rank   role                   host     mesh   was
-   0   worker                 box-01      1   rank 1
-   1   worker                 box-02      2   rank 2
-   2   worker                 box-03      3   rank 3
-   3   aggregator_optimizer   box-00      0   rank 0
+rank  role                  host    mesh  was
+   0  worker                box-01     1  rank 1
+   1  worker                box-02     2  rank 2
+   2  worker                box-03     3  rank 3
+   3  aggregator_optimizer  box-00     0  rank 0
 
-apart    pairs now   proposed
-1 hop            1          3
-2 hops           2          0
+apart   pairs now  proposed
+1 hop           1         3
+2 hops          2         0
 """
     assert expected == re.sub(r" +$", "", answer.stdout, flags=re.MULTILINE)
     assert ("", 0) == (answer.stderr, answer.status)

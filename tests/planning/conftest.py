@@ -1,6 +1,7 @@
 """How tests make a plan: the description is read as the command line reads it, the machine is a made-up one."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -36,12 +37,17 @@ def cluster(tmp_path, write_cluster):
 
 
 @pytest.fixture
-def plan(here):
+def plan(here, monkeypatch):
     """`plan("recipe", on=…, …)` is the `LaunchPlan` on a made-up machine."""
 
     def make(target, *, surroundings=None, shell=None, **request):
         given = {"HOME": "/home/ann", **(shell or {})}
-        description = resolve(RunSpec(target=target, **request), working_folder=here, shell=given)
+        with monkeypatch.context() as environment:
+            for name in list(os.environ):
+                environment.delenv(name)
+            for name, value in given.items():
+                environment.setenv(name, value)
+            description = resolve(RunSpec(target=target, **request), working_folder=here)
         assert description.ok, render(description.diagnostics)
         around = dataclasses.replace(SURROUNDINGS, **(surroundings or {}))
         if description.command is not None:

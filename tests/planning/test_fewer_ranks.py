@@ -21,7 +21,7 @@ def world(here):
         folder = here / "configurations/left"
         folder.mkdir(parents=True, exist_ok=True)
         Path(folder, "hosts.txt").write_text(f"box slots={slots}\n")
-        description = resolve(RunSpec(recipe, on="left", overrides=overrides), working_folder=here, shell={})
+        description = resolve(RunSpec(recipe, on="left", overrides=overrides), working_folder=here)
         assert description.choice.loaded.config is not None, description.diagnostics
         return largest_world(description.choice, description.topology, most=most, before=before)
 

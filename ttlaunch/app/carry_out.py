@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from ttlaunch import contract
 from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.outcome import Outcome
-from ttlaunch.diagnostics import Blame, Diagnostic
-from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError
 
 if TYPE_CHECKING:
     from ttlaunch.app.prepare_run import PreparedRun

@@ -5,8 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ttlaunch.diagnostics import Diagnostic, has_errors
-from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.diagnostics import Diagnostic, LaunchError, has_errors
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -20,18 +20,20 @@ from ttlaunch.hosts.doctor.pairs import Pair, measure_pairs
 from ttlaunch.hosts.doctor.probe_hosts import PROBE_S, SYSTEM_PYTHON, probe, question_for
 from ttlaunch.hosts.doctor.troubles import explain_troubles
 from ttlaunch.hosts.transport.fleet import on_each
-from ttlaunch.hosts.transport.key_ring import KeyRing
 from ttlaunch.hosts.transport.local import LocalTransport
 from ttlaunch.hosts.transport.transport import CONNECT_S, Transport
 from ttlaunch.spec.topology.model import Topology
 
 
 @dataclass
-class Shown:
-    """What is known so far.
+class Examination:
+    """What is known of the hosts of a cluster; filled while they answer.
 
     Attributes:
-        states: By host: `connecting`, `asking`, and in the end `ready`, `warning` or `not ready`.
+        states: By host: `connecting`, `asking`, `answered`, and in the end `ready`, `warning` or `not ready`.
+        seconds: By host: how long connecting took.
+        launcher: Facts of this machine.
+        choice: The network that a run would use.
         step: What is being done now, for all hosts.
     """
 
@@ -39,153 +41,138 @@ class Shown:
     states: dict[str, str] = field(default_factory=dict)
     facts: dict[str, HostFacts] = field(default_factory=dict)
     errors: dict[str, HostError] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    launcher: HostFacts | None = None
     choice: NetworkChoice | None = None
+    pairs: Sequence[Pair] = ()
+    diagnostics: list[Diagnostic] = field(default_factory=list)
     step: str = ""
 
 
 class View(Protocol):
     """Draws what is known while hosts are being asked."""
 
-    def draw(self, shown: Shown) -> None:
+    def draw(self, known: Examination) -> None:
         """Show what is known by now."""
 
     def paused(self) -> AbstractContextManager[None]:
         """Draw nothing while somebody types a passphrase."""
 
 
-@dataclass
-class Examined:
-    """Everything that was found out."""
-
-    diagnostics: list[Diagnostic]
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    choice: NetworkChoice | None = None
-    pairs: Sequence[Pair] = ()
-
-
-def examine(topology: Topology, shown: Shown, view: View, dialogue: Dialogue, *, bandwidth: bool) -> Examined:
-    """Ask, choose the network, let the hosts try each other, and check everything that they said; nothing is changed there.
+def examine(topology: Topology, view: View, dialogue: Dialogue, *, bandwidth: bool) -> Examination:
+    """Ask all hosts, choose the network, let the hosts try each other, and check their answers; nothing is changed there.
 
     Args:
         topology: Names the hosts.
-        shown: What is known, filled as hosts answer.
-        view: Draws it.
+        view: Draws what is known.
         dialogue: Is asked for passphrases.
         bandwidth: Also measure each pair of hosts.
     """
-    transports, keys = open_transports(topology)
-    launcher = LocalTransport("this machine")
+    examiner = _Examiner(topology, view, dialogue)
     try:
-        asked = _Asking(topology, shown, view, keys, dialogue)
-        asked.ask([*transports, launcher])
-        connections = {transport.host: transport.addresses for transport in transports}
-        examined = Examined([], seconds=asked.seconds)
-        if len(shown.facts) > 1 or (shown.facts and len(transports) == 1):
-            _examine_network(examined, topology, transports, shown, view, bandwidth=bandwidth)
+        return examiner.examine(bandwidth=bandwidth)
     finally:
-        for transport in [*transports, launcher]:
-            transport.close()
-    answered = {host: s for host, s in asked.seconds.items() if host in shown.facts and host not in shown.errors}
-    examined.diagnostics = [
-        *explain_troubles(list(shown.errors.values()), topology=topology, answered=answered),
-        *check_everything(
-            shown.facts,
-            topology=topology,
-            engine=asked.question.engine,
-            launcher=asked.launcher,
-            connections=connections,
-        ),
-        *examined.diagnostics,
-    ]
-    return examined
+        examiner.close()
 
 
-class _Asking:
+class _Examiner:
     """Connects to hosts and probes each as soon as it is connected, so that nobody waits for the slowest twice."""
 
-    def __init__(self, topology: Topology, shown: Shown, view: View, keys: KeyRing, dialogue: Dialogue) -> None:
-        self.question = question_for(topology, launcher_python=sys.executable, engine=ENGINES[0].signature)
-        self.seconds: dict[str, float] = {}
-        self.launcher: HostFacts | None = None
-        self._shown, self._view, self._keys, self._dialogue = shown, view, keys, dialogue
+    def __init__(self, topology: Topology, view: View, dialogue: Dialogue) -> None:
+        self._topology, self._view, self._dialogue = topology, view, dialogue
+        self._known = Examination([str(host.name) for host in topology.hosts])
+        self._question = question_for(topology, launcher_python=sys.executable, engine=ENGINES[0].signature)
+        self._transports, self._keys = open_transports(topology)
+        self._launcher = LocalTransport("this machine")
 
-    def ask(self, transports: Sequence[Transport]) -> None:
+    def close(self) -> None:
+        for transport in [*self._transports, self._launcher]:
+            transport.close()
+
+    def examine(self, *, bandwidth: bool) -> Examination:
+        known, topology = self._known, self._topology
+        self._ask_all()
+        connections = {transport.host: transport.addresses for transport in self._transports}
+        found: list[Diagnostic] = []
+        if len(known.facts) > 1 or (known.facts and len(self._transports) == 1):
+            choice = choose_network(known.facts, wanted=topology.cluster.network, connections=connections)
+            found = [choice] if isinstance(choice, Diagnostic) else self._measure(choice, bandwidth=bandwidth)
+        answered = {host: s for host, s in known.seconds.items() if host in known.facts and host not in known.errors}
+        known.diagnostics = [
+            *explain_troubles(list(known.errors.values()), topology=topology, answered=answered),
+            *check_everything(
+                known.facts,
+                topology=topology,
+                engine=self._question.engine,
+                launcher=known.launcher,
+                connections=connections,
+            ),
+            *found,
+        ]
+        known.states, known.step = _judge(topology, known.diagnostics), ""
+        self._view.draw(known)
+        return known
+
+    def _ask_all(self) -> None:
         """Ask all, and once more those that wanted a key which has been unlocked meanwhile."""
-        self._ask_once(transports)
-        failed = [transport for transport in transports if transport.host in self._shown.errors]
+        known = self._known
+        self._ask([*self._transports, self._launcher])
+        failed = [transport for transport in self._transports if transport.host in known.errors]
         if failed and self._keys.locked:
             with self._view.paused():
                 unlocked = ask_for_passphrases(self._keys, self._dialogue)
             if unlocked:
                 for transport in failed:
-                    del self._shown.errors[transport.host]
-                self._ask_once(failed)
-        order = {host: number for number, host in enumerate(self._shown.hosts)}
-        self._shown.facts = dict(sorted(self._shown.facts.items(), key=lambda item: order[item[0]]))
+                    del known.errors[transport.host]
+                self._ask(failed)
+        known.facts = {host: known.facts[host] for host in known.hosts if host in known.facts}
 
-    def _ask_once(self, transports: Sequence[Transport]) -> None:
-        self._shown.states |= {t.host: "connecting" for t in transports if t.host in self._shown.hosts}
-        self._view.draw(self._shown)
+    def _ask(self, transports: Sequence[Transport]) -> None:
+        known = self._known
+        known.states |= {one.host: "connecting" for one in transports if one.host in known.hosts}
+        self._view.draw(known)
         for transport, answer in on_each(transports, self._ask_one, timeout_s=CONNECT_S + PROBE_S + 1):
-            self._take(transport.host, answer)
-            self._view.draw(self._shown)
+            host = transport.host
+            if host not in known.states:
+                known.launcher = None if isinstance(answer, HostError) else answer
+            elif isinstance(answer, HostError):
+                known.errors[host], known.states[host] = answer, "not ready"
+            else:
+                known.facts[host], known.states[host] = answer, "answered"
+            self._view.draw(known)
 
     def _ask_one(self, transport: Transport) -> HostFacts:
         began = time.monotonic()
         transport.connect(timeout_s=CONNECT_S)
-        if transport.host in self._shown.states:
-            self.seconds[transport.host] = time.monotonic() - began
-            self._shown.states[transport.host] = "asking"
-            return probe(transport, self.question)
-        return probe(transport, replace(self.question, pythons=(sys.executable,), names=(), mpi_prefix=None))
+        if transport.host in self._known.states:
+            self._known.seconds[transport.host] = time.monotonic() - began
+            self._known.states[transport.host] = "asking"
+            return probe(transport, self._question)
+        return probe(transport, replace(self._question, pythons=(sys.executable,), names=(), mpi_prefix=None))
 
-    def _take(self, host: str, answer: HostFacts | HostError) -> None:
-        if host not in self._shown.states:
-            self.launcher = None if isinstance(answer, HostError) else answer
-        elif isinstance(answer, HostError):
-            self._shown.errors[host] = answer
-            self._shown.states[host] = "not ready"
-        else:
-            self._shown.facts[host] = answer
-            self._shown.states[host] = "answered"
+    def _measure(self, choice: NetworkChoice, *, bandwidth: bool) -> list[Diagnostic]:
+        """Let the hosts that answered try each other on the network."""
+        known, topology = self._known, self._topology
+        known.choice = choice
+        if len(known.facts) < 2:  # noqa: PLR2004 - nobody to talk to
+            return []
 
+        def show_round(done: int, total: int) -> None:
+            known.step = f"measuring, round {done + 1} of {total}"
+            self._view.draw(known)
 
-def _examine_network(
-    examined: Examined,
-    topology: Topology,
-    transports: Sequence[Transport],
-    shown: Shown,
-    view: View,
-    *,
-    bandwidth: bool,
-) -> None:
-    """Choose the network among the hosts that answered, and let them try each other on it."""
-    connections = {transport.host: transport.addresses for transport in transports}
-    choice = choose_network(shown.facts, wanted=topology.cluster.network, connections=connections)
-    if isinstance(choice, Diagnostic):
-        examined.diagnostics.append(choice)
-        return
-    shown.choice = examined.choice = choice
-    if len(shown.facts) < 2:  # noqa: PLR2004 - nobody to talk to
-        return
-
-    def say(done: int, total: int) -> None:
-        shown.step = f"measuring, round {done + 1} of {total}"
-        view.draw(shown)
-
-    shown.step = "hosts try to reach each other"
-    view.draw(shown)
-    ready = [transport for transport in transports if transport.host in shown.facts]
-    pythons = [known.python.executable for known in shown.facts.values() if known.python]
-    pythons = [SYSTEM_PYTHON, *dict.fromkeys(pythons)]
-    found = measure_pairs(ready, choice.addresses, pythons=pythons, bandwidth=bandwidth, progress=say)
-    shown.errors |= found.errors
-    examined.pairs = found.pairs
-    examined.diagnostics += check_pairs(found.pairs, choice, topology=topology)
-    examined.diagnostics += check_mtu(choice, topology=topology)
+        known.step = "hosts try to reach each other"
+        self._view.draw(known)
+        ready = [transport for transport in self._transports if transport.host in known.facts]
+        pythons = [facts.python.executable for facts in known.facts.values() if facts.python]
+        pythons = [SYSTEM_PYTHON, *dict.fromkeys(pythons)]
+        found = measure_pairs(ready, choice.addresses, pythons=pythons, bandwidth=bandwidth, progress=show_round)
+        known.errors |= found.errors
+        known.pairs = found.pairs
+        return [*check_pairs(found.pairs, choice, topology=topology), *check_mtu(choice, topology=topology)]
 
 
-def judge(topology: Topology, diagnostics: Iterable[Diagnostic]) -> dict[str, str]:
+def _judge(topology: Topology, diagnostics: Iterable[Diagnostic]) -> dict[str, str]:
     """Each host's state by the worst diagnostic that points at its line."""
     states = {str(host.name): "ready" for host in topology.hosts}
     spans = {host.span: str(host.name) for host in topology.hosts}

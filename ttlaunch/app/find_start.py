@@ -8,8 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ttlaunch.diagnostics import Diagnostic, Label, Severity, Source, shown
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics import Diagnostic, Label, Severity, Source, counted, shown
 
 if TYPE_CHECKING:
     from ttlaunch.planning.recipe_plan import RecipeChoice

@@ -23,9 +23,8 @@ from ttlaunch.app.run_handle import Run
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.app.sinks import parse_sinks
 from ttlaunch.app.spawn import spawn_supervisor
-from ttlaunch.diagnostics import Blame, Diagnostic, render, shown
+from ttlaunch.diagnostics import Diagnostic, LaunchError, file_error, render, shown, usage_error
 from ttlaunch.diagnostics.html import facts_html, table_html, text_html
-from ttlaunch.diagnostics.launch_error import LaunchError, file_error
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.running.runs.facts import read_facts
 from ttlaunch.running.runs.overview import RunSummary, list_runs
@@ -135,7 +134,9 @@ def validate(target: Target | None = None, **options: Unpack[ClusterOptions]) ->
     try:
         with _readable():
             spec = spec_of(target, checked_options(options))
-            found = resolve(spec, working_folder=Path.cwd(), shell=os.environ)
+            found = resolve(
+                spec,
+            )
     except LaunchError as error:
         return Validation(ok=False, diagnostics=error.diagnostics, files=())
     return Validation(found.ok, tuple(found.diagnostics), tuple(found.files))
@@ -223,7 +224,7 @@ def attach(run: str | Path = "latest", *, runs_dir: str | Path = "runs") -> Run:
     """
     named, place = checked_options({"resume": run, "runs_dir": runs_dir}).values()
     if not named:
-        raise LaunchError([Diagnostic("P030", "an empty text names no run", blame=Blame.COMMAND_LINE)])
+        raise usage_error("an empty text names no run", code="P030")
     with _readable():
         folder = find_named_run(named, runs_dir=Path(place))
         launcher = read_launcher_here(folder, "attach")
@@ -278,4 +279,4 @@ def _refuse_within_a_rank() -> None:
         return
     message = f"this process is rank {shown(rank)} of the run {shown(str(run_id))}, and a rank starts no runs"
     hints = ("start the run from the program that you start yourself, not from a trainer",)
-    raise LaunchError([Diagnostic("P049", message, hints=hints, blame=Blame.COMMAND_LINE)])
+    raise usage_error(message, *hints, code="P049")

@@ -3,8 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from ttlaunch.diagnostics import Blame, Diagnostic, did_you_mean, listed, shown
-from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.diagnostics import did_you_mean, listed, shown, usage_error
 from ttlaunch.running.logs.fold import only_choices, parse_only
 
 if TYPE_CHECKING:
@@ -24,9 +23,7 @@ def chosen_ranks(only: Collection[str], rows: "Collection[RankRow]") -> frozense
         known = only_choices(list(rows))
         message = f"`--only {shown(chosen)}` names no rank of this run"
         notes = (f"it has {listed(known, last='and')}",)
-        raise LaunchError(
-            [Diagnostic("P040", message, notes=notes, hints=did_you_mean(chosen, known), blame=Blame.COMMAND_LINE)]
-        )
+        raise usage_error(message, *did_you_mean(chosen, known), code="P040", notes=notes)
     return chosen
 
 
@@ -40,5 +37,5 @@ def chosen_streams(stream: str | None) -> Sequence[str]:
         return STREAMS
     if stream not in STREAMS:
         message = f"`--stream {shown(stream)}` is neither `stdout` nor `stderr`"
-        raise LaunchError([Diagnostic("P041", message, hints=did_you_mean(stream, STREAMS), blame=Blame.COMMAND_LINE)])
+        raise usage_error(message, *did_you_mean(stream, STREAMS), code="P041")
     return (stream,)

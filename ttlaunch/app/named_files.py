@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ttlaunch.diagnostics import Blame, Diagnostic, shown
+from ttlaunch.diagnostics import Diagnostic, shown, usage_mistake
 
 if TYPE_CHECKING:
     from ttlaunch.app.run_spec import RunSpec
@@ -43,27 +43,14 @@ def named_files(request: "RunSpec") -> tuple[NamedFiles, list[Diagnostic]]:
         if words.hosts or words.hostfile:
             ways.append("`--mpi-args`")
             if request.hostfile:
-                found.append(
-                    Diagnostic(
-                        "P009",
-                        "`--hostfile` and `--mpi-args` both name hosts; one was expected",
-                        blame=Blame.COMMAND_LINE,
-                    )
-                )
+                found.append(usage_mistake("`--hostfile` and `--mpi-args` both name hosts; one was expected"))
         hostfile = Path(words.hostfile) if words.hostfile else request.hostfile
         named = NamedFiles(hostfile, request.rank_bindings, words.hosts, words.passed)
     if ways and request.on != "local":
         message = (
             f"{' and '.join(ways)} and configuration `{shown(request.on)}` both describe a cluster; one was expected"
         )
-        found.append(
-            Diagnostic(
-                "P009",
-                message,
-                hints=(f"leave out {' and '.join(ways)}, or the configuration",),
-                blame=Blame.COMMAND_LINE,
-            )
-        )
+        found.append(usage_mistake(message, f"leave out {' and '.join(ways)}, or the configuration"))
     return named, found
 
 

@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ttlaunch import contract
-from ttlaunch.diagnostics import Blame, Diagnostic, listed, shown
-from ttlaunch.diagnostics.launch_error import LaunchError
-from ttlaunch.diagnostics.suggest import did_you_mean
+from ttlaunch.diagnostics import Diagnostic, LaunchError, did_you_mean, listed, shown, usage_mistake
 
 if TYPE_CHECKING:
     from ttlaunch.running.runs.launcher import Launcher
@@ -58,12 +56,7 @@ def _registered() -> list[Path]:
 
 def _several(where: str, matching: list[Path]) -> Diagnostic:
     names = listed([path.name for path in matching], last="and")
-    return Diagnostic(
-        "P030",
-        f"`{shown(where)}` may mean {len(matching)} runs",
-        notes=(f"these are {names}",),
-        blame=Blame.COMMAND_LINE,
-    )
+    return usage_mistake(f"`{shown(where)}` may mean {len(matching)} runs", code="P030", notes=(f"these are {names}",))
 
 
 def _no_run(where: str, runs_dir: Path, known: list[str]) -> Diagnostic:
@@ -71,12 +64,10 @@ def _no_run(where: str, runs_dir: Path, known: list[str]) -> Diagnostic:
 
     where_runs_are = "`--runs-dir DIR` says where runs are"
     if where == LATEST:
-        return Diagnostic(
-            "P030", f"there is no run in {shown(str(runs_dir))}", hints=(where_runs_are,), blame=Blame.COMMAND_LINE
-        )
+        return usage_mistake(f"there is no run in {shown(str(runs_dir))}", where_runs_are, code="P030")
     message = f"`{shown(where)}` names no run in {shown(str(runs_dir))} and no path to one"
     hints = (*did_you_mean(where, dict.fromkeys([LATEST, *known])), where_runs_are)
-    return Diagnostic("P030", message, hints=hints, blame=Blame.COMMAND_LINE)
+    return usage_mistake(message, *hints, code="P030")
 
 
 def read_launcher_here(path: Path, command: str) -> "Launcher | None":

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ttlaunch.app.run_spec import LOCAL, RunSpec
-from ttlaunch.diagnostics import Blame, Diagnostic, did_you_mean, shown
-from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.diagnostics import Diagnostic, LaunchError, did_you_mean, shown, usage_mistake
 
 Target = str | Path | Sequence[str]
 """A recipe's name, a recipe's folder, a script; or, as a sequence, any program's command line."""
@@ -101,7 +100,7 @@ def no_target(what: str) -> LaunchError:
 
 
 def _wrong(message: str) -> Diagnostic:
-    return Diagnostic("P009", message, blame=Blame.COMMAND_LINE)
+    return usage_mistake(message)
 
 
 def _repr(value: object) -> str:

@@ -11,8 +11,7 @@ from ttlaunch.agent import SHIM
 from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.resolve import ResolvedSpec, resolve
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.diagnostics import Blame, Diagnostic, shown
-from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.diagnostics import Diagnostic, LaunchError, shown, usage_mistake
 from ttlaunch.engines.base import Engine
 from ttlaunch.engines.choose import find_engine
 from ttlaunch.hosts.transport.local import is_this_machine
@@ -55,7 +54,7 @@ def prepare(request: RunSpec, dialogue: Dialogue, *, working_folder: Path | None
         LaunchError: A diagnostic is an error; it carries all of them.
     """
     working_folder = working_folder or Path.cwd()
-    description = resolve(request, working_folder=working_folder, shell=os.environ, dialogue=dialogue)
+    description = resolve(request, working_folder=working_folder, dialogue=dialogue)
     local_hosts = _local_hosts(description)
     python = _python(description, local_hosts)
     engine = find_engine(python=python, search_path=os.environ.get("PATH"), gets_arguments=request.mpi_args is not None)
@@ -111,14 +110,10 @@ def make_plan(
         return None
     if description.command is not None:
         if request.trace_steps is not None:
-            return Diagnostic(
-                "P009",
-                f"`--trace` was given, but {description.name} is a program and no recipe",
-                blame=Blame.COMMAND_LINE,
-            )
+            return usage_mistake(f"`--trace` was given, but {description.name} is a program and no recipe")
         if request.profile_steps is not None:
             message = f"`--profile-steps` was given, but {description.name} is a program and no recipe"
-            return Diagnostic("P009", message, blame=Blame.COMMAND_LINE)
+            return usage_mistake(message)
         return plan_command(
             description.command, description.topology, surroundings, ranks=request.ranks, name=description.name
         )
@@ -144,11 +139,9 @@ def _wrong_profile_steps(request: RunSpec, description: ResolvedSpec) -> Diagnos
     steps = parse_steps(text)
     if steps is None:
         hints = ("`--profile-steps 5-7`, or one step, such as `--profile-steps 5`",)
-        return Diagnostic(
-            "P009", f"`--profile-steps {shown(text)}` names no steps", hints=hints, blame=Blame.COMMAND_LINE
-        )
+        return usage_mistake(f"`--profile-steps {shown(text)}` names no steps", *hints)
     training = getattr(description.choice and description.choice.loaded.config, "training_config", None)
     if training is not None and steps[0] > training.steps:
         last = f"the last step of this run is {training.steps}"
-        return Diagnostic("P009", f"`--profile-steps {text}` begins after the end: {last}", blame=Blame.COMMAND_LINE)
+        return usage_mistake(f"`--profile-steps {text}` begins after the end: {last}")
     return None

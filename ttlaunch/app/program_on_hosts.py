@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.app.resolve import SCRIPT_PREFIX
-from ttlaunch.diagnostics import Blame, Diagnostic, listed, shown
+from ttlaunch.diagnostics import Diagnostic, listed, shown, usage_mistake
 from ttlaunch.hosts.sync.release import Release
 from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.transport import Completed, Transport, run
@@ -55,9 +55,7 @@ def _is_copied(path: Path, release: Release) -> bool:
 
 def _left_out(path: Path) -> Diagnostic:
     if not path.exists():
-        return Diagnostic(
-            "P009", f"there is no program `{shown(path, longest=_LONGEST)}` to run", blame=Blame.COMMAND_LINE
-        )
+        return usage_mistake(f"there is no program `{shown(path, longest=_LONGEST)}` to run")
     return Diagnostic(
         "P016",
         f"{shown(path, longest=_LONGEST)} is not copied to hosts",
@@ -89,10 +87,4 @@ def _missing(name: str, transports: Sequence[Transport], *, test: str, programs:
     ]
     if not lacking:
         return []
-    return [
-        Diagnostic(
-            "P009",
-            f"there is no program `{shown(name, longest=_LONGEST)}` on {listed(lacking, last='and')}",
-            blame=Blame.COMMAND_LINE,
-        )
-    ]
+    return [usage_mistake(f"there is no program `{shown(name, longest=_LONGEST)}` on {listed(lacking, last='and')}")]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ttlaunch.app.dialogue import Dialogue
-from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.diagnostics import LaunchError
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.address import HostAddress
 from ttlaunch.hosts.transport.fleet import on_each

@@ -12,21 +12,20 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.app.background import in_background
-from ttlaunch.app.bring_code import bring_code, explain_outcome, guard_size
 from ttlaunch.app.dialogue import Dialogue, stop_on_errors
 from ttlaunch.app.prepare_run import PreparedRun, make_plan
 from ttlaunch.app.program_on_hosts import check_program
 from ttlaunch.app.reach import reach_hosts
 from ttlaunch.app.ready_here import LaunchContext
-from ttlaunch.diagnostics import Diagnostic
-from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.app.sync_code import sync_code
+from ttlaunch.diagnostics import Diagnostic, LaunchError
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.doctor.checks import check_ready
 from ttlaunch.hosts.doctor.cuda import check_cuda, gpus_of_hosts
 from ttlaunch.hosts.doctor.facts import HostFacts, facts_of_launcher
 from ttlaunch.hosts.doctor.network import NetworkChoice, choose_network
 from ttlaunch.hosts.doctor.pair_checks import check_pairs
-from ttlaunch.hosts.doctor.pairs import Pairs, measure_pairs
+from ttlaunch.hosts.doctor.pairs import measure_pairs
 from ttlaunch.hosts.doctor.probe_hosts import probe_all, question_for
 from ttlaunch.hosts.doctor.troubles import explain_troubles
 from ttlaunch.hosts.sync.data import DataItem, data_item
@@ -41,22 +40,31 @@ from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Watch
 from ttlaunch.spec.topology.model import Topology
 
+Reading = Future[tuple[Release | None, list[Diagnostic]]]
+"""The files that hosts are to have, while they are being read."""
+
 
 @dataclass(frozen=True)
-class _Say:
-    """How to report what is wrong with the hosts of a cluster."""
+class _Cluster:
+    """The hosts that ranks of a run are to run on, and how to report what is wrong with them."""
 
     topology: Topology
+    prepared: PreparedRun
     dialogue: Dialogue
 
-    def stop(self, found: list[Diagnostic], errors: Mapping[str, HostError], answered: Mapping[str, float]) -> None:
+    def stop(
+        self,
+        found: Sequence[Diagnostic],
+        errors: Mapping[str, HostError] | None = None,
+        answered: Mapping[str, float] | None = None,
+    ) -> None:
         """Pass warnings on.
 
         Raises:
             LaunchError: There is an error among the diagnostics, or a host did not answer.
         """
         if errors:
-            found = [*explain_troubles(list(errors.values()), topology=self.topology, answered=answered), *found]
+            found = [*explain_troubles(list(errors.values()), topology=self.topology, answered=answered or {}), *found]
         stop_on_errors(found, self.dialogue)
 
 
@@ -66,27 +74,22 @@ def ready_hosts(prepared: PreparedRun, dialogue: Dialogue, *, lease_s: float) ->
     Raises:
         LaunchError: Something keeps one of them from it; nothing was started.
     """
-    topology = _with_ranks(prepared)
-    say = _Say(topology, dialogue)
+    # Hosts that no rank runs on are left out: they need not even be switched on.
+    used = set(prepared.plan.hosts)
+    topology = replace(prepared.topology, hosts=tuple(host for host in prepared.topology.hosts if host.name in used))
+    cluster = _Cluster(topology, prepared, dialogue)
     reading = in_background(lambda: _read_release(prepared))
     transports = reach_hosts(topology, dialogue)
-    facts, choice = _check_hosts(transports, prepared, say)
+    facts, choice = _check_hosts(cluster, transports)
     meeting = in_background(lambda: measure_pairs(transports, choice.addresses))
-    _check_program(transports, facts, reading, prepared, say)
-    outcome = _bring_code(transports, reading, prepared, say)
-    _check_meeting(meeting.result(), choice, say)
+    outcome = _bring_code(cluster, transports, facts, reading=reading)
+    pairs = meeting.result()
+    cluster.stop(check_pairs(pairs.pairs, choice, topology=topology), pairs.errors)
     networks = Networks(choice.ranks, choice.control, has_rdma=choice.has_rdma)
     plan = make_plan(prepared.description, prepared.request, replace(prepared.surroundings, networks=networks))
     assert isinstance(plan, LaunchPlan)  # noqa: S101 - the same description has just given one
-    hosts = [_ready_host(host, facts[host.host], outcome, prepared) for host in transports]
-    return _ReadyHosts(plan, outcome.release.tree_hash, hosts, prepared, say, lease_s=lease_s)
-
-
-def _with_ranks(prepared: PreparedRun) -> Topology:
-    """The cluster without the hosts that no rank runs on: they need not even be switched on."""
-    used = set(prepared.plan.hosts)
-    topology = prepared.topology
-    return replace(topology, hosts=tuple(host for host in topology.hosts if host.name in used))
+    hosts = [_ready_host(host, facts[host.host], outcome, program=plan.program) for host in transports]
+    return _ReadyHosts(plan, outcome.release.tree_hash, hosts, cluster=cluster, lease_s=lease_s)
 
 
 def _read_release(prepared: PreparedRun) -> tuple[Release | None, list[Diagnostic]]:
@@ -95,61 +98,52 @@ def _read_release(prepared: PreparedRun) -> tuple[Release | None, list[Diagnosti
     return make_release(prepared.surroundings.working_folder, recipe=recipe)
 
 
-def _check_hosts(
-    transports: Sequence[Transport], prepared: PreparedRun, say: _Say
-) -> tuple[dict[str, HostFacts], NetworkChoice]:
+def _check_hosts(cluster: _Cluster, transports: Sequence[Transport]) -> tuple[dict[str, HostFacts], NetworkChoice]:
     """Everything a run needs of its hosts, among other things the engine that starts it here."""
+    prepared, topology = cluster.prepared, cluster.topology
     engine = prepared.engine
-    question = question_for(say.topology, launcher_python=prepared.surroundings.python, engine=engine.signature)
+    question = question_for(topology, launcher_python=prepared.surroundings.python, engine=engine.signature)
     answers = probe_all(transports, question)
-    say.stop([], answers.errors, answers.seconds)
+    cluster.stop([], answers.errors, answers.seconds)
     connections = {transport.host: transport.addresses for transport in transports}
     found = check_ready(
         answers.facts,
-        topology=say.topology,
+        topology=topology,
         engine=engine.signature,
         launcher=facts_of_launcher(engine.program, engine.says),
         needs_packages=isinstance(prepared.plan.program, RecipeProgram),
         connections=connections,
     )
     if prepared.description.choice is not None:
-        found += check_cuda(prepared.description.choice.loaded, gpus_of_hosts(answers.facts), topology=say.topology)
-    say.stop(found, {}, {})
-    choice = choose_network(answers.facts, wanted=say.topology.cluster.network, connections=connections)
+        found += check_cuda(prepared.description.choice.loaded, gpus_of_hosts(answers.facts), topology=topology)
+    cluster.stop(found)
+    choice = choose_network(answers.facts, wanted=topology.cluster.network, connections=connections)
     if isinstance(choice, Diagnostic):
         raise LaunchError([choice])
     return answers.facts, choice
 
 
-def _check_program(
-    transports: Sequence[Transport],
-    facts: Mapping[str, HostFacts],
-    reading: Future[tuple[Release | None, list[Diagnostic]]],
-    prepared: PreparedRun,
-    say: _Say,
-) -> None:
-    program, (release, _) = prepared.plan.program, reading.result()
-    if isinstance(program, CommandProgram) and release is not None:
-        folder = prepared.surroundings.working_folder
-        programs = {host: str(Path(known.python.executable).parent) for host, known in facts.items() if known.python}
-        say.stop(check_program(program, transports, release=release, working_folder=folder, programs=programs), {}, {})
-
-
 def _bring_code(
-    transports: Sequence[Transport],
-    reading: Future[tuple[Release | None, list[Diagnostic]]],
-    prepared: PreparedRun,
-    say: _Say,
+    cluster: _Cluster, transports: Sequence[Transport], facts: Mapping[str, HostFacts], *, reading: Reading
 ) -> Outcome:
-    release, found = reading.result()
+    """Send the release to all hosts once each has, or will have, the program that its ranks run."""
+    prepared, (release, found) = cluster.prepared, reading.result()
     if release is None:
         raise LaunchError(found)
-    cluster = say.topology.cluster
-    options = {"remote_folder": cluster.remote_folder, "data": _data(prepared)}
-    options["pythons"] = [cluster.python] if cluster.python else []
-    guard_size(release, transports, options, found, say.dialogue)
-    outcome = bring_code(transports, release, found, options, say.dialogue)
-    say.stop([*found, *explain_outcome(outcome, say.topology)], {}, {})
+    if isinstance(prepared.plan.program, CommandProgram):
+        programs = {host: str(Path(known.python.executable).parent) for host, known in facts.items() if known.python}
+        missing = check_program(
+            prepared.plan.program,
+            transports,
+            release=release,
+            working_folder=prepared.surroundings.working_folder,
+            programs=programs,
+        )
+        cluster.stop(missing)
+    outcome, found = sync_code(
+        transports, release, topology=cluster.topology, data=_data(prepared), found=found, dialogue=cluster.dialogue
+    )
+    cluster.stop(found)
     return outcome
 
 
@@ -162,18 +156,15 @@ def _data(prepared: PreparedRun) -> list[DataItem]:
     return [data_item(found) for found in ([program.data] if program.data else []) + list(files)]
 
 
-def _check_meeting(pairs: Pairs, choice: NetworkChoice, say: _Say) -> None:
-    say.stop(check_pairs(pairs.pairs, choice, topology=say.topology), pairs.errors, {})
-
-
-def _ready_host(transport: Transport, facts: HostFacts, outcome: Outcome, prepared: PreparedRun) -> ReadyHost:
+def _ready_host(
+    transport: Transport, facts: HostFacts, outcome: Outcome, *, program: RecipeProgram | CommandProgram
+) -> ReadyHost:
     """Everything a run has to know of a host, once it has been checked and has the code."""
     release, synced = outcome.release, outcome.hosts[transport.host]
     assert isinstance(synced, Synced)  # noqa: S101 - `_bring_code` raises where a host has no code
     assert facts.python is not None  # noqa: S101 - `check_ready` refuses a host without
-    assert facts.mpi is not None  # noqa: S101 - likewise
-    assert facts.mpi.prefix is not None  # noqa: S101 - likewise
-    program = prepared.plan.program
+    assert facts.mpi is not None  # noqa: S101 - and one without MPI
+    assert facts.mpi.prefix is not None  # noqa: S101 - and one without MPI
     copies = {str(release.project): f"{synced.release}/{contract.PROJECT_DIR}"}
     if isinstance(program, RecipeProgram) and release.recipe is not None:
         copies[program.folder] = f"{synced.release}/{release.recipe}"
@@ -193,33 +184,24 @@ class _ReadyHosts:
     """Hosts that are reached, checked and have the code."""
 
     def __init__(
-        self,
-        plan: LaunchPlan,
-        release: str,
-        hosts: Sequence[ReadyHost],
-        prepared: PreparedRun,
-        say: _Say,
-        *,
-        lease_s: float,
+        self, plan: LaunchPlan, release: str, hosts: Sequence[ReadyHost], *, cluster: _Cluster, lease_s: float
     ) -> None:
         self.plan = plan
         self.release = release
         self._hosts = hosts
-        self._prepared = prepared
-        self._say = say
+        self._cluster = cluster
         self._lease_s = lease_s
 
     @contextmanager
     def controller(self, folder: RunFolder, watch: Watch, scratch: Path) -> Iterator[RankController]:
-        topology = self._prepared.topology
-        described = {*topology.cluster.environment, *topology.global_environment}
-        secrets = self.plan.secrets
-        python = self._prepared.surroundings.python
-        run = RunOnHosts(self.plan, folder, scratch, python, self._prepared.engine, described, secrets, self._lease_s)
+        prepared = self._cluster.prepared
+        described = {*prepared.topology.cluster.environment, *prepared.topology.global_environment}
+        python, secrets = prepared.surroundings.python, self.plan.secrets
+        run = RunOnHosts(self.plan, folder, scratch, python, prepared.engine, described, secrets, self._lease_s)
         try:
             controller = start_controller(run, self._hosts, watch)
             if isinstance(controller, dict):
-                self._say.stop([], controller, {})
+                self._cluster.stop([], controller)
             assert not isinstance(controller, dict)  # noqa: S101 - `stop` raises where a host failed
             yield controller
         finally:

@@ -1,6 +1,5 @@
 """Find hosts and a number of ranks for the next attempt of a run, without the hosts that do not answer."""
 
-import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +9,7 @@ from ttlaunch import contract
 from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.resolve import ResolvedSpec, resolve
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.diagnostics import Diagnostic, listed
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics import Diagnostic, counted, listed
 from ttlaunch.errors import HostError
 from ttlaunch.spec.topology.model import Topology
 from ttlaunch.spec.topology.smaller import leave_out, why_not_without
@@ -120,7 +118,9 @@ def _smaller(request: RunSpec, first: "PreparedRun") -> tuple[RunSpec, int] | No
 
 def _resolve(request: RunSpec) -> ResolvedSpec:
     """Without reading the checkpoint, which is done when the attempt is prepared."""
-    return resolve(replace(request, resume=None), working_folder=Path.cwd(), shell=os.environ)
+    return resolve(
+        replace(request, resume=None),
+    )
 
 
 def _change(request: RunSpec, first: "PreparedRun", used: Collection[str], ranks: int, *, set_already: int) -> str:

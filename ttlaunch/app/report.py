@@ -7,9 +7,8 @@ from typing import Any, Self
 
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.run_diagnostics import run_diagnostics
-from ttlaunch.diagnostics import Diagnostic, Severity, render
+from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity, render
 from ttlaunch.diagnostics.html import facts_html, text_html
-from ttlaunch.diagnostics.launch_error import LaunchError
 
 DONE = "done"
 

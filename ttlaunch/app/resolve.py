@@ -3,15 +3,13 @@
 import os
 import shutil
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.run_spec import RunSpec, short_name
-from ttlaunch.diagnostics import Blame, Diagnostic, Label, has_errors, shown
-from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.diagnostics import Diagnostic, Label, LaunchError, has_errors, shown, usage_mistake
 
 if TYPE_CHECKING:
     from ttlaunch.planning.recipe_plan import RecipeChoice
@@ -62,20 +60,24 @@ class ResolvedSpec:
         return not has_errors(self.diagnostics)
 
 
-def resolve(
-    request: RunSpec, *, working_folder: Path, shell: Mapping[str, str], dialogue: Dialogue | None = None
-) -> ResolvedSpec:
-    """Read and check everything the request names; nothing is started and nothing is written."""
-    result = ResolvedSpec()
-    load_topology_into(result, request, working_folder=working_folder, shell=shell)
+def resolve(request: RunSpec, *, working_folder: Path | None = None, dialogue: Dialogue | None = None) -> ResolvedSpec:
+    """Read and check everything the request names; nothing is started and nothing is written.
+
+    Args:
+        request: What was asked for.
+        working_folder: Where relative names begin; None: the current folder.
+        dialogue: Stands around the import of a recipe, whose code may print.
+    """
+    result, working_folder = ResolvedSpec(), working_folder or Path.cwd()
+    _load_topology_into(result, request, working_folder)
     if request.target is None:
         return result
     if request.is_command:
-        _resolve_command(result, request, working_folder, shell)
+        _resolve_command(result, request, working_folder)
     elif is_script(request.target, working_folder):
         _resolve_script(result, request, working_folder)
     else:
-        _resolve_recipe(result, request, working_folder, shell, dialogue=dialogue or Unattended())
+        _resolve_recipe(result, request, working_folder, dialogue=dialogue or Unattended())
     return result
 
 
@@ -86,16 +88,14 @@ def load_cluster(on: str, hostfile: Path | None, dialogue: Dialogue) -> "Topolog
         LaunchError: Its description has errors.
     """
     found, spec = ResolvedSpec(), RunSpec(target=None, on=on, hostfile=hostfile)
-    load_topology_into(found, spec, working_folder=Path.cwd(), shell=os.environ)
+    _load_topology_into(found, spec, Path.cwd())
     if found.topology is None or not found.ok:
         raise LaunchError(found.diagnostics)
     dialogue.warn(found.diagnostics)
     return found.topology
 
 
-def load_topology_into(
-    result: ResolvedSpec, request: RunSpec, *, working_folder: Path, shell: Mapping[str, str]
-) -> None:
+def _load_topology_into(result: ResolvedSpec, request: RunSpec, working_folder: Path) -> None:
     """Read the topology that `--on`, or `--hostfile`, `--rank-bindings` and `--mpi-args` name."""
     from ttlaunch.app.named_files import named_files
     from ttlaunch.spec.topology.discovery import find_configuration
@@ -111,7 +111,7 @@ def load_topology_into(
             files.hostfile,
             files.rank_bindings,
             hosts=files.hosts,
-            environment=shell,
+            environment=os.environ,
             working_folder=working_folder,
         )
     else:
@@ -119,7 +119,7 @@ def load_topology_into(
         if isinstance(found, Diagnostic):
             result.diagnostics.append(found)
             return
-        loaded = load_topology(found.folder, name=found.name, environment=shell, working_folder=working_folder)
+        loaded = load_topology(found.folder, name=found.name, environment=os.environ, working_folder=working_folder)
     result.topology = loaded.topology
     if loaded.topology and request.without:
         from ttlaunch.spec.topology.smaller import leave_out
@@ -138,9 +138,7 @@ def is_script(target: str, working_folder: Path) -> bool:
 def _resolve_script(result: ResolvedSpec, request: RunSpec, working_folder: Path) -> None:
     script = working_folder / str(request.target)
     if not script.is_file():
-        result.diagnostics.append(
-            Diagnostic("P009", f"there is no script {shown(request.target)}", blame=Blame.COMMAND_LINE)
-        )
+        result.diagnostics.append(usage_mistake(f"there is no script {shown(request.target)}"))
         return
     _refuse_recipe_options(result, request)
     # `-m mpi4py` aborts the world when a rank raises; a bare interpreter would hang in MPI_Finalize.
@@ -149,14 +147,12 @@ def _resolve_script(result: ResolvedSpec, request: RunSpec, working_folder: Path
     result.name = script.stem
 
 
-def _resolve_command(result: ResolvedSpec, request: RunSpec, working_folder: Path, shell: Mapping[str, str]) -> None:
+def _resolve_command(result: ResolvedSpec, request: RunSpec, working_folder: Path) -> None:
     program = str(request.target)
     beside = working_folder / program if "/" in program else None
-    if _is_here(result) and not shutil.which(str(beside) if beside else program, path=shell.get("PATH")):
+    if _is_here(result) and not shutil.which(str(beside) if beside else program, path=os.environ.get("PATH")):
         message = f"there is no program `{shown(program)}` to run"
-        result.diagnostics.append(
-            Diagnostic("P009", message, hints=("a recipe's name goes before `--`",), blame=Blame.COMMAND_LINE)
-        )
+        result.diagnostics.append(usage_mistake(message, "a recipe's name goes before `--`"))
     _refuse_recipe_options(result, request)
     result.command = (program, *request.arguments)
     result.name = Path(program).name
@@ -178,18 +174,14 @@ def _refuse_recipe_options(result: ResolvedSpec, request: RunSpec) -> None:
     if unused:
         verb = "configure" if len(unused) > 1 else "configures"
         message = f"{' and '.join(unused)} {verb} recipes; {shown(request.target)} is a program"
-        result.diagnostics.append(
-            Diagnostic("P009", message, hints=("give its own arguments after `--`",), blame=Blame.COMMAND_LINE)
-        )
+        result.diagnostics.append(usage_mistake(message, "give its own arguments after `--`"))
     if request.resume is not None:
         from ttlaunch.app.find_start import refuse_resume
 
         result.diagnostics.append(refuse_resume(str(request.target)))
 
 
-def _resolve_recipe(
-    result: ResolvedSpec, request: RunSpec, working_folder: Path, shell: Mapping[str, str], *, dialogue: Dialogue
-) -> None:
+def _resolve_recipe(result: ResolvedSpec, request: RunSpec, working_folder: Path, *, dialogue: Dialogue) -> None:
     from ttlaunch.app.find_start import find_start
     from ttlaunch.planning.recipe_plan import RecipeChoice, check_recipe
     from ttlaunch.spec.recipe.config import load_config, naive_config
@@ -204,20 +196,18 @@ def _resolve_recipe(
     result.name = found.name
     if request.arguments:
         message = f"`{shown(' '.join(request.arguments))}` follows the recipe `{found.name}`, which takes no arguments"
-        result.diagnostics.append(
-            Diagnostic("P009", message, hints=("`--set KEY=VALUE` configures a recipe",), blame=Blame.COMMAND_LINE)
-        )
+        result.diagnostics.append(usage_mistake(message, "`--set KEY=VALUE` configures a recipe"))
     path, name, standard_input = _config_source(request, found.train_file, working_folder)
     loaded = load_config(recipe, path, name=name, standard_input=standard_input, overrides=request.overrides)
     result.diagnostics += loaded.diagnostics
     if request.naive:
         loaded, mistakes = naive_config(found.name, recipe, loaded)
         result.diagnostics += mistakes
-    undefined = _undefined_references(loaded, shell)
+    undefined = _undefined_references(loaded)
     result.diagnostics += undefined
     data = None
     if loaded.config is not None and recipe.uses_data and not undefined:
-        data, mistake = check_data(loaded, working_folder, shell=shell)
+        data, mistake = check_data(loaded, working_folder)
         result.diagnostics += [mistake] if mistake else []
     result.choice = RecipeChoice(found.name, found.folder, recipe, loaded, data, is_naive=request.naive)
     if loaded.config is not None and not undefined:
@@ -231,14 +221,14 @@ def _resolve_recipe(
         result.diagnostics += mistakes
 
 
-def _undefined_references(loaded: "LoadedConfig", shell: Mapping[str, str]) -> list[Diagnostic]:
+def _undefined_references(loaded: "LoadedConfig") -> list[Diagnostic]:
     """Every `env:NAME` in the configuration whose variable this shell lacks."""
     from ttlaunch.contract import referred_variable
 
     found = []
     for key, value in loaded.strings():
         name = referred_variable(value)
-        if name is not None and name not in shell:
+        if name is not None and name not in os.environ:
             span = loaded.span(key)
             message = f"`{key}` is `{value}`, and this shell has no variable `{name}`"
             found.append(Diagnostic("C029", message, Label(span) if span else None, hints=(f"`export {name}=…`",)))
@@ -260,9 +250,7 @@ def _path(text: str, working_folder: Path) -> Path:
     return working_folder / os.path.expanduser(text)  # noqa: PTH111 - this one never raises, whatever was typed
 
 
-def check_data(
-    loaded: Any, working_folder: Path, *, shell: Mapping[str, str]
-) -> tuple[dict[str, Any] | None, Diagnostic | None]:
+def check_data(loaded: Any, working_folder: Path) -> tuple[dict[str, Any] | None, Diagnostic | None]:
     """Read the training text, so that a missing, empty, binary or short one is found before anything starts."""
     from ttlaunch.contract import referred_variable
     from ttlaunch.spec.recipe.corpus import CorpusError
@@ -272,7 +260,7 @@ def check_data(
 
     given = given_path(loaded.config)
     variable = referred_variable(given or "")
-    given = shell.get(variable, given) if variable else given
+    given = os.environ.get(variable, given) if variable else given
     path = default_path(loaded.config) if given is None else Path(given)
     if path is not None and given not in {None, DIGITS}:
         path = _path(given, working_folder)

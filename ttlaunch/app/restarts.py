@@ -10,9 +10,7 @@ from ttlaunch import contract
 from ttlaunch.app.carry_out import RunOptions, carry_out
 from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.signals import handled
-from ttlaunch.diagnostics import Diagnostic
-from ttlaunch.diagnostics.count import counted
-from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.diagnostics import Diagnostic, LaunchError, counted
 
 if TYPE_CHECKING:
     from ttlaunch.app.outcome import Outcome

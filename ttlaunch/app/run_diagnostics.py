@@ -8,8 +8,7 @@ from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.app.run_spec import short_name
-from ttlaunch.diagnostics import Diagnostic, Label, Severity, Source, shown
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics import Diagnostic, Label, Severity, Source, counted, shown
 from ttlaunch.running.failures.causes import Cause
 from ttlaunch.running.failures.failure import render_cascade
 from ttlaunch.running.metrics.traffic import TOLERANCE, Edge, Settlement

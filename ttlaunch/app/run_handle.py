@@ -17,9 +17,8 @@ from ttlaunch.app.report import Report
 from ttlaunch.app.restarts import exit_status_of, given_up
 from ttlaunch.app.sinks import judge_sinks
 from ttlaunch.app.stop import press
-from ttlaunch.diagnostics import Blame, Diagnostic
+from ttlaunch.diagnostics import Diagnostic, LaunchError, usage_error
 from ttlaunch.diagnostics.html import facts_html, table_html
-from ttlaunch.diagnostics.launch_error import LaunchError
 from ttlaunch.diagnostics.transfer import unpack_diagnostics
 from ttlaunch.running.report import Report as RecordedReport
 from ttlaunch.running.report import read_report
@@ -174,13 +173,7 @@ class Run:
             LaunchError: As for `wait`; or it has not ended although it was pressed three times.
         """
         if grace is not None and not grace >= 0:
-            raise LaunchError(
-                [
-                    Diagnostic(
-                        "P009", f"`grace={grace!r}`: a number of at least 0 was expected", blame=Blame.COMMAND_LINE
-                    )
-                ]
-            )
+            raise usage_error(f"`grace={grace!r}`: a number of at least 0 was expected")
         launcher = self._launcher or read_launcher(self._first)
         if self.is_running and launcher is not None and not press(launcher, grace_s=grace, now=now):
             message = f"the run {self.id} has not ended although it was told to"

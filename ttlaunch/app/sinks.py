@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ttlaunch.app.run_spec import short_name
-from ttlaunch.diagnostics import Blame, Diagnostic, Severity
-from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity, usage_mistake
 
 if TYPE_CHECKING:
     from ttlaunch.app.outcome import Outcome
@@ -34,11 +33,7 @@ def parse_sinks(given: Sequence[str], *, option: str) -> "tuple[SinkChoice, ...]
     kinds = [choice.kind for choice in choices]
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
     if twice is not None:
-        mistakes.append(
-            Diagnostic(
-                "P046", f"the sink {twice} is asked for twice", hints=("one place is enough",), blame=Blame.COMMAND_LINE
-            )
-        )
+        mistakes.append(usage_mistake(f"the sink {twice} is asked for twice", "one place is enough", code="P046"))
     if mistakes:
         raise LaunchError(mistakes)
     return choices

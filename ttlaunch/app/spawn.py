@@ -26,8 +26,7 @@ from ttlaunch import contract
 from ttlaunch.app.carry_out import RunOptions
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.app.supervisor import PIECE
-from ttlaunch.diagnostics import Diagnostic, shown
-from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.diagnostics import Diagnostic, LaunchError, shown
 from ttlaunch.diagnostics.transfer import unpack_diagnostics
 
 if TYPE_CHECKING:

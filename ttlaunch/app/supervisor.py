@@ -21,8 +21,7 @@ from ttlaunch import contract
 from ttlaunch.app.carry_out import RunOptions
 from ttlaunch.app.dialogue import Unattended
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.diagnostics import Blame, Diagnostic
-from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError
 from ttlaunch.diagnostics.transfer import pack_diagnostics
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """Tell `ttlaunch run -- any command` from `ttlaunch run RECIPE`: what stands after `--` is a command, as it was typed."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from typer.core import TyperCommand
@@ -16,6 +17,6 @@ class CommandAfterDashes(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def is_command(ctx: Any, target: str, arguments: list[str] | None) -> bool:
+def is_command(ctx: Any, target: str, arguments: Sequence[str]) -> bool:
     """Whether the target itself stood after `--`."""
-    return bool(ctx.meta.get(_WORDS, 0) >= len([target, *(arguments or [])]))
+    return bool(ctx.meta.get(_WORDS, 0) >= len([target, *arguments]))

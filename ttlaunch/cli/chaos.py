@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -12,27 +11,8 @@ from ttlaunch import contract
 from ttlaunch.app.carry_out import RunOptions
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.cli.after_dashes import is_command
 from ttlaunch.cli.console import leave
-from ttlaunch.cli.options import (
-    Arguments,
-    ConfigFile,
-    GraceSeconds,
-    HangTimeout,
-    Hostfile,
-    LeaseSeconds,
-    MpiArgs,
-    On,
-    Only,
-    OutputFormat,
-    Overrides,
-    RankBindings,
-    Ranks,
-    Resume,
-    RunsDir,
-    Target,
-    Verbose,
-)
+from ttlaunch.cli.options import CLUSTER, GraceSeconds, HangTimeout, LeaseSeconds, Only, OutputFormat, Verbose, asks_for
 from ttlaunch.diagnostics import Format, has_errors
 
 if TYPE_CHECKING:
@@ -61,10 +41,8 @@ EXAMPLES = """\
 _FILE = "@"
 
 
+@asks_for("target", "arguments", *CLUSTER, "runs_dir", "resume")
 def chaos(
-    ctx: typer.Context,
-    target: Target,
-    arguments: Arguments = None,
     *,
     faults: Annotated[
         str | None,
@@ -74,15 +52,7 @@ def chaos(
         int | None, typer.Option("--random", min=1, max=1000, metavar="K", help="Inject K random faults instead.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of --random.")] = 0,
-    on: On = "local",
-    config_file: ConfigFile = None,
-    overrides: Overrides = None,
-    ranks: Ranks = None,
-    hostfile: Hostfile = None,
-    rank_bindings: RankBindings = None,
-    mpi_args: MpiArgs = None,
-    runs_dir: RunsDir = Path("runs"),
-    resume: Resume = None,
+    spec: RunSpec,
     grace: GraceSeconds = 30.0,
     only: Only = None,
     hang_timeout: HangTimeout = None,
@@ -103,26 +73,12 @@ def chaos(
     from ttlaunch.running.runs.facts import facts_of
 
     source = fault_source(faults, random)
-    request = RunSpec(
-        target=target,
-        on=on,
-        config_file=config_file,
-        overrides=overrides or (),
-        ranks=ranks,
-        hostfile=hostfile,
-        rank_bindings=rank_bindings,
-        mpi_args=mpi_args,
-        arguments=arguments or (),
-        resume=resume,
-        runs_dir=runs_dir,
-        is_command=is_command(ctx, target, arguments),
-    )
     dialogue = TerminalDialogue(form, verbose=verbose)
-    prepared = prepare(request, dialogue)
+    prepared = prepare(spec, dialogue)
     chosen = chosen_ranks(only or (), prepared.plan.ranks)
     orders = find_faults(source, prepared, count=random, seed=seed)
     _announce(orders, seed=None if random is None else seed, form=form)
-    options = RunOptions(runs_dir, grace_s=grace, hang_timeout_s=hang_timeout, lease_s=lease)
+    options = RunOptions(spec.runs_dir, grace_s=grace, hang_timeout_s=hang_timeout, lease_s=lease)
     show = partial(make_following_view, quiet=form is Format.JSON, only=chosen)
     outcome = break_run(prepared, options, orders, dialogue, show=lambda plan, folder: show(facts_of(plan), folder))
     _report(outcome, prepared, orders, lease_s=lease, form=form)

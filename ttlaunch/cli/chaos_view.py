@@ -7,8 +7,8 @@ from typing import Any, TextIO
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.run_spec import short_name
 from ttlaunch.cli.summary import show_summary
-from ttlaunch.diagnostics import Diagnostic, listed
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.cli.table import render_table
+from ttlaunch.diagnostics import Diagnostic, counted, listed
 from ttlaunch.lab.chaos.audit import Left
 from ttlaunch.lab.chaos.verdict import Outcome as Fate
 from ttlaunch.lab.chaos.verdict import Verdict
@@ -23,9 +23,7 @@ _MOST_NAMED = 4
 def show_chaos(verdicts: Sequence[Verdict], left: Sequence[Left], outcome: Outcome, *, stream: TextIO) -> None:
     """The run's summary, a row for each fault, and what it cost."""
     show_summary(outcome.report, outcome.facts, outcome.folder, stream=stream)
-    rows = [_HEADINGS, *(_row(verdict) for verdict in verdicts)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = render_table([_HEADINGS, *map(_row, verdicts)])
     failure = outcome.report.failure
     lines.append("")
     lines += [f"  named            {failure.code}: {failure.message}"] if failure else []

@@ -10,12 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from ttlaunch import contract
-from ttlaunch.cli.console import leave, print_json, refuse, refuse_file, show_diagnostics
+from ttlaunch.cli.console import leave, print_json, show_diagnostics
 from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.cli.options import On, Overrides
 from ttlaunch.cli.table import render_table
-from ttlaunch.diagnostics import Blame, Diagnostic, Format, Severity, listed, shown
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics import (
+    Diagnostic,
+    Format,
+    LaunchError,
+    Severity,
+    counted,
+    file_error,
+    listed,
+    shown,
+    usage_error,
+    usage_mistake,
+)
 from ttlaunch.planning.comparison import Candidate, Workload, parse_candidate
 
 if TYPE_CHECKING:
@@ -66,38 +76,26 @@ def compare(
     """
     workload = Workload(steps, tuple(overrides or ()))
     candidates = list(dict.fromkeys(map(parse_candidate, recipes))) if recipes else _all_candidates()
-    _refuse_mistakes(candidates, workload, on=on, are_named=bool(recipes), form=form)
+    _refuse_mistakes(candidates, workload, on=on, are_named=bool(recipes))
     attempts: list[Attempt] = []
     try:
         out.mkdir(parents=True, exist_ok=True)
         _carry_out(candidates, workload, attempts, on=on, out=out, repeats=repeats, form=form)
         rows, machine = _write(attempts, workload, out=out, repeats=repeats)
     except OSError as error:
-        refuse_file(out, error, verb="used", form=form)
+        raise file_error(out, error, verb="used") from error
     _report(rows, attempts, workload, machine=machine, out=out, repeats=repeats, form=form)
 
 
-def _refuse_mistakes(
-    candidates: Sequence[Candidate], workload: Workload, *, on: str, are_named: bool, form: Format
-) -> None:
+def _refuse_mistakes(candidates: Sequence[Candidate], workload: Workload, *, on: str, are_named: bool) -> None:
     """Leave before anything is run or written if one of the recipes that were named cannot be, or none of all."""
     if workload.sets_steps:
         hint = "`--steps` says how many steps every run has"
-        refuse(
-            [
-                Diagnostic(
-                    "P009",
-                    "`--set training_config.steps` is given to `compare`",
-                    hints=(hint,),
-                    blame=Blame.COMMAND_LINE,
-                )
-            ],
-            form=form,
-        )
+        raise usage_error("`--set training_config.steps` is given to `compare`", hint)
     found = [_mistakes(one, workload, on=on) for one in candidates]
     if any(found) if are_named else all(found):
         mistakes = {str(one.as_json()): one for group in found for one in group}
-        refuse([replace(one, notes=_notes(one, found, candidates)) for one in mistakes.values()], form=form)
+        raise LaunchError([replace(one, notes=_notes(one, found, candidates)) for one in mistakes.values()])
 
 
 def _notes(
@@ -130,21 +128,13 @@ def _mistakes(candidate: Candidate, workload: Workload, *, on: str) -> list[Diag
         is_known = bool(colon) and not isinstance(find_recipe(name, working_folder=Path.cwd()), Diagnostic)
         what = f"`{shown(changes)}`" if changes else "what"
         message = f"{what} after `{shown(name)}:` is not KEY=VALUE"
-        return [
-            Diagnostic("P009", message, hints=(f"`{shown(name)}:KEY=VALUE,KEY=VALUE`",), blame=Blame.COMMAND_LINE)
-            if is_known
-            else found
-        ]
+        return [usage_mistake(message, f"`{shown(name)}:KEY=VALUE,KEY=VALUE`") if is_known else found]
     recipe = load_recipe(found)
     if not isinstance(recipe, Diagnostic) and not recipe.uses_data:
-        return [
-            Diagnostic(
-                "P009", f"{candidate.recipe} trains no model, so there is nothing to compare", blame=Blame.COMMAND_LINE
-            )
-        ]
+        return [usage_mistake(f"{candidate.recipe} trains no model, so there is nothing to compare")]
     settings = (*workload.settings(), *candidate.overrides)
     request = RunSpec(target=candidate.recipe, on=on, overrides=settings)
-    described = resolve(request, working_folder=Path.cwd(), shell=os.environ, dialogue=TerminalDialogue(Format.FULL))
+    described = resolve(request, dialogue=TerminalDialogue(Format.FULL))
     return [one for one in described.diagnostics if one.severity is Severity.ERROR]
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics import counted
 from ttlaunch.draw.bars import Measurement, Panel, render_bars
 
 _BETWEEN = re.compile(r", (?=[a-z_][a-z0-9_]*=)")

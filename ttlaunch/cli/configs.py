@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ttlaunch.cli.listing import print_listing
-from ttlaunch.diagnostics import Format
+from ttlaunch.diagnostics import Format, counted
 
 app = typer.Typer(help="List configurations.", no_args_is_help=True)
 
@@ -20,7 +20,6 @@ def _group() -> None:
 @app.command("list")
 def list_(*, form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL) -> None:
     """List every configuration with its size. One in ./configurations hides a built-in one of the same name."""
-    from ttlaunch.diagnostics.count import counted
     from ttlaunch.spec.topology.discovery import list_configurations
     from ttlaunch.spec.topology.load import load_topology
 

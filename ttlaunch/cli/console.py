@@ -10,9 +10,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from ttlaunch.diagnostics import Diagnostic, Format, Severity, has_errors, render
-from ttlaunch.diagnostics.diagnostic import exit_status
-from ttlaunch.diagnostics.launch_error import LaunchError, file_error
+from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, Severity, file_error, render, shown, usage_error
 
 
 def show_diagnostics(diagnostics: Iterable[Diagnostic], *, form: Format, verbose: bool = False) -> None:
@@ -22,21 +20,6 @@ def show_diagnostics(diagnostics: Iterable[Diagnostic], *, form: Format, verbose
         separator = "\n" if form in {Format.CONCISE, Format.GITHUB} else "\n\n"
         sys.stderr.write(render(kept, form=form, colour=use_colour(sys.stderr)) + separator)
         sys.stderr.flush()
-
-
-def stop_on_errors(diagnostics: list[Diagnostic], *, form: Format, verbose: bool = False) -> None:
-    """Show the diagnostics, and leave if one of them is an error."""
-    if has_errors(diagnostics):
-        refuse(diagnostics, form=form, verbose=verbose)
-    show_diagnostics(diagnostics, form=form, verbose=verbose)
-
-
-def refuse(diagnostics: list[Diagnostic], *, form: Format, verbose: bool = False) -> NoReturn:
-    """Show why nothing was started, and leave."""
-    show_diagnostics(diagnostics, form=form, verbose=verbose)
-    if form is Format.JSON:
-        print_json({"diagnostics": [d.as_json() for d in diagnostics]})
-    leave(exit_status(diagnostics))
 
 
 @contextmanager
@@ -63,15 +46,24 @@ def shows_refusals(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def refuse_file(path: Path | str, error: OSError, *, verb: str = "written", form: Format) -> NoReturn:
-    """Say why a file or folder that the user named cannot be written, or read, and leave.
+def write_file(path: Path, content: bytes, *, force: bool) -> None:
+    """Write a file that the user named.
 
-    Args:
-        path: As it was typed.
-        error: Its own path may be another, of which the user knows nothing.
-        verb: What was to be done with it.
+    Raises:
+        LaunchError: It exists and `force` is not set, or it cannot be written.
     """
-    refuse(list(file_error(path, error, verb=verb).diagnostics), form=form)
+    try:
+        with path.open("wb" if force else "xb") as file:
+            file.write(content)
+    except FileExistsError as error:
+        raise file_exists(path) from error
+    except OSError as error:
+        raise file_error(path, error) from error
+
+
+def file_exists(path: Path) -> LaunchError:
+    """Refuse to overwrite a file without `--force`."""
+    return usage_error(f"{shown(path)} exists already", "`--force` overwrites it")
 
 
 @contextmanager
@@ -97,6 +89,12 @@ def needs_no_reader(stream: TextIO) -> Iterator[None]:
 
 def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Write lines to stdout before anything that follows on stderr."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
 
 
 def leave(status: int) -> NoReturn:

@@ -2,15 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
 
-from ttlaunch.cli.console import refuse, refuse_file, show_diagnostics
-from ttlaunch.diagnostics import Blame, Diagnostic, Format, shown
-
-if TYPE_CHECKING:
-    from ttlaunch.diagnostics.span import Source
+from ttlaunch.cli.console import show_diagnostics, write_file
+from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, Source, has_errors, shown, usage_error
 
 EXAMPLES = """\
 [bold]ttlaunch convert mgd.yaml mgd.textproto[/bold]   for releases since 0.64.5
@@ -37,29 +34,31 @@ def convert(
     ] = Format.FULL,
 ) -> None:
     """Convert a mesh graph descriptor between YAML (version 1) and textproto (version 2), or older YAML to newer."""
-    from ttlaunch.diagnostics import has_errors
     from ttlaunch.spec.topology.convert import convert as convert_descriptor
     from ttlaunch.spec.topology.convert import version_of
 
     if to not in {None, "yaml", "textproto"}:
-        _refuse(f"`--to {shown(to)}` is not a version; `yaml` or `textproto` was expected", form)
+        raise usage_error(f"`--to {shown(to)}` is not a version; `yaml` or `textproto` was expected")
     source, found = _source(read)
     if source is None or has_errors(found):
-        refuse(found, form=form)
+        raise LaunchError(found)
     own = version_of(source)
     wanted = _SUFFIXES.get(Path(write).suffix.lower()) if write != "-" else None
     if wanted and to and wanted != to:
-        _refuse(f"`--to {to}` contradicts the name {shown(write)}", form)
+        raise usage_error(f"`--to {to}` contradicts the name {shown(write)}")
     if write != "-" and not wanted and not to:
         message = f"the name {shown(write)} does not say which version to write"
-        _refuse(message, form, hint="end it with .yaml or .textproto, or give `--to`")
+        raise usage_error(message, "end it with .yaml or .textproto, or give `--to`")
     target: Literal["yaml", "textproto"] = "yaml" if own == "textproto" else "textproto"
     target = wanted or ("yaml" if to == "yaml" else "textproto" if to == "textproto" else target)
     result = convert_descriptor(source, to=target)
     if result.text is None:
-        refuse(found + result.diagnostics, form=form)
+        raise LaunchError(found + result.diagnostics)
     show_diagnostics(found + result.diagnostics, form=Format.FULL if form is Format.JSON else form)
-    _write(write, result.text, force=force, form=form)
+    if write == "-":
+        sys.stdout.write(result.text)
+    else:
+        write_file(Path(write), result.text.encode(), force=force)
     sys.stderr.write("".join(f"note: {note}\n" for note in result.notes))
     if write != "-":
         sys.stdout.write(f"wrote {write}\n")
@@ -72,21 +71,3 @@ def _source(name: str) -> "tuple[Source | None, list[Diagnostic]]":
     if name == "-":
         return source_from_bytes(sys.stdin.buffer.read(), codes=TOPOLOGY, what=_WHAT, name="standard input")
     return read_source(Path(name), codes=TOPOLOGY, what=_WHAT)
-
-
-def _write(name: str, text: str, *, force: bool, form: Format) -> None:
-    if name == "-":
-        sys.stdout.write(text)
-        return
-    path = Path(name)
-    try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        _refuse(f"{shown(name)} exists already", form, hint="`--force` overwrites it")
-    except OSError as error:
-        refuse_file(path, error, form=form)
-
-
-def _refuse(message: str, form: Format, *, hint: str = "") -> NoReturn:
-    refuse([Diagnostic("P009", message, hints=(hint,) if hint else (), blame=Blame.COMMAND_LINE)], form=form)

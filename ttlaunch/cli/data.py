@@ -3,13 +3,12 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from ttlaunch.cli.console import print_json, refuse, refuse_file
-from ttlaunch.diagnostics import Blame, Diagnostic, Format, shown
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.cli.console import file_exists, print_json, write_file
+from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, counted, shown, usage_error
 
 EXAMPLES = """\
 [bold]ttlaunch data stories book.txt[/bold]   the texts of a folder that the datasets library saved
@@ -43,9 +42,9 @@ def data(
 
     if str(write) == "-":
         message = "`-` is no file that a training could read"
-        refuse([Diagnostic("P009", message, hints=("name the file to write",), blame=Blame.COMMAND_LINE)], form=form)
+        raise usage_error(message, "name the file to write")
     if not force and os.path.lexists(write):  # never raises, and minutes of tokens are not lost
-        _refuse_existing(write, form=form)
+        raise file_exists(write)
     is_dataset = any((read / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
     try:
         texts = list(read_dataset(read, column=column, split=split)) if is_dataset else [read_corpus(read).characters]
@@ -55,36 +54,13 @@ def data(
             content = encode_texts(texts, tokenizer=tokenizer)
     except CorpusError as error:
         hints = (error.hint,) if error.hint else ()
-        refuse(
-            [
-                Diagnostic(
-                    "C088" if error.package else "P009",
-                    shown(error),
-                    hints=hints,
-                    blame=Blame.DESCRIPTION if error.package else Blame.COMMAND_LINE,
-                )
-            ],
-            form=form,
-        )
+        if error.package:  # the tokenizer or dataset needs a library that is not installed here
+            raise LaunchError([Diagnostic("C088", shown(error), hints=hints)]) from error
+        raise usage_error(shown(error), *hints) from error
     except AdapterError as error:
-        refuse([Diagnostic("P009", shown(error), blame=Blame.COMMAND_LINE)], form=form)
-    _write(write, content, force=force, form=form)
+        raise usage_error(shown(error)) from error
+    write_file(write, content, force=force)
     if form is Format.JSON:
         print_json({"path": str(write), "bytes": len(content), "texts": len(texts)})
     else:
         sys.stdout.write(f"wrote {shown(write)}: {counted(len(texts), 'text')}, {len(content):,} bytes\n")
-
-
-def _write(path: Path, content: bytes, *, force: bool, form: Format) -> None:
-    try:
-        with path.open("wb" if force else "xb") as file:
-            file.write(content)
-    except FileExistsError:
-        _refuse_existing(path, form=form)
-    except OSError as error:
-        refuse_file(path, error, form=form)
-
-
-def _refuse_existing(path: Path, *, form: Format) -> NoReturn:
-    message = f"{shown(path)} exists already"
-    refuse([Diagnostic("P009", message, hints=("`--force` overwrites it",), blame=Blame.COMMAND_LINE)], form=form)

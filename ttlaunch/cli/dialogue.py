@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttlaunch.app.dialogue import Answered
 from ttlaunch.cli.console import show_diagnostics, use_colour
-from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.diagnostics import Diagnostic, Format, counted, render_size
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -47,8 +47,6 @@ class TerminalDialogue:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        from ttlaunch.diagnostics.count import counted
-
         columns = TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn()
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task(f"connecting to {counted(num_hosts, 'host')}", total=num_hosts, visible=False)
@@ -70,8 +68,6 @@ class TerminalDialogue:
         if wait([made], timeout=_SHOW_AFTER_S).done:
             return
         from rich.console import Console
-
-        from ttlaunch.diagnostics.count import render_size
 
         with Console(stderr=True).status("reading files") as status:
             while not wait([made], timeout=0.2).done:

@@ -11,8 +11,7 @@ import typer
 from ttlaunch.app.named_run import find_named_run, unreadable_run
 from ttlaunch.cli.console import print_json
 from ttlaunch.cli.options import OutputFormat, RunsDir
-from ttlaunch.diagnostics import Format, shown
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics import Format, counted, shown
 
 if TYPE_CHECKING:
     from ttlaunch.running.readers.differences import RunDifferences

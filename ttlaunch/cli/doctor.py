@@ -9,10 +9,10 @@ import typer
 
 from ttlaunch.cli.console import leave, print_json, show_diagnostics
 from ttlaunch.cli.options import Hostfile, On, OutputFormat, Verbose
-from ttlaunch.diagnostics import Diagnostic, Format, did_you_mean, exit_status, has_errors
+from ttlaunch.diagnostics import Diagnostic, Format, counted, did_you_mean, exit_status, has_errors
 
 if TYPE_CHECKING:
-    from ttlaunch.app.examine import Examined, Shown
+    from ttlaunch.app.examine import Examination
     from ttlaunch.spec.topology.model import Topology
 
 EXAMPLES = """\
@@ -40,31 +40,27 @@ def doctor(
     verbose: Verbose = False,
 ) -> None:
     """Check whether a run can start on the hosts of a cluster. Changes nothing."""
-    from ttlaunch.app.examine import Shown, examine, judge
+    from ttlaunch.app.examine import examine
     from ttlaunch.app.resolve import load_cluster
     from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.cli.doctor_view import make_view, render_lines, render_pairs
 
     dialogue = TerminalDialogue(form, verbose=verbose)
     topology = _chosen_hosts(load_cluster(on, hostfile, dialogue), hosts)
-    shown = Shown([str(host.name) for host in topology.hosts])
     with make_view(quiet=form is Format.JSON) as view:
-        examined = examine(topology, shown, view, dialogue, bandwidth=bandwidth)
-        shown.states = judge(topology, examined.diagnostics)
-        shown.step = ""
-        view.draw(shown)
+        known = examine(topology, view, dialogue, bandwidth=bandwidth)
     if form is Format.JSON:
-        print_json(_as_json(examined, shown))
+        print_json(_as_json(known))
     else:
         if not sys.stdout.isatty():
-            sys.stdout.write(render_lines(shown))
-        if examined.choice is not None and len(shown.hosts) > 1:
-            sys.stdout.write(f"network: {examined.choice.why}\n")
-        sys.stdout.write(render_pairs(examined.pairs))
+            sys.stdout.write(render_lines(known))
+        if known.choice is not None and len(known.hosts) > 1:
+            sys.stdout.write(f"network: {known.choice.why}\n")
+        sys.stdout.write(render_pairs(known.pairs))
         sys.stdout.flush()
-        show_diagnostics(examined.diagnostics, form=form, verbose=verbose)
-        sys.stdout.write(_verdict(topology, examined.diagnostics, shown.states))
-    leave(exit_status(examined.diagnostics))
+        show_diagnostics(known.diagnostics, form=form, verbose=verbose)
+        sys.stdout.write(_verdict(topology, known.diagnostics, known.states))
+    leave(exit_status(known.diagnostics))
 
 
 def _chosen_hosts(topology: "Topology", names: str | None) -> "Topology":
@@ -84,7 +80,6 @@ def _chosen_hosts(topology: "Topology", names: str | None) -> "Topology":
 
 
 def _verdict(topology: "Topology", diagnostics: list[Diagnostic], states: Mapping[str, str]) -> str:
-    from ttlaunch.diagnostics.count import counted
 
     hosts = counted(len(states), "host")
     if not has_errors(diagnostics):
@@ -93,22 +88,22 @@ def _verdict(topology: "Topology", diagnostics: list[Diagnostic], states: Mappin
     return f"{topology.name} is not ready: {bad} of {hosts} not ready\n" if bad else f"{topology.name} is not ready\n"
 
 
-def _as_json(examined: "Examined", shown: "Shown") -> dict[str, object]:
+def _as_json(known: "Examination") -> dict[str, object]:
     from ttlaunch.cli.doctor_view import pairs_as_json
     from ttlaunch.hosts.doctor.facts import facts_as_json
 
-    choice = examined.choice
+    choice = known.choice
     return {
-        "ready": not has_errors(examined.diagnostics),
+        "ready": not has_errors(known.diagnostics),
         "hosts": [
             {
                 "name": host,
-                "state": shown.states[host],
-                "connect_s": examined.seconds.get(host),
-                "facts": facts_as_json(shown.facts[host]) if host in shown.facts else None,
-                "error": str(shown.errors[host].evidence) if host in shown.errors else None,
+                "state": known.states[host],
+                "connect_s": known.seconds.get(host),
+                "facts": facts_as_json(known.facts[host]) if host in known.facts else None,
+                "error": str(known.errors[host].evidence) if host in known.errors else None,
             }
-            for host in shown.hosts
+            for host in known.hosts
         ],
         "network": None
         if choice is None
@@ -119,6 +114,6 @@ def _as_json(examined: "Examined", shown: "Shown") -> dict[str, object]:
             "has_rdma": choice.has_rdma,
             "why": choice.why,
         },
-        "pairs": pairs_as_json(examined.pairs),
-        "diagnostics": [diagnostic.as_json() for diagnostic in examined.diagnostics],
+        "pairs": pairs_as_json(known.pairs),
+        "diagnostics": [diagnostic.as_json() for diagnostic in known.diagnostics],
     }

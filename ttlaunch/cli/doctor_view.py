@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ttlaunch.app.examine import Shown
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.app.examine import Examination
+from ttlaunch.diagnostics import counted
 from ttlaunch.engines.choose import ENGINES
 from ttlaunch.hosts.doctor.facts import HostFacts
 from ttlaunch.hosts.doctor.network import NetworkChoice
@@ -32,9 +32,9 @@ class View:
     def __init__(self, live: "Live | None" = None) -> None:
         self._live = live
 
-    def draw(self, shown: Shown) -> None:
+    def draw(self, known: Examination) -> None:
         if self._live is not None:
-            self._live.update(_table(shown), refresh=True)
+            self._live.update(_table(known), refresh=True)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -61,36 +61,36 @@ def make_view(*, quiet: bool) -> Iterator[View]:
         yield View(live)
 
 
-def cells(host: str, shown: Shown) -> tuple[str, ...]:
+def cells(host: str, known: Examination) -> tuple[str, ...]:
     """The texts of a host's row, as in `COLUMNS`."""
-    state = shown.states.get(host, "")
-    known = shown.facts.get(host)
-    if known is None:
+    state = known.states.get(host, "")
+    facts = known.facts.get(host)
+    if facts is None:
         return (host, state, *[""] * (len(COLUMNS) - 2))
-    version = _ENGINE.version_in(known.mpi.says) if known.mpi else None
-    clock = known.clock.surely_off_s
+    version = _ENGINE.version_in(facts.mpi.says) if facts.mpi else None
+    clock = facts.clock.surely_off_s
     return (
         host,
         state,
-        ".".join(map(str, known.python.version)) if known.python else "none",
-        known.python.packages.get("torch", "none") if known.python else "",
+        ".".join(map(str, facts.python.version)) if facts.python else "none",
+        facts.python.packages.get("torch", "none") if facts.python else "",
         ".".join(map(str, version)) if version else "none",
-        f"{known.cpu.usable:g} {known.cpu.capability}" if known.cpu else "",
-        _devices(known),
-        f"{known.memory.available_bytes / _GIBIBYTE:.0f}/{known.memory.total_bytes / _GIBIBYTE:.0f} GiB"
-        if known.memory
+        f"{facts.cpu.usable:g} {facts.cpu.capability}" if facts.cpu else "",
+        _devices(facts),
+        f"{facts.memory.available_bytes / _GIBIBYTE:.0f}/{facts.memory.total_bytes / _GIBIBYTE:.0f} GiB"
+        if facts.memory
         else "",
-        f"{known.disk.free_bytes / _GIBIBYTE:,.1f} GiB" if known.disk else "",
+        f"{facts.disk.free_bytes / _GIBIBYTE:,.1f} GiB" if facts.disk else "",
         f"{clock:+.1f} s" if clock else "same",
-        _network(host, shown.choice),
+        _network(host, known.choice),
     )
 
 
-def _devices(known: HostFacts) -> str:
-    if known.devices is None:
+def _devices(facts: HostFacts) -> str:
+    if facts.devices is None:
         return ""
-    parts = [f"{len(known.devices.tenstorrent)} tt"] if known.devices.tenstorrent else []
-    parts += [f"{len(known.devices.nvidia)} NVIDIA"] if known.devices.nvidia else []
+    parts = [f"{len(facts.devices.tenstorrent)} tt"] if facts.devices.tenstorrent else []
+    parts += [f"{len(facts.devices.nvidia)} NVIDIA"] if facts.devices.nvidia else []
     return ", ".join(parts) or "none"
 
 
@@ -101,12 +101,12 @@ def _network(host: str, choice: NetworkChoice | None) -> str:
     return f"{interface.name} {interface.address.ip}"
 
 
-def _table(shown: Shown) -> "RenderableType":
+def _table(known: Examination) -> "RenderableType":
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    rows = [cells(host, shown) for host in shown.hosts]
+    rows = [cells(host, known) for host in known.hosts]
     kept = [
         number
         for number, heading in enumerate(COLUMNS)
@@ -116,20 +116,20 @@ def _table(shown: Shown) -> "RenderableType":
     for number in kept:
         table.add_column(COLUMNS[number], overflow="fold", no_wrap=COLUMNS[number] in {"host", "state"})
     for row in rows:
-        style = {"state": _STYLES.get(shown.states.get(row[0], ""), "dim")}
+        style = {"state": _STYLES.get(known.states.get(row[0], ""), "dim")}
         table.add_row(*(Text(row[number], style=style.get(COLUMNS[number], "")) for number in kept))
-    return Group(table, *([Text(shown.step, style="dim")] if shown.step else []))
+    return Group(table, *([Text(known.step, style="dim")] if known.step else []))
 
 
-def render_lines(shown: Shown) -> str:
+def render_lines(known: Examination) -> str:
     """One line for each host."""
     lines = []
-    for host in shown.hosts:
-        name, state, *rest = cells(host, shown)
-        error = shown.errors.get(host)
+    for host in known.hosts:
+        name, state, *rest = cells(host, known)
+        error = known.errors.get(host)
         state = f"{state}: {error.evidence}" if error else state
-        known = [f"{heading} {text}" for heading, text in zip(COLUMNS[2:], rest, strict=True) if text]
-        lines.append(f"{name}: {state}" + (f"; {', '.join(known)}" if known else ""))
+        facts = [f"{heading} {text}" for heading, text in zip(COLUMNS[2:], rest, strict=True) if text]
+        lines.append(f"{name}: {state}" + (f"; {', '.join(facts)}" if facts else ""))
     return "".join(f"{line}\n" for line in lines)
 
 

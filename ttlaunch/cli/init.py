@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from ttlaunch import contract
-from ttlaunch.cli.console import leave, print_json, refuse_file, show_diagnostics
-from ttlaunch.diagnostics import Blame, Diagnostic, Format, did_you_mean, listed, shown
+from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, did_you_mean, file_error, listed, shown, usage_mistake
 
 EXAMPLES = """\
 [bold]ttlaunch init lab --hosts box-01,box-02:2[/bold]   writes configurations/lab/, one slot on box-01, two on box-02
@@ -38,7 +37,7 @@ def init(
     folder: Annotated[
         Path, typer.Option("--dir", metavar="DIR", help="Folder in which to create the configuration's folder.")
     ] = Path("configurations"),
-    form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL,
+    form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL,  # noqa: ARG001 - `shows_refusals` reads it
 ) -> None:
     """Write a new configuration: hosts.txt, mgd.yaml and rank_bindings.yaml."""
     from ttlaunch.spec.topology.mesh_graph import ARCHITECTURES
@@ -49,31 +48,24 @@ def init(
     rows, _, columns = device_shape.lower().partition("x")
     if not (rows.isdecimal() and columns.isdecimal() and int(rows) and int(columns)):
         message = f"`--device-shape {shown(device_shape)}` is not ROWSxCOLUMNS, such as `1x8`"
-        mistakes.append(_refusal(message))
+        mistakes.append(usage_mistake(message))
     if arch not in ARCHITECTURES:
         message = f"`--arch {shown(arch)}` is not known; {listed(ARCHITECTURES)} was expected"
-        mistakes.append(_refusal(message, *did_you_mean(arch, ARCHITECTURES)))
+        mistakes.append(usage_mistake(message, *did_you_mean(arch, ARCHITECTURES)))
     if "/" in name or name in {"", ".", ".."} or not name.isprintable() or len(name) > _LONGEST_NAME:
-        mistakes.append(_refusal(f"`{shown(name)}` is no name for a configuration", "use `--dir` for the place"))
+        mistakes.append(usage_mistake(f"`{shown(name)}` is no name for a configuration", "use `--dir` for the place"))
     target = folder / name
     if not mistakes and target.exists():
-        mistakes.append(_refusal(f"{target} exists already; nothing was written", "choose another name"))
+        mistakes.append(usage_mistake(f"{target} exists already; nothing was written", "choose another name"))
     if mistakes or isinstance(parsed, Diagnostic):
-        show_diagnostics(mistakes, form=form)
-        if form is Format.JSON:
-            print_json({"diagnostics": [mistake.as_json() for mistake in mistakes]})
-        leave(contract.STATUS_USAGE)
+        raise LaunchError(mistakes, status=contract.STATUS_USAGE)
     files = scaffold(name, parsed, device_shape=(int(rows), int(columns)), arch=arch)
     try:
         target.mkdir(parents=True)
         for file_name, text in files.items():
             (target / file_name).write_text(text, encoding="utf-8")
     except OSError as error:
-        refuse_file(target, error, form=form)
+        raise file_error(target, error) from error
     sys.stdout.write("".join(f"wrote {target / file_name}\n" for file_name in files))
     where = name if folder == Path("configurations") else str(target)
     sys.stdout.write(f"check it with: ttlaunch validate {shlex.quote(where)}\n")
-
-
-def _refusal(message: str, *hints: str) -> Diagnostic:
-    return Diagnostic("P009", message, hints=hints, blame=Blame.COMMAND_LINE)

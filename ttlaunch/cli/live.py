@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ttlaunch.cli.console import needs_no_reader
-from ttlaunch.diagnostics import shown
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics import counted, shown
 from ttlaunch.records.ranks import AnyProgress, LayerNorms, Note, StepDone, Validation
 from ttlaunch.running.logs.output import View
 from ttlaunch.running.logs.shown_output import ShownOutput

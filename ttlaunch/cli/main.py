@@ -77,6 +77,8 @@ def _add_commands() -> None:
         for module in modules:
             name = module.__name__.rpartition(".")[2]
             if hasattr(module, "app"):
+                for command in module.app.registered_commands:
+                    command.callback = shows_refusals(command.callback)
                 app.add_typer(module.app, name=name, rich_help_panel=panel)
                 continue
             function = getattr(module, name)

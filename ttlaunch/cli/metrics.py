@@ -13,11 +13,11 @@ import typer
 from ttlaunch import contract
 from ttlaunch.app.named_run import find_named_run, unreadable_run
 from ttlaunch.app.sinks import parse_sinks, sink_diagnostics
-from ttlaunch.cli.console import leave, needs_no_reader, print_json, refuse, show_diagnostics
+from ttlaunch.cli.console import leave, needs_no_reader, print_json, show_diagnostics
 from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.cli.table import render_table
-from ttlaunch.diagnostics import Format
+from ttlaunch.diagnostics import Format, usage_error
 
 if TYPE_CHECKING:
     from ttlaunch.running.metrics.event_log import EventLog
@@ -85,12 +85,8 @@ def _export(path: Path, choices: "Sequence[SinkChoice]", *, follow: bool, beside
     if beside:
         os.nice(_NICE)  # whatever a sink does, the ranks' work comes first
     if follow and len(choices) > 1:
-        from ttlaunch.diagnostics import Blame, Diagnostic
-
         message = f"`--follow` was given with {len(choices)} sinks, and each needs a process of its own"
-        refuse(
-            [Diagnostic("P009", message, hints=("start one command for each",), blame=Blame.COMMAND_LINE)], form=form
-        )
+        raise usage_error(message, "start one command for each")
     records = [export(path, choice, follow=follow) for choice in choices]
     failed = [record for record in records if record.state is SinkState.FAILED]
     if beside:

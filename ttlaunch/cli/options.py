@@ -1,10 +1,15 @@
 """The options that several commands share, each defined once with its help text and completion."""
 
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ttlaunch.app.run_spec import LOCAL, RunSpec
+from ttlaunch.cli.after_dashes import is_command
 from ttlaunch.diagnostics import Format
 
 
@@ -160,3 +165,60 @@ Target = Annotated[
 Arguments = Annotated[
     list[str] | None, typer.Argument(metavar="[-- ARGS]", help="Arguments of a script.", show_default=False)
 ]
+
+_OF_A_RUN: dict[str, tuple[Any, Any]] = {
+    "target": (Target, inspect.Parameter.empty),
+    "arguments": (Arguments, None),
+    "on": (On, LOCAL),
+    "config_file": (ConfigFile, None),
+    "overrides": (Overrides, None),
+    "ranks": (Ranks, None),
+    "naive": (Naive, False),
+    "hostfile": (Hostfile, None),
+    "rank_bindings": (RankBindings, None),
+    "mpi_args": (MpiArgs, None),
+    "runs_dir": (RunsDir, Path("runs")),
+    "resume": (Resume, None),
+}
+"""By field of `RunSpec`: the argument or option that it comes from, and its default."""
+CLUSTER = ("on", "config_file", "overrides", "ranks", "hostfile", "rank_bindings", "mpi_args")
+
+
+def asks_for(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options that describe a run; what was typed reaches it as one `RunSpec`.
+
+    The command has a parameter `spec`. In its place typer sees one parameter for each of the fields, in their order. A command
+    with arguments also learns whether its target stood after `--`.
+
+    Args:
+        fields: Of `RunSpec`, keys of `_OF_A_RUN`.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command)
+        typed = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=option, default=default)
+            for name, (option, default) in ((field, _OF_A_RUN[field]) for field in fields)
+        ]
+        if "arguments" in fields:
+            typed = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context), *typed]
+        parameters = [
+            one for known in signature.parameters.values() for one in (typed if known.name == "spec" else [known])
+        ]
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            values: dict[str, Any] = {"target": None, **{field: given.pop(field) for field in fields}}
+            for field in ("overrides", "arguments"):
+                values[field] = values.get(field) or ()
+            if "arguments" in fields:
+                values["is_command"] = is_command(given.pop("ctx"), values["target"], values["arguments"])
+            command(spec=RunSpec(**values), **given)
+
+        # A required argument may follow the options: all are passed by name.
+        run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+        )
+        return run
+
+    return decorate

@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ttlaunch import contract
-from ttlaunch.cli.console import leave, print_json, refuse, refuse_file, show_diagnostics
+from ttlaunch.cli.console import leave, print_json, show_diagnostics
 from ttlaunch.cli.interrupt import interruptible
-from ttlaunch.diagnostics import Blame, Diagnostic, Format, listed
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics import (
+    Diagnostic,
+    Format,
+    LaunchError,
+    counted,
+    file_error,
+    listed,
+    usage_error,
+    usage_mistake,
+)
 from ttlaunch.planning.parity import (
     ACCUMULATIONS,
     PRECISIONS,
@@ -104,7 +112,7 @@ def parity(
     if not mistakes:
         mistakes = [*_unknown_sizes(recipes or RECIPES, ranks or ())]
     if mistakes:
-        refuse(mistakes, form=form)
+        raise LaunchError(mistakes)
     cells = matrix(
         recipes=recipes or RECIPES,
         ranks=ranks or (),
@@ -113,10 +121,7 @@ def parity(
     )
     if len(cells) == len({cell.precision for cell in cells}):  # no more than the references
         message = f"nothing would be compared: all that is left is {cells[0]}"
-        refuse(
-            [Diagnostic("P009", message, hints=("try more world sizes or accumulations",), blame=Blame.COMMAND_LINE)],
-            form=form,
-        )
+        raise usage_error(message, "try more world sizes or accumulations")
     found = _carry_out(cells, steps=steps, simulated=simulated, jobs=jobs, kept=results, form=form)
     diagnostics = _diagnostics(found)
     if form is Format.JSON:
@@ -136,12 +141,7 @@ def _strangers(
 ) -> Iterator[Diagnostic]:
     for value in given or ():
         if value not in known:
-            yield Diagnostic(
-                "P009",
-                f"`{option} {value}` is not among {listed(list(map(str, known)))}",
-                notes=notes,
-                blame=Blame.COMMAND_LINE,
-            )
+            yield usage_mistake(f"`{option} {value}` is not among {listed(list(map(str, known)))}", notes=notes)
 
 
 def _unknown_sizes(recipes: Sequence[str], ranks: Sequence[int]) -> Iterator[Diagnostic]:
@@ -149,10 +149,8 @@ def _unknown_sizes(recipes: Sequence[str], ranks: Sequence[int]) -> Iterator[Dia
     known = world_sizes(recipes)
     for size in ranks:
         if size not in known:
-            yield Diagnostic(
-                "P009",
-                f"no layout has {counted(size, 'rank')}; those of {listed(recipes, last='and')} have {known[0]} to {known[-1]}",
-                blame=Blame.COMMAND_LINE,
+            yield usage_mistake(
+                f"no layout has {counted(size, 'rank')}; those of {listed(recipes, last='and')} have {known[0]} to {known[-1]}"
             )
 
 
@@ -179,7 +177,7 @@ def _carry_out(
             if kept is None or error.filename != str(kept):
                 raise
             _report_progress("")
-            refuse_file(kept, error, verb="used for results", form=form)
+            raise file_error(kept, error, verb="used for results") from error
     return found
 
 

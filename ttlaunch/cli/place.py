@@ -3,6 +3,8 @@
 import os
 import shlex
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,23 +12,13 @@ import typer
 
 from ttlaunch.app.resolve import resolve
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.cli.console import print_json, refuse, refuse_file, show_diagnostics, use_colour
+from ttlaunch.cli.console import print_json, print_lines, show_diagnostics
 from ttlaunch.cli.dialogue import TerminalDialogue
-from ttlaunch.cli.options import (
-    ConfigFile,
-    Hostfile,
-    On,
-    OutputFormat,
-    Overrides,
-    RankBindings,
-    Verbose,
-    complete_recipes,
-)
-from ttlaunch.diagnostics import Blame, Diagnostic, Format
+from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_recipes
+from ttlaunch.cli.table import render_table
+from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, file_error, usage_error
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ttlaunch.app.resolve import ResolvedSpec
     from ttlaunch.planning.place import Proposal
     from ttlaunch.planning.roles import RoleLayout
@@ -39,6 +31,7 @@ EXAMPLES = """\
 """
 
 
+@asks_for("on", "config_file", "overrides", "hostfile", "rank_bindings")
 def place(
     recipe: Annotated[
         str,
@@ -50,11 +43,7 @@ def place(
         ),
     ],
     *,
-    on: On = "local",
-    config_file: ConfigFile = None,
-    overrides: Overrides = None,
-    hostfile: Hostfile = None,
-    rank_bindings: RankBindings = None,
+    spec: RunSpec,
     write: Annotated[
         Path | None,
         typer.Option("--write", metavar="DIR", help="Write hosts.txt and rank_bindings.yaml in the proposed order."),
@@ -65,34 +54,18 @@ def place(
     """Propose an order of the hosts that puts ranks that talk to each other close together."""
     from ttlaunch.planning.place import propose_placement
 
-    request = RunSpec(
-        target=recipe,
-        on=on,
-        config_file=config_file,
-        overrides=overrides or (),
-        hostfile=hostfile,
-        rank_bindings=rank_bindings,
-    )
-    found = resolve(
-        request, working_folder=Path.cwd(), shell=os.environ, dialogue=TerminalDialogue(form, verbose=verbose)
-    )
+    spec = replace(spec, target=recipe)
+    found = resolve(spec, dialogue=TerminalDialogue(form, verbose=verbose))
     if found.command is not None:
-        refuse(
-            [
-                Diagnostic(
-                    "P009", f"{found.name} is a script; who talks to whom only a recipe says", blame=Blame.COMMAND_LINE
-                )
-            ],
-            form=form,
-        )
+        raise usage_error(f"{found.name} is a script; who talks to whom only a recipe says")
     if not found.ok or found.topology is None or found.layout is None:
-        refuse(found.diagnostics, form=form, verbose=verbose)
+        raise LaunchError(found.diagnostics)
     proposal = propose_placement(found.topology, found.layout)
     if isinstance(proposal, Diagnostic):
-        refuse([*found.diagnostics, proposal], form=form, verbose=verbose)
+        raise LaunchError([*found.diagnostics, proposal])
     show_diagnostics(found.diagnostics, form=form, verbose=verbose)
     if write is not None:
-        _write(found, proposal, write, form)
+        _write(found, proposal, write)
     _show(found, proposal, form)
     if write is not None and form is not Format.JSON:
         sys.stdout.write(f"wrote {write}/hosts.txt and {write}/rank_bindings.yaml; check them with: ")
@@ -102,61 +75,46 @@ def place(
 def _show(found: "ResolvedSpec", proposal: "Proposal", form: Format) -> None:
     assert found.topology is not None  # noqa: S101 - checked by the caller, like the layout
     assert found.layout is not None  # noqa: S101
+    roles, hosts = found.layout.roles, [slot.host.name for slot in proposal.slots]
     if form is Format.JSON:
-        print_json(_as_json(found.name, found.topology, found.layout, proposal))
-    elif form is Format.CONCISE:
-        for rank, binding in enumerate(proposal.bindings):
-            role = found.layout.roles[rank]
-            sys.stdout.write(f"{rank}\t{role}\t{proposal.slots[rank].host.name}\t{binding.mesh_id}\n")
-    else:
-        from rich.console import Console
+        print_json(_as_json(found.name, found.topology, found.layout, proposal=proposal))
+        return
+    if form is Format.CONCISE:
+        print_lines(
+            f"{rank}\t{roles[rank]}\t{hosts[rank]}\t{one.mesh_id}" for rank, one in enumerate(proposal.bindings)
+        )
+        return
+    rows = [("rank", "role", "host", "mesh", "was")]
+    for rank, one in enumerate(proposal.bindings):
+        was = f"rank {one.rank}" if one.rank != rank else ""
+        rows.append((str(rank), roles[rank], hosts[rank], str(one.mesh_id), was))
+    title = f"{found.name} ({found.layout.layout.name}) on {found.topology.name}"
+    distances = render_table(_distances(proposal), right={1, 2})
+    print_lines([f"{title}: {_verdict(proposal)}", *render_table(rows, right={0, 3}), "", *distances])
 
-        console = Console(file=sys.stdout, no_color=not use_colour(sys.stdout), highlight=False)
-        _show_tables(console, found.name, found.topology, found.layout, proposal)
 
+def _verdict(proposal: "Proposal") -> str:
+    from ttlaunch.planning.place import render_cost
 
-def _show_tables(
-    console: "Console", name: str, topology: "Topology", layout: "RoleLayout", proposal: "Proposal"
-) -> None:
-    from rich.text import Text
-
-    from ttlaunch.planning.place import render_cost, render_hops
-
-    title = f"{name} ({layout.layout.name}) on {topology.name}"
     how = "the best of all orders" if proposal.exact else "the best order found"
     if not proposal.improves:
-        sys.stdout.write(f"{title}: cost {render_cost(proposal.before)}, {how}; nothing to change\n")
-    else:
-        costs = f"cost {render_cost(proposal.before)} → {render_cost(proposal.after)}"
-        sys.stdout.write(f"{title}: {costs}, {how}\n")
-    table = _table("rank", "role", "host", "mesh", "was")
-    for rank, binding in enumerate(proposal.bindings):
-        was = f"rank {binding.rank}" if binding.rank != rank else ""
-        host = proposal.slots[rank].host.name
-        table.add_row(str(rank), Text(layout.roles[rank]), Text(host), str(binding.mesh_id), was)
-    console.print(table)
-    console.print()
-    counts: dict[int | None, tuple[int, int]] = {}
-    for pair in proposal.pairs:
-        for hops, change in ((pair.before, (1, 0)), (pair.after, (0, 1))):
-            now, then = counts.get(hops, (0, 0))
-            counts[hops] = (now + change[0], then + change[1])
-    table = _table("apart", "pairs now", "proposed")
-    for hops in sorted(counts, key=lambda hops: (hops is None, hops or 0)):
-        table.add_row(render_hops(hops), *map(str, counts[hops]))
-    console.print(table)
+        return f"cost {render_cost(proposal.before)}, {how}; nothing to change"
+    return f"cost {render_cost(proposal.before)} → {render_cost(proposal.after)}, {how}"
 
 
-def _table(*headings: str) -> Any:
-    from rich.table import Table
+def _distances(proposal: "Proposal") -> list[tuple[str, str, str]]:
+    """How many pairs of ranks that talk are how far apart, now and as proposed."""
+    from ttlaunch.planning.place import render_hops
 
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in {"rank", "mesh", "pairs now", "proposed"} else "left")
-    return table
+    now, proposed = Counter(pair.before for pair in proposal.pairs), Counter(pair.after for pair in proposal.pairs)
+    ordered = sorted({*now, *proposed}, key=lambda hops: (hops is None, hops or 0))
+    return [
+        ("apart", "pairs now", "proposed"),
+        *((render_hops(hops), str(now[hops]), str(proposed[hops])) for hops in ordered),
+    ]
 
 
-def _as_json(name: str, topology: "Topology", layout: "RoleLayout", proposal: "Proposal") -> dict[str, Any]:
+def _as_json(name: str, topology: "Topology", layout: "RoleLayout", *, proposal: "Proposal") -> dict[str, Any]:
     return {
         "recipe": name,
         "layout": layout.layout.name,
@@ -179,27 +137,24 @@ def _as_json(name: str, topology: "Topology", layout: "RoleLayout", proposal: "P
     }
 
 
-def _write(found: "ResolvedSpec", proposal: "Proposal", folder: Path, form: Format) -> None:
+def _write(found: "ResolvedSpec", proposal: "Proposal", folder: Path) -> None:
     from ttlaunch.planning.placed_files import render_placed_files
 
     assert found.topology is not None  # noqa: S101 - checked by the caller
     present = [name for name in ("hosts.txt", "rank_bindings.yaml") if os.path.lexists(folder / name)]
     if present:
         message = f"{folder / present[0]} exists already; nothing was written"
-        refuse(
-            [Diagnostic("P009", message, hints=("choose another folder for `--write`",), blame=Blame.COMMAND_LINE)],
-            form=form,
-        )
+        raise usage_error(message, "choose another folder for `--write`")
     files = render_placed_files(found.topology, proposal, recipe=found.name, folder=Path.cwd() / folder)
     if isinstance(files, Diagnostic):
-        refuse([files], form=form)
+        raise LaunchError([files])
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
         _copy_cluster(found.topology, folder)
     except OSError as error:
-        refuse_file(folder, error, form=form)
+        raise file_error(folder, error) from error
 
 
 def _copy_cluster(topology: "Topology", folder: Path) -> None:

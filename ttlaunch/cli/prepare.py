@@ -10,7 +10,7 @@ import typer
 
 from ttlaunch.cli.console import leave, print_json, show_diagnostics
 from ttlaunch.cli.options import Hostfile, On, OutputFormat, Verbose
-from ttlaunch.diagnostics import Format, exit_status
+from ttlaunch.diagnostics import Format, counted, exit_status, render_size
 
 if TYPE_CHECKING:
     from ttlaunch.hosts.prepare.cluster import Outcome
@@ -117,8 +117,6 @@ def _locksmith(constraints: Path | None, requirements: Path | None) -> "Locksmit
 
 def _show(outcome: "Outcome", topology: "Topology") -> None:
     """A line for each host that is ready, and what keeps runs from using its environment."""
-    from ttlaunch.diagnostics.count import counted
-
     ready = {host: result for host, result in outcome.results.items() if result.last.kind == "ready"}
     width = max((len(host) for host in ready), default=0)
     for host in [str(host.name) for host in topology.hosts if str(host.name) in ready]:
@@ -136,7 +134,6 @@ def _show(outcome: "Outcome", topology: "Topology") -> None:
 
 
 def _words(last: "EnvironmentAnswer", sent: int, seconds: float) -> str:
-    from ttlaunch.diagnostics.count import render_size
 
     mpi = f", {last.mpi}" if last.mpi else ""
     if not last.made:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from ttlaunch.diagnostics.count import render_size
+from ttlaunch.diagnostics import render_size
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

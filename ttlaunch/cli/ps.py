@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ttlaunch.cli.console import print_json, show_diagnostics
+from ttlaunch.cli.console import print_json, print_lines, show_diagnostics
 from ttlaunch.cli.options import OutputFormat, RunsDir
-from ttlaunch.diagnostics import Diagnostic, Format, shown
+from ttlaunch.cli.table import render_table
+from ttlaunch.diagnostics import Diagnostic, Format, counted, shown
 
 if TYPE_CHECKING:
     from ttlaunch.running.runs.overview import RunSummary
@@ -24,7 +25,6 @@ EXAMPLES = """\
 """
 _LONGEST = 300
 _HEADINGS = ("run", "state", "step", "loss", "age", "ranks", "name", "folder")
-_RIGHT = {"step", "loss", "age", "ranks"}
 _ENDS = ((60.0, 1, "s"), (3600.0, 60, "min"), (48 * 3600.0, 3600, "h"))
 
 
@@ -36,7 +36,6 @@ def ps(
 ) -> None:
     """List your runs on this machine and those in the folder of runs."""
     from ttlaunch.app.registering import registry_diagnostic
-    from ttlaunch.diagnostics.count import counted
     from ttlaunch.running.runs.overview import list_runs
     from ttlaunch.running.runs.registry import RegistryError, find_registry
 
@@ -55,8 +54,12 @@ def ps(
         return
     if listed:
         rows = [_row(run) for run in listed]
-        lines_of = ["\t".join(row) for row in rows] if form is Format.CONCISE else _table(rows)
-        sys.stdout.write("".join(f"{line}\n" for line in lines_of))
+        lines_of = (
+            ["\t".join(row) for row in rows]
+            if form is Format.CONCISE
+            else render_table([_HEADINGS, *rows], right={2, 3, 4, 5})
+        )
+        print_lines(lines_of)
     elif form is not Format.CONCISE:
         rest = f"; `ttlaunch ps --all` shows {counted(len(runs), 'run')} that ended" if runs else ""
         sys.stdout.write(f"no run goes on{rest}\n")
@@ -81,20 +84,6 @@ def _row(run: "RunSummary") -> list[str]:
     folder = short_name(run.folder, Path.cwd())
     named = (shown(text, longest=_LONGEST) for text in (run.name, folder))
     return [shown(run.folder.name, longest=_LONGEST), run.state, step, loss, age, str(run.ranks), *named]
-
-
-def _table(rows: list[list[str]]) -> list[str]:
-    """Columns as wide as they must be; the last one, of folders, is not padded."""
-    table = [list(_HEADINGS), *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(_HEADINGS))]
-    lines = []
-    for row in table:
-        cells = [
-            cell.rjust(width) if heading in _RIGHT else cell.ljust(width)
-            for cell, width, heading in zip(row, widths, _HEADINGS, strict=True)
-        ]
-        lines.append("   ".join(cells).rstrip())
-    return lines
 
 
 def _as_json(run: "RunSummary") -> dict[str, Any]:

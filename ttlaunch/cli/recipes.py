@@ -4,14 +4,15 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ttlaunch.cli.console import leave, print_json, refuse_file, show_diagnostics
+from ttlaunch import contract
+from ttlaunch.cli.console import print_json
 from ttlaunch.cli.listing import print_listing
 from ttlaunch.cli.options import complete_recipes
-from ttlaunch.diagnostics import Blame, Diagnostic, Format
+from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, file_error, usage_error
 
 if TYPE_CHECKING:
     from ttlaunch.spec.named_folders import NamedFolder
@@ -49,10 +50,10 @@ def show(name: _Name, *, form: _OutputFormat = Format.FULL) -> None:
 
     found = find_recipe(name, working_folder=Path.cwd())
     if isinstance(found, Diagnostic):
-        _refuse(found, form)
+        raise _refusal(found)
     recipe = load_recipe(found)
     if isinstance(recipe, Diagnostic):
-        _refuse(recipe, form)
+        raise _refusal(recipe)
     layouts = {
         layout.name: {role: str(n) if isinstance(n, Per) else n or "any number" for role, n in layout.roles.items()}
         for layout in recipe.layouts
@@ -91,28 +92,20 @@ def copy(
 
     found = find_recipe(name, working_folder=Path.cwd())
     if isinstance(found, Diagnostic):
-        _refuse(found, Format.FULL)
+        raise _refusal(found)
     folder = target or Path("recipes") / found.name
     if folder.exists():
-        _refuse(
-            Diagnostic(
-                "P009",
-                f"{folder} exists already; nothing was written",
-                hints=("name another folder",),
-                blame=Blame.COMMAND_LINE,
-            ),
-            Format.FULL,
-        )
+        raise usage_error(f"{folder} exists already; nothing was written", "name another folder")
     # A built-in training file has only what differs from the defaults, which is less than one who changes it wants to see.
     recipe = load_recipe(found) if found.built_in else None
     if isinstance(recipe, Diagnostic):
-        _refuse(recipe, Format.FULL)
+        raise _refusal(recipe)
     try:
         shutil.copytree(found.folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
         if recipe is not None and found.train_file.is_file():
             (folder / found.train_file.name).write_text(_every_key(recipe, found), encoding="utf-8")
     except OSError as error:
-        refuse_file(folder, error, form=Format.FULL)
+        raise file_error(folder, error) from error
     sys.stdout.write(f"copied {found.name} to {folder}\nrun it with: ttlaunch run {shlex.quote(str(folder))}\n")
 
 
@@ -123,6 +116,6 @@ def _every_key(recipe: "Recipe", found: "NamedFolder") -> str:
     return render_commented(recipe, load_config(recipe, found.train_file))
 
 
-def _refuse(diagnostic: Diagnostic, form: Format) -> NoReturn:
-    show_diagnostics([diagnostic], form=Format.FULL if form is Format.JSON else form)
-    leave(2)
+def _refusal(mistake: Diagnostic) -> LaunchError:
+    """Blame what was typed, also where the recipe's own file has the mistake."""
+    return LaunchError([mistake], status=contract.STATUS_USAGE)

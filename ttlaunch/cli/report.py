@@ -8,7 +8,7 @@ import typer
 
 from ttlaunch.app.named_run import find_named_run, unreadable_run
 from ttlaunch.cli.console import print_json, show_diagnostics
-from ttlaunch.diagnostics import Format
+from ttlaunch.diagnostics import Format, counted
 
 if TYPE_CHECKING:
     from ttlaunch.running.metrics.communication import OperationCost
@@ -104,7 +104,6 @@ def _read(where: str, runs_dir: Path) -> "Recorded":
 def _heading(recorded: "Recorded") -> list[str]:
     """Which run it is, and how it ended."""
     from ttlaunch.app.run_spec import short_name
-    from ttlaunch.diagnostics.count import counted
 
     layout = f" ({recorded.plan['layout']})" if recorded.plan.get("layout") else ""
     steps = max((state.step for state in recorded.ranks), default=0)

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,9 +11,6 @@ from ttlaunch.app.named_run import find_named_run
 from ttlaunch.cli.console import leave
 from ttlaunch.cli.options import GraceSeconds, HangTimeout, OutputFormat, RunsDir, Verbose
 from ttlaunch.diagnostics import Format, has_errors
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLES = """\
 [bold]ttlaunch repro[/bold]   repeat the newest run: same code, configuration, text, seeds and number of ranks

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -10,32 +11,21 @@ import typer
 from ttlaunch import contract
 from ttlaunch.app.carry_out import RunOptions, make_ready
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.cli.after_dashes import is_command
 from ttlaunch.cli.console import leave, print_json
 from ttlaunch.cli.dialogue import TerminalDialogue
 from ttlaunch.cli.options import (
-    Arguments,
-    ConfigFile,
+    CLUSTER,
     GraceSeconds,
     HangTimeout,
-    Hostfile,
     LeaseSeconds,
     MaxRestarts,
-    MpiArgs,
-    Naive,
-    On,
     Only,
     OutputFormat,
-    Overrides,
     ProfileSteps,
-    RankBindings,
-    Ranks,
-    Resume,
-    RunsDir,
     Sinks,
-    Target,
     TraceSteps,
     Verbose,
+    asks_for,
 )
 from ttlaunch.diagnostics import Format
 
@@ -78,21 +68,10 @@ EXAMPLES = """\
 _TRACED_STEPS = 20
 
 
+@asks_for("target", "arguments", *CLUSTER, "naive", "runs_dir", "resume")
 def run(
-    ctx: typer.Context,
-    target: Target,
-    arguments: Arguments = None,
     *,
-    on: On = "local",
-    config_file: ConfigFile = None,
-    overrides: Overrides = None,
-    ranks: Ranks = None,
-    naive: Naive = False,
-    hostfile: Hostfile = None,
-    rank_bindings: RankBindings = None,
-    mpi_args: MpiArgs = None,
-    runs_dir: RunsDir = Path("runs"),
-    resume: Resume = None,
+    spec: RunSpec,
     trace: Annotated[
         bool, typer.Option("--trace", help="Record a timeline of all ranks, for ui.perfetto.dev.")
     ] = False,
@@ -118,36 +97,21 @@ def run(
     from ttlaunch.app.sinks import parse_sinks, with_sinks
     from ttlaunch.cli.plan import show_plan
 
-    request = RunSpec(
-        target=target,
-        on=on,
-        config_file=config_file,
-        overrides=overrides or (),
-        ranks=ranks,
-        naive=naive,
-        hostfile=hostfile,
-        rank_bindings=rank_bindings,
-        mpi_args=mpi_args,
-        arguments=arguments or (),
-        resume=resume,
-        runs_dir=runs_dir,
-        is_command=is_command(ctx, target, arguments),
-        trace_steps=trace_steps or (_TRACED_STEPS if trace else None),
-        profile_steps=profile_steps,
-    )
+    steps = trace_steps or (_TRACED_STEPS if trace else None)
+    spec = replace(spec, trace_steps=steps, profile_steps=profile_steps)
     asked = parse_sinks(sinks or (), option="--sink")
     dialogue = TerminalDialogue(form, verbose=verbose)
-    prepared = prepare(request, dialogue)
+    prepared = prepare(spec, dialogue)
     chosen = chosen_ranks(only or (), prepared.plan.ranks)
     if dry_run:
         show_plan(prepared.plan, form=form)
         leave(contract.STATUS_DONE)
-    options = RunOptions(runs_dir, grace, ("ttlaunch", *sys.argv[1:]), hang_timeout, lease)
+    options = RunOptions(spec.runs_dir, grace, ("ttlaunch", *sys.argv[1:]), hang_timeout, lease)
     ready = make_ready(prepared, options, dialogue) if prepared.is_here else None  # hosts are reached by the supervisor
 
     def work(begun: "Begun") -> "list[Outcome]":
         told = with_sinks(asked, begun)
-        return run_with_restarts(request, prepared, options, dialogue, most=max_restarts, ready=ready, begun=told)
+        return run_with_restarts(spec, prepared, options, dialogue, most=max_restarts, ready=ready, begun=told)
 
     _start_and_watch(work, chosen, detach=detach, form=form, verbose=verbose)
 

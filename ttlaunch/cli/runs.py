@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics
+from ttlaunch.cli.console import leave, print_json, show_diagnostics
 from ttlaunch.cli.options import OutputFormat, RunsDir
-from ttlaunch.diagnostics import Blame, Diagnostic, Format, shown
-from ttlaunch.diagnostics.count import counted, render_size
+from ttlaunch.diagnostics import Diagnostic, Format, counted, render_size, shown, usage_error, usage_mistake
 
 if TYPE_CHECKING:
     from ttlaunch.running.runs.clean import Removable
@@ -47,14 +46,7 @@ def clean(
     age = None if older_than is None else parse_age(older_than)
     if older_than is not None and age is None:
         hint = "`--older-than 7d`; the units are s, min, h, d and w"
-        refuse(
-            [
-                Diagnostic(
-                    "P042", f"`--older-than {shown(older_than)}` is no time", hints=(hint,), blame=Blame.COMMAND_LINE
-                )
-            ],
-            form=form,
-        )
+        raise usage_error(f"`--older-than {shown(older_than)}` is no time", hint, code="P042")
     place = (Path.cwd() / runs_dir).resolve()
     runs = [run for run in list_runs(place, None)[0] if run.folder.parent == place]  # not what links lead to
     going = [measure(run) for run in plan_clean(runs, older_than_s=age, keep=keep)]
@@ -89,14 +81,7 @@ def _ask(count: int, *, form: Format) -> None:
     """Leave unless the user agrees; nobody can agree where there is no terminal."""
     if not sys.stdin.isatty() or form is Format.JSON:
         hints = ("`--yes` removes without asking, `--dry-run` only says what would go",)
-        refuse(
-            [
-                Diagnostic(
-                    "P043", "nothing was removed: there is no terminal to ask on", hints=hints, blame=Blame.COMMAND_LINE
-                )
-            ],
-            form=form,
-        )
+        raise usage_error("nothing was removed: there is no terminal to ask on", *hints, code="P043")
     if not typer.confirm(f"Remove {counted(count, 'run')} with logs and checkpoints?"):
         sys.stdout.write("nothing was removed\n")
         leave(0)
@@ -117,9 +102,7 @@ def _remove(going: "list[Removable]") -> "tuple[list[Removable], list[Diagnostic
             continue  # it only points at a folder that is no more, which nothing takes for a run
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            found.append(
-                Diagnostic("P032", f"{shown(one.run.folder)} cannot be removed: {reason}", blame=Blame.COMMAND_LINE)
-            )
+            found.append(usage_mistake(f"{shown(one.run.folder)} cannot be removed: {reason}", code="P032"))
     return removed, found
 
 

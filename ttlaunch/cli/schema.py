@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ttlaunch.cli.console import print_json, refuse, refuse_file
+from ttlaunch.cli.console import print_json
 from ttlaunch.cli.options import complete_recipes
-from ttlaunch.diagnostics import Diagnostic, Format
+from ttlaunch.diagnostics import Diagnostic, LaunchError, file_error
 
 if TYPE_CHECKING:
     from ttlaunch.spec.recipe.declare import Recipe
@@ -83,7 +83,7 @@ def _training_files(recipe: str | None, *, every: bool) -> dict[str, dict[str, A
         found = find_recipe(recipe, working_folder=Path.cwd())
         declared = found if isinstance(found, Diagnostic) else load_recipe(found)
         if isinstance(found, Diagnostic) or isinstance(declared, Diagnostic):
-            refuse([each for each in (found, declared) if isinstance(each, Diagnostic)][:1], form=Format.FULL)
+            raise LaunchError([each for each in (found, declared) if isinstance(each, Diagnostic)][:1])
         return {File.TRAIN: _training_file(declared, found.name)}
     if every:
         loaded = {found.name: load_recipe(found) for found in list_recipes(Path.cwd())}
@@ -110,7 +110,7 @@ def _write(schemas: dict[str, dict[str, Any]], folder: Path) -> None:
         for path, content in zip(paths, schemas.values(), strict=True):
             path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
-        refuse_file(folder, error, form=Format.FULL)
+        raise file_error(folder, error) from error
     sys.stdout.write("".join(f"wrote {path}\n" for path in paths))
     sys.stdout.write("\nAn editor with a YAML language server uses one if the first line of a file names it:\n")
     sys.stdout.write(f"  # yaml-language-server: $schema={paths[0].resolve()}\n")

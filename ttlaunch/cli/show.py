@@ -1,8 +1,8 @@
 """`ttlaunch show`: a cluster as a picture, in the terminal or as SVG, with ranks and roles on it."""
 
-import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,20 +10,10 @@ import typer
 
 from ttlaunch.app.resolve import resolve
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.cli.console import print_json, refuse, refuse_file, show_diagnostics
+from ttlaunch.cli.console import print_json, show_diagnostics
 from ttlaunch.cli.dialogue import TerminalDialogue
-from ttlaunch.cli.options import (
-    ConfigFile,
-    Hostfile,
-    OutputFormat,
-    Overrides,
-    RankBindings,
-    Ranks,
-    Verbose,
-    complete_configurations,
-    complete_recipes,
-)
-from ttlaunch.diagnostics import Format
+from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_configurations, complete_recipes
+from ttlaunch.diagnostics import Format, LaunchError, file_error
 
 if TYPE_CHECKING:
     from ttlaunch.draw.scene import Scene
@@ -36,6 +26,7 @@ EXAMPLES = """\
 _NARROWEST, _WIDEST = 80, 120
 
 
+@asks_for("config_file", "overrides", "ranks", "hostfile", "rank_bindings")
 def show(
     configuration: Annotated[
         str,
@@ -50,11 +41,7 @@ def show(
             "--recipe", metavar="RECIPE", help="Show this recipe's roles on the ranks.", autocompletion=complete_recipes
         ),
     ] = None,
-    config_file: ConfigFile = None,
-    overrides: Overrides = None,
-    ranks: Ranks = None,
-    hostfile: Hostfile = None,
-    rank_bindings: RankBindings = None,
+    spec: RunSpec,
     svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write the picture to a file.")] = None,
     form: OutputFormat = Format.FULL,
     verbose: Verbose = False,
@@ -62,20 +49,10 @@ def show(
     """Draw the hosts and meshes of a cluster, their links, and the ranks on them."""
     from ttlaunch.draw.scene import make_scene
 
-    request = RunSpec(
-        target=recipe,
-        on=configuration,
-        config_file=config_file,
-        overrides=overrides or (),
-        ranks=ranks,
-        hostfile=hostfile,
-        rank_bindings=rank_bindings,
-    )
-    found = resolve(
-        request, working_folder=Path.cwd(), shell=os.environ, dialogue=TerminalDialogue(form, verbose=verbose)
-    )
+    spec = replace(spec, target=recipe, on=configuration)
+    found = resolve(spec, dialogue=TerminalDialogue(form, verbose=verbose))
     if not found.ok or found.topology is None:
-        refuse(found.diagnostics, form=form, verbose=verbose)
+        raise LaunchError(found.diagnostics)
     show_diagnostics(found.diagnostics, form=form, verbose=verbose)
     scene = make_scene(found.topology, found.layout, recipe=found.name)
     if svg is not None:
@@ -105,7 +82,7 @@ def _write(scene: "Scene", path: Path, form: Format) -> None:
     try:
         path.write_text(render_svg(scene), encoding="utf-8")
     except OSError as error:
-        refuse_file(path, error, form=form)
+        raise file_error(path, error) from error
     if form is not Format.JSON:
         sys.stdout.write(f"wrote {path}\n")
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,10 +10,10 @@ import typer
 
 from ttlaunch import contract
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics
+from ttlaunch.cli.console import leave, print_json, show_diagnostics
 from ttlaunch.cli.interrupt import interruptible
-from ttlaunch.cli.options import ConfigFile, Naive, On, OutputFormat, Overrides, Ranks, Verbose, complete_recipes
-from ttlaunch.diagnostics import Blame, Diagnostic, Format
+from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_recipes
+from ttlaunch.diagnostics import Format, counted, usage_error
 
 if TYPE_CHECKING:
     from ttlaunch.lab.simulate import Simulation
@@ -27,6 +28,7 @@ EXAMPLES = """\
 """
 
 
+@asks_for("on", "config_file", "overrides", "ranks", "naive")
 def simulate(
     target: Annotated[
         str,
@@ -38,11 +40,7 @@ def simulate(
         ),
     ],
     *,
-    on: On = "local",
-    config_file: ConfigFile = None,
-    overrides: Overrides = None,
-    ranks: Ranks = None,
-    naive: Naive = False,
+    spec: RunSpec,
     keep: Annotated[
         Path | None,
         typer.Option(
@@ -60,9 +58,9 @@ def simulate(
     from ttlaunch.lab.simulate import carry_out_simulation, plan_simulation
     from ttlaunch.running.runs.facts import facts_of
 
-    spec = RunSpec(target=target, on=on, config_file=config_file, overrides=overrides or (), ranks=ranks, naive=naive)
+    spec = replace(spec, target=target)
     if keep is not None and os.path.lexists(keep):  # never raises; said before anything else is checked
-        refuse([Diagnostic("P009", f"{keep} exists already", blame=Blame.COMMAND_LINE)], form=form)
+        raise usage_error(f"{keep} exists already")
     plan = plan_simulation(spec, TerminalDialogue(form, verbose=verbose))
     show = partial(make_following_view, quiet=form is Format.JSON)
     try:
@@ -81,7 +79,6 @@ def simulate(
 
 
 def _summary(simulation: "Simulation", plan: "LaunchPlan") -> str:
-    from ttlaunch.diagnostics.count import counted
 
     report = simulation.played.report
     layout = f" ({report.layout})" if report.layout else ""

@@ -3,7 +3,7 @@
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,11 +11,7 @@ from ttlaunch import contract
 from ttlaunch.app.named_run import find_named_run, read_launcher_here
 from ttlaunch.cli.console import leave, print_json
 from ttlaunch.cli.options import OutputFormat, RunsDir
-from ttlaunch.diagnostics import Diagnostic, Format
-from ttlaunch.diagnostics.launch_error import LaunchError
-
-if TYPE_CHECKING:
-    pass
+from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, counted
 
 EXAMPLES = """\
 [bold]ttlaunch stop latest[/bold]   the newest run; its ranks finish and save their step first
@@ -73,7 +69,6 @@ def stop(
 def _end_processes(path: Path, *, form: Format) -> None:
     """What is left of a run whose launcher is gone."""
     from ttlaunch.agent.run_processes import kill_run_processes
-    from ttlaunch.diagnostics.count import counted
     from ttlaunch.running.runs.facts import read_daemons
 
     killed = len(kill_run_processes(path.name, daemons=read_daemons(path)))

@@ -12,8 +12,7 @@ from ttlaunch.app.report import Report
 from ttlaunch.app.run_diagnostics import lost_steps
 from ttlaunch.app.run_spec import short_name
 from ttlaunch.cli.console import needs_no_reader, print_json, show_diagnostics
-from ttlaunch.diagnostics import Diagnostic, Format
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics import Diagnostic, Format, counted
 from ttlaunch.profiling import profile_file
 from ttlaunch.running.report import Report as RecordedReport
 from ttlaunch.running.runs.facts import RunFacts

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from ttlaunch.diagnostics.count import counted, render_size
+from ttlaunch.cli.table import render_table
+from ttlaunch.diagnostics import counted, render_size
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.sync.results import Outcome, Planned, Synced
 
@@ -40,16 +41,13 @@ def as_lines(outcome: Outcome) -> Iterator[str]:
 
 
 def as_table(outcome: Outcome) -> Iterator[str]:
-    """A heading and a line for each host; made by hand, because importing a library for it would take 40 ms."""
+    """The release, a heading, and a line for each host."""
     release = outcome.release
     size = f"{counted(release.files, 'file')}, {render_size(release.bytes)}"
     yield f"{release.project}: {size}, tree {release.tree_hash[:_SHOWN_HASH]}"
     rows = [("host", "files", "sent", "seconds", "")]
     rows += [(host, *_cells(answer)) for host, answer in outcome.hosts.items()]
-    host, *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
-    for name, *numbers, notes in rows:
-        cells = [name.ljust(host), *(cell.rjust(width) for cell, width in zip(numbers, widths, strict=True)), notes]
-        yield "   ".join(cells).rstrip()
+    yield from render_table(rows, right={1, 2, 3})
 
 
 def _cells(answer: Synced | Planned | HostError) -> tuple[str, str, str, str]:

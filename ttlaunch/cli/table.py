@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 
-def render_table(rows: Sequence[Sequence[str]], *, right: Iterable[int], indent: str = "") -> list[str]:
+def render_table(rows: Sequence[Sequence[str]], *, right: Iterable[int] = (), indent: str = "") -> list[str]:
     """The lines of a table.
 
     Args:

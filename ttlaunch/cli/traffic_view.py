@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ttlaunch.cli.table import render_table
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics import counted
 from ttlaunch.running.metrics.times import Share, StepTimes
 from ttlaunch.running.metrics.traffic import Edge, Settlement
 

@@ -1,7 +1,7 @@
 """`ttlaunch validate`: prove a configuration consistent, alone or together with a recipe, and start nothing."""
 
-import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,19 +11,8 @@ from ttlaunch.app.resolve import ResolvedSpec, resolve
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.console import leave, print_json, show_diagnostics
 from ttlaunch.cli.dialogue import TerminalDialogue
-from ttlaunch.cli.options import (
-    ConfigFile,
-    Hostfile,
-    Naive,
-    OutputFormat,
-    Overrides,
-    RankBindings,
-    Ranks,
-    Verbose,
-    complete_configurations,
-    complete_recipes,
-)
-from ttlaunch.diagnostics import Format, exit_status
+from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_configurations, complete_recipes
+from ttlaunch.diagnostics import Format, counted, exit_status
 
 EXAMPLES = """\
 [bold]ttlaunch validate 5loudboxes[/bold]   the files of a cluster
@@ -34,6 +23,7 @@ EXAMPLES = """\
 """
 
 
+@asks_for("config_file", "overrides", "ranks", "naive", "hostfile", "rank_bindings")
 def validate(
     configuration: Annotated[
         str,
@@ -53,12 +43,7 @@ def validate(
             autocompletion=complete_recipes,
         ),
     ] = None,
-    config_file: ConfigFile = None,
-    overrides: Overrides = None,
-    ranks: Ranks = None,
-    naive: Naive = False,
-    hostfile: Hostfile = None,
-    rank_bindings: RankBindings = None,
+    spec: RunSpec,
     kind: Annotated[
         str | None,
         typer.Option(
@@ -71,31 +56,25 @@ def validate(
     """Check the files of a cluster, or one file. Each mistake is shown at its place, with its repair."""
     from ttlaunch.cli.validate_file import names_a_file, validate_file
 
-    if hostfile is None and names_a_file(configuration, kind=kind, working_folder=Path.cwd()):
-        given = {"-c": config_file, "--ranks": ranks, "--naive": naive, "--rank-bindings": rank_bindings}
+    if spec.hostfile is None and names_a_file(configuration, kind=kind, working_folder=Path.cwd()):
+        given = {
+            "-c": spec.config_file,
+            "--ranks": spec.ranks,
+            "--naive": spec.naive,
+            "--rank-bindings": spec.rank_bindings,
+        }
         unused = [name for name, value in given.items() if value]
         validate_file(
             configuration,
             kind=kind,
             recipe=recipe,
-            overrides=overrides or (),
+            overrides=spec.overrides,
             unused=unused,
             form=form,
             verbose=verbose,
         )
-    request = RunSpec(
-        target=recipe,
-        on=configuration,
-        config_file=config_file,
-        overrides=overrides or (),
-        ranks=ranks,
-        naive=naive,
-        hostfile=hostfile,
-        rank_bindings=rank_bindings,
-    )
-    result = resolve(
-        request, working_folder=Path.cwd(), shell=os.environ, dialogue=TerminalDialogue(form, verbose=verbose)
-    )
+    spec = replace(spec, target=recipe, on=configuration)
+    result = resolve(spec, dialogue=TerminalDialogue(form, verbose=verbose))
     if result.ok and result.topology is not None and result.layout is not None:
         from ttlaunch.planning.place import check_placement
 
@@ -105,7 +84,6 @@ def validate(
 
 
 def _show(result: ResolvedSpec, *, form: Format, verbose: bool) -> None:
-    from ttlaunch.diagnostics.count import counted
 
     show_diagnostics(result.diagnostics, form=form, verbose=verbose)
     topology = result.topology

@@ -6,14 +6,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ttlaunch.cli.console import leave, print_json, refuse, show_diagnostics
-from ttlaunch.diagnostics import Blame, Diagnostic, Format, Label, Severity, exit_status, has_errors, shown
+from ttlaunch.cli.console import leave, print_json, show_diagnostics
+from ttlaunch.diagnostics import (
+    Diagnostic,
+    Format,
+    Label,
+    Severity,
+    Source,
+    exit_status,
+    has_errors,
+    shown,
+    usage_error,
+    usage_mistake,
+)
 from ttlaunch.spec.topology.recognise import Kind, recognise
-
-if TYPE_CHECKING:
-    from ttlaunch.diagnostics.span import Source
 
 _STANDARD_INPUT = "standard input"
 _LARGEST_FILE = 64 * 1024 * 1024
@@ -69,18 +76,11 @@ def validate_file(
     """
     known = Kind(kind) if kind in set(Kind) else None
     if kind is not None and known is None:
-        refuse(
-            [
-                Diagnostic(
-                    "P009", f"`--kind {shown(kind)}` is no kind of file", hints=(_HOW_TO_SAY,), blame=Blame.COMMAND_LINE
-                )
-            ],
-            form=form,
-        )
+        raise usage_error(f"`--kind {shown(kind)}` is no kind of file", _HOW_TO_SAY)
     if unused:
         words = " and ".join(f"`{word}`" for word in unused) + (" goes" if len(unused) == 1 else " go")
         message = f"{words} with a configuration; {_name(target)} is a single file"
-        refuse([Diagnostic("P009", message, blame=Blame.COMMAND_LINE)], form=form)
+        raise usage_error(message)
     checked = _check(target, known, recipe, overrides, Path.cwd())
     name = _name(target)
     valid = not has_errors(checked.diagnostics)
@@ -121,7 +121,7 @@ def _check(
     if (recipe is not None or overrides) and kind is not Kind.TRAIN:
         word = "`--set`" if recipe is None else "`--recipe`"
         message = f"{word} goes with a training file or a whole configuration; {name} was taken for {kind.what}"
-        return _Checked([*doubt, Diagnostic("P009", message, hints=(_HOW_TO_SAY,), blame=Blame.COMMAND_LINE)], kind)
+        return _Checked([*doubt, usage_mistake(message, _HOW_TO_SAY)], kind)
     checked = _check_training(data, name, recipe, overrides, working_folder) if kind is Kind.TRAIN else None
     checked = checked or _check_topology(source, kind, path, working_folder)
     checked.diagnostics[:0] = [*(() if kind is Kind.TRAIN else found), *doubt]
@@ -134,7 +134,7 @@ def _read(target: str, path: Path) -> bytes | Diagnostic:
 
     try:
         if target != "-" and path.exists() and not path.is_dir() and not ends_by_itself(path):
-            return Diagnostic("P005", f"{shown(target, longest=300)} is not a regular file", blame=Blame.COMMAND_LINE)
+            return usage_mistake(f"{shown(target, longest=300)} is not a regular file", code="P005")
         with contextlib.nullcontext(sys.stdin.buffer) if target == "-" else path.open("rb") as file:
             data = file.read(_LARGEST_FILE + 1)
         message = f"{_name(target)} is larger than 64 MiB, which none of these files ever is"
@@ -142,15 +142,12 @@ def _read(target: str, path: Path) -> bytes | Diagnostic:
     except FileNotFoundError:
         folder = path.parent
         beside = sorted({*os.listdir(folder)} - {path.name}) if folder.is_dir() else []  # noqa: PTH208 - names, not paths
-        return Diagnostic(
-            "P005",
-            f"{shown(target, longest=300)} does not exist",
-            hints=did_you_mean(path.name, beside),
-            blame=Blame.COMMAND_LINE,
+        return usage_mistake(
+            f"{shown(target, longest=300)} does not exist", *did_you_mean(path.name, beside), code="P005"
         )
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        return Diagnostic("P005", f"{shown(target, longest=300)} cannot be read: {reason}", blame=Blame.COMMAND_LINE)
+        return usage_mistake(f"{shown(target, longest=300)} cannot be read: {reason}", code="P005")
 
 
 def _kind(source: "Source", given: Kind | None) -> tuple[Kind | None, list[Diagnostic]]:
@@ -193,7 +190,7 @@ def _check_training(
         declared = declaration
     loaded, diagnostics = check_training_file(data, name=name, recipe=declared, overrides=overrides)
     if loaded.config is not None and declared is not None and declared.uses_data:
-        _, mistake = check_data(loaded, working_folder, shell=os.environ)
+        _, mistake = check_data(loaded, working_folder)
         diagnostics += [mistake] if mistake else []
     remark = f"checked against {recipe}" if declared else "checked against the sections that recipes share; "
     remark += "" if declared else "`--recipe NAME` checks it against one"

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ttlaunch.cli.console import print_json, refuse, refuse_file, show_diagnostics
-from ttlaunch.diagnostics import Blame, Diagnostic, Format
-from ttlaunch.diagnostics.count import counted
+from ttlaunch.cli.console import print_json, show_diagnostics
+from ttlaunch.diagnostics import Format, LaunchError, counted, file_error, usage_error
 
 if TYPE_CHECKING:
     from ttlaunch.running.checkpoints.tensor_file import FiledTensor
@@ -55,28 +54,18 @@ def export(
     from ttlaunch.running.checkpoints.tensor_file import write_tensors
 
     if not file.strip():
-        refuse([Diagnostic("P009", "an empty text names no file to write", blame=Blame.COMMAND_LINE)], form=form)
+        raise usage_error("an empty text names no file to write")
     if os.path.lexists(file):  # never raises, whatever was typed
-        refuse([Diagnostic("P009", f"{file} exists already", blame=Blame.COMMAND_LINE)], form=form)
+        raise usage_error(f"{file} exists already")
     step, weights = _of_checkpoint(run, runs_dir=runs_dir, form=form, averaged=average)
     if not weights:
         hints = ("`sync_ps` keeps one with `--set sync_ps_config.polyak_interval=10`",)
-        refuse(
-            [
-                Diagnostic(
-                    "P009",
-                    f"the checkpoint of step {step} has no average of the weights",
-                    hints=hints,
-                    blame=Blame.COMMAND_LINE,
-                )
-            ],
-            form=form,
-        )
+        raise usage_error(f"the checkpoint of step {step} has no average of the weights", *hints)
     try:
         write_tensors(Path(file), weights)
     except OSError as error:
         source = next((one.path for one in weights.values() if str(one.path) == error.filename), None)
-        refuse_file(source or file, error, verb="read" if source else "written", form=form)
+        raise file_error(source or file, error, verb="read" if source else "written") from error
     if form is not Format.JSON:
         sys.stdout.write(f"wrote {counted(len(weights), 'tensor')} of step {step} to {file}\n")
 
@@ -101,9 +90,9 @@ def show(
         try:
             weights: Mapping[str, FiledTensor] = dict(sorted(read_header(Path(what)).items()))
         except OSError as error:
-            refuse_file(what, error, verb="read", form=form)
+            raise file_error(what, error, verb="read") from error
         except TensorFileError as error:
-            refuse([Diagnostic("P009", f"{what} cannot be shown: {error}", blame=Blame.COMMAND_LINE)], form=form)
+            raise usage_error(f"{what} cannot be shown: {error}") from error
     else:
         _, weights = _of_checkpoint(what, runs_dir=runs_dir, form=form)
     if form is Format.JSON:
@@ -130,6 +119,6 @@ def _of_checkpoint(
     here = Path.cwd()
     checkpoint, found = search_checkpoint(run, runs_dir=here / runs_dir, working_folder=here)
     if checkpoint is None:
-        refuse(found, form=form)
+        raise LaunchError(found)
     show_diagnostics(found, form=form)
     return checkpoint.step, read_weights(checkpoint.path, averaged=averaged)

@@ -30,6 +30,16 @@ class LaunchError(Exception):
         super().__init__(render(self.diagnostics, form=Format.FULL))
 
 
+def usage_mistake(message: str, *hints: str, code: str = "P009", notes: tuple[str, ...] = ()) -> Diagnostic:
+    """Describe a mistake in what was typed or passed, or in a place that it names."""
+    return Diagnostic(code, message, notes=notes, hints=hints, blame=Blame.COMMAND_LINE)
+
+
+def usage_error(message: str, *hints: str, code: str = "P009", notes: tuple[str, ...] = ()) -> LaunchError:
+    """Refuse an order because of one mistake in what was typed or passed."""
+    return LaunchError([usage_mistake(message, *hints, code=code, notes=notes)])
+
+
 def file_error(path: Path | str, error: OSError, *, verb: str = "written") -> LaunchError:
     """Why a file or folder that the user named cannot be written, or read.
 
@@ -39,10 +49,4 @@ def file_error(path: Path | str, error: OSError, *, verb: str = "written") -> La
         verb: What was to be done with it.
     """
     reason = (error.strerror or str(error)).lower()
-    return LaunchError(
-        [
-            Diagnostic(
-                "P032", f"{shown(path, longest=_LONGEST_PATH)} cannot be {verb}: {reason}", blame=Blame.COMMAND_LINE
-            )
-        ]
-    )
+    return usage_error(f"{shown(path, longest=_LONGEST_PATH)} cannot be {verb}: {reason}", code="P032")

@@ -24,8 +24,7 @@ from ttlaunch.app.library import start
 from ttlaunch.app.report import Report
 from ttlaunch.app.run_handle import Run
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.diagnostics import Severity
-from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.diagnostics import LaunchError, Severity
 from ttlaunch.lab.simulate import Simulation, carry_out_simulation, plan_simulation
 from ttlaunch.planning.parity import Cell
 from ttlaunch.running.checkpoints.tensor_difference import largest_difference, read_weights

@@ -6,8 +6,7 @@ from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.named_run import unreadable_run
 from ttlaunch.app.prepare_run import PreparedRun, prepare
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.diagnostics import Diagnostic, Severity, has_errors
-from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity, has_errors
 from ttlaunch.running.readers.repeat import Origin, changed_code, changed_versions, read_origin
 from ttlaunch.running.report import Report
 

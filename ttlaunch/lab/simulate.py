@@ -18,9 +18,8 @@ from ttlaunch.app.order import checked_options, no_target, refuse_strangers, spe
 from ttlaunch.app.resolve import is_script, resolve
 from ttlaunch.app.run_diagnostics import checkpoint_diagnostics, failure_diagnostic, traffic_diagnostics
 from ttlaunch.app.run_spec import RunSpec, short_name
-from ttlaunch.diagnostics import Blame, Diagnostic, Label, Source, render
+from ttlaunch.diagnostics import Diagnostic, Label, LaunchError, Source, file_error, render, usage_error
 from ttlaunch.diagnostics.html import facts_html, text_html
-from ttlaunch.diagnostics.launch_error import LaunchError, file_error
 from ttlaunch.engines.choose import ENGINES
 from ttlaunch.lab.play import Played, play_ranks
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
@@ -122,10 +121,8 @@ def plan_simulation(spec: RunSpec, dialogue: Dialogue) -> LaunchPlan:
     working_folder = Path.cwd()
     if is_script(str(spec.target), working_folder):
         message = f"`simulate` plays recipes; {spec.target} is a program"
-        raise LaunchError(
-            [Diagnostic("P009", message, hints=(f"`ttlaunch run {spec.target}`",), blame=Blame.COMMAND_LINE)]
-        )
-    resolved = resolve(spec, working_folder=working_folder, shell=os.environ, dialogue=dialogue)
+        raise usage_error(message, f"`ttlaunch run {spec.target}`")
+    resolved = resolve(spec, dialogue=dialogue)
     choice, layout, topology = resolved.choice, resolved.layout, resolved.topology
     if choice is not None and layout is not None:
         resolved.diagnostics += check_one_process(choice.recipe, choice.loaded, world_size=layout.world_size)
@@ -158,7 +155,7 @@ def carry_out_simulation(
         LaunchError: The folder exists already, or takes no files.
     """
     if keep is not None and os.path.lexists(keep):  # never raises
-        raise LaunchError([Diagnostic("P009", f"{keep} exists already", blame=Blame.COMMAND_LINE)])
+        raise usage_error(f"{keep} exists already")
     place = str(keep) if keep is not None else "the folder for temporary files (`TMPDIR`)"
     run_id, environment = f"simulation-{secrets.token_hex(2)}", dict(os.environ)
     with ExitStack() as stack:

@@ -11,8 +11,7 @@ from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.prepare_run import PreparedRun
 from ttlaunch.app.reach import open_transports, reach_hosts
-from ttlaunch.diagnostics import Blame, Diagnostic, Source, has_errors
-from ttlaunch.diagnostics.launch_error import LaunchError, file_error
+from ttlaunch.diagnostics import LaunchError, Source, file_error, has_errors, usage_error
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.lab.chaos.audit import Left, audit
 from ttlaunch.lab.chaos.draw_faults import draw_faults
@@ -43,19 +42,10 @@ def fault_source(faults: str | None, random: int | None) -> Source | None:
     """
     hint = '`--plan "kill rank=2 at step=5"` orders a fault, `--random 1` draws one'
     if faults is not None and random is not None:
-        raise LaunchError(
-            [
-                Diagnostic(
-                    "P039",
-                    "faults are ordered by `--plan` and drawn by `--random`",
-                    hints=(hint,),
-                    blame=Blame.COMMAND_LINE,
-                )
-            ]
-        )
+        raise usage_error("faults are ordered by `--plan` and drawn by `--random`", hint, code="P039")
     if faults is None:
         if random is None:
-            raise LaunchError([Diagnostic("P039", "no fault is ordered", hints=(hint,), blame=Blame.COMMAND_LINE)])
+            raise usage_error("no fault is ordered", hint, code="P039")
         return None
     if not faults.startswith(_FILE):
         return Source("--plan", faults)
@@ -64,7 +54,7 @@ def fault_source(faults: str | None, random: int | None) -> Source | None:
         return Source(str(path), path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         message = f"{path} is no plan of faults: it is not text in UTF-8"
-        raise LaunchError([Diagnostic("P039", message, hints=(hint,), blame=Blame.COMMAND_LINE)]) from error
+        raise usage_error(message, hint, code="P039") from error
     except OSError as error:
         raise file_error(path, error, verb="read") from error
 

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.app.library import plan, start
-from ttlaunch.diagnostics import Diagnostic
-from ttlaunch.diagnostics.launch_error import LaunchError
+from ttlaunch.diagnostics import Diagnostic, LaunchError
 from ttlaunch.lab.comparison.measure import CODE_FILE, Measured, measure_run, read_code
 from ttlaunch.lab.parity import why
 from ttlaunch.planning.comparison import Candidate, Workload
