@@ -1,6 +1,6 @@
 """What the recipe of bounded staleness is: its configuration, its roles, who talks to whom. No torch here: the launcher reads it."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -21,8 +21,6 @@ from .traffic import traffic
 
 class ClassicDpConfig(Section):
     """How far workers may drift apart, and how much less a stale gradient counts."""
-
-    noun: ClassVar[str] = "classic_dp_config"
 
     staleness_bound: Annotated[int, Field(ge=0, le=100)] = Field(
         2, description="steps by which the fastest worker may lead the slowest; 0: none, with the bits of one process"

@@ -1,6 +1,6 @@
 """What the data-parallel recipe is: its configuration, its roles, who talks to whom. No torch here: the launcher reads it."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -23,8 +23,6 @@ from .traffic import traffic
 
 class DataParallelConfig(Section):
     """How the workers agree on a gradient."""
-
-    noun: ClassVar[str] = "data_parallel_config"
 
     reduction: Literal["canonical", "fast"] = Field(
         "canonical", description="canonical: the bits of one process; fast: torch's DistributedDataParallel"

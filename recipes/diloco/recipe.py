@@ -1,6 +1,6 @@
 """What the recipe of local steps with an outer optimizer is: its configuration, its roles, who talks to whom. No torch here: the launcher reads it."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -23,8 +23,6 @@ from .traffic import traffic
 
 class DilocoConfig(Section):
     """How often workers agree, and how."""
-
-    noun: ClassVar[str] = "diloco_config"
 
     every: Annotated[int, Field(ge=1, le=10**6)] = Field(
         10, description="steps from one outer step to the next; the last step of training has one too"

@@ -1,6 +1,6 @@
 """What the asynchronous parameter server is: its configuration, its roles, who talks to whom. No torch: the launcher reads it."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -23,8 +23,6 @@ from .traffic import traffic
 
 class ElasticDpConfig(Section):
     """How often workers take new weights, and how much a stale gradient counts."""
-
-    noun: ClassVar[str] = "elastic_dp_config"
 
     pull_interval: PositiveInt = Field(1, description="gradients that a worker pushes before it takes weights again")
     is_ahead: bool = Field(

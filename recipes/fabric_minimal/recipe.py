@@ -1,6 +1,6 @@
 """What the smallest recipe is: its configuration, its one role, who talks to whom. No torch here: the launcher reads it."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -9,8 +9,6 @@ from ttlaunch.recipe import VALUE_BYTES, ConfigFile, Layout, Ranks, Recipe, Sect
 
 class AllReduceConfig(Section):
     """What is reduced, and how often."""
-
-    noun: ClassVar[str] = "all_reduce_config"
 
     megabytes: Annotated[float, Field(gt=0, le=10**4)] = Field(
         16.0, description="size of the vector; 1 MB = 1,000,000 bytes"

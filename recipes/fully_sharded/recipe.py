@@ -1,6 +1,6 @@
 """What the fully sharded recipe is: its configuration, its roles, who talks to whom. No torch here: the launcher reads it."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -21,8 +21,6 @@ from .traffic import traffic
 
 class FullyShardedConfig(Section):
     """What the workers share instead of each having it whole."""
-
-    noun: ClassVar[str] = "fully_sharded_config"
 
     shard: Literal["optimizer+gradients", "all"] = Field(
         "all", description="all: weights too are gathered for each pass; else they stay from forward to backward pass"

@@ -1,6 +1,6 @@
 """What the synchronous parameter server is: its configuration, its roles, who talks to whom. No torch: the launcher reads it."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -24,8 +24,6 @@ from .traffic import traffic
 
 class SyncPsConfig(Section):
     """How many servers there are, what they do about late workers, and which average of the weights they keep."""
-
-    noun: ClassVar[str] = "sync_ps_config"
 
     num_servers: Annotated[PositiveInt, Bits.FREE, Bits.SENDERS] = Field(
         1, description="ranks that share the parameters and their state, by layers"

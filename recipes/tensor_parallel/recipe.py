@@ -24,7 +24,6 @@ Positive = Annotated[int, Field(ge=1, le=10**6)]
 class TensorParallelConfig(Section):
     """How ranks are arranged: the ranks of one model split its matrices, models share the micro-batches of a step."""
 
-    noun: ClassVar[str] = "tensor_parallel_config"
     marks: ClassVar[tuple[Bits, ...]] = (Bits.FREE,)
 
     ranks: Positive = Field(2, description="ranks that split the matrices of one model; divides num_heads")

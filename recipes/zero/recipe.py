@@ -1,6 +1,6 @@
 """What the ZeRO recipe is: its configuration, its roles, who talks to whom. No torch here: the launcher reads it."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -20,8 +20,6 @@ from .traffic import traffic
 
 class ZeroConfig(Section):
     """What the workers share instead of keeping it whole."""
-
-    noun: ClassVar[str] = "zero_config"
 
     stage: Annotated[int, Field(ge=0, le=3)] = Field(
         3,

@@ -771,7 +771,7 @@ def test_concise_is_one_line_for_each_mistake(ttlaunch, command):
     sets = "--set training_config.steps=few --set training_config.bach_size=3"
     answer = ttlaunch(f"{command} {recipe} {sets} --format concise")
     assert answer.stderr == (
-        "--set:1:17: error[C004]: unknown key `bach_size` in training_config\n"
+        "--set:1:17: error[C004]: unknown key `bach_size` in `training_config`\n"
         "--set:1:23: error[C005]: `steps` is `few`; a whole number was expected\n"
     )
     assert (answer.status, answer.stdout) == (3, "")

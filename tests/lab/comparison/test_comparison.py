@@ -261,7 +261,7 @@ def test_a_name_that_is_no_recipes_is_refused_before_anything_is_run(ttlaunch, h
         ("zero fabric_minimal", 2, "P009 fabric_minimal trains no model, so there is nothing to compare"),
         ("zero --set training_config.steps=9", 2, "P009 `--set training_config.steps` is given to `compare`"),
         ("zero zero:zero_config.stage=9", 3, "C005 `stage` is `9`; a number of at most 3 was expected"),
-        ("--set training_config.stepz=9", 3, "C004 unknown key `stepz` in training_config"),
+        ("--set training_config.stepz=9", 3, "C004 unknown key `stepz` in `training_config`"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_is_run(ttlaunch, here, line, status, expected):

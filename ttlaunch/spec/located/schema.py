@@ -29,12 +29,12 @@ class Section(BaseModel):
     Strict types mean that a list in a file fits `list[...]` and not `tuple[...]`.
 
     Attributes:
-        noun: What a message calls one of these: "a rank binding".
+        noun: What a message calls one of these, "a rank binding"; empty: the key that it stands under.
         marks: What holds of all its keys, for whoever defines such marks, as `spec/recipe/bits.py` does.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-    noun: ClassVar[str] = "this file"
+    noun: ClassVar[str] = ""
     marks: ClassVar[tuple[Any, ...]] = ()
 
 
@@ -132,24 +132,25 @@ class _Check:
         hints = [f"did you mean `{meant}`?"] if meant else []
         if not meant:
             hints += [f"`{shown(key)}` belongs in `{home}`" for home in _homes(self.model, key)][:1]
-        noun = _section_at(self.model, path[:-1]).noun
         every = list(_fields(_section_at(self.model, path[:-1])))
         keys = known or every
         many = meant is not None and len(keys) > _FEW_KEYS
         expected = f"not among its {len(every)} keys" if many else f"expected {listed(keys)}"
         written = key_in(parent, path[-1]) if isinstance(parent, MapNode) else None
         span = parent.keys[written] if isinstance(parent, MapNode) and written is not None else self.node.span
-        message = f"unknown key `{shown(key)}` in {noun}"
+        message = f"unknown key `{shown(key)}` in {self._noun(path[:-1])}"
         return Diagnostic(
             self.codes.unknown_key, message, Label(span, expected), hints=tuple(hints), key_mistake=KeyMistake.UNKNOWN
         )
 
     def _missing_key(self, path: tuple[Key, ...]) -> Diagnostic:
-        key, noun = path[-1], _section_at(self.model, path[:-1]).noun
+        key, message = path[-1], f"`{path[-1]}` is missing in {self._noun(path[:-1])}"
         label = Label(span_of(self.node, path[:-1]), f"has no `{key}`")
-        return Diagnostic(
-            self.codes.missing_key, f"`{key}` is missing in {noun}", label, key_mistake=KeyMistake.MISSING
-        )
+        return Diagnostic(self.codes.missing_key, message, label, key_mistake=KeyMistake.MISSING)
+
+    def _noun(self, path: tuple[Key, ...]) -> str:
+        key = next((step for step in reversed(path) if isinstance(step, str)), None)
+        return _section_at(self.model, path).noun or (f"`{key}`" if key else "this file")
 
     def _is_misspelled(self, path: tuple[Key, ...]) -> bool:
         """Whether an unknown key beside it was meant to be this missing one."""

@@ -153,7 +153,7 @@ def every_stage_has_a_block(config: TrainingFile, layout: Layout) -> Iterator[Pr
         if "stage" in layout.roles:
             yield Problem(
                 "C006",
-                "`pipeline_parallel_config` is missing in multihost_config",
+                "`pipeline_parallel_config` is missing in `multihost_config`",
                 key="multihost_config",
                 label="has no `pipeline_parallel_config`",
                 hints=("give the blocks of each stage: `pipeline_parallel_config: {blocks_per_rank: [2, 2]}`",),

@@ -24,8 +24,6 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 class TrainingConfig(Section):
     """How long, on what, with which optimizer. One step sees `gradient_accumulation_steps × batch_size` sequences."""
 
-    noun: ClassVar[str] = "training_config"
-
     seed: NonNegative = Field(0, description="seed of weights, data order and dropout")
     steps: Annotated[Positive, Bits.LENGTH] = Field(
         100, description="optimizer steps; training ends earlier if `num_epochs` is used up"
@@ -119,7 +117,6 @@ class TrainingConfig(Section):
 class DataConfig(Section):
     """Where training data come from: a file, or a Markov chain that draws them from a seed, the same on every rank."""
 
-    noun: ClassVar[str] = "data_config"
     marks: ClassVar[tuple[Any, ...]] = (ReadOnlyWith("data_config.source", "markov"),)
 
     source: Literal["file", "markov"] = Field(
@@ -140,8 +137,6 @@ class DataConfig(Section):
 class TransformerConfig(Section):
     """The size of the model."""
 
-    noun: ClassVar[str] = "transformer_config"
-
     num_blocks: Annotated[Size, Bits.SHAPE] = Field(4, description="blocks between embedding and head")
     num_heads: Annotated[Size, Bits.SHAPE] = Field(4, description="attention heads of a block; divides embedding_dim")
     embedding_dim: Annotated[Size, Bits.SHAPE] = Field(64, description="width of the residual stream")
@@ -156,8 +151,6 @@ class TransformerConfig(Section):
 
 class PipelineParallelConfig(Section):
     """How the model's blocks are dealt to pipeline stages, in which order they compute, and how many pipelines there are."""
-
-    noun: ClassVar[str] = "pipeline_parallel_config"
 
     num_blocks: Positive | None = Field(None, description="the model's blocks, said again; must agree if given")
     blocks_per_rank: Annotated[list[NonNegative], Field(min_length=1)] | dict[NonNegative, NonNegative] = Field(
@@ -183,7 +176,6 @@ class PipelineParallelConfig(Section):
 class MultihostConfig(Section):
     """How many ranks do what, and over which kind of socket they talk."""
 
-    noun: ClassVar[str] = "multihost_config"
     marks: ClassVar[tuple[Any, ...]] = (Bits.FREE,)
 
     enabled: Annotated[bool, Bits.SENDERS] = Field(
@@ -203,8 +195,6 @@ class MultihostConfig(Section):
 
 class DeviceConfig(Section):
     """What a rank computes on."""
-
-    noun: ClassVar[str] = "device_config"
 
     device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="auto: cuda where a rank has it, else cpu")
     threads_per_rank: Annotated[int, Field(ge=1, le=1024)] = Field(
@@ -241,8 +231,6 @@ class DeviceConfig(Section):
 class SchedulerConfig(Section):
     """How the learning rate moves from step to step."""
 
-    noun: ClassVar[str] = "scheduler_config"
-
     type: Literal["constant", "linear", "cosine"] = Field("constant", description="shape after the warm-up")
     warmup_steps: NonNegative = Field(0, description="steps of linear rise from 0 to learning_rate")
     hold_steps: NonNegative = Field(0, description="steps at learning_rate between the warm-up and the fall")
@@ -257,7 +245,6 @@ class LossScaleConfig(Section):
     What is scaled is the loss summed over a micro-batch, so scales are smaller than those for means by its tokens.
     """
 
-    noun: ClassVar[str] = "loss_scale_config"
     marks: ClassVar[tuple[Any, ...]] = (ReadOnlyWith("training_config.precision", "fp16"),)
 
     initial_power: Power = Field(8, description="the first scale is 2 to this power")
@@ -268,8 +255,6 @@ class LossScaleConfig(Section):
 
 class CompressionConfig(Section):
     """In how few bytes gradients travel; what is lost of one, the next ones make up for."""
-
-    noun: ClassVar[str] = "compression_config"
 
     kind: Literal["none", "bf16", "int8", "top_k", "powersgd"] = Field(
         "none",
@@ -287,7 +272,6 @@ class CompressionConfig(Section):
 class CheckpointConfig(Section):
     """What training can go on from after an interruption, and what it begins with."""
 
-    noun: ClassVar[str] = "checkpoint_config"
     marks: ClassVar[tuple[Any, ...]] = (Bits.FREE,)
 
     interval: Positive | None = Field(

@@ -22,8 +22,6 @@ Direction = Literal["NONE", "N", "E", "S", "W", "Z", "C"]
 class Channels(Section):
     """How many ethernet channels a neighbour, or a connection, has."""
 
-    noun: ClassVar[str] = "`channels`"
-
     count: Positive = Field(description="number of ethernet channels")
     policy: Policy = Field("STRICT", description="STRICT: exactly so many; RELAXED: as many as there are")
 
@@ -31,16 +29,12 @@ class Channels(Section):
 class DeviceTopology(Section):
     """The grid of devices."""
 
-    noun: ClassVar[str] = "`device_topology`"
-
     dims: Dims = Field(description="rows and columns of devices")
     dim_types: list[DimType] = Field([], description="LINE or RING for each of `dims`; LINE if left out")
 
 
 class HostTopology(Section):
     """The grid of hosts that share a mesh."""
-
-    noun: ClassVar[str] = "`host_topology`"
 
     dims: Dims = Field(description="rows and columns of hosts")
 
@@ -65,8 +59,6 @@ class ExpressPattern(Section):
 
 class ExpressLinks(Section):
     """Express links along one dimension."""
-
-    noun: ClassVar[str] = "`express_links`"
 
     dim_idx: NonNegative = Field(0, description="dimension, from 0")
     pattern: ExpressPattern | None = Field(None, description="where they begin")
@@ -143,8 +135,6 @@ class NodeRef(Section):
 class GraphTopology(Section):
     """Connections by a rule."""
 
-    noun: ClassVar[str] = "`graph_topology`"
-
     layout_type: Literal["ALL_TO_ALL", "RING"] = Field(description="which instances are connected")
     channels: Channels = Field(description="ethernet channels of each connection")
     assign_z_direction: bool = Field(default=False, description="use the Z ports")
@@ -177,8 +167,6 @@ class GraphDescriptor(Section):
 class LogicalNode(Section):
     """A device of the descriptor."""
 
-    noun: ClassVar[str] = "`logical_fabric_node_id`"
-
     mesh_id: NonNegative | None = Field(None, description="mesh")
     mesh_id_regex: str | None = Field(None, description="meshes, such as `0-3,8`")
     chip_id: NonNegative | None = Field(None, description="device of the mesh")
@@ -187,8 +175,6 @@ class LogicalNode(Section):
 
 class PhysicalPosition(Section):
     """A place for a chip in a host."""
-
-    noun: ClassVar[str] = "`physical_asic_position`"
 
     tray_id: NonNegative | None = Field(None, description="tray")
     tray_id_regex: str | None = Field(None, description="trays")

@@ -77,8 +77,6 @@ class SubContextFilesFile(Section):
 class EthernetPorts(Section):
     """Ethernet ports of a chip, per direction."""
 
-    noun: ClassVar[str] = "`ethernet_ports`"
-
     north: NonNegative = Field(alias="N", description="ports to the north")
     east: NonNegative = Field(alias="E", description="ports to the east")
     south: NonNegative = Field(alias="S", description="ports to the south")
@@ -88,8 +86,6 @@ class EthernetPorts(Section):
 
 class ChipSpec(Section):
     """The chip that all boards carry."""
-
-    noun: ClassVar[str] = "`ChipSpec`"
 
     arch: Text = Field(description="wormhole_b0, blackhole, quasar, cpu or cuda, in any letter case")
     ethernet_ports: EthernetPorts = Field(description="ports per direction; the same number in N, E, S and W")
