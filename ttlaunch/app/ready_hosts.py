@@ -18,9 +18,9 @@ from ttlaunch.app.program_on_hosts import check_program
 from ttlaunch.app.reach import reach_hosts
 from ttlaunch.app.ready_here import LaunchContext
 from ttlaunch.app.sync_code import sync_code
-from ttlaunch.diagnostics import Diagnostic, LaunchError
+from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity
 from ttlaunch.errors import HostError
-from ttlaunch.hosts.doctor.checks import check_ready
+from ttlaunch.hosts.doctor.checks import check_everything
 from ttlaunch.hosts.doctor.cuda import check_cuda, gpus_of_hosts
 from ttlaunch.hosts.doctor.facts import HostFacts, facts_of_launcher
 from ttlaunch.hosts.doctor.network import NetworkChoice, choose_network
@@ -106,7 +106,7 @@ def _check_hosts(cluster: _Cluster, transports: Sequence[Transport]) -> tuple[di
     answers = probe_all(transports, question)
     cluster.stop([], answers.errors, answers.seconds)
     connections = {transport.host: transport.addresses for transport in transports}
-    found = check_ready(
+    checked = check_everything(
         answers.facts,
         topology=topology,
         engine=engine.signature,
@@ -114,6 +114,7 @@ def _check_hosts(cluster: _Cluster, transports: Sequence[Transport]) -> tuple[di
         needs_packages=isinstance(prepared.plan.program, RecipeProgram),
         connections=connections,
     )
+    found = [diagnostic for diagnostic in checked if diagnostic.severity is Severity.ERROR]
     if prepared.description.choice is not None:
         found += check_cuda(prepared.description.choice.loaded, gpus_of_hosts(answers.facts), topology=topology)
     cluster.stop(found)
@@ -162,7 +163,7 @@ def _ready_host(
     """Everything a run has to know of a host, once it has been checked and has the code."""
     release, synced = outcome.release, outcome.hosts[transport.host]
     assert isinstance(synced, Synced)  # noqa: S101 - `_bring_code` raises where a host has no code
-    assert facts.python is not None  # noqa: S101 - `check_ready` refuses a host without
+    assert facts.python is not None  # noqa: S101 - `check_everything` refuses a host without
     assert facts.mpi is not None  # noqa: S101 - and one without MPI
     assert facts.mpi.prefix is not None  # noqa: S101 - and one without MPI
     copies = {str(release.project): f"{synced.release}/{contract.PROJECT_DIR}"}

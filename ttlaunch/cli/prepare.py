@@ -79,19 +79,20 @@ def prepare(
     from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.cli.prepare_view import make_view
     from ttlaunch.engines.choose import ENGINES
-    from ttlaunch.hosts.prepare.cluster import Options, prepare_hosts
+    from ttlaunch.hosts.prepare.cluster import prepare_hosts
+    from ttlaunch.hosts.prepare.one_host import Job
 
     dialogue = TerminalDialogue(form, verbose=verbose)
     topology = load_cluster(on, hostfile, dialogue)
     locksmith = _locksmith(constraints, requirements)
     threading.Thread(target=locksmith.ask_configuration, daemon=True).start()
     transports = reach_hosts(topology, dialogue)
-    engine = ENGINES[0].signature
-    options = Options(engine=engine, check=check, from_index=from_index, preferred_minor=sys.version_info.minor)
+    folder, engine = topology.cluster.remote_folder, ENGINES[0].signature
     try:
         with make_view([str(host.name) for host in topology.hosts], quiet=form is Format.JSON) as view:
-            locksmith.told = view.here
-            outcome = prepare_hosts(topology, transports, locksmith, options, view)
+            locksmith.report = view.here
+            job = Job(folder, engine, check=check, from_index=from_index, locksmith=locksmith, progress=view)
+            outcome = prepare_hosts(topology, transports, job)
     finally:
         for transport in transports:
             transport.close()
@@ -157,7 +158,7 @@ def _as_json(outcome: "Outcome", topology: "Topology", locksmith: "Locksmith") -
                 "state": "made" if last.kind == "ready" and last.made else last.kind,
                 "environment": last.environment,
                 "base": base.path if base else None,
-                "kind": str(base.kind) if base and base.kind else None,
+                "kind": str(base.kind) if base else None,
                 "mpi": last.mpi,
                 "sent_bytes": result.sent if result else 0,
                 "from_index": last.from_index,

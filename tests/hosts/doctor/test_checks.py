@@ -12,7 +12,6 @@ from ttlaunch.hosts.doctor.facts import Clock, Cpu, Devices, Interpreter, Leftov
 from ttlaunch.spec.topology.model import Binding, Mesh, MeshId, Rank
 
 check_everything = partial(checks.check_everything, engine=SIGNATURE)
-check_ready = partial(checks.check_ready, engine=SIGNATURE)
 PREPARE = "`ttlaunch prepare --on metal` gives every host the environment that ranks need"
 MIB = 1024**2
 
@@ -383,9 +382,10 @@ def test_a_section_without_an_answer_is_named(found, section, severity):
     assert [(severity, "H013", "host `metal-01` did not say everything within 3 s", label)] == answer
 
 
-def test_a_run_is_kept_back_by_errors_only(healthy, topology):
-    facts = healthy(2, {1: {"clock": Clock(5.0, 5.1)}, 2: {"clock": Clock(99.0, 99.1)}})
+def test_a_clock_that_is_a_minute_off_keeps_a_run_back_and_one_that_is_seconds_off_does_not(found):
+    answer = found(2, {1: {"clock": Clock(5.0, 5.1)}, 2: {"clock": Clock(99.0, 99.1)}})
 
-    assert ["host `metal-02` has a clock that is 2 minutes ahead"] == [
-        one.message for one in check_ready(facts, topology=topology(2))
-    ]
+    assert [
+        ("error", "H019", "host `metal-02` has a clock that is 2 minutes ahead"),
+        ("warning", "H019", "host `metal-01` has a clock that is 5.0 seconds ahead"),
+    ] == [one[:3] for one in answer]

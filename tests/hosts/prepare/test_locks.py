@@ -5,6 +5,7 @@ import re
 import pytest
 
 from tests.hosts.prepare.wheels import PINS
+from ttlaunch.diagnostics import LaunchError
 from ttlaunch.hosts.prepare.kind import Kind
 from ttlaunch.hosts.prepare.lock import Store
 from ttlaunch.hosts.prepare.locking import Locksmith
@@ -25,8 +26,15 @@ def locksmith(bench):
     return make
 
 
+def refusal(locksmith, kind=HERE):
+    with pytest.raises(LaunchError) as caught:
+        locksmith.lock(kind)
+    [found] = caught.value.diagnostics
+    return found
+
+
 def check(locksmith, kind, code, message, notes=()):
-    found = locksmith.lock(kind)
+    found = refusal(locksmith, kind)
     assert (code, message) == (found.code, found.message)
     assert (*notes, "versions are held by constraints.txt") == found.notes
 
@@ -52,14 +60,14 @@ def test_wheels_of_other_versions_are_offered(bench, locksmith):
 
 def test_requirements_that_contradict_the_constraints_are_shown_together(bench, locksmith):
     bench.wheels.add("picky", "1.0", {"picky.py": ""}, requires=["numpy<2"])
-    found = locksmith("picky", "numpy").lock(HERE)
+    found = refusal(locksmith("picky", "numpy"))
     assert "H033" == found.code
     assert "these cannot be had together: `numpy` and `(constraint) numpy==2.4.6`" == found.message
     assert "picky 1.0 depends on numpy<2" in found.notes
 
 
 def test_a_requirement_that_is_none_is_said_in_pips_words(bench, locksmith):
-    found = locksmith("no/such requirement").lock(HERE)
+    found = refusal(locksmith("no/such requirement"))
     assert "H033" == found.code
     assert "no/such requirement" in found.message
 
@@ -68,7 +76,7 @@ def test_an_index_that_nobody_listens_to_is_no_reason_to_blame_a_wheel(bench, lo
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")
-    found = locksmith("nowhere").lock(HERE)
+    found = refusal(locksmith("nowhere"))
     assert "H034" == found.code
     assert "this machine reaches no package index: connection refused" == found.message
 

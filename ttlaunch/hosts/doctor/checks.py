@@ -1,33 +1,12 @@
-"""All rules about hosts, in the order in which their answers are read: facts in, diagnostics out, nothing is touched."""
+"""All rules about hosts as pure functions from facts to diagnostics, in the order in which a person reads the answers."""
 
 from collections.abc import Mapping
 
-from ttlaunch.diagnostics import Diagnostic, Severity
+from ttlaunch.diagnostics import Diagnostic
 from ttlaunch.hosts.doctor import identity, machine, software
 from ttlaunch.hosts.doctor.facts import HostFacts
 from ttlaunch.planning.engine import EngineSignature
 from ttlaunch.spec.topology.model import Topology
-
-
-def check_ready(
-    facts: Mapping[str, HostFacts],
-    *,
-    topology: Topology,
-    engine: EngineSignature,
-    launcher: HostFacts | None = None,
-    needs_packages: bool = True,
-    connections: Mapping[str, tuple[str, str] | None] | None = None,
-) -> list[Diagnostic]:
-    """Why a run could not work on these hosts; empty if it could. Arguments as for `check_everything`."""
-    found = check_everything(
-        facts,
-        topology=topology,
-        engine=engine,
-        launcher=launcher,
-        needs_packages=needs_packages,
-        connections=connections,
-    )
-    return [diagnostic for diagnostic in found if diagnostic.severity is Severity.ERROR]
 
 
 def check_everything(
@@ -39,7 +18,7 @@ def check_everything(
     needs_packages: bool = True,
     connections: Mapping[str, tuple[str, str] | None] | None = None,
 ) -> list[Diagnostic]:
-    """Everything that is wrong or worth knowing.
+    """Check all rules: errors keep a run from working, warnings and notes do not.
 
     Args:
         facts: Of the hosts that answered, in the order of the hostfile.

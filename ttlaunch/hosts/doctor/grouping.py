@@ -18,6 +18,7 @@ def of_hosts(
     notes: Sequence[str] = (),
     hints: Sequence[str] = (),
     severity: Severity = Severity.ERROR,
+    in_message: bool = False,
 ) -> list[Diagnostic]:
     """The diagnostic for these hosts, or none for no host.
 
@@ -29,6 +30,7 @@ def of_hosts(
         notes: Facts.
         hints: What to type or change.
         severity: Of the rule.
+        in_message: Move evidence that is the same for all hosts from their labels into the message.
     """
     if not evidence:
         return []
@@ -36,6 +38,9 @@ def of_hosts(
         message = f"host `{shown(next(iter(evidence)))}` {says[0]}"
     else:
         message = f"{len(evidence)} of {len(topology.hosts)} hosts {says[1]}"
+    if in_message and len(set(evidence.values())) == 1:
+        message = f"{message}: {shown(next(iter(evidence.values())), longest=_LONGEST_EVIDENCE)}"
+        evidence = dict.fromkeys(evidence, "")
     labels, unplaced = place(evidence, topology=topology)
     return [
         Diagnostic(
@@ -58,7 +63,7 @@ def place(evidence: Mapping[str, str], *, topology: Topology) -> tuple[list[Labe
     labels: list[Label] = []
     unplaced: list[str] = []
     for number, (host, text) in enumerate(evidence.items()):
-        said = "likewise" if number and text == first else shown(text, longest=_LONGEST_EVIDENCE)
+        said = "likewise" if number and text and text == first else shown(text, longest=_LONGEST_EVIDENCE)
         if host not in spans:
             unplaced.append(f"{host}: {said}")
         elif len(labels) < _MOST_PLACES:

@@ -1,58 +1,42 @@
-"""What it means that some hosts could not talk to each other: one diagnostic for each way in which they could not."""
+"""Report hosts that could not talk to each other: one diagnostic for each way in which their connections failed."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from ttlaunch.diagnostics import Blame, Diagnostic, Label, Severity, listed, shown
 from ttlaunch.hosts.doctor.network import NetworkChoice
 from ttlaunch.hosts.doctor.pairs import Pair
-from ttlaunch.spec.topology.model import Host, Topology
+from ttlaunch.spec.topology.model import Topology
 
 LOST = "large packets are lost"
-"""What `agent/pairs.py` says of a way on which small packets pass and large ones do not."""
+"""What `agent/pairs.py` reports of a connection on which small packets pass and large ones do not."""
 
 _MOST_PAIRS = 8
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """A way in which hosts do not get through to each other.
-
-    Attributes:
-        code: Of its diagnostic.
-        between: What is said of two hosts, `{one}` and `{other}`.
-        hint: What to type or change.
-    """
-
-    code: str
-    between: str
-    hint: str
-
-
-_UNHEARD = _Kind(
-    "H028",
-    "`{one}` and `{other}` cannot talk to each other",
-    "open ports 1024 to 65535 between these hosts in their firewalls, or choose another network: `network: 10.0.0.0/24` in cluster.yaml",
-)
-_TOO_LARGE = _Kind(
-    "H029",
-    "between `{one}` and `{other}` large packets are lost",
-    "`ip link show` on both hosts and the switch between them: all need one MTU",
-)
-
-
 def check_pairs(pairs: Sequence[Pair], choice: NetworkChoice, *, topology: Topology) -> list[Diagnostic]:
-    """Pairs that did not get through."""
-    hosts = {str(host.name): host for host in topology.hosts}
-    lost = [pair for pair in pairs if pair.problem == LOST]
-    broken = [pair for pair in pairs if pair.problem is not None and pair.problem != LOST]
-    found = []
-    if broken:
-        found.append(_explain(_UNHEARD, broken, pairs, choice, hosts))
-    if lost:
-        found.append(_explain(_TOO_LARGE, lost, pairs, choice, hosts))
-    return found
+    """Hosts that did not get through to each other, and hosts between which only small packets pass."""
+    open_ports = "open ports 1024 to 65535 between these hosts in their firewalls"
+    return [
+        *_explain(
+            [pair for pair in pairs if pair.problem is not None and pair.problem != LOST],
+            pairs,
+            choice,
+            topology=topology,
+            code="H028",
+            between="`{one}` and `{other}` cannot talk to each other",
+            hint=f"{open_ports}, or choose another network: `network: 10.0.0.0/24` in cluster.yaml",
+        ),
+        *_explain(
+            [pair for pair in pairs if pair.problem == LOST],
+            pairs,
+            choice,
+            topology=topology,
+            code="H029",
+            between="between `{one}` and `{other}` large packets are lost",
+            hint="`ip link show` on both hosts and the switch between them: all need one MTU",
+        ),
+    ]
 
 
 def check_mtu(choice: NetworkChoice, *, topology: Topology) -> list[Diagnostic]:
@@ -80,8 +64,19 @@ def check_mtu(choice: NetworkChoice, *, topology: Topology) -> list[Diagnostic]:
 
 
 def _explain(
-    kind: _Kind, failed: Sequence[Pair], pairs: Sequence[Pair], choice: NetworkChoice, hosts: Mapping[str, Host]
-) -> Diagnostic:
+    failed: Sequence[Pair],
+    pairs: Sequence[Pair],
+    choice: NetworkChoice,
+    *,
+    topology: Topology,
+    code: str,
+    between: str,
+    hint: str,
+) -> list[Diagnostic]:
+    """The diagnostic for those of `pairs` that failed, at the host that all of them share or else at the first one."""
+    if not failed:
+        return []
+    spans = {str(host.name): host.span for host in topology.hosts}
     where = listed(choice.ranks, last="and", quote="")
     shared = _shared_by_all(failed, pairs)
     ends = list(dict.fromkeys(end for pair in failed for end in (pair.source, pair.target)))
@@ -90,7 +85,7 @@ def _explain(
         first, rest = shared, []
     elif len(ends) == 2:  # noqa: PLR2004
         first, rest = ends[0], ends[1:]
-        subject = f"{kind.between.format(one=shown(first), other=shown(rest[0]))} on {where}"
+        subject = f"{between.format(one=shown(first), other=shown(rest[0]))} on {where}"
     else:
         first, rest = ends[0], ends[1:]
         subject = f"{len(failed)} of {len(pairs)} ways between hosts do not work on {where}"
@@ -100,16 +95,11 @@ def _explain(
     ]
     more = len(details) - _MOST_PAIRS
     notes += [f"and {more} more"] if more > 0 else []
-    secondary = [Label(hosts[end].span, choice.addresses[end]) for end in rest[: _MOST_PAIRS - 1]]
-    return Diagnostic(
-        kind.code,
-        f"{subject}; nothing was started",
-        Label(hosts[first].span, choice.addresses[first]),
-        tuple(secondary),
-        notes=tuple(notes),
-        hints=(kind.hint,),
-        blame=Blame.HOSTS,
-    )
+    labels = [Label(spans[end], choice.addresses[end]) for end in [first, *rest[: _MOST_PAIRS - 1]]]
+    message = f"{subject}; nothing was started"
+    return [
+        Diagnostic(code, message, labels[0], tuple(labels[1:]), notes=tuple(notes), hints=(hint,), blame=Blame.HOSTS)
+    ]
 
 
 def _shared_by_all(failed: Sequence[Pair], pairs: Sequence[Pair]) -> str | None:

@@ -1,7 +1,7 @@
 """Hosts that cannot be used, as diagnostics: one for each kind of reason, at the first such host's line.
 
 A reason comes from the connection as a `HostError`, with its evidence; here it gets its code, its place in the
-hostfile, and who did answer. That other hosts answered tells a wrong name from a pulled cable.
+hostfile, and the hosts that did answer, since that tells a wrong name from a pulled cable.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ttlaunch.diagnostics import Blame, Diagnostic, listed, shown
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.doctor.grouping import place
-from ttlaunch.spec.topology.model import ClusterSettings, Host, Topology
+from ttlaunch.spec.topology.model import Topology
 
 
 @dataclass(frozen=True)
@@ -70,25 +70,20 @@ def explain_troubles(
         topology: Where the hosts stand in their file.
         answered: Seconds that each of the other hosts took to answer.
     """
-    hosts = {str(host.name): host for host in topology.hosts}
-    order = {name: number for number, name in enumerate(hosts)}
+    order = {str(host.name): number for number, host in enumerate(topology.hosts)}
     groups: dict[_Reason, list[HostError]] = {}
     for error in sorted(errors, key=lambda error: order.get(error.host, len(order))):
         groups.setdefault(_REASONS[error.trouble], []).append(error)
-    return [_explain(reason, group, topology, hosts, answered or {}) for reason, group in groups.items()]
+    return [_explain(reason, group, topology, answered=answered or {}) for reason, group in groups.items()]
 
 
 def _explain(
-    reason: _Reason,
-    errors: list[HostError],
-    topology: Topology,
-    hosts: Mapping[str, Host],
-    answered: Mapping[str, float],
+    reason: _Reason, errors: list[HostError], topology: Topology, *, answered: Mapping[str, float]
 ) -> Diagnostic:
     if len(errors) == 1:
         subject = f"host `{shown(errors[0].host)}` {reason.one}"
     else:
-        subject = f"{len(errors)} of {len(hosts)} hosts {reason.several}"
+        subject = f"{len(errors)} of {len(topology.hosts)} hosts {reason.several}"
     evidence = {error.host: error.evidence for error in errors}
     labels, notes = place(evidence, topology=topology)
     notes += _once(note for error in errors for note in error.notes)
@@ -99,7 +94,7 @@ def _explain(
     if errors[0].trouble is Trouble.DISK and not hints:
         hints = _disk_hints(errors[0].host, topology.cluster.remote_folder)
     if reason.by_hand and not hints:
-        hints = [f"{_BY_HAND}: `{_by_hand(errors[0].host, hosts, topology.cluster)}`"]
+        hints = [f"{_BY_HAND}: `{_by_hand(errors[0].host, topology)}`"]
     return Diagnostic(
         reason.code,
         f"{subject}; nothing was started",
@@ -112,7 +107,7 @@ def _explain(
 
 
 def _hints(errors: Sequence[HostError]) -> list[str]:
-    """What the connections propose: each command once, and of those that only try again the first."""
+    """The hints of the errors: each command once, and of several commands to try by hand only the first."""
     hints = _once(hint for error in errors for hint in error.hints)
     again = [hint for hint in hints if hint.startswith(_BY_HAND)]
     kept = [hint for hint in hints if hint not in again[1:]]
@@ -126,9 +121,10 @@ def _disk_hints(host: str, remote_folder: str) -> list[str]:
     return [look, "`remote_folder:` in cluster.yaml chooses another place"]
 
 
-def _by_hand(name: str, hosts: Mapping[str, Host], cluster: ClusterSettings) -> str:
-    """The command that does what we did."""
-    user = (hosts[name].user if name in hosts else None) or cluster.user
+def _by_hand(name: str, topology: Topology) -> str:
+    """The ssh command that logs in as ttlaunch did."""
+    cluster = topology.cluster
+    user = next((host.user for host in topology.hosts if host.name == name), None) or cluster.user
     words = ["ssh -o BatchMode=yes"]
     words += [f"-p {cluster.port}"] if cluster.port else []
     words += [f"-i {cluster.identity_file}"] if cluster.identity_file else []

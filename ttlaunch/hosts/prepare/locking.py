@@ -4,11 +4,11 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ttlaunch.diagnostics import Diagnostic
+from ttlaunch.diagnostics import LaunchError
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.hosts.prepare.kind import Kind
 from ttlaunch.hosts.prepare.lock import Lock, Store, Wheel
@@ -16,7 +16,7 @@ from ttlaunch.hosts.prepare.pip import Pip, PipError
 from ttlaunch.hosts.prepare.pip_output import explain_lock, explain_no_pip, pinned_in_conflict
 from ttlaunch.hosts.prepare.requirements import Requirements
 
-_TELL_EVERY_S = 5.0
+_REPORT_EVERY_S = 5.0
 _CREDENTIALS = re.compile(r"//[^/]*@")
 
 
@@ -25,82 +25,90 @@ class Locksmith:
     """Makes one lock for each kind of host and keeps their wheels at hand. Safe to use from several threads.
 
     Attributes:
-        told: Hears in words what takes time.
+        report: Called with a line about each step that takes time.
     """
 
     wanted: Requirements
     store: Store
     pip: Pip
-    told: Callable[[str], None] = lambda _words: None
+    report: Callable[[str], None] = lambda _line: None
     _configuration: str | None = None
     _asking: threading.Lock = field(default_factory=threading.Lock)
     _fetching: threading.Lock = field(default_factory=threading.Lock)
 
-    def lock(self, kind: Kind, *, measured: bool = True) -> Lock | Diagnostic:
-        """The lock of a kind of host; `measured` with the sizes of its wheels, for which they have to be fetched."""
+    def lock(self, kind: Kind, *, measured: bool = True) -> Lock:
+        """Return the lock for a kind of host, from the cache if nothing that decides it has changed.
+
+        Args:
+            kind: Of the hosts.
+            measured: With the sizes of the wheels, for which they have to be fetched.
+
+        Raises:
+            LaunchError: If versions cannot be settled, or a wheel cannot be fetched.
+        """
         if not self.pip.is_there():
-            return explain_no_pip()
+            raise LaunchError([explain_no_pip()])
         key = self.wanted.key(kind, pip_configuration=self.ask_configuration())
         lock = self.store.load_lock(key)
         if lock is None:
-            found = self._resolve(kind)
-            if isinstance(found, Diagnostic):
-                return found
-            lock = found
+            lock = self._resolve(kind)
             self.store.save_lock(key, lock)
         if measured and any(wheel.size == 0 for wheel in lock.wheels):
-            problem = self.fetch(lock.wheels, kind)
-            if problem is not None:
-                return problem
+            self.fetch(lock.wheels, kind)
             lock = Lock(tuple(self.store.measure(wheel) for wheel in lock.wheels))
             self.store.save_lock(key, lock)
         return lock
 
-    def _resolve(self, kind: Kind) -> Lock | Diagnostic:
-        self.told(f"settling versions for {kind}")
+    def _resolve(self, kind: Kind) -> Lock:
+        self.report(f"settling versions for {kind}")
         try:
             return self.pip.resolve(self.wanted, kind)
         except PipError as error:
+            # pip reports a pinned version without a wheel as a conflict; asking for each alone tells the two apart.
             pinned = pinned_in_conflict(error.output)
             missing = [requirement for requirement in pinned if not self.pip.has_wheel(requirement, kind)]
-            return explain_lock(error.output, kind, self.wanted, missing=missing)
+            raise self._error(error.output, kind, missing=missing) from error
 
-    def fetch(self, wheels: Iterable[Wheel], kind: Kind) -> Diagnostic | None:
-        """See to it that these wheels lie here, whole; says why not."""
-        with self._fetching:
+    def fetch(self, wheels: Iterable[Wheel], kind: Kind) -> None:
+        """Download those of the wheels that are not on this machine yet, and check them against the lock.
+
+        Raises:
+            LaunchError: If one cannot be fetched.
+        """
+        with self._fetching:  # hosts of one kind ask for the same wheels at the same moment; one download serves all
             missing = self.store.missing(wheels)
             if not missing:
-                return None
+                return
             self.store.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self.store.folder, prefix="fetch-") as name:
                 folder = Path(name)
+                self.report(f"fetching {counted(len(missing), 'wheel')}")
                 try:
-                    self.told(f"fetching {counted(len(missing), 'wheel')}")
-                    self.pip.fetch(missing, kind, folder, told=self._report_now_and_then())
+                    self.pip.fetch(missing, kind, folder, started=self._report_now_and_then())
                 except PipError as error:
-                    return explain_lock(error.output, kind, self.wanted, missing=[])
-                taken = [wheel for wheel in missing if (folder / wheel.file).is_file()]
-                wrong = [
-                    wheel for wheel in missing if wheel not in taken or not self.store.take(folder / wheel.file, wheel)
-                ]
-        if wrong:
-            return explain_lock(f"ERROR: pip did not fetch {wrong[0].file}", kind, self.wanted, missing=[])
-        return None
+                    raise self._error(error.output, kind) from error
+                for wheel in missing:
+                    file = folder / wheel.file
+                    if not file.is_file() or not self.store.take(file, wheel):
+                        raise self._error(f"ERROR: pip did not fetch {wheel.file}", kind)
+
+    def _error(self, output: str, kind: Kind, *, missing: Sequence[str] = ()) -> LaunchError:
+        return LaunchError([explain_lock(output, kind, self.wanted, missing=missing)])
 
     def _report_now_and_then(self) -> Callable[[str], None]:
-        """Tells of a file whose download begins, if nothing has been said for a while."""
-        said = time.monotonic()
+        """A function that reports a file whose download begins, if nothing has been reported for 5 s."""
+        last = time.monotonic()
 
-        def tell(file: str) -> None:
-            nonlocal said
-            if time.monotonic() - said > _TELL_EVERY_S:
-                said = time.monotonic()
-                self.told(f"fetching {file}")
+        def started(file: str) -> None:
+            nonlocal last
+            if time.monotonic() - last > _REPORT_EVERY_S:
+                last = time.monotonic()
+                self.report(f"fetching {file}")
 
-        return tell
+        return started
 
     def index_hints(self) -> dict[str, str]:
-        """Where this machine's pip finds packages, for hosts without a configuration of their own; never a password."""
+        """Where this machine's pip finds packages, as variables for a host's pip; an address with a password is left out."""
         found = {}
         for line in self.ask_configuration().splitlines():
             name, _, value = line.partition("=")
@@ -110,7 +118,10 @@ class Locksmith:
         return found
 
     def ask_configuration(self) -> str:
-        """What pip was told here. Takes half a second the first time, which may pass while hosts are connected to."""
+        """The configuration of pip on this machine.
+
+        The first call takes half a second, so a thread can make it while hosts are being connected to.
+        """
         with self._asking:
             if self._configuration is None:
                 try:

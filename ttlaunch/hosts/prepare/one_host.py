@@ -1,15 +1,15 @@
-"""Prepare one host over its transport: look at its Pythons, then send what its environment lacks and watch it grow."""
+"""Prepare one host over its transport: find a Python there, send the wheels that it lacks and follow the installation."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Protocol
 
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.prepare.kind import Kind, parse_kind
 from ttlaunch.hosts.prepare.lock import Lock, Wheel
+from ttlaunch.hosts.prepare.locking import Locksmith
 from ttlaunch.hosts.prepare.requirements import IMPORTS
 from ttlaunch.hosts.transport.frames import FrameStream
 from ttlaunch.hosts.transport.pushed import explain_end, start_script
@@ -32,51 +32,42 @@ _BODY_BYTES = 1 << 20
 
 
 class Progress(Protocol):
-    """Whoever shows how far the hosts are; called from several threads."""
+    """Shows how far the hosts are; called from several threads."""
 
-    def phase(self, host: str, words: str) -> None:
-        """A host has begun with something."""
+    def phase(self, host: str, phase: str) -> None:
+        """Note what a host is doing now."""
 
     def moved(self, host: str, *, done: int, total: int) -> None:
-        """It has come so many bytes far with that."""
+        """Note how many bytes of its current phase a host has done."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """The Pythons of a host.
+    """The Python on a host that an environment can be built on, and what kind of host that makes it."""
 
-    Attributes:
-        path: The one an environment can be built on; None: there is none.
-        kind: What it makes of the host.
-        found: All that were looked at.
-    """
-
-    path: str | None
-    kind: Kind | None
-    found: Sequence[FoundPython]
+    path: str
+    kind: Kind
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to make on a host.
+    """What to make on every host.
 
     Attributes:
         folder: The remote folder.
         engine: What starts ranks there.
-        check: Only say whether it is there.
-        from_index: Let the host's pip fetch what it can reach itself.
-        index_hints: Variables for that.
-        fetch: Has wheels brought to this machine; raises what ends the work if that cannot be.
-        path: Where a wheel lies on this machine.
+        check: Change nothing, only report what would be made.
+        from_index: Let a host's pip fetch from an index that it reaches.
+        locksmith: Has the locks and the wheels.
+        progress: Sees what hosts do; called from several threads.
     """
 
     folder: str
     engine: EngineSignature
     check: bool
     from_index: bool
-    index_hints: Mapping[str, str]
-    fetch: Callable[[Sequence[Wheel], Kind], None]
-    path: Callable[[Wheel], Path]
+    locksmith: Locksmith
+    progress: Progress
 
 
 @dataclass(frozen=True)
@@ -88,28 +79,29 @@ class Result:
     seconds: float = field(default=0.0, compare=False)
 
 
-def look(transport: Transport, *, pythons: Sequence[str], preferred_minor: int) -> Base:
-    """Find the Python of a host that an environment can be built on.
+def look(
+    transport: Transport, *, pythons: Sequence[str], preferred_minor: int
+) -> tuple[Base | None, Sequence[FoundPython]]:
+    """Find the Python of a host that an environment can be built on, if there is one, and all that were looked at.
 
     Raises:
-        HostError: If it cannot be asked.
+        HostError: If the host cannot be asked.
     """
     arguments = {"pythons": list(pythons), "preferred_minor": preferred_minor, "oldest": list(OLDEST_BASE)}
     stream = start_script(transport, "base_python", arguments=arguments, pythons=pythons, timeout_s=_START_S)
-    said = stream.checked(FoundPythons, _expect(stream, timeout_s=_LOOK_S))
+    answer = stream.checked(FoundPythons, _expect(stream, timeout_s=_LOOK_S))
     stream.process.close_stdin()
-    base = said.base if said.base and said.base.version else None
-    return Base(base.path if base else None, parse_kind(base) if base else None, said.found)
+    base = answer.base if answer.base and answer.base.version else None
+    return Base(base.path, parse_kind(base)) if base else None, answer.found
 
 
-def install(transport: Transport, job: Job, base: Base, lock: Lock, progress: Progress) -> Result:
+def install(transport: Transport, job: Job, *, base: Base, lock: Lock) -> Result:
     """Make a host's environment what the lock says, unless it is.
 
     Raises:
-        HostError: If the host is lost, or something else speaks in its place.
+        HostError: If the host is lost, or something that is not our script answers in its place.
+        LaunchError: If a wheel that the host lacks cannot be fetched.
     """
-    assert base.path is not None  # noqa: S101 - hosts without a base have been reported before
-    assert base.kind is not None  # noqa: S101
     began = time.monotonic()
     stream = start_script(
         transport,
@@ -119,7 +111,7 @@ def install(transport: Transport, job: Job, base: Base, lock: Lock, progress: Pr
         pythons=(base.path,),
         timeout_s=_START_S,
     )
-    progress.phase(transport.host, "looking")
+    job.progress.phase(transport.host, "looking")
     sent, patience_s = 0, _STEP_S
     while True:
         header = _expect(stream, timeout_s=patience_s)
@@ -127,34 +119,37 @@ def install(transport: Transport, job: Job, base: Base, lock: Lock, progress: Pr
         if header.get("kind") not in _ON_THE_WAY:
             stream.process.close_stdin()
             return Result(_ending(stream, header), sent, time.monotonic() - began)
-        said = stream.checked(InstallMessage, header)
-        match said.kind:
+        word = stream.checked(InstallMessage, header)
+        match word.kind:
             case "waiting":
-                progress.phase(transport.host, f"waiting for {said.holder or 'another prepare'}")
-                patience_s = _ALONE_S
+                job.progress.phase(transport.host, f"waiting for {word.holder or 'another prepare'}")
+                patience_s = _ALONE_S  # the other one works for as long as it takes
             case "progress":
-                _show(progress, transport.host, said)
+                _show(job.progress, transport.host, word)
             case _:
-                sent += _send_wheels(stream, job, base.kind, lock, said.wheels or {}, progress)
+                wheels = [wheel for wheel in lock.wheels if wheel.sha256 in (word.wheels or {})]
+                if wheels:
+                    job.progress.phase(transport.host, "receiving")
+                    job.locksmith.fetch(wheels, base.kind)
+                sent += _send_wheels(stream, job, wheels=wheels, received=word.wheels or {})
 
 
 def _ending(stream: FrameStream, header: Mapping[str, Any]) -> EnvironmentAnswer:
-    """The last word of the script; raises `HostError` if it says nothing that we know."""
-    said = stream.checked(EnvironmentAnswer, header)
+    """Parse the last frame of the script; raises `HostError` if it is none of those that end the work."""
+    answer = stream.checked(EnvironmentAnswer, header)
     is_known = {
-        "ready": said.environment is not None,
+        "ready": answer.environment is not None,
         "missing": True,
-        "failed": said.what in FAILURES,
+        "failed": answer.what in FAILURES,
     }
-    if not is_known.get(said.kind):
+    if not is_known.get(answer.kind):
         raise HostError(
-            stream.host, Trouble.SCRIPT, f"what came from it is no answer: `kind` is {said.kind[:_SHOWN]!r}"
+            stream.host, Trouble.SCRIPT, f"what came from it is no answer: `kind` is {answer.kind[:_SHOWN]!r}"
         )
-    return said
+    return answer
 
 
 def _arguments(job: Job, base: Base, lock: Lock) -> dict[str, Any]:
-    assert base.kind is not None  # noqa: S101
     rows = [
         {"name": w.name, "version": w.version, "sha256": w.sha256, "file": w.file, "size": w.size} for w in lock.wheels
     ]
@@ -162,7 +157,7 @@ def _arguments(job: Job, base: Base, lock: Lock) -> dict[str, Any]:
     return {
         "folder": job.folder,
         "check": job.check,
-        "lock": lock.digest(base=str(base.path), version=base.kind.python),
+        "lock": lock.digest(base=base.path, version=base.kind.python),
         "base": base.path,
         "version": base.kind.python,
         "wheels": rows,
@@ -172,7 +167,7 @@ def _arguments(job: Job, base: Base, lock: Lock) -> dict[str, Any]:
         "imports": {name: module for name, module in IMPORTS.items() if name in names},
         "mpi": job.engine.as_json() if {job.engine.package, "mpi4py"} <= names else None,
         "from_index": job.from_index,
-        "index_hints": dict(job.index_hints),
+        "index_hints": job.locksmith.index_hints() if job.from_index else {},
         "checker": files("ttlaunch.agent").joinpath("check_environment.py").read_text(encoding="utf-8"),
     }
 
@@ -187,48 +182,32 @@ def _expect(stream: FrameStream, *, timeout_s: float) -> dict[str, Any]:
     return header
 
 
-def _show(progress: Progress, host: str, said: InstallMessage) -> None:
-    words = {"install": "installing", "check": "checking", "index": "asking its package index"}
-    progress.phase(host, words.get(said.phase, "at work"))
-    if said.total is not None:
-        progress.moved(host, done=said.done, total=said.total)
+def _show(progress: Progress, host: str, word: InstallMessage) -> None:
+    phases = {"install": "installing", "check": "checking", "index": "asking its package index"}
+    progress.phase(host, phases.get(word.phase, "at work"))
+    if word.total is not None:
+        progress.moved(host, done=word.done, total=word.total)
 
 
-def _send_wheels(
-    stream: FrameStream, job: Job, kind: Kind, lock: Lock, missing: Mapping[str, int], progress: Progress
-) -> int:
-    """Send the rest of each wheel that a host lacks; gives the number of bytes."""
-    wheels = [wheel for wheel in lock.wheels if wheel.sha256 in missing]
-    if wheels:
-        progress.phase(stream.host, "receiving")
-        job.fetch(wheels, kind)
-    total = sum(wheel.size - missing[wheel.sha256] for wheel in wheels)
+def _send_wheels(stream: FrameStream, job: Job, *, wheels: Sequence[Wheel], received: Mapping[str, int]) -> int:
+    """Send the rest of each wheel, of which a host has `received` so many bytes; returns the number of bytes sent."""
+    total = sum(wheel.size - received[wheel.sha256] for wheel in wheels)
     sent = 0
-
-    def told(size: int) -> None:
-        nonlocal sent
-        sent += size
-        progress.moved(stream.host, done=sent, total=total)
-
     try:
         for wheel in wheels:
-            _send_wheel(stream, job.path(wheel), wheel, missing[wheel.sha256], told)
+            with job.locksmith.store.path(wheel).open("rb") as file:
+                file.seek(received[wheel.sha256])
+                last = False
+                while not last:
+                    body = file.read(_BODY_BYTES)
+                    last = file.tell() >= wheel.size
+                    stream.send({"kind": "wheel", "sha256": wheel.sha256, "last": last}, body, timeout_s=_SEND_S)
+                    sent += len(body)
+                    job.progress.moved(stream.host, done=sent, total=total)
         stream.send({"kind": "build"}, timeout_s=_SEND_S)
     except HostError as error:
         if error.trouble not in {Trouble.LOST, Trouble.SCRIPT}:
             raise
-        # It may have ended because it cannot go on, as on a full disk: then its last frame waits to be read, which says
-        # so; else reading meets the same trouble.
+        # The script may have ended because it cannot go on, as on a full disk: then its last frame, which gives the
+        # reason, waits to be read; else reading meets the same trouble.
     return sent
-
-
-def _send_wheel(stream: FrameStream, path: Path, wheel: Wheel, begin: int, told: Callable[[int], None]) -> None:
-    """Send a wheel from a place in it to its end; `told` hears of every part."""
-    with path.open("rb") as file:
-        file.seek(begin)
-        last = False
-        while not last:
-            body = file.read(_BODY_BYTES)
-            last = file.tell() >= wheel.size
-            stream.send({"kind": "wheel", "sha256": wheel.sha256, "last": last}, body, timeout_s=_SEND_S)
-            told(len(body))

@@ -59,14 +59,14 @@ class Pip:
         return self.python != sys.executable or find_spec("pip") is not None
 
     def configuration(self) -> str:
-        """What the user told pip, by files and variables."""
+        """Pip's configuration on this machine, from files and variables."""
         return self._run(["config", "list"], deadline_s=_CONFIG_S)
 
     def resolve(self, wanted: Requirements, kind: Kind) -> Lock:
         """Settle the version of every package for a kind of host.
 
         Raises:
-            PipError: With pip's own words.
+            PipError: With pip's output.
         """
         with tempfile.TemporaryDirectory(prefix="ttlaunch-") as folder:
             constraints, report = Path(folder) / "constraints.txt", Path(folder) / "report.json"
@@ -88,23 +88,23 @@ class Pip:
                 return False
         return True
 
-    def fetch(self, wheels: Sequence[Wheel], kind: Kind, folder: Path, *, told: Callable[[str], None]) -> None:
+    def fetch(self, wheels: Sequence[Wheel], kind: Kind, folder: Path, *, started: Callable[[str], None]) -> None:
         """Download exactly these wheels into a folder.
 
         Args:
             wheels: Of a lock.
             kind: That the lock is for.
             folder: An empty one.
-            told: Hears the name of each file when its download begins.
+            started: Called with the name of each file when its download begins.
 
         Raises:
-            PipError: With pip's own words.
+            PipError: With pip's output.
         """
         listing = folder / "lock.txt"
         lines = [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheels]
         listing.write_text("".join(lines), encoding="utf-8")
         words = ["download", "--no-deps", "--require-hashes", f"--requirement={listing}", f"--dest={folder}"]
-        self._run([*words, *_for_host(kind)], kind=kind, deadline_s=_FETCH_S, told=told)
+        self._run([*words, *_for_host(kind)], kind=kind, deadline_s=_FETCH_S, started=started)
         listing.unlink()
 
     def _run(
@@ -113,7 +113,7 @@ class Pip:
         *,
         kind: Kind | None = None,
         deadline_s: float,
-        told: Callable[[str], None] | None = None,
+        started: Callable[[str], None] | None = None,
     ) -> str:
         markers = json.dumps(kind.markers()) if kind else ""
         start = ["-c", _DRIVER, markers] if kind else ["-m", "pip"]
@@ -134,7 +134,7 @@ class Pip:
             guard = threading.Timer(deadline_s, process.kill)
             guard.start()
             try:
-                printed = _listen(process, told)
+                printed = _listen(process, started)
                 status = process.wait()
             finally:
                 guard.cancel()
@@ -147,14 +147,14 @@ class Pip:
         return printed
 
 
-def _listen(process: "subprocess.Popen[str]", told: Callable[[str], None] | None) -> str:
-    """Everything that pip prints; downloads are told of as they begin."""
+def _listen(process: "subprocess.Popen[str]", started: Callable[[str], None] | None) -> str:
+    """Return everything that pip prints; calls `started` as each download begins."""
     lines = []
     for line in process.stdout or ():
         lines.append(line)
         begun = re.match(r"\s*(?:Downloading|Using cached|Processing) (?:\S*/)?(\S+\.whl)", line)
-        if begun and told:
-            told(begun.group(1))
+        if begun and started:
+            started(begun.group(1))
     return "".join(lines)
 
 

@@ -49,12 +49,12 @@ def explain_lock(output: str, kind: Kind, wanted: Requirements, *, missing: Sequ
     if asked or (none_fits is None and not missing and _UNREACHABLE.search(output)):
         return _explain_unreachable(output)
     if missing:
-        return _explain_missing(listed(missing, last="and"), kind, (), wanted)
+        return _explain_missing(listed(missing, last="and"), kind, wanted)
     if none_fits:
         versions = [v.strip() for v in found.group(1).split(",")] if (found := _VERSIONS.search(output)) else []
         there = [v for v in versions if v != "none"]
         notes = (f"there are wheels of {listed(there[-_MOST_LINES:], last='and')}",) if there else ()
-        return _explain_missing(f"`{none_fits.group(1)}`", kind, notes, wanted)
+        return _explain_missing(f"`{none_fits.group(1)}`", kind, wanted, notes=notes)
     cause = _CAUSE.search(output)
     lines = [line.strip() for line in cause.group(1).splitlines()] if cause else []
     if lines:
@@ -77,7 +77,7 @@ def explain_lock(output: str, kind: Kind, wanted: Requirements, *, missing: Sequ
     )
 
 
-def _explain_missing(what: str, kind: Kind, notes: tuple[str, ...], wanted: Requirements) -> Diagnostic:
+def _explain_missing(what: str, kind: Kind, wanted: Requirements, *, notes: tuple[str, ...] = ()) -> Diagnostic:
     return Diagnostic(
         "H032",
         f"there is no wheel of {what} for {kind}",
