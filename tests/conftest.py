@@ -17,6 +17,8 @@ import hypothesis
 import pytest
 from typer.testing import CliRunner
 
+from tests.matrices import cells_to_leave_out
+
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
 pytest_plugins = ["tests.cluster.loopback"]
@@ -30,11 +32,22 @@ MUST_RUN = "ALL_TESTS_MUST_RUN"
 
 def pytest_addoption(parser):
     parser.addoption("--rewrite", action="store_true", help="Write the golden files anew; then read the diff.")
+    parser.addoption("--every-cell", action="store_true", help="Run all of the matrices of tests/matrices.py.")
 
 
 def pytest_configure():
     """A hang-up ends what tests start, also where the tests themselves were told to ignore it (`nohup pytest`)."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out cells that repeat a claim, unless they are asked for, by option or by name."""
+    if config.getoption("--every-cell") or any("[" in word for word in config.args):
+        return
+    left_out = set(cells_to_leave_out(items))
+    if left_out:
+        config.hook.pytest_deselected(items=sorted(left_out, key=lambda item: item.nodeid))
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_runtest_setup(item):

@@ -1,0 +1,72 @@
+"""Tests that repeat one claim over many recipes, layouts or ways to break, and the cells of each that every run has.
+
+The others are left out unless `--every-cell` is given or a cell is named; `benchmarks/matrices.py` runs them all. A claim
+stays in every run with the cells that are likeliest to break it, or where the same code is run in one process:
+`tests/runtime` has all layouts, `ttlaunch parity` all of them over real ranks.
+"""
+
+KEPT = {
+    "cli/test_simulate.py::test_a_simulated_recipe_has_the_bits_of_a_run": ["pipeline"],
+    "cluster/test_bare_to_run.py::test_other_recipes_run_on_prepared_hosts": ["fabric_minimal"],
+    "cluster/test_chaos.py::test_a_fault_on_a_host_is_named_and_nothing_is_left_on_any": ["cut host=node1 at 1s"],
+    "cluster/test_run.py::test_recipes_run_across_four_hosts": ["fully_sharded-settings1"],
+    "mpi/test_data_parallel.py::test_workers_equal_one_process": ["4"],
+    "mpi/test_drift.py::test_local_steps_have_the_bits_of_a_simulation": ["diloco"],
+    "mpi/test_drift.py::test_workers_that_lead_end_with_equal_weights": ["synchronous"],
+    "mpi/test_fully_sharded.py::test_the_losses_are_those_of_one_process": ["4-{'shard': 'all', 'replicas': 2}"],
+    # The same arithmetic of chunks, with small ones, is among the promises of a socket.
+    "mpi/test_large_messages.py::test_a_message_of_more_than_2_gib_arrives_byte_for_byte": [],
+    "mpi/test_recipes.py::test_a_pipeline_equals_one_process": ["blocks0"],
+    "mpi/test_recipes.py::test_no_recipe_relies_on_buffered_sends": [
+        "hierarchical_parallel-roles0-config0",
+        "pipeline_parallel-roles2-config2",
+        "sync_ps-roles7-config7",
+    ],
+    "mpi/test_recipes.py::test_other_schedules_and_replicas_equal_one_process": ["2-pipeline0"],
+    "mpi/test_recipes.py::test_the_sum_over_all_ranks_is_right": ["3"],
+    "mpi/test_recipes.py::test_tiers_equal_one_process": ["server1-3"],
+    "mpi/test_resume.py::test_a_run_goes_on_in_any_layout": ["four stages-two tiers", "single-three tiers"],
+    "mpi/test_resume.py::test_killed_while_saving_the_run_goes_on_to_the_same_bits": ["the supervisor"],
+    "mpi/test_sockets.py::test_every_promise_of_a_socket_is_kept": [
+        "buffered-2",
+        "in chunks-3",
+        "synchronous-1",
+        "synchronous-3",
+    ],
+    "mpi/test_sockets.py::test_fabric_sockets_keep_every_promise": ["3"],
+    "mpi/test_traffic.py::test_tiers_move_what_they_say_over_real_sockets": ["mpi"],
+    "mpi/test_trainer_parts.py::test_all_parts_together_have_the_bits_of_one_process": ["data parallel"],
+    "mpi/test_zero.py::test_no_stage_relies_on_buffered_sends": ["3"],
+    "mpi/test_zero.py::test_workers_train_to_the_bits_of_one_process": ["2-3"],
+    "running/test_chaos.py::test_a_fault_is_named_in_time_and_leaves_nothing": [
+        "kill mpirun at 1s",
+        "kill rank=1 at 1s",
+        "stop rank=1 at 1s",
+    ],
+    "running/test_endings.py::test_after_ctrl_c_all_ranks_save_and_leave_after_the_same_step": [
+        "one process",
+        "two tiers",
+    ],
+    # Each fault once, each role at least once.
+    "running/test_faults.py::test_a_broken_rank_ends_the_run_and_is_named": [
+        "aggregator-exit-3",
+        "aggregator-segv",
+        "optimizer-exit-0",
+        "worker-exception",
+        "worker-kill",
+    ],
+    "running/test_hangs.py::test_a_hang_is_noticed_in_time_and_the_right_rank_is_named": ["recv-recv", "stopped"],
+}
+
+
+def cells_to_leave_out(items):
+    """Those of the collected tests that a run without `--every-cell` does not have."""
+    return [item for item in items if (kept := KEPT.get(_claim(item))) is not None and _cell(item) not in kept]
+
+
+def _claim(item):
+    return item.nodeid.partition("tests/")[2].partition("[")[0]
+
+
+def _cell(item):
+    return item.nodeid.partition("[")[2].removesuffix("]")

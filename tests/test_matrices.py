@@ -1,0 +1,43 @@
+"""A matrix in `matrices.py` names a test that is there and cells that it has, and only the rest is left out."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.matrices import KEPT
+
+ROOT = Path(__file__).parents[1]
+
+
+def collect(*words):
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *words]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
+    return [line.removeprefix("tests/") for line in answer.stdout.splitlines() if "::" in line]
+
+
+@pytest.fixture(scope="module")
+def every_cell():
+    return collect("--every-cell", *sorted({f"tests/{claim.partition('::')[0]}" for claim in KEPT}))
+
+
+@pytest.mark.parametrize("claim", KEPT)
+def test_what_is_kept_of_a_matrix_is_in_it_and_is_not_all_of_it(every_cell, claim):
+    cells = {line.partition("[")[2].removesuffix("]") for line in every_cell if line.partition("[")[0] == claim}
+    assert cells > set(KEPT[claim])
+
+
+def test_a_run_has_what_is_kept_of_a_matrix_and_all_of_other_tests(every_cell):
+    claim = "mpi/test_drift.py::test_local_steps_have_the_bits_of_a_simulation"
+    expected = [
+        line for line in every_cell if line.startswith("mpi/test_drift.py") and not line.endswith("[local_sgd]")
+    ]
+    found = collect("tests/mpi/test_drift.py")
+    assert [f"{claim}[diloco]"] == [line for line in found if line.startswith(claim)]
+    assert [line for line in expected if "that_lead" not in line] == [line for line in found if "that_lead" not in line]
+
+
+def test_a_cell_that_is_named_runs():
+    name = "mpi/test_drift.py::test_local_steps_have_the_bits_of_a_simulation[local_sgd]"
+    assert [name] == collect(f"tests/{name}")
