@@ -17,7 +17,7 @@ import pytest
 import ttlaunch
 from ttlaunch import contract
 from ttlaunch.agent.run_processes import processes_of_runs
-from ttlaunch.app.carry_out import RunOptions
+from ttlaunch.app.execute import RunOptions
 from ttlaunch.app.order import checked_options, spec_of
 from ttlaunch.app.spawn import spawn_supervisor
 

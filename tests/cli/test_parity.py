@@ -49,7 +49,7 @@ def carried_out(monkeypatch):
         size = 1_500_000 * (len(cells) > 1)
         return Result(cell, cell.command(steps=3, simulated=True), "a" * 64, None, 300_000_000, 1.25, size, size)
 
-    monkeypatch.setattr(Parity, "_carry_out", carry_out)
+    monkeypatch.setattr(Parity, "_run_cell", carry_out)
     return cells
 
 
@@ -121,7 +121,7 @@ def test_kept_results_are_not_repeated_unless_the_code_changes(ttlaunch, here, c
 
 def test_a_failure_is_an_annotation_in_ci(ttlaunch, monkeypatch):
     failed = lambda _self, cell, _folder: Result(cell, "", None, None, None, 0.0, error="no such bucket")  # noqa: E731
-    monkeypatch.setattr(Parity, "_carry_out", failed)
+    monkeypatch.setattr(Parity, "_run_cell", failed)
     answer = ttlaunch(f"{SIMULATED} --format github")
     assert (1, True) == (answer.status, answer.stderr.startswith("::error "))
 
@@ -175,7 +175,7 @@ def test_a_disk_that_gets_full_ends_the_matrix(ttlaunch, here, monkeypatch):
         (here / "kept").symlink_to("/dev/full")
         return Result(cell, "", None, None, None, 0.0, error="it was not started")
 
-    monkeypatch.setattr(Parity, "_carry_out", carry_out)
+    monkeypatch.setattr(Parity, "_run_cell", carry_out)
     answer = ttlaunch(f"{SIMULATED} --results kept")
     assert 2 == answer.status
     assert answer.stderr.startswith("error[P032]: kept cannot be used for results: no space left on device")

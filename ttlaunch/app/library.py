@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from ttlaunch import contract
-from ttlaunch.app.carry_out import RunOptions
 from ttlaunch.app.dialogue import Unattended
+from ttlaunch.app.execute import RunOptions
 from ttlaunch.app.named_run import find_named_run, read_launcher_here, unreadable_run
 from ttlaunch.app.order import Target, checked_options, no_target, refuse_strangers, spec_of
 from ttlaunch.app.prepare_run import prepare

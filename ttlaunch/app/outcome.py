@@ -1,4 +1,4 @@
-"""What came out of a run that was carried out here."""
+"""The result of a run."""
 
 from dataclasses import dataclass
 from pathlib import Path

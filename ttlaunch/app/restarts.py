@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ttlaunch import contract
-from ttlaunch.app.carry_out import RunOptions, carry_out
 from ttlaunch.app.dialogue import Dialogue
+from ttlaunch.app.execute import RunOptions, execute_plan
 from ttlaunch.app.signals import handled
 from ttlaunch.diagnostics import Diagnostic, LaunchError, counted
 
@@ -37,7 +37,7 @@ def run_with_restarts(
     Args:
         request: What was typed; a restart checks and plans all of it anew, with another beginning.
         prepared: The same, checked.
-        options: How it is carried out.
+        options: How it is executed.
         dialogue: Whoever started it.
         most: Restarts at the most.
         ready: The hosts of the first start, if they are ready already.
@@ -49,7 +49,7 @@ def run_with_restarts(
     from ttlaunch.app.prepare_run import prepare
     from ttlaunch.running.restarts import GiveUp, attempt_of, plan_restart, write_follow_up
 
-    outcomes = [carry_out(prepared, options, dialogue, ready=ready, begun=begun)]
+    outcomes = [execute_plan(prepared, options, dialogue, ready=ready, begun=begun)]
     while True:
         last = outcomes[-1].folder.path
         attempts = [attempt_of(one.report, one.folder.path) for one in outcomes]
@@ -68,7 +68,7 @@ def run_with_restarts(
             begun(folder)
 
         again = prepare(following.request, dialogue)
-        outcomes.append(carry_out(again, options, dialogue, begun=note))
+        outcomes.append(execute_plan(again, options, dialogue, begun=note))
 
 
 def _following(

@@ -23,9 +23,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import ttlaunch
 from ttlaunch import contract
-from ttlaunch.app.carry_out import RunOptions
+from ttlaunch.app.execute import RunOptions
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.app.supervisor import PIECE
+from ttlaunch.app.supervisor_process import PIECE
 from ttlaunch.diagnostics import Diagnostic, LaunchError, shown
 from ttlaunch.diagnostics.transfer import unpack_diagnostics
 
@@ -37,7 +37,7 @@ _FIRST_FREE = 3
 
 _CODE = (
     "import sys; sys.path.insert(0, sys.argv[1]); import ttlaunch; del sys.path[0]; "
-    "from ttlaunch.app.supervisor import main; sys.exit(main(int(sys.argv[2])))"
+    "from ttlaunch.app.supervisor_process import main; sys.exit(main(int(sys.argv[2])))"
 )
 _LONGEST_WORDS = 2000
 _SLICE_S = 1.0
@@ -175,7 +175,7 @@ def spawn_supervisor(
 
     Args:
         spec: What was asked for.
-        options: How it is carried out.
+        options: How it is executed.
         plan_hash: Of the plan that the caller has checked; another one is refused.
         max_restarts: Restarts at the most.
         sinks: Started beside each start of the run.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from ttlaunch import contract
-from ttlaunch.app.carry_out import RunOptions
+from ttlaunch.app.execute import RunOptions
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.console import leave
@@ -69,7 +69,7 @@ def chaos(
     from ttlaunch.app.prepare_run import prepare
     from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.cli.live import make_following_view
-    from ttlaunch.lab.chaos.carry_out import break_run, fault_source, find_faults
+    from ttlaunch.lab.chaos.experiment import break_run, fault_source, find_faults
     from ttlaunch.running.runs.facts import facts_of
 
     source = fault_source(faults, random)
@@ -99,7 +99,7 @@ def _report(
     """Judge, look what is left, say both, and leave."""
     from ttlaunch.cli.chaos_view import chaos_diagnostics, chaos_json, show_chaos
     from ttlaunch.cli.console import print_json, show_diagnostics
-    from ttlaunch.lab.chaos.carry_out import look_for_leftovers
+    from ttlaunch.lab.chaos.experiment import look_for_leftovers
     from ttlaunch.lab.chaos.verdict import judge_faults
     from ttlaunch.running.runs.run_folder import read_events
 

@@ -29,7 +29,7 @@ from ttlaunch.diagnostics import (
 from ttlaunch.planning.comparison import Candidate, Workload, parse_candidate
 
 if TYPE_CHECKING:
-    from ttlaunch.lab.comparison.carry_out import Attempt
+    from ttlaunch.lab.comparison.repeats import Attempt
     from ttlaunch.lab.comparison.summary import Row
 
 EXAMPLES = """\
@@ -80,7 +80,7 @@ def compare(
     attempts: list[Attempt] = []
     try:
         out.mkdir(parents=True, exist_ok=True)
-        _carry_out(candidates, workload, attempts, on=on, out=out, repeats=repeats, form=form)
+        _run_all(candidates, workload, attempts, on=on, out=out, repeats=repeats, form=form)
         rows, machine = _write(attempts, workload, out=out, repeats=repeats)
     except OSError as error:
         raise file_error(out, error, verb="used") from error
@@ -146,7 +146,7 @@ def _all_candidates() -> list[Candidate]:
     return [Candidate(name) for name, recipe in found if not isinstance(recipe, Diagnostic) and recipe.uses_data]
 
 
-def _carry_out(
+def _run_all(
     candidates: Sequence[Candidate],
     workload: Workload,
     attempts: "list[Attempt]",
@@ -157,7 +157,7 @@ def _carry_out(
     form: Format,
 ) -> None:
     """Run everything, and add to `attempts` what each run came to; leaves if Ctrl-C was pressed."""
-    from ttlaunch.lab.comparison.carry_out import Comparison
+    from ttlaunch.lab.comparison.repeats import Comparison
 
     total = len(candidates) * repeats
     comparison = Comparison(workload, on=on, folder=out, repeats=repeats)

@@ -122,7 +122,7 @@ def parity(
     if len(cells) == len({cell.precision for cell in cells}):  # no more than the references
         message = f"nothing would be compared: all that is left is {cells[0]}"
         raise usage_error(message, "try more world sizes or accumulations")
-    found = _carry_out(cells, steps=steps, simulated=simulated, jobs=jobs, kept=results, form=form)
+    found = _run_all(cells, steps=steps, simulated=simulated, jobs=jobs, kept=results, form=form)
     diagnostics = _diagnostics(found)
     if form is Format.JSON:
         print_json({"cells": _as_json(found), "diagnostics": [diagnostic.as_json() for diagnostic in diagnostics]})
@@ -154,7 +154,7 @@ def _unknown_sizes(recipes: Sequence[str], ranks: Sequence[int]) -> Iterator[Dia
             )
 
 
-def _carry_out(
+def _run_all(
     cells: Sequence[Cell], *, steps: int, simulated: bool, jobs: int, kept: Path | None, form: Format
 ) -> "list[Result]":
     """Run all cells; prints a row as soon as it and those before it are there."""

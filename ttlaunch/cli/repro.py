@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ttlaunch.app.carry_out import RunOptions, carry_out, make_ready
+from ttlaunch.app.execute import RunOptions, execute_plan, make_ready
 from ttlaunch.app.named_run import find_named_run
 from ttlaunch.cli.console import leave
 from ttlaunch.cli.options import GraceSeconds, HangTimeout, OutputFormat, RunsDir, Verbose
@@ -50,7 +50,7 @@ def repro(
     options = RunOptions(runs, grace, hang_timeout_s=hang_timeout)
     ready = make_ready(prepared, options, dialogue)
     session = start_supervisor(
-        lambda begun: [carry_out(prepared, options, dialogue, ready=ready, begun=begun)],
+        lambda begun: [execute_plan(prepared, options, dialogue, ready=ready, begun=begun)],
         exit_status=exit_status_of,
         form=form,
         verbose=verbose,

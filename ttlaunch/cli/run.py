@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from ttlaunch import contract
-from ttlaunch.app.carry_out import RunOptions, make_ready
+from ttlaunch.app.execute import RunOptions, make_ready
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.cli.console import leave, print_json
 from ttlaunch.cli.dialogue import TerminalDialogue
@@ -31,7 +31,7 @@ from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
     from ttlaunch.app.outcome import Outcome
-    from ttlaunch.app.supervisor import Begun
+    from ttlaunch.app.supervisor_process import Begun
     from ttlaunch.cli.session import Session
 
 EXAMPLES = """\

@@ -18,7 +18,7 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.signals import handled
-from ttlaunch.app.supervisor import FREE, PIECE, Begun, Line, supervise
+from ttlaunch.app.supervisor_process import FREE, PIECE, Begun, Line, supervise
 from ttlaunch.cli.console import refusing
 from ttlaunch.cli.last_resort import status_of
 from ttlaunch.diagnostics import Format
@@ -134,7 +134,7 @@ def start_session(work: Callable[[Line], int]) -> Session:
 def start_supervisor(
     work: Callable[[Begun], list[Outcome]], *, exit_status: Callable[[list[Outcome]], int], form: Format, verbose: bool
 ) -> Session:
-    """Carry plans out in a process of its own.
+    """Execute plans in a process of its own.
 
     A fork, not a fresh interpreter: the plan is there already, nothing has begun a thread yet, and half a second of
     imports is saved.
@@ -146,12 +146,12 @@ def start_supervisor(
         verbose: With notes.
     """
 
-    def carry_out(line: Line) -> int:
+    def supervised(line: Line) -> int:
         line.end_with_watcher()
         with refusing(form=form, verbose=verbose):
             return exit_status(supervise(work, line))
 
-    return start_session(lambda line: status_of(lambda: carry_out(line)))
+    return start_session(lambda line: status_of(lambda: supervised(line)))
 
 
 def wait_for_run(session: Session) -> Path | None:

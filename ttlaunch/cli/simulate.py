@@ -55,7 +55,7 @@ def simulate(
 
     from ttlaunch.cli.dialogue import TerminalDialogue
     from ttlaunch.cli.live import make_following_view
-    from ttlaunch.lab.simulate import carry_out_simulation, plan_simulation
+    from ttlaunch.lab.simulate import plan_simulation, run_simulation
     from ttlaunch.running.runs.facts import facts_of
 
     spec = replace(spec, target=target)
@@ -65,7 +65,7 @@ def simulate(
     show = partial(make_following_view, quiet=form is Format.JSON)
     try:
         with interruptible():
-            simulation = carry_out_simulation(plan, keep=keep, show=lambda plan, folder: show(facts_of(plan), folder))
+            simulation = run_simulation(plan, keep=keep, show=lambda plan, folder: show(facts_of(plan), folder))
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted\n")
         leave(contract.STATUS_INTERRUPTED)

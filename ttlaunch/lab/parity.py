@@ -1,4 +1,4 @@
-"""Carry the cells of `ttlaunch parity` out, each as its command line would, and judge their bits.
+"""Run the cells of `ttlaunch parity`, each as its command line would, and compare their bits.
 
 A cell is a run or a simulation; what it ends with is its report and the checkpoint of its last step. Results can be kept in a file, so that a long matrix goes on where it was interrupted.
 """
@@ -25,7 +25,7 @@ from ttlaunch.app.report import Report
 from ttlaunch.app.run_handle import Run
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import LaunchError, Severity
-from ttlaunch.lab.simulate import Simulation, carry_out_simulation, plan_simulation
+from ttlaunch.lab.simulate import Simulation, plan_simulation, run_simulation
 from ttlaunch.planning.parity import Cell
 from ttlaunch.running.checkpoints.tensor_difference import largest_difference, read_weights
 from ttlaunch.running.checkpoints.tensor_file import FiledTensor
@@ -66,7 +66,7 @@ class Result:
 
 
 class Parity:
-    """One matrix being carried out.
+    """A matrix of layouts that is being run.
 
     Args:
         steps: Of every training.
@@ -120,14 +120,14 @@ class Parity:
 
     def _reference(self, cell: Cell) -> Result:
         folder = self._scratch / f"reference-{cell.precision}"
-        result = self._carry_out(cell, folder)
+        result = self._run_cell(cell, folder)
         if result.sha256 is not None:
             self._references[cell.precision] = result.sha256, _last_weights(folder)
         return replace(result, difference=0.0 if result.sha256 else None)
 
     def _run(self, cell: Cell) -> Result:
         folder = self._scratch / hashlib.sha256(str(cell).encode()).hexdigest()[:16]
-        result = self._carry_out(cell, folder)
+        result = self._run_cell(cell, folder)
         reference = self._references.get(cell.precision)
         try:
             if result.sha256 is None or reference is None:
@@ -137,7 +137,7 @@ class Parity:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _carry_out(self, cell: Cell, folder: Path) -> Result:
+    def _run_cell(self, cell: Cell, folder: Path) -> Result:
         """Run one cell as a user would."""
         command = cell.command(steps=self._steps, simulated=self._simulated)
         if self._is_over.is_set():
@@ -157,7 +157,7 @@ class Parity:
     def _simulate(self, cell: Cell, folder: Path) -> Simulation:
         overrides = tuple(cell.overrides(steps=self._steps))
         spec = RunSpec(target=cell.recipe, overrides=overrides, ranks=cell.world_size)
-        return carry_out_simulation(plan_simulation(spec, Unattended()), keep=folder, cancelled=self._is_over)
+        return run_simulation(plan_simulation(spec, Unattended()), keep=folder, cancelled=self._is_over)
 
     def _start(self, cell: Cell, folder: Path) -> Report:
         run = start(cell.recipe, set=cell.overrides(steps=self._steps), ranks=cell.world_size, runs_dir=folder)

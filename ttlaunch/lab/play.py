@@ -1,4 +1,4 @@
-"""Carry a plan out without a cluster: one child process plays all ranks, and says what is wrong with their messages."""
+"""Simulate a run: one child process plays all ranks and reports what is wrong with their messages."""
 
 import subprocess
 import threading

@@ -109,7 +109,7 @@ def simulate(target: str | Path, *, keep: str | Path | None = None, **options: U
         raise no_target("a recipe's name or folder")
     given = checked_options({**options, "keep": keep})
     plan = plan_simulation(spec_of(target, given), Unattended())
-    return carry_out_simulation(plan, keep=Path(given["keep"]) if "keep" in given else None)
+    return run_simulation(plan, keep=Path(given["keep"]) if "keep" in given else None)
 
 
 def plan_simulation(spec: RunSpec, dialogue: Dialogue) -> LaunchPlan:
@@ -136,7 +136,7 @@ def plan_simulation(spec: RunSpec, dialogue: Dialogue) -> LaunchPlan:
     return plan
 
 
-def carry_out_simulation(
+def run_simulation(
     plan: LaunchPlan,
     *,
     keep: Path | None,

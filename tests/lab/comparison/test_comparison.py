@@ -11,8 +11,8 @@ import pytest
 from ttlaunch import contract
 from ttlaunch.cli.compare_picture import draw_comparison
 from ttlaunch.draw.bars import Measurement, Panel, render_bars
-from ttlaunch.lab.comparison.carry_out import Attempt, Comparison, code_of
 from ttlaunch.lab.comparison.measure import CODE_FILE, Measured, measure_run
+from ttlaunch.lab.comparison.repeats import Attempt, Comparison, code_of
 from ttlaunch.lab.comparison.summary import HEADING, cells, render_json, render_markdown, summarise
 from ttlaunch.planning.comparison import Candidate, Workload
 

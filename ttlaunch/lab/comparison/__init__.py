@@ -1,1 +1,1 @@
-"""Several recipes on the same model, data and seed: carried out, measured, and put into one table."""
+"""Several recipes on the same model, data and seed: run, measured, and put into one table."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ttlaunch.lab.comparison.carry_out import Attempt
 from ttlaunch.lab.comparison.measure import Measured, as_json
+from ttlaunch.lab.comparison.repeats import Attempt
 from ttlaunch.planning.comparison import Candidate, Workload
 from ttlaunch.planning.parity import class_names
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ttlaunch import contract
-from ttlaunch.app.carry_out import RunOptions, carry_out
 from ttlaunch.app.dialogue import Dialogue
+from ttlaunch.app.execute import RunOptions, execute_plan
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.prepare_run import PreparedRun
 from ttlaunch.app.reach import open_transports, reach_hosts
@@ -84,7 +84,7 @@ def find_faults(source: Source | None, prepared: "PreparedRun", *, count: int | 
 def break_run(
     prepared: "PreparedRun", options: RunOptions, orders: "Sequence[Fault]", dialogue: Dialogue, *, show: Shows
 ) -> Outcome:
-    """Carry a plan out in this process and make the faults in it.
+    """Execute a plan in this process and inject the faults.
 
     Raises:
         LaunchError: A host is not ready; nothing was started.
@@ -105,7 +105,7 @@ def break_run(
             )
 
     try:
-        return carry_out(prepared, options, dialogue, watched_by=injecting)
+        return execute_plan(prepared, options, dialogue, watched_by=injecting)
     finally:
         for transport in transports:
             transport.close()
@@ -115,7 +115,7 @@ def look_for_leftovers(outcome: Outcome, prepared: "PreparedRun", *, began: floa
     """What is left of a run on every host of it, asked over new connections.
 
     Args:
-        outcome: Of a run that was carried out in this process.
+        outcome: Of a run that was executed in this process.
         prepared: The same, before.
         began: When it did, seconds since the epoch.
         lease_s: How long ranks on another host may have run on.
@@ -124,7 +124,7 @@ def look_for_leftovers(outcome: Outcome, prepared: "PreparedRun", *, began: floa
     if not prepared.is_here:
         hosts = [host for host in prepared.topology.hosts if host.name in prepared.plan.hosts]
         transports, _ = open_transports(replace(prepared.topology, hosts=tuple(hosts)))
-    assert outcome.scratch is not None  # noqa: S101 - the run was carried out here
+    assert outcome.scratch is not None  # noqa: S101 - the run was executed here
     patience_s = lease_s + contract.AFTER_LEASE_S
     try:
         return audit(

@@ -1,6 +1,6 @@
-"""Carry a checked plan out: get everything ready, start it, and watch over it to its end.
+"""Execute a checked plan: get everything ready, start it, and watch over it to its end.
 
-This is what a supervisor does, in a process of its own (`app/supervisor.py`). It shows nothing; whoever wants to see the
+This is what a supervisor does, in a process of its own (`app/supervisor_process.py`). It shows nothing; whoever wants to see the
 run reads its folder.
 """
 
@@ -34,7 +34,7 @@ _ELSEWHERE = "`--runs-dir DIR` makes run folders somewhere else"
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How plans are carried out.
+    """How plans are executed.
 
     Attributes:
         runs_dir: Where run folders are made.
@@ -66,7 +66,7 @@ def make_ready(prepared: "PreparedRun", options: RunOptions, dialogue: Dialogue)
     return ready_hosts(prepared, dialogue, lease_s=options.lease_s)
 
 
-def carry_out(
+def execute_plan(
     prepared: "PreparedRun",
     options: RunOptions,
     dialogue: Dialogue,

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ttlaunch import contract
-from ttlaunch.app.carry_out import RunOptions
 from ttlaunch.app.dialogue import Unattended
+from ttlaunch.app.execute import RunOptions
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError
 from ttlaunch.diagnostics.transfer import pack_diagnostics
@@ -61,7 +61,7 @@ class Line:
 
 
 def supervise(work: Callable[[Begun], "list[Outcome]"], line: Line) -> "list[Outcome]":
-    """Carry plans out and say over the line which run was begun; from then on this process prints into that run's folder.
+    """Execute plans and report which run has begun; from then on this process prints into that run's folder.
 
     Raises:
         LaunchError: Something keeps a run from being started.
@@ -114,7 +114,7 @@ def main(descriptor: int) -> int:
         return contract.STATUS_TERMINATED
     listener = Unattended()
     try:
-        outcomes = supervise(lambda begun: _carry_out(order, listener, begun), line)
+        outcomes = supervise(lambda begun: _execute_order(order, listener, begun), line)
     except LaunchError as error:
         found = [*listener.warnings, *(error.diagnostics if not error.was_shown else ())]
         line.tell(refused=pack_diagnostics(found), status=error.exit_status)
@@ -133,7 +133,7 @@ def main(descriptor: int) -> int:
     return exit_status_of(outcomes)
 
 
-def _carry_out(order: Mapping[str, Any], dialogue: Unattended, begun: Begun) -> "list[Outcome]":
+def _execute_order(order: Mapping[str, Any], dialogue: Unattended, begun: Begun) -> "list[Outcome]":
     """Check and plan once more what the caller has checked, and start it if it is the same plan."""
     from ttlaunch.app.prepare_run import prepare
     from ttlaunch.app.restarts import run_with_restarts

@@ -1,4 +1,4 @@
-"""Carry a comparison out: every run as its command line would, one after the other, none twice.
+"""Run the recipes of a comparison one after the other, each as its command line would, and none twice.
 
 A run that came to its end is kept. When the same comparison is asked for again, after Ctrl-C or with more repeats, runs
 whose plan has the same hash and that the same code made are taken as they are.
@@ -101,7 +101,7 @@ class Comparison:
         return found
 
     def _plan_hash(self, candidate: Candidate) -> str:
-        """Of the plan that would be carried out; empty if there is none, which the run itself then says."""
+        """Hash the plan that would be executed; empty if there is none: then the run reports why."""
         try:
             return plan(candidate.recipe, on=self._on, set=candidate.settings(self._workload)).hash
         except LaunchError:
