@@ -23,8 +23,8 @@ def test_a_table_says_what_went_where(here, home, ttlaunch):
     tree_hash = (home / ".ttlaunch/current").readlink().name
     assert re.fullmatch(rf"{here}: \d+ files, [0-9.]+ MB, tree {tree_hash[:12]}", heading)
     assert ["host", "files", "sent", "seconds"] == columns.split()
-    assert re.fullmatch(rf"localhost +\d+ +[0-9.]+ [kM]B +[0-9.]+   {home}/.ttlaunch", row)
-    assert re.fullmatch(r"localhost +0 +0 bytes +[0-9.]+   was there already", second.stdout.splitlines()[2])
+    assert re.fullmatch(rf"localhost +\d+ +[0-9.]+ [kM]B +[0-9.]+  {home}/.ttlaunch", row)
+    assert re.fullmatch(r"localhost +0 +0 bytes +[0-9.]+  was there already", second.stdout.splitlines()[2])
 
 
 def test_json_is_one_object(here, home, ttlaunch):

@@ -70,7 +70,7 @@ def search_checkpoint(
     search = find_checkpoint(named, runs_folder=runs_dir, working_folder=working_folder)
     reasons = tuple(f"{_short(one.path, working_folder)}: {one.reason}" for one in search.passed_over)
     if search.checkpoint is None:
-        return None, [_no_checkpoint(where, search, runs_dir, working_folder, reasons)]
+        return None, [_no_checkpoint(where, search, reasons, runs_dir=runs_dir, working_folder=working_folder)]
     if not reasons:
         return search.checkpoint, []
     path = _short(search.checkpoint.path, working_folder)
@@ -90,7 +90,7 @@ def _named(where: str, *, runs_dir: Path, working_folder: Path) -> str | Diagnos
 
 
 def _no_checkpoint(
-    where: str, search: "Search", runs_dir: Path, working_folder: Path, reasons: tuple[str, ...]
+    where: str, search: "Search", reasons: tuple[str, ...], *, runs_dir: Path, working_folder: Path
 ) -> Diagnostic:
     if reasons:
         broken = counted(len(reasons), "checkpoint")

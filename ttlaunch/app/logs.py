@@ -1,14 +1,19 @@
-"""Which ranks and streams somebody wants to see of what a run prints."""
+"""The output of a run's ranks: which of it somebody wants to see, and its lines."""
 
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ttlaunch.diagnostics import did_you_mean, listed, shown, usage_error
 from ttlaunch.running.logs.fold import only_choices, parse_only
+from ttlaunch.running.logs.merged import Line, MergedLog
+from ttlaunch.running.runs.launcher import is_running
 
 if TYPE_CHECKING:
     from ttlaunch.planning.launch_plan import RankRow
 
+_TICK_S = 0.1
 STREAMS = ("stdout", "stderr")
 
 
@@ -39,3 +44,25 @@ def chosen_streams(stream: str | None) -> Sequence[str]:
         message = f"`--stream {shown(stream)}` is neither `stdout` nor `stderr`"
         raise usage_error(message, *did_you_mean(stream, STREAMS), code="P041")
     return (stream,)
+
+
+def read_lines(
+    folder: Path, rows: "Sequence[RankRow]", *, only: Collection[int], streams: Collection[str], follow: bool
+) -> Iterator[list[Line]]:
+    """Read the lines of some ranks and streams in the order in which they came, some at a time.
+
+    Args:
+        folder: The run's.
+        rows: Of all ranks.
+        only: The ranks.
+        streams: The streams.
+        follow: Continue until the run has ended.
+    """
+    log = MergedLog(folder, [row.rank for row in rows])
+    while True:
+        goes_on = is_running(folder)  # asked first: a run that ends now may still have lines to read
+        lines = [*log.poll(), *([] if goes_on else log.rest())]
+        yield [line for line in lines if line.rank in only and line.stream in streams]
+        if not goes_on or not follow:
+            return
+        time.sleep(_TICK_S)

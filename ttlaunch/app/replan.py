@@ -92,7 +92,7 @@ def replan(
         message = _no_world(first, leave_out(first.topology, without), used)
         return Diagnostic("R054", message, notes=_said_by(silent), hints=_back(used, first.plan))
     smallest, ranks = smaller
-    return Replanned(smallest, _change(smallest, first, used, ranks, set_already=len(request.overrides)))
+    return Replanned(smallest, _change(smallest, first, used, ranks=ranks, set_already=len(request.overrides)))
 
 
 def _smaller(request: RunSpec, first: "PreparedRun") -> tuple[RunSpec, int] | None:
@@ -118,12 +118,10 @@ def _smaller(request: RunSpec, first: "PreparedRun") -> tuple[RunSpec, int] | No
 
 def _resolve(request: RunSpec) -> ResolvedSpec:
     """Without reading the checkpoint, which is done when the attempt is prepared."""
-    return resolve(
-        replace(request, resume=None),
-    )
+    return resolve(replace(request, resume=None))
 
 
-def _change(request: RunSpec, first: "PreparedRun", used: Collection[str], ranks: int, *, set_already: int) -> str:
+def _change(request: RunSpec, first: "PreparedRun", used: Collection[str], *, ranks: int, set_already: int) -> str:
     """What is not as in the first attempt; of the overrides, those that follow the ones that were typed."""
     words = f", without {_names(used)}"
     left = leave_out(first.topology, request.without)

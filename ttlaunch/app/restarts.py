@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from ttlaunch.app.prepare_run import PreparedRun
     from ttlaunch.app.ready_here import LaunchContext
     from ttlaunch.app.replan import Replanned
-    from ttlaunch.app.run_spec import RunSpec
     from ttlaunch.running.restarts import Restart
     from ttlaunch.running.runs.run_folder import RunFolder
 
 
 def run_with_restarts(
-    request: "RunSpec",
     prepared: "PreparedRun",
     options: RunOptions,
     dialogue: Dialogue,
@@ -35,8 +33,7 @@ def run_with_restarts(
     """Start a plan until it comes to its end, or to one that another start would not change; all starts, in order.
 
     Args:
-        request: What was typed; a restart checks and plans all of it anew, with another beginning.
-        prepared: The same, checked.
+        prepared: What was asked for and its plan. A restart checks and plans all of it anew, with another beginning.
         options: How it is executed.
         dialogue: Whoever started it.
         most: Restarts at the most.
@@ -59,7 +56,7 @@ def run_with_restarts(
                 write_follow_up(last, no_progress=decision.no_progress)
             return outcomes
         write_follow_up(last, again=True)
-        following = _following(request, prepared, decision, outcomes, dialogue)
+        following = _following(prepared, decision, outcomes, dialogue=dialogue)
         name = decision.resume.name if decision.resume else None
         write_follow_up(last, number=len(outcomes), most=most, resume=name, change=following.change)
 
@@ -72,7 +69,7 @@ def run_with_restarts(
 
 
 def _following(
-    request: "RunSpec", first: "PreparedRun", decision: "Restart", outcomes: "list[Outcome]", dialogue: Dialogue
+    first: "PreparedRun", decision: "Restart", outcomes: "list[Outcome]", *, dialogue: Dialogue
 ) -> "Replanned":
     """What the next attempt is asked for.
 
@@ -86,7 +83,7 @@ def _following(
     try:
         with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), _order)):
             wait_for_lease(decision, say=partial(_report_waiting, last.folder.path))
-            again = repeatable(request, outcomes[0].folder.path)
+            again = repeatable(first.request, outcomes[0].folder.path)
             following = replan(again, first, decision, ask=lambda topology: silent_hosts(topology, dialogue))
     except _OrderedError as order:
         dialogue.gave_up(outcomes, [], status=order.exit_status)

@@ -185,14 +185,12 @@ def traffic_diagnostics(settlement: Settlement | None, roles: Sequence[str]) -> 
         message = f"the bytes of this run were compared with nothing: {settlement.reason}"
         return [Diagnostic("R046", message, severity=Severity.WARNING)]
     by_operation = groupby(settlement.differing, key=lambda edge: edge.operation)
-    return [_difference(operation, list(edges), settlement, roles) for operation, edges in by_operation]
+    return [_difference(list(edges), settlement, roles) for _, edges in by_operation]
 
 
-def _difference(operation: str, edges: list[Edge], settlement: Settlement, roles: Sequence[str]) -> Diagnostic:
+def _difference(edges: list[Edge], settlement: Settlement, roles: Sequence[str]) -> Diagnostic:
     first, *others = edges
-    message = (
-        f"`{operation}` moved {first.size:,} bytes from {_ends(first, roles)}, and the formula says {first.expected:,}"
-    )
+    message = f"`{first.operation}` moved {first.size:,} bytes from {_ends(first, roles)}, and the formula says {first.expected:,}"
     notes = [f"in {counted(settlement.steps, 'step')} and {counted(settlement.validations, 'validation')}"]
     notes += [f"{one.size:,} bytes from {_ends(one, roles)}, expected {one.expected:,}" for one in others[:_MOST_EDGES]]
     left = len(others) - _MOST_EDGES

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ttlaunch.app.spawn import Supervisor
+    from ttlaunch.planning.launch_plan import RankRow
+    from ttlaunch.running.logs.merged import Line
     from ttlaunch.running.metrics.event_log import Event
 
 _TICK_S = 0.1
@@ -194,7 +196,7 @@ class Run:
         Raises:
             LaunchError: `only` names no rank of it, `stream` is neither, or its folder is gone; raised by the call itself.
         """
-        from ttlaunch.app.logs import chosen_ranks, chosen_streams
+        from ttlaunch.app.logs import chosen_ranks, chosen_streams, read_lines
 
         folder = self.folder
         try:
@@ -203,7 +205,8 @@ class Run:
             raise unreadable_run(folder, error) from error
         chosen = [only] if isinstance(only, str) else [str(one) for one in only or ()]
         ranks, streams = chosen_ranks(chosen, rows), chosen_streams(None if stream is None else str(stream))
-        return self._lines(folder, ranks, streams, follow=follow)
+        found = read_lines(folder, rows, only=ranks, streams=streams, follow=follow)
+        return (_log_line(line, rows[line.rank]) for lines in found for line in lines)
 
     def metrics(self) -> Metrics:
         """Everything that it has measured so far.
@@ -286,18 +289,7 @@ class Run:
         said = self._supervisor.said("report") if self._supervisor else []
         return RecordedReport.from_json(said[-1]) if said else None
 
-    def _lines(self, folder: Path, ranks: frozenset[int], streams: Sequence[str], *, follow: bool) -> Iterator[LogLine]:
-        from ttlaunch.running.logs.merged import MergedLog
 
-        rows = read_rows(folder)
-        log = MergedLog(folder, [row.rank for row in rows])
-        while True:
-            goes_on = is_running(folder)
-            lines = list(log.poll()) + ([] if goes_on else list(log.rest()))
-            for line in lines:
-                if line.rank in ranks and line.stream in streams:
-                    row, text = rows[line.rank], line.text.decode("utf-8", "replace")
-                    yield LogLine(line.rank, row.role, row.host, line.stream, line.time, text)
-            if not goes_on or not follow:
-                return
-            time.sleep(_TICK_S)
+def _log_line(line: "Line", row: "RankRow") -> LogLine:
+    text = line.text.decode("utf-8", "replace")
+    return LogLine(line.rank, row.role, row.host, line.stream, line.time, text)

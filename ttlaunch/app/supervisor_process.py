@@ -149,7 +149,7 @@ def _execute_order(order: Mapping[str, Any], dialogue: Unattended, begun: Begun)
     sinks = [SinkChoice(kind, place) for kind, place in order["sinks"]]
 
     most = order["max_restarts"]
-    return run_with_restarts(spec, prepared, options, dialogue, most=most, ready=None, begun=with_sinks(sinks, begun))
+    return run_with_restarts(prepared, options, dialogue, most=most, ready=None, begun=with_sinks(sinks, begun))
 
 
 def _read_order(end: socket.socket) -> dict[str, Any]:

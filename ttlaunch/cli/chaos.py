@@ -80,7 +80,9 @@ def chaos(
     _announce(orders, seed=None if random is None else seed, form=form)
     options = RunOptions(spec.runs_dir, grace_s=grace, hang_timeout_s=hang_timeout, lease_s=lease)
     show = partial(make_following_view, quiet=form is Format.JSON, only=chosen)
-    outcome = break_run(prepared, options, orders, dialogue, show=lambda plan, folder: show(facts_of(plan), folder))
+    outcome = break_run(
+        prepared, options, orders, dialogue=dialogue, show=lambda plan, folder: show(facts_of(plan), folder)
+    )
     _report(outcome, prepared, orders, lease_s=lease, form=form)
 
 

@@ -4,9 +4,8 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +17,7 @@ from ttlaunch.diagnostics import Format
 if TYPE_CHECKING:
     from ttlaunch.planning.launch_plan import RankRow
     from ttlaunch.running.logs.merged import Line
+    from ttlaunch.running.logs.shown_output import ShownOutput
 
 EXAMPLES = """\
 [bold]ttlaunch logs[/bold]   the output of the newest run
@@ -46,7 +46,8 @@ def logs(
     form: OutputFormat = Format.FULL,
 ) -> None:
     """Show the output of all ranks in order of time, with equal lines of several ranks shown once."""
-    from ttlaunch.app.logs import chosen_ranks, chosen_streams
+    from ttlaunch.app.logs import chosen_ranks, chosen_streams, read_lines
+    from ttlaunch.running.logs.shown_output import ShownOutput
     from ttlaunch.running.runs.facts import read_rows
 
     streams = chosen_streams(stream)
@@ -55,49 +56,25 @@ def logs(
         rows = read_rows(path)
     except (OSError, ValueError) as error:
         raise unreadable_run(path, error) from error
-    chosen = chosen_ranks(only or (), rows)
+    wanted: dict[str, Any] = {"only": chosen_ranks(only or (), rows), "streams": streams}
     try:
         with interruptible(signal.SIGINT):
             if form is Format.JSON:
-                _show_json(path, rows, chosen, streams, follow=follow)
+                for lines in read_lines(path, rows, **wanted, follow=follow):
+                    _write([_json_line(line, rows) for line in lines])
             else:
-                _show(path, rows, chosen, streams, follow=follow)
+                _show(ShownOutput(path, rows, **wanted), path, follow=follow)
     except KeyboardInterrupt:  # how one stops to follow
         return
 
 
-def _show(
-    path: Path, rows: "list[RankRow]", chosen: Collection[int], streams: Collection[str], *, follow: bool
-) -> None:
-    from ttlaunch.running.logs.shown_output import ShownOutput
+def _show(output: "ShownOutput", path: Path, *, follow: bool) -> None:
     from ttlaunch.running.runs.launcher import is_running
 
-    output = ShownOutput(path, rows, only=chosen, streams=streams)
     while follow and is_running(path):
         _write([line for _, line in output.poll()])
         time.sleep(_TICK_S)
     _write([line for _, line in output.finish(rest=not is_running(path))])
-
-
-def _show_json(
-    path: Path, rows: "list[RankRow]", chosen: Collection[int], streams: Collection[str], *, follow: bool
-) -> None:
-    from ttlaunch.running.logs.merged import MergedLog
-    from ttlaunch.running.runs.launcher import is_running
-
-    log = MergedLog(path, [row.rank for row in rows])
-
-    def wanted(line: "Line") -> bool:
-        return line.rank in chosen and line.stream in streams
-
-    while True:
-        goes_on = is_running(path)
-        _write([_json_line(line, rows) for line in filter(wanted, log.poll())])
-        if not goes_on:
-            _write([_json_line(line, rows) for line in filter(wanted, log.rest())])
-        if not goes_on or not follow:
-            return
-        time.sleep(_TICK_S)
 
 
 def _json_line(line: "Line", rows: "list[RankRow]") -> bytes:

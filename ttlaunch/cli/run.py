@@ -111,7 +111,7 @@ def run(
 
     def work(begun: "Begun") -> "list[Outcome]":
         told = with_sinks(asked, begun)
-        return run_with_restarts(spec, prepared, options, dialogue, most=max_restarts, ready=ready, begun=told)
+        return run_with_restarts(prepared, options, dialogue, most=max_restarts, ready=ready, begun=told)
 
     _start_and_watch(work, chosen, detach=detach, form=form, verbose=verbose)
 

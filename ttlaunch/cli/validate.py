@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -56,7 +55,7 @@ def validate(
     """Check the files of a cluster, or one file. Each mistake is shown at its place, with its repair."""
     from ttlaunch.cli.validate_file import names_a_file, validate_file
 
-    if spec.hostfile is None and names_a_file(configuration, kind=kind, working_folder=Path.cwd()):
+    if spec.hostfile is None and names_a_file(configuration, kind=kind):
         given = {
             "-c": spec.config_file,
             "--ranks": spec.ranks,

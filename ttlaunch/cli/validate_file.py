@@ -37,18 +37,18 @@ class _Checked:
     remarks: list[str] = field(default_factory=list)
 
 
-def names_a_file(target: str, *, kind: str | None, working_folder: Path) -> bool:
+def names_a_file(target: str, *, kind: str | None) -> bool:
     """Whether a target is one file rather than a configuration; one that is not there is refused here."""
     from ttlaunch.spec.topology.discovery import find_configuration
 
     if target == "-" or kind is not None:
         return True
     try:
-        path = working_folder / Path(target).expanduser()
+        path = Path.cwd() / Path(target).expanduser()
         there, folder = os.path.lexists(path), path.is_dir()
     except (OSError, ValueError, RuntimeError):
         return False
-    if folder or (there and not isinstance(find_configuration(target, working_folder=working_folder), Diagnostic)):
+    if folder or (there and not isinstance(find_configuration(target, working_folder=Path.cwd()), Diagnostic)):
         return False
     return there or Path(target).suffix in {".txt", ".yaml", ".yml", ".textproto"}
 
@@ -81,7 +81,7 @@ def validate_file(
         words = " and ".join(f"`{word}`" for word in unused) + (" goes" if len(unused) == 1 else " go")
         message = f"{words} with a configuration; {_name(target)} is a single file"
         raise usage_error(message)
-    checked = _check(target, known, recipe, overrides, Path.cwd())
+    checked = _check(target, known, recipe=recipe, overrides=overrides)
     name = _name(target)
     valid = not has_errors(checked.diagnostics)
     show_diagnostics(checked.diagnostics, form=form, verbose=verbose)
@@ -99,13 +99,11 @@ def _name(target: str) -> str:
     return _STANDARD_INPUT if target == "-" else shown(target, longest=300)
 
 
-def _check(
-    target: str, kind: Kind | None, recipe: str | None, overrides: Sequence[str], working_folder: Path
-) -> _Checked:
+def _check(target: str, kind: Kind | None, *, recipe: str | None, overrides: Sequence[str]) -> _Checked:
     from ttlaunch.spec.located.codes import CONFIGURATION, TOPOLOGY
     from ttlaunch.spec.located.source import source_from_bytes
 
-    path = working_folder / (_STANDARD_INPUT if target == "-" else Path(target).expanduser())
+    path = Path.cwd() / (_STANDARD_INPUT if target == "-" else Path(target).expanduser())
     data = _read(target, path)
     if isinstance(data, Diagnostic):
         return _Checked([data])
@@ -122,8 +120,8 @@ def _check(
         word = "`--set`" if recipe is None else "`--recipe`"
         message = f"{word} goes with a training file or a whole configuration; {name} was taken for {kind.what}"
         return _Checked([*doubt, usage_mistake(message, _HOW_TO_SAY)], kind)
-    checked = _check_training(data, name, recipe, overrides, working_folder) if kind is Kind.TRAIN else None
-    checked = checked or _check_topology(source, kind, path, working_folder)
+    checked = _check_training(data, name, recipe=recipe, overrides=overrides) if kind is Kind.TRAIN else None
+    checked = checked or _check_topology(source, kind, path)
     checked.diagnostics[:0] = [*(() if kind is Kind.TRAIN else found), *doubt]
     return checked
 
@@ -166,31 +164,29 @@ def _kind(source: "Source", given: Kind | None) -> tuple[Kind | None, list[Diagn
     return seen.kind, []
 
 
-def _check_topology(source: "Source", kind: Kind, path: Path, working_folder: Path) -> _Checked:
+def _check_topology(source: "Source", kind: Kind, path: Path) -> _Checked:
     from ttlaunch.spec.topology.single import check_file
 
-    checked = check_file(source, kind, path, environment=os.environ, working_folder=working_folder)
+    checked = check_file(source, kind, path, environment=os.environ, working_folder=Path.cwd())
     remarks = [f"descriptor found: {checked.descriptor_found}"] if checked.descriptor_found else []
     return _Checked(checked.diagnostics, kind, checked.content, remarks)
 
 
-def _check_training(
-    data: bytes, name: str, recipe: str | None, overrides: Sequence[str], working_folder: Path
-) -> _Checked:
+def _check_training(data: bytes, name: str, *, recipe: str | None, overrides: Sequence[str]) -> _Checked:
     from ttlaunch.app.resolve import check_data
     from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe
     from ttlaunch.spec.recipe.shared import check_training_file
 
     declared = None
     if recipe is not None:
-        found = find_recipe(recipe, working_folder=working_folder)
+        found = find_recipe(recipe, working_folder=Path.cwd())
         declaration = found if isinstance(found, Diagnostic) else load_recipe(found)
         if isinstance(declaration, Diagnostic):
             return _Checked([declaration], Kind.TRAIN)
         declared = declaration
     loaded, diagnostics = check_training_file(data, name=name, recipe=declared, overrides=overrides)
     if loaded.config is not None and declared is not None and declared.uses_data:
-        _, mistake = check_data(loaded, working_folder)
+        _, mistake = check_data(loaded, Path.cwd())
         diagnostics += [mistake] if mistake else []
     remark = f"checked against {recipe}" if declared else "checked against the sections that recipes share; "
     remark += "" if declared else "`--recipe NAME` checks it against one"

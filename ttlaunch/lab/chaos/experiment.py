@@ -82,7 +82,7 @@ def find_faults(source: Source | None, prepared: "PreparedRun", *, count: int | 
 
 
 def break_run(
-    prepared: "PreparedRun", options: RunOptions, orders: "Sequence[Fault]", dialogue: Dialogue, *, show: Shows
+    prepared: PreparedRun, options: RunOptions, orders: Sequence[Fault], *, dialogue: Dialogue, show: Shows
 ) -> Outcome:
     """Execute a plan in this process and inject the faults.
 
