@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.data.batches import micro_batches, validation_micro_batches
     from ttlaunch.runtime.model.losses import count_tokens, summed_loss
     from ttlaunch.runtime.model.model import Model, place_of_second_use
+    from ttlaunch.runtime.model.split import split_evenly
     from ttlaunch.runtime.parallel.compression.codec import Codec, build_codec
     from ttlaunch.runtime.parallel.compression.error_feedback import ErrorFeedback
     from ttlaunch.runtime.parallel.compression.exchange import CompressedExchange
@@ -173,6 +174,7 @@ __all__ = [
     "share_of",
     "shared_norm",
     "slowed",
+    "split_evenly",
     "squared_norms",
     "step_size",
     "summed_loss",
@@ -208,6 +210,7 @@ _MODULES = {
     "parallel.gradients.sums": ("all_reduce_mean", "reduce_scatter_mean"),
     "model.losses": ("count_tokens", "summed_loss"),
     "model.model": ("Model", "place_of_second_use"),
+    "model.split": ("split_evenly",),
     "training.rank_model": ("build_model",),
     "training.one_process": ("train_in_one_process",),
     "training.optimizers": ("Optimizer", "build_optimizer", "global_norm", "learning_rate", "norms_of_layers"),

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from ttlaunch.recipe import (
     Layout,
+    Naive,
     NeedsProcesses,
     Recipe,
     Section,
@@ -50,4 +51,8 @@ RECIPE = Recipe(
         NeedsProcesses("multihost_config.enabled", value=True, instead=False, because="workers share torch's group")
     ],
     unread=["multihost_config.pipeline_parallel_config", "multihost_config.bucket_megabytes"],
+    naive=Naive(
+        [Layout("naive", worker=per("multihost_config.num_workers"))],
+        only={"transformer_config.tie_embeddings": False, "fully_sharded_config.replicas": 1},
+    ),
 )

@@ -7,6 +7,7 @@ from pydantic import Field
 from ttlaunch.recipe import (
     Bits,
     Layout,
+    Naive,
     Recipe,
     Section,
     TrainingFile,
@@ -50,4 +51,5 @@ RECIPE = Recipe(
     checks=[split_models_fit(RANKS, REPLICAS)],
     traffic=traffic,
     unread=["multihost_config.pipeline_parallel_config", "multihost_config.num_workers"],
+    naive=Naive([Layout("naive", worker=per(RANKS.key))], only={REPLICAS.key: 1, "training_config.model_type": "gpt"}),
 )

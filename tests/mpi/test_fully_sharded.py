@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tests.runtime.layouts import train
+from tests.runtime.layouts import train, train_recipe
 from ttlaunch import contract
 from ttlaunch.running.checkpoints.complete import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import verify
@@ -100,6 +100,14 @@ def test_the_losses_are_those_of_one_process(sharded, alone, workers, options):
     assert losses(expected, "step", "tokens") == losses(found, "step", "tokens")
     assert losses(found, "validation")[STEPS] < 0.98 * losses(found, "validation")[0]
     assert found.digests.keys() == expected.records("parameters")[0]["digests"].keys()
+
+
+def test_the_naive_form_has_the_same_losses_up_to_rounding(sharded, tmp_path):
+    options = {"shard": "optimizer+gradients"}
+    fast, roles = sharded(3, **options), ["worker"] * 3
+    naive = train_recipe("fully_sharded", roles, tmp_path / "naive", small(**options), data=None, trainer="naive")
+    for key in ("loss", "grad_norm", "learning_rate"):
+        assert losses(fast, "step", key) == pytest.approx(losses(naive, "step", key), rel=ROUNDING)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,12 @@ SAME_BITS = [
     ("zero", {"worker": 3}, {}),
     ("zero", {"worker": 2}, {"zero_config": {"stage": 1}} | SGD),
     ("classic_dp", {"worker": 3}, {"classic_dp_config": {"staleness_bound": 0}}),
+    ("tensor_parallel", {"worker": 2}, {"tensor_parallel_config": {"ranks": 2}} | TIED),
+    (
+        "tensor_parallel",
+        {"worker": 4},
+        {"tensor_parallel_config": {"ranks": 4}, "transformer_config": {"num_heads": 4}},
+    ),
 ]
 
 
@@ -99,17 +105,25 @@ def test_naive_bounded_staleness_is_its_recipe_where_every_mean_arrives_as_late_
     assert losses[last] < losses[1]
 
 
+@pytest.mark.parametrize("config", [{}, SGD], ids=["adamw", "sgd"])
+def test_naive_sharding_has_the_losses_of_one_process_up_to_rounding(both, config):
+    """As the README promises of the fast form, whose workers need a process each; see `tests/mpi/test_fully_sharded.py`."""
+    naive, alone = both("fully_sharded", {"trainer": 1}, config, naive={"worker": 3})
+    for key in ("loss", "grad_norm", "learning_rate", "tokens"):
+        expected = alone.by_step(contract.KIND_STEP, key)
+        assert naive.by_step(contract.KIND_STEP, key) == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*/naive.py")), ids=lambda path: path.parent.name)
-def test_a_naive_form_is_at_most_60_lines_and_has_no_machinery(path):
-    """Lines without blanks, comments and docstrings; and no import of what the fast forms are made of."""
+def test_a_naive_form_is_at_most_60_lines_and_saves_nothing(path):
+    """Lines without blanks, comments and docstrings; it imports what trainers import, and saves nothing."""
     text = path.read_text()
     assert len(text.splitlines()) <= 100
     assert lines_of_code(text) <= 60
-    modules = {node.module for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
-    assert modules <= {"collections", "collections.abc", "torch", "ttlaunch.train", "recipe"}
-    assert not {"checkpoint", "restore"} & {
-        node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)
-    }
+    tree = ast.parse(text)
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
+    assert {module for module in modules if module.startswith("ttlaunch")} <= {"ttlaunch", "ttlaunch.train"}
+    assert not {"checkpoint", "restore"} & {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
 
 
 def lines_of_code(text):
@@ -126,3 +140,8 @@ def lines_of_code(text):
         bool(line.strip()) and not line.strip().startswith("#") and at not in docstrings
         for at, line in enumerate(lines, start=1)
     )
+
+
+def test_every_recipe_but_the_one_that_is_plain_itself_has_a_naive_form():
+    with_naive = {path.parent.name for path in RECIPES.glob("*/naive.py")}
+    assert {path.parent.name for path in RECIPES.glob("*/recipe.py")} - with_naive == {"fabric_minimal"}
