@@ -70,13 +70,13 @@ class RemoteOptimizer:
         self._flat = FlatParameters(parameters)
         self._block = block
         self._agreed = AgreedBuckets(ctx, self._flat.starts, source=aggregator_rank, followers=members)
-        self._uplink = GradientSender(ctx, self._flat, dest=aggregator_rank, block=block, members=members)
-        self._downlink = WeightReceiver(ctx, self._flat, source=aggregator_rank, members=members, shared=shared)
+        self._sender = GradientSender(ctx, self._flat, dest=aggregator_rank, block=block, members=members)
+        self._receiver = WeightReceiver(ctx, self._flat, source=aggregator_rank, members=members, shared=shared)
         self._has_weights = self._is_open = False
         self._accumulated = 0
         self._waits_at_once = model is None
         if model is not None:
-            self._downlink.hold_back(model)
+            self._receiver.hold_back(model)
 
     def receive_weights(self) -> None:
         """Wait for the current weights, all of them.
@@ -84,9 +84,9 @@ class RemoteOptimizer:
         Call before the first step; and, if `model` was given, before reading weights other than in its forward pass.
         """
         if not self._has_weights:
-            self._downlink.receive_first()
+            self._receiver.receive_first()
             self._has_weights = True
-        self._downlink.wait()
+        self._receiver.wait()
 
     def zero_grad(self) -> None:
         """Zero all gradients; they stay views of one flat vector. Call before the first backward pass of a step."""
@@ -117,7 +117,7 @@ class RemoteOptimizer:
         if index == self._block[-1]:
             self._open(index, tokens=tokens, loss=loss)
             return
-        self._uplink.add(index, tokens=tokens, loss=loss)
+        self._sender.add(index, tokens=tokens, loss=loss)
         self.zero_grad()
 
     def step(self) -> None:
@@ -134,14 +134,14 @@ class RemoteOptimizer:
         if self._accumulated != len(self._block):
             raise ValueError(f"{self._accumulated} micro-batches were accumulated, the block has {len(self._block)}")
         self._accumulated, self._is_open = 0, False
-        self._uplink.close()
-        self._downlink.begin(self._agreed.buckets)
+        self._sender.close()
+        self._receiver.begin(self._agreed.buckets)
         if self._waits_at_once:
-            self._downlink.wait()
+            self._receiver.wait()
 
     def _open(self, index: int, *, tokens: int, loss: float) -> None:
-        self._downlink.wait()  # for what no forward pass has read
-        self._uplink.open(index, self._agreed.begin_step(), tokens=tokens, loss=loss)
+        self._receiver.wait()  # for what no forward pass has read
+        self._sender.open(index, self._agreed.begin_step(), tokens=tokens, loss=loss)
         self._is_open = True
 
     def _accumulate_whole_block(self) -> None:
