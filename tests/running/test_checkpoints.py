@@ -10,8 +10,13 @@ import pytest
 from tests.records.written import progress
 from ttlaunch import contract
 from ttlaunch.planning.launch_plan import RankRow
-from ttlaunch.running.checkpoints.complete import CheckpointKeeper, complete_checkpoints, manifest_digest, remove_old
-from ttlaunch.running.checkpoints.lost_checkpoints import LostCheckpoints
+from ttlaunch.running.checkpoints.complete import (
+    CheckpointKeeper,
+    LostCheckpoints,
+    complete_checkpoints,
+    manifest_digest,
+    remove_old,
+)
 from ttlaunch.running.checkpoints.resume import find_checkpoint
 from ttlaunch.running.runs.run_folder import create_run_folder
 from ttlaunch.running.watch import RankState, fold

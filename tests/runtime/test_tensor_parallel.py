@@ -13,9 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from ttlaunch import contract
-from ttlaunch.running.checkpoints.joined_tensors import join_parts
 from ttlaunch.running.checkpoints.tensor_difference import read_weights
-from ttlaunch.running.checkpoints.tensor_file import read_header, write_tensors
+from ttlaunch.running.checkpoints.tensor_file import join_parts, read_header, write_tensors
 from ttlaunch.runtime.digests import digests
 from ttlaunch.runtime.parallel.tensor.share import ModelShare
 from ttlaunch.spec.recipe.images import DIGITS

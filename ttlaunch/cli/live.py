@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ttlaunch.cli.console import needs_no_reader
 from ttlaunch.diagnostics import counted, shown
 from ttlaunch.records.ranks import AnyProgress, LayerNorms, Note, StepDone, Validation
+from ttlaunch.running.logs.fold import ShownOutput
 from ttlaunch.running.logs.output import View
-from ttlaunch.running.logs.shown_output import ShownOutput
 from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState, steps_done

@@ -16,8 +16,8 @@ from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
     from ttlaunch.planning.launch_plan import RankRow
+    from ttlaunch.running.logs.fold import ShownOutput
     from ttlaunch.running.logs.merged import Line
-    from ttlaunch.running.logs.shown_output import ShownOutput
 
 EXAMPLES = """\
 [bold]ttlaunch logs[/bold]   the output of the newest run
@@ -47,7 +47,7 @@ def logs(
 ) -> None:
     """Show the output of all ranks in order of time, with equal lines of several ranks shown once."""
     from ttlaunch.app.logs import chosen_ranks, chosen_streams, read_lines
-    from ttlaunch.running.logs.shown_output import ShownOutput
+    from ttlaunch.running.logs.fold import ShownOutput
     from ttlaunch.running.runs.facts import read_rows
 
     streams = chosen_streams(stream)

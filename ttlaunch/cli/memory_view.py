@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ttlaunch.cli.table import render_table
-from ttlaunch.running.metrics.memory import KINDS, RankMemory
+from ttlaunch.running.metrics.telemetry import KINDS, RankMemory
 
 
 def render_memory(found: Sequence[RankMemory], roles: Sequence[str], processes: Mapping[int, int]) -> list[str]:

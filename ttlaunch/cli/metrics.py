@@ -125,7 +125,7 @@ def _print_events(log: "EventLog", *, follow: bool) -> None:
 
 
 def _print_table(log: "EventLog", *, form: Format) -> None:
-    from ttlaunch.running.metrics.summary import summarise
+    from ttlaunch.running.metrics.names import summarise
 
     found = summarise(log.poll())
     cells = [

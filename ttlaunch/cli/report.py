@@ -119,7 +119,7 @@ def _heading(recorded: "Recorded") -> list[str]:
 def _lines(recorded: "Recorded") -> list[str]:
     from ttlaunch.cli.memory_view import render_memory
     from ttlaunch.cli.traffic_view import render_edges, render_times
-    from ttlaunch.running.metrics.memory import memory_of_ranks
+    from ttlaunch.running.metrics.telemetry import memory_of_ranks
 
     lines = _heading(recorded)
     lasts = _last_operations(recorded)
@@ -137,7 +137,7 @@ def _lines(recorded: "Recorded") -> list[str]:
 def _concise_lines(recorded: "Recorded") -> list[str]:
     from ttlaunch.cli.memory_view import memory_lines
     from ttlaunch.cli.traffic_view import edge_lines, time_lines
-    from ttlaunch.running.metrics.memory import memory_of_ranks
+    from ttlaunch.running.metrics.telemetry import memory_of_ranks
 
     lasts = [f"last\t{who}\t{text}" for who, text in _last_operations(recorded).items()]
     if recorded.traffic is None or recorded.telemetry is None:
@@ -205,7 +205,7 @@ def _by_role(recorded: "Recorded") -> dict[str, "StepTimes"]:
 
 
 def _as_json(recorded: "Recorded") -> dict[str, Any]:
-    from ttlaunch.running.metrics.memory import memory_of_ranks
+    from ttlaunch.running.metrics.telemetry import memory_of_ranks
     from ttlaunch.running.metrics.times import step_times
 
     by_rank = [step_times([entry]) for entry in recorded.telemetry or ()]

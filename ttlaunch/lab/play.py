@@ -14,8 +14,7 @@ from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.simulation import SimulatedEdge, SimulatedFinding, SimulationEnd, as_json
 from ttlaunch.running.bad_records import BadLine, Complain, report_bad_records
-from ttlaunch.running.checkpoints.complete import complete_checkpoints, remove_old
-from ttlaunch.running.checkpoints.lost_checkpoints import LostCheckpoints
+from ttlaunch.running.checkpoints.complete import LostCheckpoints, complete_checkpoints, remove_old
 from ttlaunch.running.conclude import different_parameters, folder_failure
 from ttlaunch.running.failures.attribution import first_failure
 from ttlaunch.running.failures.divergence import divergence

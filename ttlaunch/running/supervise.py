@@ -19,8 +19,7 @@ from ttlaunch.engines.base import Engine
 from ttlaunch.engines.process import end_process
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.running.bad_records import report_bad_records
-from ttlaunch.running.checkpoints.complete import CheckpointKeeper
-from ttlaunch.running.checkpoints.lost_checkpoints import LostCheckpoints
+from ttlaunch.running.checkpoints.complete import CheckpointKeeper, LostCheckpoints
 from ttlaunch.running.conclude import Ending, conclude, folder_failure
 from ttlaunch.running.ending import (
     AFTER_TERM_S,
@@ -41,11 +40,10 @@ from ttlaunch.running.logs.output import EngineOutput, View
 from ttlaunch.running.lost_hosts import SilenceWatch
 from ttlaunch.running.metrics.event_log import write_event_log
 from ttlaunch.running.metrics.trace import write_trace
-from ttlaunch.running.pace import Pace
 from ttlaunch.running.rank_controller import RankController
 from ttlaunch.running.report import Report, write_report
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
-from ttlaunch.running.watch import Watch
+from ttlaunch.running.watch import Pace, Watch
 
 _STANDSTILL_S = 5.0
 

@@ -1,7 +1,8 @@
-"""What is known of each rank while it runs: its records are read as they grow and folded into a `RankState`."""
+"""Follow the records of a run's ranks, and fold them into one `RankState` a rank."""
 
 import math
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -31,11 +32,13 @@ from ttlaunch.running.bad_records import BadLine, BadRecords, good_records
 from ttlaunch.running.runs.files import Tail, read_file
 from ttlaunch.running.runs.run_folder import RunFolder
 
+_QUICK_S, _USUAL_S = 0.1, 0.25
+_STARTING_S = 10.0
 _T = TypeVar("_T")
 
 
 class Phase(StrEnum):
-    """How far a rank has come."""
+    """The phase of life that a rank is in."""
 
     WAITING = "waiting"  # the engine has not started its shim
     STARTING = "starting"  # the interpreter imports its packages
@@ -54,7 +57,7 @@ class RankState:
         tokens: Tokens of all steps it reported.
         layer_norms: By step, the norm of the gradient of each layer that it updates.
         grad_norm: Of the last step that it reported one of.
-        connection: What is wrong with the line to its host, as `silent` or `lost`; empty if nothing is.
+        connection: `silent` or `lost` where the connection to its host is; else empty.
         first_step: The first one it reported; not 1 where it goes on from a checkpoint.
         diverged: The first of the steps up to the last one whose losses are no numbers, and its loss; None if the last
             one's is a number.
@@ -93,10 +96,10 @@ class RankState:
     clock_offset_s: float = 0.0
 
     def condition(self, *, says_ready: bool) -> str:
-        """The phase in a word for people: a rank that was told to stop is stopping, until it has.
+        """The phase as a word for people; a rank that was ordered to stop is `stopping` until it has ended.
 
         Args:
-            says_ready: Whether it says when its packages are imported, as ranks of recipes do; else it runs at once.
+            says_ready: Whether the rank reports that its packages are imported, as ranks of recipes do; else it runs at once.
         """
         if self.connection and self.phase in {Phase.WAITING, Phase.STARTING, Phase.RUNNING}:
             return f"host {self.connection}"
@@ -116,25 +119,25 @@ class RankState:
 
     @property
     def step_s(self) -> float | None:
-        """Of the steps after the first one that it reported, on average."""
+        """Mean seconds of a step, without the first one that it reported; None before two steps."""
         if self.first_step_time is None or self.last_step_time is None or self.step <= self.first_step:
             return None
         return (self.last_step_time - self.first_step_time) / (self.step - self.first_step)
 
 
 class HasRanks(Protocol):
-    """A plan, as far as it is needed to watch its ranks."""
+    """The part of a plan that `Watch` needs."""
 
     @property
     def ranks(self) -> tuple[RankRow, ...]:
-        """Row by row."""
+        """The ranks, in order."""
 
 
 class Watch:
     """Reads the records of all ranks of a run; each call of `poll` takes what is new.
 
     Attributes:
-        bad: What could not be used; whoever watches over the run tells of it.
+        bad: Records that could not be used; the supervisor reports them.
     """
 
     def __init__(self, plan: HasRanks, folder: RunFolder) -> None:
@@ -145,18 +148,18 @@ class Watch:
         self._clocks: dict[str, float] = {}
 
     def set_clock(self, host: str, offset_s: float) -> None:
-        """Say how much later it is on a host than here, so that times of different hosts can be compared."""
+        """Set by how much a host's clock is ahead of ours; from then on its records come with our times."""
         self._clocks[host] = offset_s
         for state in self.ranks:
             if state.row.host == host:
                 state.clock_offset_s = offset_s
 
     def clock_offsets(self) -> dict[int, float]:
-        """By rank, how much later it is where it runs than here, in seconds."""
+        """By rank, the seconds by which the clock of its host is ahead of ours."""
         return {state.row.rank: self._clocks.get(state.row.host, 0.0) for state in self.ranks}
 
     def poll(self) -> list[tuple[RankState, AnyProgress]]:
-        """The new records in the order in which they were written, already folded into the states."""
+        """Read the new records of all ranks, fold them into the states, and return them in the order of their times."""
         fresh: list[tuple[RankState, AnyProgress]] = []
         for state in self.ranks:
             fresh += [(state, self._in_our_time(state, record)) for record in self._new_records(state.row.rank)]
@@ -198,16 +201,16 @@ class Watch:
 
 
 def steps_done(ranks: Sequence[RankState]) -> int:
-    """How far a training has come: the steps of ranks that update weights, and so know the gradient's norm; else of all.
+    """The last step of a training: of the ranks that update weights, which know the gradient's norm; else of all ranks.
 
-    Without a barrier a worker's step is one whose data it has, and which nobody may have applied yet.
+    Without a barrier, a worker may have reported a step whose gradient nobody has applied yet.
     """
     updating = [state.step for state in ranks if state.grad_norm is not None]
     return max(updating or [state.step for state in ranks], default=0)
 
 
 def fold(state: RankState, record: AnyProgress) -> None:
-    """Take one progress record into account."""
+    """Update the state of a rank by one of its progress records."""
     match record:
         case Started():
             state.started, state.phase = record, Phase.STARTING
@@ -226,7 +229,7 @@ def fold(state: RankState, record: AnyProgress) -> None:
 
 
 def _fold_measured(state: RankState, record: AnyProgress) -> None:
-    """What a rank measured beside its steps; notes and records of a recipe's own making change nothing."""
+    """Take a measurement other than a step; notes and records of a recipe's own kinds change nothing."""
     match record:
         case Validation():
             state.validations.append(record)
@@ -249,3 +252,18 @@ def _fold_step(state: RankState, record: StepDone) -> None:
     if state.first_step_time is None:
         state.first_step, state.first_step_time, state.first_step_tokens = state.step, record.time, state.tokens
     state.last_step_time = record.time
+
+
+class Pace:
+    """How often to look at a run: quickly while it starts, then so seldom that looking costs its ranks nothing.
+
+    A look takes about a millisecond of a processor that ranks keep busy (`benchmarks/supervision_overhead.py`).
+    """
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the next look; what happens in the meantime is noticed that much later."""
+        return _QUICK_S if time.monotonic() - self._since < _STARTING_S else _USUAL_S

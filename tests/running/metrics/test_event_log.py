@@ -7,8 +7,7 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.running.metrics.event_log import EventLog, write_event_log
-from ttlaunch.running.metrics.names import algorithm, metrics_of, rank_run_name
-from ttlaunch.running.metrics.summary import summarise
+from ttlaunch.running.metrics.names import algorithm, metrics_of, rank_run_name, summarise
 from ttlaunch.running.metrics.telemetry import measured, read_telemetry
 
 

@@ -16,8 +16,7 @@ from ttlaunch.hosts.transport.fleet import on_each
 from ttlaunch.hosts.transport.transport import Transport
 from ttlaunch.planning.launch_plan import EngineNames
 from ttlaunch.records.agents import FilePiece
-from ttlaunch.running.agents.host_link import HostLink
-from ttlaunch.running.agents.reach_agent import START_S
+from ttlaunch.running.agents.host_link import START_S, HostLink
 from ttlaunch.running.agents.relay import Relay
 from ttlaunch.running.lost_hosts import Losses
 from ttlaunch.running.rank_controller import ProcessSnapshot

@@ -16,6 +16,7 @@ from typing import Any
 from ttlaunch import contract
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.frames import FrameStream
+from ttlaunch.hosts.transport.pushed import explain_end, start_script
 from ttlaunch.hosts.transport.transport import CONNECT_S, Transport
 from ttlaunch.records.agents import (
     AgentAlive,
@@ -29,9 +30,12 @@ from ttlaunch.records.agents import (
     parse_agent_frame,
 )
 from ttlaunch.records.parser import BadRecord
-from ttlaunch.running.agents.reach_agent import START_S, greeting, join_agent, put_agent
 from ttlaunch.running.lost_hosts import Lease, LostHost, SilentHost
 
+START_S = 10.0
+"""The time that an agent may take to start."""
+_AGENT_MODULES = ("run_processes", "stop_marker", "stack_dump", "hosted_run", "line", "agent_server", "bridge")
+"""The modules of `agent/` that are sent along with `start_agent`."""
 _RENEW_S = 1.0
 _QUIET_S = 4.0  # an agent sends a frame every second
 _SEND_S = 3.0
@@ -299,3 +303,54 @@ class HostLink:
                     joined.ordered = order["order"]
             except HostError:
                 joined.stream.process.kill()  # the reading thread notices, and connects again
+
+
+def put_agent(transport: Transport, arguments: Mapping[str, Any], *, pythons: Sequence[str]) -> FrameStream:
+    """Start an agent.
+
+    Args:
+        transport: The host; connected already.
+        arguments: Of `agent/start_agent.py`.
+        pythons: Interpreters to try first.
+
+    Raises:
+        HostError: As `start_script`.
+    """
+    return start_script(
+        transport, "start_agent", beside=_AGENT_MODULES, arguments=arguments, pythons=pythons, timeout_s=START_S
+    )
+
+
+def join_agent(
+    transport: Transport, arguments: Mapping[str, Any], *, pythons: Sequence[str], timeout_s: float
+) -> FrameStream:
+    """Connect to an agent that was started before, with the same arguments.
+
+    Raises:
+        HostError: As `start_script`.
+    """
+    place = {name: arguments[name] for name in ("socket", "folder")}
+    return start_script(
+        transport, "bridge", beside=("stop_marker",), arguments=place, pythons=pythons, timeout_s=timeout_s
+    )
+
+
+def greeting(stream: FrameStream, *, timeout_s: float) -> AgentReady | AgentGone:
+    """Read the agent's greeting, or why there is no agent.
+
+    Raises:
+        HostError: Something else came, or nothing in time; VERSION if the agent is of another one.
+    """
+    frame = stream.receive(timeout_s=timeout_s)
+    if frame is None:
+        lost = HostError(stream.host, Trouble.LOST, "our script on it ended without an answer")
+        raise explain_end(stream, timeout_s=1.0) or lost
+    said = parse_agent_frame(frame[0])
+    if isinstance(said, BadRecord):
+        raise HostError(stream.host, Trouble.SCRIPT, f"what came from it is {said.reason}")
+    if isinstance(said, AgentReady) and said.version != contract.AGENT_VERSION:
+        versions = f"its agent is of version {said.version}, this launcher of {contract.AGENT_VERSION}"
+        raise HostError(stream.host, Trouble.VERSION, versions)
+    if isinstance(said, AgentReady | AgentGone):
+        return said
+    raise HostError(stream.host, Trouble.SCRIPT, f"what came from it is no greeting: {said}"[:100])

@@ -1,9 +1,9 @@
 """Complete the checkpoints of a run as their shards arrive, and remove those that are no longer kept.
 
-Ranks write shards where they run; hosts send theirs home. Only here is it known that all have arrived, so only here does
-`step-N.tmp/` become `step-N/`: every file is flushed to the disk, then the manifest, then one rename makes it a
-checkpoint. Killed at any moment, a folder without `.tmp` is whole. A run without a launcher leaves folders that are
-completed when somebody resumes from it.
+Ranks write shards where they run, and hosts send theirs to the launching machine. Only the launcher knows when all have
+arrived, so it makes `step-N/` of `step-N.tmp/`: it flushes every file to the disk, then the manifest, and then renames the
+folder. If the launcher is killed at any moment, a folder without `.tmp` is complete. A run without a launcher leaves folders
+that are completed when a later run resumes from it.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,8 +22,10 @@ from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.records.parser import BadRecord, read
 from ttlaunch.records.ranks import ShardRecord
 from ttlaunch.running.bad_records import BadLine, Complain, pass_over
+from ttlaunch.running.logs.output import View
 from ttlaunch.running.runs.files import read_file
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
+from ttlaunch.running.watch import RankState
 
 _TICK_S = 0.2
 _STEP = re.compile(r"step-([0-9]+)\Z")
@@ -59,7 +61,7 @@ class CheckpointKeeper:
         self._thread.join()
 
     def check(self) -> None:
-        """Say that checkpoints can no longer be completed, if so.
+        """Raise the error that ended the thread, if one did.
 
         Raises:
             OSError: The disk is full, or the like.
@@ -68,7 +70,7 @@ class CheckpointKeeper:
             raise self._error
 
     def finish(self) -> None:
-        """Complete what has arrived by now; call when no rank and no host adds anything any more."""
+        """Complete what has arrived by now; call it when no rank and no host adds anything any more."""
         self._over.set()
         self._thread.join()
         self.check()
@@ -150,7 +152,9 @@ def remove_old(run_folder: Path, *, keep: int, keep_every: int | None) -> None:
     for step in steps[:-keep]:
         if keep_every is None or step % keep_every:
             folder = run_folder / contract.checkpoint_dir(step)
-            folder.rename(folder.with_name(folder.name + _REMOVED_SUFFIX))  # a half-removed one is none
+            folder.rename(
+                folder.with_name(folder.name + _REMOVED_SUFFIX)
+            )  # so that a half-removed folder is no checkpoint
     for _, folder in _folders(run_folder, _REMOVED_SUFFIX):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -195,7 +199,7 @@ def _records(folder: Path, *, world_size: int | None, complain: Complain) -> dic
 
 
 def _checked(record: ShardRecord | BadRecord, world_size: int | None) -> ShardRecord | BadRecord:
-    """The same if it names only ranks that there are."""
+    """The record, if it names only ranks of the run."""
     if isinstance(record, BadRecord) or world_size is None or all(rank < world_size for rank in record.owners):
         return record
     return BadRecord(f"`owners` names rank {max(record.owners)} of {world_size}")
@@ -209,7 +213,7 @@ def _is_whole(folder: Path, rank: int, record: ShardRecord) -> bool:
 
 
 def _about(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What a later run must agree with, and what a reader may want to know."""
+    """The part of a manifest that comes from the plan; a later run must agree with some of it."""
     data = plan.get("data") or {}
     return {
         "format": contract.CHECKPOINT_FORMAT,
@@ -232,13 +236,15 @@ def _joined(records: Mapping[int, ShardRecord]) -> dict[str, Any]:
 
 
 def _first_with_weights(records: Mapping[int, ShardRecord]) -> int:
-    """The rank that is asked where training is: those that only owe what their codecs left out need not know."""
-    is_state = contract.OPTIMIZER_PREFIX
-    knowing = [rank for rank, record in records.items() if not all(n.startswith(is_state) for n in record.tensors)]
+    """The lowest rank whose shard holds weights: ranks that hold only optimizer state need not know where training is."""
+    prefix = contract.OPTIMIZER_PREFIX
+    knowing = [rank for rank, record in records.items() if not all(name.startswith(prefix) for name in record.tensors)]
     return min(knowing or records)
 
 
 def _complete(run_folder: Path, folder: Path, content: dict[str, Any]) -> None:
+    # The order matters: after a power failure a manifest must never name a file whose bytes are not on the disk, and the
+    # name without `.tmp` must never appear before the manifest.
     for name in content["files"]:
         _flush(folder / name)
     content["sha256"] = manifest_digest(content)
@@ -248,7 +254,9 @@ def _complete(run_folder: Path, folder: Path, content: dict[str, Any]) -> None:
     _flush(folder)
     whole = folder.rename(run_folder / contract.checkpoint_dir(content["step"]))
     _flush(run_folder / contract.CHECKPOINTS_DIR)
-    for path in whole.glob("rank-*.json"):  # not before: whoever is killed here can begin again
+    for path in whole.glob(
+        "rank-*.json"
+    ):  # only now: a launcher that is killed before the rename needs them to complete the folder again
         path.unlink()
 
 
@@ -270,3 +278,34 @@ def _folders(run_folder: Path, suffix: str) -> Iterator[tuple[int, Path]]:
         match = _STEP.match(path.name.removesuffix(suffix)) if path.name.endswith(suffix) else None
         if match:
             yield int(match[1]), path
+
+
+class LostCheckpoints:
+    """Reports the checkpoints that a run lost, where the configuration lets it go on without them.
+
+    Attributes:
+        reasons: Which file could not be written, and why, by step.
+    """
+
+    def __init__(self, view: View) -> None:
+        self.reasons: dict[int, str] = {}
+        self._view = view
+
+    def notice(self, ranks: Iterable[RankState], uncompleted: Mapping[int, str]) -> None:
+        """Report checkpoints that were lost since the last call.
+
+        Args:
+            ranks: They report shards that they could not write; several of one checkpoint count as one loss.
+            uncompleted: Reasons by step, of checkpoints whose shards had arrived.
+        """
+        for losses in (*(state.lost_checkpoints for state in ranks), uncompleted):
+            for step, reason in dict(losses).items():
+                if step not in self.reasons:
+                    self.reasons[step] = reason
+                    line = f"warning[R032]: step {step} has no checkpoint: {reason}"
+                    self._view.output("stderr", line.encode("utf-8", "replace"))
+
+    def clean_up(self, run_folder: Path) -> dict[int, str]:
+        """Remove the unfinished folders of lost checkpoints; the reasons in order of steps."""
+        remove_unfinished(run_folder, steps=self.reasons)
+        return dict(sorted(self.reasons.items()))

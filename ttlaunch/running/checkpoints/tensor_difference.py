@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from ttlaunch.contract import AVERAGE_PREFIX, OPTIMIZER_PREFIX
-from ttlaunch.running.checkpoints.joined_tensors import join_parts
-from ttlaunch.running.checkpoints.tensor_file import FiledTensor, StoredTensor, read_bytes, read_header
+from ttlaunch.running.checkpoints.tensor_file import FiledTensor, StoredTensor, join_parts, read_bytes, read_header
 
 _FORMATS: dict[str, Literal["f", "d"]] = {"F32": "f", "F64": "d"}
 

@@ -1,12 +1,13 @@
-"""Choose which lines of the ranks are shown, and fold those that several ranks print at the same moment into one."""
+"""Choose the lines of the ranks that are shown, and fold equal lines that several ranks print at the same moment."""
 
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ttlaunch.planning.launch_plan import RankRow
-from ttlaunch.running.logs.merged import Line
+from ttlaunch.running.logs.merged import Line, MergedLog
 
 WINDOW_S = 0.15
 """How long a line waits for the same line of other ranks."""
@@ -21,9 +22,9 @@ class _Group:
 
 
 class Fold:
-    """Holds every line back for a moment, and hands it out with all ranks that printed it in that moment.
+    """Delays every line for a moment, and returns it with all ranks that printed it in that moment.
 
-    Lines come out in the order in which they came, and those of one rank never pass each other.
+    Lines come out in the order in which they came, and lines of one rank never change their order.
     """
 
     def __init__(self, num_ranks: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,10 +37,11 @@ class Fold:
         self._last: dict[int, int] = {}
 
     def add(self, lines: Iterable[Line]) -> None:
-        """Take lines in."""
+        """Add lines in the order in which they came."""
         until = self._clock() + WINDOW_S
         for line in lines:
             key = (line.stream, line.text)
+            # A line joins a group only behind the rank's previous line; else the two would change places.
             after = self._last.get(line.rank, -1)
             numbers = self._by_text.setdefault(key, [])
             number = next((number for number in numbers if number > after), None)
@@ -54,7 +56,7 @@ class Fold:
                 self._release()
 
     def take(self, *, everything: bool = False) -> list[tuple[Line, list[int]]]:
-        """The lines that need wait no longer, each with the ranks that printed it, in order of ranks."""
+        """Return the lines whose delay is over, or which every rank has printed, each with its ranks in order."""
         now = self._clock()
         while self._groups:
             group = self._groups[0]
@@ -65,7 +67,7 @@ class Fold:
         return taken
 
     def _release(self) -> None:
-        """Let the oldest group go."""
+        """Move the oldest group to those that can be returned."""
         group = self._groups.popleft()
         self._ready.append((group.line, sorted(group.ranks)))
         key = (group.line.stream, group.line.text)
@@ -105,7 +107,7 @@ def only_choices(rows: Sequence[RankRow]) -> list[str]:
 
 
 def render_ranks(ranks: Sequence[int]) -> str:
-    """Sorted ranks as short as they can be said: `0-3,7`."""
+    """Sorted ranks as short text: `0-3,7`."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and parts[-1][-1] == rank - 1:
@@ -130,3 +132,43 @@ def _ranks(text: str) -> set[int]:
             return set()
         ranks |= set(range(int(first), min(int(last or first), 10**6) + 1))
     return ranks
+
+
+class ShownOutput:
+    """The lines that a view shows of a run, read from its folder alone; each call of `poll` returns those that are due."""
+
+    def __init__(
+        self, folder: Path, rows: Sequence[RankRow], *, only: Collection[int], streams: Collection[str]
+    ) -> None:
+        """Begin.
+
+        Args:
+            folder: The run's.
+            rows: All ranks of the run.
+            only: The ranks whose lines are shown.
+            streams: Of `stdout` and `stderr`, those that are shown.
+        """
+        self._log = MergedLog(folder, [row.rank for row in rows])
+        self._roles = [row.role for row in rows]
+        self._only = only
+        self._streams = streams
+        self._fold = Fold(len(only))
+
+    def poll(self) -> list[tuple[str, bytes]]:
+        """The stream of each line that is due, and the line."""
+        self._fold.add(line for line in self._log.poll() if self._is_shown(line))
+        return self._take(everything=False)
+
+    def finish(self, *, rest: bool = False) -> list[tuple[str, bytes]]:
+        """Everything that is left; with `rest` also what the launcher did not get to put in order."""
+        self._fold.add(line for line in self._log.poll() if self._is_shown(line))
+        if rest:
+            self._fold.add(line for line in self._log.rest() if self._is_shown(line))
+        return self._take(everything=True)
+
+    def _is_shown(self, line: Line) -> bool:
+        return line.rank in self._only and line.stream in self._streams
+
+    def _take(self, *, everything: bool) -> list[tuple[str, bytes]]:
+        taken = self._fold.take(everything=everything)
+        return [(line.stream, render_line(line, ranks, roles=self._roles)) for line, ranks in taken]

@@ -1,8 +1,9 @@
-"""What each number of an event is called, the same in every sink: `train/loss`, `time/step_s`, `communication/sent_bytes`."""
+"""Name the numbers of events, the same in every sink: `train/loss`, `time/step_s`; and summarise them by name."""
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ttlaunch import contract
@@ -74,3 +75,35 @@ def rank_run_name(run: LoggedRun, rank: int) -> str:
 def algorithm(recipe: str) -> str:
     """What the training guide calls a recipe's algorithm; for others the recipe's own name, such as `LocalSgd`."""
     return _GUIDE_NAMES.get(recipe) or "".join(part[:1].upper() + part[1:] for part in recipe.split("_"))
+
+
+@dataclass
+class Summary:
+    """One metric of one rank."""
+
+    name: str
+    rank: int
+    count: int
+    first: float
+    last: float
+    least: float
+    most: float
+
+    @property
+    def values(self) -> tuple[float, float, float, float]:
+        return self.first, self.last, self.least, self.most
+
+
+def summarise(events: Iterable[Event]) -> list[Summary]:
+    """Summarise every number by name and rank; a NaN is counted and is never the least or the most."""
+    found: dict[tuple[str, int], Summary] = {}
+    for event in events:
+        if event.rank is None:
+            continue
+        for name, value in metrics_of(event).items():
+            known = found.setdefault((name, event.rank), Summary(name, event.rank, 0, value, value, value, value))
+            known.count += 1
+            known.last = value
+            known.least = value if math.isnan(known.least) else min(known.least, value)
+            known.most = value if math.isnan(known.most) else max(known.most, value)
+    return [found[key] for key in sorted(found)]

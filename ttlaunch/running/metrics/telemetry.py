@@ -1,10 +1,11 @@
-"""The telemetry that ranks leave of a run: what each sent to whom, how long it waited, and what its steps consisted of."""
+"""Read the telemetry of a run's ranks: what each sent to whom, how long it waited, the parts of its steps, its memory."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ttlaunch import contract
 from ttlaunch.records.telemetry import Sent, Stretch, read_stretch
@@ -18,12 +19,12 @@ OUTSIDE_STEPS = frozenset({"start", "after"})
 
 @dataclass
 class RankTelemetry:
-    """What one rank has written.
+    """All telemetry of one rank.
 
     Attributes:
         is_written: Whether the rank has written anything.
         last: The last step it is about.
-        facts: What the rank said of itself.
+        facts: Numbers about the rank that formulas of traffic need.
         waits: Microseconds by step, for each operation, within steps.
         phases: Microseconds by step, for each phase of a step.
         steps: Microseconds of each step.
@@ -137,3 +138,40 @@ def _by_step(stretch: Stretch) -> dict[int, StepTelemetry]:
             at(step).add(row.operation, "messages", row.messages)
             at(step).add(row.operation, "bytes", row.size)
     return found
+
+
+KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations")
+"""What tensors are for, as a rank tells them apart; see `ttlaunch/runtime/telemetry/memory.py`."""
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """The memory that the tensors of one rank took in the step that counted it.
+
+    Attributes:
+        step: In which it was counted.
+        sizes: The most bytes of each kind at any moment of the step.
+        peak: The most bytes of all together at one moment; at most the sum of the sizes.
+    """
+
+    rank: int
+    step: int
+    sizes: dict[str, int]
+    peak: int
+
+    def as_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def memory_of_ranks(telemetry: Sequence[RankTelemetry]) -> list[RankMemory]:
+    """The memory of the ranks that counted it, in order; a rank counts it only if the run was asked to."""
+    return [
+        RankMemory(
+            entry.rank,
+            entry.facts["memory_step"],
+            {kind: entry.facts[f"memory_{kind}"] for kind in KINDS},
+            entry.facts["memory_peak"],
+        )
+        for entry in telemetry
+        if {"memory_step", "memory_peak", *(f"memory_{kind}" for kind in KINDS)} <= entry.facts.keys()
+    ]

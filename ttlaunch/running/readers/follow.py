@@ -6,8 +6,8 @@ Nothing here is needed for the run itself. Whoever begins late sees everything f
 from collections.abc import Collection, Iterator
 
 from ttlaunch import contract
+from ttlaunch.running.logs.fold import ShownOutput
 from ttlaunch.running.logs.output import View
-from ttlaunch.running.logs.shown_output import ShownOutput
 from ttlaunch.running.lost_hosts import connection_after
 from ttlaunch.running.report import Report
 from ttlaunch.running.runs.facts import RunFacts
