@@ -55,6 +55,6 @@ def plan(here, monkeypatch):
             return plan_command(
                 command, description.topology, around, ranks=request.get("ranks"), name=description.name
             )
-        return plan_recipe(description.choice, description.layout, description.topology, around)
+        return plan_recipe(description.choice, description.layout, description.topology, surroundings=around)
 
     return make

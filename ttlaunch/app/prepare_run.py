@@ -122,7 +122,7 @@ def make_plan(
     from ttlaunch.planning.recipe_plan import plan_recipe
 
     plan = plan_recipe(
-        description.choice, description.layout, description.topology, surroundings, replay=request.replay
+        description.choice, description.layout, description.topology, surroundings=surroundings, replay=request.replay
     )
     wrong = _wrong_profile_steps(request, description)
     asked = {contract.ENV_TRACE_STEPS: request.trace_steps, ENV_PROFILE_STEPS: request.profile_steps}

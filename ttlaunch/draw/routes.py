@@ -70,7 +70,7 @@ def route_links(scene: Scene, cells: Sequence[Cell]) -> Routing:
     """Find a way for every link."""
     rows, columns = 1 + max(row for row, _ in cells), 1 + max(column for _, column in cells)
     use = {(horizontal, k): 0 for horizontal in (True, False) for k in range(max(rows, columns) + 1)}
-    routes = [_route(number, cells[wire.a], cells[wire.b], use) for number, wire in enumerate(scene.wires)]
+    routes = [_route(number, cells[wire.a], cells[wire.b], use=use) for number, wire in enumerate(scene.wires)]
     _share_ports(routes)
     for route in routes:
         _measure(route)
@@ -81,7 +81,7 @@ def route_links(scene: Scene, cells: Sequence[Cell]) -> Routing:
     )
 
 
-def _route(number: int, a: Cell, b: Cell, use: dict[tuple[bool, int], int]) -> Route:
+def _route(number: int, a: Cell, b: Cell, *, use: dict[tuple[bool, int], int]) -> Route:
     (r1, c1), (r2, c2) = a, b = min(a, b), max(a, b)
     if r1 == r2 and c2 == c1 + 1:
         return Route(number, Port(a, "E", r1), Port(b, "W", r1))

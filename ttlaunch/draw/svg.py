@@ -37,7 +37,10 @@ def render_svg(scene: Scene) -> str:
         f'<text class="heading" x="{_MARGIN}" y="44">{svg_text(scene.title)}</text>',
         f'<text class="quiet" x="{_MARGIN}" y="66">{svg_text(scene.subtitle)}</text>',
         *(_wire(scene, route, points) for route, points in zip(page.routing.routes, paths, strict=True)),
-        *(render_box(scene, box, page.corner(cell), page.box) for box, cell in zip(scene.boxes, cells, strict=True)),
+        *(
+            render_box(scene, box, page.corner(cell), size=page.box)
+            for box, cell in zip(scene.boxes, cells, strict=True)
+        ),
         *labels,
         *_legend(scene, page.height),
         "</svg>",
@@ -86,14 +89,14 @@ def _lay_out(scene: Scene, cells: Sequence[Cell]) -> _Page:
     routing = route_links(scene, cells)
     size = box_size(scene)
     room = 0 if scene.channels is not None else _LABEL
-    lefts, width = _edges(routing.column_lanes, size[0], _MARGIN, room)
-    tops, height = _edges(routing.row_lanes, size[1], _HEADER + 18, room)
+    lefts, width = _edges(routing.column_lanes, size[0], start=_MARGIN, room=room)
+    tops, height = _edges(routing.row_lanes, size[1], start=_HEADER + 18, room=room)
     foot = _FOOTER + (18 if scene.wires else 0)
     title = max(len(scene.title) * 12.0, len(scene.subtitle) * SMALL_CHARACTER + 12)
     return _Page(max(width + _MARGIN, title + 2 * _MARGIN), height + foot, size, lefts, tops, routing)
 
 
-def _edges(lanes: Sequence[int], size: float, start: float, room: float) -> tuple[list[float], float]:
+def _edges(lanes: Sequence[int], size: float, *, start: float, room: float) -> tuple[list[float], float]:
     """Where rows or columns of boxes begin, and where the last gutter ends."""
     edges, at = [], start + (lanes[0] * _LANE + 4 if lanes[0] else 0)
     for count in lanes[1:]:

@@ -50,7 +50,7 @@ def _device_size(box: Box) -> tuple[float, float, float]:
     return pitch, columns * pitch, rows * pitch
 
 
-def render_box(scene: Scene, box: Box, corner: Point, size: tuple[float, float]) -> str:
+def render_box(scene: Scene, box: Box, corner: Point, *, size: tuple[float, float]) -> str:
     x, y = corner
     host = _one_host(box)
     ranks = ", ".join(f"{occupant} on {occupant.host}" for occupant in box.occupants)
@@ -66,7 +66,7 @@ def render_box(scene: Scene, box: Box, corner: Point, size: tuple[float, float])
     detail = box.detail + (" devices" if box.shape else "")
     parts.append(f'<text class="quiet" x="{x + _PADDING:.1f}" y="{y + 40:.1f}">{svg_text(detail)}</text>')
     pitch, _, height = _device_size(box)
-    parts += _devices(box, x + _PADDING, y + 50, pitch)
+    parts += _devices(box, (x + _PADDING, y + 50), pitch)
     below = y + 48 + (height + 8 if height else 0)
     for number, occupant in enumerate(box.occupants):
         top = below + number * _LINE
@@ -86,11 +86,11 @@ def render_box(scene: Scene, box: Box, corner: Point, size: tuple[float, float])
     return "".join(parts) + "</g>"
 
 
-def _devices(box: Box, x: float, y: float, pitch: float) -> list[str]:
+def _devices(box: Box, corner: Point, pitch: float) -> list[str]:
     """One path for all devices; those of a second host are shaded."""
     if not pitch or box.shape is None:
         return []
-    rows, columns = box.shape
+    (x, y), (rows, columns) = corner, box.shape
     high, wide = rows // box.host_shape[0], columns // box.host_shape[1]
     gap = min(3.0, pitch / 4)
     side = pitch - gap

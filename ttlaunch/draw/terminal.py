@@ -22,7 +22,7 @@ def render_terminal(scene: Scene, *, width: int) -> str:
         return head + _table(scene, width)
     columns = columns_for(len(scene.boxes), most=(width + _GAP) // (inner + 4 + _GAP))
     cells = place_boxes(scene, columns=columns)
-    return head + _grid(scene, cells, inner, columns) + _further_links(scene, cells)
+    return head + _grid(scene, cells, inner=inner, columns=columns) + _further_links(scene, cells)
 
 
 def _inner_width(scene: Scene) -> int:
@@ -49,7 +49,7 @@ def _lines(box: Box) -> list[str]:
     return lines
 
 
-def _grid(scene: Scene, cells: Sequence[Cell], inner: int, columns: int) -> str:
+def _grid(scene: Scene, cells: Sequence[Cell], *, inner: int, columns: int) -> str:
     at = {cell: number for number, cell in enumerate(cells)}
     joined = {frozenset((cells[wire.a], cells[wire.b])): wire.channels for wire in scene.wires}
     text = []

@@ -71,7 +71,7 @@ def best_of_all(question: Assignment) -> list[int]:
         for index, block in enumerate(blocks[:movable]):
             rest = blocks[:index] + blocks[index + 1 :]
             for order in permutations(block):
-                more = _added(question, places, order, least - cost)
+                more = _added(question, places, order, allowed=least - cost)
                 if more is not None:
                     places.extend(order)
                     extend(rest, cost + more)
@@ -81,7 +81,7 @@ def best_of_all(question: Assignment) -> list[int]:
     return best
 
 
-def _added(question: Assignment, places: list[int], order: tuple[int, ...], allowed: float) -> float | None:
+def _added(question: Assignment, places: list[int], order: tuple[int, ...], *, allowed: float) -> float | None:
     """What the next ranks add to the cost in these places; None if that is as much as allowed, or more."""
     more, whole = 0.0, [*places, *order]
     for rank in range(len(places), len(whole)):

@@ -25,39 +25,32 @@ def _gives_workers_several_ranks(layout: Layout) -> bool:
     return any(isinstance(count, Per) and _LOCAL_RANKS in {count.key, *count.times} for count in layout.roles.values())
 
 
+def _without_effect(loaded: LoadedConfig, key: str, why: str, *, label: str, hint: str = "") -> Diagnostic:
+    value = getattr(loaded.checked.device_config, key)
+    message = f"`{key}` is {'true' if value is True else value} but has no effect: {why}"
+    place, hints = loaded.label(f"device_config.{key}", label), (hint,) if hint else ()
+    return Diagnostic("C020", message, place, hints=hints, severity=Severity.WARNING)
+
+
 def _one_local_rank(loaded: LoadedConfig) -> Iterator[Diagnostic]:
     device = loaded.checked.device_config
     key = "enable_ddp" if device.enable_ddp else "enable_tp"
     if device.local_ranks == 1:
-        yield Diagnostic(
-            "C020",
-            f"`{key}` is true but has no effect: `mesh_shape` is {device.mesh_shape or 'null'}, one device a worker",
-            _label(loaded, f"device_config.{key}", "gives each device of a worker a rank, and there is one"),
-            severity=Severity.WARNING,
-            hints=("`--set 'device_config.mesh_shape=[1, 2]'` gives each worker two ranks",),
-        )
+        why = f"`mesh_shape` is {device.mesh_shape or 'null'}, one device a worker"
+        label = "gives each device of a worker a rank, and there is one"
+        hint = "`--set 'device_config.mesh_shape=[1, 2]'` gives each worker two ranks"
+        yield _without_effect(loaded, key, why, label=label, hint=hint)
 
 
 def _tensor_parallel(loaded: LoadedConfig, *, splits: bool) -> Iterator[Diagnostic]:
     """`splits`: Whether the recipe has a layout, other than the chosen one, whose workers split the model."""
     if loaded.checked.device_config.enable_tp and splits:
-        yield Diagnostic(
-            "C020",
-            "`enable_tp` is true but has no effect: one process has the whole model",
-            _label(
-                loaded,
-                "device_config.enable_tp",
-                "splits the model over the ranks of a worker, of which there are none",
-            ),
-            severity=Severity.WARNING,
-        )
+        label = "splits the model over the ranks of a worker, of which there are none"
+        yield _without_effect(loaded, "enable_tp", "one process has the whole model", label=label)
     elif loaded.checked.device_config.enable_tp:
-        yield Diagnostic(
-            "C019",
-            "`enable_tp` is true but this recipe does not split matrices over devices",
-            _label(loaded, "device_config.enable_tp", "nothing would be split"),
-            hints=("`--set device_config.enable_tp=false`",),
-        )
+        message = "`enable_tp` is true but this recipe does not split matrices over devices"
+        place = loaded.label("device_config.enable_tp", "nothing would be split")
+        yield Diagnostic("C019", message, place, hints=("`--set device_config.enable_tp=false`",))
 
 
 def _mesh_shape(loaded: LoadedConfig, topology: Topology) -> Iterator[Diagnostic]:
@@ -65,36 +58,24 @@ def _mesh_shape(loaded: LoadedConfig, topology: Topology) -> Iterator[Diagnostic
     if shape is None:
         return
     if not topology.bindings:
-        yield Diagnostic(
-            "C020",
-            f"`mesh_shape` is {shape} but has no effect: configuration `{topology.name}` has no meshes",
-            _label(loaded, "device_config.mesh_shape", "each rank computes on one device"),
-            severity=Severity.WARNING,
-        )
+        why = f"configuration `{topology.name}` has no meshes"
+        yield _without_effect(loaded, "mesh_shape", why, label="each rank computes on one device")
         return
+    needed = shape[0] * shape[1]
     for binding in topology.bindings:
         mesh = topology.mesh(binding.mesh_id)
-        if shape[0] * shape[1] != mesh.devices_per_host:
+        if needed != mesh.devices_per_host:
             rows, columns = mesh.device_shape
-            yield Diagnostic(
-                "P008",
-                f"`mesh_shape` {shape} needs {shape[0] * shape[1]} devices but rank {binding.rank} drives {mesh.devices_per_host}",
-                _label(loaded, "device_config.mesh_shape", f"{shape[0]} × {shape[1]} = {shape[0] * shape[1]} devices"),
-                (Label(mesh.span, f"mesh {mesh.id}: {rows} × {columns} devices on {counted(mesh.hosts, 'host')}"),),
+            message = (
+                f"`mesh_shape` {shape} needs {needed} devices but rank {binding.rank} drives {mesh.devices_per_host}"
             )
+            place = loaded.label("device_config.mesh_shape", f"{shape[0]} × {shape[1]} = {needed} devices")
+            on_hosts = f"mesh {mesh.id}: {rows} × {columns} devices on {counted(mesh.hosts, 'host')}"
+            yield Diagnostic("P008", message, place, (Label(mesh.span, on_hosts),))
             return
 
 
 def _ddp(loaded: LoadedConfig) -> Iterator[Diagnostic]:
     if loaded.checked.device_config.enable_ddp:
-        yield Diagnostic(
-            "C020",
-            "`enable_ddp` is true but has no effect: a rank computes on one device",
-            _label(loaded, "device_config.enable_ddp", "averages over the devices of a rank, of which there is one"),
-            severity=Severity.WARNING,
-        )
-
-
-def _label(loaded: LoadedConfig, key: str, text: str) -> Label | None:
-    span = loaded.span(key)
-    return Label(span, text) if span else None
+        label = "averages over the devices of a rank, of which there is one"
+        yield _without_effect(loaded, "enable_ddp", "a rank computes on one device", label=label)

@@ -4,7 +4,9 @@ Fabric sockets run from device to device along the links of the mesh graph, devi
 other. Through how many meshes a message goes on its way doesn't matter for being right; `ttlaunch place` looks at that.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 
 from ttlaunch.diagnostics import Diagnostic, Label
 from ttlaunch.diagnostics.count import counted
@@ -16,70 +18,65 @@ from ttlaunch.spec.topology.model import Mesh, MeshId, Rank, Topology
 _KEY = "multihost_config.socket_type"
 _MPI = f"`--set {_KEY}=mpi` sends through host memory"
 _Pair = tuple[Rank, Rank]
+_Hops = Mapping[MeshId, Mapping[MeshId, int]]
+
+
+@dataclass(frozen=True)
+class _Talk:
+    """The ranks that talk over fabric, each pair once, and the mesh that each rank drives."""
+
+    loaded: LoadedConfig
+    roles: Sequence[str]
+    pairs: Sequence[_Pair]
+    drives: Mapping[Rank, Mesh]
+
+    def name(self, rank: Rank) -> str:
+        return f"rank {rank} ({self.roles[rank].replace('_', ' ')})"
 
 
 def check_fabric(loaded: LoadedConfig, topology: Topology, layout: RoleLayout) -> Iterator[Diagnostic]:
-    """What keeps fabric sockets from working between the ranks of this layout; nothing for other sockets."""
+    """Yield what keeps fabric sockets from working between the ranks of this layout; nothing for other sockets."""
     if loaded.checked.multihost_config.socket_type != "fabric":
         return
-    if not topology.bindings:
-        yield _no_links(loaded, topology)
-        return
     drives = {Rank(binding.rank): topology.mesh(binding.mesh_id) for binding in topology.bindings}
-    pairs = [pair for pair in traffic(layout) if drives[pair[0]] != drives[pair[1]]]
-    if pairs and not topology.links and not topology.switch_links:
-        yield _no_links(loaded, topology)
+    pairs = [pair for pair in traffic(layout) if drives and drives[pair[0]] != drives[pair[1]]]
+    if not topology.bindings or (pairs and not topology.links and not topology.switch_links):
+        message = f"`socket_type` is `fabric` but configuration `{topology.name}` has no links between meshes"
+        place = loaded.label(_KEY, "fabric sockets run along the links of `mgd.yaml`")
+        yield Diagnostic("P007", message, place, hints=(_MPI,))
         return
-    hops = mesh_hops(topology)
-    yield from _no_path(loaded, layout, pairs, drives, hops)
-    yield from _other_shape(loaded, layout, pairs, drives)
+    talk = _Talk(loaded, layout.roles, pairs, drives)
+    yield from _no_path(talk, mesh_hops(topology))
+    yield from _other_shape(talk)
 
 
-def _no_links(loaded: LoadedConfig, topology: Topology) -> Diagnostic:
-    return Diagnostic(
-        "P007",
-        f"`socket_type` is `fabric` but configuration `{topology.name}` has no links between meshes",
-        _at_key(loaded, "fabric sockets run along the links of `mgd.yaml`"),
-        hints=(_MPI,),
-    )
-
-
-def _no_path(
-    loaded: LoadedConfig,
-    layout: RoleLayout,
-    pairs: list[_Pair],
-    drives: Mapping[Rank, Mesh],
-    hops: Mapping[MeshId, Mapping[MeshId, int]],
-) -> Iterator[Diagnostic]:
-    apart = [(a, b) for a, b in pairs if drives[b].id not in hops[drives[a].id]]
+def _no_path(talk: _Talk, hops: _Hops) -> Iterator[Diagnostic]:
+    drives = talk.drives
+    apart = [(a, b) for a, b in talk.pairs if drives[b].id not in hops[drives[a].id]]
     if not apart:
         return
     a, b = apart[0]
     near, far = drives[a], drives[b]
     reached = len(hops[near.id]) - 1
-    labels = (
-        Label(
-            near.span, f"mesh {near.id} of rank {a} reaches {counted(reached, 'other mesh').replace('meshs', 'meshes')}"
-        ),
-        Label(far.span, f"mesh {far.id} of rank {b} is not among them"),
-    )
+    others = f"{reached} other mesh{'' if reached == 1 else 'es'}"
     yield Diagnostic(
         "P010",
-        f"{_rank(a, layout)} and {_rank(b, layout)} talk over fabric, but no path joins mesh {near.id} and mesh {far.id}",
-        _at_key(loaded, "needs a path of links between ranks that talk"),
-        labels,
-        notes=_other_pairs(pairs, apart, drives, hops),
+        f"{talk.name(a)} and {talk.name(b)} talk over fabric, but no path joins mesh {near.id} and mesh {far.id}",
+        talk.loaded.label(_KEY, "needs a path of links between ranks that talk"),
+        (
+            Label(near.span, f"mesh {near.id} of rank {a} reaches {others}"),
+            Label(far.span, f"mesh {far.id} of rank {b} is not among them"),
+        ),
+        notes=_other_pairs(talk, apart, hops),
         hints=("add the missing link to the mesh graph if the cable is there", _MPI),
     )
 
 
-def _other_pairs(
-    pairs: list[_Pair], apart: list[_Pair], drives: Mapping[Rank, Mesh], hops: Mapping[MeshId, Mapping[MeshId, int]]
-) -> tuple[str, ...]:
+def _other_pairs(talk: _Talk, apart: Sequence[_Pair], hops: _Hops) -> tuple[str, ...]:
     notes = []
     if len(apart) > 1:
-        notes.append(f"{len(apart)} of {len(pairs)} pairs of ranks that talk have no path")
-    lengths = sorted(hops[drives[a].id][drives[b].id] for a, b in pairs if (a, b) not in apart)
+        notes.append(f"{len(apart)} of {len(talk.pairs)} pairs of ranks that talk have no path")
+    lengths = sorted(hops[talk.drives[a].id][talk.drives[b].id] for a, b in talk.pairs if (a, b) not in apart)
     if lengths:
         spread = counted(lengths[0], "hop") if lengths[0] == lengths[-1] else f"{lengths[0]} to {lengths[-1]} hops"
         which = "the other pair that talks is" if len(lengths) == 1 else f"the {len(lengths)} other pairs that talk are"
@@ -87,34 +84,20 @@ def _other_pairs(
     return tuple(notes)
 
 
-def _other_shape(
-    loaded: LoadedConfig, layout: RoleLayout, pairs: list[_Pair], drives: Mapping[Rank, Mesh]
-) -> Iterator[Diagnostic]:
-    for a, b in pairs:
-        if _shape(drives[a]) != _shape(drives[b]):
-            one, other = drives[a], drives[b]
-            yield Diagnostic(
-                "P011",
-                f"{_rank(a, layout)} drives {_shape(one)} devices but {_rank(b, layout)}, which it talks to over fabric, {_shape(other)}",
-                _at_key(loaded, "joins each device with the one at the same place of the other mesh"),
-                (
-                    Label(one.span, f"mesh {one.id}: {_shape(one)} for each rank"),
-                    Label(other.span, f"mesh {other.id}: {_shape(other)} for each rank"),
-                ),
-                hints=(_MPI,),
-            )
-            return
+def _other_shape(talk: _Talk) -> Iterator[Diagnostic]:
+    unlike = ((a, b) for a, b in talk.pairs if _shape(talk.drives[a]) != _shape(talk.drives[b]))
+    for a, b in islice(unlike, 1):
+        meshes = talk.drives[a], talk.drives[b]
+        here, there = (_shape(mesh) for mesh in meshes)
+        yield Diagnostic(
+            "P011",
+            f"{talk.name(a)} drives {here} devices but {talk.name(b)}, which it talks to over fabric, {there}",
+            talk.loaded.label(_KEY, "joins each device with the one at the same place of the other mesh"),
+            tuple(Label(mesh.span, f"mesh {mesh.id}: {_shape(mesh)} for each rank") for mesh in meshes),
+            hints=(_MPI,),
+        )
 
 
 def _shape(mesh: Mesh) -> str:
     """Rows and columns of devices that one rank drives."""
     return f"{mesh.device_shape[0] // mesh.host_shape[0]} × {mesh.device_shape[1] // mesh.host_shape[1]}"
-
-
-def _rank(rank: Rank, layout: RoleLayout) -> str:
-    return f"rank {rank} ({layout.roles[rank].replace('_', ' ')})"
-
-
-def _at_key(loaded: LoadedConfig, text: str) -> Label | None:
-    span = loaded.span(_KEY)
-    return Label(span, text) if span else None

@@ -63,25 +63,27 @@ def plan_command(
         span = topology.bindings[-1].span
         bound = counted(world_size, "rank")
         message = f"`--ranks {ranks}` was given but configuration `{topology.name}` binds {bound}"
-        return Diagnostic(
-            "P004", message, Label(span, f"the last of {counted(world_size, 'bound rank')}"), blame=Blame.COMMAND_LINE
-        )
+        place = Label(span, f"the last of {counted(world_size, 'bound rank')}")
+        return Diagnostic("P004", message, place, blame=Blame.COMMAND_LINE)
     if world_size > len(topology.slots):
         span = topology.hosts[-1].slots_span
         offered = counted(len(topology.slots), "slot")
         message = f"`--ranks {world_size}` was given but the hosts offer {offered}"
         return Diagnostic("P002", message, Label(span, f"{offered} in all"))
     program = CommandProgram(name, tuple(command))
-    return plan_program(program, tuple(command), ("rank",) * world_size, (), topology, surroundings)
+    return plan_program(
+        program, topology, surroundings, command=program.command, roles=("rank",) * world_size, flows=()
+    )
 
 
 def plan_program(
     program: RecipeProgram | CommandProgram,
+    topology: Topology,
+    surroundings: Surroundings,
+    *,
     command: tuple[str, ...],
     roles: Sequence[str],
     flows: tuple[tuple[str, str, str], ...],
-    topology: Topology,
-    surroundings: Surroundings,
 ) -> LaunchPlan:
     """The plan of a program whose ranks, started by `command`, have these roles and flows; there is a slot for each."""
     shell = surroundings.shell

@@ -59,8 +59,8 @@ def plan_recipe(
     choice: RecipeChoice,
     layout: RoleLayout,
     topology: Topology,
-    surroundings: Surroundings,
     *,
+    surroundings: Surroundings,
     replay: tuple[int, ...] = (),
 ) -> LaunchPlan:
     """The plan of a recipe whose checks have passed; see `RecipeProgram` for `replay`."""
@@ -76,4 +76,4 @@ def plan_recipe(
     )
     flows = tuple((flow.source, flow.target, str(flow.pattern)) for flow in layout.flows)
     command = (surroundings.python, *_RANK_MODULE)
-    return plan_program(program, command, layout.roles, flows, topology, surroundings)
+    return plan_program(program, topology, surroundings, command=command, roles=layout.roles, flows=flows)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from ttlaunch.diagnostics import Diagnostic, Label, Severity, shown
+from ttlaunch.diagnostics import Diagnostic, Severity, shown
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.spec.located.schema import Section
 from ttlaunch.spec.recipe.bits import Bits, deciders, marked
@@ -51,20 +51,19 @@ def check_same_training(
     rest = [change for change in changes if change not in shape]
     found = list(_state_of_another_recipe(manifest, loaded, now, fixed=fixed))
     if shape:
-        found.append(_diagnose("C041", "the checkpoint is of another model", shape, loaded, ()))
+        found.append(_diagnose("C041", "the checkpoint is of another model", shape, loaded=loaded))
     if rest:
-        found.append(_diagnose("C040", "the checkpoint is of another training", rest, loaded, (_NEW_TRAINING,)))
+        what = "the checkpoint is of another training"
+        found.append(_diagnose("C040", what, rest, loaded=loaded, hints=(_NEW_TRAINING,)))
     is_reported = any(_is_in(change.key, ("data_config",)) for change in changes)
     if manifest["text_sha256"] != text_sha256 and not is_reported:
         before, after = (str(value)[:12] for value in (manifest["text_sha256"], text_sha256))
         message = f"the checkpoint is of another training text: its SHA-256 was {before}… and is {after}…"
-        span = loaded.span("training_config.data_path")
-        found.append(Diagnostic("C040", message, Label(span) if span else None, hints=(_NEW_TRAINING,)))
+        found.append(Diagnostic("C040", message, loaded.label("training_config.data_path"), hints=(_NEW_TRAINING,)))
     steps = now["training_config"]["steps"]
     if not found and manifest["step"] > steps:
-        span = loaded.span("training_config.steps")
         message = f"the checkpoint is of step {manifest['step']}, but the run has {counted(steps, 'step')}"
-        found.append(Diagnostic("C040", message, Label(span) if span else None))
+        found.append(Diagnostic("C040", message, loaded.label("training_config.steps")))
     return found or list(_other_senders(manifest["config"], now, loaded))
 
 
@@ -81,7 +80,7 @@ def _other_senders(before: Mapping[str, Any], now: Mapping[str, Any], loaded: Lo
         return
     owed = "what a worker's codec owes is kept by its place; one that is not in the checkpoint begins with nothing owed"
     what = f"with `compression_config.kind: {kind}` bits depend on who sends"
-    told = _diagnose("C077", what, changed, loaded, ())
+    told = _diagnose("C077", what, changed, loaded=loaded)
     yield replace(told, notes=(*told.notes, owed), severity=Severity.WARNING)
 
 
@@ -95,9 +94,8 @@ def _state_of_another_recipe(
     is_reported = any(key in before for key in fixed if not _is_in(key, ("multihost_config",)))
     if missing:
         message = f"the checkpoint is of `{name}`, which has no `{missing[0]}` and keeps nothing of it"
-        span = loaded.span(missing[0])
         do_without = (f"`--set {missing[0]}=null` goes on without",) if _may_be_null(loaded, missing[0]) else ()
-        yield Diagnostic("C040", message, Label(span) if span else None, hints=(*do_without, _NEW_TRAINING))
+        yield Diagnostic("C040", message, loaded.label(missing[0]), hints=(*do_without, _NEW_TRAINING))
     elif not is_reported and any(_OF_ONE_WORKER.match(tensor) for tensor in _tensors(manifest)):
         message = f"the checkpoint is of `{name}`, whose workers have weights of their own; only that goes on from them"
         yield Diagnostic("C040", message, hints=(f"`ttlaunch run {name} --resume …`", _NEW_TRAINING))
@@ -140,18 +138,15 @@ def _is_in(key: str, names: tuple[str, ...]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def _diagnose(code: str, what: str, changes: list[Change], loaded: LoadedConfig, hints: tuple[str, ...]) -> Diagnostic:
-    spans = [(change, span) for change in changes if (span := loaded.span(change.key)) is not None]
-    labels = [Label(span, f"{_text(change.before)} in the checkpoint") for change, span in spans]
-    unseen = [change for change in changes[1:] if change not in [seen for seen, _ in spans]]
-    return Diagnostic(
-        code,
-        f"{what}: {changes[0].sentence}",
-        labels[0] if labels else None,
-        tuple(labels[1:]),
-        notes=tuple(change.sentence for change in unseen),
-        hints=hints,
-    )
+def _diagnose(
+    code: str, what: str, changes: list[Change], *, loaded: LoadedConfig, hints: tuple[str, ...] = ()
+) -> Diagnostic:
+    placed = [(one, loaded.label(one.key, f"{_text(one.before)} in the checkpoint")) for one in changes]
+    labels = [label for _, label in placed if label]
+    unseen = [change.sentence for change, label in placed[1:] if label is None]
+    primary = labels[0] if labels else None
+    message = f"{what}: {changes[0].sentence}"
+    return Diagnostic(code, message, primary, tuple(labels[1:]), notes=tuple(unseen), hints=hints)
 
 
 def _text(value: Any) -> str:

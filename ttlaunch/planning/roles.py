@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from ttlaunch.diagnostics import Blame, Diagnostic, Label, Span, listed
+from ttlaunch.diagnostics import Blame, Diagnostic, Label, listed
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.spec.recipe.config import LoadedConfig
 from ttlaunch.spec.recipe.declare import Flow, Layout, Pattern, Per, Recipe, per
@@ -50,10 +50,10 @@ def plan_roles(
         sizes = {layout: size for layout, size in sizes.items() if size == 1}
     chosen = _choose(sizes, world_size)
     if chosen is None:
-        return _wrong_size(recipe, loaded, topology, sizes, world_size)
+        return _wrong_size(recipe, loaded, topology, sizes=sizes, world_size=world_size)
     counts = chosen.counts(loaded.checked, world_size=world_size)
     if sum(counts.values()) > len(topology.slots):
-        return _too_few_slots(loaded, topology, chosen, counts)
+        return _too_few_slots(loaded, topology, chosen, counts=counts)
     roles = tuple(role for role, count in counts.items() for _ in range(count))
     return RoleLayout(chosen, roles, recipe.flows_in(list(counts), loaded.checked))
 
@@ -93,18 +93,19 @@ def _choose(sizes: Mapping[Layout, int], world_size: int | None) -> Layout | Non
 
 
 def _fixed_by_bindings(topology: Topology, ranks: int) -> Diagnostic:
-    last = topology.bindings[-1]
-    return Diagnostic(
-        "P004",
-        f"`--ranks {ranks}` was given but configuration `{topology.name}` binds {counted(len(topology.bindings), 'rank')}",
-        Label(last.span, f"the last of {counted(len(topology.bindings), 'bound rank')}"),
-        hints=("leave `--ranks` out, or use `--on local`, which leaves the world size open",),
-        blame=Blame.COMMAND_LINE,
-    )
+    bound = counted(len(topology.bindings), "rank")
+    message = f"`--ranks {ranks}` was given but configuration `{topology.name}` binds {bound}"
+    place = Label(topology.bindings[-1].span, _last_of(topology))
+    hints = ("leave `--ranks` out, or use `--on local`, which leaves the world size open",)
+    return Diagnostic("P004", message, place, hints=hints, blame=Blame.COMMAND_LINE)
+
+
+def _last_of(topology: Topology) -> str:
+    return f"the last of {counted(len(topology.bindings), 'bound rank')}"
 
 
 def _wrong_size(
-    recipe: Recipe, loaded: LoadedConfig, topology: Topology, sizes: Mapping[Layout, int], world_size: int | None
+    recipe: Recipe, loaded: LoadedConfig, topology: Topology, *, sizes: Mapping[Layout, int], world_size: int | None
 ) -> Diagnostic:
     config = loaded.checked
     right = sorted({size for layout, size in sizes.items() if layout.any_size is None})
@@ -116,24 +117,21 @@ def _wrong_size(
     if not config.multihost_config.enabled:
         notes.append("`multihost_config.enabled` is false, so only layouts of one rank count")
     deciding = "multihost_config.num_workers" if config.multihost_config.enabled else "multihost_config.enabled"
-    where: Span | None = loaded.span(deciding)
-    last = topology.bindings[-1].span if topology.bindings else None
-    primary = Label(last, f"the last of {counted(len(topology.bindings), 'bound rank')}") if last else None
-    secondary = (Label(where, "decides how many ranks the roles need"),) if where else ()
-    if primary is None and secondary:
-        primary, secondary = secondary[0], ()
+    bound = [Label(topology.bindings[-1].span, _last_of(topology))] if topology.bindings else []
+    key = loaded.label(deciding, "decides how many ranks the roles need")
+    labels = [*bound, *([key] if key else [])]
     return Diagnostic(
         "P003",
         f"the world has {counted(world_size or 0, 'rank')} but the roles need {listed(right, quote='')}",
-        primary,
-        secondary,
+        labels[0] if labels else None,
+        tuple(labels[1:]),
         notes=tuple(notes),
-        hints=_resizing_hints(recipe, loaded, right, world_size, fixed=bool(topology.bindings)),
+        hints=_resizing_hints(recipe, loaded, right, world_size=world_size, is_fixed=bool(topology.bindings)),
     )
 
 
 def _resizing_hints(
-    recipe: Recipe, loaded: LoadedConfig, right: list[int], world_size: int | None, *, fixed: bool
+    recipe: Recipe, loaded: LoadedConfig, right: list[int], *, world_size: int | None, is_fixed: bool
 ) -> tuple[str, ...]:
     """How to make roles and world agree: another value of the key that scales a layout, or another world size."""
     hints = []
@@ -151,26 +149,22 @@ def _resizing_hints(
             if not rest and 1 <= needed <= possible // each:
                 hints.append(f"`--set {key.key}={needed}` makes layout `{layout.name}` fit")
                 break
-    if not fixed and right:
+    if not is_fixed and right:
         hints.append(f"`--ranks {right[-1]}` fits without another change")
     return tuple(hints)
 
 
-def _too_few_slots(loaded: LoadedConfig, topology: Topology, layout: Layout, counts: Mapping[str, int]) -> Diagnostic:
-    needed, offered = sum(counts.values()), len(topology.slots)
-    arithmetic = f"{' + '.join(counted(count, role) for role, count in counts.items())} = {counted(needed, 'rank')}"
+def _too_few_slots(
+    loaded: LoadedConfig, topology: Topology, layout: Layout, *, counts: Mapping[str, int]
+) -> Diagnostic:
+    needed, offered = counted(sum(counts.values()), "rank"), counted(len(topology.slots), "slot")
+    arithmetic = f"{' + '.join(counted(count, role) for role, count in counts.items())} = {needed}"
     keys = [count.key for count in layout.roles.values() if isinstance(count, Per)]
-    spans = [span for key in keys if (span := loaded.span(key))]
-    last = topology.hosts[-1]
+    key = next((label for name in keys if (label := loaded.label(name, arithmetic))), None)
+    offer = f"{offered} on {counted(len(topology.hosts), 'host')}"
     sums = " + ".join(str(host.slots) for host in topology.hosts)
-    on_hosts = f"on {counted(len(topology.hosts), 'host')}"
-    offer = f"{counted(offered, 'slot')} {on_hosts}"
-    total = f"{sums} = {offer}" if len(topology.hosts) > 1 else offer
-    slots = Label(last.slots_span, total)
-    return Diagnostic(
-        "P002",
-        f"the roles need {counted(needed, 'rank')} but the hosts offer {counted(offered, 'slot')}",
-        Label(spans[0], arithmetic) if spans else slots,
-        (slots,) if spans else (),
-        notes=() if spans else (arithmetic,),
-    )
+    slots = Label(topology.hosts[-1].slots_span, f"{sums} = {offer}" if len(topology.hosts) > 1 else offer)
+    message = f"the roles need {needed} but the hosts offer {offered}"
+    if key is None:
+        return Diagnostic("P002", message, slots, notes=(arithmetic,))
+    return Diagnostic("P002", message, key, (slots,))

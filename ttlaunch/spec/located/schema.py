@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from ttlaunch.diagnostics.diagnostic import Diagnostic, KeyMistake, Label
+from ttlaunch.diagnostics.diagnostic import Diagnostic, KeyMistake, Label, place_of
 from ttlaunch.diagnostics.suggest import closest, listed, shown
 from ttlaunch.spec.located.codes import FileCodes
 from ttlaunch.spec.located.nodes import Key, MapNode, Node, child, key_in, node_at, plain, span_of
@@ -60,11 +60,7 @@ def check_schema(
     except ValidationError as error:
         complaints = _one_per_value([_locate(detail, node) for detail in error.errors(include_url=False)])
         check = _Check(model, node, codes, aliases or {}, complaints)
-        return None, sorted(check.diagnose(), key=_place)
-
-
-def _place(diagnostic: Diagnostic) -> tuple[int, int]:
-    return (diagnostic.primary.span.line, diagnostic.primary.span.column) if diagnostic.primary else (0, 0)
+        return None, sorted(check.diagnose(), key=place_of)
 
 
 def _locate(detail: ErrorDetails, node: Node) -> Complaint:
@@ -201,7 +197,7 @@ def section_in(annotation: Any) -> type[Section] | None:
 
 
 def _homes(
-    model: type[Section], key: str, prefix: str = "", above: frozenset[type[Section]] = frozenset()
+    model: type[Section], key: str, *, prefix: str = "", above: frozenset[type[Section]] = frozenset()
 ) -> list[str]:
     """The sections of the file in which `key` would be known. A section inside its own kind is not looked into."""
     homes: list[str] = []
@@ -209,5 +205,5 @@ def _homes(
         section = section_in(annotation)
         if section is not None and section not in above:
             homes += [prefix + name] if key in _fields(section) else []
-            homes += _homes(section, key, f"{prefix}{name}.", above | {model, section})
+            homes += _homes(section, key, prefix=f"{prefix}{name}.", above=above | {model, section})
     return homes

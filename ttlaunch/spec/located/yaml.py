@@ -141,7 +141,7 @@ class _Builder:
         if event.anchor is not None:
             self._anchor(event)
             self.anchors[event.anchor] = (event.start_mark, (node, 1, 1))
-        self._place(node, 1, 1, span)
+        self._place((node, 1, 1), span)
 
     def open_map(self, event: _Event) -> None:
         self._open(event, is_map=True)
@@ -170,7 +170,7 @@ class _Builder:
             self._refuse(span, "holds an alias that contains itself")
         if event.anchor is not None:
             self.anchors[event.anchor] = (event.start_mark, (node, done.values, done.levels))
-        self._place(node, done.values, done.levels, span)
+        self._place((node, done.values, done.levels), span)
 
     def alias(self, event: _Event) -> None:
         known = self.anchors.get(event.anchor)
@@ -179,9 +179,9 @@ class _Builder:
         if known[1] is None:
             self.endless.add(event.anchor)
             span = self._span(event.start_mark, event.end_mark)
-            self._place(ScalarNode(span, None), 1, 1, span)
+            self._place((ScalarNode(span, None), 1, 1), span)
         else:
-            self._place(*known[1], self._span(event.start_mark, event.end_mark))
+            self._place(known[1], self._span(event.start_mark, event.end_mark))
 
     def _anchor(self, event: _Event) -> None:
         """Note an anchor whose value is not complete yet."""
@@ -191,8 +191,9 @@ class _Builder:
             raise yaml.composer.ComposerError(context, first, problem, event.start_mark)
         self.anchors[event.anchor] = (event.start_mark, None)
 
-    def _place(self, node: Node, values: int, levels: int, span: Span) -> None:
-        """Put a complete value where it belongs."""
+    def _place(self, complete: tuple[Node, int, int], span: Span) -> None:
+        """Put a complete value, with its number of values and levels, where it belongs."""
+        node, values, levels = complete
         if not self.stack:
             self.root = node
             return

@@ -3,10 +3,12 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from ttlaunch.diagnostics import Blame, Diagnostic, KeyMistake, Label, Source, Span, has_errors, shown
+from ttlaunch.diagnostics.diagnostic import mistake_at
 from ttlaunch.spec.located.codes import CONFIGURATION
 from ttlaunch.spec.located.schema import Section, check_schema, section_in
 from ttlaunch.spec.located.source import read_source, source_from_bytes
@@ -50,6 +52,11 @@ class LoadedConfig:
         """Where the user wrote this dotted key, or None if its value is the default."""
         path = tuple(key.split("."))
         return span_of(self.root, path) if node_at(self.root, path) is not None else None
+
+    def label(self, key: str, text: str = "") -> Label | None:
+        """Return a label at the place of a dotted key; None if its value is the default."""
+        span = self.span(key)
+        return Label(span, text) if span else None
 
     def comment(self, key: str) -> str:
         """What the user wrote behind the value of this dotted key, on the same line; empty if nothing."""
@@ -161,7 +168,7 @@ def naive_config(name: str, recipe: Recipe, loaded: LoadedConfig) -> tuple[Loade
         return loaded, []
     only = {**_NAIVE_ONLY, **recipe.naive.only}
     found = [
-        _diagnose(_beyond_naive(name, key, value, loaded), loaded)
+        _diagnose(_beyond_naive(name, key, loaded, only=value), loaded)
         for key, value in only.items()
         if _value(loaded, key) != value
     ]
@@ -170,8 +177,8 @@ def naive_config(name: str, recipe: Recipe, loaded: LoadedConfig) -> tuple[Loade
     return replace(loaded, config=None if found else config), found
 
 
-def _beyond_naive(name: str, key: str, value: Any, loaded: LoadedConfig) -> Problem:
-    text, given = (_as_yaml(one, bare=True) for one in (value, _value(loaded, key)))
+def _beyond_naive(name: str, key: str, loaded: LoadedConfig, *, only: Any) -> Problem:
+    text, given = (_as_yaml(one, bare=True) for one in (only, _value(loaded, key)))
     message = f"`{key}` is `{given}`; the naive form of `{name}` trains only with `{text}`"
     hints = (f"`--set {key}={text}`, or leave `--naive` out",)
     return Problem("C090", message, key, f"expected `{text}`", hints=hints)
@@ -292,22 +299,18 @@ def _merge_override(root: MapNode, text: str) -> MapNode | Diagnostic:
     parts = key.strip().split(".")
     if not equals or not all(parts):
         message = f"`--set {shown(text)}` is not KEY=VALUE"
-        hint = "write the key with its section: `--set training_config.batch_size=16`"
-        return Diagnostic(
-            "C017", message, Label(source.span(1, 1, max(1, len(text)))), hints=(hint,), blame=Blame.COMMAND_LINE
-        )
+        hints = ("write the key with its section: `--set training_config.batch_size=16`",)
+        place = Label(source.span(1, 1, max(1, len(text))))
+        return Diagnostic("C017", message, place, hints=hints, blame=Blame.COMMAND_LINE)
     value_source = Source(_SET, " " * (len(key) + 1) + (value or "~"))
     node, mistakes = parse_yaml(value_source, codes=CONFIGURATION)
     if node is None or has_errors(mistakes):
         message = f"the value of `--set {shown(text)}` is not YAML"
-        return Diagnostic(
-            "C017", message, Label(source.span(1, len(key) + 2, max(1, len(value)))), blame=Blame.COMMAND_LINE
-        )
-    spans, column = [], 1
-    for part in parts:
-        spans.append(Span(source, 1, column, len(part)))
-        column += len(part) + 1
-    return _with_value(root, parts, spans, _in_source(node, source))
+        place = Label(source.span(1, len(key) + 2, max(1, len(value))))
+        return Diagnostic("C017", message, place, blame=Blame.COMMAND_LINE)
+    starts = accumulate((len(part) + 1 for part in parts), initial=1)
+    steps = [(part, Span(source, 1, column, len(part))) for part, column in zip(parts, starts, strict=False)]
+    return _with_value(root, steps, _in_source(node, source))
 
 
 def _unknown_keys(recipe: Recipe, text: str) -> list[Diagnostic]:
@@ -319,16 +322,13 @@ def _unknown_keys(recipe: Recipe, text: str) -> list[Diagnostic]:
     return [diagnostic for diagnostic in found if diagnostic.key_mistake is KeyMistake.UNKNOWN]
 
 
-def _with_value(root: MapNode, parts: list[str], spans: list[Span], value: Node) -> MapNode:
-    """A copy of `root` with `value` at `parts`, keys on the way made where they are missing."""
-    key = parts[0]
-    if len(parts) == 1:
-        entry = value
-    else:
-        inner = root.entries.get(key)
-        start = inner if isinstance(inner, MapNode) else MapNode(spans[0], {}, {})
-        entry = _with_value(start, parts[1:], spans[1:], value)
-    keys = root.keys if key in root.keys and len(parts) > 1 else {**root.keys, key: spans[0]}
+def _with_value(root: MapNode, steps: Sequence[tuple[str, Span]], value: Node) -> MapNode:
+    """Return a copy of `root` with `value` where the steps, keys with their places, lead; missing keys are made."""
+    (key, span), *rest = steps
+    inner = root.entries.get(key)
+    start = inner if isinstance(inner, MapNode) else MapNode(span, {}, {})
+    entry = _with_value(start, rest, value) if rest else value
+    keys = root.keys if key in root.keys and rest else {**root.keys, key: span}
     return MapNode(root.span, {**root.entries, key: entry}, keys)
 
 
@@ -350,25 +350,20 @@ def _unread_keys(recipe: Recipe, root: MapNode) -> Iterator[Diagnostic]:
         if node_at(root, path) is not None:
             parent = node_at(root, path[:-1])
             span = parent.keys[path[-1]] if isinstance(parent, MapNode) else span_of(root, path)
-            yield Diagnostic(
-                "C018",
-                f"nothing in this recipe reads `{key}`",
-                Label(span, "set, but without effect"),
-                hints=(f"remove `{path[-1]}`",),
-            )
+            message, hint = f"nothing in this recipe reads `{key}`", f"remove `{path[-1]}`"
+            yield mistake_at("C018", message, span, label="set, but without effect", hint=hint)
 
 
 def _diagnose(problem: Problem, loaded: LoadedConfig) -> Diagnostic:
-    span = loaded.span(problem.key)
-    defaults = [key for key, _ in ((problem.key, ""), *problem.others) if loaded.span(key) is None]
-    others = tuple(Label(place, text) for key, text in problem.others if (place := loaded.span(key)))
-    notes = [f"`{key}` is {_default(loaded, key)} by default" for key in defaults if _default(loaded, key) is not None]
+    others = [label for key, text in problem.others if (label := loaded.label(key, text))]
+    unwritten = [key for key in (problem.key, *(key for key, _ in problem.others)) if loaded.span(key) is None]
+    defaults = [(key, value) for key in unwritten if (value := _default(loaded, key)) is not None]
     return Diagnostic(
         problem.code,
         problem.message,
-        Label(span, problem.label) if span else None,
-        others,
-        notes=(*problem.notes, *notes),
+        loaded.label(problem.key, problem.label),
+        tuple(others),
+        notes=(*problem.notes, *(f"`{key}` is {value} by default" for key, value in defaults)),
         hints=problem.hints,
         severity=problem.severity,
     )

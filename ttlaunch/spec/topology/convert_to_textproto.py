@@ -3,6 +3,7 @@
 The text is made from the schema: the fields that were set, in the order of the schema, short groups on one line.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from ttlaunch.spec.located.schema import Section
@@ -19,7 +20,7 @@ from ttlaunch.spec.topology.mgd_schema import (
     MeshRef,
     NodeRef,
 )
-from ttlaunch.spec.topology.model import Link, Mesh
+from ttlaunch.spec.topology.model import Link, Mesh, MeshId
 
 _LONGEST_LINE = 100
 _INDENT = "  "
@@ -41,9 +42,7 @@ def textproto_of(graph: MeshGraph) -> tuple[DescriptorFile, list[str]]:
         top = NodeRef(mesh=_ref(graph.meshes[0], names))
         return DescriptorFile(mesh_descriptors=rows, top_level_instance=top), notes
     meshes = {mesh.id: mesh for mesh in graph.meshes}
-    connections = [
-        connection for link in graph.links for connection in _connections(link, meshes[link.a], meshes[link.b], names)
-    ]
+    connections = [connection for link in graph.links for connection in _connections(link, meshes, names)]
     instances = [NodeRef(mesh=_ref(mesh, names)) for mesh in graph.meshes]
     whole = GraphDescriptor(name=graph.name, type="FABRIC", instances=instances, connections=connections)
     top = NodeRef(graph=GraphRef(graph_descriptor=graph.name, graph_id=0))
@@ -91,7 +90,8 @@ def _ref(mesh: Mesh, names: dict[int, str], device: int | None = None) -> MeshRe
     return MeshRef(mesh_descriptor=name, mesh_id=mesh.id, device_id=device)
 
 
-def _connections(link: Link, a: Mesh, b: Mesh, names: dict[int, str]) -> list[Connection]:
+def _connections(link: Link, meshes: Mapping[MeshId, Mesh], names: dict[int, str]) -> list[Connection]:
+    a, b = meshes[link.a], meshes[link.b]
     rows: list[tuple[int | None, int | None, int]] = [*link.devices] or [(None, None, link.channels)]
     return [
         Connection(

@@ -282,21 +282,9 @@ class _Reading:
         return Loaded(topology, self.found, self.files, self.descriptor_found)
 
     def _topology(self, name: str, folder: Path | None) -> Topology:
-        joined = join_parts(self.parts)
-        return Topology(
-            name,
-            folder,
-            tuple(self.hosts),
-            arch=joined.arch,
-            meshes=joined.meshes,
-            links=joined.links,
-            switches=joined.switches,
-            switch_links=joined.switch_links,
-            bindings=joined.bindings,
-            global_environment=self.bindings.global_environment if self.bindings else {},
-            mesh_graph_path=joined.mesh_graph_path,
-            cluster=self.cluster,
-        )
+        shared = self.bindings.global_environment if self.bindings else {}
+        hosts = tuple(self.hosts)
+        return join_parts(self.parts, Topology(name, folder, hosts, global_environment=shared, cluster=self.cluster))
 
 
 def no_hosts(folder: Path, name: str) -> Diagnostic:

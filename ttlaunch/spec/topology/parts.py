@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ttlaunch.spec.topology.model import Binding, Link, Mesh, MeshId, Switch, SwitchLink
+from ttlaunch.spec.topology.model import Binding, Link, Mesh, MeshId, Switch, SwitchLink, Topology
 
 if TYPE_CHECKING:
     from ttlaunch.spec.topology.mesh_graph import MeshGraph
@@ -47,55 +47,38 @@ def add_part(parts: list[Part], part: Part) -> None:
     parts.append(part)
 
 
-@dataclass
-class Joined:
-    """What the parts say together; meshes and switches have ids of their own, bindings are in rank order."""
-
-    arch: str | None
-    meshes: tuple[Mesh, ...] = ()
-    links: tuple[Link, ...] = ()
-    switches: tuple[Switch, ...] = ()
-    switch_links: tuple[SwitchLink, ...] = ()
-    bindings: tuple[Binding, ...] = ()
-    mesh_graph_path: Path | None = None
-
-
-def join_parts(parts: Sequence[Part]) -> Joined:
-    """Join parts that have been checked."""
-    graphs = [part.graph for part in parts if part.graph]
-    architectures = {graph.arch for graph in graphs}
-    joined = Joined(architectures.pop() if len(architectures) == 1 else None)
+def join_parts(parts: Sequence[Part], onto: Topology) -> Topology:
+    """Put the meshes, links and ranks of checked parts into a topology that has none."""
+    meshes: list[Mesh] = []
+    switches: list[Switch] = []
+    links: list[Link] = []
+    switch_links: list[SwitchLink] = []
+    bindings: list[Binding] = []
+    architectures = set()
     for part in parts:
-        if part.graph is not None:
-            meshes_before = max((mesh.id + 1 for mesh in joined.meshes), default=0)
-            switches_before = max((switch.id + 1 for switch in joined.switches), default=0)
-            _add_graph(joined, part.graph, meshes_before, switches_before)
-            bindings = [row.binding for row in part.bindings.rows]
-            if len(parts) > 1:
-                bindings = [_renumbered(binding, meshes_before, part.path) for binding in bindings]
-            joined.bindings += tuple(bindings)
-    joined.bindings = tuple(sorted(joined.bindings, key=lambda binding: binding.rank))
-    joined.mesh_graph_path = parts[0].path if parts else None
-    return joined
-
-
-def _add_graph(joined: Joined, graph: "MeshGraph", meshes_before: int, switches_before: int) -> None:
-    if not meshes_before and not switches_before:
-        joined.meshes, joined.links = tuple(graph.meshes), tuple(graph.links)
-        joined.switches, joined.switch_links = tuple(graph.switches), tuple(graph.switch_links)
-        return
-    joined.meshes += tuple(replace(mesh, id=MeshId(mesh.id + meshes_before)) for mesh in graph.meshes)
-    joined.links += tuple(
-        replace(link, a=MeshId(link.a + meshes_before), b=MeshId(link.b + meshes_before)) for link in graph.links
-    )
-    joined.switches += tuple(replace(switch, id=switch.id + switches_before) for switch in graph.switches)
-    joined.switch_links += tuple(
-        replace(
-            link,
-            switch=link.switch + switches_before,
-            other=link.other + (switches_before if link.other_is_switch else meshes_before),
-        )
-        for link in graph.switch_links
+        graph = part.graph
+        if graph is None:
+            continue
+        architectures.add(graph.arch)
+        more = max((mesh.id + 1 for mesh in meshes), default=0)
+        more_switches = max((switch.id + 1 for switch in switches), default=0)
+        meshes += [replace(mesh, id=MeshId(mesh.id + more)) for mesh in graph.meshes]
+        switches += [replace(switch, id=switch.id + more_switches) for switch in graph.switches]
+        links += [replace(link, a=MeshId(link.a + more), b=MeshId(link.b + more)) for link in graph.links]
+        for link in graph.switch_links:
+            other = link.other + (more_switches if link.other_is_switch else more)
+            switch_links.append(replace(link, switch=link.switch + more_switches, other=other))
+        own = [row.binding for row in part.bindings.rows]
+        bindings += [_renumbered(binding, more, part.path) for binding in own] if len(parts) > 1 else own
+    return replace(
+        onto,
+        arch=architectures.pop() if len(architectures) == 1 else None,
+        meshes=tuple(meshes),
+        links=tuple(links),
+        switches=tuple(switches),
+        switch_links=tuple(switch_links),
+        bindings=tuple(sorted(bindings, key=lambda binding: binding.rank)),
+        mesh_graph_path=parts[0].path if parts else None,
     )
 
 

@@ -64,7 +64,7 @@ def scaffold(
     ranks = [host for host, slots in hosts for _ in range(slots)]
     return {
         "hosts.txt": _hosts_text(name, hosts),
-        "mgd.yaml": _descriptor_text(name, len(ranks), device_shape, arch),
+        "mgd.yaml": _descriptor_text(name, len(ranks), device_shape=device_shape, arch=arch),
         "rank_bindings.yaml": _bindings_text(name, ranks, arch),
     }
 
@@ -96,7 +96,7 @@ def _lines(hosts: list[tuple[str, int]]) -> str:
     return "\n".join(f"{host} slots={slots}" for host, slots in hosts)
 
 
-def _descriptor_text(name: str, meshes: int, device_shape: tuple[int, int], arch: str) -> str:
+def _descriptor_text(name: str, meshes: int, *, device_shape: tuple[int, int], arch: str) -> str:
     rows, columns = device_shape
     shape = f"[{rows}, {columns}]"
     mesh = f"{{id: %d, board: board, device_topology: {shape}, host_topology: [1, 1]}},"
