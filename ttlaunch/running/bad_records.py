@@ -1,4 +1,4 @@
-"""Records that cannot be used: each file's first one is told once, and all else that the run has written stands."""
+"""Report records that cannot be used, once for each file; everything else that the run has written is used."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -38,19 +38,19 @@ Complain = Callable[[BadLine], None]
 
 
 def pass_over(_: BadLine) -> None:
-    """For whoever reads a run that somebody else watches or has watched: it was told then."""
+    """Report nothing: for readers of a run whose supervisor reports such records."""
 
 
 def good_records(
     tail: Tail, read: Callable[[bytes], _T | BadRecord], *, rank: int, file: str, complain: Complain = pass_over
 ) -> Iterator[_T]:
-    """The records in the new lines of a file that can be used.
+    """Read the usable records in the new lines of a file.
 
     Args:
         tail: Of the file.
         read: Its parser.
         rank, file: Whose file it is, and where it lies in the run's folder.
-        complain: Told of every other line.
+        complain: Called for every other line.
     """
     for line in tail.read():
         found = read(line)
@@ -61,15 +61,15 @@ def good_records(
 
 
 def progress_of(folder: Path, rank: int) -> Iterator[AnyProgress]:
-    """All that a rank has reported by now, for whoever reads a run that somebody else watches or has watched."""
+    """All progress that a rank has reported by now, for readers beside or after the supervisor."""
     name = contract.progress_file(rank)
     return good_records(Tail(folder / name), read_progress, rank=rank, file=name)
 
 
 class BadRecords:
-    """Collects what is wrong; a rank may write a million such lines, and only the first of a file is kept.
+    """Collects bad records; a rank may write a million of them, so only the first one of a file is kept.
 
-    Filled by several threads and emptied by one.
+    Several threads add records, and one takes them.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class BadRecords:
         self._found.setdefault((bad.rank, bad.file), bad)
 
     def fresh(self) -> Iterator[BadLine]:
-        """Those that are new since the last call."""
+        """The records that were added since the last call."""
         found = list(self._found.values())[self._reported :]
         self._reported += len(found)
         yield from found
@@ -89,7 +89,7 @@ class BadRecords:
 def report_bad_records(
     bad: BadRecords, rows: Sequence[RankRow], *, folder: RunFolder, output: Callable[[str, bytes], None]
 ) -> None:
-    """Say what is new on `stderr` of an output, and note it in the run's history."""
+    """Report new bad records on `stderr` of an output, and note them in the run's history."""
     for one in bad.fresh():
         with contextlib.suppress(OSError):  # a full disk is told of by whoever meets it first
             append_event(folder, "bad_record", rank=one.rank, file=one.file, line=one.line, reason=one.reason)
@@ -97,7 +97,7 @@ def report_bad_records(
 
 
 def message(bad: BadLine, rows: Sequence[RankRow]) -> str:
-    """Whose record it is, where it stands, and what is wrong with it."""
+    """A sentence with the rank, the place of the record, and what is wrong with it."""
     row = rows[bad.rank]
     place = bad.file if bad.line is None else f"line {bad.line} of {bad.file}"
     return f"rank {row.rank} ({row.role}, {row.host}) wrote a record that cannot be used: {place}: {bad.reason}"

@@ -1,4 +1,4 @@
-"""Find what a run came to when it is over: whose failure it was, if anybody's, and with which status it ends."""
+"""Find the result of a run that is over: its first failure, if there is one, and its exit status."""
 
 import signal
 import time
@@ -29,7 +29,7 @@ class Ending:
     Attributes:
         is_failing: Whether something broke, before an order to end or after it.
         after_step: The step after which all ranks of a recipe stop, once they have agreed on it.
-        outstayed: Ranks that had not left when their grace was over, with its seconds.
+        outstayed: Ranks that had not left when their grace was over, and for how many seconds they had been asked to.
         killing_since: When we began to kill what was left of it, seconds since the epoch.
         stood_still_s: The longest time in which we, or the whole machine, did not run.
     """
@@ -48,7 +48,7 @@ class Ending:
     stood_still_s: float = 0.0
 
     def note_losses(self, losses: Losses) -> None:
-        """Shims count until the run is being ended, which takes them along; hosts count to the last."""
+        """Add losses: of shims only until the run is being ended, because that kills shims; of hosts at any time."""
         if self.since is None:
             self.lost_shims.update(losses.shims)
         self.lost_hosts.update(losses.hosts)
@@ -65,7 +65,7 @@ def conclude(
     duration_s: float,
     leftovers: int,
 ) -> Report:
-    """The report of a run whose processes have all ended."""
+    """Make the report of a run whose processes have all ended."""
     obeyed = ending.signal_number and not ending.is_failing and not isinstance(plan.program, RecipeProgram)
     # How a program ends that was sent SIGTERM is its own affair.
     failure = None if obeyed else find_failure(folder, watch, ending, engine=engine, returncode=returncode)
@@ -96,9 +96,9 @@ def conclude(
 
 
 def find_failure(folder: RunFolder, watch: Watch, ending: Ending, *, engine: Engine, returncode: int) -> Failure | None:
-    """The failure to name: of a rank, of the run folder, of the engine, or of ranks that ended with different parameters.
+    """Find the failure to name: of a rank, the run folder, the engine, or of ranks whose parameters differ.
 
-    What a hang left behind is how we ended it.
+    After a hang, the endings of ranks only show how we ended the run, so the verdict on the hang stands.
     """
     if ending.failure is not None and ending.failure.kind is Cause.HUNG:
         return ending.failure
@@ -139,9 +139,9 @@ def _engine_said(folder: RunFolder) -> str:
 
 
 def _engine_went_first(watch: Watch, ending: Ending, returncode: int) -> bool:
-    """Whether the engine ended before any rank did. It takes its shims along, so they are not the ones to name.
+    """Whether the engine ended before any rank did, so that it is to be named and not the shims that it took along.
 
-    A shim that is killed by itself is different: the engine then ends the other ranks, and their shims write how they ended.
+    If only a shim is killed, the engine ends the other ranks, and their shims write how they ended.
     """
     if ending.terminated is not None or ending.failure is not None:
         return False
@@ -149,7 +149,7 @@ def _engine_went_first(watch: Watch, ending: Ending, returncode: int) -> bool:
 
 
 def folder_failure(error: OSError) -> Failure:
-    """The run folder could not be written or read any more, so the run was ended."""
+    """The failure of a run that was ended because its folder could not be written or read any more."""
     reason = (error.strerror or str(error)).lower()
     evidence = (f"{error.filename}: {reason}",) if error.filename else ()
     cause = f"the run folder can no longer be used: {reason}"
@@ -157,7 +157,7 @@ def folder_failure(error: OSError) -> Failure:
 
 
 def _mark_stopped(ranks: list[RankState], failure: Failure | None) -> None:
-    """Tell the ranks that broke or finished from those that were only stopped."""
+    """Mark the ranks that neither broke nor finished as stopped."""
     for state in ranks:
         ended_by_itself = state.error is not None or (failure is not None and failure.rank == state.row.rank)
         if state.phase is not Phase.DONE and not ended_by_itself:
@@ -165,7 +165,7 @@ def _mark_stopped(ranks: list[RankState], failure: Failure | None) -> None:
 
 
 def different_parameters(ranks: list[RankState]) -> Failure:
-    """Ranks finished with different bits in a parameter they share: a result nobody should trust."""
+    """The failure of ranks that finished with different bits in a parameter they share: nobody should trust the result."""
     first: dict[str, tuple[RankState, str]] = {}
     for state in ranks:
         for name, digest in state.digests.items():
@@ -177,7 +177,7 @@ def different_parameters(ranks: list[RankState]) -> Failure:
 
 
 def _engine_failure(folder: RunFolder, engine: Engine, returncode: int, *, unfinished: list[RankState]) -> Failure:
-    """The engine failed and no rank did, or it left ranks behind: the last lines on its stderr are the evidence."""
+    """The failure of the engine, where no rank failed or ranks are left; its last lines on stderr are the evidence."""
     how = f"was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"exited with status {returncode}"
     left = unfinished[:1] if returncode == 0 else []
     first = "".join(f" before rank {s.row.rank} ({s.row.role}, {s.row.host}) had ended" for s in left)

@@ -1,9 +1,9 @@
-"""When a run is to end before its time: what is sent to whom, and when. Decided here, done by `supervise`.
+"""Decide how a run ends that does not end by itself: what is sent to whom, and when. `supervise` does it.
 
 After a rank's failure the others have nothing to wait for: the engine gets a moment, then is ended. An order, by Ctrl-C or a
 signal to the launcher, gives ranks a grace: those of a recipe agree on a step, save it and leave; any other program is
-sent SIGTERM. A second order shortens the grace, a third ends it. Who is still there then writes down what it is doing, and
-is killed.
+sent SIGTERM. A second order shortens the grace, a third ends it. Ranks that are still there then write their stacks,
+and are killed.
 """
 
 import math
@@ -32,11 +32,11 @@ _STOP, _STACKS = signal.SIGUSR1, signal.SIGUSR2
 
 @dataclass(frozen=True)
 class Grace:
-    """What an ordered end leaves ranks and user with.
+    """The time that ranks have after an order to end, and the command that can go on afterwards.
 
     Attributes:
-        seconds: That ranks have to leave.
-        command: What was typed to start the run; the command that goes on from where it stopped is made of it.
+        seconds: The time for ranks to leave.
+        command: The arguments that started the run; the hint to resume it is made of them.
     """
 
     seconds: float = 30.0
@@ -48,7 +48,7 @@ USUAL_GRACE = Grace()
 
 @dataclass(frozen=True)
 class ShowMessage:
-    """Tell the user."""
+    """Show a message to the user."""
 
     text: str
 
@@ -72,15 +72,15 @@ Act = ShowMessage | SignalRanks | SignalEngine
 
 
 class RunEnd:
-    """Decides how a run ends that does not end by itself."""
+    """The state of an end that was ordered or that follows from a failure."""
 
     def __init__(self, ending: Ending, plan: LaunchPlan, *, grace_s: float) -> None:
-        """Nothing ends yet.
+        """Begin with a run that nobody has asked to end.
 
         Args:
-            ending: Why and since when; written here.
+            ending: Filled with why and since when the run ends.
             plan: What runs: ranks of a recipe understand the order to stop.
-            grace_s: What ranks may take to leave after an order.
+            grace_s: The time that ranks have to leave after an order.
         """
         self._ending = ending
         self._is_recipe = isinstance(plan.program, RecipeProgram)
@@ -92,11 +92,11 @@ class RunEnd:
         self._stacks_at: float | None = None
 
     def order(self, number: int) -> None:
-        """A signal has come to the launcher; safe in a signal handler."""
+        """Note a signal to the launcher; safe in a signal handler."""
         self._orders.append(number)
 
     def decide(self, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
-        """What is to be done at this moment; call a few times a second."""
+        """Return what is to be done now; call it a few times a second."""
         ending = self._ending
         while self._orders:
             yield from self._take_order(self._orders.popleft(), now, ranks)
@@ -145,20 +145,22 @@ class RunEnd:
         yield SignalRanks(_STOP) if self._is_recipe else SignalRanks(signal.SIGTERM, {"after_step": None})
 
     def _wait_for_ranks(self, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
-        """Tell the ranks of a recipe after which step all stop; of other programs, nothing keeps the engine but their shims."""
+        """Choose the step after which all ranks of a recipe stop; end the engine of any other program after its ranks."""
         if not self._is_recipe:
             if all(state.exit for state in ranks):
                 self._ending.terminated = now
                 yield SignalEngine(signal.SIGTERM)
             return
         steps = [state.stops_after for state in ranks if state.phase is Phase.RUNNING]
+        # Every rank has written the last step that it cannot avoid. The largest of them is one that all can still finish;
+        # a smaller one would leave a rank waiting for a partner that has stopped.
         known = [step for step in steps if step is not None]
         if self._ending.after_step is None and known and len(known) == len(steps):
             self._ending.after_step = max(known)
             yield SignalRanks(_STOP, {"after_step": self._ending.after_step})
 
     def _force(self, now: float, ranks: Sequence[RankState]) -> Iterator[Act]:
-        """End what is left, but first let ranks that an order found unwilling say what they are doing."""
+        """End what is left; ranks that did not obey an order write their stacks first."""
         ending = self._ending
         remaining = tuple(state for state in ranks if state.exit is None)
         if self._stacks_at is None:
@@ -186,7 +188,7 @@ class RunEnd:
         yield SignalEngine(signal.SIGTERM)
 
     def _has_failed(self, ranks: Sequence[RankState]) -> bool:
-        """Whether something broke; how a program ends that was sent SIGTERM is its own affair."""
+        """Whether something broke; a program that was sent SIGTERM may end in any way."""
         ending = self._ending
         if ending.lost_hosts or ending.failure is not None:
             return True
@@ -202,7 +204,7 @@ def keeps_checkpoints(plan: LaunchPlan) -> bool:
 
 
 def stopped(ending: Ending, folder: RunFolder, grace: Grace) -> dict[str, Any] | None:
-    """How an ordered end went, for the report: after which step, which one is saved, and the command that goes on from it."""
+    """Describe an ordered end for the report: the last step, the saved step, and the command that resumes from it."""
     if not ending.signal_number:
         return None
     saved = newest_step(folder.path)

@@ -1,12 +1,12 @@
-"""The ranks' flight recorders as the launcher sees them: read while ranks live, kept in the run folder if a run ends badly.
+"""Read the ranks' flight recorders while ranks live, and keep them in the run folder if a run ends badly.
 
-`last_operation` puts what a rank did last into words, for whoever tells how it broke.
+`last_operation` describes what a rank did last, for the report of a failure.
 """
 
 import contextlib
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,18 @@ from ttlaunch.running.watch import RankState
 
 @dataclass(frozen=True)
 class LastOperation:
-    """What a rank did last, by its flight recorder.
+    """The last operation of a rank, by its flight recorder.
 
     Attributes:
         text: All of it in words, such as `recv of 13.2 MB from rank 2 (aggregator), tag 3, …`.
         operation: Its name, such as `gradients`.
-        verb: Of the socket; empty of an operation in which a group meets.
+        verb: Such as `recv`; empty for an operation in which a group meets.
         peer: The other rank; -1: those of a group; -2: whoever of several comes first.
         bucket: None: none.
         step: 0: before the first.
         place: `file:line` of the recipe, None if it is not known.
         began_s: How long before the end of the run, or before the failure, it was begun.
-        ended_s: Likewise; None if it was never done.
+        ended_s: How long before that it was done; None if it never was.
     """
 
     text: str
@@ -60,7 +60,7 @@ class LastOperation:
 
 
 def read_recorders(folder: Path, *, world_size: int) -> dict[int, Recording]:
-    """The recordings that lie below a folder by now, by rank."""
+    """Read the recordings that lie below a folder by now, by rank."""
     recordings = {}
     for rank in range(world_size):
         with contextlib.suppress(OSError):
@@ -94,7 +94,7 @@ def drop_evidence(run_folder: Path, *, is_done: bool) -> None:
 
 
 def last_operations(run_folder: Path, ranks: Sequence[RankState], *, end: float | None) -> dict[int, LastOperation]:
-    """What each rank did last, from the recordings in a run's folder.
+    """Describe what each rank did last, from the recordings in a run's folder.
 
     Args:
         run_folder: Of a run that has ended.
@@ -112,7 +112,7 @@ def last_operations(run_folder: Path, ranks: Sequence[RankState], *, end: float 
 
 
 def last_operation(recording: Recording, *, roles: Sequence[str], end: float) -> LastOperation | None:
-    """The last operation of a rank; None if it has begun none, or if its role had returned.
+    """Describe the last operation of a rank; None if it has begun none, or if its role had returned.
 
     Args:
         recording: Of the rank.
@@ -145,7 +145,7 @@ def last_operation(recording: Recording, *, roles: Sequence[str], end: float) ->
 
 
 def described(operation: Operation, *, roles: Sequence[str]) -> str:
-    """Such as `recv of 13.2 MB from rank 2 (aggregator), gradients, tag 3, bucket 1, step 7`."""
+    """Describe an operation, such as `recv of 13.2 MB from rank 2 (aggregator), gradients, tag 3, bucket 1, step 7`."""
     if operation.is_collective:
         return called(operation)
     way = "to" if operation.is_send else "from"
@@ -160,7 +160,7 @@ def described(operation: Operation, *, roles: Sequence[str]) -> str:
 
 
 def called(operation: Operation) -> str:
-    """An operation of a group, such as `torch's all_reduce of 13.2 MB, bucket 1, step 7`."""
+    """Describe an operation of a group, such as `torch's all_reduce of 13.2 MB, bucket 1, step 7`."""
     parts = [f"{operation.name} of {render_size(operation.nbytes)}" if operation.nbytes else operation.name]
     parts += [f"bucket {operation.bucket}"] if operation.bucket != NO_BUCKET else []
     parts += [f"step {operation.step}"] if operation.step else []
@@ -168,10 +168,5 @@ def called(operation: Operation) -> str:
 
 
 def short_place(place: str) -> str:
-    """`trainer.py:41` for the line's whole path."""
+    """Shorten the whole path of a line to `trainer.py:41`."""
     return place.rpartition("/")[2]
-
-
-def as_json(found: Mapping[int, LastOperation], rank: int) -> dict[str, Any] | None:
-    """Of one rank, for `report.json`."""
-    return found[rank].as_json() if rank in found else None

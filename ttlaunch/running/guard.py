@@ -1,4 +1,4 @@
-"""Starts the guard that cleans up after a run whose supervisor is killed; see `agent/guard.py`."""
+"""Start the guard that cleans up after a run whose supervisor is killed; see `agent/guard.py`."""
 
 import contextlib
 import json
@@ -16,11 +16,11 @@ _GOODBYE_S = 5.0
 
 @contextlib.contextmanager
 def guarded(run_id: str, scratch: Path, *, daemons: Sequence[str] = ()) -> Iterator[None]:
-    """Have a guard beside a run for as long as this process looks after it.
+    """Keep a guard beside a run for as long as this process supervises it.
 
-    The guard starts while the run does and holds nobody up. It carries no run's id and has a session of its own, so nothing
-    that ends a run ends it. Where it cannot be started, the run goes on without. `daemons` are the names of the engine's
-    processes, which it kills after the ranks.
+    The guard starts while the run does, and nobody waits for it. It carries no run's id and has a session of its own, so
+    nothing that ends a run ends it. Where it cannot be started, the run goes on without. `daemons` are the names of the
+    engine's processes, which it kills after the ranks.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(contract.PREFIX)}
     try:

@@ -45,7 +45,7 @@ class SilentHost:
 
     Attributes:
         since: Its last sign of life, seconds since the epoch on this machine.
-        lost_at: When it counts as lost, likewise: by then its own agent has ended its ranks.
+        lost_at: When it counts as lost, seconds since the epoch: by then its own agent has ended its ranks.
     """
 
     since: float
@@ -113,7 +113,7 @@ class SilenceWatch:
         self._lost: set[str] = set()
 
     def notice(self, losses: Losses) -> None:
-        """Say what is new; call a few times a second."""
+        """Report what is new; call it a few times a second."""
         for host, silence in losses.silent.items():
             if host not in self._reported:
                 self._reported[host] = silence
@@ -142,7 +142,7 @@ class SilenceWatch:
 
 
 def connection_after(event: str) -> str | None:
-    """What an event of the run says of the connection to its host, as `RankState.connection`; None if it says nothing."""
+    """The `RankState.connection` of a host's ranks after an event; None if the event does not change it."""
     return _CONNECTIONS.get(event)
 
 

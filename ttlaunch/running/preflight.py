@@ -1,4 +1,4 @@
-"""What must be true of this machine before a run starts on it alone: packages of the ranks, and the MPI they load."""
+"""Check this machine before a run whose ranks are all on it: their packages, and the MPI library that they load."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ def check_packages(program: RecipeProgram, *, without: Collection[str] = ()) -> 
 
 
 def _mpi4py_pairing(engine: Engine, python: str) -> list[Diagnostic]:
-    """mpi4py loads whichever libmpi it finds first; one that is not the engine's starts N worlds of one rank each."""
+    """Check that mpi4py loads the engine's own libmpi: with another one, N ranks start N worlds of one rank each."""
     environment = {**os.environ, "MPI4PY_RC_INITIALIZE": "0"}
     try:
         answer = subprocess.run(

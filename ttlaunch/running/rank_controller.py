@@ -1,4 +1,4 @@
-"""Who stands beside the ranks where they run, as the supervisor sees them: one seam for this machine and for others."""
+"""Access to the processes of the ranks where they run: one protocol for this machine and for other hosts."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,7 +15,7 @@ from ttlaunch.running.watch import RankState
 
 @dataclass(frozen=True)
 class ProcessSnapshot:
-    """What was seen of the ranks' processes at one moment.
+    """The state of the ranks' processes at one moment.
 
     Attributes:
         stopped: The ranks whose process was stopped by a signal.
@@ -27,7 +27,7 @@ class ProcessSnapshot:
 
 
 class RankController(Protocol):
-    """The supervisor's eyes and hands where the ranks run.
+    """What the supervisor can see and do where the ranks run.
 
     Attributes:
         recordings: The folder below which the ranks' flight recorders can be read.
@@ -40,52 +40,53 @@ class RankController(Protocol):
     def recordings(self) -> Path: ...
 
     def snapshot(self, ranks: Sequence[RankState], *, since: float) -> ProcessSnapshot | None:
-        """How the ranks' processes are, and their recordings as they are by then; None until every host has said so.
+        """The state of the ranks' processes; None until every host has answered.
 
-        Call it again with equal `since`, by the monotonic clock, until it answers; a later one looks again.
+        Call it again with equal `since`, by the monotonic clock, until it answers; a later `since` asks again. The
+        ranks' recordings are then at least as new as the answer.
         """
 
     def dump_stacks(self, ranks: Sequence[RankState]) -> None:
-        """Have the stacks of these ranks read from outside, where that can be done; they then lie with those of the others."""
+        """Read the stacks of these ranks from outside, if py-spy is there, into the files of the ranks' own stacks."""
 
     def settings(self, names: EngineNames) -> Mapping[str, str]:
         """Further environment for the engine, in its own names."""
 
     def losses(self, ranks: Sequence[RankState]) -> Losses:
-        """What has been lost so far.
+        """Shims and hosts that have been lost so far.
 
         Raises:
-            OSError: What ranks on other hosts write can no longer be kept here; said once.
+            OSError: What ranks on other hosts write can no longer be written here; raised once.
         """
 
     def signal_ranks(self, ranks: Sequence[RankState], number: int, *, marker: Mapping[str, Any] | None = None) -> None:
         """Send a signal to those of the given ranks that have been started and have not ended, past the engine.
 
-        Returns without waiting for what it does. Other hosts are given `marker` for `contract.ENDING_FILE` first; here the
-        launcher itself has left it.
+        It returns without waiting for the effect. Other hosts write `marker` to `contract.ENDING_FILE` before the
+        signal; on this machine the launcher has written it.
         """
 
     def cut(self, host: str) -> None:
-        """Be as if the cable to a host were cut: from now on nothing is sent to it or taken from it.
+        """Send nothing to a host and take nothing from it from now on, as if its cable were cut.
 
         Raises:
             ValueError: No rank runs on another machine of that name.
         """
 
     def end(self, meanwhile: Callable[[], None]) -> int:
-        """Kill whatever still belongs to the run, collect what it wrote, and say how many processes were killed.
+        """Kill whatever still belongs to the run, collect what it wrote, and return how many processes were killed.
 
         Calls `meanwhile` a few times a second while it has to wait for a host.
         """
 
 
 class LocalRankController:
-    """For ranks that all run on this machine."""
+    """The controller of ranks that all run on this machine."""
 
     answers_at_once = True
 
     def __init__(self, run_id: str, *, scratch: Path, run_folder: Path, daemons: Collection[str] = ()) -> None:
-        """Stand beside the ranks of a run; `daemons` are the names of its engine's processes."""
+        """Control the ranks of a run; `daemons` are the names of its engine's processes."""
         self.recordings = scratch
         self._daemons = daemons
         self._run_id = run_id
@@ -93,11 +94,11 @@ class LocalRankController:
         self._lost: dict[int, float] = {}
 
     def settings(self, names: EngineNames) -> Mapping[str, str]:  # noqa: ARG002 - the same for every engine
-        """None is needed."""
+        """Nothing: the engine starts processes on this machine by itself."""
         return {}
 
     def losses(self, ranks: Sequence[RankState]) -> Losses:
-        """A shim that is gone without having written how its rank ended was killed itself."""
+        """Find shims that are gone and have not recorded how their rank ended: they were killed."""
         for state in ranks:
             pid = state.started.shim_pid if state.started else None
             if pid and state.exit is None and is_gone(pid):
@@ -120,7 +121,7 @@ class LocalRankController:
         return ProcessSnapshot(stopped, {rank: page_faults(pid) for rank, pid in pids.items()})
 
     def dump_stacks(self, ranks: Sequence[RankState]) -> None:
-        """Returns when it is done, after a few seconds at most."""
+        """Read the stacks now, which takes a few seconds at most."""
         py_spy = find_py_spy()
         if py_spy is not None:
             dump_stacks(_living(ranks), run_id=self._run_id, run_folder=str(self._run_folder), py_spy=py_spy)

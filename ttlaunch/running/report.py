@@ -1,4 +1,4 @@
-"""What a run came to: losses, speed, the parameters' hash, and the failure if there was one; `report.json`."""
+"""The result of a run, `report.json`: losses, speed, the parameters' hash, and the failure if there was one."""
 
 import hashlib
 import json
@@ -82,7 +82,7 @@ class Report:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """What `as_json` was made of.
+        """Read what `as_json` made.
 
         Raises:
             KeyError, TypeError, ValueError: It is no such record; perhaps another version wrote it.
@@ -110,7 +110,7 @@ def make_report(
     leftovers: int,
     complain: Complain = pass_over,
 ) -> Report:
-    """Fold what is known of all ranks into the result."""
+    """Make the report from what is known of all ranks."""
     validations = sorted((v for state in ranks for v in state.validations), key=lambda v: v.step)
     digest, agree = combine_digests([state.digests for state in ranks if state.digests])
     speeds = [state.tokens_per_s for state in ranks if state.tokens_per_s]
@@ -144,22 +144,22 @@ def make_report(
 
 
 def _layer_norms(ranks: list[RankState]) -> dict[str, float]:
-    """Those of the last step, from all ranks that update something."""
+    """The gradient norms of all layers in the last step that has any, from all ranks that update layers."""
     last = max((step for state in ranks for step in state.layer_norms), default=0)
     return {layer: norm for state in ranks for layer, norm in state.layer_norms.get(last, {}).items()}
 
 
 def write_report(report: Report, folder: RunFolder) -> None:
-    """Write `report.json`, which appears whole: whoever watches the run waits for it."""
+    """Write `report.json` whole, because views of the run wait for it and read it at once."""
     write_whole(folder.file(contract.REPORT_FILE), json.dumps(report.as_json(), indent=1) + "\n")
 
 
 def read_report(folder: Path) -> Report:
-    """What a run came to, from its folder.
+    """Read the report in a run's folder.
 
     Raises:
         OSError: There is no report, or it cannot be read.
-        ValueError: It is none of this version.
+        ValueError: It is no report of this version.
     """
     try:
         return Report.from_json(read_object(folder / contract.REPORT_FILE))
@@ -168,7 +168,7 @@ def read_report(folder: Path) -> Report:
 
 
 def combine_digests(by_rank: list[dict[str, str]]) -> tuple[str | None, bool]:
-    """One SHA-256 over all parameters in name order, from the digests of the ranks that hold them.
+    """Combine the ranks' digests of parameters into one SHA-256 over all parameters in name order.
 
     Returns:
         The digest, None if there are no parameters; and whether ranks that hold the same parameter agree on its bits.
@@ -185,21 +185,21 @@ def combine_digests(by_rank: list[dict[str, str]]) -> tuple[str | None, bool]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN; a loss that is one is written as text, not hidden."""
+    """Replace infinities and NaN, which JSON does not have, by text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return {name: _finite(inner) for name, inner in value.items()} if isinstance(value, dict) else value
 
 
 def _number(value: Any) -> Any:
-    """The number that `_finite` has written as text."""
+    """Turn text that `_finite` has made back into the number."""
     if isinstance(value, str) and value in _NOT_FINITE:
         return float(value)
     return {name: _number(inner) for name, inner in value.items()} if isinstance(value, dict) else value
 
 
 def _accuracy(validations: Sequence[Validation]) -> dict[str, str]:
-    """Of the last validation, where answers are right or wrong."""
+    """The accuracy of the last validation, for tasks whose answers are right or wrong."""
     accuracy = validations[-1].accuracy if validations else None
     return {} if accuracy is None else {"accuracy": f"{accuracy:.1%}"}
 

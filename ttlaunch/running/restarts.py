@@ -1,4 +1,4 @@
-"""Whether a run that broke is started again: only if it may end otherwise this time, and only while it gets further.
+"""Decide whether a run that broke starts again: only if its failure need not come again, and while it gets further.
 
 A host that was lost may still run its ranks, cut off from us, until its lease has run out; nobody takes their places
 before that, and the next attempt does without it.
@@ -49,13 +49,13 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Restart:
-    """Start again.
+    """The decision to start again.
 
     Attributes:
         resume: The run from whose newest checkpoint it goes on; None: from where the first attempt began.
         without: Hosts that were lost just now and are not to be used this time.
         not_before: When these have surely ended their ranks, seconds since the epoch; 0 if there are none.
-        most_s: That this can be away, whatever the clock says.
+        most_s: The longest time to wait for that, in case the clock is set back meanwhile.
     """
 
     resume: Path | None
@@ -66,24 +66,24 @@ class Restart:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Start no more.
+    """The decision to start no more.
 
     Attributes:
-        no_progress: So many restarts in a row that made no step; 0 if that is not the reason.
+        no_progress: The number of restarts in a row that made no step; 0 if that is not the reason.
     """
 
     no_progress: int = 0
 
 
 def attempt_of(report: Report, folder: Path) -> Attempt:
-    """What counts of a start that has come to its end."""
+    """Keep what matters for the next decision of a start that has ended."""
     comes_again = report.failure is not None and report.failure.comes_again
     steps = None if report.layout is None else report.steps
     return Attempt(folder, report.exit_status, comes_again, steps, report.lost_hosts)
 
 
 def plan_restart(attempts: Sequence[Attempt], *, most: int, lease_s: float = contract.LEASE_S) -> Restart | GiveUp:
-    """What follows the last of the attempts.
+    """Decide what follows the last of the attempts.
 
     Args:
         attempts: All so far, at least one.
@@ -109,7 +109,7 @@ def wait_for_lease(decision: Restart, *, say: Callable[[str], None]) -> None:
     """Wait until hosts that were lost have ended their ranks by themselves.
 
     Args:
-        decision: Names them, and the time from which on they have.
+        decision: Names the hosts and the time.
         say: Told what is waited for.
     """
     left_s = min(decision.not_before - time.time(), decision.most_s)
@@ -122,7 +122,7 @@ def wait_for_lease(decision: Restart, *, say: Callable[[str], None]) -> None:
 
 
 def write_follow_up(folder: Path, **values: Any) -> None:
-    """Write down what follows a run, for whoever watches it; a folder that cannot be written any more says nothing.
+    """Write what follows a run into its folder, for its views; nothing if the folder cannot be written.
 
     Args:
         folder: Of the run that has ended.
@@ -136,12 +136,12 @@ def write_follow_up(folder: Path, **values: Any) -> None:
 
 
 def read_follow_up(folder: Path) -> dict[str, Any]:
-    """What `write_follow_up` has written; empty if nothing."""
+    """Read what `write_follow_up` has written; empty if nothing."""
     return read_object_if_any(folder / _FOLLOW_UP)
 
 
 def _fruitless(attempts: Sequence[Attempt]) -> int:
-    """How many restarts at the end of the list came no further than all before them."""
+    """Count the restarts at the end of the list that came no further than all before them."""
     steps = [one.steps for one in attempts if one.steps is not None]
     return next(
         (back for back in range(len(steps) - 1) if steps[-1 - back] > max(steps[: -1 - back])), max(0, len(steps) - 1)

@@ -1,7 +1,7 @@
 """Watch a run from start to end: pass output on, notice the first failure, end what does not end by itself.
 
 One loop: it reads the engine's output, polls the ranks' records, and after a failure, a Ctrl-C or a SIGTERM does what
-`ending.py` decides. Whatever still carries the run's id is then killed too, by the controller that stands beside the ranks.
+`ending.py` decides. Whatever still carries the run's id is then killed too, by the rank controller.
 """
 
 import contextlib
@@ -62,20 +62,20 @@ def supervise(
     hang_timeout_s: float | None = None,
     begun: Callable[[RunFolder], None] = lambda _: None,
 ) -> Report:
-    """Run the plan to its end, whatever that is, and write `report.json`.
+    """Run a plan until it ends, in whatever way, and write `report.json`.
 
     Args:
         plan: What to start; its files are already in `folder`.
         folder: The run folder.
         engine: What starts the ranks; the plan was made with it.
         environment: What the engine inherits.
-        view: Told about everything as it happens.
-        watch: What is known of the ranks; nothing yet.
-        controller: Who stands beside the ranks where they run.
+        view: Shows what happens.
+        watch: Follows the records of the ranks; it has read none yet.
+        controller: Gives access to the processes of the ranks, where they run.
         scratch: A short, private folder for sockets and shared memory, of this path on every host.
-        grace: What ranks may take to leave once an end was ordered.
+        grace: The time that ranks have to leave once an end was ordered.
         hang_timeout_s: How long no rank may move; None: see `HangWatch`.
-        begun: Told of the folder before anything starts, and once every order to end would leave a report.
+        begun: Called with the folder before anything starts; from then on an order to end leaves a report.
     """
     run = _Supervision(
         plan=plan,
@@ -87,14 +87,15 @@ def supervise(
         grace=grace,
         hang_timeout_s=hang_timeout_s,
     )
-    with _signals(run.end):  # to the last: however often it is pressed, Ctrl-C leaves a report
+    # Until the report is written: Ctrl-C must leave a report, however often it is pressed.
+    with _signals(run.end):
         begun(folder)
         return run.carry_out(_variables(plan, folder, environment, controller=controller, scratch=scratch))
 
 
 @dataclass(kw_only=True)
 class _Supervision:
-    """One run: everything that is looked after in it."""
+    """The parts that look after one run, and the loop that calls them in turn."""
 
     plan: LaunchPlan
     folder: RunFolder
@@ -114,7 +115,7 @@ class _Supervision:
         self.end = RunEnd(self._ending, self.plan, grace_s=self.grace.seconds)
 
     def carry_out(self, environment: Mapping[str, str]) -> Report:
-        """Start the engine, watch over it, end what is left, and write down what came of it."""
+        """Start the engine, watch over it, end what is left, and write the report."""
         started, leftovers, ending = time.monotonic(), 0, self._ending
         plan, folder = self.plan, self.folder
         with (
@@ -129,6 +130,9 @@ class _Supervision:
             except OSError as error:
                 ending.failure = folder_failure(error)
             finally:
+                # The order matters. The time first, so that ranks which we kill are not taken for the first failure; then
+                # the engine, whose shims write how their ranks ended; then whatever is left; and only when nothing can
+                # write any more, the last reading of logs and checkpoints.
                 ending.killing_since = time.time()
                 end_process(process, patience_s=AFTER_TERM_S)
                 leftovers = self._collect()
@@ -156,7 +160,7 @@ class _Supervision:
         with EngineOutput(process, self.folder.file(contract.LOGS_DIR), self.view) as output:
             while process.poll() is None:
                 looked = self._notice_standstill(looked)
-                self.folder.path.stat()  # files that are open take what is written although nobody finds it any more
+                self.folder.path.stat()  # raises if the folder was removed; writing to open files would not
                 output.read(pace.wait_s)
                 merged.poll()
                 self._pass_on(checkpoints)
@@ -170,7 +174,7 @@ class _Supervision:
         self._pass_on(checkpoints)
 
     def _notice_standstill(self, looked: float) -> float:
-        """Remember the longest time that we have not looked for; the present moment."""
+        """Return the present moment, and note the longest time for which this loop did not run."""
         now = _now()
         if now - looked > _STANDSTILL_S:
             append_event(self.folder, "stood_still", seconds=round(now - looked, 1))
@@ -178,7 +182,7 @@ class _Supervision:
         return now
 
     def _collect(self) -> int:
-        """End what is left, keep the ranks' flight recorders, and say how many processes were left."""
+        """End what is left, keep the ranks' flight recorders, and return how many processes were left."""
         leftovers = self.controller.end(self._notice_last_losses)
         keep_recorders(self.controller.recordings, self.folder.path, world_size=self.plan.world_size)
         return leftovers
@@ -212,14 +216,14 @@ class _Supervision:
         self._silence.notice(losses)
 
     def _notice_last_losses(self) -> None:
-        """The same once the run is over, when a folder that cannot be written ends nothing any more but is told."""
+        """Notice losses once the run is over, when a folder that cannot be written can only be reported."""
         try:
             self._notice_losses()
         except OSError as error:
             self._ending.failure = self._ending.failure or folder_failure(error)
 
     def _do(self, act: Act, process: subprocess.Popen[bytes]) -> None:
-        """Do what was decided about the run's end."""
+        """Do what `ending.py` has decided."""
         match act:
             case ShowMessage(text):
                 self.view.output("stderr", text.encode())
@@ -249,7 +253,7 @@ def _write_down(report: Report, folder: RunFolder) -> None:
 def _variables(
     plan: LaunchPlan, folder: RunFolder, environment: Mapping[str, str], *, controller: RankController, scratch: Path
 ) -> dict[str, str]:
-    """What the engine sees: what it inherits, secrets, its own settings, and what tells ranks which run they are of."""
+    """The environment of the engine: inherited variables, secrets, its own settings, and the identity of the run."""
     names = plan.engine.names
     in_scratch = dict.fromkeys(names.folder_variables, str(scratch))
     settings = {**plan.engine.environment, **in_scratch, **controller.settings(names)}

@@ -1,7 +1,7 @@
-"""The agents of a run, one on each host, as its controller: they send home what ranks write, and end ranks where they run.
+"""The rank controller of a run on other hosts: an agent on each sends us what ranks write, and ends ranks there.
 
-What comes is written into the run's folder on this machine byte for byte, so that whoever reads a run's records need
-not know where its ranks ran.
+What comes is written into the run's folder on this machine byte for byte, so readers of a run's records need not know
+where its ranks ran.
 """
 
 import contextlib
@@ -35,13 +35,13 @@ def start_agents(
     folder: RunFolder,
     pythons: Sequence[str],
 ) -> dict[str, HostLink | HostError]:
-    """Start one on every host at once, and follow it.
+    """Start an agent on every host at once, and follow each.
 
     Args:
         transports: The hosts.
-        arguments: By host: what `agent/start_agent.py` is to know.
+        arguments: By host: the arguments of `agent/start_agent.py`.
         world_size: How many ranks there are on all hosts.
-        folder: Where what comes is kept.
+        folder: Receives the files that agents send.
         pythons: Interpreters to try first on a host.
     """
     writing = threading.Lock()
@@ -64,10 +64,10 @@ def start_agents(
 
 
 def end_agents(links: Sequence[HostLink], meanwhile: Callable[[], None] = lambda: None) -> int:
-    """Have all of them end what is left of the run, at once; returns how many processes they had to kill.
+    """Have all agents end what is left of the run, at once; return how many processes they had to kill.
 
     It takes as long as the last host needs to send what it has, and for a host that does not answer, until its agent
-    has surely ended its ranks: afterwards nothing of the run is left, and it may be started again. `meanwhile` is called
+    has certainly ended its ranks: afterwards nothing of the run is left, and it may be started again. `meanwhile` is called
     a few times a second.
     """
     for link in links:
@@ -79,7 +79,7 @@ def end_agents(links: Sequence[HostLink], meanwhile: Callable[[], None] = lambda
 
 
 class AgentRankController:
-    """Agents on all hosts of a run, and the relay that lets the engine reach them."""
+    """Controls ranks through the agents on their hosts, and owns the relay through which the engine reaches them."""
 
     answers_at_once = False
 
@@ -129,21 +129,21 @@ class AgentRankController:
         return ProcessSnapshot(stopped, {rank: count for answer in answers for rank, count in answer.faults})
 
     def dump_stacks(self, ranks: Sequence[RankState]) -> None:
-        """Returns at once."""
+        """Ask the agents for the stacks of their ranks, and return at once."""
         for link in self._links:
             here = [state.row.rank for state in ranks if state.row.host == link.host and state.exit is None]
             if here:
                 link.order("stack_dump", ranks=here)
 
     def end(self, meanwhile: Callable[[], None]) -> int:
-        """Tell every agent to finish, at once, and wait until the last one has or is given up."""
+        """Order every agent to finish, and wait until the last one has done so or is given up."""
         killed = end_agents(self._links, meanwhile)
         self._relay.close()
         return killed
 
 
 def write_piece(path: Path, piece: FilePiece, body: bytes) -> None:
-    """Write a piece of a host's file to its place here; records that appear whole there appear whole here.
+    """Write a piece of a host's file to its place on this machine; a file that appears whole there appears whole here.
 
     Raises:
         OSError: The disk here is full, or the like.

@@ -1,6 +1,6 @@
-"""Set a run up on its hosts once they are ready and have the code: each gets its plan and an agent.
+"""Set up a run on its hosts once they are ready and have the code: each gets its plan and an agent.
 
-Everything host-specific meets here: where the interpreter, the engine, the release and the data lie on each host.
+All that differs between hosts is known here: where the interpreter, the engine, the release and the data lie on each.
 """
 
 import json
@@ -56,7 +56,7 @@ class RunOnHosts:
         engine: What starts the ranks.
         described: Variables that the cluster's files set.
         secrets: Values that travel to the hosts and are written nowhere.
-        lease_s: How long ranks on a host may run without word from here.
+        lease_s: How long ranks on a host may run without a message from this launcher.
     """
 
     plan: LaunchPlan
@@ -72,7 +72,7 @@ class RunOnHosts:
 def start_controller(
     run: RunOnHosts, hosts: Sequence[ReadyHost], watch: Watch
 ) -> AgentRankController | dict[str, HostError]:
-    """Put an agent with the plan on every host; none is left if one host cannot.
+    """Start an agent with the plan on every host; if one host cannot, end those that were started.
 
     Returns:
         The controller, or the hosts that failed with the reasons.

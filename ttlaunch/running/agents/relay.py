@@ -1,4 +1,4 @@
-"""Lets an engine start its daemons on other hosts through the connections that the launcher has already.
+"""Let an engine start its daemons on other hosts through the connections that the launcher already has.
 
 The engine is told that `agent/relay.py` is its ssh. Each command for a host arrives here on a private socket, is made to
 fit the host by the engine (its own place there, the run's id in the environment) and runs as one more channel. Secrets travel on
@@ -40,7 +40,7 @@ class Relay:
         scratch: Path,
         is_lost: Callable[[str], bool],
     ) -> None:
-        """Listen from now on.
+        """Begin to listen.
 
         Args:
             transports: The hosts.
@@ -62,7 +62,7 @@ class Relay:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def settings(self, names: EngineNames) -> dict[str, str]:
-        """Environment of the engine that makes it ask here."""
+        """The environment that makes the engine use this relay in place of ssh."""
         variable = names.remote_shell_variable
         return {variable: f"sh {self._scratch / _PROGRAM}"} if variable else {}
 
@@ -112,13 +112,16 @@ class Relay:
             return _NO_ANSWER, b"", f"ttlaunch: {error}\n"
 
     def _wait_while_it_lives(self, host: str, connection: socket.socket) -> None:
-        """A daemon has left the connection's session: the engine hears nothing of a broken one until the host is lost."""
+        """Wait until the host is lost or the engine has gone.
+
+        A daemon survives its connection, so the engine may only learn that it is gone once the host is lost.
+        """
         while not self._is_lost(host) and not _has_gone(connection, within_s=_LOOK_S):
             continue
 
 
 def _output(process: Process, connection: socket.socket) -> Iterator[bytes]:
-    """What a command prints until it ends, or until the engine no longer waits for it."""
+    """Yield what a command prints until it ends, or until the engine no longer waits for it."""
     while True:
         try:
             part = process.read(timeout_s=_LOOK_S)
