@@ -123,8 +123,10 @@ def test_the_innermost_name_counts_and_ends_with_its_block(books):
 
 
 def test_a_socket_without_books_is_left_alone():
-    with operation(NullCommunicator(), "gradients"):
-        pass
+    comm = NullCommunicator()
+    with operation(comm, "gradients"):
+        comm.send(torch.zeros(1), dest=1)
+    assert vars(comm) == {}
 
 
 def test_time_spent_waiting_is_entered_for_its_step_and_operation(books):
@@ -209,9 +211,19 @@ def test_the_longer_a_run_the_rarer_its_lines(books, monkeypatch):
 
 
 def test_books_that_cannot_be_written_do_not_end_the_run(tmp_path):
+    class Recording(NullCommunicator):
+        def send(self, tensor, *, dest, tag=0):
+            sent.append((dest, tensor.numel()))
+
+    sent = []
     traffic = TrafficCounter(tmp_path / "missing" / "ledger.jsonl")
+    comm = CountingCommunicator(Recording(), traffic)
     traffic.begin_step(1)
+    comm.send(torch.zeros(3), dest=1)
     traffic.close()
+    comm.send(torch.zeros(4), dest=2)
+    assert [(1, 3), (2, 4)] == sent
+    assert not (tmp_path / "missing").exists()
 
 
 def test_a_message_costs_at_most_two_microseconds_more(books):

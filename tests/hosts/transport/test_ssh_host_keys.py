@@ -6,6 +6,7 @@ import pytest
 
 from tests.cluster.accounts import make_key, public_key
 from ttlaunch.errors import HostError, Trouble
+from ttlaunch.hosts.transport.transport import run
 
 
 def test_an_unknown_host_is_refused_with_its_fingerprint(loopback_sshd, user, named, check):
@@ -92,6 +93,7 @@ def test_a_host_is_known_in_every_way_that_known_hosts_can_say_it(loopback_sshd,
     transport = reach(loopback_sshd)
     change(loopback_sshd.known_hosts.read_text(), user.folders.user / "known_hosts")
     transport.connect()
+    assert run(transport, "echo in", timeout_s=10).stdout == b"in\n"
 
 
 def test_a_name_that_is_ruled_out_is_not_known(loopback_sshd, user, reach):

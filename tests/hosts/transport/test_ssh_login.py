@@ -11,6 +11,7 @@ from tests.cluster.accounts import make_key
 from tests.cluster.keeper import wait_until
 from ttlaunch.errors import HostError
 from ttlaunch.hosts.transport.key_ring import KeyRing
+from ttlaunch.hosts.transport.transport import run
 
 
 def test_a_host_that_takes_only_passwords_says_so(start_sshd, reach, check):
@@ -190,6 +191,7 @@ def test_keys_of_the_agent_are_offered(loopback_sshd, user, reach, tmp_path, mon
         subprocess.run(["ssh-add", "-q", user.folders.user / "id_ed25519"], check=True)
         (user.folders.user / "id_ed25519").unlink()
         transport.connect()
+    assert run(transport, "echo in", timeout_s=10).stdout == b"in\n"
 
 
 def test_an_agent_that_gives_no_answer_keeps_nobody_waiting(loopback_sshd, reach, tmp_path, monkeypatch):
@@ -199,6 +201,7 @@ def test_an_agent_that_gives_no_answer_keeps_nobody_waiting(loopback_sshd, reach
         deaf.listen()
         monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "deaf"))
         transport.connect(timeout_s=10)
+    assert run(transport, "echo in", timeout_s=10).stdout == b"in\n"
 
 
 def test_a_host_that_hangs_up_after_too_many_keys_is_told_apart(start_sshd, user, reach, check):

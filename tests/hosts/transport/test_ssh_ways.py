@@ -181,7 +181,9 @@ def test_a_host_may_be_known_by_another_name(two, user, named):
     key = far.known_hosts.read_text().partition(" ")[2]
     user.know(f"the-far-one {key}")
     add(user, "Host far-alias\n  HostKeyAlias the-far-one\n")
-    named("far-alias").connect(timeout_s=10)
+    transport = named("far-alias")
+    transport.connect(timeout_s=10)
+    assert run(transport, "echo in", timeout_s=10).stdout == b"in\n"
 
 
 def test_known_hosts_may_lie_elsewhere(two, user, named, tmp_path):
@@ -189,14 +191,18 @@ def test_known_hosts_may_lie_elsewhere(two, user, named, tmp_path):
     user.know("")
     (tmp_path / "my hosts").write_text(far.known_hosts.read_text())
     add(user, f'Host far-file\n  UserKnownHostsFile /nowhere "{tmp_path}/my hosts"\n')
-    named("far-file").connect(timeout_s=10)
+    transport = named("far-file")
+    transport.connect(timeout_s=10)
+    assert run(transport, "echo in", timeout_s=10).stdout == b"in\n"
 
 
 def test_the_systems_known_hosts_count(two, user, named):
     _, far = two
     user.know("")
     user.system_know(far.known_hosts.read_text())
-    named("far-plain").connect(timeout_s=10)
+    transport = named("far-plain")
+    transport.connect(timeout_s=10)
+    assert run(transport, "echo in", timeout_s=10).stdout == b"in\n"
 
 
 def test_host_key_checks_are_never_loosened(two, user, named):
