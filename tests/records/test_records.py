@@ -130,6 +130,11 @@ def test_a_record_with_anything_in_a_place_is_typed_or_told(reader, data):
     check_typed_or_told(read(json.dumps(changed).encode()))
 
 
+@pytest.mark.parametrize("kind", ["\ud800", "x" * 5000, None, 7, ["said"]])
+def test_a_message_of_an_agent_of_no_kind_is_told_in_few_printable_words(kind):
+    check_typed_or_told(agents.parse_agent_frame({"kind": kind}))
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(READERS[:-7]), st.data())
 def test_torn_and_broken_bytes_are_typed_or_told(reader, data):

@@ -144,7 +144,7 @@ def parse_agent_frame(header: Mapping[str, Any], *, world_size: int = 0) -> Agen
     kind = header.get("kind")
     cls = _FRAMES.get(kind) if isinstance(kind, str) else None
     if cls is None:
-        return BadRecord(f"no message of an agent: {str(kind)[:_SHOWN]}")
+        return BadRecord(f"no message of an agent: {shown(kind)[:_SHOWN]}")
     said: AgentFrame | BadRecord = parse(cls, header)
     if isinstance(said, BadRecord):
         return BadRecord(f"no message of an agent: of `{kind}` {said.reason}")
