@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.servers.tasks import TaskedState, TaskList
     from ttlaunch.runtime.parallel.sharded.model import ShardedModel, shard_model
     from ttlaunch.runtime.parallel.sharded.shards import Shards
+    from ttlaunch.runtime.parallel.shared_validation import share_validation
     from ttlaunch.runtime.parallel.staleness.exchange import MeanGradients, mean_gradients
     from ttlaunch.runtime.parallel.staleness.local_replica import LocalReplica
     from ttlaunch.runtime.parallel.tensor.grid import RankGrid, place_in_grid
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.zero.passes import LayerPasses, losses_by_layer
     from ttlaunch.runtime.parallel.zero.shared_norms import SharedNorms
     from ttlaunch.runtime.parallel.zero.weights import GatheredWeights
+    from ttlaunch.runtime.training.loop import TrainingLoop
     from ttlaunch.runtime.training.one_process import train_in_one_process
     from ttlaunch.runtime.training.optimizers import (
         Optimizer,
@@ -127,6 +129,7 @@ __all__ = [
     "StalenessCounts",
     "TaskList",
     "TaskedState",
+    "TrainingLoop",
     "WorkerGroup",
     "agree",
     "all_gather",
@@ -172,6 +175,7 @@ __all__ = [
     "send_validation",
     "shard_model",
     "share_of",
+    "share_validation",
     "shared_norm",
     "slowed",
     "split_evenly",
@@ -212,6 +216,8 @@ _MODULES = {
     "model.model": ("Model", "place_of_second_use"),
     "model.split": ("split_evenly",),
     "training.rank_model": ("build_model",),
+    "training.loop": ("TrainingLoop",),
+    "parallel.shared_validation": ("share_validation",),
     "training.one_process": ("train_in_one_process",),
     "training.optimizers": ("Optimizer", "build_optimizer", "global_norm", "learning_rate", "norms_of_layers"),
     "training.passes": ("differentiate", "in_step"),

@@ -25,14 +25,11 @@ for an all-reduce that is applied steps later; W. Zhang et al., "Staleness-aware
 
 from functools import partial
 
-import torch
-
 from ttlaunch.train import (
     MeanGradients,
-    Model,
     Optimizer,
     RankContext,
-    all_gather,
+    TrainingLoop,
     build_model,
     build_optimizer,
     contiguous_blocks,
@@ -40,7 +37,7 @@ from ttlaunch.train import (
     global_norm,
     mean_gradients,
     micro_batches,
-    report_layer_norms,
+    share_validation,
     train_in_one_process,
     validation_is_due,
     validation_losses,
@@ -71,20 +68,24 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         bucket_megabytes=cfg.multihost_config.bucket_megabytes,
     )
     is_first = ctx.position("worker") == 0
-    _validate(cfg, ctx, model, ctx.steps_done)
-    for step in ctx.steps(cfg):
+    evaluate = partial(validation_losses, cfg, ctx, model, among=workers)
+    loop = TrainingLoop(
+        cfg,
+        ctx,
+        validate=partial(share_validation, cfg, ctx, among=workers, evaluate=evaluate),
+        reports=is_first,
+        norms=optimizer if is_first else None,
+        saved=(model, optimizer),
+        owners=workers[:1],  # all workers get the same
+    )
+    for step in loop.steps():
         means.begin(step)
         for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=workers):
             expect = partial(means.expect, index)
             loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=expect)
             means.accumulate(index, tokens=tokens, loss=loss)
         known = _update(means, optimizer, until=step if _is_looked_at(cfg, ctx, step) else step - bound)
-        ctx.report(step, **known if is_first else {})
-        if validation_is_due(cfg, ctx, step):
-            _validate(cfg, ctx, model, step)
-        if is_first:
-            report_layer_norms(cfg, ctx, optimizer, step)
-            ctx.checkpoint(step, model, optimizer, owners=workers[:1])  # all workers get the same
+        loop.end_step(step, **known)
     means.close()
     if is_first:
         ctx.result("staleness average", round(means.staleness.average, 4))
@@ -111,13 +112,3 @@ def _update(means: MeanGradients, optimizer: Optimizer, *, until: int) -> dict[s
     if not losses:
         return {}
     return known | {"loss": sum(losses) / len(losses), "tokens": tokens, "staleness": sum(ages) / len(ages)}
-
-
-def _validate(cfg: Config, ctx: RankContext, model: Model, step: int) -> None:
-    """Every worker evaluates its share; the first one reports the mean of all."""
-    workers, data = ctx.ranks("worker"), ctx.data(cfg)
-    losses_V = torch.zeros(data.validation_micro_batches, dtype=torch.float64)
-    share = contiguous_blocks(len(losses_V), len(workers))[ctx.position("worker")]
-    losses_V[share.start : share.stop] = validation_losses(cfg, ctx, model, among=workers)
-    all_gather(ctx, losses_V, among=workers)
-    ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens, reporter=workers[0])

@@ -20,13 +20,16 @@ Shapes: B = sequences in a micro-batch, T = tokens in a sequence, V = micro-batc
 Source: Y. Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023.
 """
 
+from functools import partial
+
 import torch
+from torch import Tensor
 
 from ttlaunch.train import (
     RankContext,
     ShardedModel,
     Shards,
-    all_gather,
+    TrainingLoop,
     all_reduce,
     build_optimizer,
     contiguous_blocks,
@@ -36,10 +39,9 @@ from ttlaunch.train import (
     mean_per_token,
     micro_batches,
     process_group,
-    report_layer_norms,
     shard_model,
+    share_validation,
     train_in_one_process,
-    validation_is_due,
     validation_losses,
 )
 
@@ -59,27 +61,35 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         model, shards = shard_model(cfg, ctx, among=workers, replicas=sharing.replicas, keeps_weights=keeps_weights)
         optimizer = build_optimizer(cfg, shards, total_steps=ctx.data(cfg).total_steps)
         ctx.restore(shards, optimizer)
-        _validate(cfg, ctx, model, ctx.steps_done)
-        for step in ctx.steps(cfg):
-            loss, tokens = _mean_gradient(cfg, ctx, model, shards, step)
+        passes = len(contiguous_blocks(ctx.data(cfg).validation_micro_batches, len(workers))[0])
+
+        def evaluate() -> Tensor:
+            losses = validation_losses(cfg, ctx, model, among=workers, passes=passes)  # as many as the others make
+            model.free()
+            return losses
+
+        loop = TrainingLoop(
+            cfg,
+            ctx,
+            validate=partial(share_validation, cfg, ctx, among=workers, evaluate=evaluate),
+            reports=is_first,
+            norms=shards if is_first else None,
+            saved=(shards, optimizer) if ctx.rank in workers[: len(shards.peers)] else None,  # the first replica's
+            owners=shards.peers,
+        )
+        for step in loop.steps():
+            loss, tokens = _mean_gradient(cfg, ctx, step, model=model, shards=shards)
             norm = global_norm(shards.squared_norms(ctx))  # the same on every worker
             rate = optimizer.step(step, norm=norm)
-            if is_first:
-                ctx.report(step, loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
-            else:
-                ctx.report(step)
-            if validation_is_due(cfg, ctx, step):
-                _validate(cfg, ctx, model, step)
-            if is_first:
-                report_layer_norms(cfg, ctx, shards, step)
-            if ctx.rank in workers[: len(shards.peers)]:  # the first replica has everything
-                ctx.checkpoint(step, shards, optimizer, owners=shards.peers)
+            loop.end_step(step, loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
         kept = shards.persistent_bytes(optimizer) / shards.values_of_whole
         ctx.result(f"bytes a parameter, rank {ctx.rank}", round(kept, 4))
         ctx.report_parameters(shards.whole_parameters())
 
 
-def _mean_gradient(cfg: Config, ctx: RankContext, model: ShardedModel, shards: Shards, step: int) -> tuple[float, int]:
+def _mean_gradient(
+    cfg: Config, ctx: RankContext, step: int, *, model: ShardedModel, shards: Shards
+) -> tuple[float, int]:
     """Leave this worker's rows of the gradient of the mean loss in its shards; they are added once in a step."""
     workers = ctx.ranks("worker")
     passes = len(contiguous_blocks(cfg.training_config.micro_batches, len(workers))[0])
@@ -93,15 +103,3 @@ def _mean_gradient(cfg: Config, ctx: RankContext, model: ShardedModel, shards: S
     loss, tokens = seen.tolist()
     shards.take_gradients().div_(max(1.0, tokens))
     return mean_per_token(loss, int(tokens)), int(tokens)
-
-
-def _validate(cfg: Config, ctx: RankContext, model: ShardedModel, step: int) -> None:
-    """Every worker evaluates its share, in as many passes as the others; the first one reports the mean of all."""
-    workers, data = ctx.ranks("worker"), ctx.data(cfg)
-    losses_V = torch.zeros(data.validation_micro_batches, dtype=torch.float64)
-    shares = contiguous_blocks(len(losses_V), len(workers))
-    share = shares[ctx.position("worker")]
-    losses_V[share.start : share.stop] = validation_losses(cfg, ctx, model, among=workers, passes=len(shares[0]))
-    model.free()
-    all_gather(ctx, losses_V, among=workers)
-    ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens, reporter=workers[0])

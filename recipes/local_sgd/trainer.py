@@ -24,15 +24,11 @@ average counts each by its tokens since the last one, where Stich's workers have
 
 from collections.abc import Sequence
 
-import torch
-
 from ttlaunch.train import (
     LocalReplica,
     RankContext,
-    all_gather,
-    contiguous_blocks,
-    report_layer_norms,
-    validation_is_due,
+    TrainingLoop,
+    share_validation,
 )
 
 from .recipe import Config
@@ -52,30 +48,20 @@ def _train(cfg: Config, ctx: RankContext, *, workers: Sequence[int]) -> None:
     every, is_first = cfg.local_sgd_config.every, ctx.rank == workers[0]
     replica = LocalReplica(cfg, ctx, among=workers, every=every, compression=cfg.compression_config)
     replica.restore()
-    _validate(cfg, ctx, replica, ctx.steps_done, workers=workers)
-    for step in ctx.steps(cfg):
+
+    def validate(step: int) -> None:
+        share_validation(cfg, ctx, step, among=workers, evaluate=replica.validation_losses)
+        if step > ctx.steps_done and ctx.early_stop.is_over and not replica.is_agreed:
+            replica.average()
+            replica.agree()
+
+    norms = replica.optimizer if is_first else None
+    loop = TrainingLoop(cfg, ctx, validate=validate, norms=norms, saved=(replica, replica), owners=workers)
+    for step in loop.steps():
         known = replica.step(step)._asdict()
         if step % every == 0 or step == ctx.data(cfg).total_steps:
             loss, tokens = replica.average()
             replica.agree()
             known |= {"loss": loss, "tokens": tokens} if is_first else {}
-        ctx.report(step, **known)
-        if validation_is_due(cfg, ctx, step):
-            _validate(cfg, ctx, replica, step, workers=workers)
-        if ctx.early_stop.is_over and not replica.is_agreed:
-            replica.average()
-            replica.agree()
-        if is_first:
-            report_layer_norms(cfg, ctx, replica.optimizer, step)
-        ctx.checkpoint(step, replica, replica, owners=workers)  # each worker's own state; agreed weights once
+        loop.end_step(step, **known)  # checkpoints have each worker's own state, and the agreed weights once
     ctx.report_parameters(replica.agreed_model().named_parameters())
-
-
-def _validate(cfg: Config, ctx: RankContext, replica: LocalReplica, step: int, *, workers: Sequence[int]) -> None:
-    """Every worker evaluates its share with the weights of the last average; the first one reports the mean of all."""
-    data = ctx.data(cfg)
-    losses_V = torch.zeros(data.validation_micro_batches, dtype=torch.float64)
-    share = contiguous_blocks(len(losses_V), len(workers))[workers.index(ctx.rank)]
-    losses_V[share.start : share.stop] = replica.validation_losses()
-    all_gather(ctx, losses_V, among=workers)
-    ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens, reporter=workers[0])

@@ -27,26 +27,20 @@ arXiv:1909.08053, 2019; the layers are in `ttlaunch.runtime.parallel.tensor.laye
 
 from functools import partial
 
-import torch
-
 from ttlaunch.train import (
     GradientExchange,
-    Model,
     RankContext,
-    RankGrid,
-    all_gather,
+    TrainingLoop,
     build_model,
     build_optimizer,
-    contiguous_blocks,
     differentiate,
     global_norm,
     micro_batches,
     place_in_grid,
-    report_layer_norms,
     share_of,
+    share_validation,
     squared_norms,
     train_in_one_process,
-    validation_is_due,
     validation_losses,
 )
 
@@ -72,41 +66,24 @@ def worker(cfg: Config, ctx: RankContext) -> None:
         micro_batches=cfg.training_config.micro_batches,
         bucket_megabytes=cfg.multihost_config.bucket_megabytes,
     )
-    is_first = ctx.position("worker") == 0
-    _validate(cfg, ctx, model, grid, ctx.steps_done)
-    for step in ctx.steps(cfg):
-        loss, tokens = _mean_gradient(cfg, ctx, model, exchange, grid, step)
+    replicas, is_first = grid.along("dp"), ctx.position("worker") == 0
+    evaluate = partial(validation_losses, cfg, ctx, model, among=replicas)
+    loop = TrainingLoop(
+        cfg,
+        ctx,
+        validate=partial(share_validation, cfg, ctx, among=replicas, evaluate=evaluate, reporter=grid.ranks[0]),
+        reports=is_first,
+        norms=optimizer if is_first else None,
+        saved=(model, optimizer) if grid.place("dp") == 0 else None,  # all models hold the same
+        owners=grid.along("tp"),
+    )
+    for step in loop.steps():
+        for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=replicas):  # the same for all ranks of a model
+            expect = partial(exchange.expect, index)
+            loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=expect)
+            exchange.accumulate(index, tokens=tokens, loss=loss)
+        loss, tokens = exchange.finish()
         norm = global_norm(squared_norms(optimizer, model, share))  # of whole matrices, so the same on every rank
         rate = optimizer.step(step, norm=norm)
-        if is_first:
-            ctx.report(step, loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
-        else:
-            ctx.report(step)
-        if validation_is_due(cfg, ctx, step):
-            _validate(cfg, ctx, model, grid, step)
-        if is_first:
-            report_layer_norms(cfg, ctx, optimizer, step)
-        if grid.place("dp") == 0:  # all models hold the same
-            ctx.checkpoint(step, model, optimizer, owners=grid.along("tp"))
+        loop.end_step(step, loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
     ctx.report_parameters(model.named_parts())
-
-
-def _mean_gradient(
-    cfg: Config, ctx: RankContext, model: Model, exchange: GradientExchange, grid: RankGrid, step: int
-) -> tuple[float, int]:
-    """Leave the gradient of the mean loss in the parameters; the ranks of a model work on the same micro-batches."""
-    for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=grid.along("dp")):
-        expect = partial(exchange.expect, index)
-        loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index), before_backward=expect)
-        exchange.accumulate(index, tokens=tokens, loss=loss)
-    return exchange.finish()
-
-
-def _validate(cfg: Config, ctx: RankContext, model: Model, grid: RankGrid, step: int) -> None:
-    """Every model evaluates its share; the first rank of all reports the mean."""
-    replicas, data = grid.along("dp"), ctx.data(cfg)
-    losses_V = torch.zeros(data.validation_micro_batches, dtype=torch.float64)
-    share = contiguous_blocks(len(losses_V), len(replicas))[grid.place("dp")]
-    losses_V[share.start : share.stop] = validation_losses(cfg, ctx, model, among=replicas)
-    all_gather(ctx, losses_V, among=replicas)
-    ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens, reporter=grid.ranks[0])

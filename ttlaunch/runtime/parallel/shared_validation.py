@@ -1,0 +1,46 @@
+"""A validation whose micro-batches several ranks share.
+
+Shapes: V = micro-batches of a validation. n = ranks that share it.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ttlaunch.runtime.comm.collectives import all_gather
+from ttlaunch.runtime.comm.reduction import contiguous_blocks
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.world import Rank
+from ttlaunch.spec.recipe.sections import TrainingFile
+
+
+def share_validation(
+    cfg: TrainingFile,
+    ctx: RankContext,
+    step: int,
+    *,
+    among: Sequence[Rank],
+    evaluate: Callable[[], Tensor],
+    reporter: Rank | None = None,
+) -> None:
+    """Evaluate this rank's block of the micro-batches, gather all losses on all ranks, and report their mean.
+
+    Args:
+        cfg: Sizes.
+        ctx: Every rank of `among` must call, after the same step.
+        step: After which it is made.
+        among: Ranks that share the validation, each with a contiguous block of its micro-batches.
+        evaluate: Gives the summed losses of this rank's block in order, as `validation_losses` does; empty if the block is.
+        reporter: Who writes the mean down; None: the first of `among`.
+
+    Cost: an `all_gather` of 8 V bytes.
+    Order: losses are added in the order of the micro-batches, so the mean does not depend on n.
+    """
+    data, place = ctx.data(cfg), among.index(ctx.rank)
+    losses_V = torch.zeros(data.validation_micro_batches, dtype=torch.float64)
+    block = contiguous_blocks(len(losses_V), len(among))[place]
+    losses_V[block.start : block.stop] = evaluate()
+    all_gather(ctx, losses_V, among=among)
+    writes = among[0] if reporter is None else reporter
+    ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens, reporter=writes)
