@@ -88,11 +88,13 @@ def mistake_at(
     note: str = "",
     hint: str = "",
     severity: Severity = Severity.ERROR,
+    blame: Blame = Blame.DESCRIPTION,
 ) -> Diagnostic:
     """Build a diagnostic at one place of a file, with at most one other place, one note and one hint."""
     secondary = (Label(*other),) if other else ()
     notes, hints = ((text,) if text else () for text in (note, hint))
-    return Diagnostic(code, message, Label(span, label), secondary, notes=notes, hints=hints, severity=severity)
+    primary = Label(span, label)
+    return Diagnostic(code, message, primary, secondary, notes=notes, hints=hints, severity=severity, blame=blame)
 
 
 def given_twice(code: str, message: str, span: Span, *, first: Span, verb: str = "given") -> Diagnostic:

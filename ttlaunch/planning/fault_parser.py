@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ttlaunch.diagnostics import Blame, Diagnostic, Label, Source, Span, did_you_mean, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Source, Span, did_you_mean, listed, shown
+from ttlaunch.diagnostics.diagnostic import mistake_at
 from ttlaunch.planning.faults import ALONE, NAMED, NUMBERED, VERBS_FOR, AtSecond, AtStep, Fault, Kind, Target, Verb
 
 _WORD = re.compile(r"\S+")
@@ -43,15 +44,9 @@ def parse_faults(source: Source) -> tuple[list[Fault], list[Diagnostic]]:
         except _Mistake as mistake:
             found.append(mistake.diagnostic)
     if not faults and not found:
-        hint = "an order is `kill rank=2 at step=5`"
+        hint, blame = "an order is `kill rank=2 at step=5`", Blame.COMMAND_LINE
         found.append(
-            Diagnostic(
-                "P035",
-                "the plan orders no fault",
-                Label(source.start(), "empty"),
-                hints=(hint,),
-                blame=Blame.COMMAND_LINE,
-            )
+            mistake_at("P035", "the plan orders no fault", source.start(), label="empty", hint=hint, blame=blame)
         )
     return faults, found
 
@@ -90,8 +85,8 @@ def _parse_statement(words: list[_Word]) -> Fault:
     if len(rest) == 1:
         raise _mistake("`at` is not followed by a moment", rest[0], f"expected {_MOMENTS}")
     if len(rest) > 2:  # noqa: PLR2004 - `at` and the moment
-        hint = "orders are separated by `;`"
-        raise _mistake(f"`{shown(rest[2].text)}` after the end of an order", rest[2], "expected `;`", hint)
+        message = f"`{shown(rest[2].text)}` after the end of an order"
+        raise _mistake(message, rest[2], "expected `;`", hint="orders are separated by `;`")
     return Fault(verb, target, _parse_moment(rest[1]), target_word.span, rest[1].span)
 
 
@@ -99,8 +94,8 @@ def _parse_verb(word: _Word) -> Verb:
     try:
         return Verb(word.text)
     except ValueError:
-        hints = did_you_mean(word.text, list(Verb))
-        raise _mistake(f"unknown fault `{shown(word.text)}`", word, f"expected {listed(Verb)}", *hints) from None
+        message, hint = f"unknown fault `{shown(word.text)}`", "".join(did_you_mean(word.text, list(Verb)))
+        raise _mistake(message, word, f"expected {listed(Verb)}", hint=hint) from None
 
 
 def _parse_target(word: _Word) -> Target:
@@ -114,8 +109,8 @@ def _parse_target(word: _Word) -> Target:
     if equals and name in (*NUMBERED, *NAMED):
         wants = "a number" if name in NUMBERED else "a name"
         raise _mistake(f"`{shown(word.text)}` names no {name}", word, f"expected {wants} after `{name}=`")
-    hints = did_you_mean(name, [*NUMBERED, *NAMED, *ALONE])
-    raise _mistake(f"unknown target `{shown(word.text)}`", word, f"expected {listed(_TARGETS)}", *hints)
+    hint = "".join(did_you_mean(name, [*NUMBERED, *NAMED, *ALONE]))
+    raise _mistake(f"unknown target `{shown(word.text)}`", word, f"expected {listed(_TARGETS)}", hint=hint)
 
 
 def _check_verb(verb: Verb, target: Target, word: _Word) -> None:
@@ -123,13 +118,8 @@ def _check_verb(verb: Verb, target: Target, word: _Word) -> None:
         return
     fit = [str(other) for other in Verb if other in VERBS_FOR[target.kind]]
     targets = [str(kind) for kind in Kind if verb in VERBS_FOR[kind]]
-    label = Label(word.span, f"it understands {listed(fit, last='and')}")
-    message = f"`{verb}` does not fit `{shown(word.text)}`"
-    raise _Mistake(
-        Diagnostic(
-            "P036", message, label, hints=(f"`{verb}` fits {listed(targets, last='and')}",), blame=Blame.COMMAND_LINE
-        )
-    )
+    message, hint = f"`{verb}` does not fit `{shown(word.text)}`", f"`{verb}` fits {listed(targets, last='and')}"
+    raise _mistake(message, word, f"it understands {listed(fit, last='and')}", hint=hint, code="P036")
 
 
 def _parse_moment(word: _Word) -> AtStep | AtSecond:
@@ -141,9 +131,9 @@ def _parse_moment(word: _Word) -> AtStep | AtSecond:
     seconds = _SECONDS.match(word.text)
     if seconds:
         return AtSecond(int(seconds[1]) * 1000 + int((seconds[2] or "").ljust(3, "0")))
-    hints = (f"seconds are written `{word.text}s`",) if _SECONDS.match(f"{word.text}s") else ()
-    raise _mistake(f"`{shown(word.text)}` is no moment", word, f"expected {_MOMENTS}", *hints)
+    hint = f"seconds are written `{word.text}s`" if _SECONDS.match(f"{word.text}s") else ""
+    raise _mistake(f"`{shown(word.text)}` is no moment", word, f"expected {_MOMENTS}", hint=hint)
 
 
-def _mistake(message: str, word: _Word, expected: str, *hints: str) -> _Mistake:
-    return _Mistake(Diagnostic("P035", message, Label(word.span, expected), hints=hints, blame=Blame.COMMAND_LINE))
+def _mistake(message: str, word: _Word, label: str, *, hint: str = "", code: str = "P035") -> _Mistake:
+    return _Mistake(mistake_at(code, message, word.span, label=label, hint=hint, blame=Blame.COMMAND_LINE))

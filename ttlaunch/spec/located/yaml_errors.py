@@ -52,31 +52,29 @@ class _Slip:
     is_yaml: bool = False
 
 
-def _two_documents(stop: _Stop) -> _Slip:
-    label = Label(stop.here, "the second one begins here")
-    return _Slip("holds two documents; one was expected", label, is_yaml=True)
-
-
 def _strange_character(stop: _Stop) -> _Slip:
     if stop.rest.startswith("\t"):
         return _Slip(f"a tab indents line {stop.here.line}", Label(stop.here, "a tab; YAML indents with spaces"))
-    return _Slip(f"a value begins with `{stop.rest[:1]}`", Label(stop.here), hint="put the value in quotes")
+    return _Slip(f"a value begins with `{stop.rest[:1]}`", Label(stop.here), hint=_QUOTES)
 
 
 def _unclosed_bracket(stop: _Stop) -> _Slip:
     began = stop.began
     if stop.rest[:1] in {"]", "}"} and began == stop.here:
         return _missing_value(stop)
-    if began.source.line(began.line)[began.column - 1 : began.column] not in {"[", "{"}:
+    if _character_at(began) not in {"[", "{"}:
         began = _last_open(began.source) or began  # the parser marks the item that it expected instead
-    bracket = began.source.line(began.line)[began.column - 1 : began.column]
     lost = (Label(stop.here, "not understood any more from here"),) if stop.here not in {stop.began, began} else ()
-    what = f"`{bracket}` is not closed, or a comma is missing after an item"
+    what = f"`{_character_at(began)}` is not closed, or a comma is missing after an item"
     return _Slip(what, Label(began, "opened here"), lost)
 
 
+def _character_at(span: Span) -> str:
+    return span.source.line(span.line)[span.column - 1 : span.column]
+
+
 def _last_open(source: Source) -> Span | None:
-    """The last bracket that is not closed, as far as the text can be told into tokens."""
+    """Return the last bracket that is not closed, as far as the text can be told into tokens."""
     opened = []
     with suppress(yaml.YAMLError):
         for token in yaml.scan(source.text):
@@ -87,19 +85,6 @@ def _last_open(source: Source) -> Span | None:
     return _place(opened[-1], source) if opened else None
 
 
-def _unclosed_quote(stop: _Stop) -> _Slip:
-    return _Slip("a quote is never closed", Label(stop.began, "opened here"))
-
-
-def _misplaced_key(stop: _Stop) -> _Slip:
-    hint = "indent keys of one group alike; put a value that holds a colon in quotes"
-    return _Slip("a key is not possible here", Label(stop.here), hint=hint)
-
-
-def _missing_colon(stop: _Stop) -> _Slip:
-    return _Slip("a key has no colon after it", Label(stop.began, "expected `key: value`"))
-
-
 def _broken_group(stop: _Stop) -> _Slip:
     what = f"line {stop.here.line} does not go on with what line {stop.began.line} began"
     began = (Label(stop.began, "the group that begins here"),) if stop.began.line != stop.here.line else ()
@@ -107,32 +92,50 @@ def _broken_group(stop: _Stop) -> _Slip:
     return _Slip(what, Label(stop.here, "not indented like the rest"), began, hint)
 
 
-def _undefined_alias(stop: _Stop) -> _Slip:
-    return _Slip("`*` begins an alias that is defined nowhere", Label(stop.here), hint="put the value in quotes")
-
-
-def _unknown_escape(stop: _Stop) -> _Slip:
-    what = f"`\\{stop.rest[:1]}` means nothing in double quotes"
-    return _Slip(what, Label(stop.here), hint="use single quotes, or write `\\\\`")
-
-
 def _missing_value(stop: _Stop) -> _Slip:
     return _Slip(f"`{stop.rest[:1]}` stands where a value was expected", Label(stop.here))
 
 
+def _slip(what: str, *, label: str = "", hint: str = "", is_at_start: bool = False) -> Callable[[_Stop], _Slip]:
+    """Make the explanation of a slip that is always described alike; `{rest}` in it is the next character."""
+
+    def explain(stop: _Stop) -> _Slip:
+        place = Label(stop.began if is_at_start else stop.here, label)
+        return _Slip(what.replace("{rest}", stop.rest[:1]), place, hint=hint)
+
+    return explain
+
+
+def _two_documents(stop: _Stop) -> _Slip:
+    label = Label(stop.here, "the second one begins here")
+    return _Slip("holds two documents; one was expected", label, is_yaml=True)
+
+
+_QUOTES = "put the value in quotes"
+_INDENT = "indent keys of one group alike; put a value that holds a colon in quotes"
 _EXPLANATIONS: tuple[tuple[str, Callable[[_Stop], _Slip]], ...] = (
     ("found another document", _two_documents),
     ("cannot start any token", _strange_character),
     ("while parsing a flow", _unclosed_bracket),
-    ("quoted scalar: found unexpected end", _unclosed_quote),
-    ("mapping values are not allowed", _misplaced_key),
-    ("could not find expected ':'", _missing_colon),
+    (
+        "quoted scalar: found unexpected end",
+        _slip("a quote is never closed", label="opened here", is_at_start=True),
+    ),
+    ("mapping values are not allowed", _slip("a key is not possible here", hint=_INDENT)),
+    (
+        "could not find expected ':'",
+        _slip("a key has no colon after it", label="expected `key: value`", is_at_start=True),
+    ),
     ("did not find expected key", _broken_group),
     ("expected '-' indicator", _broken_group),
-    ("undefined alias", _undefined_alias),
-    ("unknown escape", _unknown_escape),
+    ("undefined alias", _slip("`*` begins an alias that is defined nowhere", hint=_QUOTES)),
+    (
+        "unknown escape",
+        _slip("`\\{rest}` means nothing in double quotes", hint="use single quotes, or write `\\\\`"),
+    ),
     ("expected node content", _missing_value),
 )
+"""Words of the parser, each with what makes the explanation of the slip behind them; the first that fits counts."""
 
 
 def _place(mark: yaml.Mark | None, source: Source) -> Span:

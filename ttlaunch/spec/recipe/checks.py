@@ -8,7 +8,7 @@ from ttlaunch.diagnostics.count import counted
 from ttlaunch.spec.recipe.compression import pushes_are_compressed
 from ttlaunch.spec.recipe.declare import Check, Layout, Problem
 from ttlaunch.spec.recipe.images import keys_about_text_have_some
-from ttlaunch.spec.recipe.sections import PipelineParallelConfig, TrainingFile
+from ttlaunch.spec.recipe.sections import PipelineParallelConfig, TrainingConfig, TrainingFile
 from ttlaunch.spec.recipe.synthetic import drawn_data_fit_the_training
 
 _HIGHEST_ADAMW_RATE = 1.0
@@ -131,19 +131,28 @@ def every_worker_has_a_micro_batch(config: TrainingFile, layout: Layout) -> Iter
     training = config.training_config
     if workers <= training.micro_batches:
         return
-    micro_batches = counted(training.micro_batches, "micro-batche" if training.micro_batches > 1 else "micro-batch")
-    cut = f"{counted(training.sequences_per_step, 'sequence')} / {training.sequences_per_micro_batch} = {micro_batches}"
-    smaller = training.sequences_per_step // workers
-    yield Problem(
-        "C011",
-        f"{counted(workers, 'worker')} share {micro_batches}; each needs at least one",
-        key="multihost_config.num_workers",
-        label=f"more than the {micro_batches} of a step",
-        others=(("training_config.batch_size", f"a step has {cut}"),),
-        hints=(f"`--set training_config.micro_batch_size={smaller}`",)
-        if smaller
-        else (f"`--set training_config.batch_size={workers}`",),
-    )
+    label, hint = f"more than the {_micro_batches(training)} of a step", _smaller_batches(training, workers)
+    message = f"{counted(workers, 'worker')} share {_micro_batches(training)}; each needs at least one"
+    others = (_batch(training),)
+    yield Problem("C011", message, "multihost_config.num_workers", label, others=others, hints=(hint,))
+
+
+def _micro_batches(training: TrainingConfig) -> str:
+    return counted(training.micro_batches, "micro-batche" if training.micro_batches > 1 else "micro-batch")
+
+
+def _batch(training: TrainingConfig) -> tuple[str, str]:
+    """Return the key of the batch size, and how its micro-batches are counted."""
+    sequences = counted(training.sequences_per_step, "sequence")
+    cut = f"{sequences} / {training.sequences_per_micro_batch} = {_micro_batches(training)}"
+    return "training_config.batch_size", f"a step has {cut}"
+
+
+def _smaller_batches(training: TrainingConfig, parts: int) -> str:
+    """Return the hint that gives each of so many parts a micro-batch."""
+    smaller = training.sequences_per_step // parts
+    key = f"micro_batch_size={smaller}" if smaller else f"batch_size={parts}"
+    return f"`--set training_config.{key}`"
 
 
 def every_stage_has_a_block(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
@@ -268,22 +277,9 @@ def models_have_a_micro_batch(config: TrainingFile, *, replicas: int, key: str) 
     training = config.training_config
     if replicas <= training.micro_batches:
         return
-    micro_batches = counted(training.micro_batches, "micro-batche" if training.micro_batches > 1 else "micro-batch")
-    sequences = counted(training.sequences_per_step, "sequence")
-    cut = f"{sequences} / {training.sequences_per_micro_batch} = {micro_batches}"
-    smaller = training.sequences_per_step // replicas
-    yield Problem(
-        "C037",
-        f"{replicas} replicas share {micro_batches}; each needs at least one",
-        key,
-        f"more than the {micro_batches} of a step",
-        others=(("training_config.batch_size", f"a step has {cut}"),),
-        hints=(
-            f"`--set training_config.micro_batch_size={smaller}`"
-            if smaller
-            else f"`--set training_config.batch_size={replicas}`",
-        ),
-    )
+    label, hint = f"more than the {_micro_batches(training)} of a step", _smaller_batches(training, replicas)
+    message = f"{replicas} replicas share {_micro_batches(training)}; each needs at least one"
+    yield Problem("C037", message, key, label, others=(_batch(training),), hints=(hint,))
 
 
 def every_replica_has_as_many_workers(config: Any, layout: Layout) -> Iterator[Problem]:
