@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import sys
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -258,6 +259,12 @@ def pack_frame(header: Mapping[str, Any], body: bytes = b"") -> bytes:
     """A frame as it travels: two lengths (unsigned, 4 bytes each, big endian), the header, the body."""
     text = json.dumps(header).encode()
     return _FRAME.pack(len(text), len(body)) + text + body
+
+
+def send_frame(header: Mapping[str, Any], body: bytes = b"") -> None:
+    """Write a frame to standard output, as a script on a host does, at once."""
+    sys.stdout.buffer.write(pack_frame(header, body))
+    sys.stdout.buffer.flush()
 
 
 def read_frame(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes] | None:

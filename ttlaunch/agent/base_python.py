@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 
 from ttlaunch import contract
 
@@ -74,8 +73,7 @@ def main(arguments: Facts) -> int:
         if facts["why_not"] is None:
             base = facts
             break
-    sys.stdout.buffer.write(contract.pack_frame({"kind": "base", "base": base, "found": found}))
-    sys.stdout.buffer.flush()
+    contract.send_frame({"kind": "base", "base": base, "found": found})
     return 0
 
 

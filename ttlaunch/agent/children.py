@@ -7,16 +7,15 @@ on the launching machine waits for it any more. Python 3.9 and the standard libr
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 
 from ttlaunch import contract
+from ttlaunch.agent.parent_death import end_with_parent
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.3
 _KEPT_FRAMES = 8
 
@@ -37,12 +35,6 @@ class FailedError(Exception):
         super().__init__(what)
         self.what = what
         self.fields = fields
-
-
-def send(header: Record) -> None:
-    """Tell the launching machine something."""
-    sys.stdout.buffer.write(contract.pack_frame(header))
-    sys.stdout.buffer.flush()
 
 
 class Listener:
@@ -85,7 +77,7 @@ class Listener:
             stderr=subprocess.STDOUT,
             env={**environment, "LC_ALL": "C.UTF-8", **(variables or {})},
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=lambda: end_with_parent(signal.SIGKILL),
         )
         self._child = child
         end = time.monotonic() + deadline_s
@@ -115,8 +107,3 @@ class Listener:
         if child is not None and child.poll() is None:
             with contextlib.suppress(OSError):
                 os.killpg(child.pid, signal.SIGKILL)
-
-
-def _die_with_parent() -> None:
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

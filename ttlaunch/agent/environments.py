@@ -1,7 +1,9 @@
-"""The environments for ranks on a host: which one is valid and current, and which may go.
+"""The environments for ranks on a host and the wheels they are made of: what is valid, current or unfinished.
 
-    <remote folder>/envs/<lock>-<n>/    an environment; valid only once it has its record
-    <remote folder>/env                 a link to the one that new runs use, swapped by one rename
+    <remote folder>/envs/<lock>-<n>/              an environment; valid only once it has its record
+    <remote folder>/env                           a link to the one that new runs use, swapped by one rename
+    <remote folder>/wheels/<sha256>/<file>.whl    received and verified
+    <remote folder>/wheels/<sha256>.part          received in part; the next call goes on from there
 
 Python 3.9 and the standard library only.
 """
@@ -10,14 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
 import json
 import os
 import shutil
 
+from ttlaunch import contract
 from ttlaunch.agent.children import FailedError
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from ttlaunch.agent.children import Listener
@@ -27,6 +32,8 @@ if TYPE_CHECKING:
 RECORD = "ttlaunch.json"
 LOCK = ".lock"
 _CHECK_S = 600.0
+_CHUNK = 1 << 20
+_SPARE_BYTES = 64 << 20
 _NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse", "9p", "afs")
 
 
@@ -170,3 +177,83 @@ def _is_on_network(folder: str) -> bool:
             if (real + "/").startswith(point.rstrip("/") + "/") and len(point) >= len(best):
                 best, kind = point, found
     return kind.startswith(_NETWORK_FILE_SYSTEMS)
+
+
+def check_room(wheels: list[Record], folder: str, *, unpacked: int, files: int) -> None:
+    """Refuse to begin what the file system has no room for.
+
+    Args:
+        wheels: All of the lock; those that are here already cost nothing more.
+        folder: The remote folder.
+        unpacked: Bytes of the installed environment.
+        files: How many files it has.
+    """
+    needed = sum(wheel["size"] - _received(wheel, folder) for wheel in wheels) + unpacked + _SPARE_BYTES
+    free, inodes = room(folder)
+    if free < needed:
+        raise FailedError("disk", needed=needed, free=free)
+    if inodes is not None and inodes < files:
+        raise FailedError("inodes", needed=files, free=inodes)
+
+
+def room(folder: str) -> tuple[int, int | None]:
+    """Bytes and files that the user may still write in a folder; None where files are not counted."""
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
+
+
+def wheel_place(wheel: Record, folder: str) -> str:
+    """Where a wheel lies once it has been received."""
+    return os.path.join(folder, "wheels", wheel["sha256"], wheel["file"])
+
+
+def receive_wheels(wheels: list[Record], folder: str, next_frame: Callable[[], tuple[Record, bytes]]) -> None:
+    """Ask for the wheels that are missing and take them in."""
+    missing = {wheel["sha256"]: wheel for wheel in wheels if not os.path.exists(wheel_place(wheel, folder))}
+    contract.send_frame(
+        {"kind": "need", "wheels": {sha256: _received(wheel, folder) for sha256, wheel in missing.items()}}
+    )
+    while True:
+        header, body = next_frame()
+        if header["kind"] == "build":
+            return
+        wheel = missing[header["sha256"]]
+        with open(_part(wheel, folder), "ab", buffering=0) as file:
+            view = memoryview(body)
+            while view:
+                view = view[file.write(view) :]
+        if header["last"]:
+            _keep(wheel, folder)
+
+
+def _part(wheel: Record, folder: str) -> str:
+    return os.path.join(folder, "wheels", wheel["sha256"] + ".part")
+
+
+def _received(wheel: Record, folder: str) -> int:
+    """How many bytes of a wheel are here; all of them count only once they are verified."""
+    size = int(wheel["size"])
+    if os.path.exists(wheel_place(wheel, folder)):
+        return size
+    with contextlib.suppress(FileNotFoundError):
+        part = _part(wheel, folder)
+        if os.path.getsize(part) > size:
+            os.unlink(part)
+        return os.path.getsize(part)
+    return 0
+
+
+def _keep(wheel: Record, folder: str) -> None:
+    """Give a wheel that is complete its name, if it is what was sent."""
+    digest = hashlib.sha256()
+    part, whole = _part(wheel, folder), wheel_place(wheel, folder)
+    with open(part, "rb") as file:
+        for chunk in iter(lambda: file.read(_CHUNK), b""):
+            digest.update(chunk)
+    if digest.hexdigest() != wheel["sha256"]:
+        os.unlink(part)
+        raise FailedError("install", lines=[f"{wheel['file']} arrived damaged; what came of it has been removed"])
+    os.makedirs(os.path.dirname(whole), exist_ok=True)
+    os.replace(part, whole)

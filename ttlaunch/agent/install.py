@@ -18,9 +18,10 @@ import shutil
 import socket
 import time
 
+from ttlaunch import contract
 from ttlaunch.agent import environments
-from ttlaunch.agent.children import FailedError, Listener, send
-from ttlaunch.agent.wheels import check_space, place, receive, space
+from ttlaunch.agent.children import FailedError, Listener
+from ttlaunch.agent.environments import check_room, receive_wheels, room, wheel_place
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:
@@ -46,11 +47,11 @@ def main(arguments: Record) -> int:
         last = {"kind": "failed", "what": error.what, **error.fields}
     except OSError as error:
         if error.errno in _FULL:
-            last = {"kind": "failed", "what": "disk", "needed": None, "free": space(folder)[0]}
+            last = {"kind": "failed", "what": "disk", "needed": None, "free": room(folder)[0]}
         else:
             words = f"{(error.strerror or str(error)).lower()}: {error.filename or folder}"
             last = {"kind": "failed", "what": "folder", "words": words}
-    send(last)
+    contract.send_frame(last)
     return 0
 
 
@@ -78,12 +79,12 @@ def _ready(environment: str) -> Record:
 
 
 def _make(wanted: Record, folder: str, listener: Listener) -> Record:
-    check_space(wanted["wheels"], folder, unpacked=wanted["unpacked"], files=wanted["files"])
+    check_room(wanted["wheels"], folder, unpacked=wanted["unpacked"], files=wanted["files"])
     tool = [wheel for wheel in wanted["wheels"] if wheel["name"] == "pip"]
-    receive(tool if wanted["from_index"] else wanted["wheels"], folder, listener.next_frame)
+    receive_wheels(tool if wanted["from_index"] else wanted["wheels"], folder, listener.next_frame)
     environment = _bare_environment(wanted, folder, listener)
     try:
-        is_from_index = _fill(wanted, folder, environment, place(tool[0], folder), listener)
+        is_from_index = _fill(wanted, folder, environment, wheel_place(tool[0], folder), listener)
         environments.make_current(environment, folder)
     except (FailedError, OSError):
         shutil.rmtree(environment, ignore_errors=True)
@@ -98,9 +99,9 @@ def _fill(wanted: Record, folder: str, environment: str, tool: str, listener: Li
     pip = [os.path.join(environment, "bin", "python"), os.path.join(tool, "pip")]
     index = _reach_index(wanted, environment, pip, listener) if wanted["from_index"] else None
     if wanted["from_index"] and index is None:
-        receive(wanted["wheels"], folder, listener.next_frame)
+        receive_wheels(wanted["wheels"], folder, listener.next_frame)
     _install(wanted, environment, pip, listener, index=index)
-    send({"kind": "progress", "phase": "check"})
+    contract.send_frame({"kind": "progress", "phase": "check"})
     problems, mpi = environments.check(wanted, environment, listener, thorough=True)
     if problems:
         raise FailedError("check", problems=problems)
@@ -123,7 +124,7 @@ def _only_one(path: str) -> Iterator[None]:
                 file.seek(0)
                 holder = file.read().strip()
                 if holder != said:
-                    send({"kind": "waiting", "holder": holder})
+                    contract.send_frame({"kind": "waiting", "holder": holder})
                     said = holder
                 time.sleep(_POLL_S)
         file.truncate(0)
@@ -142,7 +143,7 @@ def _bare_environment(wanted: Record, folder: str, listener: Listener) -> str:
     number = 1
     while os.path.exists(path := os.path.join(folder, "envs", f"{wanted['lock']}-{number}")):
         number += 1
-    send({"kind": "progress", "phase": "install", "done": 0, "total": wanted["unpacked"]})
+    contract.send_frame({"kind": "progress", "phase": "install", "done": 0, "total": wanted["unpacked"]})
     command = [wanted["base"], "-I", "-m", "venv", "--without-pip", path]
     status, printed = listener.run(command, folder=folder, deadline_s=_INSTALL_S)
     if status:
@@ -165,7 +166,7 @@ def _reach_index(wanted: Record, environment: str, pip: list[str], listener: Lis
         f"--dest={_scratch(environment)}",
     ]
     command.append(f"{smallest['name']}=={smallest['version']}")
-    send({"kind": "progress", "phase": "index"})
+    contract.send_frame({"kind": "progress", "phase": "index"})
     attempts: list[dict[str, str]] = [{}, wanted["index_hints"]]
     for variables in attempts:
         here = {**variables, "TMPDIR": _scratch(environment)}
@@ -213,11 +214,13 @@ def _report_progress(process: int, total: int) -> None:
     with contextlib.suppress(OSError), open(f"/proc/{process}/io", encoding="ascii") as file:
         written = re.search(r"wchar: (\d+)", file.read())
         if written:
-            send({"kind": "progress", "phase": "install", "done": min(int(written.group(1)), total), "total": total})
+            contract.send_frame(
+                {"kind": "progress", "phase": "install", "done": min(int(written.group(1)), total), "total": total}
+            )
 
 
 def _failed_install(printed: str, folder: str) -> FailedError:
     if "No space left on device" in printed or "Disk quota exceeded" in printed:
-        return FailedError("disk", needed=None, free=space(folder)[0])
+        return FailedError("disk", needed=None, free=room(folder)[0])
     lines = [line for line in printed.strip().splitlines() if line.strip()]
     return FailedError("install", lines=lines[-_LAST_LINES:])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import glob
 import os
-import sys
 import time
 
 from ttlaunch import contract
@@ -26,8 +25,7 @@ _LONGEST_NAME = 80
 
 def main(arguments: dict[str, Any]) -> int:
     """Answer with one frame; `arguments` are those of `find_leftovers`."""
-    sys.stdout.buffer.write(contract.pack_frame({"kind": "left", **find_leftovers(**arguments)}))
-    sys.stdout.buffer.flush()
+    contract.send_frame({"kind": "left", **find_leftovers(**arguments)})
     return 0
 
 

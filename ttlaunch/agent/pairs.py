@@ -43,10 +43,10 @@ def main(arguments: dict[str, Any]) -> int:
     try:
         listener = socket.create_server((arguments["address"], 0), backlog=1024)
     except OSError as error:
-        _send({"kind": "listening", "port": None, "problem": _reason(error)})
+        contract.send_frame({"kind": "listening", "port": None, "problem": _reason(error)})
         return 0
     threading.Thread(target=_serve, args=(listener, token, arguments["name"]), daemon=True).start()
-    _send({"kind": "listening", "port": listener.getsockname()[1], "problem": None})
+    contract.send_frame({"kind": "listening", "port": listener.getsockname()[1], "problem": None})
     while True:
         frame = contract.read_frame(sys.stdin.buffer.read)
         if frame is None:
@@ -54,14 +54,9 @@ def main(arguments: dict[str, Any]) -> int:
         header = frame[0]
         if header["kind"] == "reach":
             results = _reach(header["peers"], token, timeout_s=arguments["timeout_s"])
-            _send({"kind": "reached", "results": results})
+            contract.send_frame({"kind": "reached", "results": results})
         else:
-            _send({"kind": "measured", **_measure(header["peer"], token, seconds=header["seconds"])})
-
-
-def _send(header: dict[str, Any]) -> None:
-    sys.stdout.buffer.write(contract.pack_frame(header))
-    sys.stdout.buffer.flush()
+            contract.send_frame({"kind": "measured", **_measure(header["peer"], token, seconds=header["seconds"])})
 
 
 def _proof(token: bytes, name: str) -> bytes:

@@ -1,9 +1,9 @@
-"""Ties a program to its parent, then becomes it: when the parent is killed, the program is told to end.
+"""Have the kernel signal a process when its parent ends; as a script, start a program that way.
 
     python -I -S parent_death.py PROGRAM ARGUMENT…
 
-A process of its own for this costs 12 ms and, other than code that runs between fork and exec, is safe in a program with
-threads. Python 3.9 and the standard library only.
+The script becomes the program. A process of its own for this costs 12 ms and, unlike code that runs between fork and exec,
+is safe in a program with threads. Python 3.9 and the standard library only.
 """
 
 from __future__ import annotations
@@ -16,14 +16,28 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
+def end_with_parent(number: int) -> None:
+    """Have this process sent a signal when its parent ends.
+
+    A parent that has ended before this call is not noticed: a caller to whom that matters compares `os.getppid()`
+    afterwards with what it expects.
+    """
+    prctl(_PR_SET_PDEATHSIG, number)
+
+
+def prctl(option: int, value: int) -> None:
+    """Call `prctl` of Linux; does nothing on another system, where ranks rely on the engine alone."""
+    try:
+        ctypes.CDLL(None).prctl(option, value)
+    except (OSError, AttributeError):
+        return
+
+
 def main() -> None:
     """Replace this process by the program that the arguments name."""
     parent = os.getppid()
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    except (OSError, AttributeError):  # not Linux
-        parent = os.getppid()
-    if os.getppid() != parent:  # it died before the tie held
+    end_with_parent(signal.SIGTERM)
+    if os.getppid() != parent:  # it ended before the kernel took the order, so no signal will come
         sys.exit(128 + signal.SIGTERM)
     try:
         os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 - that is what it is for

@@ -19,9 +19,8 @@ import os
 
 from ttlaunch import contract
 from ttlaunch.agent import releases
-from ttlaunch.agent.contents import Connection, Contents, LookAgain
 from ttlaunch.agent.host_data import HostData
-from ttlaunch.agent.unpack import Building, Refused, Target, check_space, find_copies
+from ttlaunch.agent.unpack import Building, Connection, Contents, LookAgain, Refused, Target, check_space, find_copies
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to import it
 if TYPE_CHECKING:

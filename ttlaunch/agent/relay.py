@@ -8,7 +8,6 @@ passphrase twice. Runs on the launching machine. Python 3.9 and the standard lib
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -17,10 +16,10 @@ import sys
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, _PACKAGE_PARENT)
 from ttlaunch import contract  # noqa: E402 - the path above makes it importable without site-packages
+from ttlaunch.agent.parent_death import end_with_parent  # noqa: E402
 
 sys.path.remove(_PACKAGE_PARENT)
 
-_PR_SET_PDEATHSIG = 1
 _WITH_VALUE = {"-l", "-p", "-i", "-o", "-F"}
 _NO_ANSWER = 255  # what ssh says when the connection failed
 
@@ -38,7 +37,10 @@ def main() -> int:
             connection.connect(path)
             host = words[0].rpartition("@")[2]  # the launcher is logged in already, as whoever the hostfile says
             connection.sendall(contract.pack_frame({"host": host, "command": " ".join(words[1:])}))
-            _end_with_parent()
+            # A killed mpirun must take us along: we hold its output open, and the launcher would wait for that to end.
+            end_with_parent(signal.SIGTERM)
+            if os.getppid() == 1:  # it was killed before
+                return _NO_ANSWER
             frame = contract.read_frame(connection.recv)
     except (OSError, EOFError, ValueError) as error:
         print(f"ttlaunch relay: the launcher does not answer: {error}", file=sys.stderr)
@@ -50,16 +52,6 @@ def main() -> int:
     sys.stdout.buffer.write(body)
     sys.stderr.write(header.get("stderr", ""))
     return int(header["status"])
-
-
-def _end_with_parent() -> None:
-    """Let a killed mpirun take us along: we hold its output open, for which the launcher would wait."""
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    except (OSError, AttributeError):  # not Linux
-        return
-    if os.getppid() == 1:  # it died before
-        sys.exit(_NO_ANSWER)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import glob
 import os
-import sys
 
 from ttlaunch import contract
 from ttlaunch.agent.run_processes import signal_process
@@ -34,8 +33,7 @@ def main(arguments: dict[str, Any]) -> int:
         for daemon in daemons:
             os.kill(daemon, number)
         sent = len(daemons)
-    sys.stdout.buffer.write(contract.pack_frame({"kind": "sent", "sent": sent}))
-    sys.stdout.buffer.flush()
+    contract.send_frame({"kind": "sent", "sent": sent})
     return 0
 
 

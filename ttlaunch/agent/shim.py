@@ -12,7 +12,6 @@ Python 3.9 and the standard library only, about 15 ms.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -23,6 +22,7 @@ import threading
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, _PACKAGE_PARENT)
 from ttlaunch import contract  # noqa: E402 - the path above makes it importable without site-packages
+from ttlaunch.agent.parent_death import end_with_parent, prctl  # noqa: E402
 from ttlaunch.agent.rank_output import RankOutput  # noqa: E402
 from ttlaunch.agent.rank_records import RankRecords  # noqa: E402
 from ttlaunch.agent.stop_marker import stop_marker_was_left  # noqa: E402
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _OUTPUT_GRACE_S = 1.0
 _RECORD_GRACE_S = 0.1  # the rank and all below it have ended, so there is nothing to wait for but the rest in the pipes
@@ -46,8 +45,8 @@ _SHIM_FAILED = 70
 
 def main() -> int:
     """Run one rank; the exit status is the rank's, or 128 + signal."""
-    _die_with_parent()
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    end_with_parent(signal.SIGKILL)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -168,20 +167,9 @@ def _stay_until_ended() -> None:
 
 def _begin_rank() -> None:
     """What the rank must not inherit from the shim, which outlives every signal to stop: how INT and TERM are taken."""
-    _die_with_parent()
+    end_with_parent(signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-
-
-def _die_with_parent() -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _prctl(option: int, value: int) -> None:
-    try:
-        ctypes.CDLL(None).prctl(option, value)
-    except (OSError, AttributeError):  # not Linux: the rank then relies on mpirun alone
-        return
 
 
 def _kill_descendants() -> int:

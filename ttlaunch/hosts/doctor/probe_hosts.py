@@ -21,7 +21,6 @@ RANK_PACKAGES = ("torch", "mpi4py", "numpy", "pydantic")
 SYSTEM_PYTHON = "python3"
 """Runs our scripts where it can, so that an interpreter for ranks that is broken can still be told of."""
 
-_MODULES = ("probe_network", "probe_software")
 _END_S = 1.0
 
 
@@ -125,7 +124,7 @@ def _ask(transport: Transport, question: Question, *, timeout_s: float) -> HostF
     asked = time.time()
     pythons = (SYSTEM_PYTHON, *question.pythons)
     stream = start_script(
-        transport, "probe", beside=_MODULES, arguments=arguments, pythons=pythons, timeout_s=timeout_s
+        transport, "probe", beside=("probe_software",), arguments=arguments, pythons=pythons, timeout_s=timeout_s
     )
     try:
         first = stream.receive(timeout_s=time_left(end))

@@ -106,7 +106,7 @@ def install(transport: Transport, job: Job, *, base: Base, lock: Lock) -> Result
     stream = start_script(
         transport,
         "install",
-        beside=("children", "wheels", "environments"),
+        beside=("parent_death", "children", "environments"),
         arguments=_arguments(job, base, lock),
         pythons=(base.path,),
         timeout_s=_START_S,
