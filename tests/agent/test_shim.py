@@ -279,8 +279,8 @@ def test_a_crash_in_compiled_code_tells_its_line_unless_the_user_wants_otherwise
 def test_nothing_of_one_rank_reaches_another(here):
     plan = plan_for(here, ["true"], managed=["TT_VISIBLE_DEVICES"])
     plan["ranks"][0]["environment"] = {"TT_VISIBLE_DEVICES": "0"}
-    first = rank_environment(plan, plan["ranks"][0], {}, "runs/x", "plan.json")
-    second = rank_environment(plan, plan["ranks"][1], first, "runs/x", "plan.json")
+    first = rank_environment(plan, plan["ranks"][0], {}, run_folder="runs/x", plan_path="plan.json")
+    second = rank_environment(plan, plan["ranks"][1], first, run_folder="runs/x", plan_path="plan.json")
     assert first["TT_VISIBLE_DEVICES"] == "0"
     assert "TT_VISIBLE_DEVICES" not in second
 

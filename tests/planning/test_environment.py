@@ -43,7 +43,10 @@ def environments(plan, here):
     def make(*, shell=SHELL, inherited=None, bindings=BINDINGS):
         (here / "lab/rank_bindings.yaml").write_text(bindings)
         content = plan("fabric_minimal", on="lab", surroundings={"shell": shell}).as_json()
-        return [rank_environment(content, row, inherited or {}, "RUN", "PLAN") for row in content["ranks"]]
+        return [
+            rank_environment(content, row, inherited or {}, run_folder="RUN", plan_path="PLAN")
+            for row in content["ranks"]
+        ]
 
     return make
 

@@ -52,7 +52,7 @@ def test_a_rank_gets_the_value_and_the_plan_only_its_name(plan, here):
     assert CANARY not in render_command(made, here)
     assert all(CANARY.encode() not in path.read_bytes() for path in write_plan(made, here / "written"))
     content = made.as_json()
-    seen = rank_environment(content, content["ranks"][0], made.secrets, "/run", "/run/plan.json")
+    seen = rank_environment(content, content["ranks"][0], made.secrets, run_folder="/run", plan_path="/run/plan.json")
     assert (seen["HF_TOKEN"], seen["PLAIN"]) == (CANARY, "value")
     assert not [name for name in seen if name.startswith("TTLAUNCH_SECRET_")]
 
@@ -61,4 +61,4 @@ def test_a_rank_does_not_start_without_the_value_of_its_secret():
     row = {"environment": {"A_TOKEN": "env:GONE"}, "rank": 0, "local_rank": 0, "role": "worker", "host": "a"}
     plan = {"managed": [], "environment": {}, "world_size": 1, "engine": {"names": {"network_variables": []}}}
     with pytest.raises(LookupError, match="the value of `env:GONE` for A_TOKEN did not reach this host"):
-        rank_environment(plan, row, {}, "/run", "/run/plan.json")
+        rank_environment(plan, row, {}, run_folder="/run", plan_path="/run/plan.json")

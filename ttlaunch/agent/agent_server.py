@@ -1,14 +1,13 @@
-"""Keeps a run on one host company for as long as its lease lasts, over as many connections as it takes.
+"""Serve the launcher from beside a run on one host, over any number of connections, until the run's lease runs out.
 
-The launcher's connection may break at any moment and come back. Pieces of files are numbered and stay ours until the
-launcher has said that it has them; orders are numbered by the launcher and carried out once. Every second a frame `alive`
-carries our clock; the launcher sends it back, and the lease lasts so long after the newest reading that came back. So the
-launcher knows, without trusting the network, when the lease has run out: so long after the last frame that it got.
+The launcher's connection may break at any moment and come back. Pieces of files are numbered and kept until the launcher
+has confirmed them; orders are numbered by the launcher and carried out once. Every second a frame `alive` carries this
+host's clock, and the launcher sends the reading back. The lease lasts `lease_s` from the newest reading that came back. So
+the launcher knows, without trusting the network, that the lease has run out `lease_s` after the last frame that it got.
 
-Frames to us: `hello` (its version, and how many pieces the launcher has), `renew` (a reading of our clock, and likewise), orders (`signal`,
-`look`, `stack_dump`, `end`) and `bye` (it has everything). From us: `ready`, `file` (a piece), `lost_shim`, `looked`, `alive`,
-`ended`, `refused`. Python 3.9 and
-the standard library only.
+Frames from the launcher: `hello` (its version, and how many pieces it has), `renew` (a reading of this host's clock, and how
+many pieces it has), orders (`signal`, `look`, `stack_dump`, `end`) and `bye` (it has everything). Frames to it: `ready`,
+`file` (a piece), `lost_shim`, `looked`, `alive`, `ended`, `refused`. Python 3.9 and the standard library only.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _TICK_S = 0.05
 _ALIVE_S = 1.0
 _BOXES_S = 5.0
 _UNDERWAY_BYTES = 1024 * 1024  # pieces that the launcher has not confirmed; more would delay `alive` on a slow line
-_STRANGERS = 8  # connections that have not said hello
+_STRANGERS = 8  # connections without a `hello` yet
 _SHOWN = 100
 _ORDERS = ("signal", "look", "stack_dump", "end")
 
@@ -57,19 +56,19 @@ class AgentServer:
         self._line: Line | None = None  # to the launcher; None while there is no connection
         self._strangers: list[Line] = []
         self._pieces: Iterator[tuple[dict[str, Any], bytes]] = iter(())
-        self._looked_last = False
+        self._scanned_last = False
         self._sent = self._confirmed = 0  # numbers of pieces
         self._underway: deque[tuple[int, str, int, int]] = deque()  # number, name, its end, bytes
         self._done = 0  # orders
         self._killed: int | None = None  # once the end was ordered
-        self._said_ended = self._dismissed = False
+        self._sent_ended = self._dismissed = False
         self._question: int | None = None
         self._answered: int | None = None
-        self._told_shims: set[int] = set()
+        self._reported_shims: set[int] = set()
         self._alive_at = self._boxes_at = -math.inf
 
     def serve(self) -> bool:
-        """Returns True if the launcher has everything and let us go, False if the lease has run out."""
+        """Serve until the end; returns True if the launcher has everything and sent `bye`, False if the lease ran out."""
         while not self._dismissed:
             if lease_clock() >= self._expires:
                 return False
@@ -86,7 +85,7 @@ class AgentServer:
     # What comes
 
     def _wait(self) -> None:
-        """Take in what comes within a tick, or at once while there is something to send."""
+        """Receive what comes within a tick; returns at once while there is something to send."""
         lines = [line for line in [*self._strangers, self._line] if line is not None and line.is_open]
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
@@ -100,7 +99,7 @@ class AgentServer:
             if events & select.POLLOUT:
                 line.flush()
             if line.is_open and events & ~select.POLLOUT:
-                self._hear(line)
+                self._receive(line)
         self._strangers = [line for line in self._strangers if line.is_open]
         if self._line is not None and not self._line.is_open:
             self._line = None
@@ -113,21 +112,21 @@ class AgentServer:
         line = Line(connection)
         ready = {"kind": "ready", "time": time.time(), "clock": lease_clock(), "pid": os.getpid()}
         ready["version"] = contract.AGENT_VERSION
-        line.say({**ready, "sent": self._sent, "done": self._done})
+        line.send({**ready, "sent": self._sent, "done": self._done})
         self._strangers.append(line)
         for forgotten in self._strangers[:-_STRANGERS]:
             forgotten.close()
 
-    def _hear(self, line: Line) -> None:
+    def _receive(self, line: Line) -> None:
         try:
-            for frame in line.hear():
+            for frame in line.receive():
                 self._take(line, frame)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
-            line.say({"kind": "refused", "reason": f"what came is no word of a launcher: {error}"[:_SHOWN]})
+            line.send({"kind": "refused", "reason": f"what came is no word of a launcher: {error}"[:_SHOWN]})
             line.close()
 
     def _take(self, line: Line, frame: dict[str, Any]) -> None:
-        """Do what a frame says; raises `ValueError` and the like if it says nothing that we know."""
+        """Carry out a frame; raises `ValueError` and the like for a frame that no launcher sends."""
         kind = frame.get("kind")
         if kind == "hello":
             if frame.get("version", 0) != contract.AGENT_VERSION:
@@ -140,24 +139,25 @@ class AgentServer:
             self._renew(frame.get("heard"), _whole(frame["received"]))
         elif kind in _ORDERS:
             self._obey(frame, _whole(frame["order"]))
-        elif kind == "bye" and self._said_ended:
+        elif kind == "bye" and self._sent_ended:
             self._dismissed = True
         else:
             raise ValueError(str(frame)[:_SHOWN])
 
     def _welcome(self, line: Line, received: int) -> None:
-        """The launcher speaks over this connection from now on; whatever was before is dead."""
+        """Take a connection as the launcher's from now on; an earlier one is dead, even if it does not show it yet."""
         self._confirm(received)
         if self._line is not None and self._line is not line:
             self._line.close()
         self._strangers = [one for one in self._strangers if one is not line]
         self._line = line
+        # Pieces on the earlier connection are lost or not: what the launcher does not have is numbered and sent again.
         self._sent = received
         self._underway.clear()
         self._run.rewind()
         self._look_anew()
-        self._said_ended = False
-        self._told_shims.clear()
+        self._sent_ended = False
+        self._reported_shims.clear()
         self._alive_at = -math.inf
 
     def _confirm(self, received: int) -> None:
@@ -171,6 +171,7 @@ class AgentServer:
     def _renew(self, heard: Any, received: int) -> None:
         self._confirm(received)
         if heard is not None:
+            # Never later than now: a launcher that sent a reading from the future would hold the lease for ever.
             self._expires = max(self._expires, min(_number(heard), lease_clock()) + self._lease_s)
 
     def _obey(self, frame: dict[str, Any], order: int) -> None:
@@ -185,6 +186,7 @@ class AgentServer:
             raise ValueError(str(frame)[:_SHOWN])
         if kind == "look":
             self._question = _whole(frame["question"])
+        # Counted before it is carried out: an order that fails half-way is not carried out twice after a new connection.
         self._done = order
         if kind == "signal":
             self._run.signal_ranks(ranks, number, marker=marker)
@@ -196,8 +198,8 @@ class AgentServer:
             self._look_anew()
 
     def _look_anew(self) -> None:
-        """What there is now is sent before anything is said of it."""
-        self._pieces, self._looked_last, self._boxes_at = iter(()), False, -math.inf
+        """Scan all files again, so that what they hold now is sent before an answer about it."""
+        self._pieces, self._scanned_last, self._boxes_at = iter(()), False, -math.inf
         self._answered = None
 
     # What goes
@@ -208,19 +210,22 @@ class AgentServer:
             return
         if now - self._alive_at >= _ALIVE_S:
             self._alive_at = now
-            line.say({"kind": "alive", "clock": lease_clock(), "done": self._done})
-        for rank in [rank for rank in self._run.lost_shims if rank not in self._told_shims]:
-            self._told_shims.add(rank)
-            line.say({"kind": "lost_shim", "rank": rank, "time": self._run.lost_shims[rank]})
+            line.send({"kind": "alive", "clock": lease_clock(), "done": self._done})
+        for rank in [rank for rank in self._run.lost_shims if rank not in self._reported_shims]:
+            self._reported_shims.add(rank)
+            line.send({"kind": "lost_shim", "rank": rank, "time": self._run.lost_shims[rank]})
         while line.is_open and line.is_idle and sum(size for *_, size in self._underway) < _UNDERWAY_BYTES:
             if not self._send_piece(line, now):
                 break
-        if self._looked_last and not self._underway and not self._said_ended:
-            self._said_ended = True
-            line.say({"kind": "ended", "killed": self._killed})
+        if self._scanned_last and not self._underway and not self._sent_ended:
+            self._sent_ended = True
+            line.send({"kind": "ended", "killed": self._killed})
 
     def _send_piece(self, line: Line, now: float) -> bool:
-        """Send the next piece there is; a scan that finds nothing after the end was ordered has found everything."""
+        """Send the next piece, if there is one.
+
+        A scan that finds nothing after the run's processes were killed has found everything, as nobody writes any more.
+        """
         found = next(self._pieces, None)
         if found is None:
             boxes = now - self._boxes_at >= _BOXES_S
@@ -228,15 +233,15 @@ class AgentServer:
             self._pieces = self._run.pieces(with_boxes=boxes)
             found = next(self._pieces, None)
         if found is None:
-            self._looked_last = self._killed is not None
+            self._scanned_last = self._killed is not None
             if self._answered != self._question:
                 self._answered = self._question
-                line.say({"kind": "looked", "question": self._question, **self._run.processes()})
+                line.send({"kind": "looked", "question": self._question, **self._run.processes()})
             return False
         header, body = found
         self._sent += 1
         self._underway.append((self._sent, header["name"], header["offset"] + len(body), len(body)))
-        line.say({**header, "number": self._sent}, body)
+        line.send({**header, "number": self._sent}, body)
         return True
 
 

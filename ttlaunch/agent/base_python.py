@@ -61,7 +61,7 @@ print(json.dumps({
 
 
 def main(arguments: Facts) -> int:
-    """Answer `{"kind": "base", "base": facts or None, "found": [facts …]}`; `found` says why each was passed over."""
+    """Answer `{"kind": "base", "base": facts or None, "found": [facts …]}`; `found` gives for each why it was passed over."""
     oldest = tuple(arguments["oldest"])
     found: list[Facts] = []
     base = None
@@ -97,7 +97,7 @@ def candidates(named: list[str], *, preferred_minor: int, oldest: tuple[int, ...
 
 
 def ask(path: str) -> Facts:
-    """What an interpreter says of itself; `error` instead where it cannot."""
+    """Ask an interpreter what it is; the answer has `error` instead if it does not run."""
     try:
         answer = subprocess.run(
             [path, "-I", "-c", _ASK],

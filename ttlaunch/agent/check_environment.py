@@ -1,4 +1,4 @@
-"""Say whether an environment holds exactly what its lock says; run by that environment's own interpreter.
+"""Check that an environment holds exactly what its lock lists; run by that environment's own interpreter.
 
     env/bin/python -I check_environment.py <request.json
 

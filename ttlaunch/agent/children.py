@@ -1,7 +1,7 @@
 """What scripts that change a host share: frames to and from the launching machine, and children that end with us.
 
-The script ends at the moment its standard input ends, whatever it is doing, and takes its children along: then nobody
-on the launching machine waits for it any more. Python 3.9 and the standard library only.
+The script ends at the moment its standard input ends, whatever it is doing, and takes its children along: the launcher
+has gone and waits for it no longer. Python 3.9 and the standard library only.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Listener:
         """Run a command to its end: its status, and what it printed to both streams.
 
         Args:
-            command: Its words.
+            command: The program and its arguments.
             folder: Where it works.
             stdin: What it reads.
             variables: For its environment, on top of ours without what would change how Python or pip work.

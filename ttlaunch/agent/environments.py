@@ -102,7 +102,7 @@ def write_record(environment: str, record: Record) -> None:
 
 
 def read_record(environment: str) -> Record | None:
-    """What an environment says of itself; None for one that is not finished."""
+    """The record of an environment; None for one that is not finished."""
     try:
         with open(os.path.join(environment, RECORD), encoding="utf-8") as file:
             record: Record = json.load(file)
@@ -112,7 +112,7 @@ def read_record(environment: str) -> Record | None:
 
 
 def remove_unfinished(folder: str) -> None:
-    """Clear away what a killed one left; only for who holds the lock, so that nobody is building there."""
+    """Remove what killed calls left. The caller holds the folder's lock, so that nothing here is being built."""
     for name in entries(os.path.join(folder, "envs")):
         path = os.path.join(folder, "envs", name)
         if name != LOCK and read_record(path) is None:

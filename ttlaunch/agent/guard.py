@@ -3,7 +3,7 @@
     python -I -S guard.py    with a line of JSON on standard input: `run_id`, `scratch`, `daemons`
 
 Standard input is a pipe that only the supervisor holds. A byte through it is goodbye; its end without one means that the
-supervisor is gone and can clean up nothing. The engine, which is told to end at that moment too, gets a while to end its ranks;
+supervisor is gone and can clean up nothing. The kernel tells the engine to end at that moment too; it gets 2 s to end its ranks;
 then everything that carries the run's id is killed, and the run's folder in shared memory is removed. Python 3.9 and the
 standard library only.
 """
@@ -41,4 +41,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # nothing is left to tidy up, and somebody may wait for us
+    os._exit(0)  # skips the interpreter's own clean-up, which takes time and has nothing to do here

@@ -1,6 +1,6 @@
 """A run on one host as its agent sees it: what its ranks write, piece by piece, and its processes.
 
-A piece is sent once and counts as safe when the launcher has said that it has it; after a lost connection, what is not safe
+A piece is sent once and counts as safe when the launcher has confirmed it; after a lost connection, what is not safe
 is sent again. Python 3.9 and the standard library only.
 """
 
@@ -56,7 +56,10 @@ class HostedRun:
             yield from self._changed_boxes()
 
     def confirm(self, name: str, end: int) -> None:
-        """The launcher has a file up to here; a shard that it has whole, which its record says, is removed."""
+        """Note that the launcher has a file up to `end`.
+
+        A checkpoint's record is sent after its shard, so once the launcher has the record, both are removed here.
+        """
         self._safe[name] = max(end, self._safe.get(name, 0))
         if name.startswith(f"{contract.CHECKPOINTS_DIR}/") and name.endswith(".json"):
             record = os.path.join(self._folder, name)
@@ -113,7 +116,7 @@ class HostedRun:
     def fence(self, reason: str) -> None:
         """Kill every process of the run at once, after it has written its stacks; what it wrote is kept here.
 
-        Somebody else may already have started these ranks again.
+        Another host may already have started these ranks again, so no time is left for a graceful end.
         """
         self.signal_ranks(list(self._ranks), signal.SIGUSR2)
         time.sleep(_STACKS_S if self._ranks else 0.0)

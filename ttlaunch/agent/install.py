@@ -65,7 +65,7 @@ def _work(wanted: Record, folder: str, listener: Listener) -> Record:
     for part in ("envs", "wheels"):
         os.makedirs(os.path.join(folder, part), exist_ok=True)
     with _only_one(os.path.join(folder, "envs", environments.LOCK)):
-        ready, _ = environments.find_ready(wanted, folder, listener)  # somebody else may have made it meanwhile
+        ready, _ = environments.find_ready(wanted, folder, listener)  # another host may have made it while we waited
         if ready:
             environments.make_current(ready, folder)
             return _ready(ready)
@@ -84,7 +84,7 @@ def _make(wanted: Record, folder: str, listener: Listener) -> Record:
     receive_wheels(tool if wanted["from_index"] else wanted["wheels"], folder, listener.next_frame)
     environment = _bare_environment(wanted, folder, listener)
     try:
-        is_from_index = _fill(wanted, folder, environment, wheel_place(tool[0], folder), listener)
+        is_from_index = _fill(wanted, folder, environment=environment, listener=listener)
         environments.make_current(environment, folder)
     except (FailedError, OSError):
         shutil.rmtree(environment, ignore_errors=True)
@@ -94,13 +94,14 @@ def _make(wanted: Record, folder: str, listener: Listener) -> Record:
     return {**_ready(environment), "made": True, "from_index": is_from_index}
 
 
-def _fill(wanted: Record, folder: str, environment: str, tool: str, listener: Listener) -> bool:
-    """Install the packages, check them, and declare the environment valid; gives whether an index served."""
-    pip = [os.path.join(environment, "bin", "python"), os.path.join(tool, "pip")]
-    index = _reach_index(wanted, environment, pip, listener) if wanted["from_index"] else None
+def _fill(wanted: Record, folder: str, *, environment: str, listener: Listener) -> bool:
+    """Install the packages, check them, and declare the environment valid; returns whether an index served them."""
+    tool = next(wheel for wheel in wanted["wheels"] if wheel["name"] == "pip")
+    pip = [os.path.join(environment, "bin", "python"), os.path.join(wheel_place(tool, folder), "pip")]
+    index = _reach_index(wanted, environment, pip=pip, listener=listener) if wanted["from_index"] else None
     if wanted["from_index"] and index is None:
         receive_wheels(wanted["wheels"], folder, listener.next_frame)
-    _install(wanted, environment, pip, listener, index=index)
+    _install(wanted, environment, pip=pip, listener=listener, index=index)
     contract.send_frame({"kind": "progress", "phase": "check"})
     problems, mpi = environments.check(wanted, environment, listener, thorough=True)
     if problems:
@@ -113,9 +114,9 @@ def _fill(wanted: Record, folder: str, environment: str, tool: str, listener: Li
 
 @contextlib.contextmanager
 def _only_one(path: str) -> Iterator[None]:
-    """Work alone in a remote folder, also where several hosts share it; the lock goes with its holder."""
+    """Hold the lock of a remote folder, also where several hosts share it; the system frees it when its holder ends."""
     with open(path, "a+", encoding="utf-8") as file:
-        said = None
+        reported = None
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,9 +124,9 @@ def _only_one(path: str) -> Iterator[None]:
             except BlockingIOError:
                 file.seek(0)
                 holder = file.read().strip()
-                if holder != said:
+                if holder != reported:
                     contract.send_frame({"kind": "waiting", "holder": holder})
-                    said = holder
+                    reported = holder
                 time.sleep(_POLL_S)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -152,10 +153,10 @@ def _bare_environment(wanted: Record, folder: str, listener: Listener) -> str:
     return path
 
 
-def _reach_index(wanted: Record, environment: str, pip: list[str], listener: Listener) -> dict[str, str] | None:
+def _reach_index(wanted: Record, environment: str, *, pip: list[str], listener: Listener) -> dict[str, str] | None:
     """Variables with which this host's pip reaches an index, None if it does not; asked with the smallest wheel.
 
-    The host's own configuration comes first, then what the launching machine's pip is told.
+    The host's own configuration comes first, then that of the launching machine's pip.
     """
     smallest = min(wanted["installed"], key=lambda wheel: wheel["size"])
     command = [*pip, "download", "--quiet", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input"]
@@ -177,7 +178,7 @@ def _reach_index(wanted: Record, environment: str, pip: list[str], listener: Lis
 
 
 def _install(
-    wanted: Record, environment: str, pip: list[str], listener: Listener, *, index: dict[str, str] | None
+    wanted: Record, environment: str, *, pip: list[str], listener: Listener, index: dict[str, str] | None
 ) -> None:
     """Let pip install exactly the wheels of the lock, each checked against its hash once more.
 
@@ -185,7 +186,7 @@ def _install(
     its companions that takes a third of the time.
 
     Args:
-        index: What pip needs to be told to reach an index; None: the wheels lie here.
+        index: Variables with which pip reaches an index; None: the wheels lie here.
     """
     wheels = os.path.join(os.path.dirname(os.path.dirname(environment)), "wheels")
     lines = []
@@ -210,7 +211,7 @@ def _install(
 
 
 def _report_progress(process: int, total: int) -> None:
-    """How far pip is, by what it has written so far."""
+    """Report how far pip is, measured by the bytes that its process has written."""
     with contextlib.suppress(OSError), open(f"/proc/{process}/io", encoding="ascii") as file:
         written = re.search(r"wchar: (\d+)", file.read())
         if written:

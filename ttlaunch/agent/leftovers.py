@@ -56,7 +56,7 @@ def find_leftovers(
 
 
 def _of_engine(age_s: float, *, folders: Sequence[str], segments: Sequence[str]) -> list[str]:
-    """Folders of daemons that have ended and segments that nobody uses, ours and no older than the run."""
+    """Folders of daemons that have ended and segments that no process uses, ours and no older than the run."""
     base = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - looked at, not used
     sessions = [path for name in folders for path in glob.glob(os.path.join(glob.escape(base), name))]
     found = [path for path in sessions if _is_ours(path, age_s) and not _has_owner(path)]

@@ -1,4 +1,4 @@
-"""One connection to an agent, over which frames come and go without anybody ever waiting for it.
+"""One connection to an agent, with buffers in both directions, so that neither sending nor receiving ever waits.
 
 Python 3.9 and the standard library only.
 """
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PART = 64 * 1024
-_LARGEST = 1024 * 1024  # of what a launcher may say in one frame
+_LARGEST = 1024 * 1024  # of one frame from a launcher
 
 
 class Line:
-    """What has come and is no whole frame yet, and what waits to be sent."""
+    """A connection, what has come over it and is no whole frame yet, and what waits to be sent."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(0)
@@ -35,7 +35,7 @@ class Line:
     def is_idle(self) -> bool:
         return not self._outbox
 
-    def say(self, header: dict[str, Any], body: bytes = b"") -> None:
+    def send(self, header: dict[str, Any], body: bytes = b"") -> None:
         self._outbox += contract.pack_frame(header, body)
         self.flush()
 
@@ -48,8 +48,8 @@ class Line:
         except OSError:
             self.close()
 
-    def hear(self) -> Iterator[dict[str, Any]]:
-        """The frames that have come whole.
+    def receive(self) -> Iterator[dict[str, Any]]:
+        """Yield the frames that have come whole.
 
         Raises:
             ValueError: What came is none.
@@ -90,7 +90,7 @@ def take_frame(buffer: bytearray) -> tuple[dict[str, Any], bytes] | None:
 
 
 def listen(path: str) -> socket.socket:
-    """Listen at a path where nobody listens any more."""
+    """Listen at a path; a socket that an earlier agent left there is removed."""
     forget(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
@@ -99,6 +99,6 @@ def listen(path: str) -> socket.socket:
 
 
 def forget(path: str) -> None:
-    """Remove a socket that nobody listens on any more."""
+    """Remove a socket file, if it exists."""
     with contextlib.suppress(OSError):
         os.unlink(path)

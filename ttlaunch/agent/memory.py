@@ -1,6 +1,6 @@
-"""What the kernel itself says about memory where a rank runs: whom it has killed for it, and how much there was to have.
+"""The kernel's own account of memory where a rank runs: how many processes it killed for want of it, and the limit.
 
-A rank that the kernel killed for memory ends with the same signal as one that somebody killed by hand. The kernel counts
+A rank that the kernel killed for memory ends with the same signal as one killed by hand. The kernel counts
 its own kills, for each control group and for the machine, and a difference between a rank's start and its end tells the
 two apart. Python 3.9 and the standard library only.
 """

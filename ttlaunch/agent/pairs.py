@@ -22,6 +22,7 @@ from ttlaunch import contract
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 _TOKEN = 32
@@ -75,7 +76,7 @@ class _Guest:
         self._received = 0
         self._began = 0.0
 
-    def hear(self, buffer: bytearray) -> bool:
+    def receive(self, buffer: bytearray) -> bool:
         """Take in what has come; whether there is more to expect."""
         if len(self._greeting) <= _TOKEN:
             part = self._connection.recv(_TOKEN + 1 - len(self._greeting))
@@ -91,9 +92,9 @@ class _Guest:
             if self._received == _LOAD:
                 self._connection.sendall(_DONE)
             return bool(size)
-        return self._hear_measuring(size, buffer)
+        return self._receive_measuring(size, buffer)
 
-    def _hear_measuring(self, size: int, buffer: bytearray) -> bool:
+    def _receive_measuring(self, size: int, buffer: bytearray) -> bool:
         """Echo the pings, count the rest, and say at the end how many bytes came in how many nanoseconds."""
         pings = min(size, max(0, _PINGS - self._received))
         if pings:
@@ -122,22 +123,26 @@ def _serve(listener: socket.socket, token: bytes, name: str) -> None:
                     continue
                 goes_on = False
                 with contextlib.suppress(OSError):
-                    goes_on = key.data.hear(buffer)
+                    goes_on = key.data.receive(buffer)
                 if not goes_on:
                     selector.unregister(key.fileobj)
                     key.fileobj.close()  # type: ignore[union-attr]
 
 
 class _Attempt:
-    """One connection to a peer, without waiting: connect, show the token, hear who it is, send a load, hear it is there."""
+    """One connection to a peer that never waits.
 
-    def __init__(self, name: str, address: str, port: int, token: bytes) -> None:
+    It connects, sends the token, reads the proof of who the peer is, sends a load, and reads that the load has arrived.
+    """
+
+    def __init__(self, peer: Sequence[Any], token: bytes) -> None:
+        name, address, port = peer
         self.name = name
         self.problem: str | None = "no answer"
         self.seconds: float | None = None
         self._token = token
         self._expected = _proof(token, name)
-        self._heard = b""
+        self._received = b""
         self._load = memoryview(bytes(_LOAD))
         self.events = selectors.EVENT_WRITE
         self.connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -160,17 +165,17 @@ class _Attempt:
         if events & selectors.EVENT_WRITE and self._load:
             self._load = self._load[self.connection.send(self._load) :]
             self.events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._load else 0)
-        return not events & selectors.EVENT_READ or self._hear()
+        return not events & selectors.EVENT_READ or self._receive()
 
-    def _hear(self) -> bool:
-        part = self.connection.recv(_PROOF + 1 - len(self._heard))
-        self._heard += part
-        if not part or not self._expected.startswith(self._heard[:_PROOF]):
+    def _receive(self) -> bool:
+        part = self.connection.recv(_PROOF + 1 - len(self._received))
+        self._received += part
+        if not part or not self._expected.startswith(self._received[:_PROOF]):
             self.problem = "another machine answers at its address"
             return False
-        if len(self._heard) < _PROOF:
+        if len(self._received) < _PROOF:
             return True
-        if len(self._heard) > _PROOF:
+        if len(self._received) > _PROOF:
             self.problem = None
             return False
         self.problem = "large packets are lost"
@@ -183,11 +188,11 @@ def _reach(peers: list[list[Any]], token: bytes, *, timeout_s: float) -> list[li
     results = []
     end = time.monotonic() + timeout_s
     with selectors.DefaultSelector() as selector:
-        for name, address, port in peers:
+        for peer in peers:
             try:
-                attempt = _Attempt(name, address, port, token)
+                attempt = _Attempt(peer, token)
             except OSError as error:
-                results.append([name, None, _reason(error)])
+                results.append([peer[0], None, _reason(error)])
                 continue
             selector.register(attempt.connection, attempt.events, attempt)
         while selector.get_map() and time.monotonic() < end:

@@ -34,7 +34,7 @@ class RankOutput:
         Args:
             run_folder: Absolute.
             row: The rank's row of the plan.
-            pass_on: Whether to print every line also here, with the rank's name in front: where nobody reads the files.
+            pass_on: Whether to print every line also here, with the rank's name in front: where no launcher reads the files.
         """
         self._unkept: dict[str, int] = {}
         self._reason: str | None = None

@@ -56,7 +56,7 @@ class RankRecords:
         """How the rank ended, as of now.
 
         `oom_kills` is how often the kernel has killed for want of memory meanwhile, wherever it counts for this rank, None
-        if it does not say; `memory_limit_bytes` is told with it.
+        if it does not say; `memory_limit_bytes` comes with it.
         """
         ended = time.time()
         code = os.WTERMSIG(wait_status) if os.WIFSIGNALED(wait_status) else 0

@@ -1,8 +1,8 @@
 """The host's side of `ttlaunch sync`: say what is missing, take it in, and make it current.
 
-Frames on standard input and output. What this script says: `manifest` (send me the manifest), `want` (send me these
+Frames on standard input and output. This script sends: `manifest` (send me the manifest), `want` (send me these
 contents; the body has a bit for each), `plan` (only asked what would be done), `busy` (still at work), `done`, `error`.
-What it is told: `manifest`, `blobs` (the next piece of the contents, one after another in the order of the bits) and
+It receives: `manifest`, `blobs` (the next piece of the contents, one after another in the order of the bits) and
 `again` (another sync into this folder has ended: look again). It ends when its standard input ends, and what it has
 not finished then is removed, by itself or, if it was killed, by the next sync.
 
@@ -57,7 +57,7 @@ def main(arguments: Mapping[str, Any]) -> int:
 
 
 def _explained(error: OSError, *, place: str) -> dict[str, Any]:
-    """What the system said, and of which path; of `place` if it does not say."""
+    """The system's message and the path that it is about, which is `place` if the error names none."""
     why = _CANNOT_BE_WRITTEN.get(error.errno or 0, "other")
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         why = "full"
@@ -122,7 +122,10 @@ class _Session:
         )
 
     def clean(self) -> None:
-        """Remove what is not needed any more, and give the lock back; after good news only once nobody waits."""
+        """Remove what is not needed any more, and give the lock back.
+
+        After a success, removing old releases waits until the launcher has its answer from every host.
+        """
         if self._old and self._done:
             self._connection.wait_for_end()
         for path in self._old:
@@ -199,7 +202,7 @@ class _Session:
         return wrong
 
     def _fetch(self, entries: Sequence[Entry], wrong: list[int], manifest: bytes | None) -> None:
-        building = Building(self._release, self._incoming, entries, wrong)
+        building = Building(self._release, entries, wrong, incoming=self._incoming)
         texts = [
             Target(self._data.incoming(sha256, self._owner), mode=0o644, size=size, digest=sha256.encode(), index=-1)
             for sha256, size in self._data.missing

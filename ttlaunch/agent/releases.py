@@ -195,7 +195,7 @@ def hold(path: bytes, how: int) -> int | None:
         how: For `flock`: LOCK_SH or LOCK_EX, which are waited for, or LOCK_EX | LOCK_NB.
 
     Returns:
-        The descriptor; None if somebody else holds the lock and we would have to wait.
+        The descriptor; None if another process holds the lock and `how` forbids waiting.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -220,7 +220,7 @@ def hold_release(folder: bytes, tree_hash: str) -> int:
 
 
 def old_releases(folder: bytes, *, keep: int, own: bytes) -> Iterator[tuple[bytes, int]]:
-    """Releases beyond the newest `keep` that nobody uses, each with its exclusive lock, which the caller closes."""
+    """Releases beyond the newest `keep` that no run uses, each with its exclusive lock, which the caller closes."""
     releases = os.path.join(folder, contract.RELEASES_DIR.encode())
     try:
         current = os.path.basename(os.readlink(os.path.join(folder, contract.CURRENT_LINK.encode())))
@@ -260,7 +260,7 @@ def clear_leftovers(folder: bytes) -> None:
 
 
 def _clear_locks(releases: bytes) -> None:
-    """Remove the locks of releases that are not there, as of syncs that failed; one that somebody holds stays."""
+    """Remove the locks of releases that are not there, as of syncs that failed; one that is held stays."""
     for name in os.listdir(releases):
         release, lock = os.path.join(releases, name[: -len(b".lock")]), os.path.join(releases, name)
         if not name.endswith(b".lock") or not _TREE_HASH.match(os.path.basename(release)) or os.path.lexists(release):

@@ -39,7 +39,11 @@ def processes_of_runs() -> list[tuple[int, str]]:
 
 
 def signal_process(pid: int, number: int, *, run_id: str) -> bool:
-    """Send a signal to a process if it still belongs to the run; says whether it was sent."""
+    """Send a signal to a process if it still belongs to the run; returns whether it was sent.
+
+    The process is pinned by a descriptor before its environment is read: an id that another process has been given
+    in between is never signalled.
+    """
     try:
         if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
             if belongs_to(pid, run_id):
@@ -59,19 +63,20 @@ def signal_process(pid: int, number: int, *, run_id: str) -> bool:
 
 
 def kill_run_processes(run_id: str, *, moment_s: float = 0.5, daemons: Collection[str] = ()) -> list[int]:
-    """Kill every process that carries the run's id, wait for their ends, and say which ones.
+    """Kill every process that carries the run's id, wait for their ends, and return their ids.
 
     A process that is stuck in the kernel outlives its kill: it is waited for 2 s at most.
 
     Args:
         run_id: That they carry.
-        moment_s: What those that have just been told to end get to do so first.
+        moment_s: How long to wait first for those that were just asked to end.
         daemons: Names of the engine's processes, which are killed after the ranks.
     """
     deadline = time.monotonic() + moment_s
     while run_processes(run_id) and time.monotonic() < deadline:
         time.sleep(_LOOK_AGAIN_S)
     killed: list[int] = []
+    # Again and again, since a process that is killed may just have forked a child that the first look did not find.
     while running := run_processes(run_id):
         alive = [pid for pid in running if pid not in killed]
         for pid in sorted(alive, key=lambda pid: _name(pid) in daemons):
@@ -101,7 +106,7 @@ def belongs_to(pid: int, run_id: str) -> bool:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, even if nobody has waited for it yet."""
+    """Whether a process has ended, even if its parent has not waited for it yet."""
     return _state(pid) in {"", "Z", "X"}
 
 

@@ -46,7 +46,10 @@ _SHIM_FAILED = 70
 def main() -> int:
     """Run one rank; the exit status is the rank's, or 128 + signal."""
     end_with_parent(signal.SIGKILL)
+    # Orphans below the rank become our children, however often they forked; `_kill_descendants` relies on that.
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # mpirun signals the whole process group, so the rank gets each signal itself; the shim must outlive it to record how
+    # the rank ended.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -61,13 +64,13 @@ def main() -> int:
         return _SHIM_FAILED
     os.makedirs(os.path.join(run_folder, contract.LOGS_DIR), exist_ok=True)
     os.makedirs(os.path.join(run_folder, contract.RECORDS_DIR), exist_ok=True)
-    return _run_rank(plan, row, plan_path, run_folder)
+    return _run_rank(plan, row, plan_path)
 
 
 def rank_environment(
-    plan: Record, row: Record, inherited: Mapping[str, str], run_folder: str, plan_path: str
+    plan: Record, row: Record, inherited: Mapping[str, str], *, run_folder: str, plan_path: str
 ) -> dict[str, str]:
-    """What the rank sees: what its host gives, minus managed names, plus the plan's and the contract's variables."""
+    """The rank's environment: the inherited one without managed names, then the plan's and the contract's variables."""
     managed, secret = set(plan["managed"]), contract.SECRET_PREFIX
     environment = {k: v for k, v in inherited.items() if k not in managed and not k.startswith(secret)}
     environment.update(contract.fill_references({**plan["environment"], **row["environment"]}, inherited))
@@ -87,7 +90,9 @@ def rank_environment(
     environment.pop(contract.ENV_NETWORKS, None)  # of a run that this one was started from
     if networks is not None:
         environment[contract.ENV_NETWORKS] = networks
-    environment.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in compiled code then tells the line that led to it
+    environment.setdefault(
+        "PYTHONFAULTHANDLER", "1"
+    )  # a crash in compiled code then prints the Python line that led to it
     return environment
 
 
@@ -97,10 +102,10 @@ def _own_row(plan: Record) -> Record:
     names = plan["engine"].get("names")
     if names is None:
         raise LookupError("the plan does not say how its engine names ranks; another version wrote it")
-    said = _first_set(names["rank_variables"], os.environ)
-    if said is None:
+    own = _first_set(names["rank_variables"], os.environ)
+    if own is None:
         raise LookupError(f"no MPI launcher said which rank this is; start it with {names['launcher']}")
-    rank, rows = int(said), plan["ranks"]
+    rank, rows = int(own), plan["ranks"]
     if rank >= len(rows):
         raise LookupError(f"{names['launcher']} started rank {rank}, but the plan has {len(rows)} ranks")
     row: Record = rows[rank]
@@ -112,11 +117,13 @@ def _first_set(names: Sequence[str], environment: Mapping[str, str]) -> str | No
     return next((environment[name] for name in names if name in environment), None)
 
 
-def _run_rank(plan: Record, row: Record, plan_path: str, run_folder: str) -> int:
+def _run_rank(plan: Record, row: Record, plan_path: str) -> int:
+    """Run a rank to its end and record how it ended; returns the status to exit with."""
+    run_folder = os.path.dirname(plan_path)
     rank = row["rank"]
     records = RankRecords(run_folder, plan, rank)
     try:
-        process = _start(plan, rank_environment(plan, row, os.environ, run_folder, plan_path))
+        process = _start(plan, rank_environment(plan, row, os.environ, run_folder=run_folder, plan_path=plan_path))
     except (OSError, LookupError) as error:
         wrong = getattr(error, "filename", None) or plan["rank_command"][0]
         text = f"{error.strerror or error}: {wrong}" if isinstance(error, OSError) else str(error)
@@ -127,8 +134,11 @@ def _run_rank(plan: Record, row: Record, plan_path: str, run_folder: str) -> int
     output = RankOutput(run_folder, row, pass_on=contract.ENV_SCRATCH not in os.environ)
     copies = [output.copy(process.stdout, 1), output.copy(process.stderr, 2)]
     _, wait_status, usage = os.wait4(process.pid, 0)
+    # The time of the end is taken before anything else is waited for: the order of endings decides who failed first.
     ending = records.ending(process.pid, wait_status, usage)
     left_behind = _kill_descendants()
+    # The record counts the output that could not be kept, so the rest in the pipes is copied first; but a pipe that a
+    # process holds open which cannot be killed must not keep the record back.
     _join(copies, _RECORD_GRACE_S)
     unkept, reason = output.unkept()
     records.ended(ending, left_behind=left_behind, unkept=unkept, reason=reason)
@@ -159,7 +169,10 @@ def _start(plan: Record, environment: dict[str, str]) -> subprocess.Popen[bytes]
 
 
 def _stay_until_ended() -> None:
-    """Wait for mpirun to end us: it would not leave the other ranks the time to end in their own way."""
+    """Wait for mpirun to end this shim.
+
+    If it left by itself, mpirun might end the other ranks at once, which have been asked to stop too and have their grace.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     while True:
         signal.pause()

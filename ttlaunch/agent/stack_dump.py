@@ -1,4 +1,4 @@
-"""Stacks of processes that cannot tell them themselves, because they are stopped or stuck below Python: read from outside.
+"""Read the stacks of processes from outside that cannot write them: those that are stopped or stuck below Python.
 
 That takes py-spy, and the right to look into other processes (root, or a kernel that allows it to one's own). Where either is
 missing nothing is written. Python 3.9 and the standard library only.
@@ -61,8 +61,8 @@ def _start(pid: int, py_spy: str) -> subprocess.Popen[bytes]:
 
 def _finish(process: subprocess.Popen[bytes], deadline: float) -> str:
     try:
-        said, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
-        return render_threads(json.loads(said))
+        output, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+        return render_threads(json.loads(output))
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
@@ -72,7 +72,7 @@ def _finish(process: subprocess.Popen[bytes], deadline: float) -> str:
 
 
 def render_threads(threads: list[dict[str, Any]]) -> str:
-    """What py-spy says of a process in the form that faulthandler has, the main thread last."""
+    """Render py-spy's answer about a process in the form that faulthandler has, the main thread last."""
     ordered = sorted(threads, key=lambda thread: thread["os_thread_id"] == thread["pid"])
     return "".join(_rendered(thread) for thread in ordered)
 

@@ -1,8 +1,8 @@
 """Puts an agent beside one run on one host: a daemon that outlives the connection over which it was started.
 
 It makes the run's folder, keeps the code from being pruned, sends home what shims and ranks write there as it grows,
-and in the end kills whatever still carries the run's id: when it is told to, or when it has heard nothing from the
-launching machine for as long as its lease lasts, since nobody would be left to tell the user what the run does.
+and in the end kills whatever still carries the run's id: when the launcher orders it, or when no frame has come from the
+launching machine for as long as the lease lasts, since no launcher would be left to report the run to its user.
 
 No port is opened: the daemon listens on a socket in the run's private folder, and this script, like `bridge.py` after a lost
 connection, carries bytes between that socket and the SSH channel. Python 3.9 and the standard library only.
@@ -48,6 +48,7 @@ def main(arguments: dict[str, Any]) -> int:
         reason = f"{error.filename or arguments['folder']}: {error.strerror or error}"
         os.write(1, contract.pack_frame({"kind": "refused", "reason": reason}))
         return 1
+    # Before the fork the listener is bound, so that the launcher's first connection below cannot come too early.
     child = os.fork()
     if not child:
         _detach()

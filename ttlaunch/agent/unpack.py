@@ -35,7 +35,7 @@ _OLD_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a bug
-    """Why this host cannot take the code: `why` and what goes with it, for the launching machine to put in words."""
+    """This host cannot take the code: `why`, and the facts that the launching machine renders with it."""
 
     def __init__(self, why: str, **facts: object) -> None:
         super().__init__(why)
@@ -93,7 +93,11 @@ class Target:
             os.close(descriptor)
 
     def _clone(self, source: int, known: Signature) -> Signature | None:
-        """Let the system copy a file that nobody has written since it was compared; None where that is not possible."""
+        """Let the kernel copy a file whose signature is still `known`; None where that is not possible.
+
+        Its content is not read here. The signature is compared after the copy, so that a write to the source meanwhile
+        is noticed.
+        """
         descriptor, size = os.open(self.path, _NEW_FILE, self.mode), self.size
         try:
             copied = os.sendfile(descriptor, source, 0, size)
@@ -118,7 +122,7 @@ class Building:
         signatures: Of the files that are right.
     """
 
-    def __init__(self, release: bytes, incoming: bytes, entries: Sequence[Entry], wrong: Sequence[int]) -> None:
+    def __init__(self, release: bytes, entries: Sequence[Entry], wrong: Sequence[int], *, incoming: bytes) -> None:
         self._release, self._incoming, self._entries, self._wrong = release, incoming, entries, wrong
         self._whole = not os.path.lexists(release)
         self.signatures: dict[int, Signature] = {}
@@ -149,7 +153,7 @@ class Building:
                 os.symlink(content, self._place(index))
 
     def finish(self, *, manifest: bytes | None) -> bool:
-        """Put everything in place; False if somebody else was faster with the same release.
+        """Put everything in place; returns False if another sync was faster with the same release.
 
         Args:
             manifest: Of the release, where there is none yet.
@@ -270,7 +274,7 @@ class Connection:
         """What the launching machine sends next.
 
         Raises:
-            LookAgain: If it says so instead.
+            LookAgain: If the launching machine asks for that instead.
             EOFError: If it is not there any more.
         """
         header, body = self._receive()
@@ -344,7 +348,7 @@ class Contents:
         given = {digest for digest, _ in self._given}
         order = [digest for digest in self._order if digest in lacking and digest not in given]
         wanted = [digest for digest in order if digest not in copies]
-        self._want(wanted, lacking)  # first, so that they are on their way while we copy
+        self._want(wanted, lacking)  # first, so that they are on their way while this host copies
         wrong = []
         for digest in [digest for digest in order if digest in copies]:
             first, *others = lacking[digest]

@@ -93,7 +93,7 @@ def test_a_host_without_python_is_not_ready_for_anything():
 
 def test_names_that_the_file_system_takes_for_one_are_refused(tmp_path):
     """A file of the other letter case is there beforehand: so a file system looks that does not tell them apart."""
-    building = Building(bytes(tmp_path / "release"), bytes(tmp_path), [], [])
+    building = Building(bytes(tmp_path / "release"), [], [], incoming=bytes(tmp_path))
     names = [b"project/Model.py", b"project/model.py"]
     building._check_case(names)
     (tmp_path / "pROBE").write_text("")

@@ -1,6 +1,6 @@
 """Whether ranks that are to compute on CUDA devices can find any, as far as that is known without importing torch.
 
-Where a device file and a torch that was built for it are there, only the rank can tell; it says so when it starts (R002).
+Where there is a device file and a torch that was built for it, only the rank can find out; it reports it at start (R002).
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _INSTEAD = f"`--set {_KEY}=auto` computes on the CPU where there is no GPU"
 
 @dataclass(frozen=True)
 class Gpus:
-    """What tells whether torch can find a CUDA device.
+    """The facts that decide whether torch can find a CUDA device.
 
     Attributes:
         files: Device files of GPUs.
@@ -29,7 +29,7 @@ class Gpus:
 
 
 def gpus_of_hosts(facts: Mapping[str, HostFacts]) -> dict[str, Gpus]:
-    """The same of every host that has said what devices it has."""
+    """The facts about GPUs of every host that answered what devices it has."""
     known = {host: (one.devices, one.python) for host, one in facts.items()}
     return {
         host: Gpus(devices.gpu_files, python.packages.get("torch") if python else None)

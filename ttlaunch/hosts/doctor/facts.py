@@ -1,4 +1,4 @@
-"""What a host said about itself: the answer of `agent/probe.py` as frozen values, checked once, here.
+"""The answer of `agent/probe.py` about a host, as frozen values that are checked once, here.
 
 Sections that a host could not answer in time, or that do not exist there, are None; `unanswered` names the former.
 """
@@ -103,7 +103,7 @@ class Interface:
 
     Attributes:
         address: With the length of its prefix, such as `10.0.0.5/24`.
-        speed_mbit: As the driver says; None where it does not.
+        speed_mbit: As the driver reports it; None where it does not.
     """
 
     name: Word
@@ -173,7 +173,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """Everything one host said.
+    """Everything that one host answered.
 
     Attributes:
         machine: Equal for two names of one machine.
@@ -234,7 +234,7 @@ def facts_of_launcher(program: str, says: str) -> HostFacts:
 
     Args:
         program: Path of its command.
-        says: What that answers to `--version`.
+        says: Its answer to `--version`.
     """
     mpi = Mpi(program, prefix=None, says=says, library=None, abi=None)
     return HostFacts(hostname="", user="", uid=-1, home="", machine="", kernel="", mpi=mpi)

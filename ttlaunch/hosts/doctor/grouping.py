@@ -57,17 +57,17 @@ def of_hosts(
 
 
 def place(evidence: Mapping[str, str], *, topology: Topology) -> tuple[list[Label], list[str]]:
-    """A label at each host's line, and notes for hosts without a line; evidence that is repeated is said once."""
+    """A label at each host's line, and notes for hosts without a line; evidence that is repeated is shown once."""
     spans = {str(host.name): host.span for host in topology.hosts}
     first = next(iter(evidence.values()), "")
     labels: list[Label] = []
     unplaced: list[str] = []
     for number, (host, text) in enumerate(evidence.items()):
-        said = "likewise" if number and text and text == first else shown(text, longest=_LONGEST_EVIDENCE)
+        shown_text = "likewise" if number and text and text == first else shown(text, longest=_LONGEST_EVIDENCE)
         if host not in spans:
-            unplaced.append(f"{host}: {said}")
+            unplaced.append(f"{host}: {shown_text}")
         elif len(labels) < _MOST_PLACES:
-            labels.append(Label(spans[host], said))
+            labels.append(Label(spans[host], shown_text))
         else:
-            unplaced.append(f"{host} {said}" if said == "likewise" else f"{host}: {said}")
+            unplaced.append(f"{host} {shown_text}" if shown_text == "likewise" else f"{host}: {shown_text}")
     return labels, unplaced

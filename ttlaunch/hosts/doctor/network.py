@@ -1,7 +1,7 @@
 """Choose the networks that ranks, and mpirun's own daemons, talk over: from the facts of all hosts, without touching one.
 
 Open MPI left to itself takes any interface that is up, docker0 included, which has the same address on every host; then
-it hangs. So it is always told, in CIDR notation, because interfaces may have other names on other hosts.
+it hangs. So the network is always given, in CIDR notation because interfaces may have other names on other hosts.
 """
 
 from collections.abc import Mapping
@@ -161,7 +161,7 @@ class _Option:
     """A network that all hosts share.
 
     Attributes:
-        speed_mbit: Of its slowest interface; 0 where one does not say.
+        speed_mbit: Of its slowest interface; 0 where a driver reports none.
         by_ssh: How many hosts were reached over it.
     """
 

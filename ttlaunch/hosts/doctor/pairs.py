@@ -26,7 +26,7 @@ class Pair:
     Attributes:
         seconds: Until the other accepted the connection; None if it did not.
         latency_s: Median round trip of one byte, where it was measured.
-        bytes_per_s: Likewise, towards `target`.
+        bytes_per_s: Towards `target`, where it was measured.
         problem: What went wrong; None: nothing.
     """
 
@@ -65,7 +65,7 @@ def measure_pairs(
         addresses: Of each host, on the chosen network; hosts without one do not take part.
         pythons: Interpreters to try first for our script.
         bandwidth: Takes a second for each host, more or less, since a round of disjoint pairs takes one.
-        progress: Told how many rounds of measuring are done, and of how many.
+        progress: Called with the number of rounds of measuring that are done, and of all.
     """
     meeting = _Meeting(addresses, pythons)
     try:
@@ -81,7 +81,7 @@ def measure_pairs(
 
 
 def _ignore(_done: int, _total: int) -> None:
-    """Nobody wants to know."""
+    """Drop the progress."""
 
 
 class _Meeting:
@@ -180,10 +180,10 @@ def _port(stream: FrameStream, address: str) -> int:
     frame = stream.receive(timeout_s=START_S)
     if frame is None:
         raise explain_end(stream, timeout_s=1.0) or HostError(stream.host, Trouble.SCRIPT, "our script ended")
-    said = stream.checked(Listening, frame[0])
-    if said.problem is not None or said.port is None:
-        raise HostError(stream.host, Trouble.SCRIPT, f"no port can be opened at {address}: {said.problem}")
-    return said.port
+    answer = stream.checked(Listening, frame[0])
+    if answer.problem is not None or answer.port is None:
+        raise HostError(stream.host, Trouble.SCRIPT, f"no port can be opened at {address}: {answer.problem}")
+    return answer.port
 
 
 def plan_rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
@@ -203,5 +203,5 @@ def plan_rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
 
 
 def _all(transports: Sequence[Transport]) -> int:
-    """Nobody may wait for a turn: they talk to each other."""
+    """As many at once as there are hosts: they connect to each other, so none may wait for a turn."""
     return max(1, len(transports))

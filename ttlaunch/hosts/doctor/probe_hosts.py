@@ -15,11 +15,11 @@ from ttlaunch.records.host_scripts import HostAnswer, HostClock
 from ttlaunch.spec.topology.model import Topology
 
 PROBE_S = 5.0
-"""How long a connected host may take to say what it has."""
+"""How long a connected host may take to answer what it has."""
 
 RANK_PACKAGES = ("torch", "mpi4py", "numpy", "pydantic")
 SYSTEM_PYTHON = "python3"
-"""Runs our scripts where it can, so that an interpreter for ranks that is broken can still be told of."""
+"""Runs our scripts where it can, so that a broken interpreter for ranks can still be reported."""
 
 _END_S = 1.0
 
@@ -45,7 +45,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answers:
-    """What hosts said, by their names; each host is in `facts` or in `errors`.
+    """The answers of hosts by their names; each host is in `facts` or in `errors`.
 
     Attributes:
         seconds: How long each host in `facts` took.
@@ -128,12 +128,13 @@ def _ask(transport: Transport, question: Question, *, timeout_s: float) -> HostF
     )
     try:
         first = stream.receive(timeout_s=time_left(end))
-        heard = time.time()
+        answered = time.time()
         if first is None:
             raise explain_end(stream, timeout_s=_END_S) or _no_answer(stream.process.stderr(), transport.host)
         answer = stream.answer(HostAnswer, timeout_s=time_left(end))
         theirs = stream.checked(HostClock, first[0]).time
-        return parse_facts(answer.facts, clock=Clock(theirs - heard, theirs - asked))
+        # Their clock was read between our two readings, so the offset lies between these two differences.
+        return parse_facts(answer.facts, clock=Clock(theirs - answered, theirs - asked))
     except ValueError as error:
         raise HostError(transport.host, Trouble.SCRIPT, str(error)) from error
     finally:
@@ -141,7 +142,7 @@ def _ask(transport: Transport, question: Question, *, timeout_s: float) -> HostF
 
 
 def _no_answer(stderr: bytes, host: str) -> HostError:
-    words = stderr.decode("utf-8", "replace").strip().splitlines()
+    lines = stderr.decode("utf-8", "replace").strip().splitlines()
     return HostError(
-        host, Trouble.SCRIPT, f"our script on it broke: {words[-1]}" if words else "our script on it said nothing"
+        host, Trouble.SCRIPT, f"our script on it broke: {lines[-1]}" if lines else "our script on it said nothing"
     )

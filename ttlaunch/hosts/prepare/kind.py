@@ -64,7 +64,7 @@ class Kind:
 
 
 def parse_kind(base: FoundPython) -> Kind:
-    """The kind of host by what its base Python says of itself."""
+    """The kind of a host, from the facts about its base Python."""
     name, _, version = base.libc.partition(" ")
     parts, python = version.split("."), base.version or ""
     if name == "glibc" and len(parts) > 1 and all(part.isdecimal() and len(part) < _LONG for part in parts[:2]):

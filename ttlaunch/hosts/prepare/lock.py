@@ -106,7 +106,7 @@ class Store:
         return True
 
     def measure(self, wheel: Wheel) -> Wheel:
-        """The wheel with its sizes, which only its file tells."""
+        """The wheel with its sizes, which only the file itself has."""
         path = self.path(wheel)
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()

@@ -26,8 +26,8 @@ def explain_bases(without: Mapping[str, Sequence[FoundPython] | HostError], *, t
 def explain_failures(last: Mapping[str, EnvironmentAnswer], *, topology: Topology) -> list[Diagnostic]:
     """Hosts whose script ended otherwise than with an environment, by the last lines on its stderr."""
     groups: dict[str, dict[str, EnvironmentAnswer]] = {}
-    for host, words in last.items():
-        groups.setdefault(words.what or words.kind, {})[host] = words
+    for host, answer in last.items():
+        groups.setdefault(answer.what or answer.kind, {})[host] = answer
     return [d for what, hosts in groups.items() for d in _FAILURES[what](hosts, topology)]
 
 
@@ -77,12 +77,12 @@ def _inodes(hosts: Mapping[str, EnvironmentAnswer], topology: Topology) -> list[
 
 def _install(hosts: Mapping[str, EnvironmentAnswer], topology: Topology) -> list[Diagnostic]:
     found = []
-    for host, words in hosts.items():
-        lines = [shown(line, longest=_LONGEST) for line in words.lines]
+    for host, last in hosts.items():
+        lines = [shown(line, longest=_LONGEST) for line in last.lines]
         errors = [line for line in lines if line.startswith("ERROR: ")] or lines[-1:] or ["it said nothing"]
         evidence = {host: errors[0].removeprefix("ERROR: ")}
         notes = tuple(f"pip there: `{line}`" for line in lines[-_MOST_LINES:] if line != errors[0])
-        hints = ("without `--from-index` the wheels are carried from here",) if words.from_index else ()
+        hints = ("without `--from-index` the wheels are carried from here",) if last.from_index else ()
         says = ("could not install the packages", "could not install the packages")
         found += _explain("H035", evidence, says, topology=topology, notes=notes, hints=hints)
     return found
@@ -90,7 +90,7 @@ def _install(hosts: Mapping[str, EnvironmentAnswer], topology: Topology) -> list
 
 def _check(hosts: Mapping[str, EnvironmentAnswer], topology: Topology) -> list[Diagnostic]:
     evidence = {
-        host: shown((words.problems or ("it said nothing",))[0], longest=_LONGEST) for host, words in hosts.items()
+        host: shown((last.problems or ("it said nothing",))[0], longest=_LONGEST) for host, last in hosts.items()
     }
     notes = [f"{host}: {shown(problem, longest=_LONGEST)}" for host, w in hosts.items() for problem in w.problems[1:]]
     notes = [*notes[:_MOST_LINES], "its `env` is what it was before"]
@@ -101,7 +101,7 @@ def _folder(hosts: Mapping[str, EnvironmentAnswer], topology: Topology) -> list[
     folder = topology.cluster.remote_folder
     return _explain(
         "H039",
-        {host: shown(words.words, longest=_LONGEST) for host, words in hosts.items()},
+        {host: shown(last.words, longest=_LONGEST) for host, last in hosts.items()},
         (f"does not let us write in {folder}", f"do not let us write in {folder}"),
         topology=topology,
         hints=("`remote_folder:` in cluster.yaml names a folder that your user may write",),
@@ -111,7 +111,7 @@ def _folder(hosts: Mapping[str, EnvironmentAnswer], topology: Topology) -> list[
 def _missing(hosts: Mapping[str, EnvironmentAnswer], topology: Topology) -> list[Diagnostic]:
     return _explain(
         "H038",
-        {host: shown(words.why, longest=_LONGEST) for host, words in hosts.items()},
+        {host: shown(last.why, longest=_LONGEST) for host, last in hosts.items()},
         ("is not prepared", "are not prepared"),
         topology=topology,
         hints=("`ttlaunch prepare`, with the same options but without `--check`",),

@@ -96,7 +96,7 @@ def look(
 
 
 def install(transport: Transport, job: Job, *, base: Base, lock: Lock) -> Result:
-    """Make a host's environment what the lock says, unless it is.
+    """Make the environment of a host from a lock, unless the host has it already.
 
     Raises:
         HostError: If the host is lost, or something that is not our script answers in its place.

@@ -68,11 +68,11 @@ def explain_lock(output: str, kind: Kind, wanted: Requirements, *, missing: Sequ
             blame=Blame.HOSTS,
         )
     errors = [line.removeprefix("ERROR: ") for line in output.splitlines() if line.startswith("ERROR: ")]
-    said = errors or [line for line in output.splitlines() if line.strip()][-1:] or ["nothing"]
+    lines_shown = errors or [line for line in output.splitlines() if line.strip()][-1:] or ["nothing"]
     return Diagnostic(
         "H033",
-        f"the packages of the ranks cannot be settled: {shown(said[0], longest=_LONGEST)}",
-        notes=(*(shown(line, longest=_LONGEST) for line in said[1:_MOST_LINES]), _origin(wanted)),
+        f"the packages of the ranks cannot be settled: {shown(lines_shown[0], longest=_LONGEST)}",
+        notes=(*(shown(line, longest=_LONGEST) for line in lines_shown[1:_MOST_LINES]), _origin(wanted)),
         blame=Blame.HOSTS,
     )
 

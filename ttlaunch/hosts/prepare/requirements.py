@@ -30,8 +30,8 @@ class Requirements:
 
     Attributes:
         requirements: What ranks need, as pip reads it.
-        constraints: One `name==version` a line, or whatever a constraints file says.
-        constraints_origin: Where they come from, in words.
+        constraints: The text of a constraints file, such as one `name==version` a line.
+        constraints_origin: Where they come from, as messages name it.
         requirements_file: The user's own packages; absolute.
     """
 

@@ -1,4 +1,4 @@
-"""What a release leaves out and why, and what of it cannot be read: said before any host is asked."""
+"""Report what a release leaves out and why, and what of it cannot be read, before any host is asked."""
 
 import os
 from collections.abc import Iterable, Iterator

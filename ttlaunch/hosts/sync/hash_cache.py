@@ -39,10 +39,11 @@ class HashCache:
                 self._known = content["files"]
 
     def find(self, path: bytes, found: os.stat_result) -> str | None:
-        """SHA-256 of a file that looks as `found` says, if it is known."""
+        """SHA-256 of a file with the status `found`, if it is known."""
         name = os.fsdecode(path)
         row = self._known.get(name)
         signature = _signature(found)
+        # A file written in the same moment as the cache may have changed since then without its times showing it.
         if not isinstance(row, list) or row[:-1] != signature or max(signature[1:3]) >= self._newest:
             return None
         self._used[name] = row

@@ -1,4 +1,4 @@
-"""What was last brought to hosts of a project, so that the next sync can say at once what is new since then.
+"""Remember what was last brought to the hosts of a project, so that the next sync can send at once what is new.
 
 A host that has the former release then needs to ask nothing: a sync of a few changed files takes no more round trips
 than one without a change. It is only an aid. A host that has something else asks as usual, and whatever a host puts

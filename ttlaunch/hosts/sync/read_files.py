@@ -24,7 +24,7 @@ class UnreadableError(TtlaunchError):
     Attributes:
         path: Of the file.
         reason: Of the system.
-        changes: Whether it is because somebody writes it all the time.
+        changes: Whether it is because the file keeps being written.
     """
 
     def __init__(self, path: bytes, reason: str, *, changes: bool = False) -> None:
@@ -33,7 +33,7 @@ class UnreadableError(TtlaunchError):
 
 
 def name_of(path: bytes) -> str:
-    """A path in words, whatever bytes it has."""
+    """A path as text for messages, whatever bytes it has."""
     return shown(path.decode("utf-8", "backslashreplace"), longest=_LONGEST_NAME)
 
 
@@ -91,10 +91,10 @@ class FileReader:
 
 
 def _read_steadily(source: bytes) -> tuple[os.stat_result, str]:
-    """Read a file that nobody writes meanwhile.
+    """Read a file, again if it is written meanwhile; returns its status and SHA-256.
 
     Raises:
-        UnreadableError: If somebody does, each time that it is tried.
+        UnreadableError: If it is written each time that it is read.
     """
     sizes: list[int] = []
     for _ in range(_ATTEMPTS):

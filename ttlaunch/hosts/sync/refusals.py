@@ -1,4 +1,4 @@
-"""Why a host could not take the code in, as one clause with the wrong value in it, from what its side says."""
+"""Turn what a host reports about a failed sync into an error with one clause that holds the wrong value."""
 
 from ttlaunch.diagnostics import shown
 from ttlaunch.diagnostics.count import render_size
@@ -8,15 +8,15 @@ from ttlaunch.records.host_scripts import SyncRefusal
 _LONGEST = 200
 
 
-def explain_refusal(host: str, said: SyncRefusal) -> SyncError:
-    """What the `error` frame of `agent/receive.py` means."""
-    reason, path = said.reason, shown(said.path, longest=_LONGEST)
-    match said.why:
+def explain_refusal(host: str, refusal: SyncRefusal) -> SyncError:
+    """The error that an `error` frame of `agent/receive.py` stands for."""
+    reason, path = refusal.reason, shown(refusal.path, longest=_LONGEST)
+    match refusal.why:
         case "space":
-            room = f"{render_size(said.free)} free in {path}, {render_size(said.needed)} needed"
+            room = f"{render_size(refusal.free)} free in {path}, {render_size(refusal.needed)} needed"
             return SyncError(host, code="S009", evidence=f"the disk of {host} is too full: {room}")
         case "inodes":
-            room = f"room for {said.free} more files in {path}, {said.needed} needed"
+            room = f"room for {refusal.free} more files in {path}, {refusal.needed} needed"
             return SyncError(host, code="S009", evidence=f"the disk of {host} is too full: {room}")
         case "full":
             return SyncError(host, code="S009", evidence=f"the disk of {host} is full: {reason} at {path}")
@@ -24,8 +24,8 @@ def explain_refusal(host: str, said: SyncRefusal) -> SyncError:
             notes = ("`remote_folder` in cluster.yaml says where code goes on hosts",)
             evidence = f"{path} on {host} cannot be written: {reason}"
             return SyncError(host, code="S010", evidence=evidence, notes=notes)
-        case "case" if len(said.names) > 1:
-            first, second = (shown(name.partition("/")[2], longest=_LONGEST) for name in said.names[:2])
+        case "case" if len(refusal.names) > 1:
+            first, second = (shown(name.partition("/")[2], longest=_LONGEST) for name in refusal.names[:2])
             evidence = f"{host} takes `{first}` and `{second}` for one file"
             hints = (f"rename one of them, or put `{second}` into .ttlaunchignore",)
             return SyncError(host, code="S008", evidence=evidence, hints=hints)

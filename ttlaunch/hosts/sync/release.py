@@ -100,7 +100,7 @@ def make_release(
         on_progress: Called with the number of files and of bytes read so far.
 
     Returns:
-        The release, and what there is to say; no release if that is an error.
+        The release, and the diagnostics; no release if one of them is an error.
     """
     origin = Origin(
         Path(os.path.realpath(working_folder)),

@@ -1,4 +1,4 @@
-"""What there is to say about a sync: how much would be sent, which host could not take the code in."""
+"""Diagnostics about a sync: too much to send unasked, and hosts that could not take the code in."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,11 +10,11 @@ from ttlaunch.hosts.sync.read_files import name_of
 from ttlaunch.hosts.sync.results import Outcome, Planned, Synced
 
 LARGEST_UNASKED_BYTES = 1024**3
-"""More than this, to all hosts together, is only sent when somebody has said yes."""
+"""More than this, to all hosts together, is sent only after a confirmation."""
 
 
 def check_size(outcome: Outcome, *, allowed: int = LARGEST_UNASKED_BYTES) -> Diagnostic | None:
-    """Whether a dry run says that too much would be sent without asking."""
+    """A diagnostic if, by a dry run, more would be sent than is sent without asking."""
     plans = [plan for plan in outcome.hosts.values() if isinstance(plan, Planned)]
     total = sum(plan.bytes for plan in plans)
     if total <= allowed:

@@ -13,7 +13,7 @@ class Progress:
     Attributes:
         sent: Bytes of content that are on their way to it.
         total: Bytes of content that it lacks.
-        finished: Whether it has said its last word.
+        finished: Whether its last frame has come.
     """
 
     host: str
@@ -35,7 +35,7 @@ class Synced:
         seconds: From the first word to the last.
         already_there: Whether nothing was missing and nothing damaged.
         pruned: Tree hashes of old releases that were removed.
-        repaired: Files of the release that somebody had changed on the host.
+        repaired: Files of the release that had been changed on the host.
         differing_data: Paths at which the host has another text.
     """
 
@@ -62,7 +62,7 @@ class Planned:
         bytes: How large they are, before compression.
         already_there: Whether nothing is missing and nothing damaged.
         pruned: Tree hashes of old releases that would be removed.
-        repaired: Files of the release that somebody has changed on the host.
+        repaired: Files of the release that have been changed on the host.
         differing_data: Paths at which the host has another text.
     """
 

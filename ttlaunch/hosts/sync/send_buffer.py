@@ -59,7 +59,7 @@ class Content:
         """The content, checked on the way.
 
         Raises:
-            SourceChangedError: If it is not what its SHA-256 says; raised after the last piece, or instead of it.
+            SourceChangedError: If its SHA-256 is another; raised after the last piece, or instead of it.
         """
         digest, size = hashlib.sha256(), 0
         try:
@@ -177,7 +177,7 @@ class Contents:
             return self._buffers[wanted]
 
     def close(self) -> None:
-        """Nobody will read any more."""
+        """Close all buffers; no host reads any more."""
         with self._lock:
             for buffer in self._buffers.values():
                 buffer.close()
