@@ -1,4 +1,4 @@
-"""Find the checkpoint to go on from: the newest that is whole, and why newer ones were passed over."""
+"""Find the checkpoint to resume from: the newest one that is whole, and why newer ones were passed over."""
 
 import contextlib
 import hashlib
@@ -37,7 +37,7 @@ class PassedOver:
 
 @dataclass
 class Search:
-    """What was found.
+    """The result of a search for a checkpoint.
 
     Attributes:
         checkpoint: None if there is none that is whole.
@@ -79,7 +79,7 @@ def find_checkpoint(where: str, *, runs_folder: Path, working_folder: Path) -> S
 
 
 def verify(path: Path) -> Checkpoint | str:
-    """The checkpoint at a path, or what is wrong with it; reads every file."""
+    """Verify the checkpoint at a path by reading every file; return what is wrong with it if it is not whole."""
     if path.name.endswith(contract.UNFINISHED_SUFFIX):
         ranks = ", ".join(str(rank) for rank in missing_shards(path))
         return f"it was not finished: no shard of rank {ranks}" if ranks else "it was not finished"
@@ -112,7 +112,7 @@ def _compare(path: Path, expected: Mapping[str, Any]) -> str | None:
 
 
 def _try(search: Search, path: Path, *, step: int | None = None) -> None:
-    """Take a checkpoint if it is whole, and of the step that its name says if that is what it was chosen by."""
+    """Verify a checkpoint and add it to the search; it must be of `step` if that is given."""
     answer = verify(path)
     if isinstance(answer, Checkpoint) and step not in {None, answer.step}:
         answer = f"its {contract.CHECKPOINT_MANIFEST} is that of step {answer.step}"
@@ -123,7 +123,7 @@ def _try(search: Search, path: Path, *, step: int | None = None) -> None:
 
 
 def _newest_first(run: Path) -> list[Path]:
-    """The checkpoints of a run, after completing those that only lacked somebody to do so."""
+    """List the checkpoints of a run, newest first, after completing those whose shards have all arrived."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         plan = json.loads((run / contract.PLAN_FILE).read_text(encoding="utf-8"))
         complete_checkpoints(run, plan, run_id=run.name)

@@ -1,4 +1,4 @@
-"""How far apart two sets of weights are, read from their files without torch; for models small enough to wait for."""
+"""Measure how far two sets of weights are apart, without torch; it is slow, so for small models only."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _FORMATS: dict[str, Literal["f", "d"]] = {"F32": "f", "F64": "d"}
 
 
 def read_weights(checkpoint: Path, *, averaged: bool = False) -> Mapping[str, FiledTensor]:
-    """The weights of a whole checkpoint, whichever ranks wrote them, by name; or their average, empty if it has none."""
+    """Read the weights of a whole checkpoint by name, or their running average, empty if it has none."""
     tensors: dict[str, StoredTensor] = {}
     for path in sorted(checkpoint.glob("rank-*.safetensors")):
         tensors |= read_header(path)
@@ -43,5 +43,5 @@ def _difference(one: FiledTensor, other: FiledTensor) -> float:
 
 
 def _values(tensor: FiledTensor) -> "memoryview[float]":
-    """The file's order of bytes is little-endian, as that of every machine that ranks run on."""
+    """The values of a tensor. Files are little-endian, as is every machine that ranks run on."""
     return memoryview(b"".join(read_bytes(tensor))).cast(_FORMATS[tensor.dtype])

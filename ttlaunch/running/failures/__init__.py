@@ -1,1 +1,1 @@
-"""Whose failure it was: causes by class, then by time, and how it is told."""
+"""Find the first failure of a run, by class and then by time, and describe it."""

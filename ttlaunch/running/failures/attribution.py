@@ -1,4 +1,4 @@
-"""Which rank broke first, and how: classify every ending, then order by time.
+"""Find which rank broke first, and how: classify every ending, then order by time.
 
 Sorting by time alone blames the wrong rank, because the ranks that lose their peer can be recorded before the one
 that was killed. So an own exception, a signal from outside or a crash outranks an ending that follows from another.
@@ -30,7 +30,7 @@ _STARVED_TOGETHER_S = 2.0  # a killed rank of many gigabytes takes that long to 
 
 @dataclass(frozen=True)
 class Witnesses:
-    """What is known besides the records of the ranks.
+    """Evidence besides the records of the ranks.
 
     Attributes:
         stderr_tail: The end of a rank's log.
@@ -60,7 +60,7 @@ def first_failure(
     ordered: bool,
     witnesses: Witnesses | None = None,
 ) -> Failure | None:
-    """The failure that the others follow from, or None if every rank did its work.
+    """Find the failure that the others follow from; None if every rank did its work.
 
     Args:
         ranks: All ranks, after their endings were read.
@@ -115,7 +115,7 @@ def _of_rank(
 
 
 def _without_shims_of_the_end(candidates: list[_Candidate]) -> list[_Candidate]:
-    """Leave out shims that were missed after a rank had broken: an engine kills those that do not end in time."""
+    """Leave out shims that vanished after a rank had broken: the engine kills those that do not end in time."""
     broke = [one.failure.time or 0.0 for one in candidates if one.order != _FOLLOWS and not _is_lost_shim(one)]
     return [
         one for one in candidates if not _is_lost_shim(one) or (one.failure.time or 0.0) <= min(broke, default=math.inf)
@@ -133,7 +133,7 @@ def _of_exception(error: RankError, ending: RankExit | None) -> Cause:
 
 
 def _that_held_most(first: Failure, candidates: list[_Candidate], ranks: list[RankState]) -> Failure:
-    """Of ranks that starved together on a host, the largest: the kernel may kill another before that one is gone."""
+    """Of ranks that ran out of memory together, take the largest: the kernel may have killed a smaller one first."""
     if first.kind is not Cause.OUT_OF_MEMORY or first.time is None:
         return first
     held = {state.row.rank: float((state.exit.peak_memory_bytes if state.exit else None) or 0) for state in ranks}
@@ -147,7 +147,7 @@ def _that_held_most(first: Failure, candidates: list[_Candidate], ranks: list[Ra
 
 
 def _lost_host(lost: LostHost, ranks: list[RankState], seen: Witnesses) -> _Candidate:
-    """A host that is gone takes its ranks along; it is named, since nothing is known of them."""
+    """The failure of a lost host, in place of its ranks, of which nothing is known."""
     host = lost.error.host
     its_ranks = [state for state in ranks if state.row.host == host]
     step = max((state.step for state in its_ranks), default=0)

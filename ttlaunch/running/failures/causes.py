@@ -1,7 +1,7 @@
-"""What an ending is, before anybody asks when it was: by itself, from outside, or because another rank had gone.
+"""Classify an ending: by itself, from outside, or because another rank had gone; when it happened does not matter here.
 
-An exception says what it is by its type and its words; an ending without an exception says it by its status, its signal,
-the kernel's count of kills, and the last lines of the rank's log.
+An exception is classified by its type and message; an ending without one by its status, its signal, the kernel's count
+of kills, and the last lines of the rank's log.
 """
 
 import re
@@ -96,7 +96,7 @@ _ABORTED = re.compile(r"terminate called .*", re.DOTALL)
 
 
 def classify_exception(kind: str, message: str, *, chain: Iterable[str] = (), oom_kills: int = 0) -> Cause:
-    """The class of an exception.
+    """Classify an exception.
 
     Args:
         kind: Its type's name.
@@ -118,7 +118,7 @@ def classify_exception(kind: str, message: str, *, chain: Iterable[str] = (), oo
 
 
 def classify_ending(ending: RankExit, words: StderrTail, *, by_us: bool, lost_peer: bool = False) -> Cause:
-    """The class of an ending without an exception's own record.
+    """Classify an ending for which there is no record of an exception.
 
     Args:
         ending: The shim's record of a failure.

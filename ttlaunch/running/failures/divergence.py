@@ -1,4 +1,4 @@
-"""Tell whether training has diverged: whether it ended with losses that are no numbers, and in which step that began."""
+"""Find out whether training has diverged: whether its last losses are NaN or infinite, and since which step."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from ttlaunch.running.watch import RankState
 
 
 class _Bad(NamedTuple):
-    """A loss that is no number; the smallest is the earliest."""
+    """A loss that is NaN or infinite; the smallest in sorting order is the earliest."""
 
     step: int
     is_validation: bool  # it follows its step
@@ -25,9 +25,9 @@ class _Bad(NamedTuple):
 
 
 def divergence(ranks: Sequence[RankState], config: Mapping[str, Any] | None) -> Failure | None:
-    """The rank that was the first to report a loss that is no number, if losses were none up to the end.
+    """The failure of the rank that first reported a loss that is NaN or infinite, if losses stayed so to the end.
 
-    A run that ends so has trained nothing, whatever its ranks say.
+    Such a run has trained nothing, even if every rank ended with status 0.
 
     Args:
         ranks: All of a run that has ended.
@@ -58,12 +58,12 @@ def _in_training(state: RankState) -> _Bad | None:
 
 
 def _skips_overflows(config: Mapping[str, Any] | None) -> bool:
-    """Whether a step whose loss is no number leaves the weights as they were."""
+    """Whether a step with a NaN or infinite loss leaves the weights as they were."""
     return ((config or {}).get("training_config") or {}).get("precision") == "fp16"
 
 
 def _weights_are_numbers(ranks: Sequence[RankState], found: Sequence[_Bad]) -> bool:
-    """Whether the last validation is a number and no earlier than the bad steps, or only the very last step was bad."""
+    """Whether the last validation is finite and no earlier than the bad steps, or only the very last step was bad."""
     if any(bad.is_validation for bad in found):
         return False
     last = max(state.step for state in ranks)

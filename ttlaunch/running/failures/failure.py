@@ -134,7 +134,7 @@ def _clause(group: Sequence[Follower]) -> str:
 
 
 def _named(ranks: Iterable[int]) -> str:
-    """`rank 0, 1 and 3`; many are counted."""
+    """List ranks as `rank 0, 1 and 3`; above a limit, only count them."""
     names = [str(rank) for rank in sorted(ranks)]
     if len(names) > _MOST_NAMED:
         return f"{len(names)} ranks"

@@ -55,7 +55,7 @@ _STEPS_OF_PROGRAMS = {
 
 
 def next_step(failure: Failure) -> str | None:
-    """Suggest the one thing to do next, which fits most ranks that broke in this way; None where the log has to be read."""
+    """Suggest what to do next, as fits most failures of this class; None where the log has to be read."""
     if failure.kind is Cause.LOST_PEER and failure.host == "localhost":
         return None
     steps = _STEPS | _STEPS_OF_PROGRAMS if failure.role == _ROLE_OF_PROGRAMS else _STEPS
@@ -136,7 +136,7 @@ def _signal_name(number: int) -> str:
 
 
 def _memory_facts(ending: RankExit | None, kind: Cause) -> tuple[str, ...]:
-    """How much the rank had, of how much, where memory was the cause; that it was not, where one would think so."""
+    """The memory that the rank held, if memory was the cause; for another SIGKILL, a note that it was not."""
     if ending is None:
         return ()
     if kind is Cause.KILLED and ending.signal == signal.SIGKILL and ending.oom_kills == 0:

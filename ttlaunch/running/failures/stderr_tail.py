@@ -1,7 +1,7 @@
-"""What a rank said last, as its log tells: its last lines, the exception that ended it, or where it crashed.
+"""Read the end of a rank's log: its last lines, the exception that ended it, or where it crashed.
 
-A rank of a recipe writes its exception down by itself; of any other program, and of one that crashed in compiled code,
-the standard error is the only witness.
+A rank of a recipe records its exception itself. For any other program, and after a crash in compiled code, the standard
+error is the only evidence.
 """
 
 import re
@@ -24,7 +24,7 @@ _NOT_OWN = ("/site-packages/", "/dist-packages/", "/lib/python3", "/ttlaunch/run
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception as a traceback tells of it.
+    """An exception, as a traceback shows it.
 
     Attributes:
         chain: What it was raised from, or while that was handled, each `type: message`.
@@ -39,7 +39,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class Crash:
-    """Where a process crashed, in faulthandler's words.
+    """Where a process crashed, as faulthandler prints it.
 
     Attributes:
         thread: Such as `current thread`.
@@ -82,7 +82,7 @@ def parse_stderr_tail(text: str) -> StderrTail:
 
 
 def parse_raised(lines: list[str]) -> Raised | None:
-    """The exception whose traceback is the last thing in the log."""
+    """Find the exception whose traceback is the last thing in the log."""
     if _TRACEBACK not in lines:
         return None
     start = len(lines) - 1 - lines[::-1].index(_TRACEBACK)
@@ -102,7 +102,7 @@ def chained(lines: list[str]) -> tuple[str, ...]:
 
 
 def parse_crash(lines: list[str]) -> Crash | None:
-    """Where faulthandler saw the process crash."""
+    """Find where faulthandler saw the process crash."""
     fatal, words = next(
         ((index, found[1]) for index, line in enumerate(lines) if (found := _FATAL.match(line))), (0, "")
     )

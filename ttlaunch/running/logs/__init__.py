@@ -1,1 +1,1 @@
-"""What ranks and the engine print: kept byte for byte, put in order, folded, shown."""
+"""The output of ranks and of the engine: kept byte for byte, put in order, folded, shown."""

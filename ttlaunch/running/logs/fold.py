@@ -79,7 +79,7 @@ class Fold:
 
 
 def parse_only(words: Sequence[str], rows: Sequence[RankRow]) -> frozenset[int] | str:
-    """The ranks that `--only` names, all of them if it names none; or the first of its words that names nothing.
+    """The ranks that `--only` names, all if it is not given; or the first of its values that names no rank.
 
     A word is `role=NAME`, `host=NAME` or `rank=` with numbers: `rank=3`, `rank=0-3,7`; several words add up.
     """
@@ -100,7 +100,7 @@ def parse_only(words: Sequence[str], rows: Sequence[RankRow]) -> frozenset[int] 
 
 
 def only_choices(rows: Sequence[RankRow]) -> list[str]:
-    """What `--only` may name."""
+    """The values that `--only` can take, for messages and completion."""
     roles = [f"role={role}" for role in dict.fromkeys(row.role for row in rows)]
     hosts = [f"host={host}" for host in dict.fromkeys(row.host for row in rows)]
     return [*roles, *hosts, *(f"rank={row.rank}" for row in rows)]
@@ -118,7 +118,7 @@ def render_ranks(ranks: Sequence[int]) -> str:
 
 
 def render_line(line: Line, ranks: Collection[int], *, roles: Sequence[str]) -> bytes:
-    """A line as it is shown: with its rank and role in front, or how many ranks printed it and which."""
+    """Render a line with its rank and role in front, or with the number of ranks that printed it and which."""
     if len(ranks) == 1:
         return f"rank {line.rank} {roles[line.rank]} | ".encode() + line.text
     return f"×{len(ranks)} ranks {render_ranks(sorted(ranks))} | ".encode() + line.text
@@ -135,7 +135,7 @@ def _ranks(text: str) -> set[int]:
 
 
 class ShownOutput:
-    """The lines that a view shows of a run, read from its folder alone; each call of `poll` returns those that are due."""
+    """The lines that a view shows of a run, read from its folder; each call of `poll` returns those that are due."""
 
     def __init__(
         self, folder: Path, rows: Sequence[RankRow], *, only: Collection[int], streams: Collection[str]
@@ -155,12 +155,12 @@ class ShownOutput:
         self._fold = Fold(len(only))
 
     def poll(self) -> list[tuple[str, bytes]]:
-        """The stream of each line that is due, and the line."""
+        """Return the lines that are due, each with its stream."""
         self._fold.add(line for line in self._log.poll() if self._is_shown(line))
         return self._take(everything=False)
 
     def finish(self, *, rest: bool = False) -> list[tuple[str, bytes]]:
-        """Everything that is left; with `rest` also what the launcher did not get to put in order."""
+        """Return everything that is left; with `rest` also lines that the launcher could not put in order any more."""
         self._fold.add(line for line in self._log.poll() if self._is_shown(line))
         if rest:
             self._fold.add(line for line in self._log.rest() if self._is_shown(line))

@@ -1,4 +1,4 @@
-r"""Put what all ranks print into the order in which it came, while they print it.
+r"""Record the order in which all ranks print, while they do so.
 
 The ranks' own files stay as they are; `logs/merged.jsonl` gets a line for each stretch of one of them: rank, stream, time,
 offset and length. Each file is covered without gap or overlap, and a stretch ends where a line ends, so that whoever
@@ -34,7 +34,7 @@ _Key = tuple[int, str]
 
 @dataclass(frozen=True)
 class Stretch:
-    """Bytes of a rank's file, whole lines but for what this module says; as a line of `logs/merged.jsonl`."""
+    """Bytes of a rank's file, usually whole lines (see above), as a line of `logs/merged.jsonl`."""
 
     rank: int
     stream: str
@@ -59,7 +59,7 @@ class Unkept:
 
 @dataclass
 class _Stream:
-    r"""How far a file has been looked at.
+    r"""How far a rank's file has been searched and taken.
 
     Attributes:
         taken: Everything before this offset is in a stretch.
@@ -76,7 +76,7 @@ class _Stream:
 
 
 class _Note(NamedTuple):
-    """At a time of our clock, a stream's file was so long, and perhaps over."""
+    """A shim's note that at some time, by our clock, a stream's file had this length, and whether it was complete."""
 
     time: float
     key: _Key
@@ -107,7 +107,7 @@ class RankOutputs:
                 self._streams[rank, stream] = _Stream(folder / name, begin, begin)
 
     def poll(self, offsets_s: Mapping[int, float] | None = None) -> list[Stretch]:
-        """What has come since the last call.
+        """Take what has come since the last call.
 
         Args:
             offsets_s: How much later it is where a rank runs than here.
@@ -120,14 +120,14 @@ class RankOutputs:
         for note in notes:
             stretches = self._follow(note)
             if stretches is None:
-                self._held.append(note)  # a host's times may arrive before the bytes
+                self._held.append(note)  # files of a host arrive one by one, so a note may come before its bytes
             else:
                 found += stretches
         found += self._states()
         return _joined(found)
 
     def finish(self, offsets_s: Mapping[int, float] | None = None) -> list[Stretch]:
-        """Everything that is left, once nothing more will come."""
+        """Take everything that is left, once nothing more will come."""
         found = self.poll(offsets_s)
         now = time.time()
         for key, one in self._streams.items():
@@ -186,7 +186,7 @@ class RankOutputs:
         return [stretch]
 
     def _states(self) -> list[Stretch]:
-        """The last states of progress bars that have kept their line open for a while."""
+        """Take the last states of progress bars that have not ended their line for a while."""
         now, found = time.monotonic(), []
         for key, one in self._streams.items():
             if one.state_end > one.taken and now - one.since >= _STATE_EVERY_S:
@@ -240,7 +240,7 @@ class MergedWriter:
 
 
 def read_unkept(folder: Path, rank: int, *, behind_s: float) -> list[Unkept]:
-    """What of a rank's output its shim says it could not keep."""
+    """The parts of a rank's output that its shim could not write."""
     record = read(RankExit, read_file(folder / contract.exit_file(rank)) or b"{}")
     if isinstance(record, BadRecord):  # the watch over the ranks tells of it
         return []
@@ -249,7 +249,7 @@ def read_unkept(folder: Path, rank: int, *, behind_s: float) -> list[Unkept]:
 
 
 def _joined(stretches: list[Stretch]) -> list[Stretch]:
-    """Stretches of one stream that follow each other at once as one."""
+    """Join stretches of one stream that follow each other within a moment."""
     joined: list[Stretch] = []
     for one in stretches:
         last = joined[-1] if joined else None

@@ -1,6 +1,6 @@
-"""What all ranks of a run have printed, line by line in the order in which it came; also while the run goes on.
+"""Read the output of all ranks of a run, line by line in the order in which it came, also while the run goes on.
 
-Any process can read it: it is all in the run's folder.
+Any process can do so, because all of it is in the run's folder.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ class MergedLog:
         self._state: dict[tuple[int, str], bytes] = {}  # shown of a line that has not ended
 
     def poll(self) -> Iterator[Line]:
-        """The lines that have come since the last call."""
+        """Return the lines that have come since the last call."""
         for stretch in self._new_stretches():
             if isinstance(stretch, Unkept):
                 offset = self._covered.get((stretch.rank, stretch.stream), 0)
@@ -53,7 +53,7 @@ class MergedLog:
                 yield from self._lines(stretch)
 
     def rest(self) -> Iterator[Line]:
-        """Lines that the launcher did not get to put in order, because it was killed or is an older one."""
+        """Return the lines whose order the launcher has not recorded, because it was killed."""
         for stretch in RankOutputs(self._folder, self._ranks, covered=self._covered).finish():
             yield from self._lines(stretch)
 
@@ -90,7 +90,7 @@ class MergedLog:
 
 
 def _read_line(file: IO[bytes], most: int) -> tuple[bytes, int]:
-    """The beginning of the next line, and the length of all of it."""
+    """Read the beginning of the next line; also return the length of all of it."""
     data = file.readline(min(most, _LONGEST_LINE))
     length = len(data)
     while data and length < most and not data.endswith(b"\n"):
@@ -102,7 +102,7 @@ def _read_line(file: IO[bytes], most: int) -> tuple[bytes, int]:
 
 
 def _last_state(data: bytes) -> bytes:
-    """What a terminal shows of a line: what stands after its last return to the beginning."""
+    """The part of a line that a terminal shows: what follows its last carriage return."""
     return data.removesuffix(b"\n").rstrip(b"\r").rpartition(b"\r")[2]
 
 
@@ -115,7 +115,7 @@ def _unkept_remark(one: Unkept) -> bytes:
 
 
 def _parse_stretch(line: bytes) -> Stretch | Unkept | None:
-    """A line as it was written; None for any other."""
+    """Parse a line of the merged log; None if it is damaged."""
     record = contract.read_record(line) or {}
     numbers = [record.get(name) for name in ("rank", "offset", "length", "unkept") if name in record]
     if not all(type(number) is int and number >= 0 for number in numbers) or not isinstance(

@@ -1,4 +1,4 @@
-"""The output of a run on its way to the user: kept byte for byte in the run folder, shown line by line."""
+"""Read the engine's output: keep it byte for byte in the run folder, and pass it to the view line by line."""
 
 import os
 import selectors
@@ -21,7 +21,7 @@ _ENDED = "ended"
 
 
 class View(Protocol):
-    """How a run is shown; the command line has one for terminals and one for everything else."""
+    """Shows a run; the command line has one view for terminals and one for everything else."""
 
     def output(self, stream: str, line: bytes) -> None:
         """A line that a rank or the engine wrote to `stdout` or `stderr`."""
@@ -34,7 +34,7 @@ class View(Protocol):
 
 
 class EngineOutput:
-    """The two streams of the engine's process here: kept byte for byte in the run folder, handed to the view line by line."""
+    """The two streams of the engine's process on this machine."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], folder: Path, view: View, *, shown: bytes = FROM_A_RANK
@@ -92,12 +92,12 @@ class EngineOutput:
         return bool(events)
 
     def _show(self, stream: str, line: bytes) -> None:
-        """Hand on what ranks wrote; the engine's own words blame the wrong rank too often and stay in its log."""
+        """Pass on what ranks wrote. The engine's own messages often blame the wrong rank, so they stay in its log."""
         if line.startswith(self._shown):
             self._view.output(stream, line)
 
     def drain(self) -> None:
-        """Take what is left; a grandchild that holds the pipe open does not keep us here."""
+        """Read what is left, for a second at most: a grandchild may hold the pipe open."""
         deadline = time.monotonic() + 1.0
         while self._selector.get_map() and time.monotonic() < deadline and self.read(0.05):
             pass

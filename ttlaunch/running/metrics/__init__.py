@@ -1,1 +1,1 @@
-"""What a run has measured as one log of events, and the sinks that take it elsewhere."""
+"""The measurements of a run as one log of events, and the sinks that export them."""

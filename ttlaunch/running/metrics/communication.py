@@ -19,7 +19,7 @@ from ttlaunch.running.metrics.trace import messages_under_way, read_traces
 
 @dataclass(frozen=True)
 class Flight:
-    """Messages of one operation from the begin of their send to the end of their receive.
+    """The time of one operation's messages in flight: from the begin of a send to the end of its receive.
 
     Attributes:
         messages: That were traced.
@@ -34,7 +34,7 @@ class Flight:
 
 @dataclass(frozen=True)
 class OperationCost:
-    """One operation, of the ranks of one role, within steps.
+    """The cost of one operation for the ranks of one role, within steps.
 
     Attributes:
         messages, size: Of all these ranks together, of a step on average; size in bytes.
@@ -63,7 +63,7 @@ class OperationCost:
 def communication_costs(
     telemetry: Sequence[RankTelemetry], rows: Sequence[RankRow], *, folder: Path
 ) -> list[OperationCost]:
-    """A row for each operation and role that sends it or waits for it, the largest waits first.
+    """Measure the cost of each operation for each role that sends it or waits for it; the largest waits come first.
 
     Args:
         telemetry: Of all ranks.
@@ -86,7 +86,7 @@ def communication_costs(
 
 
 def _sent(telemetry: Sequence[RankTelemetry]) -> dict[str, tuple[float, float]]:
-    """Messages and bytes of each operation in a step, on average over the steps that the telemetry have."""
+    """Messages and bytes of each operation in a step, on average over the recorded steps."""
     steps = max((len(entry.steps) for entry in telemetry), default=0)
     found: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
     for entry in telemetry:
@@ -99,7 +99,7 @@ def _sent(telemetry: Sequence[RankTelemetry]) -> dict[str, tuple[float, float]]:
 
 
 def _flights(folder: Path, rows: Sequence[RankRow]) -> Mapping[tuple[str, str], Flight]:
-    """By operation and the sender's role; empty without traces."""
+    """Times in flight, by operation and the sender's role; empty without traces."""
     if not any((folder / contract.trace_file(row.rank)).is_file() for row in rows):
         return {}
     times: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)

@@ -1,8 +1,8 @@
-"""One log of all that a run measures: what ranks report, their telemetry, what the launcher did, in the order of time.
+"""Make one log of everything that a run measures: reports and telemetry of ranks, and what the launcher did.
 
-A run's folder has these things in files of their own, each written by whom it concerns, so that nobody waits for anybody.
-Here they are read as they grow and become events of one shape (`docs/how-to/look-at-metrics.md`). The launcher writes
-them to `metrics.jsonl` when a run ends; whoever follows a run reads the same events while it goes on.
+Each of these has its own file in the run's folder, with one writer, so that nobody waits for anybody. This module reads
+them as they grow and makes events of one shape (`docs/how-to/look-at-metrics.md`). The launcher writes the events to
+`metrics.jsonl` when a run ends; a sink reads the same events while the run goes on.
 """
 
 import contextlib
@@ -63,14 +63,14 @@ class Event:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """As a line of the log says it; what is None is left out."""
+        """The event as an object of JSON, without fields that are None."""
         known = {"time": self.time, "kind": self.kind, "rank": self.rank, "step": self.step}
         return {**{name: value for name, value in known.items() if value is not None}, "values": dict(self.values)}
 
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """What does not change while a run goes on.
+    """The facts about a run that do not change while it goes on.
 
     Attributes:
         recipe: Its name, or that of the program.
@@ -86,7 +86,7 @@ class LoggedRun:
 
 
 def read_logged_run(path: Path) -> LoggedRun:
-    """What the plan of a run says.
+    """Read these facts from the plan of a run.
 
     Raises:
         OSError: Its plan cannot be read.
@@ -125,10 +125,9 @@ class EventLog:
         return self._has_ended
 
     def poll(self) -> list[Event]:
-        """What is new, in the order of time as far as it is known."""
-        report = read_object_if_any(
-            self._path / contract.REPORT_FILE
-        )  # before the records: it is the last to be written
+        """Return new events in the order of time, as far as it is known."""
+        # The report first: it is written last, so if it is there now, the records below are complete.
+        report = read_object_if_any(self._path / contract.REPORT_FILE)
         records = [pair for pair in self._watch.poll() if not isinstance(pair[1], Parameters)]
         found = [self._of_record(state, record) for state, record in records]
         found += [event for row in self.run.ranks for event in self._of_telemetry(row.rank)]
@@ -151,7 +150,7 @@ class EventLog:
         return Event(self._latest, END, values={name: report.get(name) for name in _OF_REPORT})
 
     def _of_record(self, state: RankState, record: AnyProgress) -> Event:
-        """A rank's own record; a step also says how long it took since the rank's last one."""
+        """The event of a rank's own record; that of a step also has the time since the rank's last one."""
         rank, time = state.row.rank, record.time
         self._first_times.setdefault(rank, time)
         values = measured_values(record)

@@ -1,7 +1,7 @@
-"""Bring the events of a run into a sink, while the run goes on or afterwards; and what became of it, as a file says.
+"""Export the events of a run to a sink, while the run goes on or afterwards, and record the sink's state in a file.
 
 This runs in a process of its own (`ttlaunch metrics RUN --to …`). It reads the run's folder and nothing else, so a sink
-that is slow or breaks is the sink's affair: the run neither waits for it nor hears of it.
+that is slow or breaks does not affect the run.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _LONGEST_ERROR = 300
 
 
 class SinkState(StrEnum):
-    """How far a sink has come."""
+    """The state of a sink."""
 
     WORKING = "working"
     DONE = "done"
@@ -34,7 +34,7 @@ class SinkState(StrEnum):
 
 @dataclass(frozen=True)
 class SinkRecord:
-    """What is known of a sink of a run.
+    """The record about a sink of a run.
 
     Attributes:
         place: Where it writes.
@@ -52,7 +52,7 @@ class SinkRecord:
 
 
 def export(path: Path, choice: SinkChoice, *, follow: bool) -> SinkRecord:
-    """Bring all events of a run into a sink; with `follow` also those that come, until the run has ended.
+    """Export all events of a run to a sink; with `follow` also those to come, until the run has ended.
 
     Whatever the sink raises, also while it is opened, is in the result and in the run's folder.
 
@@ -77,17 +77,18 @@ def export(path: Path, choice: SinkChoice, *, follow: bool) -> SinkRecord:
 
 
 def _feed(log: EventLog, sink: Sink, path: Path, *, follow: bool) -> tuple[int, str]:
-    """Pass events on; how many there were, and how the run ended."""
+    """Pass events to the sink; return how many there were, and how the run ended."""
     taken, status = 0, "running"
     launcher = read_launcher(path) if follow else None
     while True:
+        # Asked before the events are read: what a launcher wrote before it died is then still among them.
         is_over = not follow or (launcher is not None and launcher.is_here and not launcher.is_alive)
         for event in log.poll():
             taken += 1
             status = str(event.values.get("status")) if event.kind == END else status
             sink.take(event)
         sink.flush()
-        if log.has_ended or is_over:  # asked before the last look
+        if log.has_ended or is_over:
             return taken, "cut off" if follow and not log.has_ended else status
         time.sleep(_TICK_S)
 
@@ -98,7 +99,7 @@ def _why(error: Exception) -> str:
 
 
 def start_sinks(path: Path, choices: Sequence[SinkChoice]) -> None:
-    """Start a process beside a run for each sink; it belongs to nobody's terminal and ends by itself after the run.
+    """Start a process beside a run for each sink; it has no terminal and ends by itself after the run.
 
     One that cannot be started has failed; the run goes on.
     """
@@ -116,7 +117,7 @@ def start_sinks(path: Path, choices: Sequence[SinkChoice]) -> None:
 
 
 def _start(argv: Sequence[str], *, log: Path) -> int:
-    """Start a process in a session of its own that prints into a file; nobody waits for it, and its id is returned.
+    """Start a process in a session of its own that prints into a file, and return its id; nobody waits for it.
 
     Raises:
         OSError: It cannot be started.
@@ -131,14 +132,14 @@ def _start(argv: Sequence[str], *, log: Path) -> int:
 
 
 def report_failure(path: Path, record: SinkRecord) -> None:
-    """Leave a line among what the run's supervisor says, so that whoever watches the run hears of a broken sink at once."""
+    """Add a line to the supervisor's messages, so that views of the run report a broken sink at once."""
     line = f"note: the sink {record.kind} has stopped: {record.error}; the run goes on without it\n"
     with contextlib.suppress(OSError), (path / supervisor_file("stderr")).open("a", encoding="utf-8") as file:
         file.write(line)
 
 
 def read_sinks(path: Path) -> list[SinkRecord]:
-    """What is known of the sinks of a run, in the order of their names."""
+    """Read the records about the sinks of a run, in the order of their names."""
     found = []
     for place in sorted((path / SINKS_DIR).glob("*.json")):
         content = read_object_if_any(place)
@@ -149,7 +150,7 @@ def read_sinks(path: Path) -> list[SinkRecord]:
 
 
 def wait_for_sinks(path: Path, *, patience_s: float) -> list[SinkRecord]:
-    """What became of the sinks of a run that has ended; those that still work after some seconds are as they are then."""
+    """Wait until the sinks of a run that has ended are done, for some seconds at most, and return their records."""
     until = time.monotonic() + patience_s
     while True:
         found = [_settled(record, path) for record in read_sinks(path)]
@@ -159,7 +160,7 @@ def wait_for_sinks(path: Path, *, patience_s: float) -> list[SinkRecord]:
 
 
 def _settled(record: SinkRecord, path: Path) -> SinkRecord:
-    """A sink that still works as its record says, but whose process is gone, has failed."""
+    """The record; as failed, if it says that the sink works but its process is gone."""
     if record.state is not SinkState.WORKING or not record.pid or _is_at_work(record.pid):
         return record
     latest = next((one for one in read_sinks(path) if one.kind == record.kind), record)  # it may have ended meanwhile
@@ -171,7 +172,7 @@ def _settled(record: SinkRecord, path: Path) -> SinkRecord:
 
 
 def _is_at_work(pid: int) -> bool:
-    """Whether a process is there, and not only what is left of one that nobody has asked about since."""
+    """Whether a process exists and is no zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1]
     except OSError:
@@ -180,7 +181,7 @@ def _is_at_work(pid: int) -> bool:
 
 
 def _write_record(path: Path, record: SinkRecord) -> None:
-    """Appears whole; a full disk costs the record."""
+    """Write a sink's record whole; a full disk costs the record and nothing else."""
     folder = path / SINKS_DIR
     with contextlib.suppress(OSError):
         folder.mkdir(exist_ok=True)

@@ -29,11 +29,11 @@ _GUIDE_NAMES = {
 
 
 def metrics_of(event: Event) -> dict[str, float]:
-    """The numbers of an event, by their names; empty for one that has none.
+    """Name the numbers of an event; empty for an event without any.
 
-    Of a training step: `train/…`; of a validation: `validation/…`; of a layer's gradient: `gradients/LAYER`; of what the
-    rank's time went into: `time/…_s`; of what it sent: `communication/…` for all operations together and
-    `communication/OPERATION/…` for each; at its end: `memory/peak_bytes`.
+    A training step has `train/…`; a validation `validation/…`; gradients of layers `gradients/LAYER`; the parts of a
+    step's time `time/…_s`; messages `communication/…` for all operations together and `communication/OPERATION/…` for
+    each; the end of a rank `memory/peak_bytes`.
     """
     if event.kind == contract.KIND_LAYER_NORMS:
         return dict(_numbers("gradients", event.values.get("norms")))
@@ -48,7 +48,7 @@ def metrics_of(event: Event) -> dict[str, float]:
 
 
 def _numbers(prefix: str, values: Any) -> Iterator[tuple[str, float]]:
-    """The numbers among named values; none where a recipe has written something else."""
+    """Yield the numbers among named values; a recipe may have written values of other types."""
     if not isinstance(values, Mapping):
         return
     for name, value in values.items():
@@ -66,20 +66,20 @@ def _traffic(operations: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def rank_run_name(run: LoggedRun, rank: int) -> str:
-    """A rank as the training guide names its runs: `{Algorithm}-{role}-{hostname}_rank{X}_lr{Y}_bs{Z}`."""
+    """Name a rank as the training guide does: `{Algorithm}-{role}-{hostname}_rank{X}_lr{Y}_bs{Z}`."""
     row, training = run.ranks[rank], run.config.get("training_config") or {}
     rate, size = training.get("learning_rate", 0), training.get("batch_size", 0)
     return f"{algorithm(run.recipe)}-{row.role}-{row.host}_rank{row.rank}_lr{rate}_bs{size}"
 
 
 def algorithm(recipe: str) -> str:
-    """What the training guide calls a recipe's algorithm; for others the recipe's own name, such as `LocalSgd`."""
+    """The training guide's name of an algorithm; for other recipes the recipe's own name, such as `LocalSgd`."""
     return _GUIDE_NAMES.get(recipe) or "".join(part[:1].upper() + part[1:] for part in recipe.split("_"))
 
 
 @dataclass
 class Summary:
-    """One metric of one rank."""
+    """The summary of one metric of one rank."""
 
     name: str
     rank: int

@@ -1,4 +1,4 @@
-"""Where metrics can go besides the run's own log: which sinks there are, what each needs, how one is named."""
+"""The sinks of metrics besides the run's own log: how each is named, what it needs, and how it is opened."""
 
 import importlib.util
 import os
@@ -18,21 +18,21 @@ _EXAMPLES = "`--sink tensorboard=DIR`, `--sink wandb`, `--sink mlflow=DIR` and `
 
 
 class Sink(Protocol):
-    """Takes the events of one run; each call may raise anything that its library raises."""
+    """Receives the events of one run; each call may raise anything that its library raises."""
 
     def take(self, event: Event) -> None:
-        """One event, in the order of the log."""
+        """Take an event, in the order of the log."""
 
     def flush(self) -> None:
-        """Everything taken so far is to be seen by readers soon; called when nothing is new for the moment."""
+        """Make everything taken so far visible to readers soon; called when there is nothing new for the moment."""
 
     def close(self, status: str) -> None:
-        """The run has ended as `status` says; nothing follows."""
+        """End the sink: the run has ended with this status, and no event follows."""
 
 
 @dataclass(frozen=True)
 class SinkChoice:
-    """A sink as it was asked for.
+    """A sink as the user named it.
 
     Attributes:
         kind: One of those above.
@@ -54,7 +54,7 @@ _mistake = partial(Diagnostic, blame=Blame.COMMAND_LINE)
 
 
 def parse_sink(text: str, *, option: str, working_folder: Path) -> SinkChoice | Diagnostic:
-    """What `KIND` or `KIND=PLACE` asks for, or why it cannot be had; no library is imported for that.
+    """Parse `KIND` or `KIND=PLACE`, or find why there is no such sink here, without importing its library.
 
     Args:
         text: As it was typed.
@@ -81,7 +81,7 @@ def parse_sink(text: str, *, option: str, working_folder: Path) -> SinkChoice | 
 
 
 def _why_unwritable(kind: str, place: Path) -> str | None:
-    """Why nothing can be written there, as far as looking can tell."""
+    """The reason why a sink cannot write to a place, as far as it can be known before."""
     if kind == "prometheus":
         if os.path.isdir(place):  # noqa: PTH112 - never raises
             return "it is a folder, and a file was expected"
@@ -94,7 +94,7 @@ def _why_unwritable(kind: str, place: Path) -> str | None:
 
 
 def _is_installed(library: str) -> bool:
-    """Whether there is such a package; a folder of that name, as some of them make, is none."""
+    """Whether a package is installed; a folder of that name, as some sinks make, does not count."""
     spec = importlib.util.find_spec(library)
     return spec is not None and spec.origin is not None
 

@@ -1,4 +1,4 @@
-"""What the steps of a run consisted of, from the telemetry: their time, the passes in it, and what ranks only waited for."""
+"""Compute the parts of a run's steps from the telemetry: the passes, and the time in which ranks only waited."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ _WARM_UP = 1
 
 @dataclass(frozen=True)
 class Share:
-    """Time of steps that goes into one thing, in seconds.
+    """The time of steps that one part takes, in seconds.
 
     Attributes:
         median, p90: Over steps; p90: nine steps in ten take no longer.
@@ -31,7 +31,7 @@ class Share:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The steps of some ranks.
+    """The parts of the steps of some ranks.
 
     Attributes:
         ranks: Whose steps these are.
@@ -56,7 +56,7 @@ class StepTimes:
 
 
 def step_times(telemetry: Sequence[RankTelemetry]) -> StepTimes | None:
-    """Fold the steps of some ranks together; None if they have finished none."""
+    """Summarise the steps of some ranks; None if they have finished none."""
     numbers = [sorted(entry.steps)[_WARM_UP:] or sorted(entry.steps) for entry in telemetry]
     steps = [[entry.steps[step] for step in known] for entry, known in zip(telemetry, numbers, strict=True)]
     if not any(steps):
@@ -69,7 +69,7 @@ def step_times(telemetry: Sequence[RankTelemetry]) -> StepTimes | None:
 
 
 def share_of(operation: str, telemetry: Sequence[RankTelemetry]) -> Share | None:
-    """What some ranks waited for one operation, of all their steps but the first; None if they did not wait for it."""
+    """The time that some ranks waited for one operation, in all steps but the first; None if they did not wait."""
     times = step_times(telemetry)
     return None if times is None else next((wait for wait in times.waits if wait.name == operation), None)
 
@@ -89,5 +89,5 @@ def _share(name: str, microseconds: Sequence[int], whole: int) -> Share:
 
 
 def _at(ordered: Sequence[int], part: float) -> int:
-    """The smallest value that so large a part of all does not exceed."""
+    """The smallest value that at least this part of all values does not exceed."""
     return ordered[max(0, -int(-part * len(ordered) // 1) - 1)]

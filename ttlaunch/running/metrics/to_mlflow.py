@@ -1,4 +1,4 @@
-"""Metrics for MLflow: an experiment for the recipe, in it a run for each of ours, with a nested one for each rank."""
+"""Write metrics to MLflow: an experiment for each recipe, in it a run for each of ours, with a nested run a rank."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -74,7 +74,7 @@ class MlflowSink:
 
 
 def _key(name: str) -> str:
-    """A name of the characters that MLflow takes."""
+    """Replace the characters that MLflow does not allow in names."""
     return "".join(letter if letter.isalnum() or letter in "_-. /" else "_" for letter in name)
 
 

@@ -1,4 +1,4 @@
-"""Metrics as a text file for Prometheus' node_exporter, replaced as a whole each time, so that no scrape sees half of it.
+"""Write metrics to a text file for Prometheus' node_exporter, replaced as a whole, so that no scrape sees half of it.
 
 Point node_exporter's `--collector.textfile.directory` at the file's folder. The newest value of everything is there, with
 the labels run, recipe, rank, role and host. The format is version 0.0.4 of Prometheus' text exposition format.
@@ -84,7 +84,7 @@ class PrometheusSink:
 
 
 def render_prometheus(values: dict[Series, float]) -> str:
-    """The exposition of some series, those of one name together."""
+    """Render series in the exposition format, those of one name together."""
     lines = []
     named = None
     for (name, labels), value in sorted(values.items()):

@@ -1,4 +1,4 @@
-"""Metrics as event files for TensorBoard: a folder for each run, in it one for each rank, so that ranks can be compared."""
+"""Write metrics to event files for TensorBoard: a folder for each run, and in it one for each rank, to compare them."""
 
 from pathlib import Path
 

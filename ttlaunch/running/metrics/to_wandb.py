@@ -37,7 +37,7 @@ class WandbSink:
             run.log({"step": event.step, **metrics})
 
     def flush(self) -> None:
-        """Its own process writes all the time."""
+        """Do nothing: W&B's own process writes all the time."""
 
     def close(self, status: str) -> None:
         for run in self._runs.values():
@@ -45,7 +45,7 @@ class WandbSink:
             run.finish(exit_code=0 if status == "done" else 1)
 
     def _run_of(self, rank: int) -> Any:
-        """The rank's run. Telemetry come later than reports of steps, so `step` is a value by itself, not W&B's counter."""
+        """The rank's run, whose axis is a value `step`: W&B's own counter cannot go back, and telemetry comes late."""
         if rank not in self._runs:
             run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", _PROJECT),

@@ -1,8 +1,8 @@
-"""One timeline of all ranks, which Perfetto and Chrome read, from what each rank traced on its own clock.
+"""Make one timeline of all ranks, for Perfetto and Chrome, from what each rank traced on its own clock.
 
 Every rank is a process of the timeline, and its spans are slices; an arrow joins the send and the receive of a message.
-Times are those of rank 0's clock: each rank has measured before and after the run how far its own is from it, and what
-lies between is interpolated. How wrong that may be stands in the file, for each rank.
+Times are those of rank 0's clock. Each rank has measured the offset of its own clock before and after the run; between
+the two it is interpolated. The file has the possible error for each rank.
 """
 
 import json
@@ -25,7 +25,7 @@ _FORMAT = "times in µs on rank 0's monotonic clock, from the first event; error
 
 @dataclass
 class RankTrace:
-    """What one rank traced.
+    """The trace of one rank.
 
     Attributes:
         clocks: How far its clock is from rank 0's, as it was compared.
@@ -40,11 +40,11 @@ class RankTrace:
 
     @property
     def error(self) -> int:
-        """By how much its times on rank 0's clock may be wrong, nanoseconds."""
+        """The largest error of its times on rank 0's clock, nanoseconds."""
         return max((clock.error for clock in self.clocks), default=0)
 
     def on_rank_0(self, local: int) -> int:
-        """A time of this rank on rank 0's clock."""
+        """Convert a time of this rank to rank 0's clock."""
         if not self.clocks:
             return local
         first, last = self.clocks[0], self.clocks[-1]
@@ -54,7 +54,7 @@ class RankTrace:
 
 
 def write_trace(folder: Path, rows: Sequence[RankRow], *, complain: Complain = pass_over) -> Path | None:
-    """Put what all ranks have traced into `trace.json`; None if none has traced anything, or the disk is full."""
+    """Write the traces of all ranks to `trace.json`; None if no rank has traced anything, or the disk is full."""
     traces = read_traces(folder, rows, complain=complain)
     if not any(trace.spans for trace in traces):
         return None
@@ -67,14 +67,14 @@ def write_trace(folder: Path, rows: Sequence[RankRow], *, complain: Complain = p
 
 
 def read_traces(folder: Path, rows: Sequence[RankRow], *, complain: Complain = pass_over) -> list[RankTrace]:
-    """What all ranks of a run have traced; empty traces of those that have traced nothing."""
+    """Read the traces of all ranks of a run; those of ranks without a file are empty."""
     return [_read(folder, row, complain) for row in rows]
 
 
 def messages_under_way(traces: Sequence[RankTrace]) -> Iterator[tuple[str, RankRow, int, float]]:
-    """Each message that both ends have traced: its name, its sender, its bytes, and how long it was under way, in seconds.
+    """Yield each message that both ends have traced: name, sender, bytes, and the seconds that it was under way.
 
-    That is from the begin of its send to the end of its receive, so a receiver that comes late counts too.
+    That is from the begin of its send to the end of its receive, so waiting for a late receiver counts too.
     """
     for sender, began, receiver, end in _messages(traces):
         nanoseconds = receiver.on_rank_0(end.when) - sender.on_rank_0(began)
@@ -110,7 +110,7 @@ def _slices(trace: RankTrace, origin: int) -> Iterator[dict[str, Any]]:
 
 
 def _arrows(traces: Sequence[RankTrace], origin: int) -> Iterator[dict[str, Any]]:
-    """From each send to its receive: the k-th message of a tag between two ranks is the k-th on both ends."""
+    """Arrows from sends to receives: the k-th message of a tag between two ranks is the k-th on both ends."""
     for number, (sender, began, trace, end) in enumerate(_messages(traces), 1):
         arrow = {"cat": "message", "name": end.name, "id": number, "tid": 0}
         yield {"ph": "s", **arrow, "pid": sender.row.rank, "ts": (sender.on_rank_0(began) - origin) / 1e3}
@@ -135,7 +135,7 @@ def _messages(traces: Sequence[RankTrace]) -> Iterator[tuple[RankTrace, int, Ran
 
 
 def _read(folder: Path, row: RankRow, complain: Complain) -> RankTrace:
-    """What a rank wrote; a line that it did not finish is passed over."""
+    """Read a rank's trace; a line that it did not finish is passed over."""
     trace, name = RankTrace(row), contract.trace_file(row.rank)
     for event in good_records(Tail(folder / name), read_trace_event, rank=row.rank, file=name, complain=complain):
         match event:

@@ -1,4 +1,4 @@
-"""Settle the telemetry of a run: the bytes that ranks counted against those that the recipe's formula says."""
+"""Compare the bytes that ranks counted with those of the recipe's formula."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ TOLERANCE = 0.005
 
 @dataclass(frozen=True)
 class Edge:
-    """What one rank sent to another for one operation.
+    """The messages of one rank to another for one operation.
 
     Attributes:
         size: Bytes that the rank counted; None where no traffic counter sees them, because another library sends them.
@@ -44,7 +44,7 @@ class Edge:
 
     @property
     def ratio(self) -> float | None:
-        """Measured through expected; None where one of them is not known, or nothing was expected."""
+        """Measured bytes divided by expected ones; None where one is not known, or nothing was expected."""
         return self.size / self.expected if self.size is not None and self.expected else None
 
     @property
@@ -74,7 +74,7 @@ _EDGE_NAMES = ("operation", "source", "dest", "messages", "bytes", "formula_byte
 
 @dataclass(frozen=True)
 class Settlement:
-    """The bytes of a run.
+    """The comparison of all bytes of a run with the formula.
 
     Attributes:
         steps, validations: That all ranks have finished, and that the bytes are of; with the validation before the first
@@ -187,7 +187,7 @@ def _edges(
 
 
 def _times(steps: range, every: int, *, is_done: bool) -> int:
-    """How many of these steps a number divides, and the last one if training ends there.
+    """Count the steps that a number divides, and the last one if training ends there.
 
     >>> _times(range(1, 11), 4, is_done=True), _times(range(1, 11), 4, is_done=False), _times(range(5, 9), 4, is_done=True)
     (3, 2, 1)
@@ -210,7 +210,7 @@ def _is_asynchronous(plan: Mapping[str, Any]) -> bool:
 def _formula(
     plan: Mapping[str, Any], roles: Sequence[str], telemetry: Sequence[RankTelemetry]
 ) -> tuple[list["Traffic"] | None, str | None, bool]:
-    """What the recipe says of these ranks, or why it says nothing, and whether that is its mistake."""
+    """The recipe's formula for these ranks, or why there is none, and whether that is the recipe's mistake."""
     if not plan.get("recipe"):
         return None, "it is a program and no recipe", False
     if plan.get("naive"):

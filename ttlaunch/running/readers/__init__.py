@@ -1,1 +1,1 @@
-"""A run read back from its folder, while it goes on or afterwards: reported, followed, compared, repeated."""
+"""Read a run back from its folder, while it goes on or afterwards: to report, follow, compare or repeat it."""

@@ -1,6 +1,6 @@
-"""What differs between two runs: the program and what it began from, placement, configuration, code, environment, results.
+"""Compare two runs: program, start, placement, configuration, code, environment, results, and losses step by step.
 
-And from which step on their losses part. Every section says how many values were compared, so that "the same" means something.
+Every section has the number of values compared, so that no difference among many can be told from nothing to compare.
 """
 
 import math
@@ -27,7 +27,7 @@ _LOSSES = {contract.KIND_STEP: "training loss", contract.KIND_VALIDATION: "valid
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that two runs do not have in common; None where a run does not have it.
+    """A value that differs between two runs; None where a run does not have it.
 
     Attributes:
         left_origin, right_origin: Where a value of the configuration came from.
@@ -59,7 +59,7 @@ class LossComparison:
 
 @dataclass(frozen=True)
 class RunDifferences:
-    """Two runs side by side.
+    """All differences of two runs.
 
     Attributes:
         compared: By section, how many values at least one of the runs has.
@@ -75,7 +75,7 @@ class RunDifferences:
 
 
 def find_differences(left: Path, right: Path) -> RunDifferences:
-    """Everything that is known of both, by section; and where losses part.
+    """Compare everything that is known of two runs, by section, and find the first step at which losses differ.
 
     Raises:
         OSError: A plan cannot be read.
@@ -95,7 +95,7 @@ def find_differences(left: Path, right: Path) -> RunDifferences:
 
 
 def read_configuration(text: str) -> dict[str, tuple[str, str | None]]:
-    """Every key of a resolved training file with its value, as text, and where it came from."""
+    """Read every key of a resolved training file with its value, as text, and the origin of the value."""
     found: dict[str, tuple[str, str | None]] = {}
     path: list[str] = []
     for line in text.splitlines():
@@ -110,7 +110,7 @@ def read_configuration(text: str) -> dict[str, tuple[str, str | None]]:
 
 
 class _Value(NamedTuple):
-    """A value as text, and where it came from; a text of None: the run does not have it."""
+    """A value as text, None if the run does not have it, and its origin."""
 
     text: str | None
     origin: str | None = None
@@ -120,7 +120,7 @@ _Facts = dict[str, _Value]
 
 
 def _facts(run: Path, plan: Mapping[str, Any]) -> dict[str, _Facts]:
-    """What a run's folder says, by section."""
+    """Read all values of a run's folder, by section."""
     report = read_object_if_any(run / contract.REPORT_FILE)
     settings = read_configuration(read_text_if_any(run / contract.TRAIN_FILE))
     return {
@@ -134,7 +134,7 @@ def _facts(run: Path, plan: Mapping[str, Any]) -> dict[str, _Facts]:
 
 
 def _program(plan: Mapping[str, Any]) -> _Facts:
-    """What ran, on which text, and what it began from."""
+    """The program, its text, and the checkpoint that it began from."""
     recipe, command, data, start = (_object(plan.get(name)) for name in ("recipe", "command", "data", "start"))
     words = command.get("command")
     return {
@@ -166,7 +166,7 @@ def _code(run: Path) -> _Facts:
 
 
 def _environment(run: Path, plan: Mapping[str, Any]) -> _Facts:
-    """Versions, the MPI, and the variables of all ranks and of each."""
+    """Versions, the MPI, and the environment variables of ranks."""
     known = read_object_if_any(run / contract.ENVIRONMENT_FILE)
     found = {"python": known.get("python"), "platform": known.get("platform")}
     found |= _object(known.get("versions"))
@@ -184,7 +184,7 @@ def _differ(section: str, left: _Facts, right: _Facts) -> list[Difference]:
 
 
 def _losses(run: Path, ranks: int) -> dict[str, dict[int, float]]:
-    """By kind and step, the loss that the lowest rank which knows one has reported."""
+    """Losses by kind and step, each from the lowest rank that has reported one."""
     found: dict[str, dict[int, float]] = {kind: {} for kind in _LOSSES}
     for rank in range(ranks):
         for record in progress_of(run, rank):
@@ -206,5 +206,5 @@ def _plain(value: Any) -> _Value:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """A part of a file that is as it should be, or nothing."""
+    """The value if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}

@@ -1,6 +1,6 @@
-"""Watch a run from its folder, from any process: what its ranks report and print, and what its supervisor says.
+"""Follow a run through its folder, from any process: what its ranks report and print, and its supervisor's messages.
 
-Nothing here is needed for the run itself. Whoever begins late sees everything from the beginning.
+The run itself does not depend on it. A view that begins late shows everything from the beginning.
 """
 
 from collections.abc import Collection, Iterator
@@ -19,7 +19,7 @@ _STREAMS = ("stdout", "stderr")
 
 
 class FollowedRun:
-    """A run as it shows on a view; call `poll` a few times a second, and `finish` when it is over."""
+    """Shows a run on a view; call `poll` a few times a second, and `finish` when it is over."""
 
     def __init__(self, folder: RunFolder, facts: RunFacts, view: View, *, only: Collection[int]) -> None:
         """Begin at the beginning.
@@ -63,13 +63,13 @@ class FollowedRun:
                     state.connection = connection
 
     def said(self) -> Iterator[tuple[str, bytes]]:
-        """What the supervisor has said since, with the stream that it said it on."""
+        """New messages of the supervisor, each with its stream."""
         for stream, tail in self._said.items():
             for line in tail.read():
                 yield stream, line
 
     def finish(self, report: Report | None) -> None:
-        """Show what is left, and each rank as the report has it; without one, also what nobody put in order any more."""
+        """Show what is left, and each rank's final state; without a report, also output whose order nobody recorded."""
         for state, record in self._watch.poll():
             self._view.record(state, record)
         for stream, line in self._printed.finish(rest=report is None):

@@ -1,4 +1,4 @@
-"""A run as its folder tells of it afterwards, or while it runs: the plan, the ranks' records, the telemetry, the report."""
+"""Read everything that the folder of a run holds: the plan, the ranks' records, the telemetry, the report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from ttlaunch.running.watch import RankState, Watch
 
 @dataclass(frozen=True)
 class Recorded:
-    """What is known of a run.
+    """Everything that is known of a run.
 
     Attributes:
         plan: The content of `plan.json`.
@@ -37,7 +37,7 @@ class Recorded:
 
     @property
     def status(self) -> str:
-        """As in the report; else whether it still runs or was cut off."""
+        """The status in the report; without one, `running` or `cut off`."""
         if self.report is not None:
             return str(self.report["status"])
         return "running" if self.is_running else "cut off"
@@ -73,7 +73,7 @@ def read_run(path: Path) -> Recorded:
 
 
 def _checked_report(report: dict[str, Any]) -> dict[str, Any]:
-    """A report with the parts that are shown; those of older versions have fewer."""
+    """The report, if the parts that are shown have the right types; older versions wrote fewer parts."""
     failure, ranks = report.get("failure"), report.get("ranks", [])
     rows = ranks if isinstance(ranks, list) else [None]
     parts_are_right = isinstance(report.get("status"), str) and (failure is None or isinstance(failure, dict))

@@ -1,4 +1,4 @@
-"""What it takes to start a run again: the same program, configuration, data and beginning, and whether they are still there.
+"""Find what is needed to repeat a run: program, configuration, data and start, and whether they are unchanged.
 
 A run's folder has the resolved configuration and says which code and which text were used; the code itself is taken
 from where it lay, if it is still the same.
@@ -20,7 +20,7 @@ _SHORT = 12
 
 @dataclass(frozen=True)
 class Origin:
-    """What a run was started from.
+    """Everything that a run was started from.
 
     Attributes:
         working_folder: In which it was started.
@@ -55,7 +55,7 @@ class Origin:
 
 
 def read_origin(path: Path) -> Origin:
-    """Read what the folder of a run says.
+    """Read the origin of a run from its folder.
 
     Raises:
         OSError: A file of it cannot be read.
@@ -89,7 +89,7 @@ def read_origin(path: Path) -> Origin:
 
 
 def _arrivals(path: Path, *, world_size: int) -> tuple[int, ...]:
-    """Where the gradients of an asynchronous run came from, in the order in which its server has applied them."""
+    """The ranks whose gradients the server of an asynchronous run has applied, in that order."""
     found: dict[int, int] = {}
     for rank in range(world_size):
         for record in progress_of(path, rank):
@@ -99,7 +99,7 @@ def _arrivals(path: Path, *, world_size: int) -> tuple[int, ...]:
 
 
 def changed_code(origin: Origin) -> str | None:
-    """A clause that says what of the program is not as it was; None if nothing is."""
+    """Describe what of the program has changed, as a clause; None if nothing has."""
     if not origin.working_folder.is_dir():
         return f"the folder {origin.working_folder} in which it was started is no longer there"
     if origin.is_command:
@@ -114,7 +114,7 @@ def changed_code(origin: Origin) -> str | None:
 
 
 def changed_versions(origin: Origin) -> list[str]:
-    """Every package that computes and whose version is another one today, as a clause."""
+    """Describe each package that takes part in computing and has another version today, as a clause."""
     changes = []
     for name, before in origin.versions.items():
         now = installed_version(name)

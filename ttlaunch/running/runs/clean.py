@@ -1,4 +1,4 @@
-"""Which runs' folders may go, how much they take, and their removal; never one that goes on."""
+"""Choose run folders to remove, measure and remove them; never that of a run that goes on."""
 
 import contextlib
 import shutil
@@ -14,7 +14,7 @@ _GOING = ".deleted"
 
 @dataclass(frozen=True)
 class Removable:
-    """A run that is over."""
+    """A run that is over, with its size on the disk."""
 
     run: RunSummary
     size_bytes: int
@@ -23,7 +23,7 @@ class Removable:
 def plan_clean(
     runs: Sequence[RunSummary], *, older_than_s: float | None, keep: int, now: float | None = None
 ) -> list[RunSummary]:
-    """The runs to remove, oldest first.
+    """Choose the runs to remove, oldest first.
 
     Args:
         runs: All there are, oldest first.
@@ -40,7 +40,7 @@ def plan_clean(
 
 
 def measure(run: RunSummary) -> Removable:
-    """What a run's folder takes on the disk; a link counts as itself."""
+    """Measure the size of a run's folder on the disk; a link counts as itself."""
     size = 0
     with contextlib.suppress(OSError):  # somebody else removes it at the same time
         for path in run.folder.rglob("*"):
@@ -52,8 +52,8 @@ def measure(run: RunSummary) -> Removable:
 def remove(run: RunSummary) -> bool:
     """Remove a run's folder if it still is over; False if it is not, or if somebody else has removed it.
 
-    The folder gets another name first, so that a half removed run is taken for none. What an earlier removal that was
-    killed has left under that name goes too.
+    The folder is renamed first, so that a half removed one is not taken for a run. What an earlier removal has left
+    under that name, because it was killed, is removed too.
 
     Raises:
         OSError: It cannot be removed.
@@ -73,7 +73,7 @@ def remove(run: RunSummary) -> bool:
 
 
 def parse_age(text: str) -> float | None:
-    """Seconds of `90s`, `30min`, `12h`, `7d` or `2w`; None if it is no such time."""
+    """Parse `90s`, `30min`, `12h`, `7d` or `2w` into seconds; None for any other text."""
     units = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
     unit = units.get(text[len(number) :])

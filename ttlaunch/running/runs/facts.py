@@ -1,4 +1,4 @@
-"""Which runs a folder holds, and what a run's plan says of it: its name, its ranks, the engine's processes."""
+"""Find runs in a folder, and read a run's plan: its name, its ranks, the engine's processes."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ LATEST = "latest"
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a view has to know of a run.
+    """The facts about a run that views need.
 
     Attributes:
         name: Of the recipe or program.
@@ -30,7 +30,7 @@ class RunFacts:
 
 
 def find_run(where: str, *, runs_folder: Path, working_folder: Path) -> Path | None:
-    """The folder of the run that the words name: `latest`, a run's id, or the path of its folder."""
+    """Find the folder of a run by `latest`, the run's id, or the path of its folder; None if there is none."""
     if where == LATEST:
         runs = run_folders(runs_folder)
         return runs[-1] if runs else None
@@ -39,7 +39,7 @@ def find_run(where: str, *, runs_folder: Path, working_folder: Path) -> Path | N
 
 
 def run_folders(runs_folder: Path) -> list[Path]:
-    """The folders of all runs in a folder, oldest first; not those that are just being removed."""
+    """List the folders of all runs in a folder, oldest first, without those that are being removed."""
     try:
         folders = [path for path in runs_folder.iterdir() if not path.name.startswith(".")]
         return sorted(path for path in folders if (path / contract.PLAN_FILE).is_file())
@@ -48,7 +48,7 @@ def run_folders(runs_folder: Path) -> list[Path]:
 
 
 def matching_runs(where: str, folders: Iterable[Path]) -> list[Path]:
-    """The runs whose id begins with the words, or ends with them after a dash."""
+    """The runs whose id begins with a text, or ends with it after a dash."""
     return [path for path in folders if path.name.startswith(where) or path.name.endswith(f"-{where}")]
 
 
@@ -78,7 +78,7 @@ def read_rows(path: Path) -> list[RankRow]:
 
 
 def read_daemons(path: Path) -> tuple[str, ...]:
-    """Names of the engine's processes of a run; none where its plan cannot be read or is of an older version."""
+    """Read the names of the engine's processes from a run's plan; empty if it has none or cannot be read."""
     try:
         engine = read_object(path / contract.PLAN_FILE).get("engine")
         return tuple(str(name) for name in engine["names"]["daemons"]) if engine else ()

@@ -1,7 +1,7 @@
-"""Which process launched a run, and whether it still lives: `launcher.json` in the run's folder.
+"""Identify the process that launched a run, and find out whether it is alive: `launcher.json` in the run's folder.
 
-A process id alone says little: it is given to others later. With the moment at which its process was started, and the
-machine and boot that this moment belongs to, it names one process for ever.
+A process id alone is not enough, because it is reused. Together with the start time of its process, the machine and the
+boot it identifies one process for ever.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _STARTED = 19  # of the fields in /proc/PID/stat after the command's name
 
 @dataclass(frozen=True)
 class Launcher:
-    """A process.
+    """The identity of a process.
 
     Attributes:
         boot: Of the machine; "" if it does not say.
@@ -44,7 +44,7 @@ class Launcher:
         return self.is_here and self.boot == _boot() and self.started == _started(self.pid) and self.started > 0
 
     def signal(self, number: int) -> bool:
-        """Send it a signal, and let it run on if it was stopped so that it sees it; says whether it was there."""
+        """Send it a signal, and SIGCONT in case it is stopped; return whether it was there."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except OSError:
@@ -62,7 +62,7 @@ class Launcher:
 
 
 def this_process() -> Launcher:
-    """Ourselves."""
+    """The identity of this process."""
     return Launcher(socket.gethostname(), _boot(), os.getpid(), _started(os.getpid()))
 
 
@@ -76,7 +76,7 @@ def write_launcher(folder: Path) -> None:
 
 
 def read_launcher(folder: Path) -> Launcher | None:
-    """Who launched the run; None if it does not say."""
+    """Read which process launched a run; None if it is not recorded."""
     try:
         record = json.loads((folder / contract.LAUNCHER_FILE).read_text(encoding="utf-8"))
         return Launcher(str(record["machine"]), str(record["boot"]), int(record["pid"]), int(record["started"]))
@@ -85,7 +85,7 @@ def read_launcher(folder: Path) -> Launcher | None:
 
 
 def runs_with_processes() -> frozenset[str]:
-    """Ids of the runs that have processes on this machine."""
+    """The ids of runs that have processes on this machine."""
     return frozenset(run_id for _, run_id in processes_of_runs())
 
 

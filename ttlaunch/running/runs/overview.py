@@ -1,4 +1,4 @@
-"""What there is to say of many runs at once: read from the ends of their files, so that hundreds take a moment."""
+"""Summarise many runs, from the ends of their files only, so that hundreds take a moment."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _STAMP = "%Y-%m-%dT%H-%M-%S"
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run in a line.
+    """The summary of a run, for one line of a list.
 
     Attributes:
         state: "running", "done", "failed", "interrupted", "terminated"; "cut off": its launcher was killed; "elsewhere": it
@@ -47,7 +47,7 @@ class RunSummary:
 
 
 def list_runs(runs_folder: Path, registry: Registry | None) -> tuple[list[RunSummary], RegistryError | None]:
-    """Every run in a folder and in the registry, oldest first; and why the registry is left out, if it is."""
+    """List the runs in a folder and in the registry, oldest first; also return why the registry could not be read."""
     folders = {path.resolve() for path in run_folders(runs_folder)}
     problem = None
     try:
@@ -58,7 +58,7 @@ def list_runs(runs_folder: Path, registry: Registry | None) -> tuple[list[RunSum
 
 
 def summarise(folders: Iterable[Path]) -> list[RunSummary]:
-    """A line for each run, oldest first."""
+    """Summarise runs, oldest first."""
     with_processes = runs_with_processes()
     found = [_summary(folder, with_processes) for folder in folders]
     return sorted(found, key=lambda run: (run.started or 0.0, run.folder.name))
@@ -127,7 +127,7 @@ def _records(lines: list[bytes]) -> list[AnyProgress]:
 
 
 def _started(folder: Path) -> float | None:
-    """By the run's id, which begins with it."""
+    """The start time in the run's id."""
     try:
         return datetime.strptime("-".join(folder.name.split("-")[:5]), _STAMP).replace(tzinfo=UTC).timestamp()
     except ValueError:
@@ -135,7 +135,7 @@ def _started(folder: Path) -> float | None:
 
 
 def _ended(folder: Path) -> float | None:
-    """When the last thing was written that a run writes."""
+    """When the last file of a run was written."""
     for name in (contract.REPORT_FILE, contract.EVENTS_FILE, contract.PLAN_FILE):
         try:
             return (folder / name).stat().st_mtime

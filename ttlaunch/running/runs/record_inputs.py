@@ -69,7 +69,7 @@ def tree_hash(folder: Path) -> str:
 
 
 def _describe_code(plan: LaunchPlan) -> dict[str, Any]:
-    """Which code runs: the recipe's tree, and commit and uncommitted changes where the working folder is in git."""
+    """Describe the code that runs: the recipe's tree, and commit and uncommitted changes if the folder is in git."""
     working_folder = Path(plan.working_folder)
     recipe = Path(plan.program.folder) if isinstance(plan.program, RecipeProgram) else None
     commit = (_git(working_folder, "rev-parse", "HEAD") or "").strip() or None

@@ -1,8 +1,8 @@
-"""The runs of a user on this machine, wherever their folders lie: a small SQLite file in the user's state folder.
+"""Register the runs of a user on this machine, wherever their folders are, in a small SQLite file.
 
-It only points at run folders, which have everything; what it lacks is found there. Nothing here may keep a run from
-starting: whatever goes wrong is one `RegistryError`, after a moment at most. A rollback journal instead of write-ahead
-logging, because home folders on network file systems know only the first.
+It only points to run folders, which hold everything else. A broken registry must not keep a run from starting: whatever
+goes wrong is a `RegistryError`, after some seconds at most. It uses a rollback journal and no write-ahead logging,
+which does not work on network file systems, where home folders may be.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class Entry:
 
 
 class Registry:
-    """The file; opened for each use, so that nothing is held while a run goes on."""
+    """The registry's file; opened for each use, so that a run holds no lock."""
 
     def __init__(self, path: Path, *, patience_s: float = _PATIENCE_S) -> None:
         """Name the file, and how long to wait while others write to it."""
@@ -72,7 +72,7 @@ class Registry:
             )
 
     def leave(self, folder: Path) -> None:
-        """Take over how a run ended, from its report; a run without one has not ended well, and stays as it is.
+        """Note how a run ended, from its report; the entry of a run without one stays as it is.
 
         Raises:
             RegistryError: The registry cannot be written.

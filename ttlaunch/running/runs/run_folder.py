@@ -1,4 +1,4 @@
-"""The folder of one run on the launching machine: what was decided, what was started, what came out.
+"""Make and fill the folder of one run on the launching machine: plan, inputs, history and results.
 
 `plan.json` and the engine's files are exactly what `ttlaunch plan --write` writes; the rest is the run's own.
 """
@@ -39,7 +39,7 @@ class RunFolder:
 
 
 def supervisor_file(stream: str) -> str:
-    """What the process that watches over the run says to the user, on one of its streams; relative to the run folder."""
+    """The file with the supervisor's messages on one of its streams, relative to the run folder."""
     return f"{contract.LOGS_DIR}/supervisor.{stream}"
 
 
@@ -74,7 +74,7 @@ def create_run_folder(runs_folder: Path, *, now: datetime | None = None) -> RunF
 
 
 def abandon(begun: Path | None, error: OSError, *, place: Path | None = None) -> RunFolderError:
-    """Remove what there is of a folder that could not be finished, and say why; `place` if the system does not say where."""
+    """Remove a folder that could not be finished, and make the error; `place` is named if the system names none."""
     if begun is not None:
         shutil.rmtree(begun, ignore_errors=True)
     reason = (error.strerror or str(error)).lower()
@@ -107,7 +107,7 @@ def write_plan(plan: LaunchPlan, folder: Path, *, run_id: str | None = None) -> 
 
 
 def render_command(plan: LaunchPlan, folder: Path, *, run_id: str | None = None) -> str:
-    """A shell script with the exact command; values are quoted, so it can be pasted whatever the paths hold."""
+    """Render a shell script with the exact command; all values are quoted, so that it can also be pasted."""
     settings = {**plan.engine.environment, **dict.fromkeys(plan.engine.names.folder_variables, "$scratch")}
     if plan.engine.by_hand is not None:
         start = "" if run_id else str(folder.resolve() / contract.START_FILE)
@@ -136,7 +136,7 @@ def render_command(plan: LaunchPlan, folder: Path, *, run_id: str | None = None)
 def write_environment(
     folder: RunFolder, plan: LaunchPlan, *, versions: Mapping[str, str], shell: Mapping[str, str]
 ) -> None:
-    """Names and origins of what ranks receive; values only in `plan.json`, which ranks must read."""
+    """Write names and origins of the ranks' environment variables; their values are only in `plan.json`."""
     values = {k: plan.secrets.get(v.removeprefix(contract.REFERENCE), v) for k, v in plan.environment.items()}
     from_shell = {name for name, value in values.items() if shell.get(name) == value}
     origins = {name: "shell" if name in from_shell else "plan" for name in plan.environment}
@@ -159,7 +159,7 @@ def append_event(folder: RunFolder, kind: str, **values: Any) -> None:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """The lines of `events.jsonl` that are whole, `time` as seconds since the epoch."""
+    """Read the complete lines of `events.jsonl`, with `time` as seconds since the epoch."""
     events = []
     with contextlib.suppress(OSError):
         for line in (folder / contract.EVENTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines():
@@ -180,7 +180,7 @@ def read_event(line: bytes | str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A scratch folder for as long as the run lasts."""
+    """Make a scratch folder, and remove it at the end of the run."""
     folder = make_scratch_folder()
     try:
         yield folder
@@ -189,9 +189,9 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def make_scratch_folder() -> Path:
-    """A short, private folder for sockets and shared-memory files; never on a network file system.
+    """Make a short, private folder for sockets and shared-memory files, never on a network file system.
 
-    Its name begins with our process id: folders of processes that were killed before they could tidy up are removed.
+    Its name contains our process id, so that later runs can remove the folders of launchers that were killed.
 
     Raises:
         RunFolderError: If no such folder can be made.
