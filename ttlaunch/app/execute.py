@@ -5,8 +5,8 @@ run reads its folder.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,8 +26,24 @@ if TYPE_CHECKING:
     from ttlaunch.running.runs.run_folder import RunFolder
     from ttlaunch.running.watch import RankState
 
-WatchedBy = Callable[["LaunchPlan", "RankController", "RunFolder", Path], "AbstractContextManager[View]"]
-"""Makes whoever is told everything about a run as it happens: from its plan, the ranks' controller, its folder and scratch."""
+
+@dataclass(frozen=True)
+class StartingRun:
+    """A run whose folder is there and of which nothing has started.
+
+    Attributes:
+        controller: Signals and ends its ranks.
+        scratch: Its folder in shared memory, of this path on every host.
+    """
+
+    plan: "LaunchPlan"
+    controller: "RankController"
+    folder: "RunFolder"
+    scratch: Path
+
+
+WatchedBy = Callable[[StartingRun], "AbstractContextManager[View]"]
+"""Makes the view that gets every record and line of output of a run."""
 
 _ELSEWHERE = "`--runs-dir DIR` makes run folders somewhere else"
 
@@ -99,7 +115,7 @@ def execute_plan(
         guarded(folder.run_id, scratch, daemons=plan.engine.names.daemons),
         ready.controller(folder, watch := Watch(plan, folder), scratch) as controller,
         registered(plan, folder, dialogue),
-        (watched_by or _in_its_folder)(plan, controller, folder, scratch) as view,
+        (watched_by or _in_its_folder)(StartingRun(plan, controller, folder, scratch)) as view,
     ):
         report = supervise(
             plan,
@@ -117,11 +133,8 @@ def execute_plan(
     return Outcome(report, facts_of(plan), folder, scratch)
 
 
-@contextmanager
-def _in_its_folder(
-    _plan: "LaunchPlan", _controller: "RankController", folder: "RunFolder", _scratch: Path
-) -> "Iterator[View]":
-    yield FolderView(folder)
+def _in_its_folder(run: StartingRun) -> "AbstractContextManager[View]":
+    return nullcontext(FolderView(run.folder))
 
 
 class FolderView:

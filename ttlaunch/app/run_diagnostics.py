@@ -86,14 +86,18 @@ def _source_label(place: str | None, evidence: Sequence[str]) -> Label | None:
     copied = _OF_RELEASE.fullmatch(name)
     if copied and not Path(name).exists():
         name = str(Path.cwd() / copied["path"])
+    return line_label(Path(name), int(number), " ".join(evidence[:1]).replace("`", ""))
+
+
+def line_label(path: Path, number: int, text: str) -> Label | None:
+    """Label a whole line of a file; None if the file cannot be read here."""
     try:
-        text = Path(name).read_text(encoding="utf-8", errors="replace")
+        content = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    source = Source(short_name(Path(name), Path.cwd()), text)
-    line = source.line(int(number))
-    span = source.span(int(number), len(line) - len(line.lstrip()) + 1, max(1, len(line.strip())))
-    return Label(span, " ".join(evidence[:1]).replace("`", ""))
+    source = Source(short_name(path, Path.cwd()), content)
+    line = source.line(number)
+    return Label(source.span(number, len(line) - len(line.lstrip()) + 1, max(1, len(line.strip()))), text)
 
 
 def _stderr_tail(lines: Sequence[str]) -> list[str]:

@@ -1,13 +1,10 @@
 """`ttlaunch attach`: watch a run that goes on without a terminal, from its first line; or see again one that has ended."""
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from ttlaunch.app.named_run import find_named_run, read_launcher_here, unreadable_run
 from ttlaunch.cli.console import leave
-from ttlaunch.cli.options import Only, OutputFormat, RunsDir
+from ttlaunch.cli.options import NamedRun, Only, OutputFormat, RunsDir
 from ttlaunch.diagnostics import Format
 
 EXAMPLES = """\
@@ -20,9 +17,7 @@ EXAMPLES = """\
 
 
 def attach(
-    run: Annotated[
-        str, typer.Argument(metavar="[RUN|latest]", help="A run's id, a part of it, or a path.", show_default=False)
-    ] = "latest",
+    run: NamedRun = "latest",
     *,
     only: Only = None,
     runs_dir: RunsDir = Path("runs"),

@@ -113,7 +113,7 @@ def _report(
     found = chaos_diagnostics(verdicts, left, outcome)
     status = contract.STATUS_RANK_FAILED if has_errors(found) else contract.STATUS_DONE
     if form is Format.JSON:
-        print_json(chaos_json(orders, verdicts, left, outcome, found, status))
+        print_json(chaos_json(verdicts, left, outcome, faults=orders, found=found, status=status))
     else:
         show_chaos(verdicts, left, outcome, stream=sys.stdout)
         show_diagnostics(found, form=form)

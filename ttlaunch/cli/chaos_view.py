@@ -34,10 +34,11 @@ def show_chaos(verdicts: Sequence[Verdict], left: Sequence[Left], outcome: Outco
 
 
 def chaos_json(
-    faults: Sequence[Fault],
     verdicts: Sequence[Verdict],
     left: Sequence[Left],
     outcome: Outcome,
+    *,
+    faults: Sequence[Fault],
     found: Sequence[Diagnostic],
     status: int,
 ) -> dict[str, Any]:

@@ -1,16 +1,17 @@
 """`ttlaunch compare`: recipes on the same model, data and seed, in one table with speed, loss, bytes, memory and idle time."""
 
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ttlaunch import contract
-from ttlaunch.cli.console import leave, print_json, show_diagnostics
+from ttlaunch.cli.console import leave, print_json, print_lines, show_diagnostics
 from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.cli.options import On, Overrides
 from ttlaunch.cli.table import render_table
@@ -30,7 +31,6 @@ from ttlaunch.planning.comparison import Candidate, Workload, parse_candidate
 
 if TYPE_CHECKING:
     from ttlaunch.lab.comparison.repeats import Attempt
-    from ttlaunch.lab.comparison.summary import Row
 
 EXAMPLES = """\
 [bold]ttlaunch compare[/bold]   every recipe that trains, three times each; takes some minutes
@@ -74,17 +74,34 @@ def compare(
     `comparison.json`, `comparison.svg` and `runs/`. The same command continues after Ctrl-C and does not repeat finished runs.
     If a recipe fails, the others still run, and the exit status is 1.
     """
+    from ttlaunch.cli.compare_picture import draw_comparison
+    from ttlaunch.lab.comparison.repeats import Comparison
+    from ttlaunch.lab.comparison.summary import HEADING, cells, render_json, render_markdown, summarise
+
     workload = Workload(steps, tuple(overrides or ()))
     candidates = list(dict.fromkeys(map(parse_candidate, recipes))) if recipes else _all_candidates()
     _refuse_mistakes(candidates, workload, on=on, are_named=bool(recipes))
-    attempts: list[Attempt] = []
     try:
         out.mkdir(parents=True, exist_ok=True)
-        _run_all(candidates, workload, attempts, on=on, out=out, repeats=repeats, form=form)
-        rows, machine = _write(attempts, workload, out=out, repeats=repeats)
+        comparison = Comparison(workload, on=on, folder=out, repeats=repeats)
+        attempts = _run_all(comparison.attempts(candidates), out, total=len(candidates) * repeats, form=form)
+        rows, machine = summarise(attempts), _machine()
+        content = render_json(rows, workload, machine=machine, repeats=repeats)
+        (out / "comparison.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        (out / "comparison.md").write_text(render_markdown(rows, workload, machine=machine), encoding="utf-8")
+        (out / "comparison.svg").write_text(draw_comparison(content), encoding="utf-8")
     except OSError as error:
         raise file_error(out, error, verb="used") from error
-    _report(rows, attempts, workload, machine=machine, out=out, repeats=repeats, form=form)
+    failures = [_failure(attempt) for attempt in attempts if attempt.error is not None]
+    if form is Format.JSON:
+        print_json({**content, "diagnostics": [one.as_json() for one in failures]})
+    elif form is Format.CONCISE:
+        print_lines("\t".join(cells(row)) for row in rows)
+    else:
+        written = f"written: {out}/comparison.md, {out}/comparison.json, {out}/comparison.svg"
+        print_lines([*render_table([HEADING, *map(cells, rows)], right=range(2, len(HEADING))), "", written])
+    show_diagnostics(failures, form=form)
+    leave(contract.STATUS_RANK_FAILED if failures else contract.STATUS_DONE)
 
 
 def _refuse_mistakes(candidates: Sequence[Candidate], workload: Workload, *, on: str, are_named: bool) -> None:
@@ -101,18 +118,13 @@ def _refuse_mistakes(candidates: Sequence[Candidate], workload: Workload, *, on:
 def _notes(
     mistake: Diagnostic, found: Sequence[Sequence[Diagnostic]], candidates: Sequence[Candidate]
 ) -> tuple[str, ...]:
-    """Those of a mistake, and whose it is, unless it is everybody's or says so itself."""
-    text = str(mistake.as_json())
-    whose = [str(one) for one, group in zip(candidates, found, strict=True) if text in map(str, _as_json(group))]
-    return (
-        mistake.notes
-        if len(whose) == len(candidates) or not mistake.primary
-        else (*mistake.notes, f"of {listed(whose)}")
-    )
-
-
-def _as_json(group: Sequence[Diagnostic]) -> list[dict[str, Any]]:
-    return [one.as_json() for one in group]
+    """The notes of a mistake, and which candidates have it, unless all have it or it points at no file."""
+    text = mistake.as_json()
+    whose = [
+        str(one) for one, group in zip(candidates, found, strict=True) if text in [each.as_json() for each in group]
+    ]
+    has_owner = len(whose) < len(candidates) and mistake.primary
+    return (*mistake.notes, f"of {listed(whose)}") if has_owner else mistake.notes
 
 
 def _mistakes(candidate: Candidate, workload: Workload, *, on: str) -> list[Diagnostic]:
@@ -146,31 +158,24 @@ def _all_candidates() -> list[Candidate]:
     return [Candidate(name) for name, recipe in found if not isinstance(recipe, Diagnostic) and recipe.uses_data]
 
 
-def _run_all(
-    candidates: Sequence[Candidate],
-    workload: Workload,
-    attempts: "list[Attempt]",
-    *,
-    on: str,
-    out: Path,
-    repeats: int,
-    form: Format,
-) -> None:
-    """Run everything, and add to `attempts` what each run came to; leaves if Ctrl-C was pressed."""
-    from ttlaunch.lab.comparison.repeats import Comparison
-
-    total = len(candidates) * repeats
-    comparison = Comparison(workload, on=on, folder=out, repeats=repeats)
+def _run_all(found: "Iterator[Attempt]", out: Path, *, total: int, form: Format) -> "list[Attempt]":
+    """Run everything; leaves if Ctrl-C was pressed."""
+    attempts: list[Attempt] = []
     with interruptible():
         try:
-            for attempt in comparison.attempts(candidates):
+            for attempt in found:
                 attempts.append(attempt)
                 if form is not Format.JSON:
                     sys.stderr.write(f"{_progress(attempt, number=len(attempts), total=total)}\n")
                     sys.stderr.flush()
         except KeyboardInterrupt:
             kept = sum(attempt.measured is not None for attempt in attempts)
-            _report_interrupted(kept, total, out, form=form)
+            if form is Format.JSON:
+                print_json({"interrupted": True, "runs": kept, "planned": total})
+            runs = f"{kept} of {counted(total, 'run')}"
+            sys.stderr.write(f"interrupted after {runs}; they are kept in {out}, and the same line goes on\n")
+            leave(contract.STATUS_INTERRUPTED)
+    return attempts
 
 
 def _progress(attempt: "Attempt", *, number: int, total: int) -> str:
@@ -184,65 +189,10 @@ def _progress(attempt: "Attempt", *, number: int, total: int) -> str:
     return f"{begin}: {speed}{loss}{kept}"
 
 
-def _report_interrupted(kept: int, total: int, out: Path, *, form: Format) -> NoReturn:
-    if form is Format.JSON:
-        print_json({"interrupted": True, "runs": kept, "planned": total})
-    sys.stderr.write(
-        f"interrupted after {kept} of {counted(total, 'run')}; they are kept in {out}, and the same line goes on\n"
-    )
-    leave(contract.STATUS_INTERRUPTED)
-
-
-def _write(attempts: "Sequence[Attempt]", workload: Workload, *, out: Path, repeats: int) -> "tuple[list[Row], str]":
-    """Write table, JSON and picture.
-
-    Raises:
-        OSError: One of them cannot be written.
-    """
-    import json
-
-    from ttlaunch.cli.compare_picture import draw_comparison
-    from ttlaunch.lab.comparison.summary import render_json, render_markdown, summarise
-
-    rows, machine = summarise(attempts), _machine()
-    found = render_json(rows, workload, machine=machine, repeats=repeats)
-    (out / "comparison.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (out / "comparison.md").write_text(render_markdown(rows, workload, machine=machine), encoding="utf-8")
-    (out / "comparison.svg").write_text(draw_comparison(found), encoding="utf-8")
-    return rows, machine
-
-
 def _machine() -> str:
     import platform
 
     return f"{counted(len(os.sched_getaffinity(0)), 'core')}, {platform.machine()}, Python {platform.python_version()}"
-
-
-def _report(
-    rows: "Sequence[Row]",
-    attempts: "Sequence[Attempt]",
-    workload: Workload,
-    *,
-    machine: str,
-    out: Path,
-    repeats: int,
-    form: Format,
-) -> NoReturn:
-    from ttlaunch.lab.comparison.summary import HEADING, cells, render_json
-
-    found = [_failure(attempt) for attempt in attempts if attempt.error is not None]
-    if form is Format.JSON:
-        content: dict[str, Any] = render_json(rows, workload, machine=machine, repeats=repeats)
-        print_json({**content, "diagnostics": [one.as_json() for one in found]})
-    elif form is Format.CONCISE:
-        sys.stdout.write("".join("\t".join(cells(row)) + "\n" for row in rows))
-    else:
-        table = render_table([HEADING, *map(cells, rows)], right=range(2, len(HEADING)))
-        sys.stdout.write("".join(f"{line}\n" for line in table))
-        sys.stdout.write(f"\nwritten: {out}/comparison.md, {out}/comparison.json, {out}/comparison.svg\n")
-    sys.stdout.flush()
-    show_diagnostics(found, form=form)
-    leave(contract.STATUS_RANK_FAILED if found else contract.STATUS_DONE)
 
 
 def _failure(attempt: "Attempt") -> Diagnostic:

@@ -2,11 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from ttlaunch.cli.listing import print_listing
+from ttlaunch.cli.options import PlainFormat
 from ttlaunch.diagnostics import Format, counted
 
 app = typer.Typer(help="List configurations.", no_args_is_help=True)
@@ -18,7 +18,7 @@ def _group() -> None:
 
 
 @app.command("list")
-def list_(*, form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL) -> None:
+def list_(*, form: PlainFormat = Format.FULL) -> None:
     """List every configuration with its size. One in ./configurations hides a built-in one of the same name."""
     from ttlaunch.spec.topology.discovery import list_configurations
     from ttlaunch.spec.topology.load import load_topology

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ttlaunch.cli.console import file_exists, print_json, write_file
+from ttlaunch.cli.options import PlainFormat
 from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, counted, shown, usage_error
 
 EXAMPLES = """\
@@ -34,7 +35,7 @@ def data(
         str, typer.Option(metavar="NAME", help="The split to read, if the dataset has several.")
     ] = "train",
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file.")] = False,
-    form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL,
+    form: PlainFormat = Format.FULL,
 ) -> None:
     """Make a training file from a dataset or a text, as plain text or as token ids."""
     from ttlaunch.spec.recipe.adapters import AdapterError, encode_texts, read_dataset

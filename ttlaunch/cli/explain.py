@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ttlaunch.cli.console import leave, print_json, use_colour
+from ttlaunch.cli.options import PlainFormat
 from ttlaunch.diagnostics import Format, did_you_mean
 
 EXAMPLES = """\
@@ -20,7 +21,7 @@ def explain(
         str | None, typer.Argument(metavar="CODE", help="A code such as T011. Default: list all codes.")
     ] = None,
     *,
-    form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL,
+    form: PlainFormat = Format.FULL,
 ) -> None:
     """Explain the code of a diagnostic."""
     from ttlaunch.diagnostics.explain import known_codes, load_page

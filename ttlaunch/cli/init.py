@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ttlaunch import contract
+from ttlaunch.cli.options import PlainFormat
 from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, did_you_mean, file_error, listed, shown, usage_mistake
 
 EXAMPLES = """\
@@ -37,7 +38,7 @@ def init(
     folder: Annotated[
         Path, typer.Option("--dir", metavar="DIR", help="Folder in which to create the configuration's folder.")
     ] = Path("configurations"),
-    form: Annotated[Format, typer.Option("--format", help="full, concise or json.")] = Format.FULL,  # noqa: ARG001 - `shows_refusals` reads it
+    form: PlainFormat = Format.FULL,  # noqa: ARG001 - `shows_refusals` reads it
 ) -> None:
     """Write a new configuration: hosts.txt, mgd.yaml and rank_bindings.yaml."""
     from ttlaunch.spec.topology.mesh_graph import ARCHITECTURES

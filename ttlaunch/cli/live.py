@@ -10,7 +10,7 @@ from ttlaunch.cli.console import needs_no_reader
 from ttlaunch.diagnostics import counted, shown
 from ttlaunch.records.ranks import AnyProgress, LayerNorms, Note, StepDone, Validation
 from ttlaunch.running.logs.fold import ShownOutput
-from ttlaunch.running.logs.output import View
+from ttlaunch.running.logs.output import SilentView, View
 from ttlaunch.running.runs.facts import RunFacts
 from ttlaunch.running.runs.run_folder import RunFolder
 from ttlaunch.running.watch import Phase, RankState, steps_done
@@ -37,7 +37,7 @@ def make_view(facts: RunFacts, run_id: str, *, quiet: bool = False) -> Iterator[
         quiet: Show nothing (for JSON).
     """
     if quiet:
-        yield QuietView()
+        yield SilentView()
     elif sys.stdout.isatty():
         from rich.console import Console
         from rich.live import Live
@@ -91,19 +91,6 @@ class FollowingView:
         """Show what is left."""
         for stream, line in self._output.finish():
             self._view.output(stream, line)
-
-
-class QuietView:
-    """Shows nothing."""
-
-    def output(self, stream: str, line: bytes) -> None:
-        """Drop it; the run folder has it."""
-
-    def record(self, state: RankState, record: AnyProgress) -> None:
-        """Drop it."""
-
-    def tick(self, ranks: list[RankState]) -> None:
-        """Nothing changes."""
 
 
 class PlainView:

@@ -11,7 +11,7 @@ import typer
 
 from ttlaunch.app.named_run import find_named_run, unreadable_run
 from ttlaunch.cli.interrupt import interruptible
-from ttlaunch.cli.options import Only, OutputFormat, RunsDir
+from ttlaunch.cli.options import NamedRun, Only, OutputFormat, RunsDir
 from ttlaunch.diagnostics import Format
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ _CONTROL = dict.fromkeys([*range(9), *range(10, 32), 127])  # all but tab: a log
 
 
 def logs(
-    run: Annotated[
-        str, typer.Argument(metavar="[RUN|latest]", help="A run's id, a part of it, or a path.", show_default=False)
-    ] = "latest",
+    run: NamedRun = "latest",
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run ends.")] = False,
     only: Only = None,

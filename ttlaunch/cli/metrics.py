@@ -15,7 +15,7 @@ from ttlaunch.app.named_run import find_named_run, unreadable_run
 from ttlaunch.app.sinks import parse_sinks, sink_diagnostics
 from ttlaunch.cli.console import leave, needs_no_reader, print_json, show_diagnostics
 from ttlaunch.cli.interrupt import interruptible
-from ttlaunch.cli.options import OutputFormat, RunsDir
+from ttlaunch.cli.options import NamedRun, OutputFormat, RunsDir
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import Format, usage_error
 
@@ -39,9 +39,7 @@ _NICE = 10
 
 
 def metrics(
-    run: Annotated[
-        str, typer.Argument(metavar="[RUN|latest]", help="A run's id, a part of it, or a path.", show_default=False)
-    ] = "latest",
+    run: NamedRun = "latest",
     *,
     to: Annotated[
         list[str] | None,

@@ -153,6 +153,10 @@ OutputFormat = Annotated[
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also print assumptions and findings.")]
+PlainFormat = Annotated[Format, typer.Option("--format", help="full, concise or json.")]
+NamedRun = Annotated[
+    str, typer.Argument(metavar="[RUN|latest]", help="A run's id, a part of it, or a path.", show_default=False)
+]
 Target = Annotated[
     str,
     typer.Argument(

@@ -11,7 +11,7 @@ import typer
 from ttlaunch import contract
 from ttlaunch.cli.console import print_json
 from ttlaunch.cli.listing import print_listing
-from ttlaunch.cli.options import complete_recipes
+from ttlaunch.cli.options import PlainFormat, complete_recipes
 from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, file_error, usage_error
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, show and copy recipes.", no_args_is_help=True)
 
-_OutputFormat = Annotated[Format, typer.Option("--format", help="full, concise or json.")]
 _Name = Annotated[
     str,
     typer.Argument(
@@ -30,7 +29,7 @@ _Name = Annotated[
 
 
 @app.command("list")
-def list_(*, form: _OutputFormat = Format.FULL) -> None:
+def list_(*, form: PlainFormat = Format.FULL) -> None:
     """List every recipe. A recipe in ./recipes hides a built-in one of the same name."""
     from ttlaunch.spec.recipe.discovery import list_recipes, load_recipe
 
@@ -43,7 +42,7 @@ def list_(*, form: _OutputFormat = Format.FULL) -> None:
 
 
 @app.command()
-def show(name: _Name, *, form: _OutputFormat = Format.FULL) -> None:
+def show(name: _Name, *, form: PlainFormat = Format.FULL) -> None:
     """Show a recipe's layouts, flows and training file."""
     from ttlaunch.spec.recipe.declare import Pattern, Per
     from ttlaunch.spec.recipe.discovery import find_recipe, load_recipe

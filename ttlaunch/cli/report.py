@@ -8,6 +8,7 @@ import typer
 
 from ttlaunch.app.named_run import find_named_run, unreadable_run
 from ttlaunch.cli.console import print_json, show_diagnostics
+from ttlaunch.cli.options import NamedRun, RunsDir
 from ttlaunch.diagnostics import Format, counted
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ EXAMPLES = """\
 
 
 def report(
-    run: Annotated[
-        str, typer.Argument(metavar="[RUN|latest]", help="A run's id, or the path of its folder.", show_default=False)
-    ] = "latest",
+    run: NamedRun = "latest",
     *,
     communication: Annotated[
         bool,
@@ -38,9 +37,7 @@ def report(
             help="Show each operation: messages, bytes, waiting time, and for a traced run the time in flight.",
         ),
     ] = False,
-    runs_dir: Annotated[
-        Path, typer.Option("--runs-dir", metavar="DIR", help="The folder that holds the run folders.")
-    ] = Path("runs"),
+    runs_dir: RunsDir = Path("runs"),
     form: Annotated[
         Format,
         typer.Option(

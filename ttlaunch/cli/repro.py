@@ -9,7 +9,7 @@ import typer
 from ttlaunch.app.execute import RunOptions, execute_plan, make_ready
 from ttlaunch.app.named_run import find_named_run
 from ttlaunch.cli.console import leave
-from ttlaunch.cli.options import GraceSeconds, HangTimeout, OutputFormat, RunsDir, Verbose
+from ttlaunch.cli.options import GraceSeconds, HangTimeout, NamedRun, OutputFormat, RunsDir, Verbose
 from ttlaunch.diagnostics import Format, has_errors
 
 EXAMPLES = """\
@@ -22,9 +22,7 @@ EXAMPLES = """\
 
 
 def repro(
-    run: Annotated[
-        str, typer.Argument(metavar="[RUN|latest]", help="A run's id, or the path of its folder.", show_default=False)
-    ] = "latest",
+    run: NamedRun = "latest",
     *,
     with_changes: Annotated[
         bool, typer.Option("--with-changes", help="Start even if code or text have changed.")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ttlaunch.cli.console import print_json, show_diagnostics
+from ttlaunch.cli.options import RunsDir
 from ttlaunch.diagnostics import Format, LaunchError, counted, file_error, usage_error
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ SHOW_EXAMPLES = """\
 [bold]ttlaunch weights show weights.safetensors[/bold]   those of a file, to compare names and shapes
 """
 
-_RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="The folder that holds the run folders.")]
-
 
 @app.command(epilog=EXAMPLES)
 def export(
@@ -45,7 +44,7 @@ def export(
     average: Annotated[
         bool, typer.Option("--average", help="Export the average over training, if the recipe keeps one.")
     ] = False,
-    runs_dir: _RunsDir = Path("runs"),
+    runs_dir: RunsDir = Path("runs"),
     form: Annotated[
         Format, typer.Option("--format", help="Format of error messages: full, concise, json or github.")
     ] = Format.FULL,
@@ -74,7 +73,7 @@ def export(
 def show(
     what: Annotated[str, typer.Argument(metavar="latest|RUN|PATH|FILE", help="A checkpoint, or a safetensors file.")],
     *,
-    runs_dir: _RunsDir = Path("runs"),
+    runs_dir: RunsDir = Path("runs"),
     form: Annotated[
         Format,
         typer.Option(

@@ -11,7 +11,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -216,11 +216,15 @@ def why(error: LaunchError | TimeoutError) -> str:
 
 
 def code_hash() -> str:
-    """Of all that computes: package, recipes, torch's version. Results of other code say nothing of this one."""
+    """Hash everything that computes: the package, all recipes and torch's version. Results of other code do not count."""
+    return hash_folders([Path(contract.__file__).parent, *(found.folder for found in list_recipes(Path.cwd()))])
+
+
+def hash_folders(folders: Iterable[Path]) -> str:
+    """Hash the Python files of some folders together with the versions of Python and torch."""
     digest = hashlib.sha256(sys.version.encode())
     with contextlib.suppress(PackageNotFoundError):
         digest.update(version("torch").encode())
-    folders = [Path(contract.__file__).parent, *(found.folder for found in list_recipes(Path.cwd()))]
     for folder in folders:
         for path in sorted(folder.rglob("*.py")):
             digest.update(path.read_bytes())

@@ -90,21 +90,30 @@ def play_ranks(
     )
     try:
         try:
-            _follow(process, watch, folder, view, cancelled)
+            _follow(process, watch, folder=folder, view=view, cancelled=cancelled)
         finally:
             end_process(process, patience_s=_AFTER_TERM_S)
         _pass_on(watch, folder, view)
         if saves:
-            _complete_checkpoints(plan, folder, uncompleted, watch.bad.add)
+            _complete_checkpoints(plan, folder, uncompleted, complain=watch.bad.add)
     except OSError as error:
         broken = folder_failure(error)
     lost.notice(watch.ranks, uncompleted)
-    played = _conclude(plan, folder, watch, broken, process.returncode, time.monotonic() - started)
+    played = _conclude(
+        plan,
+        folder,
+        watch,
+        broken=broken,
+        returncode=process.returncode,
+        duration_s=time.monotonic() - started,
+    )
     _pass_on(watch, folder, view)  # what was found in records since
     return replace(played, report=replace(played.report, lost_checkpoints=lost.clean_up(folder.path)))
 
 
-def _complete_checkpoints(plan: LaunchPlan, folder: RunFolder, uncompleted: dict[int, str], complain: Complain) -> None:
+def _complete_checkpoints(
+    plan: LaunchPlan, folder: RunFolder, uncompleted: dict[int, str], *, complain: Complain
+) -> None:
     content = plan.as_json()
     config = content["config"].get("checkpoint_config") or {}
     lose = uncompleted.setdefault if config.get("on_error") == "continue" else None
@@ -114,11 +123,11 @@ def _complete_checkpoints(plan: LaunchPlan, folder: RunFolder, uncompleted: dict
 
 
 def _conclude(
-    plan: LaunchPlan, folder: RunFolder, watch: Watch, broken: Failure | None, returncode: int, duration_s: float
+    plan: LaunchPlan, folder: RunFolder, watch: Watch, *, broken: Failure | None, returncode: int, duration_s: float
 ) -> Played:
     said = _read(folder, watch)
     findings = said.findings
-    failure = _failure(watch, broken, returncode, findings)
+    failure = _failure(watch, broken, findings, returncode=returncode)
     if failure is None and not findings:
         failure = divergence(watch.ranks, plan.as_json()["config"])
     report = make_report(
@@ -152,6 +161,7 @@ def _environment(plan: LaunchPlan, folder: RunFolder, inherited: Mapping[str, st
 def _follow(
     process: subprocess.Popen[bytes],
     watch: Watch,
+    *,
     folder: RunFolder,
     view: View,
     cancelled: threading.Event | None,
@@ -172,7 +182,7 @@ def _pass_on(watch: Watch, folder: RunFolder, view: View) -> None:
 
 
 def _failure(
-    watch: Watch, broken: Failure | None, returncode: int, findings: tuple[SimulatedFinding, ...]
+    watch: Watch, broken: Failure | None, findings: tuple[SimulatedFinding, ...], *, returncode: int
 ) -> Failure | None:
     """The first rank that failed by itself, or what is wrong with a simulation that nobody failed in."""
     failure = first_failure(watch.ranks, lost_shims={}, ordered=False) or broken

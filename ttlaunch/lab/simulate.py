@@ -16,21 +16,19 @@ from ttlaunch.app.dialogue import Dialogue, Unattended, stop_on_errors
 from ttlaunch.app.library import ClusterOptions
 from ttlaunch.app.order import checked_options, no_target, refuse_strangers, spec_of
 from ttlaunch.app.resolve import is_script, resolve
-from ttlaunch.app.run_diagnostics import checkpoint_diagnostics, failure_diagnostic, traffic_diagnostics
-from ttlaunch.app.run_spec import RunSpec, short_name
-from ttlaunch.diagnostics import Diagnostic, Label, LaunchError, Source, file_error, render, usage_error
+from ttlaunch.app.run_diagnostics import checkpoint_diagnostics, failure_diagnostic, line_label, traffic_diagnostics
+from ttlaunch.app.run_spec import RunSpec
+from ttlaunch.diagnostics import Diagnostic, LaunchError, file_error, render, usage_error
 from ttlaunch.diagnostics.html import facts_html, text_html
 from ttlaunch.engines.choose import ENGINES
 from ttlaunch.lab.play import Played, play_ranks
 from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.planning.make import Surroundings
 from ttlaunch.planning.recipe_plan import plan_recipe
-from ttlaunch.records.ranks import AnyProgress
-from ttlaunch.records.simulation import FindingSide, SimulatedFinding, as_json
-from ttlaunch.running.logs.output import View
+from ttlaunch.records.simulation import SimulatedFinding, as_json
+from ttlaunch.running.logs.output import SilentView, View
 from ttlaunch.running.preflight import check_packages
 from ttlaunch.running.runs.run_folder import RunFolder
-from ttlaunch.running.watch import RankState
 from ttlaunch.spec.recipe.config import check_one_process
 
 Shows = Callable[[LaunchPlan, RunFolder], AbstractContextManager[View]]
@@ -80,19 +78,6 @@ class Simulation:
         return facts_html(facts) + (text_html(render(self.diagnostics)) if self.diagnostics else "")
 
 
-class Nobody:
-    """A view that shows nothing."""
-
-    def output(self, stream: str, line: bytes) -> None:
-        """The lines are in the folder."""
-
-    def record(self, state: RankState, record: AnyProgress) -> None:
-        """The records are in the folder."""
-
-    def tick(self, ranks: list[RankState]) -> None:
-        """Nothing is drawn."""
-
-
 def simulate(target: str | Path, *, keep: str | Path | None = None, **options: Unpack[ClusterOptions]) -> Simulation:
     """Run all ranks of a recipe in one process: the same bits as a run, and messages that do not fit are named.
 
@@ -140,7 +125,7 @@ def run_simulation(
     plan: LaunchPlan,
     *,
     keep: Path | None,
-    show: Shows = lambda _plan, _folder: nullcontext(Nobody()),
+    show: Shows = lambda _plan, _folder: nullcontext(SilentView()),
     cancelled: threading.Event | None = None,
 ) -> Simulation:
     """Play the ranks of a plan.
@@ -196,7 +181,7 @@ def _diagnostics(played: Played) -> list[Diagnostic]:
 
 
 def _diagnostic(finding: SimulatedFinding) -> Diagnostic:
-    labels = [_label(side) for side in finding.sides]
+    labels = [line_label(Path(side.place.file), side.place.line, side.text) for side in finding.sides]
     seen = [label for label in labels if label is not None]
     unseen = [side.text for side, label in zip(finding.sides, labels, strict=True) if label is None]
     return Diagnostic(
@@ -207,15 +192,3 @@ def _diagnostic(finding: SimulatedFinding) -> Diagnostic:
         notes=(*unseen, *finding.notes),
         hints=(finding.hint,),
     )
-
-
-def _label(side: FindingSide) -> Label | None:
-    """The line that asked for one end of the message."""
-    path, number = Path(side.place.file), side.place.line
-    try:
-        source = Source(short_name(path, Path.cwd()), path.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return None
-    line = source.line(number)
-    span = source.span(number, len(line) - len(line.lstrip()) + 1, max(1, len(line.strip())))
-    return Label(span, side.text)

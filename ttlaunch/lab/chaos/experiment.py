@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.app.dialogue import Dialogue
-from ttlaunch.app.execute import RunOptions, execute_plan
+from ttlaunch.app.execute import RunOptions, StartingRun, execute_plan
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.prepare_run import PreparedRun
 from ttlaunch.app.reach import open_transports, reach_hosts
@@ -21,7 +21,6 @@ from ttlaunch.planning.fault_parser import parse_faults
 from ttlaunch.planning.faults import Fault, Kind
 from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.running.logs.output import View
-from ttlaunch.running.rank_controller import RankController
 from ttlaunch.running.runs.run_folder import RunFolder
 
 _FILE = "@"
@@ -96,12 +95,15 @@ def break_run(
     elsewhere = {transport.host: transport for transport in transports}
 
     @contextmanager
-    def injecting(
-        plan: "LaunchPlan", controller: "RankController", folder: "RunFolder", scratch: Path
-    ) -> "Iterator[View]":
-        with show(plan, folder) as view:
+    def injecting(run: StartingRun) -> Iterator[View]:
+        with show(run.plan, run.folder) as view:
             yield Injector(
-                orders, view=view, controller=controller, folder=folder, scratch=scratch, elsewhere=elsewhere
+                orders,
+                view=view,
+                controller=run.controller,
+                folder=run.folder,
+                scratch=run.scratch,
+                elsewhere=elsewhere,
             )
 
     try:

@@ -120,7 +120,7 @@ def judge_faults(
             verdicts.append(Verdict(str(fault), Outcome.NOT_MADE, reason))
         else:
             outcome = _outcome(one, first, named, breaking=breaking, report=report)
-            verdicts.append(_verdict(one, outcome, events, report))
+            verdicts.append(_verdict(one, outcome, events=events, report=report))
     return verdicts
 
 
@@ -212,7 +212,9 @@ def _is_named(fault: Fault, ranks: frozenset[int], report: Mapping[str, Any], *,
     return failure["class"] in causes and failure["rank"] in ranks
 
 
-def _verdict(one: _Made, outcome: Outcome, events: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> Verdict:
+def _verdict(
+    one: _Made, outcome: Outcome, *, events: Sequence[Mapping[str, Any]], report: Mapping[str, Any]
+) -> Verdict:
     start, end = _time_of(events, "start"), _time_of(events, "end")
     told = outcome in {Outcome.NAMED, Outcome.MISNAMED}
     return Verdict(

@@ -4,21 +4,17 @@ A run that came to its end is kept. When the same comparison is asked for again,
 whose plan has the same hash and that the same code made are taken as they are.
 """
 
-import contextlib
-import hashlib
 import json
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ttlaunch import contract
 from ttlaunch.app.library import plan, start
 from ttlaunch.diagnostics import Diagnostic, LaunchError
 from ttlaunch.lab.comparison.measure import CODE_FILE, Measured, measure_run, read_code
-from ttlaunch.lab.parity import why
+from ttlaunch.lab.parity import hash_folders, why
 from ttlaunch.planning.comparison import Candidate, Workload
 from ttlaunch.running.runs.facts import run_folders
 from ttlaunch.running.runs.files import read_object_if_any
@@ -129,17 +125,11 @@ class Comparison:
 
 
 def code_of(recipe: str) -> str:
-    """The hash of the code that makes a run: a recipe's own, what ranks are given to work with, and torch's version.
+    """Hash the code that makes a run: a recipe's own, what ranks are given to work with, and torch's version.
 
-    What only launches and watches is not in it: it changes no number that is compared.
+    The launcher's own code is left out: it changes no number that is compared.
     """
-    digest = hashlib.sha256(sys.version.encode())
-    with contextlib.suppress(PackageNotFoundError):
-        digest.update(version("torch").encode())
     found = find_recipe(recipe, working_folder=Path.cwd())
     package = Path(contract.__file__).parent
     own = [] if isinstance(found, Diagnostic) else [found.folder]
-    for folder in (package / "runtime", package / "spec" / "recipe", *own):
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return hash_folders([package / "runtime", package / "spec" / "recipe", *own])

@@ -54,10 +54,10 @@ def summarise(attempts: Sequence[Attempt]) -> list[Row]:
         by_candidate.setdefault(attempt.candidate, []).append(attempt)
     hashes = {one: {each.measured.sha256 for each in found if each.measured} for one, found in by_candidate.items()}
     classes = class_names([text for found in hashes.values() if len(found) == 1 for text in found if text])
-    return [_row(str(one), found, hashes[one], classes) for one, found in by_candidate.items()]
+    return [_row(str(one), found, hashes=hashes[one], classes=classes) for one, found in by_candidate.items()]
 
 
-def _row(name: str, attempts: Sequence[Attempt], hashes: set[str | None], classes: dict[str, str]) -> Row:
+def _row(name: str, attempts: Sequence[Attempt], *, hashes: set[str | None], classes: dict[str, str]) -> Row:
     runs = tuple(one.measured for one in attempts if one.measured is not None)
     error = next((one.error for one in attempts if one.error is not None), None)
     ranks = ", ".join(f"{count} {role}" for role, count in (runs[0].ranks.items() if runs else ()))

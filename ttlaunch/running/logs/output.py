@@ -33,6 +33,19 @@ class View(Protocol):
         """Some time has passed."""
 
 
+class SilentView:
+    """Shows nothing: lines and records are in the run's folder."""
+
+    def output(self, stream: str, line: bytes) -> None:
+        """Drop the line."""
+
+    def record(self, state: RankState, record: AnyProgress) -> None:
+        """Drop the record."""
+
+    def tick(self, ranks: list[RankState]) -> None:
+        """Draw nothing."""
+
+
 class EngineOutput:
     """The two streams of the engine's process on this machine."""
 
