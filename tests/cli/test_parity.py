@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ttlaunch.cli.interrupt import interruptible
+from ttlaunch.app.signals import interruptible
 from ttlaunch.lab.parity import Parity, Result
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "data_parallel"

@@ -3,7 +3,7 @@
 import pytest
 
 from ttlaunch.diagnostics import Source
-from ttlaunch.lab.chaos.draw_faults import draw_faults
+from ttlaunch.lab.chaos.experiment import draw_faults
 from ttlaunch.planning.fault_checks import Field, check_faults
 from ttlaunch.planning.fault_parser import parse_faults
 from ttlaunch.planning.faults import Kind, Verb, render_faults

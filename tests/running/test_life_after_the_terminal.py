@@ -17,8 +17,8 @@ import pytest
 
 from ttlaunch import contract
 from ttlaunch.agent.run_processes import run_processes
-from ttlaunch.cli.run_end import status_without_run
 from ttlaunch.cli.session import start_session
+from ttlaunch.cli.watching import status_without_run
 from ttlaunch.diagnostics import Format
 
 pytestmark = pytest.mark.mpi

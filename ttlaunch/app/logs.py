@@ -3,15 +3,12 @@
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ttlaunch.diagnostics import did_you_mean, listed, shown, usage_error
+from ttlaunch.planning.launch_plan import RankRow
 from ttlaunch.running.logs.fold import only_choices, parse_only
 from ttlaunch.running.logs.merged import Line, MergedLog
 from ttlaunch.running.runs.launcher import is_running
-
-if TYPE_CHECKING:
-    from ttlaunch.planning.launch_plan import RankRow
 
 _TICK_S = 0.1
 STREAMS = ("stdout", "stderr")

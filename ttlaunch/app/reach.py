@@ -1,9 +1,12 @@
 """Connect to all hosts of a cluster, or say which are not ready and leave: what doctor, prepare, sync and run begin with."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.diagnostics import LaunchError
@@ -132,3 +135,20 @@ def _connect(
 def ask_for_passphrases(keys: KeyRing, dialogue: Dialogue) -> bool:
     """Ask for the passphrases of locked keys, where anybody can be asked; whether one more can be used now."""
     return bool(keys.locked) and keys.unlock(dialogue.passphrase)
+
+
+_T = TypeVar("_T")
+
+
+def in_background(work: Callable[[], _T]) -> Future[_T]:
+    """Start some work whose thread cannot keep the program alive."""
+    future: Future[_T] = Future()
+
+    def attempt() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=attempt, daemon=True).start()
+    return future

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ttlaunch import contract
-from ttlaunch.app.background import in_background
 from ttlaunch.app.dialogue import Dialogue, stop_on_errors
 from ttlaunch.app.prepare_run import PreparedRun, make_plan
 from ttlaunch.app.program_on_hosts import check_program
-from ttlaunch.app.reach import reach_hosts
+from ttlaunch.app.reach import in_background, reach_hosts
 from ttlaunch.app.ready_here import LaunchContext
 from ttlaunch.app.sync_code import sync_code
 from ttlaunch.diagnostics import Diagnostic, LaunchError, Severity

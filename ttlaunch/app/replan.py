@@ -3,21 +3,21 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ttlaunch import contract
 from ttlaunch.app.dialogue import Dialogue
+from ttlaunch.app.prepare_run import PreparedRun
+from ttlaunch.app.reach import connect_all, open_transports
 from ttlaunch.app.resolve import ResolvedSpec, resolve
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.diagnostics import Diagnostic, counted, listed
 from ttlaunch.errors import HostError
+from ttlaunch.planning.fewer_ranks import largest_world
+from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
+from ttlaunch.running.ending import keeps_checkpoints
+from ttlaunch.running.restarts import Restart
 from ttlaunch.spec.topology.model import Topology
 from ttlaunch.spec.topology.smaller import leave_out, why_not_without
-
-if TYPE_CHECKING:
-    from ttlaunch.app.prepare_run import PreparedRun
-    from ttlaunch.planning.launch_plan import LaunchPlan
-    from ttlaunch.running.restarts import Restart
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,6 @@ def repeatable(request: RunSpec, folder: Path) -> RunSpec:
 
 def silent_hosts(topology: Topology, dialogue: Dialogue) -> Mapping[str, HostError]:
     """The hosts that do not answer now; they are asked all at once."""
-    from ttlaunch.app.reach import connect_all, open_transports
-
     transports, keys = open_transports(topology)
     try:
         return connect_all(transports, keys, dialogue).errors
@@ -58,8 +56,8 @@ def silent_hosts(topology: Topology, dialogue: Dialogue) -> Mapping[str, HostErr
 
 def replan(
     request: RunSpec,
-    first: "PreparedRun",
-    decision: "Restart",
+    first: PreparedRun,
+    decision: Restart,
     *,
     ask: Callable[[Topology], Mapping[str, HostError]],
 ) -> Replanned | Diagnostic:
@@ -95,11 +93,8 @@ def replan(
     return Replanned(smallest, _change(smallest, first, used, ranks=ranks, set_already=len(request.overrides)))
 
 
-def _smaller(request: RunSpec, first: "PreparedRun") -> tuple[RunSpec, int] | None:
+def _smaller(request: RunSpec, first: PreparedRun) -> tuple[RunSpec, int] | None:
     """The request for the hosts that are left, and how many ranks it has; None if it fits no world."""
-    from ttlaunch.planning.fewer_ranks import largest_world
-    from ttlaunch.planning.launch_plan import RecipeProgram
-
     before, program = first.plan.world_size, first.plan.program
     left = leave_out(first.topology, request.without)
     slots = len(left.bindings) if left.bindings else len(left.slots)
@@ -121,7 +116,7 @@ def _resolve(request: RunSpec) -> ResolvedSpec:
     return resolve(replace(request, resume=None))
 
 
-def _change(request: RunSpec, first: "PreparedRun", used: Collection[str], *, ranks: int, set_already: int) -> str:
+def _change(request: RunSpec, first: PreparedRun, used: Collection[str], *, ranks: int, set_already: int) -> str:
     """What is not as in the first attempt; of the overrides, those that follow the ones that were typed."""
     words = f", without {_names(used)}"
     left = leave_out(first.topology, request.without)
@@ -134,8 +129,7 @@ def _change(request: RunSpec, first: "PreparedRun", used: Collection[str], *, ra
     return f"{words} (`{overrides}`)" if overrides else words
 
 
-def _no_world(first: "PreparedRun", left: Topology, used: Collection[str]) -> str:
-    from ttlaunch.planning.launch_plan import RecipeProgram
+def _no_world(first: PreparedRun, left: Topology, used: Collection[str]) -> str:
 
     if not left.hosts:
         return f"given up: no host is left without {_names(used)}"
@@ -150,8 +144,7 @@ def _said_by(silent: Mapping[str, HostError]) -> tuple[str, ...]:
     return tuple(f"{host} does not answer: {error.evidence}" for host, error in silent.items())
 
 
-def _back(used: Collection[str], plan: "LaunchPlan") -> tuple[str, ...]:
-    from ttlaunch.running.ending import keeps_checkpoints
+def _back(used: Collection[str], plan: LaunchPlan) -> tuple[str, ...]:
 
     if not keeps_checkpoints(plan):
         return ()

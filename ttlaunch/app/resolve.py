@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from ttlaunch.app.dialogue import Dialogue, Unattended
 from ttlaunch.app.run_spec import RunSpec, short_name
-from ttlaunch.diagnostics import Diagnostic, Label, LaunchError, has_errors, shown, usage_mistake
+from ttlaunch.diagnostics import Diagnostic, Label, LaunchError, Source, has_errors, shown, usage_mistake
 
 if TYPE_CHECKING:
     from ttlaunch.planning.recipe_plan import RecipeChoice
     from ttlaunch.planning.roles import RoleLayout
     from ttlaunch.spec.recipe.config import LoadedConfig
     from ttlaunch.spec.topology.model import Topology
+
 
 _CORPUS_CODES = {
     "missing": ("C021", "training_config.data_path"),
@@ -97,11 +98,10 @@ def load_cluster(on: str, hostfile: Path | None, dialogue: Dialogue) -> "Topolog
 
 def _load_topology_into(result: ResolvedSpec, request: RunSpec, working_folder: Path) -> None:
     """Read the topology that `--on`, or `--hostfile`, `--rank-bindings` and `--mpi-args` name."""
-    from ttlaunch.app.named_files import named_files
     from ttlaunch.spec.topology.discovery import find_configuration
     from ttlaunch.spec.topology.load import load_topology, load_topology_files
 
-    files, mistakes = named_files(request)
+    files, mistakes = _named_files(request)
     result.diagnostics += mistakes
     result.mpi_args = files.passed
     if has_errors(mistakes):
@@ -275,3 +275,47 @@ def check_data(loaded: Any, working_folder: Path) -> tuple[dict[str, Any] | None
         return None, Diagnostic(code, message, Label(span) if span else None, hints=hints)
     size = len(corpus.text)
     return {"path": os.fspath(path) if path else None, "sha256": corpus.sha256, "bytes": size}, None
+
+
+@dataclass(frozen=True)
+class _NamedFiles:
+    """What was named.
+
+    Attributes:
+        hosts: The hosts of `--mpi-args`, as the text of a hostfile.
+        passed: Words that go to the engine as they are.
+    """
+
+    hostfile: Path | None = None
+    rank_bindings: Path | None = None
+    hosts: Source | None = None
+    passed: tuple[str, ...] = ()
+
+    @property
+    def any(self) -> bool:
+        """Whether these, and not `--on`, describe the cluster."""
+        return not (self.hostfile is None and self.rank_bindings is None and self.hosts is None)
+
+
+def _named_files(request: RunSpec) -> tuple[_NamedFiles, list[Diagnostic]]:
+    """Sort what was typed; two names for one thing are a mistake."""
+    found: list[Diagnostic] = []
+    named = _NamedFiles(request.hostfile, request.rank_bindings)
+    given = (("--hostfile", request.hostfile), ("--rank-bindings", request.rank_bindings))
+    ways = [f"`{name}`" for name, value in given if value]
+    if request.mpi_args is not None:
+        from ttlaunch.engines.choose import ENGINES
+
+        words, found = ENGINES[0].parse_arguments(request.mpi_args)
+        if words.hosts or words.hostfile:
+            ways.append("`--mpi-args`")
+            if request.hostfile:
+                found.append(usage_mistake("`--hostfile` and `--mpi-args` both name hosts; one was expected"))
+        hostfile = Path(words.hostfile) if words.hostfile else request.hostfile
+        named = _NamedFiles(hostfile, request.rank_bindings, words.hosts, words.passed)
+    if ways and request.on != "local":
+        message = (
+            f"{' and '.join(ways)} and configuration `{shown(request.on)}` both describe a cluster; one was expected"
+        )
+        found.append(usage_mistake(message, f"leave out {' and '.join(ways)}, or the configuration"))
+    return named, found

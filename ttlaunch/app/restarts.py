@@ -4,25 +4,31 @@ import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from ttlaunch import contract
 from ttlaunch.app.dialogue import Dialogue
 from ttlaunch.app.execute import RunOptions, execute_plan
+from ttlaunch.app.outcome import Outcome
+from ttlaunch.app.prepare_run import PreparedRun, prepare
+from ttlaunch.app.ready_here import LaunchContext
+from ttlaunch.app.replan import Replanned, repeatable, replan, silent_hosts
 from ttlaunch.app.signals import handled
 from ttlaunch.diagnostics import Diagnostic, LaunchError, counted
-
-if TYPE_CHECKING:
-    from ttlaunch.app.outcome import Outcome
-    from ttlaunch.app.prepare_run import PreparedRun
-    from ttlaunch.app.ready_here import LaunchContext
-    from ttlaunch.app.replan import Replanned
-    from ttlaunch.running.restarts import Restart
-    from ttlaunch.running.runs.run_folder import RunFolder
+from ttlaunch.running.restarts import (
+    GiveUp,
+    Restart,
+    attempt_of,
+    plan_restart,
+    read_follow_up,
+    wait_for_lease,
+    write_follow_up,
+)
+from ttlaunch.running.runs.run_folder import RunFolder
 
 
 def run_with_restarts(
-    prepared: "PreparedRun",
+    prepared: PreparedRun,
     options: RunOptions,
     dialogue: Dialogue,
     *,
@@ -43,9 +49,6 @@ def run_with_restarts(
     Raises:
         LaunchError: A host is not ready, or nothing is left to start again with.
     """
-    from ttlaunch.app.prepare_run import prepare
-    from ttlaunch.running.restarts import GiveUp, attempt_of, plan_restart, write_follow_up
-
     outcomes = [execute_plan(prepared, options, dialogue, ready=ready, begun=begun)]
     while True:
         last = outcomes[-1].folder.path
@@ -60,7 +63,7 @@ def run_with_restarts(
         name = decision.resume.name if decision.resume else None
         write_follow_up(last, number=len(outcomes), most=most, resume=name, change=following.change)
 
-        def note(folder: "RunFolder", before: Path = last) -> None:
+        def note(folder: RunFolder, before: Path = last) -> None:
             write_follow_up(before, next=str(folder.path))
             begun(folder)
 
@@ -68,17 +71,12 @@ def run_with_restarts(
         outcomes.append(execute_plan(again, options, dialogue, begun=note))
 
 
-def _following(
-    first: "PreparedRun", decision: "Restart", outcomes: "list[Outcome]", *, dialogue: Dialogue
-) -> "Replanned":
+def _following(first: PreparedRun, decision: Restart, outcomes: "list[Outcome]", *, dialogue: Dialogue) -> Replanned:
     """What the next attempt is asked for.
 
     Raises:
         LaunchError: There is none, and the dialogue has been told why.
     """
-    from ttlaunch.app.replan import repeatable, replan, silent_hosts
-    from ttlaunch.running.restarts import wait_for_lease
-
     last = outcomes[-1]
     try:
         with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM), _order)):
@@ -107,15 +105,12 @@ def _order(number: int) -> NoReturn:
 
 
 def _report_waiting(folder: Path, text: str) -> None:
-    from ttlaunch.running.restarts import write_follow_up
 
     write_follow_up(folder, waiting=text)
 
 
 def exit_status_of(outcomes: "Sequence[Outcome]") -> int:
     """That of the last start, unless restarts came to nothing."""
-    from ttlaunch.running.restarts import read_follow_up
-
     if read_follow_up(outcomes[-1].folder.path).get("no_progress"):
         return contract.STATUS_NO_PROGRESS
     return outcomes[-1].report.exit_status
@@ -123,8 +118,6 @@ def exit_status_of(outcomes: "Sequence[Outcome]") -> int:
 
 def given_up(outcomes: "Sequence[Outcome]") -> list[Diagnostic]:
     """That restarts came to nothing; empty if they did not, or there were none."""
-    from ttlaunch.running.restarts import read_follow_up
-
     in_a_row = read_follow_up(outcomes[-1].folder.path).get("no_progress")
     if not isinstance(in_a_row, int) or not in_a_row:
         return []

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NoReturn
 
 
 @contextmanager
@@ -15,3 +16,14 @@ def handled(by_number: Mapping[int, Callable[[int], None]]) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def interruptible(*numbers: signal.Signals) -> Iterator[None]:
+    """Raise KeyboardInterrupt for these signals, without any for SIGINT and SIGTERM; elsewhere Ctrl-C ends a command at once."""
+    with handled(dict.fromkeys(numbers or (signal.SIGINT, signal.SIGTERM), _interrupt)):
+        yield
+
+
+def _interrupt(_number: int) -> NoReturn:
+    raise KeyboardInterrupt

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import ttlaunch
 from ttlaunch import contract
@@ -28,9 +28,7 @@ from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.app.supervisor_process import PIECE
 from ttlaunch.diagnostics import Diagnostic, LaunchError, shown
 from ttlaunch.diagnostics.transfer import unpack_diagnostics
-
-if TYPE_CHECKING:
-    from ttlaunch.running.metrics.sinks import SinkChoice
+from ttlaunch.running.metrics.sinks import SinkChoice
 
 _FIRST_FREE = 3
 """Below it are standard input, output and error."""

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from ttlaunch.app.background import in_background
 from ttlaunch.app.dialogue import Dialogue
-from ttlaunch.app.reach import open_transports, reach_hosts
+from ttlaunch.app.reach import in_background, open_transports, reach_hosts
 from ttlaunch.app.resolve import ResolvedSpec
 from ttlaunch.diagnostics import Blame, Diagnostic, LaunchError
 from ttlaunch.errors import HostError, SyncError

@@ -26,9 +26,8 @@ def attach(
     """Show a run until it ends, as in its own terminal, and exit with its status."""
     from ttlaunch.app.logs import chosen_ranks
     from ttlaunch.app.sinks import judge_sinks
-    from ttlaunch.cli.run_end import report_end
     from ttlaunch.cli.session import Attached
-    from ttlaunch.cli.watching import watch
+    from ttlaunch.cli.watching import report_end, watch
     from ttlaunch.running.runs.facts import read_rows
 
     path = find_named_run(run, runs_dir=runs_dir)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ttlaunch import contract
+from ttlaunch.app.signals import interruptible
 from ttlaunch.cli.console import leave, print_json, print_lines, show_diagnostics
-from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.cli.options import On, Overrides
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import (

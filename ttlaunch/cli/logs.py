@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ttlaunch.app.named_run import find_named_run, unreadable_run
-from ttlaunch.cli.interrupt import interruptible
+from ttlaunch.app.signals import interruptible
 from ttlaunch.cli.options import NamedRun, Only, OutputFormat, RunsDir
 from ttlaunch.diagnostics import Format
 

@@ -42,9 +42,9 @@ from ttlaunch.cli import (
     validate,
     weights,
 )
-from ttlaunch.cli.after_dashes import CommandAfterDashes
 from ttlaunch.cli.console import shows_refusals
 from ttlaunch.cli.last_resort import status_of
+from ttlaunch.cli.options import CommandAfterDashes
 
 
 def _paragraphs(function: Callable[..., None]) -> str:

@@ -12,9 +12,9 @@ import typer
 
 from ttlaunch import contract
 from ttlaunch.app.named_run import find_named_run, unreadable_run
+from ttlaunch.app.signals import interruptible
 from ttlaunch.app.sinks import parse_sinks, sink_diagnostics
 from ttlaunch.cli.console import leave, needs_no_reader, print_json, show_diagnostics
-from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.cli.options import NamedRun, OutputFormat, RunsDir
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import Format, usage_error

@@ -1,15 +1,15 @@
 """The options that several commands share, each defined once with its help text and completion."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ttlaunch.app.run_spec import LOCAL, RunSpec
-from ttlaunch.cli.after_dashes import is_command
 from ttlaunch.diagnostics import Format
 
 
@@ -226,3 +226,20 @@ def asks_for(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None
         return run
 
     return decorate
+
+
+_WORDS = "ttlaunch.words_after_dashes"
+
+
+class CommandAfterDashes(TyperCommand):
+    """A command that remembers how many words followed `--`; the parser itself forgets it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Note the number, then parse as usual."""
+        ctx.meta[_WORDS] = len(args) - args.index("--") - 1 if "--" in args else 0
+        return super().parse_args(ctx, args)
+
+
+def is_command(ctx: Any, target: str, arguments: Sequence[str]) -> bool:
+    """Whether the target itself stood after `--`."""
+    return bool(ctx.meta.get(_WORDS, 0) >= len([target, *arguments]))

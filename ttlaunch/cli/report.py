@@ -67,7 +67,7 @@ def report(
 
 
 def _show_communication(recorded: "Recorded", *, form: Format) -> None:
-    from ttlaunch.cli.communication_view import communication_lines, render_communication
+    from ttlaunch.cli.report_tables import communication_lines, render_communication
 
     costs = _communication(recorded)
     if form is Format.CONCISE:
@@ -114,8 +114,7 @@ def _heading(recorded: "Recorded") -> list[str]:
 
 
 def _lines(recorded: "Recorded") -> list[str]:
-    from ttlaunch.cli.memory_view import render_memory
-    from ttlaunch.cli.traffic_view import render_edges, render_times
+    from ttlaunch.cli.report_tables import render_edges, render_memory, render_times
     from ttlaunch.running.metrics.telemetry import memory_of_ranks
 
     lines = _heading(recorded)
@@ -132,8 +131,7 @@ def _lines(recorded: "Recorded") -> list[str]:
 
 
 def _concise_lines(recorded: "Recorded") -> list[str]:
-    from ttlaunch.cli.memory_view import memory_lines
-    from ttlaunch.cli.traffic_view import edge_lines, time_lines
+    from ttlaunch.cli.report_tables import edge_lines, memory_lines, time_lines
     from ttlaunch.running.metrics.telemetry import memory_of_ranks
 
     lasts = [f"last\t{who}\t{text}" for who, text in _last_operations(recorded).items()]

@@ -36,9 +36,8 @@ def repro(
     """Repeat a run on this machine, and report whether it ends with the same bits."""
     from ttlaunch.app.restarts import exit_status_of
     from ttlaunch.cli.dialogue import TerminalDialogue
-    from ttlaunch.cli.run_end import report_end, status_without_run
     from ttlaunch.cli.session import start_supervisor, wait_for_run
-    from ttlaunch.cli.watching import watch
+    from ttlaunch.cli.watching import report_end, status_without_run, watch
     from ttlaunch.lab.repro import compare_bits, prepare_again, read_origin_of
 
     runs = Path.cwd() / runs_dir

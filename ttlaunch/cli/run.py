@@ -122,9 +122,8 @@ def _start_and_watch(
     """Start a supervisor that does the work; show its run until that has ended, or leave it to itself at once."""
     from ttlaunch.app.restarts import exit_status_of
     from ttlaunch.app.sinks import judge_sinks
-    from ttlaunch.cli.run_end import report_end, status_without_run
     from ttlaunch.cli.session import start_supervisor, wait_for_run
-    from ttlaunch.cli.watching import watch
+    from ttlaunch.cli.watching import report_end, status_without_run, watch
 
     session = start_supervisor(work, exit_status=exit_status_of, form=form, verbose=verbose)
     path = wait_for_run(session)

@@ -10,8 +10,8 @@ import typer
 
 from ttlaunch import contract
 from ttlaunch.app.run_spec import RunSpec
+from ttlaunch.app.signals import interruptible
 from ttlaunch.cli.console import leave, print_json, show_diagnostics
-from ttlaunch.cli.interrupt import interruptible
 from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_recipes
 from ttlaunch.diagnostics import Format, counted, usage_error
 

@@ -99,14 +99,7 @@ def play_ranks(
     except OSError as error:
         broken = folder_failure(error)
     lost.notice(watch.ranks, uncompleted)
-    played = _conclude(
-        plan,
-        folder,
-        watch,
-        broken=broken,
-        returncode=process.returncode,
-        duration_s=time.monotonic() - started,
-    )
+    played = _conclude(plan, folder, watch, broken=broken, returncode=process.returncode, started=started)
     _pass_on(watch, folder, view)  # what was found in records since
     return replace(played, report=replace(played.report, lost_checkpoints=lost.clean_up(folder.path)))
 
@@ -123,7 +116,7 @@ def _complete_checkpoints(
 
 
 def _conclude(
-    plan: LaunchPlan, folder: RunFolder, watch: Watch, *, broken: Failure | None, returncode: int, duration_s: float
+    plan: LaunchPlan, folder: RunFolder, watch: Watch, *, broken: Failure | None, returncode: int, started: float
 ) -> Played:
     said = _read(folder, watch)
     findings = said.findings
@@ -136,7 +129,7 @@ def _conclude(
         watch.ranks,
         status="failed" if failure or findings else "done",
         exit_status=contract.STATUS_RANK_FAILED if failure or findings else contract.STATUS_DONE,
-        duration_s=duration_s,
+        duration_s=time.monotonic() - started,
         failure=None if findings else failure,
         leftovers=0,
         complain=watch.bad.add,

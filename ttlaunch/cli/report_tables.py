@@ -1,9 +1,11 @@
-"""Bytes and times of a run as tables."""
+"""The tables of `ttlaunch report`: bytes, times, memory, and what each operation costs."""
 
 from collections.abc import Mapping, Sequence
 
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import counted
+from ttlaunch.running.metrics.communication import OperationCost
+from ttlaunch.running.metrics.telemetry import KINDS, RankMemory
 from ttlaunch.running.metrics.times import Share, StepTimes
 from ttlaunch.running.metrics.traffic import Edge, Settlement
 
@@ -72,3 +74,75 @@ def render_times(by_role: Mapping[str, StepTimes]) -> list[str]:
 
 def _numbers(share: Share) -> tuple[str, str, str]:
     return f"{share.median * 1e3:,.2f}", f"{share.p90 * 1e3:,.2f}", f"{share.share:.1%}"
+
+
+def render_memory(found: Sequence[RankMemory], roles: Sequence[str], processes: Mapping[int, int]) -> list[str]:
+    """The table, in megabytes.
+
+    Args:
+        found: Of some ranks.
+        roles: By rank.
+        processes: By rank, the most that its whole process held; those that have ended.
+    """
+    steps = sorted({one.step for one in found})
+    heading = ("rank", "role", *KINDS, "together", "process")
+    rows = [(str(one.rank), roles[one.rank], *_memory_cells(one), _megabytes(processes.get(one.rank))) for one in found]
+    return [
+        f"  memory of tensors in step {', '.join(map(str, steps))}, MB: the most of each at any moment",
+        *render_table([heading, *rows], right=range(2, len(heading)), indent="    "),
+    ]
+
+
+def memory_lines(found: Sequence[RankMemory], roles: Sequence[str]) -> list[str]:
+    """The same with tabs."""
+    return ["\t".join(("memory", str(one.rank), roles[one.rank], *_memory_cells(one))) for one in found]
+
+
+def _memory_cells(one: RankMemory) -> tuple[str, ...]:
+    return tuple(_megabytes(size) for size in (*one.sizes.values(), one.peak))
+
+
+def _megabytes(size: int | None) -> str:
+    return "–" if size is None else f"{size / 1e6:,.2f}"
+
+
+_COST_HEADING = (
+    "operation",
+    "role",
+    "messages/step",
+    "bytes/step",
+    "waited ms",
+    "p90 ms",
+    "of step",
+    "in flight ms",
+    "MB/s",
+)
+
+
+def render_communication(costs: Sequence[OperationCost]) -> list[str]:
+    """The table; the last two columns only where something was traced."""
+    is_traced = any(cost.flight is not None for cost in costs)
+    rows = [_COST_HEADING, *map(_cost_cells, costs)]
+    shown = rows if is_traced else [row[:-2] for row in rows]
+    hint = () if is_traced else ("", "`ttlaunch run … --trace-steps 5` also measures how long messages are under way")
+    return [*render_table(shown, right=range(2, len(shown[0]))), *hint]
+
+
+def communication_lines(costs: Sequence[OperationCost]) -> list[str]:
+    """The same with tabs."""
+    return ["\t".join(("communication", *_cost_cells(cost))) for cost in costs]
+
+
+def _cost_cells(cost: OperationCost) -> tuple[str, ...]:
+    waited, flight = cost.waited, cost.flight
+    return (
+        cost.operation,
+        cost.role,
+        f"{cost.messages:,.2f}".rstrip("0").rstrip("."),
+        f"{cost.size:,.0f}",
+        f"{waited.median * 1e3:,.2f}" if waited else "–",
+        f"{waited.p90 * 1e3:,.2f}" if waited else "–",
+        f"{waited.share:.1%}" if waited else "–",
+        f"{flight.median_s * 1e3:,.2f}" if flight else "–",
+        f"{flight.bytes_per_s / 1e6:,.0f}" if flight else "–",
+    )
