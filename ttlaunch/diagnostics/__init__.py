@@ -1,4 +1,4 @@
-"""Everything ttlaunch has to say about a mistake: where it is, which rule it breaks, what repairs it.
+"""Diagnostics of mistakes: where each one is, which rule it breaks, what repairs it.
 
 A `Diagnostic` has a stable code (`T011`), a first line that makes sense alone, labels that point into files, and
 hints. Checks yield diagnostics; nobody below `cli/` prints them. `explain` has a page for every code.

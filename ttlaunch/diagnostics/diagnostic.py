@@ -1,4 +1,4 @@
-"""One mistake, said once: severity, stable code, a sentence, labels on the places that take part, notes, hints."""
+"""The report of one mistake: severity, stable code, a sentence, labels on the places that take part, notes, hints."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Severity(StrEnum):
 
 
 class Blame(StrEnum):
-    """What a user has to look at: decides the status with which a command that refuses to start leaves."""
+    """What is at fault: it decides the exit status of a command that refuses to start."""
 
     DESCRIPTION = "description"  # the files that describe the cluster or the training
     COMMAND_LINE = "command line"  # what was typed, and the places that it names
@@ -26,7 +26,7 @@ class Blame(StrEnum):
 
 
 class KeyMistake(StrEnum):
-    """What is wrong with a key itself, whatever its value: some readers know more about such a key and say so."""
+    """What is wrong with a key itself, whatever its value; some readers add a hint to such a mistake."""
 
     UNKNOWN = "unknown"
     MISSING = "missing"
@@ -66,7 +66,7 @@ class Diagnostic:
     key_mistake: KeyMistake | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The diagnostic for other programs; documented in `docs/reference/diagnostics.md`."""
+        """Return the diagnostic for other programs; documented in `docs/reference/diagnostics.md`."""
         return {
             "code": self.code,
             "severity": str(self.severity),
@@ -108,12 +108,12 @@ def place_of(diagnostic: Diagnostic) -> tuple[int, int]:
 
 
 def has_errors(diagnostics: Iterable[Diagnostic]) -> bool:
-    """Whether any of them keeps a run from starting."""
+    """Return whether any of the diagnostics keeps a run from starting."""
     return any(diagnostic.severity is Severity.ERROR for diagnostic in diagnostics)
 
 
 def exit_status(diagnostics: Iterable[Diagnostic]) -> int:
-    """The status of a command that refuses to go on because of these diagnostics.
+    """Return the status of a command that refuses to go on because of these diagnostics.
 
     Returns:
         0 without errors; 4 if only hosts and the way of the code to them are at fault, and 5 of that if only the way of

@@ -32,7 +32,7 @@ class ExampleFile:
 
     @property
     def content(self) -> bytes | None:
-        """The bytes of the file; None if the example is about its absence."""
+        """Return the bytes of the file; None if the example is about its absence."""
         match self.flag:
             case "missing":
                 return None
@@ -56,19 +56,19 @@ class Page:
     files: tuple[ExampleFile, ...]
 
     def contents(self, base: Mapping[str, str]) -> dict[str, bytes]:
-        """The example on disk: its own files, and those of `base`, a description without mistakes, for the rest."""
+        """Return the example on disk: its own files, and for the rest those of `base`, which have no mistake."""
         contents = {name: text.encode() for name, text in base.items()}
         own = {file.name: file.content for file in self.files}
         return {name: data for name, data in (contents | own).items() if data is not None}
 
 
 def known_codes() -> list[str]:
-    """All codes that have a page, in order."""
+    """Return all codes that have a page, in order."""
     return sorted(path.stem for path in _PAGES.glob("*.md") if _CODE.match(path.stem))
 
 
 def load_page(code: str) -> Page | None:
-    """The page of a code, in any letter case; None if there is none."""
+    """Return the page of a code, in any letter case; None if there is none."""
     code = code.strip().upper()
     if not _CODE.match(code) or not (_PAGES / f"{code}.md").is_file():
         return None

@@ -1,4 +1,4 @@
-"""What is wrong with an order to ttlaunch, as an exception that carries the diagnostics."""
+"""The exception that carries the diagnostics of an order that ttlaunch refuses or cannot carry out."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -41,7 +41,7 @@ def usage_error(message: str, *hints: str, code: str = "P009", notes: tuple[str,
 
 
 def file_error(path: Path | str, error: OSError, *, verb: str = "written") -> LaunchError:
-    """Why a file or folder that the user named cannot be written, or read.
+    """Return why a file or folder that the user named cannot be written, or read.
 
     Args:
         path: As it was typed.

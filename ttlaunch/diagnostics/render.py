@@ -26,7 +26,7 @@ class Format(StrEnum):
 
 
 def render(diagnostics: Iterable[Diagnostic], *, form: Format = Format.FULL, colour: bool = False) -> str:
-    """All diagnostics as one text, without a final line end; empty for none."""
+    """Write all diagnostics as one text, without a final line end; empty for none."""
     if form is Format.JSON:
         return render_json(diagnostics)
     if form is Format.GITHUB:
@@ -37,14 +37,14 @@ def render(diagnostics: Iterable[Diagnostic], *, form: Format = Format.FULL, col
 
 
 def render_json(diagnostics: Iterable[Diagnostic]) -> str:
-    """All diagnostics as a JSON list."""
+    """Write all diagnostics as a JSON list."""
     import json  # noqa: PLC0415 - nothing else here needs it
 
     return json.dumps([diagnostic.as_json() for diagnostic in diagnostics], indent=2)
 
 
 def _github(diagnostic: Diagnostic) -> str:
-    """A workflow command of GitHub Actions, which the web page shows at the line: one line, the whole text inside it."""
+    """Write a workflow command of GitHub Actions, which the web page shows at the line; it is a single line."""
     command = "notice" if diagnostic.severity is Severity.NOTE else str(diagnostic.severity)
     label, where = diagnostic.primary, ""
     if label and label.span.source.name not in _NO_FILES:

@@ -21,14 +21,14 @@ class Source:
         return self.text.split("\n")
 
     def line(self, number: int) -> str:
-        """The text of a line, empty past the end of the file."""
+        """Return the text of a line, empty past the end of the file."""
         return self.lines[number - 1] if 1 <= number <= len(self.lines) else ""
 
     def span(self, line: int, column: int, length: int = 1) -> "Span":
         return Span(self, line, column, length)
 
     def start(self) -> "Span":
-        """The file as a whole: its first line that is not blank or a comment, else line 1."""
+        """Return the place of the file as a whole: its first line that is not blank or a comment, else line 1."""
         for number, text in enumerate(self.lines, start=1):
             stripped = text.strip()
             if stripped and not stripped.startswith("#"):

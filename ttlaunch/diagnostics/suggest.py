@@ -8,7 +8,7 @@ _MOST_LISTED = 8
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """The known word most like `word`, or None if none is likely to have been meant. Letter case does not count."""
+    """Return the known word most like `word` in any letter case, or None if none is likely to have been meant."""
     if len(word) > _LONGEST_WORD:
         return None
     from difflib import SequenceMatcher  # noqa: PLC0415 - only a mistake needs it
@@ -19,13 +19,13 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> tuple[str, ...]:
-    """The hint for a misspelled word, or no hint."""
+    """Return the hint for a misspelled word, or no hint."""
     best = closest(word, known)
     return (f"did you mean `{best}`?",) if best else ()
 
 
 def listed(words: Iterable[object], *, last: str = "or", quote: str = "`") -> str:
-    """Words as an English list: `` `a`, `b` or `c` ``; a long one is cut with its total named."""
+    """Write words as an English list: `` `a`, `b` or `c` ``; a long one is cut with its total named."""
     quoted = [f"{quote}{word}{quote}" for word in words]
     if len(quoted) > _MOST_LISTED:
         return ", ".join(quoted[:_MOST_LISTED]) + f", … ({len(quoted)} in all)"
@@ -35,6 +35,6 @@ def listed(words: Iterable[object], *, last: str = "or", quote: str = "`") -> st
 
 
 def shown(value: object, *, longest: int = 60) -> str:
-    """A value from a file as it may stand in a message: one printable line of bounded length."""
+    """Return a value from a file as it may stand in a message: one printable line of bounded length."""
     text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value)[: longest + 1])
     return text if len(text) <= longest else text[: longest - 1] + "…"

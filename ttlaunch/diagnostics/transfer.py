@@ -1,4 +1,4 @@
-"""Diagnostics on their way to another process of this version, with the texts that they point into."""
+"""Send diagnostics to another process of the same version, with the texts that they point into."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,14 +8,14 @@ from ttlaunch.diagnostics.span import Source, Span
 
 
 def pack_diagnostics(diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
-    """All of them as values that JSON has; each text stands in it once."""
+    """Return all diagnostics as values that JSON has; each text stands in it once."""
     sources: dict[Source, int] = {}
     packed = [_pack(diagnostic, sources) for diagnostic in diagnostics]
     return {"sources": [[source.name, source.text] for source in sources], "diagnostics": packed}
 
 
 def unpack_diagnostics(packed: Mapping[str, Any]) -> list[Diagnostic]:
-    """What `pack_diagnostics` was given."""
+    """Return the diagnostics that `pack_diagnostics` was given."""
     sources = [Source(name, text) for name, text in packed["sources"]]
     return [_unpack(one, sources) for one in packed["diagnostics"]]
 

@@ -1,4 +1,4 @@
-"""Measurements as SVG: a column for each number, a line for each thing that was measured, and how far its repeats lie apart.
+"""Draw measurements as SVG: a column for each number, a line for each thing measured, and the spread of its repeats.
 
 Numbers whose zero means something are bars that begin there. Of the others only differences count: they are dots on a scale
 of their own, whose ends stand below.
@@ -33,7 +33,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Panel:
-    """One number of all things, in their order.
+    """A column of the picture: one number of each thing, in their order.
 
     Attributes:
         note: Its unit, and whether more or less of it is better.
@@ -73,7 +73,7 @@ class _Scale:
 
 
 def render_bars(title: str, names: Sequence[Sequence[str]], panels: Sequence[Panel], *, note: str) -> str:
-    """The picture, complete; panels stand side by side, so that a thing is one line through all of them.
+    """Draw the whole picture; panels stand side by side, so that a thing is one line through all of them.
 
     Args:
         title: Of the picture.
@@ -116,7 +116,7 @@ def _rows(names: Sequence[Sequence[str]]) -> _Rows:
 
 
 def _stripes(rows: _Rows, *, x: float, width: float) -> list[str]:
-    """A ground behind every other line, for the eye to go along."""
+    """Draw a ground behind every other line, for the eye to go along."""
     return [
         f'<rect class="row" x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
         for top, height in zip(rows.tops[::2], rows.heights[::2], strict=True)
@@ -155,7 +155,7 @@ def _panel(panel: Panel, rows: _Rows, *, x: float) -> list[str]:
 
 
 def _drawn(one: Measurement, scale: _Scale, y: float, *, is_bar: bool) -> list[str]:
-    """A bar or a dot, and a whisker on it where repeats lie visibly apart."""
+    """Draw a bar or a dot, and a whisker on it where repeats lie visibly apart."""
     if one.median is None:
         return []
     at = scale.at(one.median)

@@ -1,4 +1,4 @@
-"""Where boxes stand: rows and columns in which as many links as possible join neighbours, so that lines are short."""
+"""Put boxes into rows and columns in which as many links as possible join neighbours, so that lines are short."""
 
 from math import ceil, isqrt
 
@@ -14,13 +14,13 @@ Cell = tuple[int, int]
 
 
 def columns_for(boxes: int, *, most: int) -> int:
-    """About as many columns as rows; few boxes stand in one row."""
+    """Choose about as many columns as rows; few boxes stand in one row."""
     square = isqrt(boxes - 1) + 1 if boxes > 1 else 1
     return max(1, min(most, boxes if boxes <= 3 else square))  # noqa: PLR2004 - what fits beside each other
 
 
 def place_boxes(scene: Scene, *, columns: int) -> list[Cell]:
-    """A cell for each box; today's order, row by row, unless another one has more links between neighbours."""
+    """Choose a cell for each box: row by row in today's order, unless another one has more links between neighbours."""
     count = len(scene.boxes)
     cells = [divmod(number, columns) for number in range(ceil(count / columns) * columns)]
     if count > _MOST_BOXES or not scene.wires:
@@ -32,6 +32,6 @@ def place_boxes(scene: Scene, *, columns: int) -> list[Cell]:
 
 
 def _distance(a: Cell, b: Cell) -> float:
-    """Neighbours are joined by a straight line; any other line has to go around boxes."""
+    """Return how far apart two cells are: neighbours are joined by a straight line, others by one around boxes."""
     steps = abs(a[0] - b[0]) + abs(a[1] - b[1])
     return float(steps) if steps <= 1 else 2.5 + 0.25 * steps

@@ -1,4 +1,4 @@
-"""Which way a link takes between boxes on a grid: straight to a neighbour, else in lanes of the gutters between boxes.
+"""Lead links between boxes on a grid: straight to a neighbour, else in lanes of the gutters between boxes.
 
 No line crosses a box, and no two lines run on top of each other: where several links use a gutter, each has a lane of
 its own, and where several end at one side of a box, each has a port of its own. Lines may cross at right angles.

@@ -1,4 +1,4 @@
-"""What a picture shows, before anybody decides where: boxes with ranks on them, and the links between boxes.
+"""What a picture shows, without the layout: boxes with ranks on them, and the links between boxes.
 
 A box is a mesh or a switch; where a cluster has no meshes it is a host.
 """
@@ -76,18 +76,18 @@ class Scene:
 
     @property
     def channels(self) -> int | None:
-        """Of every link, if all have the same number."""
+        """Return the channels of every link if all have the same number, else None."""
         found = {wire.channels for wire in self.wires}
         return found.pop() if len(found) == 1 else None
 
     def neighbours(self, box: int) -> list[tuple[int, int]]:
-        """The boxes that links join to one, each with its channels."""
+        """Return the boxes that links join to one, each with its channels."""
         ends = [(wire.b, wire.channels) for wire in self.wires if wire.a == box]
         return sorted(ends + [(wire.a, wire.channels) for wire in self.wires if wire.b == box])
 
 
 def make_scene(topology: Topology, layout: RoleLayout | None, *, recipe: str = "") -> Scene:
-    """The picture of a cluster, with roles if a recipe's layout is given."""
+    """Make the picture of a cluster, with roles if a recipe's layout is given."""
     size = layout.world_size if layout else len(topology.bindings)
     occupants = [
         Occupant(rank, str(topology.slots[rank].host.name), layout.roles[rank] if layout else "")
@@ -114,7 +114,7 @@ def make_scene(topology: Topology, layout: RoleLayout | None, *, recipe: str = "
 
 
 def _wires(topology: Topology) -> tuple[Wire, ...]:
-    """One wire for two boxes; links of devices between the same two have their channels added up."""
+    """Return one wire for two boxes; links of devices between the same two have their channels added up."""
     meshes = {mesh.id: number for number, mesh in enumerate(topology.meshes)}
     switches: dict[int, int] = {switch.id: len(meshes) + number for number, switch in enumerate(topology.switches)}
     ends = [(meshes[link.a], meshes[link.b], link.channels) for link in topology.links]

@@ -1,4 +1,4 @@
-"""Colours and letters of the SVG: one set for light pages, one for dark ones, told apart by what the reader prefers."""
+"""Colours and fonts of the SVG, for light and for dark pages; the reader's preference decides."""
 
 _LIGHT = {
     "page": "#ffffff", "box": "#f6f8fa", "edge": "#c9d1d9", "text": "#1f2328", "quiet": "#59636e", "link": "#768390",

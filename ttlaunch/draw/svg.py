@@ -1,4 +1,4 @@
-"""A scene as a self-contained SVG: readable on light and dark pages, text that can be selected, nothing loaded.
+"""Draw a scene as a self-contained SVG: readable on light and dark pages, text that can be selected, nothing loaded.
 
 Boxes of one size stand on the grid that `grid.py` chose, and links run where `routes.py` leads them. Hovering over a box
 or a link names it, and so does a screen reader.
@@ -20,7 +20,7 @@ _GUTTER, _LANE, _LABEL = 44, 14, 28
 
 
 def render_svg(scene: Scene) -> str:
-    """The picture as the text of an SVG file."""
+    """Write the picture as an SVG file."""
     cells = place_boxes(scene, columns=columns_for(len(scene.boxes), most=12))
     page = _lay_out(scene, cells)
     paths = [_points(route, page) for route in page.routing.routes]
@@ -50,7 +50,7 @@ def render_svg(scene: Scene) -> str:
 
 @dataclass(frozen=True)
 class _Page:
-    """Sizes in pixels.
+    """The layout of a picture, in pixels.
 
     Attributes:
         box: Width and height of every box.
@@ -74,7 +74,7 @@ class _Page:
         return x + (width if port.side == "E" else 0), y + height * (0.06 + 0.88 * port.along)
 
     def lane(self, gutter: int, number: int, *, horizontal: bool) -> float:
-        """Middle of a lane, across the gutter; lanes are spread around the middle of the gutter."""
+        """Return the middle of a lane, across the gutter; lanes are spread around the middle of the gutter."""
         edges, size = (self.tops, self.box[1]) if horizontal else (self.lefts, self.box[0])
         count = (self.routing.row_lanes if horizontal else self.routing.column_lanes)[gutter]
         if gutter == 0:
@@ -97,7 +97,7 @@ def _lay_out(scene: Scene, cells: Sequence[Cell]) -> _Page:
 
 
 def _edges(lanes: Sequence[int], size: float, *, start: float, room: float) -> tuple[list[float], float]:
-    """Where rows or columns of boxes begin, and where the last gutter ends."""
+    """Return where rows or columns of boxes begin, and where the last gutter ends."""
     edges, at = [], start + (lanes[0] * _LANE + 4 if lanes[0] else 0)
     for count in lanes[1:]:
         edges.append(at)
@@ -106,7 +106,7 @@ def _edges(lanes: Sequence[int], size: float, *, start: float, room: float) -> t
 
 
 def _points(route: Route, page: _Page) -> list[Point]:
-    """The corners of a link's line."""
+    """Return the corners of a link's line."""
     (x1, y1), (x2, y2) = page.port(route.start), page.port(route.end)
     if not route.lanes:
         return [(x1, y1), (x2, y2)]
@@ -128,7 +128,7 @@ def _wire(scene: Scene, route: Route, points: Sequence[Point]) -> str:
 
 
 def _rounded(points: Sequence[Point], radius: float = 6) -> str:
-    """A line through the corners, each of them rounded as far as its sides allow."""
+    """Draw a line through the corners, each of them rounded as far as its sides allow."""
     parts = [f"M{points[0][0]:.1f} {points[0][1]:.1f}"]
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
         enter, leave = _towards(corner, before, radius), _towards(corner, after, radius)
@@ -152,7 +152,7 @@ def _legend(scene: Scene, height: float) -> list[str]:
 
 
 def place_labels(scene: Scene, routes: Sequence[Route], paths: Sequence[Sequence[Point]]) -> list[str]:
-    """The channels of each link on its line, where no other label and if possible no other line is."""
+    """Put the channels of each link on its line, where no other label and if possible no other line is."""
     taken: list[tuple[float, float, float, float]] = []
     text = []
     for route, points in zip(routes, paths, strict=True):
@@ -172,7 +172,7 @@ def place_labels(scene: Scene, routes: Sequence[Route], paths: Sequence[Sequence
 
 
 def _candidates(points: Sequence[Point]) -> list[Point]:
-    """Places on a line, the middle of its longest stretch first."""
+    """Yield places on a line, the middle of its longest stretch first."""
     sides = sorted(pairwise(points), key=lambda side: -_length(*side))
     return [
         (a[0] + (b[0] - a[0]) * share, a[1] + (b[1] - a[1]) * share)
@@ -191,7 +191,7 @@ def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float,
 
 
 def _hits(spot: tuple[float, float, float, float], points: Sequence[Point]) -> bool:
-    """Whether a line runs through a label."""
+    """Return whether a line runs through a label."""
     return any(
         _overlap(spot, (min(a[0], b[0]) - 1, min(a[1], b[1]) - 1, max(a[0], b[0]) + 1, max(a[1], b[1]) + 1))
         for a, b in pairwise(points)

@@ -42,7 +42,7 @@ def _one_host(box: Box) -> str:
 
 
 def _device_size(box: Box) -> tuple[float, float, float]:
-    """Pitch of the device grid, its width and its height."""
+    """Return the pitch of the device grid, its width and its height."""
     if box.shape is None or box.shape[0] * box.shape[1] > _MOST_DRAWN_DEVICES:
         return 0, 0, 0
     rows, columns = box.shape
@@ -87,7 +87,7 @@ def render_box(scene: Scene, box: Box, corner: Point, *, size: tuple[float, floa
 
 
 def _devices(box: Box, corner: Point, pitch: float) -> list[str]:
-    """One path for all devices; those of a second host are shaded."""
+    """Draw all devices as one path; those of a second host are shaded."""
     if not pitch or box.shape is None:
         return []
     (x, y), (rows, columns) = corner, box.shape
@@ -103,5 +103,5 @@ def _devices(box: Box, corner: Point, pitch: float) -> list[str]:
 
 
 def svg_text(text: str) -> str:
-    """A text between tags, with a mark for what no page can show."""
+    """Escape a text that stands between tags, with a mark for what no page can show."""
     return escape("".join(c if c.isprintable() else "�" for c in text), quote=False)

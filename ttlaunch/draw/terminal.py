@@ -1,4 +1,4 @@
-"""A scene for a terminal: a grid of boxes with the links between neighbours drawn, or a table where that is too much."""
+"""Draw a scene for a terminal: a grid of boxes with links between neighbours, or a table where that is too large."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ _MOST_DEVICE_ROWS = 4
 
 
 def render_terminal(scene: Scene, *, width: int) -> str:
-    """The picture in `width` columns, ending with a line end."""
+    """Draw the picture in `width` columns, ending with a line end."""
     head = f"{scene.title}: {scene.subtitle}\n\n"
     inner = _inner_width(scene)
     if len(scene.boxes) > MOST_DRAWN or inner + 4 > width:
@@ -81,7 +81,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _further_links(scene: Scene, cells: Sequence[Cell]) -> str:
-    """What the numbers mean, and the links that go around boxes, which are not drawn."""
+    """Explain the numbers, and list the links that go around boxes, which are not drawn."""
     if not scene.wires:
         return ""
     rest = [
@@ -95,7 +95,7 @@ def _further_links(scene: Scene, cells: Sequence[Cell]) -> str:
 
 
 def _table(scene: Scene, width: int) -> str:
-    """One line a box: its ranks and what it is linked to."""
+    """Write one line a box: its ranks and what it is linked to."""
     rows = []
     for number, box in enumerate(scene.boxes):
         ranks = ", ".join(map(str, box.occupants)) + (f" and {box.hidden} more" if box.hidden else "")

@@ -1,4 +1,4 @@
-"""Which order of places is the best for ranks that talk to each other: a quadratic assignment, as plain numbers.
+"""Find the best order of places for ranks that talk to each other: a quadratic assignment, as plain numbers.
 
 Ranks 0, 1, … take the places of *blocks* one after the other. A block is what moves as one, a host with its meshes:
 its places may change their order among themselves, and blocks may change theirs. The cost of an arrangement is
@@ -17,7 +17,7 @@ EXACT_UP_TO = 8
 
 @dataclass(frozen=True)
 class Assignment:
-    """The question.
+    """Which order of places costs least: distances, traffic and what may move.
 
     Attributes:
         distances: From place to place, symmetric.
@@ -45,11 +45,11 @@ class Assignment:
 
     @property
     def today(self) -> list[int]:
-        """The place of each rank before anything is moved."""
+        """Return the place of each rank before anything is moved."""
         return [place for block in self.blocks for place in block]
 
     def cost(self, places: Sequence[int]) -> float:
-        """Of an arrangement: rank `r` in place `places[r]`."""
+        """Return the cost of an arrangement with rank `r` in place `places[r]`."""
         return sum(weight * self.distances[places[a]][places[b]] for (a, b), weight in self.traffic.items())
 
 
@@ -82,7 +82,7 @@ def best_of_all(question: Assignment) -> list[int]:
 
 
 def _added(question: Assignment, places: list[int], order: tuple[int, ...], *, allowed: float) -> float | None:
-    """What the next ranks add to the cost in these places; None if that is as much as allowed, or more."""
+    """Return what the next ranks add to the cost in these places; None if that is as much as allowed, or more."""
     more, whole = 0.0, [*places, *order]
     for rank in range(len(places), len(whole)):
         row = question.distances[whole[rank]]

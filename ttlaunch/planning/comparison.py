@@ -9,7 +9,7 @@ _NAME = re.compile(r"[a-z_][a-z0-9_.]*=")
 
 @dataclass(frozen=True)
 class Workload:
-    """What is the same for all: a small GPT, so that a comparison of all recipes takes minutes on two cores.
+    """The training that all candidates get: a small GPT, so that a comparison of all recipes takes minutes on two cores.
 
     Attributes:
         steps: Optimizer steps of each run.
@@ -21,11 +21,11 @@ class Workload:
 
     @property
     def sets_steps(self) -> bool:
-        """Whether an override says how many steps there are, other than `steps` does."""
+        """Return whether an override says how many steps there are, other than `steps` does."""
         return any(one.partition("=")[0].strip() == "training_config.steps" for one in self.overrides)
 
     def settings(self) -> list[str]:
-        """What follows `--set`: whole sections, so that nothing of a recipe's own training file is left of them."""
+        """Return what follows each `--set`: whole sections, so that nothing of a recipe's own training file is left."""
         training = (
             f"{{seed: 0, steps: {self.steps}, batch_size: 16, micro_batch_size: 2, learning_rate: 5.0e-3, "
             f"validation_interval: {max(1000, self.steps)}, validation_sequences: 32}}"
@@ -42,7 +42,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One thing that is compared.
+    """A recipe with overrides, as it is compared with others.
 
     Attributes:
         recipe: A recipe's name or folder.
@@ -53,17 +53,17 @@ class Candidate:
     overrides: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """As in the table: `zero (zero_stage=3)`, keys without their section."""
+        """Return the name in the table: `zero (zero_stage=3)`, keys without their section."""
         changes = ", ".join(_without_section(one) for one in self.overrides)
         return f"{self.recipe} ({changes})" if changes else self.recipe
 
     def words(self, workload: Workload, *, on: str) -> list[str]:
-        """What follows `ttlaunch run`."""
+        """Return what follows `ttlaunch run`."""
         cluster = [] if on == "local" else ["--on", on]
         return [self.recipe, *cluster, *(word for one in self.settings(workload) for word in ("--set", one))]
 
     def settings(self, workload: Workload) -> list[str]:
-        """What follows each `--set`."""
+        """Return what follows each `--set`: whole sections, so that nothing of a recipe's own training file is left."""
         return [*workload.settings(), *self.overrides]
 
 
@@ -73,7 +73,7 @@ def _without_section(override: str) -> str:
 
 
 def parse_candidate(text: str) -> Candidate:
-    """`RECIPE`, or `RECIPE:KEY=VALUE,KEY=VALUE` with a change for this one alone."""
+    """Parse `RECIPE`, or `RECIPE:KEY=VALUE,KEY=VALUE` with a change for this one alone."""
     recipe, colon, changes = text.partition(":")
     if not colon or not _NAME.match(changes):
         return Candidate(text)

@@ -12,7 +12,7 @@ _LOCAL_RANKS = "device_config.local_ranks"
 
 
 def check_devices(loaded: LoadedConfig, topology: Topology, layout: Layout, *, recipe: Recipe) -> list[Diagnostic]:
-    """Every rule of this file that the configuration breaks on this topology."""
+    """Apply the rules between the devices of the configuration and those of the topology."""
     device = loaded.checked.device_config
     if (device.enable_ddp or device.enable_tp) and _gives_workers_several_ranks(layout):
         return [*_one_local_rank(loaded)]
@@ -21,7 +21,7 @@ def check_devices(loaded: LoadedConfig, topology: Topology, layout: Layout, *, r
 
 
 def _gives_workers_several_ranks(layout: Layout) -> bool:
-    """Whether `enable_ddp` and `enable_tp` make ranks of a worker's devices."""
+    """Return whether `enable_ddp` and `enable_tp` make ranks of a worker's devices."""
     return any(isinstance(count, Per) and _LOCAL_RANKS in {count.key, *count.times} for count in layout.roles.values())
 
 
@@ -43,7 +43,7 @@ def _one_local_rank(loaded: LoadedConfig) -> Iterator[Diagnostic]:
 
 
 def _tensor_parallel(loaded: LoadedConfig, *, splits: bool) -> Iterator[Diagnostic]:
-    """`splits`: Whether the recipe has a layout, other than the chosen one, whose workers split the model."""
+    """Report `enable_tp` without effect; `splits` says whether another layout of the recipe splits the model."""
     if loaded.checked.device_config.enable_tp and splits:
         label = "splits the model over the ranks of a worker, of which there are none"
         yield _without_effect(loaded, "enable_tp", "one process has the whole model", label=label)

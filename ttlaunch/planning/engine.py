@@ -1,4 +1,4 @@
-"""What planning, and the rules about hosts, need of an engine: the seam that they see of `ttlaunch/engines/`.
+"""The interface of an engine to planning and to the rules about hosts; engines themselves are in `ttlaunch/engines/`.
 
 An engine is what starts the ranks of a run: Open MPI, and whatever else has a file in `ttlaunch/engines/`. Plans are made
 with an object that is handed in; nothing here names one.
@@ -42,24 +42,24 @@ class EngineSignature:
     detached: tuple[str, ...] = ()
 
     def version_in(self, said: str | None) -> tuple[int, ...] | None:
-        """The version in what the program answered, such as `(5, 0, 11)`; None if another program answered."""
+        """Find the version in what the program answered, such as `(5, 0, 11)`; None if another program answered."""
         match = re.search(self.version, said or "")
         numbers = re.match(r"\d+(?:\.\d+)*", match[1]) if match else None  # of `5.1.0rc2`, what can be compared
         return tuple(int(part) for part in numbers[0].split(".")) if numbers else None
 
     def refusal(self, version: tuple[int, ...]) -> str | None:
-        """Why a version cannot be used; None if it can."""
+        """Return why a version cannot be used; None if it can."""
         if version < self.oldest:
             return f"{dotted(self.oldest)} or newer is needed"
         return f"older than {dotted(self.before)} is needed" if version >= self.before else None
 
     def as_json(self) -> dict[str, Any]:
-        """The same for a script on a host."""
+        """Return the signature as a script on a host reads it."""
         return asdict(self)
 
 
 def dotted(version: Sequence[int]) -> str:
-    """A version as people write it."""
+    """Return a version as people write it."""
     return ".".join(str(part) for part in version)
 
 
@@ -102,7 +102,7 @@ class RanksToStart:
 
 
 class PlansCommands(Protocol):
-    """An engine, as far as a plan is made with it."""
+    """An engine as planning uses it: it makes the command that starts the ranks."""
 
     def command(self, ranks: RanksToStart) -> EngineCommand:
-        """The command line, files and variables that start one shim per rank; pure, equal for equal ranks."""
+        """Return the command line, files and variables that start one shim per rank; pure, equal for equal ranks."""

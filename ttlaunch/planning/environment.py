@@ -30,7 +30,7 @@ MANAGED = frozenset(
 
 
 def plan_environment(topology: Topology, *, shell: Mapping[str, str], working_folder: Path) -> dict[str, str]:
-    """What every rank gets.
+    """Return the variables that every rank gets.
 
     Args:
         topology: The cluster.
@@ -57,7 +57,7 @@ def plan_environment(topology: Topology, *, shell: Mapping[str, str], working_fo
 
 
 def plan_rank_environment(rank: int, binding: Binding | None, topology: Topology) -> dict[str, str]:
-    """What one rank gets on top of that; names that the cluster or the bindings set for all ranks stay as they are."""
+    """Return the variables of one rank alone; those that cluster or bindings set for all ranks stay as they are."""
     own = {"TT_RUN_RANK": str(rank)}
     if binding is not None:
         own["TT_MESH_ID"] = str(binding.mesh_id if binding.local_mesh_id is None else binding.local_mesh_id)

@@ -99,5 +99,5 @@ def _other_shape(talk: _Talk) -> Iterator[Diagnostic]:
 
 
 def _shape(mesh: Mesh) -> str:
-    """Rows and columns of devices that one rank drives."""
+    """Return rows and columns of devices that one rank drives."""
     return f"{mesh.device_shape[0] // mesh.host_shape[0]} × {mesh.device_shape[1] // mesh.host_shape[1]}"

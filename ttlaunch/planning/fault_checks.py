@@ -1,4 +1,4 @@
-"""Whether the faults that are ordered can happen in a run: its ranks, roles and hosts, and the steps it takes."""
+"""Check that the faults of a plan can happen in a run: by its ranks, roles and hosts, and the steps it takes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Field:
 
 
 def field_of(plan: LaunchPlan, *, is_here: bool) -> Field:
-    """The field that a plan gives."""
+    """Return what faults may hit in a plan, and when."""
     recipe = plan.program if isinstance(plan.program, RecipeProgram) else None
     if recipe is None:
         return Field(plan.ranks, is_here, takes_steps=False)
@@ -44,7 +44,7 @@ def field_of(plan: LaunchPlan, *, is_here: bool) -> Field:
 
 
 def check_faults(faults: Sequence[Fault], ground: Field) -> Iterator[Diagnostic]:
-    """A diagnostic for every fault that names what the run does not have, or that comes at no moment of it."""
+    """Report every fault that names what the run does not have, or that comes at no moment of it."""
     for fault in faults:
         found = _check_target(fault, ground) or _check_moment(fault, ground)
         if found is not None:
@@ -52,7 +52,7 @@ def check_faults(faults: Sequence[Fault], ground: Field) -> Iterator[Diagnostic]
 
 
 def targets_of(fault: Fault, ranks: Sequence[RankRow]) -> tuple[int, ...]:
-    """The ranks that a fault hits; none where it hits something else."""
+    """Return the ranks that a fault hits; none where it hits something else."""
     value = fault.target.value
     match fault.target.kind:
         case Kind.RANK | Kind.SHIM:

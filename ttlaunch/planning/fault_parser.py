@@ -36,7 +36,7 @@ class _Mistake(Exception):  # noqa: N818 - it never leaves this file
 
 
 def parse_faults(source: Source) -> tuple[list[Fault], list[Diagnostic]]:
-    """The faults of a plan in the order in which they stand there, and a diagnostic for every statement that is none."""
+    """Parse the faults of a plan in their order, with a diagnostic for every statement that is none."""
     faults, found = [], []
     for words in _statements(source):
         try:

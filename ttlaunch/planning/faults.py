@@ -8,7 +8,7 @@ from ttlaunch.diagnostics import Span
 
 
 class Verb(StrEnum):
-    """What is done."""
+    """The action of a fault."""
 
     KILL = "kill"  # SIGKILL
     STOP = "stop"  # SIGSTOP
@@ -20,7 +20,7 @@ class Verb(StrEnum):
 
 
 class Kind(StrEnum):
-    """To what it is done."""
+    """The kinds of targets that a fault can have."""
 
     RANK = "rank"
     ROLE = "role"  # all ranks of it
@@ -46,12 +46,12 @@ VERBS_FOR = {
     Kind.LAUNCHER: frozenset({Verb.TERM}),
     Kind.RUN: frozenset({Verb.INTERRUPT}),
 }
-"""Which verbs a target understands."""
+"""The verbs that each kind of target accepts."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """To what or whom.
+    """What a fault hits.
 
     Attributes:
         value: A rank's number, or a name; empty where the kind says it all.
@@ -66,7 +66,7 @@ class Target:
 
 @dataclass(frozen=True)
 class AtStep:
-    """When the target, or the furthest rank of a target that takes no steps, has reported a step."""
+    """The moment when the target, or the furthest rank if the target takes no steps, has reported a step."""
 
     step: int
 
@@ -76,7 +76,7 @@ class AtStep:
 
 @dataclass(frozen=True)
 class AtSecond:
-    """So many milliseconds after the start of the run."""
+    """A moment after the start of the run."""
 
     milliseconds: int
 
@@ -86,7 +86,7 @@ class AtSecond:
 
 @dataclass(frozen=True)
 class Fault:
-    """One order.
+    """One fault of a plan.
 
     Attributes:
         target_span: Where the target stands, or the verb of a fault without one.
@@ -105,5 +105,5 @@ class Fault:
 
 
 def render_faults(faults: Iterable[Fault]) -> str:
-    """The plan as it can be typed."""
+    """Write the plan of faults as it can be typed."""
     return "; ".join(str(fault) for fault in faults)

@@ -1,4 +1,4 @@
-"""With how many ranks a recipe can go on where the cluster has become smaller: the largest world that it allows.
+"""Find the largest world with which a recipe can go on after the cluster has become smaller.
 
 A layout whose size a key of the configuration decides fits a smaller world once that key has a smaller value, as with
 `--ranks` and `--set`. Every rule of the recipe is applied to what comes out; the checkpoint of one layout loads in any.
@@ -34,7 +34,7 @@ class World:
 
 
 def largest_world(choice: RecipeChoice, topology: Topology, *, most: int, before: str | None = None) -> World | None:
-    """The largest world of at most so many ranks that the recipe allows on a cluster; None if there is none.
+    """Find the largest world of at most so many ranks that the recipe allows on a cluster; None if there is none.
 
     Args:
         choice: The recipe, its configuration without errors.
@@ -59,7 +59,7 @@ def _is_allowed(world: World, choice: RecipeChoice, topology: Topology) -> bool:
 
 
 def _worlds(recipe: Recipe, loaded: LoadedConfig, most: int) -> Iterator[World]:
-    """Every size of every layout, as the configuration is and with each smaller value of the keys that decide it."""
+    """Yield every size of every layout, also with each smaller value of the keys that decide it."""
     for layout in recipe.layouts:
         for overrides, config in [((), loaded.checked), *_smaller(layout, loaded)]:
             sizes = [None] if layout.any_size is None else range(1, most + 1)
@@ -70,7 +70,7 @@ def _worlds(recipe: Recipe, loaded: LoadedConfig, most: int) -> Iterator[World]:
 
 
 def _smaller(layout: Layout, loaded: LoadedConfig) -> Iterator[tuple[tuple[str, ...], ConfigFile]]:
-    """Configurations with a smaller value of a key that decides how many ranks the layout has, and what sets them."""
+    """Yield configurations with a smaller value of a key that decides the number of ranks, and what sets them."""
     config = loaded.checked
     numbers = [count for count in layout.roles.values() if isinstance(count, Per)]
     for key in dict.fromkeys(key for count in numbers for key in (*count.times, count.key)):
@@ -85,7 +85,7 @@ def _smaller(layout: Layout, loaded: LoadedConfig) -> Iterator[tuple[tuple[str, 
 
 
 def _smaller_values(value: Any) -> Iterator[tuple[str, Any]]:
-    """Smaller numbers; of a list of numbers, its sum in fewer parts that are as equal as can be."""
+    """Yield smaller numbers; of a list of numbers, its sum in fewer parts that are as equal as can be."""
     if isinstance(value, int) and not isinstance(value, bool):
         yield from ((str(number), number) for number in range(value - 1, 0, -1))
         return
@@ -105,7 +105,7 @@ def _value(config: Any, key: str) -> Any:
 
 
 def _with_value(config: Any, parts: list[str], value: Any) -> Any:
-    """A copy with one value changed, without checks; None if what has that name is no key, but follows from others."""
+    """Return an unchecked copy with one value changed; None if the name is no key but follows from others."""
     name = parts[0]
     if config is None or name not in type(config).model_fields:
         return None

@@ -1,4 +1,4 @@
-"""Who talks to whom, and how far their meshes are from each other: hops over the links of the mesh graph.
+"""Which ranks talk to each other, and how many hops over the links of the mesh graph their meshes are apart.
 
 A hop is one link, to a mesh or to a switch. Ranks of one mesh are 0 hops apart, whatever hosts they run on: nothing
 between them crosses a link.
@@ -20,7 +20,7 @@ class _Node(NamedTuple):
 
 
 def mesh_hops(topology: Topology) -> Mapping[MeshId, Mapping[MeshId, int]]:
-    """Links on a shortest path from each mesh to each mesh that it reaches; meshes without a path are left out.
+    """Count the links on a shortest path between each two meshes; those without a path are left out.
 
     Cost: one breadth-first search per mesh.
     """
@@ -60,7 +60,7 @@ def _search(start: _Node, joined: Mapping[_Node, list[_Node]]) -> dict[_Node, in
 
 
 def traffic(layout: RoleLayout) -> dict[tuple[Rank, Rank], float]:
-    """Pairs of ranks that talk, the smaller first and each pair once, with the weight of all their flows together."""
+    """Return the pairs of ranks that talk, each once, smaller rank first, with the weight of all their flows."""
     found: dict[tuple[Rank, Rank], float] = {}
     for flow in layout.flows:
         for a, b in pairs(flow, layout.roles):

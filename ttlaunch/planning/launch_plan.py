@@ -68,7 +68,7 @@ class CommandProgram:
 
 @dataclass(frozen=True)
 class EngineNames:
-    """What an engine calls things, for everybody who has to do with its processes and files but not with itself.
+    """An engine's names for its variables, processes and files, for code that must not know the engine.
 
     It follows from the engine and its version, so the plan's hash leaves it out.
 
@@ -141,18 +141,18 @@ class LaunchPlan:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts that ranks run on, in rank order, each once."""
+        """Return the hosts that ranks run on, in rank order, each once."""
         return tuple(dict.fromkeys(row.host for row in self.ranks))
 
     def _repr_html_(self) -> str:
-        """Who does what, where: a row for each rank."""
+        """Return a table of who does what, where: a row for each rank."""
         rows = [
             (row.rank, row.role, row.host, row.slot, "–" if row.mesh_id is None else row.mesh_id) for row in self.ranks
         ]
         return table_html(("rank", "role", "host", "slot", "mesh"), rows)
 
     def as_json(self) -> dict[str, Any]:
-        """The content of `plan.json`."""
+        """Return the content of `plan.json`."""
         content = self._content()
         engine = {**content["engine"], "names": asdict(self.engine.names)}
         return {"format": contract.PLAN_FORMAT, "hash": _digest(content), **content, "engine": engine}
@@ -190,7 +190,7 @@ class LaunchPlan:
 
 
 def render_plan_json(plan: LaunchPlan) -> str:
-    """`plan.json`, one line per key at the top so that two plans can be compared by eye."""
+    """Write `plan.json`, one line per key at the top so that two plans can be compared by eye."""
     return json.dumps(plan.as_json(), indent=1, sort_keys=False) + "\n"
 
 

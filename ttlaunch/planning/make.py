@@ -57,7 +57,7 @@ class Surroundings:
 def plan_command(
     command: Sequence[str], topology: Topology, surroundings: Surroundings, *, ranks: int | None, name: str
 ) -> LaunchPlan | Diagnostic:
-    """The plan of any other program: every rank runs the same command."""
+    """Plan any other program: every rank runs the same command."""
     world_size = topology.world_size or ranks or 1
     if ranks is not None and ranks != world_size:
         span = topology.bindings[-1].span
@@ -85,7 +85,7 @@ def plan_program(
     roles: Sequence[str],
     flows: tuple[tuple[str, str, str], ...],
 ) -> LaunchPlan:
-    """The plan of a program whose ranks, started by `command`, have these roles and flows; there is a slot for each."""
+    """Plan a program whose ranks, started by `command`, have these roles and flows; there is a slot for each."""
     shell = surroundings.shell
     rows = tuple(_row(rank, role, topology) for rank, role in enumerate(roles))
     hidden = hide_secrets(

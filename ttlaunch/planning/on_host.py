@@ -35,7 +35,7 @@ class HostPlaces:
 def plan_on_host(
     plan: LaunchPlan, places: HostPlaces, *, python: str, described: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The content of `plan.json` on a host.
+    """Return the content of `plan.json` on a host.
 
     Args:
         plan: The plan, with the launching machine's paths.
@@ -73,7 +73,7 @@ class _Moved:
         self._copies: Sequence[tuple[str, str]] = sorted(copies.items(), key=lambda pair: len(pair[0]), reverse=True)
 
     def path(self, value: str) -> str:
-        """A path inside the longest folder that was copied, moved with it; anything else unchanged."""
+        """Move a path that lies inside a folder that was copied, the longest one; anything else stays."""
         for here, there in self._copies:
             if value == here:
                 return there
@@ -82,7 +82,7 @@ class _Moved:
         return value
 
     def paths(self, value: str) -> str:
-        """Paths with colons between them, as in `LD_LIBRARY_PATH`."""
+        """Move paths with colons between them, as in `LD_LIBRARY_PATH`."""
         return ":".join(self.path(part) for part in value.split(":"))
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:

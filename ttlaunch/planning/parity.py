@@ -27,7 +27,7 @@ class _Form(NamedTuple):
     Attributes:
         layout: In words.
         workers: Numbers of ranks that differentiate, each of which is tried.
-        sections: What says so in a training file, by section, for a number of them.
+        sections: The sections of a training file that ask for it, for a number of ranks.
         others: Ranks that do something else.
         is_sized: Whether only the number of ranks tells it from another layout of the recipe.
     """
@@ -111,7 +111,7 @@ class Cell:
         return f"{self.layout}, {counted(self.ranks, 'rank')}, accumulation {self.accumulation}, {self.precision}"
 
     def overrides(self, *, steps: int) -> list[str]:
-        """What follows each `--set`: whole sections, so that nothing of the recipe's own training file is left."""
+        """Return what follows each `--set`: whole sections, so that nothing of the recipe's own file is left."""
         training = (
             f"steps: {steps}, batch_size: {SEQUENCES // self.accumulation}, micro_batch_size: 1, "
             f"gradient_accumulation_steps: {self.accumulation}, learning_rate: 5.0e-3, "
@@ -129,7 +129,7 @@ class Cell:
 
     @property
     def world_size(self) -> int | None:
-        """What follows `--ranks`; None where the configuration says it all."""
+        """Return what follows `--ranks`; None where the configuration says it all."""
         return self.ranks if self._form.is_sized else None
 
     @property
@@ -138,12 +138,12 @@ class Cell:
         return form
 
     def words(self, *, steps: int) -> list[str]:
-        """What follows `ttlaunch run` or `ttlaunch simulate`."""
+        """Return what follows `ttlaunch run` or `ttlaunch simulate`."""
         size = [] if self.world_size is None else ["--ranks", str(self.world_size)]
         return [self.recipe, *size, *(word for one in self.overrides(steps=steps) for word in ("--set", one))]
 
     def command(self, *, steps: int, simulated: bool) -> str:
-        """As it can be pasted into a shell."""
+        """Return the command as it can be pasted into a shell."""
         return shlex.join(["ttlaunch", "simulate" if simulated else "run", *self.words(steps=steps)])
 
 
@@ -154,7 +154,7 @@ def matrix(
     accumulations: Collection[int] = ACCUMULATIONS,
     precisions: Collection[str] = PRECISIONS,
 ) -> list[Cell]:
-    """The cells of a run of `ttlaunch parity`, in order; the first one of each precision is its reference.
+    """Return the cells of a run of `ttlaunch parity`, in order; the first one of each precision is its reference.
 
     Args:
         recipes: Whose layouts are tried; the reference is always one process.
@@ -176,19 +176,19 @@ def matrix(
 
 
 def _layouts() -> Iterator[tuple[str, str, int, int]]:
-    """Recipe, layout, workers and ranks."""
+    """Yield recipe, layout, workers and ranks."""
     for form in _FORMS:
         for workers in form.workers:
             yield form.recipe, form.layout, workers, workers + form.others
 
 
 def world_sizes(recipes: Collection[str]) -> list[int]:
-    """Of all layouts of some recipes, ascending."""
+    """Return the numbers of ranks of all layouts of some recipes, ascending."""
     return sorted({size for recipe, _, _, size in _layouts() if recipe in recipes})
 
 
 def class_names(hashes: Collection[str]) -> dict[str, str]:
-    """A letter for each different hash, in the order of their appearance: A to Z, then AA and so on."""
+    """Give each different hash a letter, in the order of their appearance: A to Z, then AA and so on."""
     return {text: _letters(number) for number, text in enumerate(dict.fromkeys(hashes))}
 
 

@@ -1,4 +1,4 @@
-"""Which order of hosts, and of meshes on each host, keeps the ranks that talk to each other close in the mesh graph.
+"""Find an order of hosts, and of meshes on each, that keeps ranks that talk close to each other in the mesh graph.
 
 Rank r takes the r-th slot in the order of `hosts.txt`, so ranks are placed by writing hosts in another order. A host and
 its meshes are joined by cables and move together: a host's row of the bindings goes where the host goes. Hosts whose
@@ -67,12 +67,12 @@ class Proposal:
         return self.after < self.before
 
     def moved(self, rank: Rank) -> bool:
-        """Whether a rank would drive another mesh, or run elsewhere, than today."""
+        """Return whether a rank would drive another mesh, or run elsewhere, than today."""
         return self.bindings[rank].rank != rank
 
 
 def propose_placement(topology: Topology, layout: RoleLayout) -> Proposal | Diagnostic:
-    """The best order known; today's where no other is better.
+    """Propose the best order known; today's where no other is better.
 
     Cost: a bounded search; under a second or two for 64 ranks, less for few.
     """
@@ -133,7 +133,7 @@ def check_placement(topology: Topology, layout: RoleLayout, *, recipe: str) -> l
 
 
 def render_cost(cost: Cost) -> str:
-    """The cost in words: `4`, or `4 and 2 without a path`."""
+    """Return the cost in words: `4`, or `4 and 2 without a path`."""
     return f"{cost.hops:g}" + (f" and {cost.unreachable:g} without a path" if cost.unreachable else "")
 
 
@@ -142,7 +142,7 @@ def render_hops(hops: int | None) -> str:
 
 
 def _blocks(topology: Topology) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each host that has some, in the order of `hosts.txt`."""
+    """Return the ranks of each host that has some, in the order of `hosts.txt`."""
     ranks: dict[Host, list[int]] = {}
     for binding in topology.bindings:
         ranks.setdefault(topology.slots[binding.rank].host, []).append(binding.rank)

@@ -22,7 +22,7 @@ from ttlaunch.spec.topology.model import Host, Topology
 def render_placed_files(
     topology: Topology, proposal: Proposal, *, recipe: str, folder: Path
 ) -> dict[str, str] | Diagnostic:
-    """`hosts.txt` and `rank_bindings.yaml` as they will lie in `folder` (absolute)."""
+    """Write `hosts.txt` and `rank_bindings.yaml` as they will lie in `folder` (absolute)."""
     sources = {binding.span.source.name: binding.span.source for binding in topology.bindings}
     if len(sources) != 1:
         message = f"the bindings of configuration `{topology.name}` come from {len(sources)} files; one can be written"
@@ -59,7 +59,7 @@ def _hosts_text(hosts: tuple[Host, ...]) -> str:
 
 
 def _descriptor(topology: Topology, folder: Path) -> str:
-    """Where the descriptor lies, seen from the new folder if that is short."""
+    """Return where the descriptor lies, seen from the new folder if that is short."""
     assert topology.mesh_graph_path is not None  # noqa: S101 - there are bindings
     near = os.path.relpath(topology.mesh_graph_path, folder)
     return near if near.count("../") <= 2 else str(topology.mesh_graph_path)  # noqa: PLR2004 - parents

@@ -63,7 +63,7 @@ def plan_recipe(
     surroundings: Surroundings,
     replay: tuple[int, ...] = (),
 ) -> LaunchPlan:
-    """The plan of a recipe whose checks have passed; see `RecipeProgram` for `replay`."""
+    """Plan a recipe whose checks have passed; see `RecipeProgram` for `replay`."""
     program = RecipeProgram(
         name=choice.name,
         folder=str(choice.folder),

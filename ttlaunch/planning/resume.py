@@ -1,4 +1,4 @@
-"""Whether a run may go on from a checkpoint: only if an uninterrupted run would have come to the same bits there.
+"""Check that a run may go on from a checkpoint: an uninterrupted run would have had the same bits there.
 
 How many ranks share the work, over which sockets, and when they validate may change; whatever the numbers depend on
 may not.
@@ -36,7 +36,7 @@ class Change:
 def check_same_training(
     manifest: Mapping[str, Any], loaded: LoadedConfig, *, text_sha256: str | None, fixed: Sequence[str] = ()
 ) -> list[Diagnostic]:
-    """Every reason why this configuration does not continue the checkpoint's training.
+    """Report every reason why this configuration does not continue the checkpoint's training.
 
     Args:
         manifest: Of the checkpoint.
@@ -68,7 +68,7 @@ def check_same_training(
 
 
 def _other_senders(before: Mapping[str, Any], now: Mapping[str, Any], loaded: LoadedConfig) -> Iterator[Diagnostic]:
-    """A warning where gradients travel compressed, so that the bits do depend on how many share the work."""
+    """Warn where gradients travel compressed, so that the bits do depend on how many share the work."""
     old, new = dict(_flat(before)), dict(_flat(now))
     kind = new.get("compression_config.kind", "none")
     changed = [
@@ -87,7 +87,7 @@ def _other_senders(before: Mapping[str, Any], now: Mapping[str, Any], loaded: Lo
 def _state_of_another_recipe(
     manifest: Mapping[str, Any], loaded: LoadedConfig, now: Mapping[str, Any], *, fixed: Sequence[str]
 ) -> Iterator[Diagnostic]:
-    """What one recipe keeps beside weights and moments, and another one lacks or cannot use."""
+    """Report what one recipe keeps beside weights and moments, and another one lacks or cannot use."""
     before, values = dict(_flat(manifest["config"])), dict(_flat(now))
     name = shown(manifest.get("recipe"))
     missing = [key for key in fixed if key not in before and values.get(key) is not None]
@@ -150,5 +150,5 @@ def _diagnose(
 
 
 def _text(value: Any) -> str:
-    """A value as a training file has it."""
+    """Return a value as a training file has it."""
     return shown(value if isinstance(value, str) else json.dumps(value), longest=80)

@@ -1,4 +1,4 @@
-"""Which layout of the recipe is used, and which rank plays which role: ranks take roles in layout order."""
+"""Choose the layout of a recipe, and give each rank its role: ranks take roles in layout order."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ def plan_roles(
 
 
 def pairs(flow: Flow, roles: Sequence[str]) -> Iterable[tuple[Rank, Rank]]:
-    """The pairs of ranks that a flow makes talk to each other."""
+    """Return the pairs of ranks that a flow makes talk to each other."""
     sources = [Rank(rank) for rank, role in enumerate(roles) if role == flow.source]
     targets = [Rank(rank) for rank, role in enumerate(roles) if role == flow.target]
     if flow.pattern is not Pattern.ALL:
@@ -70,7 +70,7 @@ def pairs(flow: Flow, roles: Sequence[str]) -> Iterable[tuple[Rank, Rank]]:
 
 
 def _pairs_in_grid(ranks: Sequence[Rank], flow: Flow) -> list[tuple[Rank, Rank]]:
-    """Pairs of a flow whose ranks are a grid, row by row."""
+    """Return the pairs of a flow whose ranks are a grid, row by row."""
     length = flow.row if isinstance(flow.row, int) and flow.row else max(1, len(ranks))
     stride = flow.stride if isinstance(flow.stride, int) and flow.stride else 1
     whole = [ranks[start : start + length] for start in range(0, len(ranks), length)]
@@ -133,7 +133,7 @@ def _wrong_size(
 def _resizing_hints(
     recipe: Recipe, loaded: LoadedConfig, right: list[int], *, world_size: int | None, is_fixed: bool
 ) -> tuple[str, ...]:
-    """How to make roles and world agree: another value of the key that scales a layout, or another world size."""
+    """Say how to make roles and world agree: another value of the key that scales a layout, or another world size."""
     hints = []
     config = loaded.checked
     if not config.multihost_config.enabled:

@@ -30,7 +30,7 @@ Turn = list[int] | None
 
 
 def solve(question: Assignment, *, lookups: int = LOOKUPS) -> list[int]:
-    """The place of each rank: the best of all up to 8 places, a good one beyond; never worse than today's."""
+    """Find a place for each rank: the best of all up to 8 places, a good one beyond; never worse than today's."""
     if question.size <= EXACT_UP_TO:
         return best_of_all(question)
     state = _State(question, question.today, _generator(1))
@@ -66,11 +66,11 @@ class _State:
 
     @property
     def fixed(self) -> bool:
-        """Whether nothing can be moved."""
+        """Return whether nothing can be moved."""
         return self.question.size < 2 or (len(self.sizes) == 1 and self.sizes[0] == 1)  # noqa: PLR2004 - a pair
 
     def change(self, moves: Moves) -> float:
-        """What the cost would change by."""
+        """Return what the cost would change by."""
         if len(moves) == 2:  # noqa: PLR2004 - an exchange, the commonest move by far
             return self._exchange(moves[0][0], moves[1][0])
         new, places, total = dict(moves), self.places, 0.0
@@ -103,7 +103,7 @@ class _State:
             self.places[rank] = place
 
     def random_moves(self) -> tuple[Moves, Turn]:
-        """Some move that keeps blocks whole."""
+        """Choose some move that keeps blocks whole."""
         if self.single:
             return self._random_single(), None
         self.work += len(self.order) // 2
@@ -151,7 +151,7 @@ class _State:
         return self._moves(begin, self.places[begin:end][::-1]), order
 
     def _starts(self) -> list[int]:
-        """The first rank of each block, and the number of ranks."""
+        """Return the first rank of each block, and the number of ranks."""
         return [0, *accumulate(self.sizes[block] for block in self.order)]
 
     def _moves(self, begin: int, new: Sequence[int]) -> Moves:
@@ -164,7 +164,7 @@ def reversal(places: Sequence[int], first: int, last: int) -> Moves:
 
 
 def _least(question: Assignment) -> float:
-    """What no arrangement undercuts: all ranks that talk as close as the closest places."""
+    """Return a cost that no arrangement undercuts: all ranks that talk as close as the closest places."""
     size = question.size
     closest = min(question.distances[a][b] for a in range(size) for b in range(a))
     return closest * sum(question.traffic.values())
@@ -227,7 +227,7 @@ def _all_moves(state: _State) -> Iterator[tuple[Moves, Turn]]:
 
 
 def _greedy_starts(question: Assignment, budget: int) -> list[list[int]]:
-    """One arrangement grown from each place, as far as the budget goes; only where every block is one place."""
+    """Grow one arrangement from each place, as far as the budget goes; only where every block is one place."""
     if question.last_stays or any(len(block) > 1 for block in question.blocks):
         return []
     order = _order_of_growth(question)
@@ -236,7 +236,7 @@ def _greedy_starts(question: Assignment, budget: int) -> list[list[int]]:
 
 
 def _order_of_growth(question: Assignment) -> list[int]:
-    """The ranks, each next to those it talks to most: first one that talks most, ends of chains before their middle."""
+    """Order the ranks, each next to those it talks to most; the first one talks most, ends of chains come early."""
     volume = [sum(weight for _, weight in partners) for partners in question.partners]
     typical = sorted(volume)[question.size // 2]
     first = max(range(question.size), key=lambda r: (volume[r] > 2 * typical, volume[r] < typical, -r))
@@ -273,7 +273,7 @@ def _grow(question: Assignment, start: int, order: Sequence[int]) -> list[int]:
 
 
 def _generator(seed: int) -> Callable[[int], int]:
-    """`draw(n)`: a number from 0 to n-1, the same sequence for the same seed everywhere.
+    """Make `draw(n)`, a number from 0 to n-1; the same sequence for the same seed everywhere.
 
     Source: G. Marsaglia, "Xorshift RNGs", Journal of Statistical Software 8(14), 2003: triple (13, 7, 17).
     """

@@ -66,7 +66,7 @@ def hide_secrets(
 
 
 def references(value: Any) -> list[str]:
-    """Names of the variables that a configuration refers to by `env:NAME`, at any depth, each once, in order."""
+    """List the variables that a configuration refers to by `env:NAME`, at any depth, each once, in order."""
     found: dict[str, None] = {}
     _collect(value, found)
     return list(found)
@@ -86,7 +86,7 @@ def _collect(value: Any, found: dict[str, None]) -> None:
 
 
 def _key_of(value: str, secrets: Mapping[str, str]) -> str:
-    """A name for a literal secret: the one it has already, or the next free one."""
+    """Name a literal secret: by the name it has already, or the next free one."""
     own = (name for name, known in secrets.items() if known == value and name.startswith(contract.SECRET_PREFIX))
     number = sum(name.startswith(contract.SECRET_PREFIX) for name in secrets)
     return next(own, f"{contract.SECRET_PREFIX}{number}")

@@ -40,7 +40,7 @@ class NamedFolder:
 
     @property
     def train_file(self) -> Path:
-        """The training file of a recipe."""
+        """Return the training file of a recipe."""
         return self.folder / "train.yaml"
 
 

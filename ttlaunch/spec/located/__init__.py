@@ -1,4 +1,4 @@
-"""Text to values that know where they stand, for every file a user writes: topology, cluster and training files.
+"""Read text into values that keep their places, for every file a user writes: topology, cluster and training files.
 
 `read_source` turns bytes into a `Source`, `parse_yaml` a YAML text into a tree of nodes with a span each, and
 `check_schema` that tree into a pydantic model or into one diagnostic per mistake. None of them raises for what a user

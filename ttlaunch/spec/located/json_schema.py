@@ -1,4 +1,4 @@
-"""The model of a file as JSON Schema (draft 2020-12), so that editors complete its keys and mark what cannot be.
+"""Write the model of a file as JSON Schema (draft 2020-12), so that editors complete its keys and mark mistakes.
 
 A schema knows the keys, types and bounds of one file; rules between values and between files are `ttlaunch validate`'s.
 """
@@ -40,7 +40,7 @@ def _remove(section: dict[str, Any], path: list[str], definitions: dict[str, Any
 
 
 def _target(value: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The section that a property refers to, directly or as one of several possibilities; else the property."""
+    """Return the section that a property refers to, directly or as one of several possibilities; else the property."""
     for part in [value, *value.get("anyOf", []), *value.get("allOf", [])]:
         if "$ref" in part:
             found: dict[str, Any] = definitions[part["$ref"].rpartition("/")[2]]

@@ -30,7 +30,7 @@ class ScalarNode:
 
     @property
     def written(self) -> str:
-        """The value as the user would write it: `true` and `3e-4`, not `True` and `0.0003`."""
+        """Return the value as the user would write it: `true` and `3e-4`, not `True` and `0.0003`."""
         if self.text is not None:
             return self.text
         if self.value is None or isinstance(self.value, bool):
@@ -59,7 +59,7 @@ Node = ScalarNode | ListNode | MapNode
 
 
 def plain(node: Node) -> Any:
-    """The values without their places."""
+    """Return the values of a tree without their places."""
     match node:
         case ScalarNode():
             return node.value
@@ -75,7 +75,7 @@ def items_of(node: Node | None) -> tuple[Node, ...]:
 
 
 def key_in(node: MapNode, step: Key) -> Key | None:
-    """How the mapping spells the key `step`: a dotted path has `"0"` where the file may have the number 0."""
+    """Return how the mapping spells the key `step`: a dotted path has `"0"` where the file may have the number 0."""
     if step in node.entries:
         return step
     if isinstance(step, str) and step.isascii() and step.isdigit() and int(step) in node.entries:
@@ -84,7 +84,7 @@ def key_in(node: MapNode, step: Key) -> Key | None:
 
 
 def child(node: Node | None, step: Key) -> Node | None:
-    """The value that `step`, a key or a list index, leads to; None if there is none."""
+    """Return the value that `step`, a key or a list index, leads to; None if there is none."""
     if isinstance(node, MapNode):
         key = key_in(node, step)
         return None if key is None else node.entries[key]
@@ -94,7 +94,7 @@ def child(node: Node | None, step: Key) -> Node | None:
 
 
 def node_at(node: Node, path: Iterable[Key]) -> Node | None:
-    """The node at `path` (keys and list indices), or None if the file does not go that deep."""
+    """Return the node at `path` (keys and list indices), or None if the file does not go that deep."""
     found: Node | None = node
     for step in path:
         found = child(found, step)
@@ -102,7 +102,7 @@ def node_at(node: Node, path: Iterable[Key]) -> Node | None:
 
 
 def span_of(node: Node, path: tuple[Key, ...]) -> Span:
-    """The place of `path`, or of the deepest part of it that is in the file: a key for what it holds, else the value."""
+    """Return the place of `path`, or of the part of it that is in the file: a key for what it holds, else the value."""
     best: Span = node.span
     parent: Node = node
     for step in path:

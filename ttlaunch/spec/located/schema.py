@@ -1,4 +1,4 @@
-"""A tree of located values against a pydantic model: the model, or one diagnostic per mistake at its place.
+"""Check a tree of located values against a pydantic model: return the model, or one diagnostic per mistake.
 
 Pydantic reports a misspelled required key twice, as missing and as extra, and a value that fits no member of a union
 once per member; each of these becomes one diagnostic.
@@ -85,7 +85,7 @@ def _locate(detail: ErrorDetails, node: Node) -> Complaint:
 
 
 def _one_per_value(complaints: list[Complaint]) -> list[Complaint]:
-    """Of what the members of a union say about one value, keep the member it was meant for, or join them all."""
+    """Keep one complaint about a value of several types: that of the type that was meant, or all of them joined."""
     kept: list[Complaint] = []
     unions: dict[tuple[Key, ...], list[Complaint]] = {}
     for complaint in complaints:
@@ -104,7 +104,7 @@ def _one_per_value(complaints: list[Complaint]) -> list[Complaint]:
 
 @dataclass(frozen=True)
 class _Check:
-    """One file against one model, with all that pydantic has to say about it."""
+    """One file, its model, and all of pydantic's complaints about it."""
 
     model: type[Section]
     node: Node
@@ -149,12 +149,12 @@ class _Check:
         return _section_at(self.model, path).noun or (f"`{key}`" if key else "this file")
 
     def _is_misspelled(self, path: tuple[Key, ...]) -> bool:
-        """Whether an unknown key beside it was meant to be this missing one."""
+        """Return whether an unknown key beside it was meant to be this missing one."""
         return any(self._meant(other) == path[-1] for other in self._unknown.get(path[:-1], ()))
 
     @cached_property
     def _unknown(self) -> dict[tuple[Key, ...], list[tuple[Key, ...]]]:
-        """The unknown keys of each section, by its path."""
+        """Return the unknown keys of each section, by its path."""
         unknown: dict[tuple[Key, ...], list[tuple[Key, ...]]] = {}
         for complaint in self.complaints:
             if complaint.kind in _UNKNOWN:
@@ -167,19 +167,19 @@ class _Check:
         return self.aliases.get(key) or closest(key, self._free_keys(path[:-1])) or closest(key, every)
 
     def _free_keys(self, path: tuple[Key, ...]) -> list[str]:
-        """The keys of the section at `path` that the file doesn't have yet."""
+        """Return the keys of the section at `path` that the file doesn't have yet."""
         section = node_at(self.node, path)
         present = set(section.entries) if isinstance(section, MapNode) else set()
         return [key for key in _fields(_section_at(self.model, path)) if key not in present]
 
 
 def _fields(section: type[Section]) -> dict[str, Any]:
-    """The keys of a section as a file spells them, with their annotations."""
+    """Return the keys of a section as a file spells them, with their annotations."""
     return {field.alias or name: field.annotation for name, field in section.model_fields.items()}
 
 
 def _section_at(model: type[Section], path: tuple[Key, ...]) -> type[Section]:
-    """The model that describes what stands at `path`, found through the annotations."""
+    """Return the model that describes what stands at `path`, found through the annotations."""
     current = model
     for step in path:
         fields = _fields(current)
@@ -189,7 +189,7 @@ def _section_at(model: type[Section], path: tuple[Key, ...]) -> type[Section]:
 
 
 def section_in(annotation: Any) -> type[Section] | None:
-    """The section that a field holds, also where it may be null or there may be several; None for a plain value."""
+    """Return the section that a field holds, also one that may be null or stand several times; else None."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     inner = (section_in(argument) for argument in getattr(annotation, "__args__", ()))
@@ -199,7 +199,7 @@ def section_in(annotation: Any) -> type[Section] | None:
 def _homes(
     model: type[Section], key: str, *, prefix: str = "", above: frozenset[type[Section]] = frozenset()
 ) -> list[str]:
-    """The sections of the file in which `key` would be known. A section inside its own kind is not looked into."""
+    """Return the sections of the file in which `key` would be known, without those inside their own kind."""
     homes: list[str] = []
     for name, annotation in _fields(model).items():
         section = section_in(annotation)

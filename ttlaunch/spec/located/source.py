@@ -48,7 +48,7 @@ def read_source(
 
 
 def ends_by_itself(path: Path) -> bool:
-    """Whether reading a path that exists comes to an end: a regular file, or the pipe of a shell's `<(command)`.
+    """Return whether reading a path that exists comes to an end: a regular file, or the pipe of a shell's `<(command)`.
 
     A named pipe that nobody writes to, or a device, would keep us waiting for ever without a word.
     """
@@ -56,7 +56,7 @@ def ends_by_itself(path: Path) -> bool:
 
 
 def source_from_bytes(data: bytes, *, codes: FileCodes, what: str, name: str) -> tuple[Source | None, list[Diagnostic]]:
-    """The same for bytes that are already here, such as standard input."""
+    """Read bytes that are already here, such as standard input; see `read_source`."""
     found: list[Diagnostic] = []
     name = shown(name, longest=_LONGEST_NAME)
     has_bom, data = data.startswith(_BOM), data.removeprefix(_BOM)

@@ -57,7 +57,7 @@ class Complaint:
 
     @property
     def expected(self) -> str:
-        """What could stand there instead."""
+        """Return what could stand there instead."""
         own = [self._expected(), *self.also]
         return listed(dict.fromkeys(own), quote="")
 
@@ -85,7 +85,7 @@ class Complaint:
 
     @property
     def choices(self) -> list[str]:
-        """The words that are possible, if the value is one of a few words."""
+        """Return the words that are possible, if the value is one of a few words."""
         if self.kind not in {"literal_error", "enum"}:
             return []
         words = str(self.context["expected"]).replace(" or ", ", ").split(", ")
@@ -93,7 +93,7 @@ class Complaint:
 
 
 def describe_wrong_value(complaint: Complaint, root: Node, *, code: str) -> Diagnostic:
-    """The diagnostic for a value, or a key, that is of the wrong kind or out of bounds."""
+    """Return the diagnostic for a value, or a key, that is of the wrong kind or out of bounds."""
     found, expected = node_at(root, complaint.path), complaint.expected
     name = _name(complaint.path, root)
     span = span_of(root, complaint.path)
@@ -113,7 +113,7 @@ def describe_wrong_value(complaint: Complaint, root: Node, *, code: str) -> Diag
 
 
 def _name(path: tuple[Key, ...], root: Node) -> str:
-    """What a message calls the value at `path`."""
+    """Return what a message calls the value at `path`."""
     if not path:
         return "the file"
     key = next((str(step) for step in reversed(path) if isinstance(step, str)), "the file")
@@ -153,7 +153,7 @@ def _hints(complaint: Complaint, found: Node | None) -> tuple[str, ...]:
 
 
 def _quoted_hints(found: MapNode) -> tuple[str, ...]:
-    """Text with a colon in it, such as `BOT:`, which YAML takes for a key."""
+    """Return the hint for text with a colon in it, such as `BOT:`, which YAML takes for a key."""
     if len(found.entries) != 1:
         return ()
     ((key, value),) = found.entries.items()
@@ -172,5 +172,5 @@ def _items(count: int) -> str:
 
 
 def _bound(value: float) -> str:
-    """A limit in digits that can be counted: 1,000,000 rather than 1e+06."""
+    """Return a limit in digits that can be counted: 1,000,000 rather than 1e+06."""
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"

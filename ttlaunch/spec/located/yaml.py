@@ -1,4 +1,4 @@
-"""YAML into a tree in which every key and value knows its line and column.
+"""Read YAML into a tree in which every key and value knows its line and column.
 
 PyYAML's events (from libyaml where it is built in) become nodes in one pass. Plain scalars are read by the rules
 of YAML 1.2, so `3e-4` is a number, and `no`, `on` and `1:30` are text. What loaders let pass and users do not mean is
@@ -108,7 +108,7 @@ class _Builder:
             self.line_starts = [0, *accumulate(len(line) + 1 for line in source.lines)]
 
     def build(self) -> Node | None:
-        """The one document of the text, None if there is none."""
+        """Build the one document of the text; None if there is none."""
         handlers: dict[type, Callable[[_Event], None]] = {
             yaml.ScalarEvent: self.scalar,
             yaml.MappingStartEvent: self.open_map,
@@ -233,7 +233,7 @@ class _Builder:
         parent.key, parent.key_span = key, span
 
     def _span(self, start: Any, end: Any, *, of_group: bool = False) -> Span:
-        """From the marks; from the offsets where YAML counts more characters as line ends than editors do."""
+        """Make a span from two marks, by their offsets where YAML sees more line ends than editors do."""
         if self.line_starts is None:
             number, column = start.line + 1, start.column + 1
             if end.line == start.line and not of_group:

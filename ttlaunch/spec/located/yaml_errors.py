@@ -17,7 +17,7 @@ from ttlaunch.spec.located.codes import FileCodes
 
 
 def explain_syntax_error(error: yaml.MarkedYAMLError, source: Source, codes: FileCodes) -> Diagnostic:
-    """The diagnostic for what PyYAML raised."""
+    """Return the diagnostic for what PyYAML raised."""
     words = ": ".join(part for part in (error.context, error.problem) if part)
     here = _place(error.problem_mark or error.context_mark, source)
     stop = _Stop(here, _place(error.context_mark, source) if error.context_mark else here)
@@ -33,7 +33,7 @@ _LONGEST_WORDS = 160
 
 @dataclass(frozen=True)
 class _Stop:
-    """Where the parser gave up, and where that began of which it was a part."""
+    """Where the parser gave up, and where the value that it was reading began."""
 
     here: Span
     began: Span
@@ -139,7 +139,7 @@ _EXPLANATIONS: tuple[tuple[str, Callable[[_Stop], _Slip]], ...] = (
 
 
 def _place(mark: yaml.Mark | None, source: Source) -> Span:
-    """The mark's place; one at the end of the text moves back to the end of the last line that says something."""
+    """Return the place of a mark; one at the end of the text moves back to the last printed character."""
     if mark is None:
         return source.start()
     offset = min(mark.index, len(source.text.rstrip()))

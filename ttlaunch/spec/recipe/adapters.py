@@ -14,11 +14,11 @@ from ttlaunch.spec.recipe.corpus import TOKENS_MARK, CorpusError, CorpusReason
 
 
 class AdapterError(TtlaunchError):
-    """A folder or a tokenizer is not what was said of it."""
+    """A folder is not the dataset, or a file not the tokenizer, that was asked for."""
 
 
 def read_dataset(folder: Path, *, column: str, split: str) -> Iterator[str]:
-    """The texts of a folder that `datasets` saved with `save_to_disk`, in order; from the disk alone.
+    """Yield the texts of a folder that `datasets` saved with `save_to_disk`, in order; from the disk alone.
 
     Args:
         folder: Of a dataset, or of several splits.
@@ -49,7 +49,7 @@ def read_dataset(folder: Path, *, column: str, split: str) -> Iterator[str]:
 
 
 def encode_texts(texts: Sequence[str], *, tokenizer: Path) -> bytes:
-    """The tokens of texts, one after the other, as a file for `tokenizer_type: ids`.
+    """Return the tokens of texts, one after the other, as a file for `tokenizer_type: ids`.
 
     Args:
         texts: Each is encoded by itself, with the special tokens that the tokenizer adds.

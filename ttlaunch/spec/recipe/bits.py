@@ -1,4 +1,4 @@
-"""What of a training's bits depends on a key, said where the key is defined: `key: Annotated[int, Bits.FREE] = Field(…)`.
+"""Mark how the bits of a training depend on a key, where the key is defined: `key: Annotated[int, Bits.FREE] = Field(…)`.
 
 A key without a mark changes the bits: whoever adds one and forgets the mark gets a run that refuses to go on from a
 checkpoint with another value, not one that goes on to other numbers.
@@ -13,7 +13,7 @@ from ttlaunch.spec.located.schema import Section, section_in
 
 
 class Bits(StrEnum):
-    """How the numbers of a training depend on a key. A section says it of all its keys with `marks`."""
+    """How the numbers of a training depend on a key; a section marks all its keys with `marks`."""
 
     FREE = "free"  # not at all: who shares the work, what is reported, where files lie
     LENGTH = "length"  # as far as the learning rate does, since it says how many steps there are
@@ -30,12 +30,12 @@ class ReadOnlyWith:
 
 
 def marked(model: type[Section], mark: Bits) -> tuple[str, ...]:
-    """The dotted names of all keys, and of whole sections, that have the mark."""
+    """Return the dotted names of all keys, and of whole sections, that have the mark."""
     return tuple(path for path, marks in _marks(model) if mark in marks)
 
 
 def deciders(model: type[Section]) -> list[tuple[str, ReadOnlyWith]]:
-    """The dotted names of keys and sections that are read only with a value of another key, and which."""
+    """Return the dotted names of keys and sections that are read only with a value of another key, and which."""
     return [(path, mark) for path, marks in _marks(model) for mark in marks if isinstance(mark, ReadOnlyWith)]
 
 

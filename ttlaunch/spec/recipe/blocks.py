@@ -1,4 +1,4 @@
-"""How micro-batches and vectors are cut among ranks: what ranks do and what formulas of traffic count is one thing."""
+"""Cut micro-batches and vectors among ranks; the ranks and the formulas of their traffic both use these functions."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -18,7 +18,7 @@ def contiguous_blocks(count: int, parts: int) -> list[range]:
 
 
 def aligned_subtrees(block: range) -> Iterator[range]:
-    """The largest nodes of the tree that lie in a block, in order: one if the block is a node itself.
+    """Yield the largest nodes of the tree that lie in a block, in order: one if the block is a node itself.
 
     >>> list(aligned_subtrees(range(3, 8)))
     [range(3, 4), range(4, 8)]

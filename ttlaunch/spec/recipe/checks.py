@@ -46,7 +46,7 @@ def a_micro_batch_fits_the_step(config: TrainingFile, _layout: Layout) -> Iterat
 
 
 def rates_can_train(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
-    """A warning where a lost minus sign or point makes a rate with which nothing learns."""
+    """Warn where a lost minus sign or point makes a rate with which nothing learns."""
     training = config.training_config
     adamw, shrink = training.optimizer == "adamw", training.learning_rate * training.weight_decay
     highest = _HIGHEST_ADAMW_RATE if adamw else _HIGHEST_SGD_RATE
@@ -66,7 +66,7 @@ def rates_can_train(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
 
 
 def the_rate_has_steps_to_fall(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
-    """A warning where warm-up and hold leave linear or cosine no step, so that the rate never falls."""
+    """Warn where warm-up and hold leave linear or cosine no step, so that the rate never falls."""
     schedule, steps = config.scheduler_config, config.training_config.steps
     taken = schedule.warmup_steps + schedule.hold_steps
     if schedule.type != "constant" and taken >= steps:
@@ -97,7 +97,7 @@ def the_scale_is_within_its_bounds(config: TrainingFile, _layout: Layout) -> Ite
 
 
 def templates_come_in_pairs(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
-    """Where only responses count in the loss, it is known where they begin and where they end."""
+    """Where only responses count in the loss, both templates are given: where a response begins and where it ends."""
     training = config.training_config
     given = {key: getattr(training, key) for key in ("response_template", "instruction_template")}
     missing = [key for key, text in given.items() if text is None]
@@ -126,7 +126,7 @@ GENERAL = (
 
 
 def every_worker_has_a_micro_batch(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
-    """M ≥ W: a worker without a micro-batch would have nothing to do. Ranks that split a model have the same ones."""
+    """Every worker has a micro-batch (M ≥ W); ranks that split a model have the same ones."""
     workers = layout.counts(config).get("worker", 0) // config.device_config.split_ranks
     training = config.training_config
     if workers <= training.micro_batches:
@@ -266,14 +266,14 @@ def the_schedule_fits_the_chunks(config: TrainingFile, _layout: Layout) -> Itera
 
 
 def every_replica_has_a_micro_batch(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
-    """M ≥ R: a pipeline without a micro-batch would have nothing to do."""
+    """Every pipeline has a micro-batch (M ≥ R)."""
     pipeline = config.multihost_config.pipeline_parallel_config
     if pipeline is not None:
         yield from models_have_a_micro_batch(config, replicas=pipeline.replicas, key=f"{_PIPELINE}.replicas")
 
 
 def models_have_a_micro_batch(config: TrainingFile, *, replicas: int, key: str) -> Iterator[Problem]:
-    """M ≥ R for models side by side, whose number a key says."""
+    """Each of several models side by side, whose number a key says, has a micro-batch (M ≥ R)."""
     training = config.training_config
     if replicas <= training.micro_batches:
         return
@@ -297,7 +297,7 @@ def every_replica_has_as_many_workers(config: Any, layout: Layout) -> Iterator[P
 
 
 def servers_can_share_the_model(config: Any, layout: Layout) -> Iterator[Problem]:
-    """The rules of `sync_ps_config`, but for its slow workers, and of how gradients travel to servers."""
+    """Apply the rules of `sync_ps_config` and of how gradients travel to servers, but not those for slow workers."""
     yield from pushes_are_compressed(config, layout)
     yield from _every_server_has_a_layer(config, layout)
     yield from _an_average_counts_some_weights(config, layout)
@@ -318,7 +318,7 @@ def _every_server_has_a_layer(config: Any, _layout: Layout) -> Iterator[Problem]
 
 
 def _an_average_counts_some_weights(config: Any, _layout: Layout) -> Iterator[Problem]:
-    """A warning where the average of the weights is configured, and never made."""
+    """Warn where the average of the weights is configured, and never made."""
     servers = config.sync_ps_config
     if servers.polyak_decay is not None and servers.polyak_interval is None:
         yield Problem(
@@ -332,7 +332,7 @@ def _an_average_counts_some_weights(config: Any, _layout: Layout) -> Iterator[Pr
 
 
 def slow_workers_are_there(section: str) -> Check:
-    """Every worker that `slow_workers` of a section names is one.
+    """Make the rule that every worker that `slow_workers` of a section names exists.
 
     Args:
         section: The section's name.
@@ -353,7 +353,7 @@ def slow_workers_are_there(section: str) -> Check:
 
 
 def gradients_may_be_stale(config: Any, _layout: Layout) -> Iterator[Problem]:
-    """What needs all ranks to be in the same step."""
+    """Nothing is configured that needs all ranks to be in the same step."""
     training = config.training_config
     if training.precision == "fp16":
         yield Problem(

@@ -1,4 +1,4 @@
-"""The bytes of what several ranks do together, edge by edge: the closed formulas of the runtime's collectives."""
+"""Closed formulas for the bytes that the runtime's collectives move between each pair of ranks."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,13 +9,13 @@ _GREETING_BYTES = 256
 
 
 def validation_traffic(among: Sequence[int], micro_batches: int) -> list[Traffic]:
-    """Of a validation that the ranks share: an `all_gather` of the losses of its micro-batches."""
+    """Return the traffic of a validation that the ranks share: an `all_gather` of the losses of its micro-batches."""
     sizes = all_gather_bytes(among, micro_batches, value_bytes=NUMBER_BYTES)
     return [Traffic("all_gather", source, dest, per_validation=size) for source, dest, size in sizes]
 
 
 def all_gather_bytes(among: Sequence[int], values: int, *, value_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Source, destination and bytes of an `all_gather` of a vector of so many values, for every pair of ranks."""
+    """Yield source, destination and bytes of an `all_gather` of a vector of so many values, for every pair of ranks."""
     for source, length in zip(among, shares(values, len(among)), strict=True):
         yield from ((source, dest, length * value_bytes) for dest in among if dest != source)
 
@@ -23,7 +23,7 @@ def all_gather_bytes(among: Sequence[int], values: int, *, value_bytes: int) -> 
 def all_reduce_bytes(
     among: Sequence[int], values: int, *, value_bytes: int, sums: Sequence[int] | None = None
 ) -> Iterator[tuple[int, int, int]]:
-    """Likewise of an `all_reduce`, or of an `all_reduce_mean` where each rank brings so many sums."""
+    """Yield source, destination and bytes of an `all_reduce`, or an `all_reduce_mean` of so many sums of each rank."""
     sizes = [length * value_bytes for length in shares(values, len(among))]
     for place, source in enumerate(among):
         count = sums[place] if sums else 1
@@ -35,7 +35,7 @@ def all_reduce_bytes(
 
 
 def ring_all_reduce_bytes(among: Sequence[int], values: int, *, value_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Likewise of an all-reduce around a ring: each sends all shards but one, twice, to the next."""
+    """Yield source, destination and bytes of a ring all-reduce: each rank sends all shards but one, twice."""
     sizes, count = shares(values, len(among)), len(among)
     for place, source in enumerate(among if count > 1 else ()):
         after = (place + 1) % count
@@ -44,7 +44,7 @@ def ring_all_reduce_bytes(among: Sequence[int], values: int, *, value_bytes: int
 
 
 def all_reduce_mean_traffic(among: Sequence[int], values: int, *, micro_batches: int) -> list[Traffic]:
-    """Of a step: the gradient of so many values of each of a rank's sums, shard by shard, and back; and counts."""
+    """Return the traffic of a step that averages gradients, shard by shard and back, and their counts."""
     sums = sums_of_blocks(micro_batches, len(among))
     found = []
     for source, dest, size in all_reduce_bytes(among, values, value_bytes=VALUE_BYTES, sums=sums):
@@ -54,7 +54,7 @@ def all_reduce_mean_traffic(among: Sequence[int], values: int, *, micro_batches:
 
 
 def averaging_traffic(config: TrainingFile, among: Sequence[int], size: int, *, every: int) -> list[Traffic]:
-    """Of an average of weights of so many bytes every so many steps, as `LocalReplica` makes it.
+    """Return the traffic of an average of weights of so many bytes every so many steps, as `LocalReplica` makes it.
 
     With SGD and an average after every step that is one of gradients.
     """
@@ -70,7 +70,7 @@ def averaging_traffic(config: TrainingFile, among: Sequence[int], size: int, *, 
 
 
 def distributed_data_parallel_traffic(among: Sequence[int], values: int, *, has_group: bool) -> list[Traffic]:
-    """Of a step: torch's own ring, which no traffic counter sees, and an `all_reduce` of loss and tokens; before, its set-up.
+    """Return the traffic of a step of torch's DDP: its unmeasured ring, loss and tokens; and that of its set-up.
 
     Args:
         among: The replicas.
@@ -89,7 +89,7 @@ def distributed_data_parallel_traffic(among: Sequence[int], values: int, *, has_
 
 
 def process_group_traffic(among: Sequence[int]) -> Iterator[Traffic]:
-    """Of the set-up of torch's process group: all tell the first where they are; it tells all, in a tree, where it listens."""
+    """Yield the traffic that sets torch's process group up: all report to rank 0, which answers along a tree."""
     yield from (Traffic("process_group", rank, among[0], once=_GREETING_BYTES) for rank in among[1:])
     distance = 1
     while distance < len(among):

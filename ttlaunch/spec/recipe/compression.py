@@ -1,4 +1,4 @@
-"""What compressed gradients weigh, as a formula, and the rules about `compression_config`. No torch here."""
+"""The size of compressed gradients as a formula, and the rules about `compression_config`. No torch here."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ _KIND = "compression_config.kind"
 
 
 def payload_bytes(cfg: CompressionConfig, values: int, *, sides: int = 0, factored: int = 0) -> int:
-    """How many bytes a gradient of so many values makes.
+    """Return how many bytes a compressed gradient of so many values takes.
 
     Args:
         cfg: Which codec.
@@ -39,7 +39,7 @@ def payload_bytes(cfg: CompressionConfig, values: int, *, sides: int = 0, factor
 
 
 def values_sent(k: float, values: int) -> int:
-    """How many of them a share of k is, rounded up; k is the decimal number that was written.
+    """Return how many values a share of k is, rounded up; k is the decimal number that was written.
 
     >>> values_sent(0.29, 100), values_sent(0.07, 100)
     (29, 7)
@@ -48,12 +48,12 @@ def values_sent(k: float, values: int) -> int:
 
 
 def compressed_mean_traffic(among: Sequence[int], cfg: CompressionConfig, ranks: Ranks) -> list[Traffic]:
-    """Of a step: each rank's payload and its counts to every other."""
+    """Return the traffic of a step: each rank's payload and its counts to every other."""
     return _to_all_others(among, cfg, ranks, name="gradients", every=1)
 
 
 def compressed_averaging_traffic(config: Any, among: Sequence[int], ranks: Ranks, *, every: int) -> list[Traffic]:
-    """The same for an average every so many steps, as `LocalReplica` makes it of what each rank has moved."""
+    """Return the traffic of a compressed average every so many steps, as `LocalReplica` makes it."""
     cfg: CompressionConfig = config.compression_config
     of_gradients = every == 1 and config.training_config.optimizer == "sgd"
     return _to_all_others(among, cfg, ranks, name="gradients" if of_gradients else "differences", every=every)
@@ -75,7 +75,7 @@ def _to_all_others(
 
 
 def compression_makes_sense(config: Any, layout: Layout) -> Iterator[Problem]:
-    """The rules of `compression_config`, for recipes whose `worker`s send their gradients through codecs."""
+    """Apply the rules of `compression_config` for recipes whose `worker`s send their gradients through codecs."""
     for rule in (
         _torch_compresses_nothing,
         _what_is_dropped_is_made_up_for,
@@ -86,13 +86,13 @@ def compression_makes_sense(config: Any, layout: Layout) -> Iterator[Problem]:
 
 
 def pushes_are_compressed(config: Any, layout: Layout) -> Iterator[Problem]:
-    """The rules of `compression_config`, for recipes whose `worker`s push their gradients to a server."""
+    """Apply the rules of `compression_config` for recipes whose `worker`s push their gradients to a server."""
     for rule in (_what_is_dropped_is_made_up_for, _factors_are_thin, _a_payload_is_smaller):
         yield from rule(config, layout)
 
 
 def _torch_compresses_nothing(config: Any, _layout: Layout) -> Iterator[Problem]:
-    """Torch's own reduction, for recipes that offer it, sends gradients as they are."""
+    """A codec is configured only where torch's own reduction, which sends gradients as they are, is not."""
     kind = config.compression_config.kind
     reduction = config.data_parallel_config.reduction if hasattr(config, "data_parallel_config") else None
     if kind != "none" and reduction == "fast":
@@ -107,7 +107,7 @@ def _torch_compresses_nothing(config: Any, _layout: Layout) -> Iterator[Problem]
 
 
 def _what_is_dropped_is_made_up_for(config: Any, _layout: Layout) -> Iterator[Problem]:
-    """A warning where a codec that leaves most of a gradient out has no error feedback."""
+    """Warn where a codec that leaves most of a gradient out has no error feedback."""
     cfg: CompressionConfig = config.compression_config
     if cfg.kind in {"top_k", "powersgd"} and not cfg.error_feedback:
         yield Problem(
@@ -122,7 +122,7 @@ def _what_is_dropped_is_made_up_for(config: Any, _layout: Layout) -> Iterator[Pr
 
 
 def _factors_are_thin(config: Any, _layout: Layout) -> Iterator[Problem]:
-    """A warning where factors are as wide as the matrices, which are then sent as they are."""
+    """Warn where factors are as wide as the matrices, which are then sent as they are."""
     cfg: CompressionConfig = config.compression_config
     width = config.transformer_config.embedding_dim
     if cfg.kind == "powersgd" and cfg.rank >= width:
@@ -138,7 +138,7 @@ def _factors_are_thin(config: Any, _layout: Layout) -> Iterator[Problem]:
 
 
 def _a_payload_is_smaller(config: Any, _layout: Layout) -> Iterator[Problem]:
-    """A warning where a payload is as large as the gradient that it stands for."""
+    """Warn where a payload is as large as the gradient that it stands for."""
     cfg: CompressionConfig = config.compression_config
     many = 10**9
     share = 0.0 if cfg.kind == "powersgd" else payload_bytes(cfg, many) / (VALUE_BYTES * many)
@@ -155,7 +155,7 @@ def _a_payload_is_smaller(config: Any, _layout: Layout) -> Iterator[Problem]:
 
 
 def _compression_saves_bytes(config: Any, layout: Layout) -> Iterator[Problem]:
-    """A warning where all payloads together are no smaller than what they replace.
+    """Warn where all payloads together are no smaller than what they replace.
 
     Each of W workers gets W - 1 payloads; without compression it gets 2(W - 1)/W of the gradient.
     """

@@ -44,12 +44,12 @@ class LoadedConfig:
 
     @property
     def checked(self) -> ConfigFile:
-        """The configuration, for callers that have stopped at errors before."""
+        """Return the configuration, for callers that have stopped at errors before."""
         assert self.config is not None  # noqa: S101
         return self.config
 
     def span(self, key: str) -> Span | None:
-        """Where the user wrote this dotted key, or None if its value is the default."""
+        """Return where the user wrote this dotted key, or None if its value is the default."""
         path = tuple(key.split("."))
         return span_of(self.root, path) if node_at(self.root, path) is not None else None
 
@@ -59,7 +59,7 @@ class LoadedConfig:
         return Label(span, text) if span else None
 
     def comment(self, key: str) -> str:
-        """What the user wrote behind the value of this dotted key, on the same line; empty if nothing."""
+        """Return the user's comment behind the value of this dotted key, on the same line; empty if there is none."""
         span = self.span(key)
         if span is None:
             return ""
@@ -75,7 +75,7 @@ class LoadedConfig:
         return behind.removeprefix("#").strip() if behind.startswith("#") else ""
 
     def strings(self) -> list[tuple[str, str]]:
-        """Every value that is a string, with its dotted key; none if there is no valid configuration."""
+        """Return every value that is a string, with its dotted key; none if there is no valid configuration."""
         content = self.config.model_dump(mode="json") if self.config is not None else {}
         found: list[tuple[str, str]] = []
         parts: list[tuple[str, Any]] = list(content.items())
@@ -88,7 +88,7 @@ class LoadedConfig:
         return found
 
     def origin(self, key: str) -> str:
-        """Where the value of a dotted key came from: `train.yaml:7`, `--set` or `default`."""
+        """Return where the value of a dotted key came from: `train.yaml:7`, `--set` or `default`."""
         span = self.span(key)
         if span is None:
             return "default"
@@ -120,7 +120,7 @@ def load_config(
 
 
 def override_config(recipe: Recipe, loaded: LoadedConfig, overrides: Sequence[str]) -> LoadedConfig:
-    """The same configuration with more `KEY=VALUE` merged in, checked anew."""
+    """Return the same configuration with more `KEY=VALUE` merged in, checked anew."""
     root, found = _merge_overrides(recipe, loaded.root, overrides)
     return _checked(recipe, root, found)
 
@@ -143,7 +143,7 @@ def _merge_overrides(recipe: Recipe, root: MapNode, overrides: Sequence[str]) ->
 
 
 def check_config(recipe: Recipe, loaded: LoadedConfig, layout: Layout) -> list[Diagnostic]:
-    """The recipe's own rules for this layout, at the places of the keys they are about."""
+    """Apply the recipe's own rules for this layout; diagnostics are at the places of the keys they are about."""
     if loaded.config is None:
         return []
     general = GENERAL if isinstance(loaded.config, TrainingFile) else ()
@@ -152,7 +152,7 @@ def check_config(recipe: Recipe, loaded: LoadedConfig, layout: Layout) -> list[D
 
 
 def check_one_process(recipe: Recipe, loaded: LoadedConfig, *, world_size: int) -> list[Diagnostic]:
-    """What cannot be simulated, because ranks would need a process each; nothing where there is one rank."""
+    """Report what cannot be simulated because its ranks need a process each; nothing where there is one rank."""
     if world_size == 1:
         return []
     return [
@@ -163,7 +163,7 @@ def check_one_process(recipe: Recipe, loaded: LoadedConfig, *, world_size: int) 
 
 
 def naive_config(name: str, recipe: Recipe, loaded: LoadedConfig) -> tuple[LoadedConfig, list[Diagnostic]]:
-    """The configuration for the plain form of a recipe, which saves no checkpoints; and what that form cannot do."""
+    """Return the configuration for the plain form of a recipe, without checkpoints, and what that form cannot do."""
     if not isinstance(loaded.config, TrainingFile) or recipe.naive is None:
         return loaded, []
     only = {**_NAIVE_ONLY, **recipe.naive.only}
@@ -192,7 +192,7 @@ def _unplayable(need: NeedsProcesses) -> Problem:
 
 
 def render_resolved(recipe: Recipe, loaded: LoadedConfig) -> str:
-    """All that the recipe reads as YAML, each value followed by where it came from; loads again as it stands."""
+    """Write all that the recipe reads as YAML, each value followed by its origin; it loads again as it stands."""
     if loaded.config is None:
         return ""
     entries = _entries(loaded.config.model_dump(), unread=_unread(recipe, loaded))
@@ -201,7 +201,7 @@ def render_resolved(recipe: Recipe, loaded: LoadedConfig) -> str:
 
 
 def render_commented(recipe: Recipe, loaded: LoadedConfig) -> str:
-    """All that the recipe reads as YAML, each key followed by what it means; loads again as it stands.
+    """Write all that the recipe reads as YAML, each key followed by what it means; it loads again as it stands.
 
     The meaning is what the file that was read says beside the key, since that explains the recipe's own choice; else the
     description in the key's definition.
@@ -221,7 +221,7 @@ def render_commented(recipe: Recipe, loaded: LoadedConfig) -> str:
 
 
 def _unread(recipe: Recipe, loaded: LoadedConfig) -> list[str]:
-    """The keys that a file of this recipe must not have, or that would say again what another key decides."""
+    """Return the keys that a file of this recipe must not have, or that would say again what another key decides."""
     unread = [*recipe.unread]
     if num_workers_counts_the_stages in recipe.checks and loaded.span(_WORKERS) is None:
         unread.append(_WORKERS)  # the stages say it, and a number that is given must agree with them
@@ -229,7 +229,7 @@ def _unread(recipe: Recipe, loaded: LoadedConfig) -> list[str]:
 
 
 def _meanings(model: type[Section], prefix: str = "") -> dict[str, str]:
-    """What the definitions say of every dotted key, and of a section the first line of its docstring."""
+    """Return the description of every dotted key, and of a section the first line of its docstring."""
     found = {}
     for name, field in model.model_fields.items():
         key, section = f"{prefix}{field.alias or name}", section_in(field.annotation)
@@ -244,7 +244,7 @@ def _meanings(model: type[Section], prefix: str = "") -> dict[str, str]:
 def _entries(
     values: dict[str, Any], *, unread: Sequence[str], bare: bool = False, prefix: str = "", indent: str = ""
 ) -> Iterator[tuple[str, str, bool]]:
-    """Each line with its dotted key, and whether it is the head of a section and so has no value of its own."""
+    """Yield each line with its dotted key, and whether it is the head of a section and so has no value of its own."""
     for key, value in values.items():
         dotted = f"{prefix}{key}"
         if dotted in unread:
@@ -257,7 +257,7 @@ def _entries(
 
 
 def _as_yaml(value: Any, *, bare: bool) -> str:
-    """A value on one line.
+    """Write a value on one line.
 
     Texts are quoted: a bare `1e3` or `yes` would come back as something else. With `bare` plain words are not, as a person
     would write them, except those that YAML takes for something else.
@@ -314,7 +314,7 @@ def _merge_override(root: MapNode, text: str) -> MapNode | Diagnostic:
 
 
 def _unknown_keys(recipe: Recipe, text: str) -> list[Diagnostic]:
-    """What `--set` names that no section has; looked at alone, since it may well mean a key that the file has too."""
+    """Report keys of `--set` that no section has. The file is left out: it may have the same unknown key itself."""
     alone = _merge_override(_no_keys(), text)
     if isinstance(alone, Diagnostic):
         return []

@@ -83,12 +83,12 @@ class Corpus:
 
     @cached_property
     def characters(self) -> str:
-        """The text as characters."""
+        """Return the text as characters."""
         return self.text.decode()
 
     @cached_property
     def ids(self) -> "array[int]":
-        """The tokens that a file of `ttlaunch data --tokenizer` has.
+        """Return the tokens that a file of `ttlaunch data --tokenizer` has.
 
         Raises:
             CorpusError: It is another file, or an id is beyond the vocabulary.
@@ -108,7 +108,7 @@ class Corpus:
 
     @property
     def vocabulary_of_ids(self) -> int | None:
-        """How many different tokens the first line of such a file says there are; None: it is no such file."""
+        """Return the number of different tokens by the first line of a file of ids; None if it is no such file."""
         words = self.text.partition(b"\n")[0].decode(errors="replace").rsplit(" ", 1)
         return int(words[1]) if words[0] == TOKENS_MARK and words[-1].isascii() and words[-1].isdigit() else None
 
@@ -137,7 +137,7 @@ def read_corpus(path: Path | None) -> Corpus:
 
 
 def count_sequences(corpus: Corpus, cfg: TrainingFile) -> tuple[int, int]:
-    """How many training and validation sequences the text gives.
+    """Return how many training and validation sequences the text gives.
 
     A sequence predicts `max_sequence_length` tokens and needs one more; sequences share that border token, so that
     every token but the first is predicted exactly once.
@@ -181,12 +181,12 @@ def check_epochs(corpus: Corpus, cfg: TrainingFile, count: int, *, kind: str) ->
 
 
 def spread_evenly(count: int, available: int) -> list[int]:
-    """Which of the available sequences a validation of `count` evaluates."""
+    """Choose which of the available sequences a validation of `count` evaluates."""
     return [place * available // count for place in range(count)]
 
 
 def split_tokens(corpus: Corpus, cfg: TrainingFile) -> tuple[int, int]:
-    """Tokens for training and for validation; the last `validation_fraction` of the text is kept for validation."""
+    """Count the tokens for training and for validation, which gets the last `validation_fraction` of the text."""
     kind = cfg.training_config.tokenizer_type
     tokens = len(corpus.text if kind == "byte" else corpus.characters if kind == "char" else corpus.ids)
     validation = int(tokens * cfg.training_config.validation_fraction)

@@ -1,4 +1,4 @@
-"""What a training reads: found, read and checked by what the configuration says of it. No torch, no numpy.
+"""Find, read and check the data that a configuration asks for. No torch, no numpy.
 
 The launcher calls all three before anything starts; ranks read the same again and compare digests.
 """
@@ -14,12 +14,12 @@ from ttlaunch.spec.recipe.synthetic import check_synthetic, is_synthetic, synthe
 
 
 def given_path(cfg: TrainingFile) -> str | None:
-    """What the configuration names; None where it names nothing, or the data are drawn."""
+    """Return the path that the configuration names; None where it names none, or the data are drawn."""
     return None if is_synthetic(cfg) else cfg.training_config.data_path
 
 
 def default_path(cfg: TrainingFile) -> Path | None:
-    """What is read where no `data_path` is given: drawn data, for images the digits; None: the default text."""
+    """Return what is read without a `data_path`: drawn data, or the digits for images; None: the default text."""
     if is_synthetic(cfg):
         return synthetic_path(cfg)
     return Path(DIGITS) if has_images(cfg) else None

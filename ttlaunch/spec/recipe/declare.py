@@ -1,4 +1,4 @@
-"""The words a recipe declares itself with: `Recipe`, `Layout`, `per`, and the flows between its roles.
+"""The classes and functions that a recipe declares itself with: `Recipe`, `Layout`, `per`, and the flows between its roles.
 
 RECIPE = Recipe(
     summary="Workers differentiate, one rank averages and updates.",
@@ -52,7 +52,7 @@ def _number(config: ConfigFile, key: str) -> int:
 
 
 def per(key: str, *, times: str | Sequence[str] = ()) -> Per:
-    """As many ranks as configuration key `key` says, or that many times what each key of `times` says."""
+    """Make the number of ranks that configuration key `key` gives, times what each key of `times` gives."""
     return Per(key, (times,) if isinstance(times, str) else tuple(times))
 
 
@@ -66,7 +66,7 @@ class Layout:
     """
 
     def __init__(self, name: str, **roles: int | Per | None) -> None:
-        """A role's number is fixed, `per(key)`, or None for "whatever ranks there are" (at most one role)."""
+        """Name the roles; the number of each is fixed, `per(key)`, or None for all ranks that are left."""
         open_roles = [role for role, count in roles.items() if count is None]
         if not roles or len(open_roles) > 1:
             raise ValueError(f"layout {name!r} needs at least one role and at most one of open size")
@@ -78,7 +78,7 @@ class Layout:
         return f"Layout({self.name!r}, {', '.join(self.roles)})"
 
     def counts(self, config: ConfigFile, *, world_size: int | None = None) -> dict[str, int]:
-        """Ranks per role under `config`; a role of open size gets what `world_size` leaves, or `num_workers` if None."""
+        """Count the ranks of each role; one of open size gets what `world_size` leaves, or else `num_workers`."""
         fixed = {role: n(config) if isinstance(n, Per) else n for role, n in self.roles.items() if n is not None}
         rest = config.multihost_config.num_workers if world_size is None else max(0, world_size - sum(fixed.values()))
         return {role: rest if count is None else fixed[role] for role, count in self.roles.items()}
@@ -121,37 +121,37 @@ class Flow:
             raise ValueError(f"the weight of a flow is a positive number, not {self.weight!r}")
 
     def under(self, config: ConfigFile) -> "Flow":
-        """The same flow with the numbers of ranks that a configuration says."""
+        """Return the same flow with the numbers of ranks that a configuration says."""
         row, stride = (one(config) if isinstance(one, Per) else one for one in (self.row, self.stride))
         return replace(self, row=row, stride=stride)
 
 
 def chain(role: str, *, row: Per | None = None, stride: Per | None = None) -> Flow:
-    """Each rank of `role` talks to the next one of its row, as pipeline stages do; see `Flow` for `stride`."""
+    """Let each rank of `role` talk to the next one of its row, as pipeline stages do; see `Flow` for `stride`."""
     return Flow(role, role, Pattern.CHAIN, row=row, stride=stride)
 
 
 def ends(
     role: str, *, row: Per | None = None, stride: Per | None = None, when: Callable[[Any], bool] | None = None
 ) -> Flow:
-    """The first rank of each row talks to the last one."""
+    """Let the first rank of each row talk to the last one."""
     return Flow(role, role, Pattern.ENDS, row=row, when=when, stride=stride)
 
 
 def in_rows(
     role: str, *, row: Per | None = None, stride: Per | None = None, when: Callable[[Any], bool] | None = None
 ) -> Flow:
-    """Every rank talks to every other of its row."""
+    """Let every rank talk to every other of its row."""
     return Flow(role, role, Pattern.ROW, row=row, when=when, stride=stride)
 
 
 def in_columns(role: str, *, row: Per, when: Callable[[Any], bool] | None = None) -> Flow:
-    """Every rank talks to those at the same place of other rows, as replicas of a pipeline stage do."""
+    """Let every rank talk to those at the same place of other rows, as replicas of a pipeline stage do."""
     return Flow(role, role, Pattern.COLUMN, row=row, when=when)
 
 
 def all_pairs(role: str) -> Flow:
-    """Every rank of `role` talks to every other, as in an all-reduce."""
+    """Let every rank of `role` talk to every other, as in an all-reduce."""
     return Flow(role, role)
 
 
@@ -260,14 +260,14 @@ class Recipe:
         object.__setattr__(self, "_flows", flows)
 
     def flows_in(self, roles: Sequence[str], config: ConfigFile | None = None) -> tuple[Flow, ...]:
-        """The flows both of whose roles are among `roles`; under a configuration, those there are, with rows of its size."""
+        """Return the flows between these roles; under a configuration, those that exist, with rows of its size."""
         flows = tuple(flow for flow in self._flows if flow.source in roles and flow.target in roles)
         if config is None:
             return flows
         return tuple(flow.under(config) for flow in flows if flow.when is None or flow.when(config))
 
     def in_naive_form(self, naive: Naive) -> "Recipe":
-        """The declaration of the plain form: its own layouts and flows, no formula of its traffic."""
+        """Return the declaration of the plain form: its own layouts and flows, no formula of its traffic."""
         roles = {role for layout in naive.layouts for role in layout.roles}
         flows = naive.flows
         if flows is None:

@@ -57,7 +57,7 @@ def load_recipe(found: NamedFolder) -> Recipe | Diagnostic:
 
 
 def load_naive(found: NamedFolder) -> Recipe | Diagnostic:
-    """The declaration of a recipe's plain form, which `naive.py` carries out."""
+    """Return the declaration of a recipe's plain form, which `naive.py` carries out."""
     recipe = load_recipe(found)
     if isinstance(recipe, Diagnostic):
         return recipe
@@ -100,7 +100,7 @@ def _load_error(found: NamedFolder, declaration: Path, error: BaseException) -> 
 
 
 def check_trainer(name: str, path: Path, recipe: Recipe) -> Diagnostic | None:
-    """What is wrong with a recipe's `trainer.py` at first sight, or None."""
+    """Report what is wrong with a recipe's `trainer.py` without running it; None if nothing is."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -126,7 +126,7 @@ def check_trainer(name: str, path: Path, recipe: Recipe) -> Diagnostic | None:
 
 
 def _names(tree: ast.Module) -> tuple[set[str], bool]:
-    """The names that the module binds at its top level, in any branch; and whether a `import *` may bind others."""
+    """Return the names that the module binds at its top level, and whether an `import *` may bind others."""
     names: set[str] = set()
     is_open = False
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""Images to train on, as rows of numbers: where they come from, and that each row is one. No torch, no numpy.
+"""Read and check images to train on, which are rows of numbers. No torch, no numpy.
 
 A row has the pixels of a square image, whole numbers from 0, and at last the number of its class, separated by commas, as
 in the file of handwritten digits that scikit-learn ships: 1797 images of 8 × 8 pixels from 0 to 16. The rows are a text like
@@ -25,12 +25,12 @@ _ROW = re.compile(rb"[0-9]{1,9}(?:,[0-9]{1,9})+\Z")
 
 
 def has_images(cfg: TrainingFile) -> bool:
-    """Whether the model is one for images."""
+    """Return whether the model is one for images."""
     return cfg.training_config.model_type == "conv"
 
 
 def read_digits() -> Corpus:
-    """The rows of scikit-learn's digits, without importing it.
+    """Return the rows of scikit-learn's digits, without importing it.
 
     Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.
 
@@ -50,7 +50,7 @@ def read_digits() -> Corpus:
 
 
 def count_images(corpus: Corpus, cfg: TrainingFile) -> tuple[int, int]:
-    """How many images there are for training and for validation; the last rows are kept for validation.
+    """Return how many images there are for training and for validation; the last rows are kept for validation.
 
     Raises:
         CorpusError: A row is no image, or images have not the configured size, or are too few.

@@ -39,7 +39,7 @@ def import_recipe_module(folder: Path, module: str) -> ModuleType:
 
 
 def _state(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Name, size and time of every Python file of a folder."""
+    """Return name, size and time of every Python file of a folder."""
     found = []
     for path in sorted(folder.glob("*.py")):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Rules and bytes of recipes whose workers take steps of their own, or lead each other."""
+"""Rules and traffic of recipes whose workers take several steps between two exchanges."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from ttlaunch.spec.recipe.traffic import Ranks, Traffic
 
 
 def local_steps_have_no_loss_scale(config: TrainingFile, _layout: Layout) -> Iterator[Problem]:
-    """Where workers take steps of their own, each would choose another loss scale, and skip other steps."""
+    """Workers that take steps of their own use no loss scale: each would choose another one and skip other steps."""
     if config.training_config.precision == "fp16":
         yield Problem(
             "C076",
@@ -23,7 +23,7 @@ def local_steps_have_no_loss_scale(config: TrainingFile, _layout: Layout) -> Ite
 
 
 def messages_of_several_steps_overtake(config: Any, _layout: Layout) -> Iterator[Problem]:
-    """Messages of a step pass those of the step before, which only sockets with tags allow."""
+    """Where messages of a step may pass those of the step before, sockets have tags."""
     bound = config.classic_dp_config.staleness_bound
     if bound and config.multihost_config.socket_type == "fabric":
         yield Problem(
@@ -37,7 +37,7 @@ def messages_of_several_steps_overtake(config: Any, _layout: Layout) -> Iterator
 
 
 def local_steps_traffic(config: Any, ranks: Ranks, *, every: int) -> list[Traffic]:
-    """2(W - 1)/W of S out of each worker, and as much in, every so many steps, or W - 1 payloads; and validations."""
+    """Return the traffic of an average every so many steps, and of validations."""
     workers = ranks.of("worker")
     found = validation_traffic(workers, ranks.validation_micro_batches)
     if config.compression_config.kind != "none":

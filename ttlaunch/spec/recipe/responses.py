@@ -14,7 +14,7 @@ from ttlaunch.spec.recipe.sections import TrainingConfig, TrainingFile
 
 
 def response_ranges(corpus: Corpus, training: TrainingConfig) -> list[range] | None:
-    """The tokens of all responses, in order; None if every token counts."""
+    """Return the tokens of all responses, in order; None if every token counts."""
     begin, end = training.response_template, training.instruction_template
     if begin is None or end is None:
         return None
@@ -51,7 +51,7 @@ def check_responses(corpus: Corpus, cfg: TrainingFile) -> None:
 
 
 def _meets(ranges: Sequence[range], targets: range) -> bool:
-    """Whether a token of `targets` is in one of the ranges, which are in order and apart."""
+    """Return whether a token of `targets` is in one of the ranges, which are in order and apart."""
     at = bisect_right(ranges, targets.start, key=lambda tokens: tokens.stop - 1)
     at -= at > 0 and targets.start in ranges[at - 1]
     return at < len(ranges) and ranges[at].start < targets.stop

@@ -105,12 +105,12 @@ class TrainingConfig(Section):
 
     @property
     def updates_need_the_norm(self) -> bool:
-        """Whether no weight may change before the gradient's norm is known: to clip it, or to skip an overflow."""
+        """Return whether no weight may change before the gradient's norm is known: to clip it, or skip an overflow."""
         return self.use_clip_grad_norm or self.precision == "fp16"
 
     @property
     def micro_batches(self) -> int:
-        """M: micro-batches of one step; the last one is smaller if the sizes do not divide."""
+        """Return M, the micro-batches of one step; the last one is smaller if the sizes do not divide."""
         return -(-self.sequences_per_step // self.sequences_per_micro_batch)
 
 
@@ -167,7 +167,7 @@ class PipelineParallelConfig(Section):
 
     @property
     def blocks(self) -> list[int]:
-        """Blocks of each stage, in order."""
+        """Return the blocks of each stage, in order."""
         if isinstance(self.blocks_per_rank, dict):
             return [self.blocks_per_rank[stage] for stage in sorted(self.blocks_per_rank)]
         return self.blocks_per_rank
@@ -215,14 +215,14 @@ class DeviceConfig(Section):
 
     @property
     def local_ranks(self) -> int:
-        """Ranks of a worker, where a recipe has several: one for each device of `mesh_shape`."""
+        """Return the ranks of a worker, where a recipe has several: one for each device of `mesh_shape`."""
         if self.mesh_shape is None or not (self.enable_ddp or self.enable_tp):
             return 1
         return self.mesh_shape[0] * self.mesh_shape[1]
 
     @property
     def split_ranks(self) -> int:
-        """Ranks of a worker that split one model: those of a row where rows have micro-batches of their own, else all."""
+        """Return how many ranks of a worker split one model: those of a row with `enable_ddp`, else all."""
         if not self.enable_tp or self.mesh_shape is None:
             return 1
         return self.mesh_shape[1] if self.enable_ddp else self.local_ranks

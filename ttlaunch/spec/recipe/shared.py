@@ -38,7 +38,7 @@ def check_training_file(
 
 
 def _own_section(diagnostic: Diagnostic, loaded: LoadedConfig) -> Diagnostic:
-    """An unknown section whose first word is like that of no shared one is likely the recipe's own."""
+    """Turn the error for an unknown section into a warning, unless it resembles a shared one: a recipe may have it."""
     key = next((key for key, span in loaded.root.keys.items() if _is_at(diagnostic, span)), 0)
     if diagnostic.key_mistake is not KeyMistake.UNKNOWN or not isinstance(key, str):
         return diagnostic

@@ -1,4 +1,4 @@
-"""Data that no file has: which sequences a configuration asks for, by a name that says all of it. No torch, no numpy.
+"""Name the data that are drawn from a seed instead of read from a file. No torch, no numpy.
 
 The name stands where the path of a text would: in the plan, and in the digest that ranks compare. What it names is drawn by
 `ttlaunch/runtime/data/synthetic.py`.
@@ -25,17 +25,17 @@ _ABOUT_FILES = (
 
 
 def is_synthetic(cfg: TrainingFile) -> bool:
-    """Whether the data are drawn from a seed instead of read."""
+    """Return whether the data are drawn from a seed instead of read."""
     return cfg.data_config.source != "file"
 
 
 def synthetic_path(cfg: TrainingFile) -> Path:
-    """What stands for these data where there would be a path."""
+    """Return the name of drawn data, which stands where there would be a path."""
     return Path(_MARK + json.dumps(cfg.data_config.model_dump(), sort_keys=True, separators=(",", ":")))
 
 
 def synthetic_corpus(path: Path | None) -> Corpus | None:
-    """The name as the text that ranks compare; None if the path is a real one."""
+    """Return the name of drawn data as the text that ranks compare; None if the path is a real one."""
     text = str(path).encode()
     if path is None or not text.startswith(_MARK.encode()):
         return None

@@ -1,4 +1,4 @@
-"""Where ranks split a model's matrices: which numbers of them can, and the bytes that they exchange for it."""
+"""Rules and traffic of ranks that split a model's matrices: how many ranks can, and the bytes that they exchange."""
 
 from collections.abc import Iterator, Sequence
 
@@ -86,7 +86,7 @@ def split_model_traffic(
     replicas: int = 1,
     blocks: int | None = None,
 ) -> list[Traffic]:
-    """Of a step: for each block and micro-batch the sums of two row-parallel layers, and back the gradients of what went in.
+    """Return the traffic of a step whose ranks split one model: partial sums going forward, gradients coming back.
 
     A block of the feed-forward model, or of the classifier of images, has one such pair of layers. In a validation only
     sums are made; with activation checkpointing they are made again on the way back.
@@ -116,7 +116,7 @@ def split_model_traffic(
 def split_norm_traffic(
     config: TrainingFile, ranks: Ranks, among: Sequence[int], *, has_both_ends: bool = True
 ) -> list[Traffic]:
-    """Of a step: the squared norm of each parameter, which ranks that have parts of it add up.
+    """Return the traffic of a step that adds up the squared norm of each parameter over the ranks that share it.
 
     Args:
         config: Whether embedding and head share a matrix.
@@ -133,7 +133,7 @@ def split_norm_traffic(
 
 
 def _micro_batches(sequences: int, each: int, *, replica: int, replicas: int) -> list[int]:
-    """Sequences of each micro-batch of a replica's block; the last of all may be smaller."""
+    """Return the sequences of each micro-batch of a replica's block; the last of all may be smaller."""
     block = contiguous_blocks(-(-sequences // each), replicas)[replica]
     return [min(each, sequences - index * each) for index in block]
 

@@ -1,4 +1,4 @@
-"""What a recipe declares of its messages: how many bytes each pair of ranks moves for what, as a closed formula.
+"""Declare a recipe's messages: how many bytes each pair of ranks moves for each operation, as a closed formula.
 
     def traffic(config: Config, ranks: Ranks) -> list[Traffic]:
         server = ranks.sole("server")
@@ -60,7 +60,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Who takes part in a run, and what the ranks have said of themselves.
+    """The ranks of a run: their roles, and the sizes that each has reported.
 
     Attributes:
         roles: By rank.
@@ -72,11 +72,11 @@ class Ranks:
     facts: Sequence[Mapping[str, int]]
 
     def of(self, *roles: str) -> list[int]:
-        """The ranks that have one of the roles, in order."""
+        """Return the ranks that have one of the roles, in order."""
         return [rank for rank, role in enumerate(self.roles) if role in roles]
 
     def sole(self, *roles: str) -> int:
-        """The one rank that has one of the roles.
+        """Return the one rank that has one of the roles.
 
         Raises:
             LookupError: None has, or several have.
@@ -87,7 +87,7 @@ class Ranks:
         return found[0]
 
     def weight_bytes(self, rank: int) -> int:
-        """S: of the weights that a rank holds.
+        """Return S, the bytes of the weights that a rank holds.
 
         Raises:
             LookupError: The rank has not said so.
@@ -95,7 +95,7 @@ class Ranks:
         return VALUE_BYTES * self.facts[rank]["values"]
 
     def tensors(self, rank: int) -> int:
-        """Parameters that a rank holds.
+        """Return how many parameters a rank holds.
 
         Raises:
             LookupError: The rank has not said so.
@@ -103,7 +103,7 @@ class Ranks:
         return self.facts[rank]["tensors"]
 
     def fact(self, rank: int, name: str) -> int:
-        """What a rank has said of itself under a name of the recipe's own.
+        """Return what a rank has reported under a name of the recipe's own.
 
         Raises:
             LookupError: The rank has not said so.
@@ -112,7 +112,7 @@ class Ranks:
 
     @property
     def validation_micro_batches(self) -> int:
-        """V: of one validation.
+        """Return V, the micro-batches of one validation.
 
         Raises:
             LookupError: No rank has said so.
@@ -121,7 +121,7 @@ class Ranks:
 
     @property
     def validation_sequences(self) -> int:
-        """Sequences of one validation.
+        """Return the sequences of one validation.
 
         Raises:
             LookupError: No rank has said so.
@@ -137,27 +137,27 @@ Raises `LookupError` where a rank has not said what is needed.
 
 
 def agreed_buckets(source: int, dest: int) -> Traffic:
-    """How large buckets are: two numbers in one step, or in each of the first ones while sizes are tried."""
+    """Return the traffic for the size of buckets: two numbers in one step, or in each while sizes are tried."""
     each = 2 * NUMBER_BYTES
     return Traffic("bucket_size", source, dest, in_first_step=each, slack=each * _MOST_TRIALS)
 
 
 def agreed_stop(config: TrainingFile, source: int, dest: int) -> list[Traffic]:
-    """Whether training goes on after a validation, where it may end early: three numbers."""
+    """Return the traffic for whether training goes on after a validation, where it may end early: three numbers."""
     if config.training_config.early_stop_patience is None:
         return []
     return [Traffic("early_stop", source, dest, per_validation=3 * NUMBER_BYTES)]
 
 
 def agreed_scale(config: TrainingFile, source: int, dest: int) -> list[Traffic]:
-    """By what losses are multiplied, with the weights, where that may change: three numbers."""
+    """Return the traffic for the loss scale, sent with the weights, where it may change: three numbers."""
     if config.training_config.precision != "fp16":
         return []
     return [Traffic("loss_scale", source, dest, per_step=3 * NUMBER_BYTES, once=3 * NUMBER_BYTES)]
 
 
 def sums_of_blocks(micro_batches: int, parts: int) -> list[int]:
-    """How many sums each rank's block of micro-batches makes: 1 where the block is a node of the tree, else more.
+    """Return how many sums each rank's block of micro-batches makes: 1 where it is a node of the tree, else more.
 
     >>> sums_of_blocks(8, 2), sums_of_blocks(8, 3)
     ([1, 1], [2, 2, 1])
@@ -166,7 +166,7 @@ def sums_of_blocks(micro_batches: int, parts: int) -> list[int]:
 
 
 def shares(count: int, parts: int) -> list[int]:
-    """The lengths of `contiguous_blocks`.
+    """Return the lengths of `contiguous_blocks`.
 
     >>> shares(7, 3)
     [3, 2, 2]
@@ -175,7 +175,7 @@ def shares(count: int, parts: int) -> list[int]:
 
 
 def sequences_of_blocks(sequences: int, micro_batch: int, parts: int) -> list[int]:
-    """Sequences of each block of micro-batches, the last of which may be smaller.
+    """Return the sequences of each block of micro-batches, the last of which may be smaller.
 
     >>> sequences_of_blocks(7, 2, 3)
     [4, 2, 1]

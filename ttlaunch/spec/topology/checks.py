@@ -40,7 +40,7 @@ def check_slots(bindings: Bindings, hosts: Sequence[Host]) -> Iterator[Diagnosti
 
 
 def _idle_hosts(bindings: Bindings, hosts: Sequence[Host], ranks: int) -> Iterator[Diagnostic]:
-    """Hosts that come after the last rank's; ranks fill the slots in order."""
+    """Warn of hosts that come after the last rank's; ranks fill the slots in order."""
     before = 0
     idle = []
     for host in hosts:
@@ -79,7 +79,7 @@ def check_meshes(bindings: Bindings, graph: MeshGraph) -> Iterator[Diagnostic]:
 
 
 def check_devices(bindings: Bindings, hosts: Sequence[Host], graphs: Mapping[Rank, MeshGraph]) -> Iterator[Diagnostic]:
-    """By the graph of each rank: no two ranks of a host see the same device, and none sees more than its block has."""
+    """No two ranks of a host see the same device, and none sees more than its block of its own graph has."""
     slots = [Slot(host, index) for host in hosts for index in range(host.slots)]
     seen: dict[tuple[str, str], BoundRank] = {}
     for row in sorted(bindings.rows, key=lambda row: row.binding.rank):

@@ -36,7 +36,7 @@ def parse_cluster(source: Source, *, environment: Mapping[str, str]) -> tuple[Cl
 
 
 def _check_values(file: ClusterFile, findings: Findings) -> None:
-    """A login name that can be one, and a network that is written as one."""
+    """Return the login name can be one, and the network is written as one."""
     if file.user is not None and (problem := user_name_problem(file.user)):
         findings.add(codes.HOST_NAME, f"`{shown(file.user)}` cannot be a login name", ("user",), label=problem)
     if file.network is not None and (problem := _network_problem(file.network)):
@@ -48,7 +48,7 @@ def _check_values(file: ClusterFile, findings: Findings) -> None:
 
 
 def _network_problem(text: str) -> str | None:
-    """Why ranks can't talk over a network that is written like this, or None if it is one, or an interface."""
+    """Return why ranks can't talk over a network that is written like this, or None if it is one, or an interface."""
     from ipaddress import IPv4Network, IPv6Network  # noqa: PLC0415 - hardly any cluster file names a network
 
     if "/" not in text:

@@ -32,7 +32,7 @@ _TYPES = {"torus_2d": "TORUS_XY"}
 
 @dataclass(frozen=True)
 class Converted:
-    """What came of it.
+    """The result of a conversion.
 
     Attributes:
         text: The other version; None if a diagnostic is an error.
@@ -45,7 +45,7 @@ class Converted:
 
 
 def version_of(source: Source) -> Version:
-    """Which version a text is, by its name or else by how it begins."""
+    """Return which version a text is, by its name or else by how it begins."""
     return "textproto" if is_textproto(source) else "yaml"
 
 
@@ -65,7 +65,7 @@ def convert(source: Source, *, to: Version) -> Converted:
 
 
 def read_any(source: Source) -> tuple[MeshGraph | None, DescriptorFile | None, list[Diagnostic]]:
-    """The mesh graph of a descriptor of any generation; of version 2 also the file as written."""
+    """Read a descriptor of any generation into its mesh graph; of version 2 also return the file as written."""
     if version_of(source) == "textproto":
         read, found = parse_mesh_graph_textproto(source)
         return (read.graph, read.file, found) if read else (None, None, found)

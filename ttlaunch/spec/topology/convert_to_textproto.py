@@ -28,7 +28,7 @@ _ALWAYS_OPEN = {"connections"}
 
 
 def textproto_of(graph: MeshGraph) -> tuple[DescriptorFile, list[str]]:
-    """The file to write, and what it cannot say. The graph is one of version 1, without mistakes."""
+    """Return the file to write, and what it cannot say. The graph is one of version 1, without mistakes."""
     notes: list[str] = []
     names = _names(graph, notes)
     ports = graph.ports or {}
@@ -50,7 +50,7 @@ def textproto_of(graph: MeshGraph) -> tuple[DescriptorFile, list[str]]:
 
 
 def _names(graph: MeshGraph, notes: list[str]) -> dict[int, str]:
-    """What each mesh's descriptor is called: like its board, with a number where meshes of a board differ."""
+    """Name the descriptor of each mesh like its board, with a number where meshes of a board differ."""
     kinds: dict[tuple[str, tuple[int, int], tuple[int, int]], str] = {}
     taken = {mesh.board for mesh in graph.meshes}
     used: set[str] = set()
@@ -103,7 +103,7 @@ def _connections(link: Link, meshes: Mapping[MeshId, Mesh], names: dict[int, str
 
 
 def write_textproto(message: Section) -> str:
-    """The fields of a message, with an empty line between groups of several lines."""
+    """Write the fields of a message, with an empty line between groups of several lines."""
     text = ""
     for line in _fields(message, ""):
         text += line + "\n"

@@ -1,4 +1,4 @@
-"""A mesh graph as a descriptor of version 1, in the shape of release 0.64; and what that cannot say."""
+"""Write a mesh graph as a descriptor of version 1, in the shape of release 0.64, with notes on what that cannot express."""
 
 import json
 import re
@@ -17,7 +17,7 @@ _WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n", "nan", "i
 
 
 def yaml_of(graph: MeshGraph, file: DescriptorFile | None) -> tuple[str, list[str]]:
-    """The text to write, and what it cannot say.
+    """Return the text to write, and what it cannot say.
 
     Args:
         graph: A mesh graph of either version, without mistakes.
@@ -59,7 +59,7 @@ def _text(name: str) -> str:
 
 
 def _ports(graph: MeshGraph, notes: list[str]) -> dict[str, int]:
-    """Version 2 says how many channels neighbours need, not how many ports there are: as many are assumed."""
+    """Return the ports of a chip: version 2 says only how many channels neighbours need, so as many are assumed."""
     counts = sorted({mesh.channels for mesh in graph.meshes})
     if len(counts) > 1:
         what = listed(counts, last="and", quote="")
@@ -73,7 +73,7 @@ def _ports(graph: MeshGraph, notes: list[str]) -> dict[str, int]:
 
 
 def _as_written(links: Sequence[Link]) -> list[Link]:
-    """The links as the other version will say them: all of them with devices, or none."""
+    """Return the links as the other version will say them: all of them with devices, or none."""
     return list(links) if all(link.devices for link in links) else [replace(link, devices=()) for link in links]
 
 

@@ -15,12 +15,12 @@ _MOST_SUMMED = 8  # as many as fit a line
 
 
 def check_graph(graph: MeshGraph) -> list[Diagnostic]:
-    """All of them, in this order."""
+    """Apply the rules for a mesh graph, in a fixed order."""
     return [*_check_ids(graph), *_check_rings(graph), *_check_ports(graph), *_check_connected(graph)]
 
 
 def free_ports(mesh: Mesh, ports: dict[str, int], device: int) -> int:
-    """Ethernet ports of a device that no neighbour inside its mesh takes."""
+    """Count the ethernet ports of a device that no neighbour inside its mesh takes."""
     rows, columns = mesh.device_shape
     row, column = divmod(device, columns)
     vertical, horizontal = (kind != "RING" for kind in mesh.dim_types)
@@ -33,7 +33,7 @@ def free_ports(mesh: Mesh, ports: dict[str, int], device: int) -> int:
 
 
 def missing_z_ports(graph: MeshGraph) -> int:
-    """How many Z ports a chip would need so that all links have a port."""
+    """Return how many Z ports a chip would need so that all links have a port."""
     ports = dict(graph.ports or {})
     ends: dict[int, list[tuple[Link, int]]] = {}
     for link in graph.links:
@@ -62,7 +62,7 @@ def check_mesh_gap(spans: Mapping[int, Span]) -> Iterator[Diagnostic]:
 
 
 def _check_ids(graph: MeshGraph) -> Iterator[Diagnostic]:
-    """A gap in the ids of version 2; version 1 has its own check, which knows all rows."""
+    """Warn of a gap in the ids of version 2; version 1 has its own check, which knows all rows."""
     if graph.ports is None and len(graph.mesh_ids) > 1:
         yield from check_mesh_gap({mesh.id: mesh.span for mesh in reversed(graph.meshes)})
 
@@ -81,7 +81,7 @@ def _check_rings(graph: MeshGraph) -> Iterator[Diagnostic]:
 
 
 def _check_ports(graph: MeshGraph) -> Iterator[Diagnostic]:
-    """Links need ports at the edge of a mesh. Only version 1 says how many a chip has."""
+    """Links have ports at the edge of a mesh. Only version 1 says how many a chip has."""
     if graph.ports is None:
         return
     ports = dict(graph.ports)
@@ -113,7 +113,7 @@ def _check_ports(graph: MeshGraph) -> Iterator[Diagnostic]:
 
 
 def _edge_ports(mesh: Mesh, ports: dict[str, int]) -> int:
-    """The sum of `free_ports`, without a walk over all devices."""
+    """Return the sum of `free_ports`, without a walk over all devices."""
     rows, columns = mesh.device_shape
     vertical = mesh.dim_types[0] != "RING" or rows == 1
     horizontal = mesh.dim_types[1] != "RING" or columns == 1
@@ -127,7 +127,7 @@ def _shape(mesh: Mesh | Switch) -> str:
 
 
 def _check_connected(graph: MeshGraph) -> Iterator[Diagnostic]:
-    """Meshes without any link may be meant; a mesh beside linked ones hardly is."""
+    """Warn of a mesh that no link reaches beside linked ones; meshes without any link may be meant."""
     if not graph.links and not graph.switch_links:
         return
     parent: dict[tuple[bool, int], tuple[bool, int]] = {(False, mesh.id): (False, mesh.id) for mesh in graph.meshes}

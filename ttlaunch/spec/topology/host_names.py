@@ -1,4 +1,4 @@
-"""Which names a host can have, and ranges of them as Slurm writes them: `node[01-16,20]`."""
+"""Check the names of hosts, and expand ranges of them as Slurm writes them: `node[01-16,20]`."""
 
 import re
 from itertools import product
@@ -14,7 +14,7 @@ _BYTE = 256
 
 
 def host_name_problem(name: str) -> str | None:
-    """Why no machine can have this name, or None if one can. Host names and IP addresses are fine."""
+    """Return why no machine can have this name, or None if one can. Host names and IP addresses are fine."""
     if ":" in name:
         return _ipv6_problem(name)
     if _NUMBERS.match(name) and name.count("."):
@@ -29,12 +29,12 @@ def host_name_problem(name: str) -> str | None:
 
 
 def user_name_problem(user: str) -> str | None:
-    """Why this can't be a login name, or None if it can."""
+    """Return why this can't be a login name, or None if it can."""
     return None if _USER.match(user) else "a login name has letters, digits, `-`, `_` and `.`"
 
 
 def expand_ranges(text: str) -> list[str] | str:
-    """The names that `rack[1-2]-n[01-16]` stands for, in order; a text without brackets stands for itself.
+    """Return the names that `rack[1-2]-n[01-16]` stands for, in order; a text without brackets stands for itself.
 
     Returns:
         The names, or a sentence that says what is wrong with the brackets.
@@ -56,7 +56,7 @@ def expand_ranges(text: str) -> list[str] | str:
 
 
 def _numbers(text: str) -> list[str] | str:
-    """`01-03,7` as `01`, `02`, `03`, `7`."""
+    """Expand `01-03,7` into `01`, `02`, `03`, `7`."""
     numbers: list[str] = []
     for part in text.split(","):
         match = _RANGE.match(part)

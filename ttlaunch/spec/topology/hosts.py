@@ -108,7 +108,7 @@ def _parse_line(words: list[str], spans: list[Span]) -> tuple[list[_Line], list[
 
 
 def _parse_names(word: str, span: Span) -> tuple[list[_Line], list[Diagnostic]]:
-    """The hosts that the first word of a line names."""
+    """Return the hosts that the first word of a line names."""
     before, at, after = word.rpartition("@")
     user, name = (before, after) if at else (None, word)
     if user is not None and (problem := user_name_problem(user)):

@@ -50,7 +50,7 @@ class Edge:
 
     @property
     def key(self) -> tuple[tuple[str, int, int], tuple[str, int, int]]:
-        """The same for both directions."""
+        """Return what identifies a link in either direction."""
         return self.low.key, self.high.key
 
 

@@ -98,7 +98,7 @@ def load_topology_files(
     environment: Mapping[str, str],
     working_folder: Path,
 ) -> Loaded:
-    """The same for files named one by one. A `cluster.yaml` beside the hostfile counts: it says how to reach its hosts.
+    """Read files that are named one by one, and the `cluster.yaml` beside the hostfile.
 
     Without a hostfile `hosts` is the text of one. Without either, all ranks of the bindings run on this machine.
     """
@@ -117,14 +117,14 @@ def load_topology_files(
 
 
 def load_bindings(source: Source, path: Path, *, environment: Mapping[str, str], working_folder: Path) -> Loaded:
-    """The same for bindings alone, whose text is at hand, with the descriptor that they name; hosts are not asked for."""
+    """Read bindings alone, whose text is at hand, with the descriptor that they name; hosts are not asked for."""
     reading = _Reading(environment, working_folder, texts={path: source})
     reading.read_bindings(path)
     return reading.finish(path.stem, None)
 
 
 def is_textproto(source: Source) -> bool:
-    """Whether a descriptor is one of version 2: by its name, or by how one begins."""
+    """Return whether a descriptor is one of version 2: by its name, or by how one begins."""
     return source.name.endswith(".textproto") or bool(_TEXTPROTO.search(source.text))
 
 
@@ -302,7 +302,7 @@ def no_bindings(folder: Path, name: str, *, descriptor: str) -> Diagnostic:
 
 
 def with_descriptor_hint(diagnostic: Diagnostic, folder: Path) -> Diagnostic:
-    """To "`mesh_graph_desc_path` is missing" add which file is there, or is missing too."""
+    """Add to "`mesh_graph_desc_path` is missing" which descriptor is there, or that it is missing too."""
     if diagnostic.key_mistake is not KeyMistake.MISSING or not diagnostic.message.startswith("`mesh_graph_desc_path`"):
         return diagnostic
     beside = next((file for file in DESCRIPTOR_FILES if (folder / file).is_file()), None)

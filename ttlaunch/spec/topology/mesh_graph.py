@@ -32,7 +32,7 @@ class MeshGraph:
     ports: Mapping[str, int] | None = field(default=None, compare=False)
 
     def mesh(self, mesh_id: int) -> Mesh | None:
-        """The first mesh with this id."""
+        """Return the first mesh with this id."""
         return self._mesh_by_id.get(mesh_id)
 
     @cached_property
@@ -45,7 +45,7 @@ class MeshGraph:
 
     @property
     def ids_as_text(self) -> str:
-        """`mesh 0`, `meshes 0, 1`, or `meshes 0 to 31`."""
+        """Return the ids in words: `mesh 0`, `meshes 0, 1`, or `meshes 0 to 31`."""
         ids = self.mesh_ids
         if len(ids) == 1:
             return f"mesh {ids[0]}"

@@ -153,7 +153,7 @@ class Connection(Section):
 
 
 class GraphDescriptor(Section):
-    """Instances and how they are connected."""
+    """A graph: its instances and how they are connected."""
 
     noun: ClassVar[str] = "a graph descriptor"
 
@@ -183,7 +183,7 @@ class PhysicalPosition(Section):
 
 
 class Pinning(Section):
-    """Which devices lie at which places; any of the first at any of the second."""
+    """Devices that may lie at any of the given places."""
 
     noun: ClassVar[str] = "a pinning"
 

@@ -87,14 +87,14 @@ class _Reading:
 
     @cached_property
     def rows(self) -> list[tuple[tuple[Key, ...], str, Descriptor]]:
-        """The descriptors of meshes and switches, with their places and what they describe."""
+        """Return the descriptors of meshes and switches, with their places and what they describe."""
         meshes = [(("mesh_descriptors", index), "mesh", row) for index, row in enumerate(self.file.mesh_descriptors)]
         switches = enumerate(self.file.switch_descriptors)
         return [*meshes, *((("switch_descriptors", index), "switch", row) for index, row in switches)]
 
     @cached_property
     def kinds(self) -> dict[tuple[str, str], Descriptor]:
-        """The descriptors of meshes and switches by name; of two with one name the first."""
+        """Return the descriptors of meshes and switches by name; of two with one name the first."""
         return {(kind, row.name): row for _, kind, row in reversed(self.rows)}
 
     def read(self) -> MeshGraph | None:
@@ -130,7 +130,7 @@ class _Reading:
         return found
 
     def check_descriptors(self) -> None:
-        """Names are unique, shapes fit, and one architecture is used throughout."""
+        """Return names are unique, shapes fit, and one architecture is used throughout."""
         first: dict[str, Span] = {}
         chip: tuple[str, Span] | None = None
         for path, _, row in self.rows:

@@ -82,7 +82,7 @@ def _links(root: MapNode, meshes: dict[MeshId, Mesh], ports: dict[str, int]) -> 
 
 
 def _has_ports(root: MapNode) -> bool:
-    """Whether a link names a port such as `E0`, which makes the file one of generation C."""
+    """Return whether a link names a port such as `E0`, which makes the file one of generation C."""
     words = (word for row in items_of(root.entries.get("Graph")) for end in items_of(row) for word in items_of(end))
     return any(isinstance(word, ScalarNode) and _PORT.match(str(word.value)) for word in words)
 

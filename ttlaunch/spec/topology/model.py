@@ -201,22 +201,22 @@ class Topology:
 
     @property
     def world_size(self) -> int | None:
-        """How many ranks the bindings ask for; None if the files leave it open."""
+        """Return how many ranks the bindings ask for; None if the files leave it open."""
         return len(self.bindings) or None
 
     @cached_property
     def subcontext_sizes(self) -> tuple[int, ...]:
-        """How many ranks each sub-context has; empty in a run without them."""
+        """Return how many ranks each sub-context has; empty in a run without them."""
         sizes = Counter(binding.subcontext_id for binding in self.bindings if binding.subcontext_id is not None)
         return tuple(sizes[number] for number in sorted(sizes))
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
-        """All slots in the order in which ranks take them: rank r takes the r-th."""
+        """Return all slots in the order in which ranks take them: rank r takes the r-th."""
         return tuple(Slot(host, index) for host in self.hosts for index in range(host.slots))
 
     def mesh(self, mesh_id: MeshId) -> Mesh:
-        """The mesh with this id.
+        """Return the mesh with this id.
 
         Raises:
             KeyError: If there is none; a checked topology never asks for one.

@@ -1,4 +1,4 @@
-"""Ranks and the descriptor they drive, of which a run with sub-contexts has several, joined into one cluster.
+"""Join the descriptors of a run with sub-contexts, and the ranks that drive them, into one cluster.
 
 Ids are local to a descriptor. In the cluster those of the first keep their numbers and the others follow, so that no two
 meshes have the same.
@@ -33,7 +33,7 @@ class Part:
 
     @property
     def blocks(self) -> set[tuple[int, int]]:
-        """What its ranks drive: mesh and host rank."""
+        """Return what its ranks drive: mesh and host rank."""
         return {(row.binding.mesh_id, row.binding.mesh_host_rank or 0) for row in self.bindings.rows}
 
 

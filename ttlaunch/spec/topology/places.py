@@ -48,7 +48,7 @@ class NamedFile:
 
 
 def find_file(named: NamedFile, *, bindings: Path, working_folder: Path) -> tuple[Path, str] | Diagnostic:
-    """Where the file lies, absolute, and in words why there; or that it is nowhere."""
+    """Return where the file lies, absolute, and in words why there; or that it is nowhere."""
     places = descriptor_places(bindings, working_folder=working_folder)
     is_absolute = Path(named.written).is_absolute()
     for place in places[:1] if is_absolute else places:
@@ -69,19 +69,19 @@ def find_file(named: NamedFile, *, bindings: Path, working_folder: Path) -> tupl
 
 
 def absolute(path: Path, *, working_folder: Path) -> Path:
-    """The path seen from the working folder, without `..`, symbolic links left as they are."""
+    """Return the path seen from the working folder, without `..`, symbolic links left as they are."""
     return Path(os.path.normpath(working_folder / path))
 
 
 def display_name(path: Path, *, working_folder: Path) -> str:
-    """How the user would type this path: short if it is inside the working folder, printable in any case."""
+    """Return how the user would type this path: short if it is inside the working folder, printable in any case."""
     whole = absolute(path, working_folder=working_folder)
     inside = whole.is_relative_to(working_folder) and whole != working_folder
     return shown(whole.relative_to(working_folder) if inside else path, longest=_LONGEST_NAME)
 
 
 def descriptor_places(bindings: Path, *, working_folder: Path) -> list[Place]:
-    """Where the descriptor that a bindings file names is looked for, in this order; the first hit counts.
+    """List where the descriptor that a bindings file names is looked for, in this order; the first hit counts.
 
     The folder of the file, its parents up to the root of the repository, and the working folder. Outside a repository
     two parents count, enough for `configurations/NAME/mgd.yaml`. `tt-run` looks only under `$TT_METAL_HOME` and in the

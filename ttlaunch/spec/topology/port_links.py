@@ -109,7 +109,7 @@ def _port(node: Node, meshes: Mapping[MeshId, Mesh], ports: Mapping[str, int]) -
 
 
 def _device(mesh: Mesh, letter: str, *, number: int, ports: int) -> tuple[int | None, int]:
-    """The device that has the port, None past the end; and how many ports that side has."""
+    """Return the device that has the port, None past the end; and how many ports that side has."""
     rows, columns = mesh.device_shape
     length = {"N": columns, "S": columns, "E": rows, "W": rows, "Z": rows * columns}[letter]
     if number >= length * ports:

@@ -88,7 +88,7 @@ def parse_bindings(root: Node, *, environment: Mapping[str, str]) -> tuple[Bindi
 
 
 def named_files(root: Node, key: str) -> dict[int, NamedFile]:
-    """The files of sub-contexts under this key of the file, by number, as far as they can be read."""
+    """Return the files of sub-contexts under this key of the file, by number, as far as they can be read."""
     group = node_at(root, (key,))
     usual = DESCRIPTOR_FILES if key == DESCRIPTORS else ()
     return {

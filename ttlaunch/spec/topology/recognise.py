@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
     @property
     def what(self) -> str:
-        """What messages call such a file, with an article."""
+        """Return what messages call such a file, with an article."""
         return _WHAT[self]
 
 
@@ -56,7 +56,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Recognised:
-    """What a file was taken for.
+    """The kind that a file was taken for.
 
     Attributes:
         kind: None if neither its text nor its name says.
@@ -81,7 +81,7 @@ def recognise(source: Source) -> Recognised:
 
 
 def _scores(source: Source) -> dict[Kind, int]:
-    """How many keys, or lines of a hostfile, speak for each kind."""
+    """Count the keys, or lines of a hostfile, that speak for each kind."""
     lines = list(_lines(source))
     if any(_TEXTPROTO.match(line) for line in lines):
         return {Kind.MGD: 1}
@@ -93,7 +93,7 @@ def _scores(source: Source) -> dict[Kind, int]:
 
 
 def _lines(source: Source) -> Iterator[str]:
-    """The lines at the left margin, or all of them in a file that begins further right, without comments."""
+    """Yield the lines at the left margin, or all of them in a file that begins further right, without comments."""
     lines = [line.partition("#")[0].rstrip() for line in source.lines]
     lines = [line for line in lines if line.strip() and line.strip() not in {"---", "{", "}"}]
     margin = min((len(line) - len(line.lstrip()) for line in lines), default=0)

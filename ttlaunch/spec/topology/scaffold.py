@@ -45,7 +45,7 @@ def parse_host_list(text: str) -> list[tuple[str, int]] | Diagnostic:
 def scaffold(
     name: str, hosts: list[tuple[str, int]], *, device_shape: tuple[int, int] = (1, 8), arch: str = "wormhole_b0"
 ) -> dict[str, str]:
-    """The files of a configuration in which each rank drives a mesh of its own.
+    """Return the files of a configuration in which each rank drives a mesh of its own.
 
     Args:
         name: Of the configuration, for the comments.
@@ -75,7 +75,7 @@ def _split(part: str) -> tuple[str, str]:
 
 
 def _problem(host: str, slots: str) -> str | None:
-    """Why a hostfile would not take this host, or None if it would."""
+    """Return why a hostfile would not take this host, or None if it would."""
     if not _PLAIN.match(host):
         return "a host name has letters, digits, `-`, `_` and `.`"
     if not _COUNT.match(slots):

@@ -1,4 +1,4 @@
-"""A cluster that has lost hosts: what its description still says about the rest.
+"""Leave lost hosts out of the description of a cluster.
 
 A host and the meshes that its ranks drive are joined by cables, so both go together: the rows of the bindings whose
 host is gone go too, and the others keep their mesh and move up. A host that had no bound rank gets none: which mesh is
@@ -13,7 +13,7 @@ from ttlaunch.spec.topology.model import Binding, Rank, Topology
 
 
 def leave_out(topology: Topology, hosts: Collection[str], *, most: int | None = None) -> Topology:
-    """The cluster without some hosts.
+    """Return the cluster without some hosts.
 
     Args:
         topology: The whole cluster.
@@ -25,7 +25,7 @@ def leave_out(topology: Topology, hosts: Collection[str], *, most: int | None = 
 
 
 def why_not_without(topology: Topology, hosts: Collection[str]) -> str | None:
-    """Why the bindings allow no run without these hosts, as a sentence; None if they allow one, or if there are none."""
+    """Return why the bindings allow no run without these hosts, as a sentence; None if they allow one."""
     gone = [binding for binding in topology.bindings if topology.slots[binding.rank].host.name in hosts]
     if not gone:
         return None

@@ -76,7 +76,7 @@ def check_rows(bindings: Bindings) -> Iterator[Diagnostic]:
 
 
 def check_sizes(rows: Sequence[BoundRank]) -> Iterator[Diagnostic]:
-    """Where a row says how many ranks its sub-context has, so many rows belong to it. The first that doesn't is reported."""
+    """A sub-context has as many ranks as `subcontext_size` of its rows says; the first row that differs is reported."""
     ranks: dict[int | None, list[BoundRank]] = {}
     for row in rows:
         ranks.setdefault(row.binding.subcontext_id, []).append(row)
@@ -89,7 +89,7 @@ def check_sizes(rows: Sequence[BoundRank]) -> Iterator[Diagnostic]:
 
 
 def enter_sub_context(bindings: Bindings, number: int, *, ranks_before: int) -> tuple[Bindings, list[Diagnostic]]:
-    """The bindings of a file that a mapping names, as ranks of the whole run."""
+    """Return the bindings of a file that a mapping names, as ranks of the whole run."""
     found: list[Diagnostic] = []
     rows = []
     for row in bindings.rows:
@@ -104,7 +104,7 @@ def enter_sub_context(bindings: Bindings, number: int, *, ranks_before: int) -> 
 
 
 def nested_mapping(inner: SubContextFiles, named: NamedFile, number: int) -> Diagnostic:
-    """A file of one sub-context that is a mapping itself."""
+    """Report a file of one sub-context that is a mapping itself."""
     message = f"the file of sub-context {number} is itself a mapping of sub-contexts"
     label, other = "expected `rank_bindings`", (named.span, f"named here for sub-context {number}")
     hint = "name its files in the outer mapping"
@@ -112,7 +112,7 @@ def nested_mapping(inner: SubContextFiles, named: NamedFile, number: int) -> Dia
 
 
 def merge_bindings(files: Mapping[int, Bindings], mapping: SubContextFiles) -> tuple[Bindings, list[Diagnostic]]:
-    """All ranks of the run, with the variables that any of the files sets for every rank."""
+    """Join all ranks of the run, with the variables that any of the files sets for every rank."""
     found: list[Diagnostic] = []
     values: dict[str, str] = {}
     spans: dict[str, tuple[int, Span]] = {}

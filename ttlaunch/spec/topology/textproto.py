@@ -111,7 +111,7 @@ class _Parser:
         self.start, self.end = match.start(match.lastgroup), match.end()
 
     def at(self, marks: str) -> bool:
-        """Whether the next token is one of these marks."""
+        """Return whether the next token is one of these marks."""
         return self.kind == "mark" and self.lexeme in marks
 
     def span(self, start: int, length: int) -> Span:
@@ -123,13 +123,13 @@ class _Parser:
         return Span(self.source, self.line, start - first + 1, length)
 
     def here(self) -> Span:
-        """The next token; at the end of the text, the end of the last line that says something."""
+        """Return the next token's place; at the end of the text, that of the last character that is not white space."""
         if self.kind != "end":
             return self.span(self.start, max(1, len(self.lexeme)))
         return self.span(max(0, len(self.text.rstrip()) - 1), 1)
 
     def fields(self, closing: str, opened: Span | None, depth: int) -> list[Field]:
-        """The fields up to the closing mark, which is left standing."""
+        """Read the fields up to the closing mark, which is left standing."""
         found: list[Field] = []
         while not (self.kind == "end" if opened is None else self.lexeme == closing and self.kind == "mark"):
             if self.kind == "end" and opened is not None:
@@ -206,7 +206,7 @@ class _Parser:
         raise self._strange(lexeme, span, start)
 
     def string(self, span: Span) -> ScalarNode:
-        """A text; strings that follow each other are one."""
+        """Read a text; strings that follow each other are one."""
         parts, written = [], self.text[self.start + 1 : self.end - 1]
         while self.kind == "string":
             parts.append(self.unescaped(self.lexeme[1:-1], self.start + 1))

@@ -31,7 +31,7 @@ class _Kind:
 
 
 def shape_message(message: Message, model: type[Section], *, codes: FileCodes) -> tuple[MapNode, list[Diagnostic]]:
-    """The tree as keys and values, and what text format itself forbids: a field twice, a word in quotes."""
+    """Shape the tree by a model, and report what text format itself forbids: a field twice, a word in quotes."""
     shaper = _Shaper(codes)
     return shaper.map(message, model), shaper.found
 
@@ -113,7 +113,7 @@ def _kind(annotation: Any) -> _Kind:
 
 
 def _parts(annotation: Any) -> list[Any]:
-    """The annotation and all that it is made of."""
+    """Return the annotation and all that it is made of."""
     parts = [annotation]
     if get_origin(annotation) is not Literal:
         for argument in get_args(annotation):

@@ -83,7 +83,7 @@ def expand_variables(
 
 
 def misspelled(name: str) -> str | None:
-    """The known variable that a name is one slip away from: a letter changed, missing, added, or two swapped."""
+    """Return the known variable that a name is one slip away from: a letter changed, missing, added, or two swapped."""
     if name in KNOWN_VARIABLES:
         return None
     return next((known for known in sorted(KNOWN_VARIABLES) if _one_slip(name.upper(), known)), None)
