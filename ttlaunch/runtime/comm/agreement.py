@@ -1,6 +1,6 @@
-"""What few ranks find out and all must act on: whether training goes on, and by how much losses are scaled.
+"""Passes a decision of one rank on to others: whether training goes on, and by how much losses are scaled.
 
-The state is a handful of numbers; whoever knows the new one passes it on, along the flows that the recipe has anyway.
+The state is a handful of numbers. The rank that knows the new one sends it along the flows that the recipe has anyway.
 """
 
 from collections.abc import Sequence
@@ -36,11 +36,15 @@ def agree(
 
     Args:
         ctx: How to reach them.
-        state: Nothing is sent if it is None or not on, which the configuration decides and so is equal on all ranks.
-        source: Who knows the new state; None: this rank does.
-        dests: Who calls this with this rank as `source`, in the same step.
+        state: Nothing is sent if it is None or not on. The configuration decides that, so it is equal on all ranks.
+        source: The rank that sends the new state; None: this rank knows it.
+        dests: The ranks that call this with this rank as `source`, in the same step.
 
-    Cost: one message of 8 bytes for each of the state's values to each of `dests`.
+    Raises:
+        CommunicationError: `source` sent another number of values.
+
+    Cost: one message to each of `dests`, of 8 bytes (float64) for each of the state's values.
+    Order: from the rank that knows the state along the tree that `source` and `dests` make; nothing is added up.
     """
     if state is None or not state.is_on:
         return

@@ -1,4 +1,4 @@
-"""How far a rank's clock is from rank 0's, measured with the ranks' own messages, so that timelines can be put side by side."""
+"""Measures how far a rank's clock is from rank 0's, with the ranks' own messages, so that timelines can be put side by side."""
 
 import time
 from collections.abc import Iterator
@@ -18,7 +18,13 @@ _ROUNDS = 16
 def clocks_compared(trace: Trace | None, communicator: Communicator, *, world_size: int) -> Iterator[None]:
     """Note how far the rank's clock is from rank 0's, before and after a block; without a trace do nothing.
 
-    Collective: every rank must call, and none may be receiving from rank 0 by the tag of these messages.
+    Args:
+        trace: Where to note it; None: nobody asked for a timeline. Equal on all ranks in being None or not.
+        communicator: Every rank must call; none may be receiving from rank 0 by the tag of these messages.
+        world_size: Ranks.
+
+    Cost: `compare_clocks`, twice.
+    Order: rank 0 serves the others by rank.
     """
     if trace is not None:
         trace.note_clock(*compare_clocks(communicator, world_size=world_size))
@@ -28,15 +34,21 @@ def clocks_compared(trace: Trace | None, communicator: Communicator, *, world_si
 
 
 def compare_clocks(communicator: Communicator, *, world_size: int) -> tuple[int, int]:
-    """How much later it is on rank 0's monotonic clock than on this rank's, and by how much that may be wrong.
+    """Measure how much later it is on rank 0's monotonic clock than on this rank's, and how wrong that may be.
 
-    Rank 0 answers with its time; the best estimate is that it did so in the middle of the shortest round trip, and it
-    was within half of it.
+    Rank 0 answers with its time. The best estimate is that it did so in the middle of the shortest round trip, so the
+    error is at most half of that trip.
+
+    Args:
+        communicator: Every rank must call.
+        world_size: Ranks.
 
     Returns:
         Offset and largest error, nanoseconds; both 0 on rank 0.
 
-    Cost: `_ROUNDS` round trips of 8 bytes between rank 0 and each other rank, in turn.
+    Cost: `_ROUNDS` round trips of 8 bytes (int64) between rank 0 and each other rank.
+    Order: rank 0 serves the others by rank, one after the other.
+    Source: F. Cristian, "Probabilistic Clock Synchronization", Distributed Computing 3, 1989.
     """
     said = torch.zeros(1, dtype=torch.int64)
     if communicator.rank == 0:

@@ -22,9 +22,14 @@ _BARRIER, _BROADCAST, _GATHER = 30_000, 30_001, 30_002
 
 
 def barrier(ctx: Communicator, *, among: Sequence[Rank]) -> None:
-    """Wait until every rank has come.
+    """Return when every rank has called.
 
-    Cost: `ceil(log2(n))` messages each way, of one byte.
+    Args:
+        ctx: Every rank of `among` must call, in the same order as its other collectives.
+        among: The ranks, in the same order everywhere.
+
+    Cost: `ceil(log2(n))` messages each way, of one byte, n = ranks.
+    Order: no rank returns before the last one has called; nothing is added up.
     Source: D. Hensgen, R. Finkel, U. Manber, "Two Algorithms for Barrier Synchronization", IJPP 17(1), 1988:
         dissemination.
     """
@@ -40,7 +45,17 @@ def barrier(ctx: Communicator, *, among: Sequence[Rank]) -> None:
 def broadcast(ctx: Communicator, tensor: Tensor, *, root: Rank, among: Sequence[Rank]) -> None:
     """Overwrite the tensor of every rank with that of `root`.
 
-    Cost: `n - 1` messages of S bytes in all, a rank sends at most `ceil(log2(n))`; as many hops one after the other.
+    Args:
+        ctx: Every rank of `among` must call, in the same order as its other collectives.
+        tensor: Contiguous, of any dtype; equal shape and dtype on all ranks.
+        root: One of `among`.
+        among: The ranks, in the same order everywhere.
+
+    Raises:
+        CommunicationError: A rank's tensor has another shape or dtype.
+
+    Cost: `n - 1` messages of S bytes in all, S = bytes of the tensor; a rank sends at most `ceil(log2(n))` of them.
+    Order: a binomial tree from `root`, so `ceil(log2(n))` hops one after the other; nothing is added up.
     """
     start, count = among.index(root), len(among)
     place, distance = (among.index(ctx.rank) - start) % count, 1
@@ -55,10 +70,20 @@ def broadcast(ctx: Communicator, tensor: Tensor, *, root: Rank, among: Sequence[
 def gather(ctx: Communicator, tensor: Tensor, *, root: Rank, among: Sequence[Rank]) -> list[Tensor]:
     """Give `root` the tensors of all ranks.
 
+    Args:
+        ctx: Every rank of `among` must call, in the same order as its other collectives.
+        tensor: Contiguous, of any dtype; equal shape and dtype on all ranks. Only read.
+        root: One of `among`.
+        among: The ranks, in the same order everywhere.
+
     Returns:
         At `root`, one new tensor for each rank in the order of `among`; elsewhere an empty list.
 
-    Cost: `n - 1` messages of S bytes, all to `root`.
+    Raises:
+        CommunicationError: At `root`: a rank's tensor has another shape or dtype.
+
+    Cost: `n - 1` messages of S bytes, all to `root`, S = bytes of the tensor.
+    Order: all ranks send at once; nothing is added up.
     """
     if ctx.rank != root:
         ctx.send(tensor, dest=root, tag=_GATHER)
@@ -75,7 +100,13 @@ def gather(ctx: Communicator, tensor: Tensor, *, root: Rank, among: Sequence[Ran
 def all_gather(ctx: Communicator, vector_N: Tensor, *, among: Sequence[Rank]) -> None:
     """Fill the vector on every rank: each brings its own shard, in place, and gets the others'.
 
-    Cost: `n - 1` messages each way, `(n - 1) / n * S` bytes.
+    Args:
+        ctx: Every rank of `among` must call, in the same order as its other collectives.
+        vector_N: Shape `(N,)`, contiguous, of any dtype; shard s is part s of `contiguous_blocks(N, n)`.
+        among: The ranks, in the order of their shards.
+
+    Cost: `n - 1` messages each way, `(n - 1) / n * S` bytes, S = bytes of the vector.
+    Order: every rank sends its shard to the next ones around first; nothing is added up.
     """
     gather_shards(ctx, vector_N, among=among)
 
@@ -83,8 +114,14 @@ def all_gather(ctx: Communicator, vector_N: Tensor, *, among: Sequence[Rank]) ->
 def reduce(ctx: Communicator, vector_N: Tensor, *, root: Rank, among: Sequence[Rank]) -> None:
     """Overwrite `root`'s vector with the sum of all; other ranks' vectors are only read.
 
+    Args:
+        ctx: Every rank of `among` must call, in the same order as its other collectives.
+        vector_N: Shape `(N,)`, contiguous; equal N and dtype on all ranks.
+        root: One of `among`.
+        among: The ranks, in the same order everywhere.
+
     Cost: `n - 1` messages of S bytes, all to `root`; for less at one rank, `reduce_scatter` and a gather of shards.
-    Order: the tree over the places in `among`, as `all_reduce`.
+    Order: the tree over the places in `among`, as `all_reduce`: the same bits on every run.
     """
     whole = [range(len(vector_N)) if rank == root else range(0) for rank in among]
     total_N = sum_shard(ctx, _one_leaf_each(ctx, vector_N, among), shards=whole, among=among)
@@ -95,11 +132,16 @@ def reduce(ctx: Communicator, vector_N: Tensor, *, root: Rank, among: Sequence[R
 def reduce_scatter(ctx: Communicator, vector_N: Tensor, *, among: Sequence[Rank]) -> Tensor:
     """Add up over all ranks and keep the shard that this rank owns; the vector is only read.
 
+    Args:
+        ctx: Every rank of `among` must call, in the same order as its other collectives.
+        vector_N: Shape `(N,)`, contiguous; equal N and dtype on all ranks.
+        among: The ranks, in the order of their shards.
+
     Returns:
         The rank's shard of the sum, in a new tensor; empty if there are more ranks than values.
 
     Cost: `n - 1` messages each way, `(n - 1) / n * S` bytes; buffers for as many bytes.
-    Order: the tree over the places in `among`, as `all_reduce`.
+    Order: the tree over the places in `among`, as `all_reduce`: the same bits on every run.
     """
     shards = contiguous_blocks(len(vector_N), len(among))
     return sum_shard(ctx, _one_leaf_each(ctx, vector_N, among), shards=shards, among=among)
@@ -108,11 +150,17 @@ def reduce_scatter(ctx: Communicator, vector_N: Tensor, *, among: Sequence[Rank]
 def all_reduce(ctx: Communicator, vector_N: Tensor, *, among: Sequence[Rank]) -> None:
     """Overwrite the vector of every rank with the sum of all.
 
+    Args:
+        ctx: Every rank of `among` must call, in the same order as its other collectives.
+        vector_N: Shape `(N,)`, contiguous; equal N and dtype on all ranks.
+        among: The ranks, in the same order everywhere.
+
     Cost: `2 * (n - 1)` messages each way, `2 * (n - 1) / n * S` bytes, which is the least there is; buffers for half
         of that.
-    Order: the tree over the places in `among`: ((0 + 1) + (2 + 3)) + ..., whatever N is.
+    Order: the tree over the places in `among`: ((0 + 1) + (2 + 3)) + ..., whatever N is. The same bits on every rank
+        and on every run with this n.
     Source: R. Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004: its reduce-scatter and
-        all-gather; shards go straight to their owners here, so any number of ranks has the same form.
+        all-gather. Here shards go straight to their owners, so any number of ranks has the same form.
     """
     mine = contiguous_blocks(len(vector_N), len(among))[among.index(ctx.rank)]
     shard_N = reduce_scatter(ctx, vector_N, among=among)
@@ -130,14 +178,18 @@ def _one_leaf_each(
 def chain_all_gather(ctx: Communicator, values: Sequence[float], *, among: Sequence[Rank]) -> list[float]:
     """Give every rank of a chain the values of all its ranks, in the order of the chain.
 
-    They are collected towards the last rank, which hands the whole back; so only neighbours talk. For small vectors.
+    For small vectors, where only neighbours may talk: the ranks collect the values towards the last one, which hands
+        the whole
+    back.
 
     Args:
-        ctx: Every rank of the chain must call.
-        values: This rank's, any number of them.
+        ctx: Every rank of the chain must call, in the same order as its other collectives.
+        values: This rank's, any number of them; sent as float64.
         among: The ranks of the chain in order.
 
-    Cost: at most 4 messages a rank, each of at most all values as float64; 2 * (ranks - 1) hops one after the other.
+    Cost: at most 4 messages a rank: two of 8 bytes with the number of values, two of at most 8 bytes for every value of
+        the chain; `2 * (n - 1)` hops one after the other.
+    Order: that of the chain; nothing is added up.
     """
     place = among.index(ctx.rank)
     previous = among[place - 1] if place else None

@@ -1,4 +1,4 @@
-"""How ranks exchange tensors; the transport behind it is chosen by `multihost_config.socket_type`."""
+"""How ranks exchange tensors; `multihost_config.socket_type` chooses the transport behind it."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -15,7 +15,7 @@ class CommunicationError(TtlaunchError):
 
 
 class PeerLostError(CommunicationError):
-    """The rank at the other end is gone, which is told as its failure and not as this one's."""
+    """The rank at the other end is gone; the launcher reports that rank's failure and not this one's."""
 
 
 class Pending(Protocol):
@@ -25,20 +25,23 @@ class Pending(Protocol):
         """Return when the buffer may be used again; a receive raises `CommunicationError` if the message does not fit."""
 
     def test(self) -> bool:
-        """Whether `wait()` would return at once, as far as is known; lets the transfer go on where nothing else does."""
+        """Whether `wait()` would return at once, as far as is known; also lets the transfer go on."""
 
 
 class Communicator(Protocol):
     """Point-to-point messages between the ranks of one run; what several ranks do together is in `collectives.py`.
 
-    Tensors are contiguous. A receive must be given the dtype and the shape that were sent. Messages with equal
-    source, destination and tag arrive in the order in which they were sent, and receives match them in the order in
-    which they were posted. Every verb raises `ValueError`, before anything is sent, for a tensor that cannot be sent.
+    Tensors are contiguous. A receive must be given the dtype and the shape that were sent. Every method raises
+    `ValueError`, before anything is sent, for a tensor that cannot be sent.
+
+    Cost: of a message the bytes of the tensor; what a transport adds is stated there.
+    Order: messages with equal source, destination and tag arrive in the order in which they were sent, and receives
+        match them in the order in which they were posted.
     """
 
     @property
     def rank(self) -> Rank:
-        """Whose end this is."""
+        """The rank that this communicator belongs to."""
 
     def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> None:
         """Send; may or may not return before the peer has received."""

@@ -43,7 +43,8 @@ def process_group(ctx: Communicator, *, among: Sequence[Rank], device: torch.dev
     Raises:
         ValueError: The ranks are threads of one process, as in `ttlaunch simulate`.
 
-    Cost: two rounds of small messages; the store and the group then open connections of their own.
+    Cost: a `gather` and a `broadcast` of 256 bytes; the store and the group then open connections of their own.
+    Order: the first rank listens before the others hear where; what torch then adds up has torch's order.
     """
     if dist.is_initialized() and dist.get_world_size() == len(among):  # the fabric communicator has made it
         yield
@@ -57,7 +58,7 @@ def process_group(ctx: Communicator, *, among: Sequence[Rank], device: torch.dev
 
 
 def _entered(ctx: Communicator, among: Sequence[Rank]) -> AbstractContextManager[None]:
-    """In the rank's flight recorder the ranks meet while they set the group up."""
+    """Show in the rank's flight recorder that it meets the others while they set the group up."""
     recorder: FlightRecorder | None = getattr(getattr(ctx, "traffic", None), "recorder", None)
     return (
         nullcontext()
@@ -91,7 +92,7 @@ def _set_up(ctx: Communicator, *, among: Sequence[Rank], device: torch.device) -
 
 
 def _listen(known: list[str]) -> tuple[socket.socket | None, str]:
-    """A listening socket that only the ranks' hosts need to reach, and the words that tell them where it is."""
+    """Open a socket that only the ranks' hosts need to reach, and say in three lines where it is."""
     if len(set(known)) < len(known):
         return None, "\n\n"
     where = _HERE if len({row.split("\n")[0] for row in known}) == 1 else ""

@@ -26,7 +26,7 @@ def sum_shard(ctx: Communicator, held: Sequence[Nodes], *, shards: Sequence[rang
     """Send every shard to its owner, and add up the one that this rank owns.
 
     Args:
-        ctx: Every rank of `among` must call.
+        ctx: Every rank of `among` must call, in the same order as its other collectives.
         held: For each rank in the order of `among`, its nodes; together the leaves 0, 1, 2, ... without gaps. The sums
             of this rank's nodes have shape `(N,)`, contiguous, equal N and dtype everywhere; they are only read.
         shards: Part of the vector that each rank owns; may be empty.
@@ -35,8 +35,9 @@ def sum_shard(ctx: Communicator, held: Sequence[Nodes], *, shards: Sequence[rang
     Returns:
         This rank's shard of the sum over all leaves, in a new tensor.
 
-    Cost: for each other rank that owns something, k messages of that shard; with equal shards `k * (n - 1)` messages
-        each way and `k * (n - 1) / n * S` bytes, and buffers for as many.
+    Cost: for each other rank that owns something, k messages of that shard, k = nodes that this rank holds; with equal
+        shards `k * (n - 1)` messages each way and `k * (n - 1) / n * S` bytes, and buffers for as many.
+    Order: that of the tree over the leaves: the same bits on every run, and for any cut into nodes and shards.
     """
     place = among.index(ctx.rank)
     own = [sum_N for _, sum_N in held[place] if sum_N is not None]
@@ -72,7 +73,13 @@ def _begin_receives(
 def gather_shards(ctx: Communicator, vector_N: Tensor, *, among: Sequence[Rank]) -> None:
     """Give every rank all shards of the vector, in place; this rank brings its own.
 
+    Args:
+        ctx: Every rank of `among` must call, in the same order as its other collectives.
+        vector_N: Shape `(N,)`, contiguous, of any dtype; shard s is part s of `contiguous_blocks(N, n)`.
+        among: The ranks, in the order of their shards.
+
     Cost: `n - 1` messages each way, `(n - 1) / n * S` bytes.
+    Order: every rank sends to the next ones around first; nothing is added up.
     """
     shards, place = contiguous_blocks(len(vector_N), len(among)), among.index(ctx.rank)
     parts = [vector_N[shard.start : shard.stop] for shard in shards]

@@ -3,8 +3,8 @@
     payload r = encode(sum of rank r's micro-batches)          each rank, once a step
     mean      = (decode(payload 0) + decode(payload 1) + ...) / tokens      all ranks, in this order
 
-So replicas that were equal stay equal to the bit. What one process computes they equal up to the codec's error, and other
-numbers of ranks give other bits.
+So replicas that were equal stay equal to the bit. What one process computes they equal up to the codec's error, and
+other numbers of ranks give other bits.
 
 Shapes: N = values of the flat gradient.
 """
@@ -26,10 +26,11 @@ _COUNTS = 30_051
 
 
 class CompressedExchange:
-    """Has the verbs of `GradientExchange`; gradients leave after the last backward pass of a step, in one message.
+    """Has the methods of `GradientExchange`; gradients leave after the last backward pass of a step, in one message.
 
-    With fp16 the loss scale is divided out before anything is encoded, so what is owed from one step to the next does not
-    depend on it. A step that overflowed is skipped by all ranks, and each takes back what it sent: it owes what it owed.
+    With fp16 the loss scale is divided out before anything is encoded, so what is owed from one step to the next does
+    not depend on it. All ranks skip a step that overflowed, and each takes back what it sent: it owes what it owed
+    before.
 
     Cost of a step: that of `CompressedSum`, and as many messages of 16 bytes.
     """
@@ -70,7 +71,7 @@ class CompressedExchange:
             self._ctx.checkpoint(step, self._model, self._saved, owners=self._among)
 
     def expect(self, index: int, *, tokens: int, loss: float) -> None:
-        """Nothing is sent before the block is complete."""
+        """Do nothing: gradients leave only when the block is complete."""
 
     def accumulate(self, index: int, *, tokens: int, loss: float) -> None:
         """Enter one micro-batch, whose gradients the backward pass has added to `grads_N`."""
@@ -82,8 +83,14 @@ class CompressedExchange:
     def finish(self) -> tuple[float, int]:
         """Exchange payloads and leave the mean gradient in `grads_N`, on every rank.
 
+        Every rank of `among` must call, once a step, after the block's last `accumulate`.
+
         Returns:
             Mean loss per token and number of tokens of the whole step.
+
+        Cost: `n - 1` messages of 16 bytes (float64) and `n - 1` of a payload (uint8), each way, n = ranks.
+        Order: decoded payloads are added in the order of `among`, then divided once: the same bits on every rank and on
+            every run with these ranks, but not those of one process.
         """
         grads_N, scale = self._model.take_gradients(), self._model.loss_scaler.scale
         if scale != 1:

@@ -65,8 +65,13 @@ class CompressedSum:
         """Encode this rank's vector, and begin to send it and to receive the others'; `finish` when all have come.
 
         Args:
-            values_N: Only read.
+            values_N: Shape `(N,)`, float32, contiguous; only read. Every rank of `among` must call.
             name: Of the operation, in reports.
+
+        Returns:
+            The transfers, each of which must be waited for before `finish`.
+
+        Cost: `n - 1` messages of P bytes (uint8) each way.
         """
         self._payloads[self._place] = self.codec.encode(values_N)
         return swap(self._ctx, self._payloads, name=name, tag=_PAYLOAD, among=self._among)
@@ -81,7 +86,22 @@ class CompressedSum:
 
 
 def swap(ctx: RankContext, buffers: Sequence[Tensor], *, name: str, tag: int, among: Sequence[Rank]) -> list[Pending]:
-    """Begin to send this rank's buffer to all others, and to receive theirs."""
+    """Begin to send this rank's buffer to all others, and to receive theirs.
+
+    Args:
+        ctx: Every rank of `among` must call, in the same order as its other collectives with this tag.
+        buffers: One for each rank of `among`, contiguous; the one at this rank's place is sent, the others are filled.
+            Sizes and dtypes are equal on all ranks.
+        name: Of the operation, in reports.
+        tag: Of all these messages.
+        among: The ranks.
+
+    Returns:
+        The transfers; the buffers must not be used before all have been waited for.
+
+    Cost: `n - 1` messages each way, of one buffer's bytes.
+    Order: every rank begins with the next one around; nothing is added up.
+    """
     count, place = len(among), among.index(ctx.rank)
     others = [(place + distance) % count for distance in range(1, count)]
     with operation(ctx, name):

@@ -1,4 +1,4 @@
-"""The messages of an exchange in buckets: their tags, how ranks agree on the buckets, slices on their way out.
+"""The messages of an exchange in buckets: their tags, how ranks agree on the buckets, and slices being sent.
 
 Shapes: N = values of the flat vectors.
 """
@@ -20,24 +20,53 @@ _OPERATIONS = {GRADIENTS: "gradients", WEIGHTS: "weights"}
 
 
 def irecv_bucket(ctx: Communicator, vector_N: Tensor, bucket: Bucket, *, source: Rank, tag: int) -> Pending:
-    """Begin to receive a bucket into its part of a flat vector."""
+    """Begin to receive a bucket into its part of a flat vector.
+
+    Args:
+        ctx: This rank.
+        vector_N: Shape `(N,)`, float32, contiguous; the bucket's part changes until the result has been waited for.
+        bucket: Which part; `source` sends the same one with `isend_part` or an `Outbox`.
+        source: The sender.
+        tag: `GRADIENTS` or `WEIGHTS`, which also names the operation.
+
+    Cost: one message of 4 bytes a value.
+    Order: buckets of one tag match in the order in which both ends begin them.
+    """
     return irecv_part(ctx, bucket.of(vector_N), bucket, source=source, tag=tag)
 
 
 def irecv_part(ctx: Communicator, part: Tensor, bucket: Bucket, *, source: Rank, tag: int) -> Pending:
-    """Begin to receive a bucket's values, wherever they belong."""
+    """Begin to receive a bucket's values into a tensor of their own, instead of a flat vector; else as `irecv_bucket`.
+
+    Cost: one message of 4 bytes a value.
+    Order: buckets of one tag match in the order in which both ends begin them.
+    """
     with operation(ctx, _OPERATIONS[tag], bucket=bucket.index):
         return ctx.irecv(part, source=source, tag=tag)
 
 
 def isend_part(ctx: Communicator, part: Tensor, bucket: Bucket, *, dest: Rank, tag: int) -> Pending:
-    """Begin to send a bucket's values, wherever they are."""
+    """Begin to send a bucket's values, wherever they are.
+
+    Args:
+        ctx: This rank.
+        part: The values, float32, contiguous; they must not change before the result has been waited for.
+        bucket: Which one; `dest` receives the same one.
+        dest: The receiver.
+        tag: `GRADIENTS` or `WEIGHTS`, which also names the operation.
+
+    Cost: one message of 4 bytes a value.
+    Order: buckets of one tag match in the order in which both ends begin them.
+    """
     with operation(ctx, _OPERATIONS[tag], bucket=bucket.index):
         return ctx.isend(part, dest=dest, tag=tag)
 
 
 class Outbox:
-    """Buckets of a flat vector on their way to some ranks."""
+    """Sends buckets of a flat vector to some ranks, and remembers what is not yet sent.
+
+    Order: the receivers must begin to receive the buckets in the order of the calls of `send`.
+    """
 
     def __init__(self, ctx: Communicator, vector_N: Tensor, *, dests: Sequence[Rank], tag: int) -> None:
         self._ctx = ctx
@@ -47,7 +76,10 @@ class Outbox:
         self._sending: list[Pending] = []
 
     def send(self, bucket: Bucket) -> None:
-        """Begin to send; the bucket's values must not change before `wait()` has returned."""
+        """Begin to send; the bucket's values must not change before `wait()` has returned.
+
+        Cost: one message of 4 bytes a value to each of `dests`.
+        """
         part = bucket.of(self._vector_N)
         self._sending += [isend_part(self._ctx, part, bucket, dest=dest, tag=self._tag) for dest in self._dests]
 
@@ -59,7 +91,7 @@ class Outbox:
 
 
 class AgreedBuckets:
-    """The buckets of a step, as the rank that aggregates decides; it says so before each step until it has settled.
+    """The buckets of a step, as the rank that aggregates decides; it sends their size before each step until it has settled.
 
     Attributes:
         buckets: In the order of backward passes.
@@ -68,13 +100,13 @@ class AgreedBuckets:
     def __init__(
         self, ctx: Communicator, starts: Sequence[int], *, source: Rank, followers: Iterable[Rank] = ()
     ) -> None:
-        """Agree on nothing yet.
+        """Agree on nothing yet; nothing is sent.
 
         Args:
             ctx: This rank.
             starts: Of the parameters, as in `cut_buckets`.
-            source: Who says it.
-            followers: Who is told in turn.
+            source: The rank that decides.
+            followers: The ranks that this one passes the decision on to.
         """
         self.buckets: list[Bucket] = []
         self._ctx = ctx
@@ -84,9 +116,14 @@ class AgreedBuckets:
         self._is_final = False
 
     def begin_step(self) -> list[Bucket]:
-        """The buckets of the step that begins; call once for each step.
+        """Return the buckets of the step that begins; call once for each step.
 
-        Cost: a message of 16 bytes in each of the first steps.
+        Raises:
+            CommunicationError: `source` sent something else than a size.
+
+        Cost: in each of the first steps one message of 16 bytes from `source`, and one to each follower; none once it
+            is final.
+        Order: before the step's first bucket; nothing is added up.
         """
         if not self._is_final:
             said = torch.empty(2, dtype=torch.int64)
@@ -100,7 +137,16 @@ class AgreedBuckets:
 
 
 def tell_cut(ctx: Communicator, said: Tensor, followers: Iterable[Rank]) -> None:
-    """Say how large a bucket is, and whether that is final; shape (2,), int64."""
+    """Send the size of a bucket, and whether it is final.
+
+    Args:
+        ctx: This rank.
+        said: Bytes of a bucket and 1 or 0, shape (2,), int64.
+        followers: The ranks that wait for it in `AgreedBuckets.begin_step`.
+
+    Cost: one message of 16 bytes to each of `followers`.
+    Order: before the step's first bucket; nothing is added up.
+    """
     with operation(ctx, "bucket_size"):
         for sending in [ctx.isend(said, dest=rank, tag=CUT) for rank in followers]:
             sending.wait()

@@ -101,12 +101,15 @@ class GradientExchange:
         self._loss, self._tokens = 0.0, 0
 
     def expect(self, index: int, *, tokens: int, loss: float) -> None:
-        """Say that the next backward pass is that of a micro-batch; with the block's last one buckets leave.
+        """Announce the backward pass of a micro-batch; during that of the block's last one buckets leave.
 
         Args:
             index: Of the micro-batch; the block's indices, in order.
             tokens: That it predicts.
             loss: Summed over them.
+
+        Cost: none, but at the block's last micro-batch a message of 16k bytes to each other rank, in the first steps
+            one of 16 bytes for the size of buckets, and the messages of the buckets during the pass.
         """
         if index == self._last:
             self._open(index, tokens=tokens, loss=loss)
@@ -116,6 +119,8 @@ class GradientExchange:
 
         Args:
             index, tokens, loss: As for `expect`.
+
+        Cost: none; that of `expect` at the block's last micro-batch, if nobody has announced it.
         """
         if self._is_open:
             return  # they have been entered as they came
@@ -129,11 +134,15 @@ class GradientExchange:
     def finish(self) -> tuple[float, int]:
         """Wait until the mean is complete.
 
+        Every rank must call, once a step, after the block's last `accumulate`.
+
         Returns:
             Mean loss per token and number of tokens of the whole step, on every rank.
 
         Raises:
             ValueError: The block is not complete.
+
+        Cost: what is left of the step's messages; see the class.
         """
         if not self._is_open:
             raise ValueError(f"the block of rank {self._ctx.rank} ends with micro-batch {self._last}, which is missing")

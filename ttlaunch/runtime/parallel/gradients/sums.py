@@ -1,8 +1,8 @@
-"""The forms in which ranks share the tree of gradients among themselves: everybody gets the mean, or a shard of it.
+"""Shares the tree of gradients among ranks: everybody gets the mean, or a shard of it.
 
-Where one rank adds for all, `GradientAggregator` does it, and `GradientExchange` is `all_reduce_mean` in buckets. All of them make
-the additions of the same tree, so the mean has the bits that one process gets, for any number of ranks and blocks of
-any length.
+`GradientAggregator` is the form in which one rank adds for all, and `GradientExchange` is `all_reduce_mean` in buckets.
+All of them make the additions of the same tree, so the mean has the bits that one process gets, for any number of ranks
+and blocks of any length.
 
 Shapes: N = values of the flat gradient. n = ranks, S = bytes of the gradient, k = the most nodes of the tree that one
 rank's block makes: 1 where n divides the number of micro-batches into a power of two each, else at most its log2.
@@ -57,12 +57,22 @@ def all_reduce_mean(
 def reduce_scatter_mean(
     ctx: Communicator, sums: GradientTree, *, among: Sequence[Rank], micro_batches: int
 ) -> tuple[Tensor, float, int]:
-    """Keep only the shard of the mean gradient that this rank owns; else as `all_reduce_mean`.
+    """Keep only this rank's shard of the mean gradient over all micro-batches, and start the tree afresh.
+
+    Args:
+        ctx: Every rank of `among` must call, in the same step.
+        sums: This rank's block of `contiguous_blocks(micro_batches, n)`, all of it; float32.
+        among: The ranks that share the micro-batches, in the order of their blocks.
+        micro_batches: M, of the whole step.
 
     Returns:
         Shard `contiguous_blocks(N, n)` of this rank, in a new tensor; mean loss per token; tokens.
 
+    Raises:
+        ValueError: The tree holds another block; raised before any message is sent.
+
     Cost: `(k + 1) * (n - 1)` messages each way, `k * (n - 1) / n * S` bytes and 16 for each node.
+    Order: that of the tree, then one division: the bits of one process for any number of ranks.
     """
     return _reduce(ctx, sums, contiguous_blocks(sums.num_values, len(among)), among, micro_batches)
 
@@ -85,9 +95,10 @@ def _reduce(
 
 
 class CountsExchange:
-    """Tokens and summed losses of all nodes on their way to every rank, which adds them up as the tree does.
+    """Sends tokens and summed losses of all nodes to every rank, which adds them up as the tree does.
 
-    Cost: one message of 16 bytes a node to each other rank.
+    Cost: one message of 16 bytes a node (float64) to each other rank.
+    Order: that of the tree over micro-batches: the same bits on every rank.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """What one pipeline stage sends and receives while it runs through its passes, and when it waits for that.
 
-Of each kind of message a receive is posted before the pass that comes before the one that needs it, and no send is waited
-for right away, so neighbours with consistent orders of passes never wait for each other, even if sends are synchronous.
-Nor is a buffer kept longer than it is needed: besides the micro-batches in flight, a stage has room for one message of each
-kind that is on its way to it, and for at most two gradients a stage that are on their way from it.
+A stage posts each receive before the pass that precedes the one that needs it, and waits for no send right away. So
+neighbours with consistent orders of passes never wait for each other, even if sends are synchronous. Buffers are few,
+too: besides the micro-batches in flight, a stage has room for one message of each kind that is on its way to it, and
+for at most two gradients a stage that are on their way from it.
 
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = embedding_dim.
 """
@@ -30,8 +30,10 @@ _Pass = tuple[int, int]
 class PipelineLinks:
     """The messages of one stage in one run through its passes.
 
-    Cost: of every forward pass but those of the model's last part, one message of `4 * B * T * D` bytes; of every backward
-    pass but those of its first part, likewise.
+    Cost: for every forward pass but those of the model's last part, and for every backward pass but those of its first
+        part, one message of `4 * B * T * D` bytes (float32).
+    Order: between two stages the messages of each kind follow the order of the passes, which both ends know; nothing is
+        added up.
     """
 
     def __init__(
@@ -67,11 +69,24 @@ class PipelineLinks:
         self._gradients = _Arrivals(self, order, "B")
 
     def receive_activations(self, action: Action) -> Tensor:
-        """The output of the part before, shape (B, T, D), a leaf; call for the forward passes in their order."""
+        """Return the output of the part before, shape (B, T, D), a leaf; call for the forward passes in their order.
+
+        Raises:
+            ValueError: The pass is not the next one in the order.
+
+        Cost: one message of `4 * B * T * D` bytes, or none where the part before is on this rank.
+        """
         return self._inputs.take(action).requires_grad_(self._trains)
 
     def send_activations(self, action: Action, out_BTD: Tensor) -> None:
-        """Hand the output of a forward pass to the part after; it must not change until its gradient has come back."""
+        """Hand the output of a forward pass to the part after.
+
+        Args:
+            action: The pass; passes in the order that the class was given.
+            out_BTD: Float32, contiguous; it must not change until its gradient has come back.
+
+        Cost: one message of `4 * B * T * D` bytes, or none where the part after is on this rank.
+        """
         dest, chunk = self.after(action.chunk)
         if dest == self._communicator.rank:
             self._handed["F", (action.micro_batch, chunk)] = out_BTD.detach()
@@ -84,7 +99,13 @@ class PipelineLinks:
             self._keep(sent)
 
     def receive_gradients(self, action: Action) -> Tensor:
-        """The gradient of a forward pass's output, shape (B, T, D), from the part after; in the order of the passes."""
+        """Return the gradient of a forward pass's output, shape (B, T, D), from the part after; call in the order of the passes.
+
+        Raises:
+            ValueError: The pass is not the next one in the order.
+
+        Cost: one message of `4 * B * T * D` bytes, or none where the part after is on this rank.
+        """
         grad_BTD = self._gradients.take(action)
         sent = self._unread.pop((action.micro_batch, action.chunk), None)
         if sent is not None:
@@ -92,7 +113,14 @@ class PipelineLinks:
         return grad_BTD
 
     def send_gradients(self, action: Action, grad_BTD: Tensor) -> None:
-        """Hand the gradient of a forward pass's input to the part before; it must not change until `finish`."""
+        """Hand the gradient of a forward pass's input to the part before.
+
+        Args:
+            action: The pass; passes in the order that the class was given.
+            grad_BTD: Float32, contiguous; it must not change until `finish`.
+
+        Cost: one message of `4 * B * T * D` bytes, or none where the part before is on this rank.
+        """
         dest, chunk = self.before(action.chunk)
         if dest == self._communicator.rank:
             self._handed["B", (action.micro_batch, chunk)] = grad_BTD
@@ -120,7 +148,10 @@ class PipelineLinks:
         return source if 0 <= chunk <= self._last_chunk else None
 
     def post(self, action: Action) -> tuple[Tensor, Pending] | None:
-        """A buffer for what a pass needs, and the receive that fills it; None where this rank hands it to itself."""
+        """Make a buffer for what a pass needs, and begin to receive into it; None where this rank hands it to itself.
+
+        Cost: one message of `4 * B * T * D` bytes.
+        """
         source = self.source(action)
         if source is None or source == self._communicator.rank:
             return None

@@ -29,7 +29,9 @@ def move_blocks(cfg: TrainingFile, ctx: Communicator, old: PipelinePart, new: Pi
         old: What this rank has; only read.
         new: What it is to have; built for another number of chunks.
 
-    Cost: one message for each tensor of a block that changes ranks, of its bytes: weights, and two such of AdamW's state.
+    Cost: one message of its bytes (float32) for each tensor of a block that changes ranks: weights, and two such of
+        AdamW's state.
+    Order: block by block, then by name, on both ends; nothing is added up, so no bit changes.
     """
     new.model.loss_scaler.take(old.model.loss_scaler.values())
     was, becomes = _ranks_by_block(cfg, old), _ranks_by_block(cfg, new)

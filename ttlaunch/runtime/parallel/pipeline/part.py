@@ -129,11 +129,15 @@ class PipelinePart:
     def mean_gradients(self) -> tuple[float, int]:
         """Leave the gradients of the mean loss over the micro-batches of all replicas in the model.
 
+        Every rank of the pipelines must call, once a step, when its passes are done.
+
         Returns:
             Mean loss per token, which is right on the last stage; tokens of the whole step.
 
         Cost: with several replicas an `all_reduce_mean` of each chunk's gradients among them; with tied embeddings one
             message each way between first and last stage, of the matrix's bytes; else no message.
+        Order: that of the tree over micro-batches, then one division, then the second use of a tied matrix: the bits of
+            one process.
         """
         count, loss, tokens = self._cfg.training_config.micro_batches, 0.0, 0
         for chunk in self.chunks:
@@ -160,9 +164,13 @@ class PipelinePart:
         mine_VD.add_(theirs_VD)
 
     def squared_norms(self) -> list[float]:
-        """The squared norm of the gradient of each parameter of the whole model, in the model's order, on every rank.
+        """Return the squared norm of the gradient of each parameter of the whole model, in the model's order, on every rank.
 
-        Cost: a `chain_all_gather` of two numbers for each parameter, and what `squared_norms` costs.
+        Every rank of a replica must call, after `mean_gradients`.
+
+        Cost: a `chain_all_gather` of two numbers (float64) for each parameter along the stages, and what
+            `squared_norms` of `tensor/norms.py` costs among ranks that split a stage.
+        Order: that of the model's parameters, whatever stage has them.
         """
         norms = squared_norms(self.optimizer, self.model, self.share)
         mine = [

@@ -1,4 +1,4 @@
-"""An asynchronous parameter server: whoever comes is served, and nobody waits for anybody else.
+"""An asynchronous parameter server: it serves each worker as it comes, and nobody waits for anybody else.
 
 Shapes: N = values of the flat vector, W = workers.
 """
@@ -22,21 +22,22 @@ from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
 class AsyncParameterServer:
-    """The other end of every worker's `AsyncParameterServerClient`.
+    """Serves weights and tasks to `AsyncParameterServerClient`s, and takes their gradients in the order in which they come.
 
         server = AsyncParameterServer(ctx, model, tasks, compression=cfg.compression_config)
         server.register_workers()
         for step in ctx.steps(cfg):
             worker, push = server.next_push()      # the gradient is in `model.grads_N`
-            ...                                  # the update
+            ...                                    # the update
             server.answer(worker, push, version=step)
         server.dismiss()
 
-    In which order gradients were applied stands in the run's records, and a run that repeats another one takes them in
-    that order: then everything a rank computes is the same, since it depends on nothing else.
-
-    Cost: for each push one of S bytes in, S = 4N, and 16 bytes out, with S more where the worker asks for weights.
-    Memory: W messages that may come at any moment, and W copies of weights on their way.
+    Cost: for each push one message of S bytes in, S = 4N, or the codec's, and 16 bytes out, with S more where the
+        worker asks for weights. Memory: W messages that may come at any moment, and W copies of weights on their way.
+    Order: gradients are applied as they come, so another run has other bits. The run's records hold the order, and a
+        run that repeats another one takes them in that order: then all ranks compute the same, since nothing else
+        matters.
+    Source: J. Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012: Downpour SGD, with one server.
     """
 
     def __init__(self, ctx: RankContext, model: Model, tasks: TaskList, *, compression: CompressionConfig) -> None:
@@ -62,7 +63,11 @@ class AsyncParameterServer:
         self._replay = deque(Rank(rank) for rank in ctx.replay)
 
     def register_workers(self) -> None:
-        """Give each worker that says it is there the weights and as many tasks as it wants in hand."""
+        """Wait for all workers to register, then give each the weights and as many tasks as it wants in hand.
+
+        Cost: a message of 8 bytes (int64) from each worker; to each 16 bytes (int64) for every task and once S bytes
+            (float32).
+        """
         wanted = {worker: torch.empty(1, dtype=torch.int64) for worker in self._workers}
         for worker, buffer in wanted.items():
             with operation(self._ctx, "registration"):
@@ -77,11 +82,16 @@ class AsyncParameterServer:
         """Take the next gradient, of whoever comes first, and leave it in `model.grads_N`.
 
         Args:
-            meanwhile: Does a small part of something else, and says whether there was anything to do; called as long as
-                nothing comes. Then the server sleeps.
+            meanwhile: Does a small part of something else, and returns whether there was anything to do; called as long
+                as nothing comes. Then the server sleeps.
+
+        Returns:
+            The worker, and what it sent besides the gradient.
 
         Raises:
             CommunicationError: The gradient is of other weights than this server has ever sent.
+
+        Cost: one message in, of a header and the codec's payload (uint8).
         """
         worker = self._replay.popleft() if self._replay else self._whoever_comes(meanwhile)
         push, payload = self._take(worker)
@@ -97,15 +107,20 @@ class AsyncParameterServer:
 
         Args:
             worker: Whose gradient has been applied.
-            push: What the gradient said of itself.
+            push: What the worker sent besides the gradient.
             version: Updates that the weights have seen.
+
+        Cost: one message of 16 bytes (int64), and one of S bytes (float32) if the worker asked for weights.
         """
         self._tasks.close(push.task)
         self._send_answer(worker, self._tasks.hand_out(), version, with_weights=push.wants_weights)
         self._ask(worker)
 
     def dismiss(self) -> None:
-        """Let all workers go: take what they still bring, use nothing of it, and answer that there is no more."""
+        """Let all workers go: take the gradients that still come, use none of them, and answer that there is no further task.
+
+        Cost: as `next_push` and `answer`, for each task that workers still have in hand.
+        """
         while self._asked:
             worker = self._whoever_comes(None)
             push, _ = self._take(worker)

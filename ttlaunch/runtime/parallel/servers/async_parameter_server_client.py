@@ -22,25 +22,25 @@ from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
 class AsyncParameterServerClient:
-    """The other end of an `AsyncParameterServer`.
+    """Pushes a worker's gradients to an `AsyncParameterServer`, and takes tasks and weights from it.
 
         client = AsyncParameterServerClient(ctx, model, pull_interval=N, is_ahead=True, compression=cfg.compression_config)
         client.register()                      # first weights, first tasks
         while task := client.next_task():      # a step, whose data is this worker's
-            ...                              # `client.advance()` after each micro-batch
+            ...                                # `client.advance()` after each micro-batch
             client.push(task, loss=loss, tokens=tokens)      # the mean gradient is in `model.grads_N`
 
     With `is_ahead` a worker has one more task in hand than the one it computes. It takes the answer to a push, with the
-    next task and every `pull_interval` pushes with weights, only after the first micro-batch of the task that follows; by
-    then it has come. The price: that micro-batch is of older weights. Without, it waits for every answer. Either way,
-    what a worker computes depends on the order in which the server answers, and on no time.
+    next task and every `pull_interval` pushes with weights, only after the first micro-batch of the task that follows;
+    by then it has come. The price: that micro-batch is of older weights. Without, it waits for every answer.
 
-    Cost of a task: a message of S bytes out, or the codec's, S = 4N, and one of 16 bytes back, with one of S bytes every
-    `pull_interval` tasks. Buffers for a gradient on its way and, when pulling, for weights on theirs.
+    Cost of a task: a message of S bytes out, or the codec's, S = 4N, and one of 16 bytes back, with one of S bytes
+        every `pull_interval` tasks. Buffers for a gradient on its way and, when pulling, for weights on theirs.
+    Order: what a worker computes depends on the order in which the server answers, and on no time.
 
     Attributes:
         version: Updates that the weights in the model have seen.
-        waited_s: In which this worker could do nothing, since `register`.
+        waited_s: Seconds since `register` in which this worker could do nothing.
     """
 
     def __init__(
@@ -69,7 +69,10 @@ class AsyncParameterServerClient:
         return self.waited_s / (time.monotonic() - self._began)
 
     def register(self) -> None:
-        """Say that this worker is there; the server answers with weights and the first tasks."""
+        """Register with the server, and wait for its weights and the first tasks; call once, before anything else.
+
+        Cost: 8 bytes (int64) out; back S bytes (float32), and 16 bytes (int64) for each task.
+        """
         note_what_is_not_kept(self._ctx, self._compression)
         hello = torch.tensor([1 + self._is_ahead])  # tasks that it wants in hand
         with operation(self._ctx, "registration"):
@@ -82,7 +85,10 @@ class AsyncParameterServerClient:
         self._began, self.waited_s = time.monotonic(), 0.0
 
     def next_task(self) -> int:
-        """The step whose data is to be differentiated next; 0 when there is none left for this worker."""
+        """Return the step whose data is to be differentiated next; 0 when there is none left for this worker.
+
+        Cost: no message of its own; it may wait for the answer to the last push.
+        """
         while not self._tasks and self._under_way:
             self._take_answer()
         self._versions = []
@@ -95,6 +101,8 @@ class AsyncParameterServerClient:
             task: The step whose data it is of.
             loss: Mean over its tokens.
             tokens: How many they are.
+
+        Cost: one message of a header and the codec's payload (uint8); the answer is begun to be received.
         """
         payload = self._codec.encode(self._model.take_gradients())
         self._model.zero_grad()
@@ -111,7 +119,10 @@ class AsyncParameterServerClient:
             self._take_answer()
 
     def advance(self) -> None:
-        """Say that a micro-batch of the task is done, and let what is under way go on, where the network needs this rank."""
+        """Note that a micro-batch of the task is done, and let transfers go on that need this rank for it.
+
+        Cost: no message; after the task's first micro-batch it may wait for the answer to the last push.
+        """
         self._versions.append(self.version)
         if len(self._versions) == 1 and self._under_way:
             self._take_answer()

@@ -1,4 +1,4 @@
-"""What workers and parameter servers say to each other: tags, and small messages of fixed shape.
+"""The messages between workers and parameter servers: tags, and small messages of fixed shape.
 
 Shapes: K = nodes of the tree over micro-batches that a worker's block makes, W = workers.
 """
@@ -40,40 +40,40 @@ class Verdict(NamedTuple):
 
 
 def pack_verdict(verdict: Verdict, workers: Sequence[Rank]) -> Tensor:
-    """Shape `(2 + W,)`, int64."""
+    """Pack a verdict into a tensor of shape `(2 + W,)`, int64."""
     flags = [int(worker in verdict.members) for worker in workers]
     return torch.tensor([verdict.version, int(verdict.is_over), *flags])
 
 
 def read_verdict(message: Tensor, workers: Sequence[Rank]) -> Verdict:
-    """What `pack_verdict` was given."""
+    """Return the verdict that `pack_verdict` was given."""
     version, is_over, *flags = message.tolist()
     return Verdict(version, bool(is_over), tuple(w for w, flag in zip(workers, flags, strict=True) if flag))
 
 
 def pack_order(kind: int, chosen: Sequence[Rank], workers: Sequence[Rank]) -> Tensor:
-    """Shape `(1 + W,)`, int64: what to do, and with whom."""
+    """Pack what to do, and with which workers, into a tensor of shape `(1 + W,)`, int64."""
     return torch.tensor([kind, *(int(worker in chosen) for worker in workers)])
 
 
 def read_order(message: Tensor, workers: Sequence[Rank]) -> tuple[int, tuple[Rank, ...]]:
-    """What `pack_order` was given."""
+    """Return the kind and the workers that `pack_order` was given."""
     kind, *flags = message.tolist()
     return kind, tuple(worker for worker, flag in zip(workers, flags, strict=True) if flag)
 
 
 def pack_counts(step: int, sums: Sequence[Subtree]) -> Tensor:
-    """Which step a gradient is of, and what of it: shape `(K, 5)`, float64."""
+    """Pack the step that a gradient is of, with tokens and loss of each of its nodes: shape `(K, 5)`, float64."""
     return torch.tensor([[step, node.start, node.size, node.tokens, node.loss] for node in sums], dtype=torch.float64)
 
 
 def empty_counts(nodes: Sequence[range]) -> Tensor:
-    """Room for that of a block which makes these nodes."""
+    """Make room for the `pack_counts` of a block that makes these nodes."""
     return torch.empty(len(nodes), _COLUMNS, dtype=torch.float64)
 
 
 def check_counts(rows: Tensor, nodes: Sequence[range], *, worker: Rank, newest: int) -> int:
-    """The step of a worker's gradient.
+    """Return the step of a worker's gradient.
 
     Raises:
         CommunicationError: It is of other micro-batches than the worker's, or of a step that nobody can have begun.

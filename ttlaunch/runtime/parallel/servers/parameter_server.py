@@ -52,26 +52,29 @@ class Patience(NamedTuple):
 
 
 class ParameterServer:
-    """One server's end; the other end of every worker's `ParameterServerClient`.
+    """Averages the gradients of `ParameterServerClient`s for one shard of the weights, and sends updated weights back.
 
         server = ParameterServer(ctx, shard, micro_batches=M, patience=patience, compression=cfg.compression_config)
         server.send_first_weights()
         for step in ctx.steps(cfg):
             loss, tokens = server.mean_gradient(step)      # the barrier; the gradient is in `shard.grads_N`
-            ...                                          # the update
+            ...                                            # the update
             server.send_weights(step)
         server.dismiss()
 
-    The first server decides whose gradients make a step, and tells the others. A worker that was dropped brings its
-    gradient later; it is refused, and the worker gets the weights of the last step and takes part in the next one.
+    The first server decides whose gradients make a step, and sends its decision to the others. A worker that was
+    dropped brings its gradient later; it is refused, and the worker gets the weights of the last step and takes part in
+    the next one.
 
-    Order: that of the tree over micro-batches, so with all workers the bits of one process; where some are missing, their
-    nodes are. The mean is over the tokens that came.
     Cost of a step: W * K * S bytes in, W * S out, S = 4N. Buffers for all of a step's gradients of its shard.
+    Order: that of the tree over micro-batches, so with all workers the bits of one process; where some are missing,
+        their nodes are. The mean is over the tokens that came.
+    Source: M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014, with a barrier in
+        every step; dropping late workers as in J. Chen et al., "Revisiting Distributed Synchronous SGD", 2016.
 
     Attributes:
-        owners: Who writes checkpoints.
-        members: Whose gradients made the last step.
+        owners: The ranks that write checkpoints.
+        members: The workers whose gradients made the last step.
         refused: Gradients that came too late.
     """
 
@@ -108,7 +111,10 @@ class ParameterServer:
         self.refused = 0
 
     def send_first_weights(self) -> None:
-        """Let all workers begin with the weights that are here."""
+        """Send the weights that training begins with to all workers.
+
+        Cost: S bytes (float32) to each worker, and from the first server the loss scale with fp16.
+        """
         self._send_weights(self._workers)
 
     def mean_gradient(self, step: int) -> tuple[float, int]:
@@ -119,6 +125,11 @@ class ParameterServer:
 
         Raises:
             StragglerError: One did not come in time, and that is to end the run.
+            CommunicationError: A worker brings other micro-batches than its block.
+
+        Cost: from each worker a message of 40K bytes (float64) and K of the codec's payload (uint8); from the first
+            server to each other one of 8 * (1 + W) bytes (int64) for each decision. A refused gradient is received, and
+            weights answer it.
         """
         counts = self._gather(step) if self._is_first else self._follow(step)
         self.members = tuple(worker for worker in self._workers if worker in counts)
@@ -136,18 +147,27 @@ class ParameterServer:
         return mean_per_token(loss, int(tokens)), int(tokens)
 
     def send_weights(self, step: int) -> None:
-        """Send the new weights to those whose gradients made the step."""
+        """Send the new weights to the workers whose gradients made the step.
+
+        Cost: S bytes (float32) to each; from the first server also 8 * (2 + W) bytes (int64) and the loss scale with
+            fp16.
+        """
         self._answer(self.members, Verdict(step, is_over=False, members=self.members))
 
     def send_average(self, average_N: Tensor) -> None:
-        """Send averaged weights to those whose gradients made the last step, who evaluate them."""
+        """Send averaged weights, for a validation, to the workers whose gradients made the last step.
+
+        Cost: S bytes (float32) to each, who wait for them in `ParameterServerClient.averaged_weights`.
+        """
         self._send(average_N, self.members, messages.AVERAGE, "average")
 
     def receive_losses(self, validation_micro_batches: int, *, times: int) -> Tensor:
-        """What the members' shares of a validation came to, on the first server.
+        """Receive the losses of the members' shares of a validation; only the first server calls it.
 
         Returns:
             Summed losses of the micro-batches in order, shape `(times, V)`, float64.
+
+        Cost: from each member `times` rows of 8 bytes for each micro-batch of its share, in one message.
         """
         blocks = contiguous_blocks(validation_micro_batches, len(self.members))
         found = torch.empty(times, validation_micro_batches, dtype=torch.float64)
@@ -159,16 +179,24 @@ class ParameterServer:
         return found
 
     def agree_to_go_on(self) -> None:
-        """Let the other servers and the members know whether training goes on after a validation."""
+        """Decide after a validation whether training goes on, and send the decision to the other servers and the members.
+
+        Every server must call, after the same step.
+
+        Cost: an `agree` from the first server to the others and to all members.
+        """
         self._ctx.traffic.note(validations=1, **{f"validations_with_{worker}": 1 for worker in self.members})
         first, others = self._servers[0], self._servers[1:]
         source, dests = (None, (*others, *self.members)) if self._is_first else (first, ())
         agree(self._ctx, self._ctx.early_stop, source=source, dests=dests)
 
     def dismiss(self) -> None:
-        """After the last step: wait for workers that are still on their way, and let them go with the last weights.
+        """After the last step, wait for workers whose gradients are late, and let them go with the last weights.
 
-        Nobody is, unless late ones may have been dropped.
+        Every server must call. No worker is late unless late ones may be dropped.
+
+        Cost: none; with `drop`, for each late worker its gradient in and weights out, and the decisions to the other
+            servers.
         """
         if self._patience.policy != "drop":
             return

@@ -1,4 +1,4 @@
-"""A worker's end of synchronous parameter servers: gradients go out with the step that they are of, new weights come back.
+"""A worker's end of synchronous parameter servers: gradients go out, each with its step; new weights come back.
 
 Shapes: N = values of the flat vector.
 """
@@ -26,27 +26,28 @@ from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
 class ParameterServerClient:
-    """The other end of a `ParameterServer` on each server.
+    """Sends a worker's gradients to every `ParameterServer`, and takes new weights from each.
 
         client = ParameterServerClient(ctx, model, block=block, compression=cfg.compression_config, straggler=keys.straggler)
         client.receive_first_weights()
         for step in ctx.steps(cfg):
             if step > client.version:      # else the others have made this step without this worker
-                ...                      # sums of the block's micro-batches
+                ...                        # sums of the block's micro-batches
                 client.push(step, sums)
                 client.pull(sums)
                 client.checkpoint(step)    # what this worker's codecs owe
 
-    With fp16 and a codec that loses something, the loss scale is divided out before anything is encoded, so what is owed
-    from one step to the next does not depend on it. What was sent for a step that was skipped, or that was refused, nobody
-    has used: the worker then owes what it owed before.
+    With fp16 and a codec that loses something, the loss scale is divided out before anything is encoded, so what is
+    owed from one step to the next does not depend on it. A gradient that was refused, or whose step was skipped, was
+    not used: the worker then owes what it owed before.
 
     Cost of a step: K * S bytes out and S back, S = 4N, K the nodes of the worker's block; a message for each node and
-    each server. Buffers for what is sent.
+        each server. Buffers for what is sent.
+    Order: the servers add up; see `ParameterServer`.
 
     Attributes:
         version: Steps that this worker's weights have seen.
-        members: Whose gradients made the last of them; none if this worker's was refused.
+        members: The workers whose gradients made the last of them; none if this worker's was refused.
         is_over: Whether the servers make no further step.
     """
 
@@ -59,7 +60,7 @@ class ParameterServerClient:
         compression: CompressionConfig,
         straggler: Literal["wait", "drop", "fail"],
     ) -> None:
-        """Nothing is sent.
+        """Plan the messages; nothing is sent.
 
         Args:
             ctx: The worker.
@@ -91,7 +92,11 @@ class ParameterServerClient:
         self.version, self.is_over, self.members = Verdict(ctx.steps_done, is_over=False, members=self._workers)
 
     def receive_first_weights(self) -> None:
-        """Begin with the weights of the servers, and with what this worker owed at the checkpoint that the run goes on from."""
+        """Begin with the weights of the servers, and with what this worker owed at the checkpoint that the run goes on from.
+
+        Cost: from each server one message of its shard (float32), S bytes in all; with fp16 the loss scale from the
+            first.
+        """
         if self._ctx.rank in self._owners and self._ctx.steps_done:
             self._ctx.restore(self._owed, self._owed)
         elif self._straggler == "drop":
@@ -104,7 +109,9 @@ class ParameterServerClient:
 
         Args:
             step: That the gradient is of; a server that has made it refuses the gradient.
-            sums: Of the worker's whole block.
+            sums: Of the worker's whole block, float32.
+
+        Cost: to each server a message of 40K bytes (float64), and K of the codec's payload (uint8).
         """
         counts = pack_counts(step, sums.subtrees())
         self._kept = [counts]
@@ -123,7 +130,13 @@ class ParameterServerClient:
                     self._sending.append(self._ctx.isend(payload, dest=self._servers[server], tag=messages.GRADIENTS))
 
     def pull(self, sums: GradientTree) -> None:
-        """Wait for the answer and the weights that come with it; see the attributes for what it says."""
+        """Wait for the verdict and the weights that come with it; the attributes then hold what the verdict says.
+
+        Args:
+            sums: What `push` was given; emptied.
+
+        Cost: 8 * (2 + W) bytes (int64) from the first server, W = workers; the weights as in `receive_first_weights`.
+        """
         buffer = pack_verdict(Verdict(0, is_over=False, members=()), self._workers)
         with operation(self._ctx, "verdict"):
             self._ctx.recv(buffer, source=self._servers[0], tag=messages.VERDICT)
@@ -146,14 +159,23 @@ class ParameterServerClient:
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
-        """Have the servers' averaged weights in the model for a block; one of `members` may ask, in a validation."""
+        """Have the servers' averaged weights in the model for a block; only members may call, in a validation.
+
+        Cost: S bytes (float32) in, a message from each server; a copy of the model's own weights.
+        """
         weights_N = self._model.weights_N.clone()
         self._receive_weights(self._model.weights_N, messages.AVERAGE, "average")
         yield
         self._model.weights_N.copy_(weights_N)
 
     def send_losses(self, losses_V: Tensor) -> None:
-        """Give the first server what a validation of this worker's share came to, and hear whether training goes on."""
+        """Send the first server the losses of this worker's share of a validation, and wait for its decision to go on.
+
+        Args:
+            losses_V: Summed by micro-batch, float64, contiguous; a row for each set of weights.
+
+        Cost: one message of 8 bytes for each loss; an `agree` back.
+        """
         self._ctx.traffic.note(losses=losses_V.numel())
         with operation(self._ctx, "validation"):
             self._ctx.send(losses_V, dest=self._servers[0], tag=messages.VALIDATION)

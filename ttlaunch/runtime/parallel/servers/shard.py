@@ -26,7 +26,8 @@ from ttlaunch.spec.recipe.sections import TrainingFile
 class ParameterShard:
     """Parameters without the model around them, under their names in it; all that an optimizer and a checkpoint need.
 
-    Where embedding and head share a matrix, the shard that has the embedding owns it, and gets the gradients of both uses.
+    Where embedding and head share a matrix, the shard that has the embedding owns it, and gets the gradients of both
+    uses.
 
     Attributes:
         weights_N: Its part of the model's flat vector, a copy.
@@ -79,9 +80,9 @@ class ParameterShard:
 
 
 def build_shard(cfg: TrainingFile, ctx: RankContext, *, among: Sequence[Rank]) -> "Model | ParameterShard":
-    """This server's part of the model: of one server all of it.
+    """Build this server's part of the model: of one server all of it.
 
-    Says in the rank's books how many values that is, which formulas of traffic need.
+    It also notes in the rank's traffic counter how many values that is, which the formulas of traffic need.
 
     Args:
         cfg: Sizes, model type and seed.
@@ -96,9 +97,15 @@ def build_shard(cfg: TrainingFile, ctx: RankContext, *, among: Sequence[Rank]) -
 
 
 def shared_norm(ctx: RankContext, optimizer: Optimizer, *, among: Sequence[Rank]) -> float:
-    """The norm of the whole gradient, from the squared norms of every server's parameters, in the model's order.
+    """Return the norm of the whole gradient, from the squared norms of every server's parameters, in the model's order.
 
-    Cost: a chain of small messages along the servers and back; none for one server.
+    Args:
+        ctx: Every server must call, once a step, when its gradients are whole.
+        optimizer: Over this server's shard.
+        among: All servers, in the order of their shards.
+
+    Cost: a `chain_all_gather` of a float64 for each parameter; none for one server.
+    Order: that of the model's parameters: the same bits on every server, and for any number of servers.
     """
     with operation(ctx, "squared_norms"):
         return global_norm(chain_all_gather(ctx, optimizer.squared_norms(), among=among))

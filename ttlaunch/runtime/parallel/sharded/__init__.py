@@ -1,1 +1,1 @@
-"""Torch's FSDP2 under the recipes' model: rows of every parameter on each rank, and its collectives in the rank's books."""
+"""Torch's FSDP2 under the recipes' model: every rank keeps rows of every parameter, and its collectives are counted."""

@@ -137,13 +137,17 @@ class LocalReplica:
     def average(self) -> tuple[float, int]:
         """Overwrite the model's weights with the average of all workers', each by its share of the tokens since the last one.
 
+        Every worker must call, after the same step.
+
         Returns:
             Mean loss per token since the last average, and tokens, of all workers.
 
-        Cost: `2 * (W - 1)` messages each way, `2 * (W - 1) / W * S` bytes, and 16 bytes to every other worker; with a codec
-            `W - 1` messages of a payload each way.
+        Cost: `2 * (W - 1)` messages each way, `2 * (W - 1) / W * S` bytes (float32), and 16 bytes to every other worker; with a
+            codec `W - 1` messages of a payload each way. With SGD and an average after every step none: `step` has averaged
+            gradients.
         Order: the tree over the workers' places, as `all_reduce`: the same bits on every run with this W. With a codec, that
             of the workers.
+        Source: S. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; there all workers weigh the same.
         """
         if self._exchange is not None:  # every worker has made the same step
             self._window.zero_()
@@ -205,7 +209,7 @@ class LocalReplica:
         return self._tree.mean(model.grads_N, micro_batches=len(self._block))
 
     def _mean_gradient(self, exchange: GradientExchange | CompressedExchange, step: int) -> tuple[float, int]:
-        """Likewise of the mean loss of all workers' blocks."""
+        """Leave the gradient of the mean loss of all workers' blocks in the model, and the same on every worker."""
         for index, x_BT, y_BT in micro_batches(self._cfg, self._ctx, step, among=self._among):
             expect, masks = partial(exchange.expect, index), self.model.masks(step, index)
             loss, tokens = differentiate(self.model, x_BT, y_BT, masks=masks, before_backward=expect)

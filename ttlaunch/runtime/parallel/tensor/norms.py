@@ -8,14 +8,17 @@ from ttlaunch.runtime.training.optimizers import Optimizer
 
 
 def squared_norms(optimizer: Optimizer, model: Model, share: ModelShare | None) -> list[float]:
-    """The squared norm of the gradient of each whole parameter, in the model's order, on every rank that has a share.
+    """Return the squared norm of the gradient of each whole parameter, in the model's order, on every rank that has a share.
+
+    Every rank of the share must call, once a step, when its gradients are whole.
 
     Args:
-        optimizer: Over this rank's share; what it says of layers later is of whole ones, too.
+        optimizer: Over this rank's share; its norms of layers are then of whole ones, too.
         model: This rank's share.
         share: Which one it is; None: the rank has all matrices whole, and nothing is sent.
 
     Cost: an `all_reduce` of a float64 for each parameter.
+    Order: the tree over the shares: the same bits on every rank and every run.
     """
     found = optimizer.squared_norms()
     if share is None or not found:

@@ -60,18 +60,23 @@ class ModelShare:
         return RowParallelLinear(inputs, outputs, self)
 
     def enter(self, x: Tensor) -> Tensor:
-        """The same activations; the gradients of all ranks are added up on the way back.
+        """Pass activations on as they are, and add up the gradients of all ranks on the way back.
+
+        Every rank of `among` must compute the same layers in the same order.
 
         Args:
             x: Equal on all ranks, any shape.
 
         Cost: none on the way forth; back an `all_reduce` of float32 of the shape of `x`.
+        Order: as `leave`.
         """
         apply: Callable[[Tensor, ModelShare], Tensor] = _Enter.apply
         return apply(x, self)
 
     def leave(self, x: Tensor) -> Tensor:
-        """The sum over all ranks, in float32; its gradient is that of each rank's part.
+        """Add activations up over all ranks, in float32; the gradient passes on as it is.
+
+        Every rank of `among` must compute the same layers in the same order.
 
         Cost: an `all_reduce` of float32 of the shape of `x`; none on the way back.
         Order: the tree over the ranks' places, so the same bits on every rank; not those of one process, where each value
@@ -81,10 +86,18 @@ class ModelShare:
         return apply(x, self)
 
     def add_up(self, x: Tensor, *, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The sum over all ranks in a new tensor, on every rank; messages are entered as operation `name`.
+        """Return the sum over all ranks in a new tensor, on every rank.
+
+        Args:
+            x: Any shape, equal on all ranks, each of which must call, in the same order; only read.
+            name: Of the operation, in reports.
+            dtype: In which values are sent and added.
 
         Raises:
             ValueError: The share is on a rank that does not compute with it.
+
+        Cost: an `all_reduce` of `x` in `dtype`; of two ranks one message each way, of all bytes.
+        Order: the tree over the ranks' places: the same bits on every rank and every run.
         """
         if self.communicator is None:
             raise ValueError("this share of a model is not on a rank that computes with the others")
@@ -104,7 +117,10 @@ def share_of(communicator: Communicator, among: Sequence[Rank]) -> ModelShare | 
 
 
 def _exchanged(communicator: Communicator, mine: Tensor, *, other: Rank) -> Tensor:
-    """The sum of two ranks' tensors on both: each sends all it has, where it would else send a half and then a half of the sum."""
+    """Return the sum of two ranks' tensors, on both.
+
+    Each sends all it has, in place of a half and then a half of the sum: as many bytes and one hop less.
+    """
     theirs = torch.empty_like(mine)
     arriving = communicator.irecv(theirs, source=other, tag=_PAIR)
     sending = communicator.isend(mine, dest=other, tag=_PAIR)

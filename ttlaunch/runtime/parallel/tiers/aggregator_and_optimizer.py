@@ -1,6 +1,6 @@
 """The two ends between an aggregator and an optimizer of its own rank: mean gradients one way, new weights the other.
 
-Shapes: N = values of the flat vectors.
+Shapes: N = values of the flat vectors, S = 4N, their bytes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +17,19 @@ from ttlaunch.runtime.world import Rank
 
 
 class AggregatorToOptimizer:
-    """The aggregator's end. Cost of a step: S bytes each way, S = 4N, in a message for each bucket."""
+    """The aggregator's end: it sends mean gradients to the optimizer and takes new weights from it.
+
+        link = AggregatorToOptimizer(model.parameters(), ctx=ctx, optimizer=rank)
+        link.receive_first_weights()
+        for step in ctx.steps(cfg):
+            for bucket in ...:
+                link.send_gradient(bucket)
+            for bucket in link.weights(order):
+                ...
+
+    Cost of a step: S bytes each way (float32), in a message for each bucket.
+    Order: gradients in the order of the buckets, weights in that of the updates; nothing is added up, so no bit changes.
+    """
 
     def __init__(
         self,
@@ -35,20 +47,30 @@ class AggregatorToOptimizer:
         self._gradients = Outbox(ctx, self._flat.grads_N, dests=[optimizer], tag=GRADIENTS)
 
     def receive_first_weights(self) -> None:
-        """Wait for the weights that training begins with."""
+        """Wait for the weights that training begins with.
+
+        Cost: one message of S bytes in; the `shared` state, if there is one.
+        """
         with operation(self._ctx, "weights"):
             self._ctx.recv(self._flat.weights_N, source=self._optimizer, tag=WEIGHTS)
         agree(self._ctx, self._shared, source=self._optimizer)
 
     def send_gradient(self, bucket: Bucket) -> None:
-        """Begin to send a bucket of the mean gradient; buckets in their order."""
+        """Begin to send a bucket of the mean gradient; call for the buckets in their order.
+
+        The bucket's values must not change before `weights` has given the last bucket.
+
+        Cost: one message of the bucket's bytes.
+        """
         self._gradients.send(bucket)
 
     def weights(self, order: Sequence[Bucket]) -> Iterator[Bucket]:
-        """Each bucket when its new weights are here.
+        """Give each bucket when its new weights are here.
 
         Args:
             order: All buckets, in the order in which the optimizer updates them.
+
+        Cost: one message in for each bucket, S bytes in all; the `shared` state, if there is one.
         """
         arriving = [
             irecv_bucket(self._ctx, self._flat.weights_N, bucket, source=self._optimizer, tag=WEIGHTS)
@@ -62,7 +84,18 @@ class AggregatorToOptimizer:
 
 
 class OptimizerToAggregator:
-    """The optimizer's end."""
+    """The optimizer's end: it takes mean gradients from the aggregator and sends new weights to it.
+
+        link = OptimizerToAggregator(model.parameters(), ctx=ctx, aggregator=rank)
+        link.send_first_weights()
+        for step in ctx.steps(cfg):
+            for bucket in update.step(step, link.gradients()):
+                link.send_weights(bucket)
+            link.end_step()
+
+    Cost of a step: S bytes each way (float32), in a message for each bucket.
+    Order: gradients in the order of the buckets, weights in that of the updates; nothing is added up, so no bit changes.
+    """
 
     def __init__(
         self,
@@ -81,13 +114,19 @@ class OptimizerToAggregator:
         self._weights = Outbox(ctx, self._flat.weights_N, dests=[aggregator], tag=WEIGHTS)
 
     def send_first_weights(self) -> None:
-        """Let everybody begin with the weights that are here."""
+        """Send the weights that training begins with.
+
+        Cost: one message of S bytes; the `shared` state, if there is one.
+        """
         with operation(self._ctx, "weights"):
             self._ctx.send(self._flat.weights_N, dest=self._aggregator, tag=WEIGHTS)
         agree(self._ctx, self._shared, dests=[self._aggregator])
 
     def gradients(self) -> Iterator[Bucket]:
-        """Each bucket when its part of the mean gradient is in `parameter.grad`."""
+        """Give each bucket when its part of the mean gradient is in `parameter.grad`; call once a step.
+
+        Cost: one message in for each bucket, S bytes in all; in the first steps one of 16 bytes with the size of buckets.
+        """
         buckets = self._agreed.begin_step()
         arriving = [
             irecv_bucket(self._ctx, self._flat.grads_N, bucket, source=self._aggregator, tag=GRADIENTS)
@@ -98,10 +137,16 @@ class OptimizerToAggregator:
             yield bucket
 
     def send_weights(self, bucket: Bucket) -> None:
-        """Begin to send a bucket's new weights."""
+        """Begin to send a bucket's new weights, which must not change before `end_step` has returned.
+
+        Cost: one message of the bucket's bytes.
+        """
         self._weights.send(bucket)
 
     def end_step(self) -> None:
-        """Return when all weights have been taken."""
+        """Return when the aggregator has taken all weights.
+
+        Cost: no message but the `shared` state, if there is one.
+        """
         agree(self._ctx, self._shared, dests=[self._aggregator])
         self._weights.wait()

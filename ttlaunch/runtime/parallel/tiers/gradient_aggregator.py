@@ -1,4 +1,4 @@
-"""The rank that aggregates: workers' gradients come in bucket by bucket, the mean and new weights go out likewise.
+"""The rank that aggregates: workers' gradients come in and the mean and new weights go out, both bucket by bucket.
 
 Shapes: N = values of the flat vectors, K = nodes of the tree that a worker's block of micro-batches makes.
 """
@@ -25,7 +25,7 @@ _WINDOW = 2
 
 
 class GradientAggregator:
-    """The other end of several `RemoteOptimizer`s.
+    """Adds up the gradients of several `RemoteOptimizer`s, and sends them the new weights.
 
         aggregator = GradientAggregator(model.parameters(), ctx=ctx, workers=blocks)
         aggregator.send_first_weights()
@@ -39,6 +39,7 @@ class GradientAggregator:
             aggregator.end_step()
 
     Cost of a step with W workers: W * K * S bytes in, W * S out, S = 4N. Buffers for two buckets of each node.
+    Order: that of the tree over micro-batches, then one division: the same bits for any number of workers.
 
     Attributes:
         buckets: Of the present step, in the order in which gradients come.
@@ -80,7 +81,10 @@ class GradientAggregator:
         self.buckets: list[Bucket] = []
 
     def send_first_weights(self) -> None:
-        """Let all workers begin with the weights that are here, in one message each."""
+        """Send the weights that training begins with to all workers.
+
+        Cost: one message of S bytes (float32) to each worker; the `shared` state, if there is one.
+        """
         (whole,) = cut_buckets(self._flat.starts, bucket_bytes=self._flat.weights_N.nbytes)
         self._weights.send(whole)
         self._weights.wait()
@@ -101,7 +105,10 @@ class GradientAggregator:
         return self.receive_losses()
 
     def agree_on_buckets(self) -> None:
-        """The first half of `begin_step`: no worker waits for another one in it."""
+        """Do the first half of `begin_step`, in which no worker waits for another one.
+
+        Cost: in the first steps one message of 16 bytes to each worker and follower; then none.
+        """
         if not self._is_settled:
             self._is_settled = self._tuner.is_final
             self.buckets = cut_buckets(self._flat.starts, bucket_bytes=self._tuner.bucket_bytes)
@@ -114,16 +121,22 @@ class GradientAggregator:
         self._unsent = len(self.buckets)
 
     def receive_losses(self) -> tuple[float, int]:
-        """The second half of `begin_step`."""
+        """Do the second half of `begin_step`: wait until every worker knows its loss.
+
+        Raises:
+            CommunicationError: A worker brings other micro-batches than its block.
+
+        Cost: one message of 32K bytes (float64) from each worker.
+        """
         total = self._receive_counts()
         tokens, loss = int(total[0].item()), total[1].item()
         self._divisor = max(1, tokens)
         return mean_per_token(loss, tokens), tokens
 
     def mean_gradients(self) -> Iterator[Bucket]:
-        """Each bucket when its part of the gradient of the mean loss is in `parameter.grad`.
+        """Give each bucket when its part of the gradient of the mean loss is in `parameter.grad`; call after `begin_step`.
 
-        Order: that of the tree over micro-batches, then one division; the same bits for any number of workers.
+        Cost: from each worker K messages of each bucket's bytes (float32).
         """
         waiting = deque(self._begin_receives(bucket) for bucket in self.buckets[:_WINDOW])
         for bucket in self.buckets:
@@ -136,8 +149,9 @@ class GradientAggregator:
     def send_weights(self, bucket: Bucket) -> None:
         """Send the bucket's weights, which are final for this step, to all workers.
 
-        In whatever order they become so, they leave in the order in which a forward pass reads them: the last bucket
-        first.
+        Buckets may become final in any order. They leave in the order in which a forward pass reads them: the last bucket first.
+
+        Cost: one message of the bucket's bytes (float32) to each worker.
         """
         self._updated.add(bucket.index)
         while self._unsent and self._unsent - 1 in self._updated:
@@ -145,7 +159,10 @@ class GradientAggregator:
             self._weights.send(self.buckets[self._unsent])
 
     def end_step(self) -> None:
-        """Return when all workers have taken the weights."""
+        """Return when all workers have taken the weights.
+
+        Cost: no message but the `shared` state to each worker, if there is one.
+        """
         agree(self._ctx, self._shared, dests=self._workers)
         self._weights.wait()
         self._tuner.end_step()

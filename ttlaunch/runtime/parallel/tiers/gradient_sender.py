@@ -1,4 +1,4 @@
-"""The gradients of a worker on their way out: added up along the tree, and sent bucket by bucket while they still come.
+"""Adds a worker's gradients up along the tree, and sends them bucket by bucket while the last ones are still computed.
 
 Shapes: N = values of the flat gradient, K = nodes of the tree that a block of micro-batches makes.
 """
@@ -28,12 +28,17 @@ def counts_of(tree: GradientTree) -> Tensor:
 
 
 class GradientSender:
-    """Sums of one worker's block of micro-batches, and of those of its members, and their way to whoever goes on adding.
+    """Sums of one worker's block of micro-batches, and of those of its members, sent to the rank that goes on adding.
 
     A member is a rank that sends its sums here rather than further up.
 
+        sender.add(index, ...)               # for each micro-batch but the last
+        sender.open(index, buckets, ...)     # before the backward pass of the last, in which buckets leave
+        sender.close()
+
     Cost of a step: for each node of the tree that the joint block makes, the gradient once, as one message for each
-    bucket; one message of 32 bytes a node. With members, as much in, and a buffer of N values for each of their nodes.
+        bucket; one message of 32 bytes a node. With members, as much in, and a buffer of N values for each of their nodes.
+    Order: that of the tree over micro-batches: the same bits with and without members.
     """
 
     def __init__(
@@ -67,7 +72,16 @@ class GradientSender:
         self._tree.add(index, self._flat.grads_N, tokens=tokens, loss=loss)
 
     def open(self, index: int, buckets: Sequence[Bucket], *, tokens: int, loss: float) -> None:
-        """Enter the last micro-batch of the block; its gradients come in the backward pass that follows, or are there."""
+        """Enter the last micro-batch of the block; its gradients come in the backward pass that follows, or are there.
+
+        Args:
+            index: Of the micro-batch.
+            buckets: Of the step, equal on all ranks.
+            tokens: That the micro-batch predicts.
+            loss: Summed over them.
+
+        Cost: one message of 32K bytes (float64); then one of each bucket's bytes (float32) for each node, as they are complete.
+        """
         self._tree.open_leaf(index, self._flat.grads_N, tokens=tokens, loss=loss)
         if self._members:
             self._begin_receives(buckets)
@@ -76,7 +90,10 @@ class GradientSender:
         self._watch.begin(buckets, self._complete)
 
     def close(self) -> None:
-        """Send what has not left yet, and return when the gradients may be overwritten."""
+        """Send what has not left yet, and return when the gradients may be overwritten.
+
+        Cost: with members, the messages of the last bucket; else none of its own.
+        """
         self._watch.end()
         for bucket in self._late:
             self._send(bucket)

@@ -62,7 +62,7 @@ class WorkerGroup:
         return next(row for row in self.rows if rank in row)
 
     def server_of(self, rank: Rank, *, aggregator: Rank) -> Rank:
-        """Who takes a rank's sums: the aggregator those of the first row, which takes those of its columns."""
+        """Return the rank that takes a rank's sums: the aggregator those of the first row, which takes those of its columns."""
         return aggregator if rank in self.rows[0] else self.rows[0][self.row_of(rank).index(rank)]
 
     def members_of(self, rank: Rank) -> dict[Rank, range]:
@@ -87,7 +87,7 @@ def worker_groups(cfg: TrainingFile, ctx: RankContext) -> list[WorkerGroup]:
 
 
 def own_group(cfg: TrainingFile, ctx: RankContext) -> WorkerGroup:
-    """The worker that this rank is of."""
+    """Return the worker that this rank belongs to."""
     return next(group for group in worker_groups(cfg, ctx) for row in group.rows if ctx.rank in row)
 
 
@@ -115,7 +115,7 @@ def build_aggregator(cfg: TrainingFile, ctx: RankContext, model: Model) -> Gradi
 
 
 def send_validation(cfg: TrainingFile, ctx: RankContext, model: Model, *, dest: Rank) -> None:
-    """Evaluate this rank's share of a validation, send the losses up with those of its members, hear if training goes on.
+    """Evaluate this rank's share of a validation, send the losses up with those of its members, and wait for the decision to go on.
 
     All ranks of a row know its losses, and the first of them sends them.
 
@@ -123,7 +123,11 @@ def send_validation(cfg: TrainingFile, ctx: RankContext, model: Model, *, dest: 
         cfg: Sizes.
         ctx: Every worker rank must call, after the same step.
         model: All of it, or the rank's share.
-        dest: Who takes this rank's sums.
+        dest: The rank that takes this rank's sums.
+
+    Cost: from the first rank of each row one message of 8 bytes (float64) for each micro-batch of its share and its members';
+        an `agree` back.
+    Order: the losses are sent one by one, in the order of the micro-batches, and added up only where they are reported.
     """
     sharers, group = ranks_of_share(cfg, ctx), own_group(cfg, ctx)
     count, row, members = ctx.data(cfg).validation_micro_batches, group.row_of(ctx.rank), group.members_of(ctx.rank)
@@ -141,7 +145,16 @@ def send_validation(cfg: TrainingFile, ctx: RankContext, model: Model, *, dest: 
 
 
 def receive_validation(cfg: TrainingFile, ctx: RankContext, *, step: int) -> None:
-    """Report the mean of what all workers send after `step`, in the order of the micro-batches; say if training goes on."""
+    """Report the mean of what all workers send after `step`, and send them the decision whether training goes on.
+
+    Args:
+        cfg: Sizes.
+        ctx: Only the rank that aggregates calls it.
+        step: The one just done.
+
+    Cost: from each worker one message of 8 bytes (float64) for each micro-batch of its share; an `agree` to workers and optimizer.
+    Order: losses are added in the order of the micro-batches: the same bits for any number of workers.
+    """
     data, groups = ctx.data(cfg), worker_groups(cfg, ctx)
     losses_V = torch.empty(data.validation_micro_batches, dtype=torch.float64)
     shares = iter(contiguous_blocks(len(losses_V), sum(len(group.rows) for group in groups)))

@@ -22,12 +22,13 @@ from ttlaunch.spec.recipe.sections import TrainingFile
 
 
 class SplitGradientAggregator:
-    """Has the verbs of `GradientAggregator`, and one such aggregator for each share of the model.
+    """Has the methods of `GradientAggregator`, and one such aggregator for each share of the model.
 
     What all ranks have whole, such as norms, arrives with every share, with the same bits; the first share's counts.
 
-    Cost of a step: that of the aggregators of its shares, and two copies of gradients and weights. Memory for all shares beside the
-    whole model. The mean goes on when all shares have come, and weights go out when all are updated.
+    Cost of a step: that of the aggregators of its shares, and two copies of gradients and weights. Memory for all shares beside
+        the whole model. The mean goes on when all shares have come, and weights go out when all are updated.
+    Order: that of `GradientAggregator`, share by share: the same bits for any number of workers.
 
     Attributes:
         buckets: Of the whole model.
@@ -72,13 +73,22 @@ class SplitGradientAggregator:
         self._updated: set[int] = set()
 
     def send_first_weights(self) -> None:
-        """Let all workers begin with their shares of the weights that are here."""
+        """Send every worker rank its share of the weights that training begins with.
+
+        Cost: one message of a share's bytes (float32) to each worker rank of the first rows.
+        """
         self._split_weights()
         for aggregator in self._aggregators:
             aggregator.send_first_weights()
 
     def begin_step(self) -> tuple[float, int]:
-        """Wait until every worker knows its loss; see `GradientAggregator`. Ranks that split a model know the same one."""
+        """Wait until every worker knows its loss; see `GradientAggregator`. Ranks that split a model know the same one.
+
+        Raises:
+            CommunicationError: A worker brings other micro-batches than its block.
+
+        Cost: that of `GradientAggregator.begin_step` for each share; before the first step 16 bytes to each follower.
+        """
         if not self._is_settled:
             tell_cut(self._ctx, torch.tensor([self._bucket_bytes, True]), self._followers)
             self._is_settled = True
@@ -89,7 +99,10 @@ class SplitGradientAggregator:
         return first
 
     def mean_gradients(self) -> Iterator[Bucket]:
-        """Each bucket of the whole model, after the gradients of all shares have been put together."""
+        """Give each bucket of the whole model, after the gradients of all shares have been put together.
+
+        Cost: that of `GradientAggregator.mean_gradients` for each share.
+        """
         for aggregator in self._aggregators:
             deque(aggregator.mean_gradients(), maxlen=0)  # each bucket comes to be in the gradients of its share
         self._model.take_gradients()
@@ -99,7 +112,10 @@ class SplitGradientAggregator:
         yield from self.buckets
 
     def send_weights(self, bucket: Bucket) -> None:
-        """Say that a bucket's weights are final; after the last one all shares of weights leave."""
+        """Note that a bucket's weights are final; after the last one all shares of weights leave.
+
+        Cost: after the last bucket that of `GradientAggregator.send_weights` for all buckets of each share.
+        """
         self._updated.add(bucket.index)
         if len(self._updated) < len(self.buckets):
             return

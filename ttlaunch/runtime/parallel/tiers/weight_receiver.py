@@ -22,6 +22,9 @@ class WeightReceiver:
     """Receives weights in the order in which a forward pass reads them, the last bucket of a backward pass first.
 
     A rank with members hands each bucket on as soon as it has it.
+
+    Cost of a step: S bytes in (float32), in a message for each bucket, and as much to each member.
+    Order: the last bucket first; nothing is added up, so no bit changes.
     """
 
     def __init__(
@@ -42,7 +45,10 @@ class WeightReceiver:
         self._to_members = Outbox(ctx, flat.weights_N, dests=self._members, tag=WEIGHTS)
 
     def receive_first(self) -> None:
-        """Wait for the weights that training begins with, in one message."""
+        """Wait for the weights that training begins with.
+
+        Cost: one message of S bytes in (float32), and one to each member; the `shared` state, if there is one.
+        """
         with operation(self._ctx, "weights"):
             self._ctx.recv(self._flat.weights_N, source=self._source, tag=WEIGHTS)
             for sending in [self._ctx.isend(self._flat.weights_N, dest=rank, tag=WEIGHTS) for rank in self._members]:
@@ -50,7 +56,13 @@ class WeightReceiver:
         agree(self._ctx, self._shared, source=self._source, dests=self._members)
 
     def begin(self, buckets: Sequence[Bucket]) -> None:
-        """Begin to receive; from now on weights that were not waited for may change."""
+        """Begin to receive a step's weights; from now on weights that were not waited for may change.
+
+        Args:
+            buckets: Of the step, in the order of the backward pass.
+
+        Cost: a message for each bucket, S bytes in all; the `shared` state, if there is one.
+        """
         for bucket in reversed(buckets):
             message = irecv_bucket(self._ctx, self._flat.weights_N, bucket, source=self._source, tag=WEIGHTS)
             self._arriving.append((bucket, message))
@@ -59,11 +71,17 @@ class WeightReceiver:
         agree(self._ctx, self._shared, source=self._source, dests=self._members)
 
     def wait(self) -> None:
-        """Return when all weights are there."""
+        """Return when all weights are there.
+
+        Cost: to each member the buckets that have come since the last wait.
+        """
         self.wait_for(len(self._flat.parameters))
 
     def wait_for(self, parameter: int) -> None:
-        """Return when this parameter, by its place, and all before it are there."""
+        """Return when this parameter, by its place, and all before it are there.
+
+        Cost: to each member the buckets that have come since the last wait.
+        """
         while self._arriving and self._arriving[0][0].parameters.start <= parameter:
             bucket, message = self._arriving.popleft()
             message.wait()

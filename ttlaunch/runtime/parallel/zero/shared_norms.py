@@ -24,7 +24,7 @@ class SharedNorms:
     def __init__(
         self, owned: OwnedParameters, *, ctx: Communicator, among: Sequence[Rank], traffic: TrafficCounter
     ) -> None:
-        """Plan; the books are told how many nodes this rank has."""
+        """Plan the messages, and note in the traffic counter how many nodes this rank has; nothing is sent."""
         self._ctx, self._among, self._owned = ctx, among, owned
         self._own = owned.squared_norms()
         own_nodes = [node for norms in self._own for node in norms.nodes]
@@ -36,7 +36,12 @@ class SharedNorms:
         traffic.note(norm_nodes=len(own_nodes))
 
     def squares(self) -> dict[str, float]:
-        """The squared norm of each parameter's gradient by name, in the model's order; the loss scale is divided out."""
+        """Return the squared norm of each parameter's gradient by name, in the model's order; the loss scale is divided out.
+
+        Every rank of `among` must call, once a step, after `ScatteredGradients.finish`.
+
+        Cost: a message of 8 bytes (float64) for each node of this rank to each other rank; at stage 0 none.
+        """
         mine = self._buffers[self._place]
         mine.copy_(
             torch.tensor([total for norms in self._own for total in norms.sums(self._owned.grads_N)], dtype=mine.dtype)

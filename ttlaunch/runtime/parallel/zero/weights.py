@@ -1,7 +1,7 @@
-"""The parameters of layers on their way to whoever computes with them, and a version on each, so that none is ever stale.
+"""Gathers the parameters of layers for the rank that computes with them, each with a version, so that none is ever stale.
 
-A version is the number of steps that a shard has been through. Owners say theirs when they have updated; a pass is about
-one version, and computing with a layer any shard of which has another one is an error, not another result.
+A version is the number of steps that a shard has been through. Owners publish theirs when they have updated. A pass reads one
+version, and computing with a layer any shard of which has another one is an error, not another result.
 
 Shapes: N = values of the flat vector of the whole model. n = ranks, S = bytes of the weights.
 """
@@ -34,13 +34,14 @@ class GatheredWeights:
     """Whole layers, from the shards of all ranks, when they are needed.
 
     Up to stage 2 every rank has the whole model: owners send their shards right after the update, and a layer's first use
-    waits for it. At stage 3 there is memory for two layers, which all others take in turns: one computes while the next one
-    comes. A matrix that embedding and head share is gathered for each of the two, as if there were two.
+    waits for it. At stage 3 there are two buffers, which the layers use alternately: one computes while the next one comes. A
+    matrix that embedding and head share is gathered for each of the two, as if there were two.
 
     Cost: a gather of a layer is a message of each owner's shard to each other rank: `n - 1` messages and (n - 1)/n of its
         bytes each way, as a ring. Stages 1 and 2 gather every layer once a step. Stage 3 does for a forward and for a
         backward pass, which begins with the two layers that are still there. `publish` sends 8 bytes a layer to each other
         rank.
+    Order: every rank gathers the layers in the same order; nothing is added up.
     Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
         Models", SC 2020; prefetching one layer ahead as in Y. Zhao et al., "PyTorch FSDP", VLDB 2023.
 
@@ -70,7 +71,12 @@ class GatheredWeights:
         model.register_forward_pre_hook(self._check, with_kwargs=True)
 
     def publish(self, version: int) -> None:
-        """Say that this rank's shards are now those of a version; before stage 3 they leave at once."""
+        """Announce that this rank's shards are now those of a version; before stage 3 they leave at once.
+
+        Every rank must call, once a step, after its update.
+
+        Cost: 8 bytes a layer (int64) to each other rank; at stages 1 and 2 also a gather of every layer; at stage 0 none.
+        """
         self.wait()
         self._versions[self._owned.place] = version
         if not self._owned.shares_state:
@@ -95,10 +101,13 @@ class GatheredWeights:
     def fetch(self, index: int, *, then: int | None) -> None:
         """Return when a layer is whole here; begin to gather the one that comes `then`, at stage 3.
 
-        The memory of all layers but these two may be used for others from now on.
+        Every rank must call, for the layers in the same order. The buffers of all layers but these two may be used for others from
+        now on.
 
         Raises:
-            StaleShardError: A rank has published another version than the pass is about.
+            StaleShardError: A rank has published another version than the pass reads.
+
+        Cost: at stage 3 a gather of each of the two layers that is not here; else no message of its own.
         """
         if self._owned.shares_parameters:
             for wanted in (index, then):
@@ -118,7 +127,7 @@ class GatheredWeights:
         self._has[index] = self._wanted
 
     def wait(self) -> None:
-        """Return when no message is under way, so that parameters may change; whatever was gathered counts as old then."""
+        """Return when no message is under way, so that parameters may change; what was gathered then counts as old."""
         self._settle_versions()
         for messages in self._coming.values():
             for message in messages:
@@ -127,11 +136,11 @@ class GatheredWeights:
 
     @property
     def buffer_bytes(self) -> int:
-        """Of the memory that layers take in turns."""
+        """Bytes of the two buffers that layers use alternately at stage 3."""
         return sum(slot.untyped_storage().nbytes() for slot in self._slots)
 
     def check(self, index: int) -> None:
-        """Nothing, if a layer is that of the pass.
+        """Return if a layer has the parameters that the pass reads.
 
         Raises:
             StaleShardError: It was not fetched, or is that of another step.
