@@ -1,7 +1,7 @@
-"""`ttlaunch`, and `python -m ttlaunch`: Ctrl-C is understood from here on, before the command line has been imported.
+"""Run `ttlaunch` and `python -m ttlaunch`, with Ctrl-C handled before the command line has been imported.
 
-Python looks for garbage that refers to itself after every 700 new objects, and once more at the end. A command makes
-little of it, so we let it look less often and not at the end: that is a sixth of the time a short command takes.
+Python collects cyclic garbage after every 700 new objects, and once more at the end. A command makes little garbage, so
+we let Python collect less often and not at the end, which saves a sixth of the time of a short command.
 """
 
 import atexit

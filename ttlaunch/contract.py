@@ -1,4 +1,4 @@
-"""What launcher, shim and rank agree on: variable names, where files lie in a run folder, and what the records say.
+"""The contract of launcher, shim and rank: names of variables, places of files in a run folder, and kinds of records.
 
 Python 3.9 and the standard library only: the shim imports this file on hosts that may have nothing else. Whoever
 changes a name here changes it for all three, which is why it stands in one place.
@@ -103,7 +103,7 @@ def stacks_file(rank: int) -> str:
 
 
 def progress_file(rank: int) -> str:
-    """One JSON object a line, written by the rank: `{"kind": "step", "time": …, "step": …, …}` and the like."""
+    """The rank's progress, one JSON object a line, such as `{"kind": "step", "time": …, "step": …, …}`."""
     return f"{RECORDS_DIR}/rank-{rank}.progress.jsonl"
 
 
@@ -182,12 +182,12 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def record_line(record: Mapping[str, Any]) -> str:
-    """A record as a line of JSON, which has no NaN and no infinity: they are written as strings, `"nan"` and the like."""
+    """Render a record as a line of JSON; NaN and infinities become strings such as `"nan"`."""
     return json.dumps(_finite(record), allow_nan=False) + "\n"
 
 
 def read_record(line: bytes | str) -> dict[str, Any] | None:
-    """The record that a line holds, its numbers as they were written; None if it holds none."""
+    """Read a line that `record_line` made, with NaN and infinities as numbers again; None if it is no record."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -256,7 +256,7 @@ LARGEST_BODY = 64 * 1024 * 1024
 
 
 def pack_frame(header: Mapping[str, Any], body: bytes = b"") -> bytes:
-    """A frame as it travels: two lengths (unsigned, 4 bytes each, big endian), the header, the body."""
+    """Encode a frame: two lengths (unsigned, 4 bytes each, big endian), the header, the body."""
     text = json.dumps(header).encode()
     return _FRAME.pack(len(text), len(body)) + text + body
 
@@ -268,7 +268,7 @@ def send_frame(header: Mapping[str, Any], body: bytes = b"") -> None:
 
 
 def read_frame(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes] | None:
-    """The next frame, or None where the stream ends between two frames.
+    """Read the next frame; None where the stream ends between two frames.
 
     Args:
         read: Returns up to so many bytes, at least one; none at the end of the stream.
@@ -296,7 +296,7 @@ def read_frame(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes] | N
 
 
 def _read_all(read: Callable[[int], bytes], size: int) -> bytes | None:
-    """Exactly so many bytes; None if the stream ends before the first of them."""
+    """Read exactly `size` bytes; None if the stream ends before the first of them."""
     parts: list[bytes] = []
     missing = size
     while missing:

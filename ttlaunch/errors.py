@@ -1,4 +1,4 @@
-"""What can go wrong in the world, as one tree of exceptions; mistakes in files are diagnostics, not exceptions."""
+"""Exceptions for what can go wrong outside of the program; mistakes in files are diagnostics, not exceptions."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ from ttlaunch import contract
 
 
 class TtlaunchError(Exception):
-    """Anything ttlaunch can say about a failure that is not a bug of its own.
+    """A failure that is no bug of ttlaunch; the base of its exceptions.
 
     Attributes:
         exit_status: What the command exits with when nobody handles the error.

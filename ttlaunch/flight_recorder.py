@@ -1,7 +1,7 @@
-"""A rank's flight recorder, as it lies in memory that outlives the rank: the last operations, and counters that move while it works.
+"""A rank's flight recorder: its last operations and its counters, in memory that outlives the rank.
 
-The rank writes it (`runtime/telemetry/flight_recorder.py`), whoever wants to know reads it here, also while the rank hangs or after it was
-killed. A part of what launcher, agent and rank agree on, as `contract.py` is: Python 3.9 and the standard library only.
+The rank writes it (`runtime/telemetry/flight_recorder.py`); this module reads it, also while the rank hangs or after it
+was killed. Like `contract.py`, it is shared by launcher, agent and rank: Python 3.9 and the standard library only.
 
 A recording is a header of 64-bit integers, a table of channels (how many messages were begun with each peer under each tag), a
 ring of the last operations, and the texts that operations refer to by number. All of it is in the host's own byte order.
@@ -61,13 +61,13 @@ DONE = "done"
 
 
 def recorder_file(rank: int) -> str:
-    """Of a rank: below the run's folder in shared memory while it lives, below the run folder when that has ended badly."""
+    """A rank's recording: below the run's folder in shared memory while it lives, in the run folder after a bad end."""
     return f"{contract.FLIGHT_RECORDER_DIR}/rank-{rank}.box"
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One call of a socket's verb.
+    """One operation of a rank's communicator, such as a send.
 
     Attributes:
         begun, ended: By the monotonic clock of the rank's host, nanoseconds; `ended` is 0 while it lasts.
@@ -138,7 +138,7 @@ class Recording:
 
     @property
     def counters(self) -> tuple[int, ...]:
-        """What moves while the rank gets on with its work, and only then."""
+        """The counters that change while the rank makes progress, and only then."""
         last = self.operations[-1] if self.operations else None
         still_open = sum(operation.is_open for operation in self.operations)
         return (
@@ -166,7 +166,7 @@ class Recording:
 
 
 def read_recorder(data: bytes) -> Recording | None:
-    """The content of a recording; None for anything else."""
+    """Parse the bytes of a recording; None for anything else."""
     if len(data) != SIZE:
         return None
     words = struct.unpack_from(f"={HEADER_WORDS}q", data)
@@ -207,7 +207,7 @@ def _operations(data: bytes, texts: list[str]) -> tuple[Operation, ...]:
 
 
 def _texts(data: bytes, used: int) -> list[str]:
-    """The texts, of which 0 is the empty one."""
+    """Read the table of texts; text 0 is the empty one."""
     area, texts = data[TEXTS_AT : TEXTS_AT + min(used, TEXT_BYTES)], [""]
     return texts + [text.decode("utf-8", "replace") for text in area.split(b"\0")[:-1]]
 

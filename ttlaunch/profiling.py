@@ -1,4 +1,4 @@
-"""What launcher and rank share about torch's profiler: which steps it records, and where each rank leaves its trace.
+"""Shared by launcher and rank about torch's profiler: the steps that it records, and where each rank writes its trace.
 
 Standard library only, as all that both sides read.
 """
@@ -15,7 +15,7 @@ def profile_file(rank: int) -> str:
 
 
 def parse_steps(text: str) -> range | None:
-    """The steps that `5-7`, or `5` alone, means, at least one; None if it means none."""
+    """Parse `5-7`, or `5` alone, into a range of at least one step; None for any other text."""
     first, dash, last = text.partition("-")
     if not first.isdecimal() or not (last.isdecimal() if dash else True):
         return None

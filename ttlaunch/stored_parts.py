@@ -1,4 +1,4 @@
-"""How checkpoints name a part of a tensor, where no rank has all of it: so that any layout finds what it needs.
+"""Name the parts of a tensor in checkpoints, where no rank has all of it, so that any layout finds what it needs.
 
 `blocks.0.attention_out.weight@0:64/64,16:32/64` has all rows and columns 16 to 31 of a matrix of 64 rows and 64 columns. A
 name without `@` is that of a whole tensor. Parts of one tensor are equal or have no value in common.
@@ -13,7 +13,7 @@ _MARK = "@"
 
 @dataclass(frozen=True)
 class Part:
-    """Some values of a tensor: a box.
+    """A rectangular part of a tensor.
 
     Attributes:
         name: Of the whole tensor.
@@ -38,23 +38,23 @@ class Part:
         return math.prod(len(at) for at in self.places)
 
     def overlap(self, other: "Part") -> tuple[range, ...]:
-        """Where both are, in each dimension; some range is empty if they have nothing in common."""
+        """The places that both parts have, in each dimension; a range is empty if they have nothing in common."""
         pairs = zip(self.places, other.places, strict=True)
         return tuple(range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs)
 
     def within(self, places: Sequence[range]) -> tuple[slice, ...]:
-        """What indexes these places, which are among its own, in a tensor that holds just this part."""
+        """Slices that index places of this part in a tensor that holds only the part."""
         pairs = zip(self.places, places, strict=True)
         return tuple(slice(at.start - own.start, at.stop - own.start) for own, at in pairs)
 
 
 def whole(name: str, shape: Sequence[int]) -> Part:
-    """All of a tensor."""
+    """The part that is all of a tensor."""
     return Part(name, tuple(range(length) for length in shape), tuple(shape))
 
 
 def parse_part(text: str) -> Part | None:
-    """The part that a stored name says; None if it is that of a whole tensor.
+    """Parse a stored name into a part; None for the name of a whole tensor.
 
     >>> parse_part("head.weight@0:4/4,2:8/8").places
     (range(0, 4), range(2, 8))

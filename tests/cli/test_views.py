@@ -79,7 +79,7 @@ def test_a_note_of_a_rank_is_a_line_in_both_views(capsys):
     assert line == capsys.readouterr().out
     console = Console(file=io.StringIO(), width=100, force_terminal=False)
     with Live(console=console, auto_refresh=False) as live:
-        TableView(live, says_ready=True).record(worker, note)
+        TableView(live, reports_ready=True).record(worker, note)
     assert line.strip() == console.file.getvalue().strip()
 
 
@@ -97,7 +97,7 @@ def drawn(ranks, *, is_program=False):
     """The table for these states as text, without the time that has passed."""
     console = Console(file=io.StringIO(), width=100, color_system=None)
     with Live(console=console, auto_refresh=False) as live:
-        console.print(TableView(live, says_ready=not is_program)._draw(ranks))
+        console.print(TableView(live, reports_ready=not is_program)._draw(ranks))
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     return re.sub(r"\b0 s\b", "N s", "\n".join(line for line in lines if line))
 
@@ -168,7 +168,7 @@ def test_a_host_that_does_not_answer_is_seen_at_its_ranks(tmp_path):
             pass
 
         def tick(self, ranks):
-            seen.append([state.condition(says_ready=True) for state in ranks])
+            seen.append([state.condition(reports_ready=True) for state in ranks])
 
     run = FollowedRun(folder, RunFacts("r", "two", rows, is_recipe=True), View(), only=())
     for event in ("host_silent", "host_back", "host_lost"):
@@ -210,10 +210,10 @@ def test_a_program_that_was_told_to_end_is_stopping(tmp_path):
         RunFacts("work", "local", (RankRow(0, "box", 0, "rank"),), is_recipe=False), RunFolder("test", tmp_path)
     )
     watch.poll()
-    assert "running" == watch.ranks[0].condition(says_ready=False)
+    assert "running" == watch.ranks[0].condition(reports_ready=False)
     (tmp_path / contract.ENDING_FILE).write_text('{"after_step": null}')
     watch.poll()
-    assert "stopping" == watch.ranks[0].condition(says_ready=False)
+    assert "stopping" == watch.ranks[0].condition(reports_ready=False)
 
 
 def test_the_table_tells_the_time_that_is_left():

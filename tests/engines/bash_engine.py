@@ -48,7 +48,7 @@ class Bash:
     def __init__(self, program, version):
         self.program, self.version = program, version
         self.name = f"{SIGNATURE.title} {dotted(version)}"
-        self.says = f"{SIGNATURE.title}, version {dotted(version)}"
+        self.version_output = f"{SIGNATURE.title}, version {dotted(version)}"
 
     def command(self, ranks):
         assert ranks.over_hosts is None, "it reaches no other host"

@@ -170,7 +170,7 @@ def assert_nothing_is_left(run):
 def test_the_engine_of_the_machine_is_recognised_by_its_signature(bench):
     engine = bench.engine
     assert engine.name.startswith(engine.signature.title)
-    version = engine.signature.version_in(engine.says)
+    version = engine.signature.version_in(engine.version_output)
     assert engine.signature.refusal(version) is None
     said = subprocess.run([engine.program, "--version"], capture_output=True, text=True, check=True).stdout
     assert version == engine.signature.version_in(said)

@@ -124,4 +124,4 @@ def test_a_machine_with_a_version_that_cannot_be_used_is_refused(tmp_path, says,
         assert (found.code, found.message) == ("H003", f"{program} {answer}")
     else:
         assert found.name == answer
-        assert found.signature.version_in(found.says) == found.version
+        assert found.signature.version_in(found.version_output) == found.version

@@ -109,7 +109,7 @@ def _check_hosts(cluster: _Cluster, transports: Sequence[Transport]) -> tuple[di
         answers.facts,
         topology=topology,
         engine=engine.signature,
-        launcher=facts_of_launcher(engine.program, engine.says),
+        launcher=facts_of_launcher(engine.program, engine.version_output),
         needs_packages=isinstance(prepared.plan.program, RecipeProgram),
         connections=connections,
     )

@@ -44,7 +44,7 @@ def make_view(facts: RunFacts, run_id: str, *, quiet: bool = False) -> Iterator[
 
         console = Console(file=sys.stdout, highlight=False)
         with Live(console=console, auto_refresh=False, transient=False) as live:
-            yield TableView(live, says_ready=facts.is_recipe)
+            yield TableView(live, reports_ready=facts.is_recipe)
     else:
         with needs_no_reader(sys.stdout):
             sys.stdout.write(f"run {run_id}: {facts.name} on {facts.topology}, {counted(len(facts.ranks), 'rank')}\n")
@@ -141,15 +141,15 @@ class PlainView:
 class TableView:
     """One row a rank, redrawn a few times a second; what ranks print scrolls by above it."""
 
-    def __init__(self, live: "Live", *, says_ready: bool) -> None:
+    def __init__(self, live: "Live", *, reports_ready: bool) -> None:
         """An empty table.
 
         Args:
             live: Where it is drawn.
-            says_ready: See `RankState.condition`.
+            reports_ready: See `RankState.condition`.
         """
         self._live = live
-        self._says_ready = says_ready
+        self._reports_ready = reports_ready
         self._started = time.monotonic()
         self._last_drawn = 0.0
 
@@ -186,7 +186,7 @@ class TableView:
             table.add_column(heading, justify="left" if heading in {"role", "host", "state"} else "right")
         for state in ranks[:_MOST_ROWS]:
             style = {Phase.FAILED: "bold red", Phase.DONE: "green"}.get(state.phase, "")
-            cells = _cells(state) | {"state": Text(state.condition(says_ready=self._says_ready), style=style)}
+            cells = _cells(state) | {"state": Text(state.condition(reports_ready=self._reports_ready), style=style)}
             table.add_row(*(cells[name] for name in shown_columns))
         rest = len(ranks) - _MOST_ROWS
         more = [Text(f"… and {counted(rest, 'more rank')}")] if rest > 0 else []

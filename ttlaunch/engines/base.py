@@ -1,8 +1,8 @@
-"""The seam of engines: what every engine provides, and what the launcher asks of nobody else.
+"""The protocol of engines: what every engine provides, and what only an engine knows.
 
-An engine starts one shim per rank and has nothing to do with what a rank then is: shims, records, logs, leases and black
-boxes are ours and the same for every engine. It is passed on as an object; whoever has to know what it can asks for a
-`Capability` and never compares its name.
+An engine starts one shim per rank and ends with them. Everything else is the same for every engine: shims, records,
+logs, leases and flight recorders. It is passed on as an object; code that depends on what an engine can do asks for a
+`Capability` and never compares names.
 """
 
 import subprocess
@@ -18,7 +18,7 @@ from ttlaunch.planning.launch_plan import EngineCommand
 
 
 class Capability(Flag):
-    """What an engine can do; whoever needs it asks whether it is among `Engine.can`.
+    """What an engine can do; code that needs one of these asks whether it is in `Engine.can`.
 
     An engine that lacks one is still complete: what needs it is refused, or done without the engine. Today only `MPI` is
     asked for, before a run on this machine; each of the others is for the first engine that has it.
@@ -40,7 +40,7 @@ class Capability(Flag):
 
 @dataclass(frozen=True)
 class EngineArguments:
-    """What a user's further words for an engine's command mean.
+    """The meaning of a user's further arguments for an engine's command.
 
     Attributes:
         hosts: The hosts that they name, as the text of a hostfile; None if they name none.
@@ -72,7 +72,7 @@ class DaemonStart:
 
 @dataclass(frozen=True)
 class EngineReport:
-    """What an engine's own output says about the end of ranks, as far as no record says it.
+    """Facts about the end of ranks in an engine's own output, as far as no record has them.
 
     Attributes:
         gave_up: Ranks that ended because the connection to a peer had closed.
@@ -88,22 +88,22 @@ class EngineReport:
 class Engine(PlansCommands, Protocol):
     """One engine as it is installed on this machine.
 
-    That a rank has ended is not told here: with every engine, the rank's shim writes a record at that moment, and the
-    launcher follows the records. An engine's exit status and `read_output` only add what a shim could not write, because
+    An engine does not report that a rank has ended: the rank's shim writes a record at that moment, and the launcher
+        follows the records. An engine's exit status and `read_output` only add what a shim could not write, because
     it was killed itself.
     """
 
     @property
     def name(self) -> str:
-        """With its version, such as `Open MPI 5.0.11`; shown, recorded and hashed, and compared by nobody."""
+        """Its name and version, such as `Open MPI 5.0.11`; shown, recorded and hashed, and compared by nobody."""
 
     @property
     def program(self) -> str:
         """Absolute path of the command that starts ranks."""
 
     @property
-    def says(self) -> str:
-        """What the program answers to `--version`, so that this machine is judged by the same rules as hosts are."""
+    def version_output(self) -> str:
+        """The program's answer to `--version`, so that this machine is checked by the same rules as hosts are."""
 
     @property
     def signature(self) -> EngineSignature:
@@ -134,7 +134,7 @@ class Engine(PlansCommands, Protocol):
         """
 
     def read_output(self, said: str, statuses: Mapping[int, int | None]) -> EngineReport:
-        """Translate its own words into what happened to ranks.
+        """Find out from its own messages what happened to ranks.
 
         Args:
             said: What it wrote to its standard error; ranks do not write there.
@@ -150,7 +150,7 @@ class Engine(PlansCommands, Protocol):
 
     @property
     def pairing_repair(self) -> str:
-        """What to do where the library is another one."""
+        """The hint for a machine where ranks load another library."""
 
 
 class EngineFinder(Protocol):
@@ -169,7 +169,7 @@ class EngineFinder(Protocol):
         """
 
     def parse_arguments(self, text: str) -> tuple[EngineArguments, list[Diagnostic]]:
-        """Sort the words that a user hands on to the engine's command."""
+        """Sort the arguments that a user passes on to the engine's command."""
 
     def unused(self) -> Engine:
-        """An engine that is never started, for the plan of ranks that are all played in one process."""
+        """An engine that is never started, for the plan of a simulation, whose ranks are all in one process."""

@@ -1,6 +1,6 @@
 """Choose the engine that starts a run's ranks.
 
-`ENGINES` is the registration: another engine is a file and a line here. See `docs/how-to/add-an-engine.md`.
+`ENGINES` registers them: another engine is a file and a line here, see `docs/how-to/add-an-engine.md`.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def find_engine(
     gets_arguments: bool = False,
     engines: Sequence[EngineFinder] = ENGINES,
 ) -> Engine | Diagnostic:
-    """The engine to use on this machine; if it has none, what is missing or wrong with the preferred one.
+    """Find the engine to use on this machine; if there is none, what is missing or wrong with the preferred one.
 
     Args:
         python: Interpreter of the ranks.

@@ -1,4 +1,4 @@
-"""Open MPI 4.1 and 5: found on a machine, given a command line and files, and its own words understood.
+"""Open MPI 4.1 and 5: find it on a machine, make its command line and files, and interpret its messages.
 
 The command line names only files and settings; every value of the user's travels in `plan.json`. A rankfile puts rank
 r on the r-th slot whatever mpirun's own mapping would do; `--bind-to none` then keeps it from pinning ranks to cores.
@@ -43,7 +43,7 @@ _LONGEST_PATH = 300
 
 @dataclass(frozen=True)
 class Generation:
-    """What one generation of Open MPI calls its settings; decided once, from the version, and all of it together.
+    """The names of settings in one generation of Open MPI; all of them are chosen at once, by the version.
 
     Attributes:
         majors: The major versions that it is.
@@ -98,7 +98,7 @@ GENERATIONS = (
 
 
 def generation_of(version: tuple[int, ...]) -> Generation:
-    """The generation that a version is of.
+    """Find the generation that a version belongs to.
 
     Raises:
         ValueError: The version is of none that is known here; a newer one may have renamed any of the settings, and one
@@ -133,7 +133,7 @@ class OpenMpi:
         return f"{SIGNATURE.title} {dotted(self.version)}"
 
     @property
-    def says(self) -> str:
+    def version_output(self) -> str:
         return f"{SIGNATURE.program} ({SIGNATURE.title}) {dotted(self.version)}"
 
     def command(self, ranks: RanksToStart) -> EngineCommand:
@@ -163,7 +163,7 @@ class OpenMpi:
         return start_process(command.argv, folder=folder, environment=with_home(environment))
 
     def adapt_daemon(self, command: str, start: DaemonStart) -> str | None:
-        """Mpirun writes its own place into the command, which need not be that of the host."""
+        """Replace the folder of mpirun here, which mpirun writes into the command, by its folder on the host."""
         match = _DAEMON.search(command)
         if match is None:
             return None
@@ -182,7 +182,7 @@ class OpenMpi:
         return EngineReport(_gave_up(said, statuses), _killed_shims(said), _LOST_DAEMON in said)
 
     def pairs_with(self, library: str) -> bool:
-        """By the major version alone: any 5 loads the shims' world of any other 5."""
+        """Compare the major versions: libraries and engines of one major version work together."""
         match = _LIBRARY_MAJOR.search(library)
         return match is not None and int(match[1]) == self.version[0]
 
@@ -228,7 +228,7 @@ def _between_hosts(generation: Generation, over_hosts: OverHosts) -> list[tuple[
 
 
 def _start(over_hosts: OverHosts) -> list[str]:
-    """What mpirun starts on every host: a script in the run's folder there, wherever that host's home is.
+    """The command that mpirun starts on every host: a script in the run's folder, which may lie below that host's home.
 
     The folder of the launching machine may not exist on a host, hence `--wdir /`. `TTLAUNCH_START` names another script,
     for whoever starts the command by hand.
@@ -250,17 +250,17 @@ _LOST_DAEMON = "has lost communication with a remote daemon"  # of the hosts it 
 
 
 def _gave_up(said: str, statuses: Mapping[int, int | None]) -> frozenset[int]:
-    """The ranks in which MPI itself gave up because the connection to a peer had closed.
+    """Find the ranks in which MPI itself gave up because the connection to a peer had closed.
 
-    Open MPI says so through mpirun and not in the rank's own log, and folds the words of several ranks into one; they all
-    leave with its status for that.
+    Open MPI reports that through mpirun and not in the rank's own log, and folds the messages of several ranks into
+    one. All of these ranks exit with the same status, by which the others are found.
     """
     named = {int(rank) for rank in _GAVE_UP.findall(said)}
     return frozenset(named | {rank for rank, status in statuses.items() if named and status == _GAVE_UP_STATUS})
 
 
 def _killed_shims(said: str) -> frozenset[int]:
-    """The ranks whose shim was killed, as mpirun tells it; of those it kills itself it tells nothing."""
+    """Find the ranks whose shim was killed, as mpirun reports it; it does not report those that it kills itself."""
     return frozenset(int(rank) for rank in _KILLED_SHIM.findall(said))
 
 
@@ -268,7 +268,7 @@ _unusable = partial(Diagnostic, hints=(_INSTALL,), blame=Blame.HOSTS)
 
 
 class OpenMpiFinder:
-    """Looks for the machine's mpirun and says which one it is: the interpreter's own environment first, then PATH."""
+    """Looks for the machine's mpirun: first in the interpreter's own environment, then in PATH."""
 
     signature = SIGNATURE
 

@@ -1,9 +1,9 @@
 """Read `--mpi-args`: the arguments for mpirun that users of the vendor's launcher already have.
 
-Words that name hosts become the hosts of the plan. Words that decide what the plan decides (how many ranks, which slot
-each one takes, in which folder) are refused: with two deciders every check would be about another run. Words that
-change how mpirun shows output are left out, with a warning, since the lines of each rank are marked and kept anyway. All
-others go to mpirun as they are.
+Arguments that name hosts become the hosts of the plan. Arguments that decide what the plan decides (how many ranks,
+which slot each one takes, in which folder) are refused, because our checks would then be about another run. Arguments
+that change how mpirun shows output are left out with a warning, because the lines of each rank are marked and kept
+anyway. All others go to mpirun as they are.
 """
 
 import re
@@ -38,7 +38,7 @@ _mistake = partial(Diagnostic, "P015", blame=Blame.COMMAND_LINE)
 
 
 def parse_mpi_args(text: str) -> tuple[EngineArguments, list[Diagnostic]]:
-    """Split the words as a shell does, and sort them."""
+    """Split the text as a shell does, and sort its arguments."""
     source = Source(_OPTION, text)
     try:
         words = shlex.split(text)
@@ -57,7 +57,7 @@ def parse_mpi_args(text: str) -> tuple[EngineArguments, list[Diagnostic]]:
 
 @dataclass
 class _Sorted:
-    """The words that are left, and where the others went."""
+    """The arguments that are left to sort, and those that are sorted."""
 
     source: Source
     rest: list[str]
@@ -68,7 +68,7 @@ class _Sorted:
     place: int = 0
 
     def take(self) -> None:
-        """Take the next option with its value, or a word that goes with one that was passed on."""
+        """Sort the next option with its value, or the value of an option that is passed on."""
         word = self.rest.pop(0)
         self.place = max(self.source.text.find(word, self.place), self.place)
         span = self.source.span(1, self.place + 1, max(1, len(word)))
@@ -99,7 +99,7 @@ class _Sorted:
 
 
 def own_settings(settings: Sequence[Sequence[str]], passed: Sequence[str]) -> list[str]:
-    """Our settings for mpirun without those that the user's words set too; mpirun refuses a setting that is given twice."""
+    """Our settings for mpirun, without those that the user sets too: mpirun refuses a setting that is given twice."""
     theirs = {word.lstrip("-").partition("=")[0] for word in passed if word.startswith("-")}
     marked = [word.lstrip("-") for word in passed]
     theirs |= {
@@ -120,7 +120,7 @@ def _whole(source: Source) -> Span:
 
 
 def _as_hostfile(lists: list[str]) -> Source | None:
-    """`a,b:2` as lines; a host that stands there twice has the slots of both."""
+    """Turn `a,b:2` into lines of a hostfile; a host that is named twice has the slots of both."""
     slots: dict[str, int] = {}
     for name, count in (_host(word) for words in lists for word in words.split(",")):
         slots[name] = slots.get(name, 0) + count

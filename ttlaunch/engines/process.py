@@ -1,4 +1,4 @@
-"""Start a process of an engine so that it can never outlive its run, and end it; shared by engines and simulations."""
+"""Start a process that cannot outlive its run, and end it; for engines and simulations."""
 
 import os
 import pwd
@@ -28,7 +28,7 @@ def start_process(argv: Sequence[str], *, folder: Path, environment: Mapping[str
 
 
 def end_process(process: subprocess.Popen[bytes], *, patience_s: float) -> None:
-    """Make sure that a process has ended: by asking, and if that does not help within `patience_s`, by force."""
+    """End a process by SIGTERM, and by SIGKILL if it is still there after `patience_s`."""
     if process.poll() is not None:
         return
     process.terminate()
@@ -40,7 +40,7 @@ def end_process(process: subprocess.Popen[bytes], *, patience_s: float) -> None:
 
 
 def with_home(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment with a `HOME`, without which mpirun does nothing; services and containers often have none."""
+    """Add a `HOME` to an environment without one: services and containers often have none, and mpirun needs it."""
     if environment.get("HOME"):
         return dict(environment)
     try:

@@ -1,7 +1,7 @@
 """The frames that the agent beside a run on a host sends to the launcher.
 
-A frame names only files that ranks of the run have. Not those of its own host alone: hosts may share a folder, and then each
-of them sends what it sees there. Python 3.9 and the standard library only.
+A frame may name only files of ranks of the run. These need not be ranks of its own host: hosts may share a folder, and
+then each of them sends what it sees there. Python 3.9 and the standard library only.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FilePiece:
 
 @record
 class AgentReady:
-    """A connection to the agent stands.
+    """A new connection to the agent is ready.
 
     Attributes:
         version: Of what it says and understands, see `contract.AGENT_VERSION`; 0 before versions were said.
@@ -67,7 +67,7 @@ class AgentReady:
 
 @record
 class AgentAlive:
-    """A sign of life.
+    """A sign of life of the agent, sent every second.
 
     Attributes:
         clock: The reading of the lease's clock, to be sent back.
@@ -80,7 +80,7 @@ class AgentAlive:
 
 @record
 class ProcessReport:
-    """How the processes of the host's ranks are; all that the agent had by then has come before.
+    """The state of the processes of the host's ranks; files that the agent had sent by then have arrived.
 
     Attributes:
         question: Its number.
@@ -95,7 +95,7 @@ class ProcessReport:
 
 @record
 class AgentGone:
-    """There is no agent any more, or it does not want us; `reason` is a clause."""
+    """There is no agent any more, or it refuses this launcher; `reason` is a clause."""
 
     reason: Text
 
@@ -110,7 +110,7 @@ class ShimLost:
 
 @record
 class AgentEnded:
-    """The agent has finished; it had to kill so many processes."""
+    """The agent has finished; `killed` is the number of processes that it had to kill."""
 
     killed: Size
 
@@ -135,7 +135,7 @@ _FRAMES: dict[str, type] = {
 
 
 def parse_agent_frame(header: Mapping[str, Any], *, world_size: int = 0) -> AgentFrame | BadRecord:
-    """What a frame says.
+    """Parse the header of a frame.
 
     Args:
         header: Of the frame.
@@ -159,7 +159,7 @@ def parse_agent_frame(header: Mapping[str, Any], *, world_size: int = 0) -> Agen
 
 
 def _ranks_of(said: AgentFrame) -> list[int]:
-    """Whom a frame is about; -1 of a file that belongs to nobody."""
+    """The ranks that a frame is about; -1 for a file that belongs to no rank."""
     if isinstance(said, FilePiece):
         found = _FILE.match(said.name)
         return [int(found.group(1)) if found else -1]

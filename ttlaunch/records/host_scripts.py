@@ -17,14 +17,14 @@ _NO_NAMES: tuple[str, ...] = ()
 
 @record
 class HostClock:
-    """The host's time before it looks at anything else."""
+    """The host's time, sent before the script examines anything."""
 
     time: Time
 
 
 @record
 class HostAnswer:
-    """All that it found; what of it is a fact, `facts.py` checks."""
+    """Everything that the script found; `facts.py` checks the facts themselves."""
 
     facts: dict[str, Json]
 
@@ -42,14 +42,14 @@ class Listening:
 
 @record
 class Reached:
-    """For each other host: its name, seconds until it accepted, and what went wrong."""
+    """The attempts to connect to other hosts: for each its name, seconds until it accepted, or the problem."""
 
     results: tuple[tuple[Word, Seconds | None, Text | None], ...]
 
 
 @record
 class Measured:
-    """The way to one other host."""
+    """Latency and bandwidth of the network to one other host."""
 
     latency_s: Seconds | None = None
     bytes_per_s: Number | None = None
@@ -61,7 +61,7 @@ class Measured:
 
 @record
 class SyncMessage:
-    """What kind of thing the host says, and what it asks for: contents of so many files and bytes.
+    """A message of the host; `want` asks for the contents of a number of files and bytes.
 
     Attributes:
         id: Of the folder on the host; hosts that see one folder say the same.
@@ -75,7 +75,7 @@ class SyncMessage:
 
 @record
 class SyncEnd:
-    """The last word of a host that has the release, or that says what would be done.
+    """The last message of a host, which has the release or, in a dry run, reports what would be done.
 
     Attributes:
         folder: The remote folder, absolute.
@@ -97,7 +97,7 @@ class SyncEnd:
 
 @record
 class SyncRefusal:
-    """Why a host cannot take the code in: `why` is a word for the kind of reason, the rest goes with it."""
+    """Why a host cannot receive the code: `why` is the kind of reason, and the other fields belong to it."""
 
     why: Word
     reason: Text = ""
@@ -112,7 +112,7 @@ class SyncRefusal:
 
 @record
 class FoundPython:
-    """A Python of a host; `why_not` says why no environment can be built on it."""
+    """A Python on a host; `why_not` is the reason why no environment can be built on it."""
 
     path: Word
     version: Word | None = None
@@ -123,7 +123,7 @@ class FoundPython:
 
 @record
 class FoundPythons:
-    """The Python that is taken, and all that were looked at."""
+    """The Python that is chosen, and all that were examined."""
 
     base: FoundPython | None
     found: tuple[FoundPython, ...]
@@ -131,7 +131,7 @@ class FoundPythons:
 
 @record
 class InstallMessage:
-    """How far the host is.
+    """The progress of an installation on the host.
 
     Attributes:
         holder: Who else works in the same folder; for `waiting`.
@@ -149,7 +149,7 @@ class InstallMessage:
 
 @record
 class EnvironmentAnswer:
-    """How it ended: the environment is `ready`, `missing` (when only asked), or `failed` for `what`.
+    """The result of an installation: the environment is `ready`, `missing` (if only asked for), or `failed` at `what`.
 
     Attributes:
         made: Whether it was made now.
@@ -188,7 +188,7 @@ class LeftProcess:
 
 @record
 class LeftOver:
-    """What is left of a run; `clean_after_s` says after how long nothing was, None if something is."""
+    """What is left of a run on a host; `clean_after_s` is the time until nothing was left, None if something is."""
 
     processes: tuple[LeftProcess, ...]
     folders: tuple[Text, ...]

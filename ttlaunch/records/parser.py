@@ -1,8 +1,9 @@
-"""The one parser of what ranks, shims and agents write and the launcher reads: each record becomes a typed value.
+"""Parse what ranks, shims and agents write and the launcher reads: each record becomes a typed value.
 
-A rank is a user's program and a host is another machine: nothing they write is believed before it is checked here. A
+A rank is a user's program and a host is another machine, so everything that they write is checked here before it is
+used. A
 record's class names its fields, and each field's annotation names a kind below, with a type, a range and a length.
-The parser never raises: it returns the typed value, or a `BadRecord` that says what is wrong.
+The parser never raises: it returns the typed value, or a `BadRecord` with the reason.
 
 Python 3.9 and the standard library only: every shim imports this file, so it needs neither `dataclasses` nor `typing`,
 which cost several milliseconds.
@@ -63,7 +64,7 @@ FilePath = str  # with those bytes that are no text, as `os.fsdecode` has them
 
 
 class BadRecord:
-    """What was wrong with a record, as one clause; it stands in the place of the record."""
+    """Returned in place of a record that cannot be used; the reason is one clause."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -78,7 +79,7 @@ class BadRecord:
 
 
 class _WrongError(ValueError):
-    """Found inside a record, on its way out to whoever asked for the record; `path` grows on that way."""
+    """A wrong value inside a record; each level that the exception passes adds its name to `path`."""
 
     def __init__(self, value: object, expected: str) -> None:
         super().__init__(expected)
@@ -130,13 +131,13 @@ def _repr(self: Any) -> str:
 
 
 def read(cls: type[T], data: bytes) -> T | BadRecord:
-    """The record that a line or a whole file holds."""
+    """Parse a line, or a whole file, into a record."""
     content = load(data)
     return content if isinstance(content, BadRecord) else parse(cls, content)
 
 
 def parse(cls: type[T], content: object) -> T | BadRecord:
-    """The record that a value holds which was JSON, such as the header of a frame."""
+    """Parse a value of JSON, such as the header of a frame, into a record."""
     try:
         return _build(cls, content)
     except _WrongError as wrong:
@@ -144,7 +145,7 @@ def parse(cls: type[T], content: object) -> T | BadRecord:
 
 
 def _build(cls: type[T], content: object) -> T:
-    """A record of a class; raises `_WrongError` at the first field that is not as it should be."""
+    """Build a record of a class; raise `_WrongError` at the first wrong field."""
     if type(content) is not dict:
         raise _WrongError(content, "an object")
     checks = _CHECKS.get(cls) or _prepare(cls)
@@ -166,7 +167,7 @@ _CHECKS: dict[type, dict[str, Callable[[Any], Any]]] = {}
 
 
 def _prepare(cls: type) -> dict[str, Callable[[Any], Any]]:
-    """How to check each field of a class, from its annotations; made when the first record of the class is read."""
+    """Make the checks of a class's fields from its annotations; done when its first record is read."""
     _CHECKS[cls] = {name: check_of(str(kind)) for name, kind in cls.__annotations__.items()}
     return _CHECKS[cls]
 
@@ -199,7 +200,7 @@ def _own_check(name: str, check: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def check_of(kind: str) -> Callable[[Any], Any]:
-    """The check for a kind as an annotation spells it, such as `Count`, `Word | None` or `dict[str, tuple[Rank, ...]]`."""
+    """Make the check for a kind as an annotation spells it, such as `Count`, `Word | None` or `dict[str, Rank]`."""
     if kind.endswith(" | None"):
         known = check_of(kind[: -len(" | None")])
         return lambda value: None if value is None else known(value)
@@ -216,7 +217,7 @@ def check_of(kind: str) -> Callable[[Any], Any]:
 
 
 def checked(kind: str, value: object) -> Any:
-    """A value of a kind; for records that are lists and no objects.
+    """Check a single value of a kind.
 
     Raises:
         ValueError: It is none.
@@ -224,13 +225,8 @@ def checked(kind: str, value: object) -> Any:
     return check_of(kind)(value)
 
 
-def reason_of(error: ValueError) -> str:
-    """What is wrong, by an error of `checked`."""
-    return error.reason if isinstance(error, _WrongError) else str(error)
-
-
 def _parts(kinds: str) -> list[str]:
-    """The kinds of a row, split at the commas that are in no brackets."""
+    """Split the kinds of a row at the commas outside of brackets."""
     parts, depth = [""], 0
     for letter in kinds:
         depth += (letter == "[") - (letter == "]")
@@ -328,7 +324,7 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def _number(value: Any) -> float:
-    """A number as `contract.record_line` writes it, so not finite as a text; a whole one stays whole."""
+    """Check a number as `contract.record_line` writes it: NaN and infinities are texts; integers stay integers."""
     if type(value) is str and value in _NOT_FINITE:
         return _NOT_FINITE[value]
     if type(value) is float or (type(value) is int and -_LARGEST_SIZE <= value <= _LARGEST_SIZE):
@@ -374,7 +370,7 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
 
 
 def shown(value: object) -> str:
-    """A wrong value, short: what is long or nested is only named."""
+    """Show a wrong value in a message, shortened; lists and objects are only named."""
     if value is _MISSING:
         return "missing"
     if isinstance(value, dict):
@@ -394,7 +390,7 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def load(data: bytes) -> Any:
-    """The value of a text of JSON that is neither too long nor too deep, which is known before it is parsed."""
+    """Parse JSON, after a check that it is neither too long nor nested too deep."""
     if len(data) > LONGEST_RECORD:
         return BadRecord(f"it is longer than {LONGEST_RECORD // 2**20} MiB")
     if not is_shallow(data):

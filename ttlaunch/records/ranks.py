@@ -1,4 +1,4 @@
-"""What a rank and its shim write: progress, how the rank failed, how it ended, its part of a checkpoint.
+"""The records that a rank and its shim write: progress, exception, end, and shards of checkpoints.
 
 Each record is a class whose annotations are the kinds of `parser.py`. Python 3.9 and the standard library only.
 """
@@ -69,7 +69,7 @@ class StepDone:
 
     @property
     def loss(self) -> float | None:
-        """The training loss, which may be no number; None if the rank does not know it."""
+        """The training loss, which may be NaN or infinite; None if the rank does not know it."""
         return self.values.get("loss")
 
     @property
@@ -79,7 +79,7 @@ class StepDone:
 
     @property
     def tokens(self) -> int:
-        """Of the step; 0 for a rank that counts none."""
+        """The tokens of the step; 0 for a rank that counts none."""
         tokens = self.values.get("tokens", 0)
         return int(tokens) if math.isfinite(tokens) else 0
 
@@ -131,7 +131,7 @@ class LostCheckpoint:
 
 @record
 class Stopping:
-    """The rank has heard that the run is to end, and begins no step after this one by itself."""
+    """The rank has noticed the order to stop, and begins no step after this one by itself."""
 
     time: Time
     step: Step
@@ -155,7 +155,7 @@ class Parameters:
 
 @record
 class Result:
-    """What the recipe wants in the summary, by name."""
+    """The recipe's own results for the summary, by name."""
 
     time: Time
     values: dict[str, Value]
@@ -209,7 +209,7 @@ def kind_of(progress: AnyProgress) -> str:
 
 
 def measured_values(progress: AnyProgress) -> dict[str, object]:
-    """What a progress record says besides its kind, time and step, in the order of its line."""
+    """The fields of a progress record besides its kind, time and step, in the order of its line."""
     if isinstance(progress, (StepDone, Validation, OtherProgress)):
         return dict(progress.values)
     return {name: value for name, value in vars(progress).items() if name not in _OF_LINE}
@@ -221,7 +221,7 @@ def step_of(progress: AnyProgress) -> int | None:
 
 
 def moved_back(record: T, seconds: float) -> T:
-    """The same record at an earlier time, such as that of a clock that is behind; one without a time as it is."""
+    """Move a record to an earlier time, to correct for a host's clock; a record without a time stays as it is."""
     known = vars(record)
     return type(record)(**{**known, "time": known["time"] - seconds}) if "time" in known else record
 
@@ -275,13 +275,13 @@ class RankExit:
 
     @property
     def is_failure(self) -> bool:
-        """Whether it tells of anything but a rank that did its work and left with status 0."""
+        """Whether the rank did anything other than finish its role and exit with status 0."""
         return self.status != 0 or self.left_early or bool(self.start_error)
 
 
 @record
 class ShardRecord:
-    """`rank-N.json` beside a shard of a checkpoint: the shard is whole, and so large; `state` is where training is."""
+    """`rank-N.json` beside a shard of a checkpoint: the shard's size and digest; `state` is where training is."""
 
     owners: tuple[Rank, ...]
     state: dict[str, Json]
@@ -292,7 +292,7 @@ class ShardRecord:
 
 @record
 class OutputNote:
-    """A line of `logs/rank-N.times`: by then a stream's file was so long, and perhaps over."""
+    """A line of `logs/rank-N.times`: the length of a stream's file at a time, and whether the stream had ended."""
 
     time: Time
     stream: Word
@@ -304,7 +304,7 @@ class OutputNote:
 
 
 def read_progress(line: bytes) -> AnyProgress | BadRecord:
-    """The record in a line of a rank's progress."""
+    """Parse a line of a rank's progress."""
     content = load(line)
     if isinstance(content, BadRecord):
         return content
@@ -323,7 +323,7 @@ def read_progress(line: bytes) -> AnyProgress | BadRecord:
 
 
 def read_output_note(line: bytes) -> OutputNote | BadRecord:
-    """The note in a line of `logs/rank-N.times`: time, stream 1 or 2, length of its file, and perhaps `end`."""
+    """Parse a line of `logs/rank-N.times`: time, stream 1 or 2, length of its file, and perhaps `end`."""
     parts = line.split()
     if len(line) > _LONGEST_NOTE or len(parts) not in (3, 4) or parts[1] not in (b"1", b"2"):
         return BadRecord(f"it is {shown(line)}, expected a time, 1 or 2, and a length")
@@ -336,6 +336,6 @@ def read_output_note(line: bytes) -> OutputNote | BadRecord:
 
 
 def _with_values(content: dict[str, Any]) -> dict[str, Any]:
-    """A line whose further numbers stand beside its time and step, with those by themselves."""
+    """Move the numbers that stand beside time and step in a line into an object of their own."""
     known: dict[str, Any] = {name: content[name] for name in ("time", "step") if name in content}
     return {**known, "values": {name: value for name, value in content.items() if name not in _OF_LINE}}

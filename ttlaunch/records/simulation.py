@@ -1,4 +1,4 @@
-"""What the process that plays all ranks of a simulation writes at its end: `simulation.json`.
+"""The result that a simulation's process writes at its end: `simulation.json`.
 
 Python 3.9 and the standard library only.
 """
@@ -24,7 +24,7 @@ class SimulatedEdge:
 
 @record
 class SidePlace:
-    """A line of a recipe."""
+    """A place in a recipe's source."""
 
     file: Word
     line: Count
@@ -32,7 +32,7 @@ class SidePlace:
 
 @record
 class FindingSide:
-    """One end of a message that takes part in a mistake; `text` says all of it."""
+    """One end of a message that takes part in a mistake; `text` is its whole description."""
 
     rank: Rank
     role: Word
@@ -58,7 +58,7 @@ class SimulatedFinding:
 
 @record
 class SimulationEnd:
-    """All that it found, and the most memory that it held."""
+    """The findings of a simulation, its traffic, and the most memory that it held."""
 
     findings: tuple[SimulatedFinding, ...]
     edges: tuple[SimulatedEdge, ...]
@@ -66,7 +66,7 @@ class SimulationEnd:
 
 
 def as_json(value: object) -> Any:
-    """A record of this file as it was written."""
+    """Turn a record of this module back into what was written."""
     if isinstance(value, (list, tuple)):
         return [as_json(one) for one in value]
     if isinstance(value, (SimulatedEdge, SidePlace, FindingSide, SimulatedFinding)):

@@ -1,4 +1,4 @@
-"""What a rank writes down of its messages and its time: lines of its traffic file, and events of its trace.
+"""The records of a rank's messages and times: lines of its traffic file, and events of its trace.
 
 Python 3.9 and the standard library only.
 """
@@ -31,7 +31,7 @@ _LONGEST_STEP = len(str(LARGEST_COUNT))
 
 @record
 class Sent:
-    """Equal steps of one rank: what each of them sent to one other rank.
+    """The messages of one rank to another one in a row of equal steps.
 
     Attributes:
         bucket: Which part of a vector; None if it was sent whole.
@@ -126,7 +126,7 @@ def _by_step(times: dict[str, int]) -> dict[int, int]:
 
 @record
 class ClockNote:
-    """How much later it is on rank 0 than where this is written, and how wrong that may be, at a local time."""
+    """The offset of rank 0's clock from the writer's, and its possible error, at a local time."""
 
     when: Nanoseconds
     offset: Nanoseconds
@@ -135,7 +135,7 @@ class ClockNote:
 
 @record
 class Span:
-    """Something that a rank did; `facts` are shown with it."""
+    """An activity of a rank, with facts to show beside it."""
 
     name: Word
     kind: Word
@@ -166,7 +166,7 @@ class _MessageFacts:
 
 
 def read_trace_event(line: bytes) -> ClockNote | Span | MessageEnd | BadRecord:
-    """The event in a line of a trace."""
+    """Parse a line of a trace."""
     content = load(line)
     if isinstance(content, BadRecord):
         return content

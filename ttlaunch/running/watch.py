@@ -95,15 +95,15 @@ class RankState:
     exit: RankExit | None = None
     clock_offset_s: float = 0.0
 
-    def condition(self, *, says_ready: bool) -> str:
+    def condition(self, *, reports_ready: bool) -> str:
         """The phase as a word for people; a rank that was ordered to stop is `stopping` until it has ended.
 
         Args:
-            says_ready: Whether the rank reports that its packages are imported, as ranks of recipes do; else it runs at once.
+            reports_ready: Whether the rank reports that its packages are imported, as ranks of recipes do; else it runs at once.
         """
         if self.connection and self.phase in {Phase.WAITING, Phase.STARTING, Phase.RUNNING}:
             return f"host {self.connection}"
-        is_up = self.phase is Phase.RUNNING or (self.phase is Phase.STARTING and not says_ready)
+        is_up = self.phase is Phase.RUNNING or (self.phase is Phase.STARTING and not reports_ready)
         if is_up and (self.is_asked_to_stop or self.stops_after is not None):
             return "stopping"
         return str(Phase.RUNNING if is_up else self.phase)
