@@ -38,7 +38,7 @@ def main(arguments: dict[str, Any]) -> int:
     with contextlib.suppress(OSError):
         while part := connection.recv(_PART):
             _write(1, part)
-    os._exit(0)  # the other thread may wait for input for ever
+    os._exit(0)  # the other thread waits for input, which may never come, and would keep the process alive
 
 
 def _carry_in(connection: socket.socket) -> None:

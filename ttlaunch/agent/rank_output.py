@@ -67,6 +67,7 @@ class RankOutput:
             length += len(data)
             if log is not None:
                 self._note(descriptor, length)
+            # The file has the bytes as they came; only what is passed on is cut into lines, with the rank's name in front.
             *lines, rest = (rest + data).split(b"\n")
             if len(rest) > _LONGEST_LINE:
                 lines, rest = [*lines, rest], b""

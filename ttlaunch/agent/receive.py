@@ -95,6 +95,8 @@ class _Session:
             return
         self._make_folders()
         os.umask(0)  # from here on every file gets exactly the rights of the original
+        # The order matters. Our own lock comes first: without it another sync would take our files for leftovers. The
+        # release is held before it is looked at, so that no sync prunes it between the look and the end.
         self._lock = releases.hold(self._incoming + b".lock", fcntl.LOCK_EX)
         self._id = self._identify()
         releases.clear_leftovers(self._folder)
@@ -104,7 +106,7 @@ class _Session:
                 self._bring()
                 break
             self._clear()
-        os.utime(held)
+        os.utime(held)  # the lock's time is that of the last sync, by which old releases are chosen
         self._make_current()
         pruned = self._prune(keep=self._arguments["keep"])
         self._data.remember(owner=self._owner)
@@ -256,6 +258,7 @@ class _Session:
             return
         if os.path.isdir(current) and not os.path.islink(current):
             raise Refused("in the way", reason="is a directory", path=os.fsdecode(current))
+        # A link cannot be changed, only replaced: a run that starts at this moment sees the old release or the new one.
         os.symlink(goal, self._incoming)
         os.replace(self._incoming, current)
 

@@ -206,10 +206,12 @@ def hold(path: bytes, how: int) -> int | None:
             if how & fcntl.LOCK_NB and error.errno in {errno.EWOULDBLOCK, errno.EACCES, errno.ENOLCK}:
                 return None
             raise
+        # Whoever held the lock before may have removed the file between our opening and locking it. Then our lock excludes
+        # nobody, because the next one makes and locks a new file.
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 return descriptor
-        os.close(descriptor)  # the file was removed between opening and locking
+        os.close(descriptor)
 
 
 def hold_release(folder: bytes, tree_hash: str) -> int:

@@ -170,6 +170,7 @@ class Building:
         temporary = os.path.join(self._incoming, b"signatures")
         releases.write_signatures(into, self.signatures, count=len(self._entries), temporary=temporary)
         if self._whole:
+            # The folder gets its name only now, complete: whoever finds it under that name may use it.
             try:
                 os.rename(self._incoming, self._release)
             except OSError:

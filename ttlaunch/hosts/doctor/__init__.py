@@ -3,8 +3,8 @@
 For `run` and everyone else who needs a part of it:
 
 - `plan.Question`: what every host is asked; `question_for(topology, launcher_python=sys.executable, engine=…)` makes it.
-- `probe_hosts.probe_hosts(transports, question, timeout_s=5.0)` yields `(transport, HostFacts | HostError)` as answers
-  come; `probe_hosts.probe_all(...)` waits for all and gives `Answers(facts, errors)`, both by host name.
+- `probe_hosts.probe_all(transports, question, timeout_s=5.0)` waits for all hosts and gives `Answers(facts, errors)`, both by
+  host name.
 - `facts.HostFacts` of a host: `.python.executable` and `.mpi.prefix` are what its ranks run with, `.home`, `.machine`
   (equal for two names of one machine), `.clock`, `.rdma`, `.interfaces`, …
 - `troubles.explain_troubles(errors, topology=…, answered=…)` turns `HostError`s into diagnostics that point into the hostfile.

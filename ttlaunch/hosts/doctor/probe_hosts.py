@@ -1,7 +1,7 @@
 """Ask many hosts at once what they have; a slow or dead one never delays the answers of the others."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ttlaunch.errors import HostError, Trouble
@@ -66,27 +66,22 @@ def question_for(topology: Topology, *, launcher_python: str, engine: EngineSign
     return Question(pythons, folder, engine, names, cluster.mpi_prefix)
 
 
-def probe_hosts(
-    transports: Sequence[Transport], question: Question, *, timeout_s: float = PROBE_S
-) -> Iterator[tuple[Transport, HostFacts | HostError]]:
-    """Ask connected hosts; answers in the order in which they come, each within `timeout_s`."""
-    yield from on_each(transports, lambda host: probe(host, question, timeout_s=timeout_s), timeout_s=timeout_s)
-
-
 def probe_all(transports: Sequence[Transport], question: Question, *, timeout_s: float = PROBE_S) -> Answers:
-    """Ask connected hosts and wait for all of them."""
-    answers = Answers()
+    """Ask connected hosts, each of which has `timeout_s`, and wait for all of them."""
     began = time.monotonic()
-    for transport, answer in probe_hosts(transports, question, timeout_s=timeout_s):
-        if isinstance(answer, HostError):
-            answers.errors[transport.host] = answer
-        else:
-            answers.facts[transport.host] = answer
-            answers.seconds[transport.host] = time.monotonic() - began
-    order = [transport.host for transport in transports]
-    facts = {host: answers.facts[host] for host in order if host in answers.facts}
-    errors = {host: answers.errors[host] for host in order if host in answers.errors}
-    return Answers(facts, errors, answers.seconds)
+    found: dict[str, HostFacts | HostError] = {}
+    seconds: dict[str, float] = {}
+
+    def work(transport: Transport) -> HostFacts:
+        return probe(transport, question, timeout_s=timeout_s)
+
+    for transport, answer in on_each(transports, work, timeout_s=timeout_s):
+        found[transport.host] = answer
+        seconds[transport.host] = time.monotonic() - began
+    ordered = [(transport.host, found[transport.host]) for transport in transports]
+    facts = {host: answer for host, answer in ordered if not isinstance(answer, HostError)}
+    errors = {host: answer for host, answer in ordered if isinstance(answer, HostError)}
+    return Answers(facts, errors, {host: seconds[host] for host in facts})
 
 
 def probe(transport: Transport, question: Question, *, timeout_s: float = PROBE_S) -> HostFacts:

@@ -40,6 +40,7 @@ def on_each(
             answers.put((index, error))
 
     while waiting or deadlines:
+        # A host's deadline starts with its own work, so hosts that wait for their turn lose no time.
         while waiting and len(deadlines) < most_at_once:
             index = waiting.pop()
             deadlines[index] = time.monotonic() + timeout_s

@@ -94,6 +94,7 @@ class SshProcess:
         return self._channel.exit_status
 
     def kill(self) -> None:
+        # In a thread, since paramiko writes to the connection here, which blocks while the host takes nothing in.
         self._killed = True
         threading.Thread(target=self._close, daemon=True).start()
 
@@ -137,6 +138,7 @@ class SshProcess:
 
     def _no_longer_reads(self, error: Exception) -> NoReturn:
         self._let_the_end_show()
+        # The command has ended if the host closed the channel; if the channel closed with the connection, the host is lost.
         closed_here = self._killed or not self._channel.closed
         alive = closed_here or getattr(self._channel, "closed_by_host", False)
         reason = (
