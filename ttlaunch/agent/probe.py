@@ -170,8 +170,7 @@ def _disk(path: str) -> dict[str, Any]:
         "path": path,
         "nearest": nearest,
         "file_system": _file_system(nearest),
-        "total_bytes": space.f_blocks * space.f_frsize,
-        "free_bytes": space.f_bavail * space.f_frsize,
+        **_bytes_of(space),
         "free_inodes": space.f_favail if space.f_files else None,
         "problem": problem,
     }
@@ -187,13 +186,16 @@ def _file_system(path: str) -> str:
     return kind
 
 
+def _bytes_of(space: os.statvfs_result) -> dict[str, int]:
+    return {"total_bytes": space.f_blocks * space.f_frsize, "free_bytes": space.f_bavail * space.f_frsize}
+
+
 def _shm() -> dict[str, Any] | None:
     if not os.path.isdir(_SHM):
         return None
     space = os.statvfs(_SHM)
     return {
-        "total_bytes": space.f_blocks * space.f_frsize,
-        "free_bytes": space.f_bavail * space.f_frsize,
+        **_bytes_of(space),
         "noexec": bool(space.f_flag & _NOEXEC),
         "writable": os.access(_SHM, os.W_OK | os.X_OK),
     }

@@ -29,9 +29,19 @@ if TYPE_CHECKING:
 
     from ttlaunch.agent.releases import Entry, Signature
 
-_CANNOT_BE_WRITTEN = {errno.EROFS: "read-only", errno.EACCES: "denied", errno.EPERM: "denied"}
+_WHY = {
+    errno.ENOSPC: "full",
+    errno.EDQUOT: "full",
+    errno.EROFS: "read-only",
+    errno.EACCES: "denied",
+    errno.EPERM: "denied",
+    errno.EEXIST: "in the way",
+    errno.ENOTDIR: "in the way",
+    errno.ENAMETOOLONG: "name",
+    errno.EILSEQ: "name",
+    errno.EINVAL: "name",
+}
 _F_SETPIPE_SZ = 1031  # not in Python 3.9's fcntl; what a pipe does not take is stored by sshd, which is slow at it
-_NAMES = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL}
 
 
 def main(arguments: Mapping[str, Any]) -> int:
@@ -58,13 +68,7 @@ def main(arguments: Mapping[str, Any]) -> int:
 
 def _explained(error: OSError, *, place: str) -> dict[str, Any]:
     """The system's message and the path that it is about, which is `place` if the error names none."""
-    why = _CANNOT_BE_WRITTEN.get(error.errno or 0, "other")
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        why = "full"
-    elif error.errno in _NAMES:
-        why = "name"
-    elif error.errno in {errno.EEXIST, errno.ENOTDIR}:
-        why = "in the way"
+    why = _WHY.get(error.errno or 0, "other")
     name = error.filename if error.filename is not None else place
     return {"why": why, "reason": (error.strerror or str(error)).lower(), "path": os.fsdecode(name)}
 

@@ -5,8 +5,9 @@ Sections that a host could not answer in time, or that do not exist there, are N
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from ipaddress import IPv4Interface
 from typing import Any
@@ -241,16 +242,6 @@ def facts_of_launcher(program: str, says: str) -> HostFacts:
 
 
 def facts_as_json(facts: HostFacts) -> dict[str, Any]:
-    """The facts for other programs."""
-    dumped: dict[str, Any] = _as_json(facts)
+    """The facts for other programs; addresses become texts."""
+    dumped: dict[str, Any] = json.loads(json.dumps(asdict(facts), default=str))
     return dumped
-
-
-def _as_json(value: Any) -> Any:
-    if is_dataclass(value):
-        return {one.name: _as_json(getattr(value, one.name)) for one in fields(value)}
-    if isinstance(value, IPv4Interface):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {name: _as_json(one) for name, one in value.items()}
-    return [_as_json(one) for one in value] if isinstance(value, tuple) else value

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from typing import Any, Protocol
 
@@ -150,9 +150,7 @@ def _ending(stream: FrameStream, header: Mapping[str, Any]) -> EnvironmentAnswer
 
 
 def _arguments(job: Job, base: Base, lock: Lock) -> dict[str, Any]:
-    rows = [
-        {"name": w.name, "version": w.version, "sha256": w.sha256, "file": w.file, "size": w.size} for w in lock.wheels
-    ]
+    rows = [asdict(wheel) for wheel in lock.wheels]
     names = {wheel.name for wheel in lock.installed}
     return {
         "folder": job.folder,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import unquote
 
 from ttlaunch.hosts.prepare.kind import Kind
 from ttlaunch.hosts.prepare.lock import Lock, Wheel, normalised
@@ -170,10 +171,4 @@ def _wheel(row: dict[str, object]) -> Wheel:
     archive = source["archive_info"]
     sha256 = archive.get("hashes", {}).get("sha256") or str(archive["hash"]).removeprefix("sha256=")
     file = os.path.basename(str(source["url"]).partition("#")[0])  # noqa: PTH119 - it is a URL
-    return Wheel(normalised(str(metadata["name"])), str(metadata["version"]), sha256, _unquoted(file))
-
-
-def _unquoted(name: str) -> str:
-    from urllib.parse import unquote  # noqa: PLC0415 - only a resolution needs it
-
-    return unquote(name)
+    return Wheel(normalised(str(metadata["name"])), str(metadata["version"]), sha256, unquote(file))
