@@ -18,10 +18,11 @@ from typer.main import get_command
 from ttlaunch import contract
 from ttlaunch.cli.main import app
 from ttlaunch.diagnostics.explain import known_codes, load_page
-from ttlaunch.planning.environment import MANAGED, PASSED_PREFIXES
+from ttlaunch.planning.environment import PASSED_PREFIXES
 from ttlaunch.spec.located.schema import Section
 from ttlaunch.spec.recipe.sections import CompressionConfig, TrainingFile
 from ttlaunch.spec.topology.schema import BindingsFile, ClusterFile, MeshGraphFile, SubContextFilesFile
+from ttlaunch.spec.topology.variables import MANAGED
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = Path(__file__).parent / "reference"

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from ttlaunch.agent.shim import rank_environment
-from ttlaunch.planning.environment import MANAGED
-from ttlaunch.spec.topology.variables import KNOWN_VARIABLES
+from ttlaunch.spec.topology.variables import KNOWN_VARIABLES, MANAGED
 
 BINDINGS = """\
 rank_bindings:

@@ -4,7 +4,7 @@ A box is a mesh or a switch; where a cluster has no meshes it is a host.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.planning.roles import RoleLayout
@@ -147,15 +147,14 @@ def _meshes(topology: Topology, occupants: Sequence[Occupant]) -> tuple[Box, ...
 
 def _mesh(mesh: Mesh, occupants: Sequence[Occupant]) -> Box:
     rows, columns = mesh.device_shape
-    shown = tuple(occupants[:_MOST_RANKS])
-    hidden = len(occupants) - len(shown)
-    return Box(f"mesh {mesh.id}", f"{rows} × {columns}", mesh.device_shape, mesh.host_shape, shown, hidden)
+    empty = Box(f"mesh {mesh.id}", f"{rows} × {columns}", mesh.device_shape, mesh.host_shape)
+    return _occupied(empty, occupants)
 
 
 def _hosts(topology: Topology, occupants: Sequence[Occupant]) -> tuple[Box, ...]:
-    boxes = []
-    for host in topology.hosts:
-        on = [occupant for occupant in occupants if occupant.host == host.name]
-        hidden = max(0, len(on) - _MOST_RANKS)
-        boxes.append(Box(str(host.name), counted(host.slots, "slot"), None, (1, 1), tuple(on[:_MOST_RANKS]), hidden))
-    return tuple(boxes)
+    empty = [Box(str(host.name), counted(host.slots, "slot")) for host in topology.hosts]
+    return tuple(_occupied(box, [one for one in occupants if one.host == box.name]) for box in empty)
+
+
+def _occupied(box: Box, occupants: Sequence[Occupant]) -> Box:
+    return replace(box, occupants=tuple(occupants[:_MOST_RANKS]), hidden=max(0, len(occupants) - _MOST_RANKS))

@@ -9,24 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ttlaunch.spec.topology.model import Binding, Topology
+from ttlaunch.spec.topology.variables import MANAGED
 
 PASSED_PREFIXES = ("TT_", "ARCH_", "WH_", "TTNN_", "RELIABILITY_MODE", "DEEPSEEK_", "MESH_")
-MANAGED = frozenset(
-    {
-        "TT_MESH_ID",
-        "TT_MESH_HOST_RANK",
-        "TT_MESH_GRAPH_DESC_PATH",
-        "TT_RUN_ORIGINAL_CWD",
-        "TT_RUN_RANK",
-        "TT_RUN_SUBCONTEXT_ID",
-        "TT_RUN_SUBCONTEXT_SIZES",
-        "TT_METAL_MOCK_CLUSTER_DESC_PATH",
-        "TT_METAL_FACTORY_SYSTEM_DESCRIPTOR_PATH",
-        "TT_METAL_CLUSTER_ID",
-        "TT_VISIBLE_DEVICES",
-    }
-)
-"""Names that only the plan may set; a launching shell's values of them reach no rank."""
 
 
 def plan_environment(topology: Topology, *, shell: Mapping[str, str], working_folder: Path) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ttlaunch.diagnostics import Blame, Diagnostic, Label, did_you_mean, listed, shown
+from ttlaunch.diagnostics import Blame, Diagnostic, Label, Span, did_you_mean, listed, shown
 from ttlaunch.planning.faults import AtStep, Fault, Kind, Verb
 from ttlaunch.planning.launch_plan import LaunchPlan, RankRow, RecipeProgram
 
@@ -76,22 +76,15 @@ def _check_target(fault: Fault, ground: Field) -> Diagnostic | None:
         return _missing(fault, f"the run has {listed(ground.hosts, last='and')}", ground.hosts)
     if ground.is_here and (kind is Kind.AGENT or fault.verb is Verb.CUT):
         what = f"`{shown(fault.verb)} {shown(fault.target)}` needs a run over hosts"
-        label = _label(fault, "all ranks run on this machine")
-        return Diagnostic(
-            "P037", what, label, hints=("`--on NAME` names a cluster of several machines",), blame=Blame.COMMAND_LINE
-        )
+        hints = ("`--on NAME` names a cluster of several machines",)
+        return _refused("P037", what, fault.target_span, label="all ranks run on this machine", hints=hints)
     return None
 
 
 def _missing(fault: Fault, has: str, known: Sequence[str] = ()) -> Diagnostic:
     message = f"`{shown(fault.target)}` is not in this run"
-    return Diagnostic(
-        "P037",
-        message,
-        _label(fault, has),
-        hints=did_you_mean(str(fault.target.value), known),
-        blame=Blame.COMMAND_LINE,
-    )
+    hints = did_you_mean(str(fault.target.value), known)
+    return _refused("P037", message, fault.target_span, label=has, hints=hints)
 
 
 def _check_moment(fault: Fault, ground: Field) -> Diagnostic | None:
@@ -107,9 +100,9 @@ def _check_moment(fault: Fault, ground: Field) -> Diagnostic | None:
         text, hints = f"the run begins with step {ground.first_step}", (f"`step={ground.first_step}` is the first",)
     else:
         return None
-    label = Label(fault.moment_span, text) if fault.moment_span else None
-    return Diagnostic("P038", message, label, hints=hints, blame=Blame.COMMAND_LINE)
+    return _refused("P038", message, fault.moment_span, label=text, hints=hints)
 
 
-def _label(fault: Fault, text: str) -> Label | None:
-    return Label(fault.target_span, text) if fault.target_span else None
+def _refused(code: str, message: str, span: Span | None, *, label: str, hints: tuple[str, ...]) -> Diagnostic:
+    place = Label(span, label) if span else None
+    return Diagnostic(code, message, place, hints=hints, blame=Blame.COMMAND_LINE)

@@ -10,10 +10,11 @@ from pathlib import Path
 from ttlaunch.diagnostics import Blame, Diagnostic, Label
 from ttlaunch.diagnostics.count import counted
 from ttlaunch.planning.engine import OverHosts, PlansCommands, RanksToStart
-from ttlaunch.planning.environment import MANAGED, plan_environment, plan_rank_environment
+from ttlaunch.planning.environment import plan_environment, plan_rank_environment
 from ttlaunch.planning.launch_plan import CommandProgram, LaunchPlan, RankRow, RecipeProgram
 from ttlaunch.planning.secrets import hide_secrets
 from ttlaunch.spec.topology.model import Topology
+from ttlaunch.spec.topology.variables import MANAGED
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ them, so within a precision every cell has to end as the first one, which is one
 """
 
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ttlaunch.diagnostics.count import counted
@@ -27,7 +28,9 @@ class _Form(NamedTuple):
     Attributes:
         layout: In words.
         workers: Numbers of ranks that differentiate, each of which is tried.
-        sections: The sections of a training file that ask for it, for a number of ranks.
+        sections: The sections of a training file that ask for it; `{count}` stands for the number of workers or stages, and
+            `{blocks}` for the blocks of each stage.
+        each: Ranks that differentiate of each worker, or pipelines side by side.
         others: Ranks that do something else.
         is_sized: Whether only the number of ranks tells it from another layout of the recipe.
     """
@@ -35,54 +38,31 @@ class _Form(NamedTuple):
     recipe: str
     layout: str
     workers: Collection[int]
-    sections: Callable[[int], Mapping[str, str]]
+    sections: Mapping[str, str] = MappingProxyType({})
+    each: int = 1
     others: int = 0
     is_sized: bool = False
 
 
-def _workers(count: int) -> Mapping[str, str]:
-    return {"multihost_config": f"num_workers: {count}"}
-
-
-def _pairs(count: int) -> Mapping[str, str]:
-    return {**_workers(count // 2), "device_config": "enable_ddp: true, mesh_shape: [1, 2]"}
-
-
-def _stages(count: int) -> Mapping[str, str]:
-    return {"multihost_config": f"pipeline_parallel_config: {{blocks_per_rank: {_BLOCKS[count]}}}"}
-
-
-def _two_pipelines(count: int) -> Mapping[str, str]:
-    blocks = _BLOCKS[count // 2]
-    return {"multihost_config": f"pipeline_parallel_config: {{blocks_per_rank: {blocks}, replicas: 2}}"}
-
-
-def _zero(stage: int) -> Callable[[int], Mapping[str, str]]:
-    return lambda count: {**_workers(count), "zero_config": f"stage: {stage}"}
-
-
-def _servers(num_servers: int) -> Callable[[int], Mapping[str, str]]:
-    return lambda count: {**_workers(count), "sync_ps_config": f"num_servers: {num_servers}"}
-
-
-def _never_stale(count: int) -> Mapping[str, str]:
-    return {**_workers(count), "classic_dp_config": "staleness_bound: 0"}
-
-
+_STAGES = MappingProxyType({"multihost_config": "pipeline_parallel_config: {{blocks_per_rank: {blocks}}}"})
+_TWO_PIPELINES = MappingProxyType(
+    {"multihost_config": "pipeline_parallel_config: {{blocks_per_rank: {blocks}, replicas: 2}}"}
+)
+_PAIRS = MappingProxyType({"device_config": "enable_ddp: true, mesh_shape: [1, 2]"})
 _FORMS = (
-    _Form("hierarchical_parallel", "one process", (1,), _workers, is_sized=True),
-    _Form("hierarchical_parallel", "two tiers", WORKERS, _workers, others=1, is_sized=True),
-    _Form("hierarchical_parallel", "three tiers", WORKERS, _workers, others=2, is_sized=True),
-    _Form("data_parallel", "data parallel", WORKERS, _workers),
-    _Form("pipeline_parallel", "pipeline", tuple(_BLOCKS), _stages),
-    _Form("hierarchical_parallel", "tiers of pairs", (4,), _pairs, others=1, is_sized=True),
-    _Form("pipeline_parallel", "two pipelines", (4,), _two_pipelines),
-    _Form("zero", "ZeRO 1", (3,), _zero(1)),
-    _Form("zero", "ZeRO 2", (4,), _zero(2)),
-    _Form("zero", "ZeRO 3", (2, 3, 4), _zero(3)),
-    _Form("sync_ps", "one server", (3,), _servers(1), others=1),
-    _Form("sync_ps", "two servers", (2,), _servers(2), others=2),
-    _Form("classic_dp", "never stale", (4,), _never_stale),
+    _Form("hierarchical_parallel", "one process", (1,), is_sized=True),
+    _Form("hierarchical_parallel", "two tiers", WORKERS, others=1, is_sized=True),
+    _Form("hierarchical_parallel", "three tiers", WORKERS, others=2, is_sized=True),
+    _Form("data_parallel", "data parallel", WORKERS),
+    _Form("pipeline_parallel", "pipeline", tuple(_BLOCKS), _STAGES),
+    _Form("hierarchical_parallel", "tiers of pairs", (4,), _PAIRS, each=2, others=1, is_sized=True),
+    _Form("pipeline_parallel", "two pipelines", (4,), _TWO_PIPELINES, each=2),
+    _Form("zero", "ZeRO 1", (3,), {"zero_config": "stage: 1"}),
+    _Form("zero", "ZeRO 2", (4,), {"zero_config": "stage: 2"}),
+    _Form("zero", "ZeRO 3", (2, 3, 4), {"zero_config": "stage: 3"}),
+    _Form("sync_ps", "one server", (3,), {"sync_ps_config": "num_servers: 1"}, others=1),
+    _Form("sync_ps", "two servers", (2,), {"sync_ps_config": "num_servers: 2"}, others=2),
+    _Form("classic_dp", "never stale", (4,), {"classic_dp_config": "staleness_bound: 0"}),
 )
 """The first is the reference."""
 
@@ -123,9 +103,12 @@ class Cell:
             "transformer_config": _MODEL,
             "scheduler_config": "type: cosine, warmup_steps: 5",
             "checkpoint_config": "interval: 1000000",  # the last step has one
-            **self._form.sections(self.workers),
+            "multihost_config": "num_workers: {count}",
+            **self._form.sections,
         }
-        return [f"{key}={{{value}}}" for key, value in sections.items()]
+        count = self.workers // self._form.each
+        blocks = _BLOCKS.get(count)
+        return [f"{key}={{{value.format(count=count, blocks=blocks)}}}" for key, value in sections.items()]
 
     @property
     def world_size(self) -> int | None:

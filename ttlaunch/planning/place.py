@@ -10,8 +10,9 @@ The cost is Σ weight × hops over the pairs of ranks that talk. A pair without 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ttlaunch.diagnostics import Diagnostic, Label, Severity
+from ttlaunch.diagnostics import Diagnostic, Severity
 from ttlaunch.diagnostics.count import counted
+from ttlaunch.diagnostics.diagnostic import mistake_at
 from ttlaunch.planning.arrangement import EXACT_UP_TO, Assignment
 from ttlaunch.planning.graph import mesh_hops, traffic
 from ttlaunch.planning.roles import RoleLayout
@@ -77,12 +78,9 @@ def propose_placement(topology: Topology, layout: RoleLayout) -> Proposal | Diag
     Cost: a bounded search; under a second or two for 64 ranks, less for few.
     """
     if not topology.meshes or not topology.bindings:
-        return Diagnostic(
-            "P012",
-            f"configuration `{topology.name}` has no meshes, so there is nothing to place ranks by",
-            Label(topology.hosts[0].span, "only hosts are described"),
-            hints=("describe the meshes and their links in `mgd.yaml`, and who drives them in `rank_bindings.yaml`",),
-        )
+        message = f"configuration `{topology.name}` has no meshes, so there is nothing to place ranks by"
+        hint = "describe the meshes and their links in `mgd.yaml`, and who drives them in `rank_bindings.yaml`"
+        return mistake_at("P012", message, topology.hosts[0].span, label="only hosts are described", hint=hint)
     hops = mesh_hops(topology)
     meshes = [binding.mesh_id for binding in topology.bindings]
     weights = traffic(layout)
@@ -119,17 +117,17 @@ def check_placement(topology: Topology, layout: RoleLayout, *, recipe: str) -> l
     if before.unreachable <= after.unreachable and before.hops < _WORTH_SAYING * after.hops:
         return []
     moved = next(rank for rank in range(len(proposal.bindings)) if proposal.moved(Rank(rank)))
-    label = Label(topology.bindings[moved].span, f"the proposal gives rank {moved} another host and mesh")
-    return [
-        Diagnostic(
-            "P013",
-            f"these bindings cost {render_cost(before)}; another order of the hosts costs {render_cost(after)}",
-            label,
-            notes=("the cost is the sum of weight × hops over the pairs of ranks that talk",),
-            hints=(f"`ttlaunch place {recipe} --on {topology.name}` proposes that order",),
-            severity=Severity.WARNING,
-        )
-    ]
+    message = f"these bindings cost {render_cost(before)}; another order of the hosts costs {render_cost(after)}"
+    warning = mistake_at(
+        "P013",
+        message,
+        topology.bindings[moved].span,
+        label=f"the proposal gives rank {moved} another host and mesh",
+        note="the cost is the sum of weight × hops over the pairs of ranks that talk",
+        hint=f"`ttlaunch place {recipe} --on {topology.name}` proposes that order",
+        severity=Severity.WARNING,
+    )
+    return [warning]
 
 
 def render_cost(cost: Cost) -> str:

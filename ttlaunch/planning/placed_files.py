@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from ttlaunch.diagnostics import Blame, Diagnostic, Label
+from ttlaunch.diagnostics import Blame, Diagnostic
+from ttlaunch.diagnostics.diagnostic import mistake_at
 from ttlaunch.planning.place import Proposal, render_cost
 from ttlaunch.spec.located.codes import TOPOLOGY
 from ttlaunch.spec.located.nodes import plain
@@ -26,17 +27,10 @@ def render_placed_files(
     sources = {binding.span.source.name: binding.span.source for binding in topology.bindings}
     if len(sources) != 1:
         message = f"the bindings of configuration `{topology.name}` come from {len(sources)} files; one can be written"
-        return Diagnostic(
-            "P009", message, Label(topology.bindings[0].span, "from the first of them"), blame=Blame.COMMAND_LINE
-        )
+        return _unwritable(topology, message, label="from the first of them")
     if any(binding.subcontext_id is not None or binding.mesh_graph_path for binding in topology.bindings):
         message = f"the bindings of configuration `{topology.name}` have sub-contexts or several descriptors"
-        return Diagnostic(
-            "P009",
-            message,
-            Label(topology.bindings[0].span, "bindings with neither can be written"),
-            blame=Blame.COMMAND_LINE,
-        )
+        return _unwritable(topology, message, label="bindings with neither can be written")
     root, _ = parse_yaml(next(iter(sources.values())), codes=TOPOLOGY)
     assert root is not None  # noqa: S101 - it was read before
     written = plain(root)
@@ -48,6 +42,10 @@ def render_placed_files(
     content = {**written, "rank_bindings": new_rows, "mesh_graph_desc_path": _descriptor(topology, folder)}
     bindings = why + "# Each host keeps its meshes; hosts.txt beside this file has the hosts in this order.\n"
     return {"hosts.txt": hosts, "rank_bindings.yaml": bindings + _yaml(content)}
+
+
+def _unwritable(topology: Topology, message: str, *, label: str) -> Diagnostic:
+    return mistake_at("P009", message, topology.bindings[0].span, label=label, blame=Blame.COMMAND_LINE)
 
 
 def _hosts_text(hosts: tuple[Host, ...]) -> str:

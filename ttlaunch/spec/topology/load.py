@@ -128,6 +128,18 @@ def is_textproto(source: Source) -> bool:
     return source.name.endswith(".textproto") or bool(_TEXTPROTO.search(source.text))
 
 
+def parse_descriptor(source: Source) -> "tuple[MeshGraph | None, list[Diagnostic]]":
+    """Read a mesh graph descriptor of either version."""
+    if is_textproto(source):
+        from ttlaunch.spec.topology.mgd_textproto import parse_mesh_graph_textproto  # noqa: PLC0415 - imports pydantic
+
+        read, found = parse_mesh_graph_textproto(source)
+        return (read.graph if read else None), found
+    from ttlaunch.spec.topology.mgd_yaml import parse_mesh_graph  # noqa: PLC0415 - imports pydantic
+
+    return parse_mesh_graph(source)
+
+
 @dataclass
 class _Reading:
     """The files read so far and what was found in them."""
@@ -237,21 +249,9 @@ class _Reading:
     def read_descriptor(self, path: Path) -> "MeshGraph | None":
         if path not in self.graphs:
             source = self.read(path, "a mesh graph descriptor")
-            self.graphs[path] = self._parse_descriptor(source) if source else None
-        return self.graphs[path]
-
-    def _parse_descriptor(self, source: Source) -> "MeshGraph | None":
-        if is_textproto(source):
-            from ttlaunch.spec.topology.mgd_textproto import parse_mesh_graph_textproto  # noqa: PLC0415 - imports pydantic
-
-            read, found = parse_mesh_graph_textproto(source)
+            self.graphs[path], found = parse_descriptor(source) if source else (None, [])
             self.found += found
-            return read.graph if read else None
-        from ttlaunch.spec.topology.mgd_yaml import parse_mesh_graph  # noqa: PLC0415 - imports pydantic
-
-        graph, found = parse_mesh_graph(source)
-        self.found += found
-        return graph
+        return self.graphs[path]
 
     def read_cluster(self, path: Path) -> None:
         if not os.path.lexists(path):

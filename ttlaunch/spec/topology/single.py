@@ -8,8 +8,7 @@ from ttlaunch.diagnostics.count import counted
 from ttlaunch.diagnostics.diagnostic import Diagnostic, has_errors
 from ttlaunch.diagnostics.span import Source
 from ttlaunch.spec.topology.hosts import parse_hosts
-from ttlaunch.spec.topology.load import is_textproto, load_bindings
-from ttlaunch.spec.topology.mesh_graph import MeshGraph
+from ttlaunch.spec.topology.load import load_bindings, parse_descriptor
 from ttlaunch.spec.topology.recognise import Kind
 
 
@@ -58,18 +57,6 @@ def check_file(
 
     _, found = parse_cluster(source, environment=environment)
     return CheckedFile(found, "" if has_errors(found) else "settings that hosts are reached with")
-
-
-def parse_descriptor(source: Source) -> tuple[MeshGraph | None, list[Diagnostic]]:
-    """Read a mesh graph descriptor of either version."""
-    if is_textproto(source):
-        from ttlaunch.spec.topology.mgd_textproto import parse_mesh_graph_textproto  # noqa: PLC0415 - imports pydantic
-
-        read, found = parse_mesh_graph_textproto(source)
-        return (read.graph if read else None), found
-    from ttlaunch.spec.topology.mgd_yaml import parse_mesh_graph  # noqa: PLC0415 - imports pydantic
-
-    return parse_mesh_graph(source)
 
 
 def _meshes(number: int) -> str:

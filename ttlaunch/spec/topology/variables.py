@@ -17,31 +17,34 @@ from ttlaunch.spec.topology import codes
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _REFERENCE = re.compile(r"\$(?:\{(?P<braced>[^{}]*)\}|(?P<plain>[A-Za-z_][A-Za-z0-9_]*))")
-# Variables that the vendor's runtime and Python read, to tell a misspelled one from one of the user's own.
-KNOWN_VARIABLES = frozenset(
+MANAGED = frozenset(
     {
-        "ARCH_NAME",
-        "LD_LIBRARY_PATH",
-        "PYTHONHOME",
-        "PYTHONPATH",
-        "TT_MESH_GRAPH_DESC_PATH",
-        "TT_MESH_HOST_RANK",
         "TT_MESH_ID",
-        "TT_METAL_CACHE",
-        "TT_METAL_CLUSTER_ID",
-        "TT_METAL_FACTORY_SYSTEM_DESCRIPTOR_PATH",
-        "TT_METAL_HOME",
-        "TT_METAL_MOCK_CLUSTER_DESC_PATH",
-        "TT_METAL_RUNTIME_ROOT",
+        "TT_MESH_HOST_RANK",
+        "TT_MESH_GRAPH_DESC_PATH",
         "TT_RUN_ORIGINAL_CWD",
         "TT_RUN_RANK",
         "TT_RUN_SUBCONTEXT_ID",
         "TT_RUN_SUBCONTEXT_SIZES",
+        "TT_METAL_MOCK_CLUSTER_DESC_PATH",
+        "TT_METAL_FACTORY_SYSTEM_DESCRIPTOR_PATH",
+        "TT_METAL_CLUSTER_ID",
         "TT_VISIBLE_DEVICES",
-        "VIRTUAL_ENV",
-        "WH_ARCH_YAML",
     }
 )
+"""Names that only the plan may set; a launching shell's values of them reach no rank."""
+KNOWN_VARIABLES = MANAGED | {
+    "ARCH_NAME",
+    "LD_LIBRARY_PATH",
+    "PYTHONHOME",
+    "PYTHONPATH",
+    "TT_METAL_CACHE",
+    "TT_METAL_HOME",
+    "TT_METAL_RUNTIME_ROOT",
+    "VIRTUAL_ENV",
+    "WH_ARCH_YAML",
+}
+"""Variables that the vendor's runtime and Python read, to tell a misspelled one from one of the user's own."""
 
 
 def expand_variables(
