@@ -103,7 +103,7 @@ def test_a_rank_that_was_stopped_on_another_host_is_named(cluster, hanging, tmp_
     os.kill(rank, signal.SIGSTOP)
     failure, said, seconds, folder = told(process, tmp_path, began=began)
     assert (
-        "error[R013]: rank 2 (peer, node2) was stopped by a signal, and nobody let it go on within SECONDS s in step "
+        "error[R013]: rank 2 (peer, node2) was stopped by a signal, and nobody resumed it within SECONDS s in step "
     ) in said
     assert failure["class"] == "hung"
     assert seconds < WITHIN_S

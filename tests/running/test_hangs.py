@@ -76,7 +76,7 @@ HANGS = {
             "    around(ctx, one)"
         ),
         2,
-        ("R013", 0, "was stopped by a signal, and nobody let it go on within SECONDS s"),
+        ("R013", 0, "was stopped by a signal, and nobody resumed it within SECONDS s"),
     ),
     "data-loader": (
         (
@@ -167,7 +167,7 @@ def test_a_rank_that_never_comes_to_mpi_init_is_named(start_recipe, here, monkey
     assert run.report["failure"]["rank"] == 1
     assert re.match(
         r"error\[R014\]: rank 1 \(peer, localhost\) has not moved for \d+ s: 1 rank waits for it, and it waits for none, "
-        r"(and did not say where it is|in `<module>` at sitecustomize.py:5) while it was starting\n",
+        r"(and did not report where it is|in `<module>` at sitecustomize.py:5) while it was starting\n",
         run.stderr,
     )
     assert "rank 0 (peer)  waits for rank 1  MPI_Init" in run.stderr

@@ -172,7 +172,7 @@ def meet(tmp_path):
 
 def test_the_rank_that_does_not_come_to_an_operation_of_all_is_named(meet):
     seen = meet([("all_reduce", 4000)], [("", 0)], [("all_reduce", 4000)])
-    said = "rank 1 (worker, box) has not moved for 12 s: 2 ranks wait for it, and it waits for none, and did not say where it is"
+    said = "rank 1 (worker, box) has not moved for 12 s: 2 ranks wait for it, and it waits for none, and did not report where it is"
     assert ("R014", said) == verdict(seen)
     assert (
         "rank 0 (worker)  waits for rank 1  all_reduce of 4.0 kB, bucket 2"
@@ -200,7 +200,7 @@ def test_an_operation_of_all_to_which_a_rank_that_is_done_will_not_come(meet, ra
 def test_a_rank_that_has_not_started_is_named_as_such(meet):
     seen = meet([("MPI_Init", 0)], [("MPI_Init", 0)], tag_of=None, starting={0, 1})
     seen[1] = replace(seen[1], recording=None)
-    cause = "has not moved for 12 s: 1 rank waits for it, and it waits for none, and did not say where it is"
+    cause = "has not moved for 12 s: 1 rank waits for it, and it waits for none, and did not report where it is"
     assert ("R014", f"rank 1 (worker, box) {cause} while it was starting") == verdict(seen)
     assert "rank 1 (worker)  is starting       does not answer" == judge(seen, quiet_s=1.0, now=0.0).evidence[1]
 
@@ -267,13 +267,15 @@ def test_the_one_that_others_wait_for_is_named_however_long_the_chain_is(ranks):
 
 def test_a_stopped_rank_outranks_whoever_waits_or_does_not(ranks):
     seen = ranks([(RECV, 1, 0, "a", ...)], [(RECV, 0, 0, "a", ...)], [], is_stopped={1: True})
-    said = "rank 1 (worker, box) was stopped by a signal, and nobody let it go on within 12 s in step 3"
+    said = "rank 1 (worker, box) was stopped by a signal, and nobody resumed it within 12 s in step 3"
     assert ("R013", said) == verdict(seen)
 
 
 def test_a_rank_that_does_not_answer_is_told_so(ranks):
     seen = ranks([(RECV, 1, 0, "a", ...)], [(SEND, 0, 1, "a")])
-    said = "has not moved for 12 s: 1 rank waits for it, and it waits for none, and did not say where it is in step 3"
+    said = (
+        "has not moved for 12 s: 1 rank waits for it, and it waits for none, and did not report where it is in step 3"
+    )
     assert ("R014", f"rank 1 (worker, box) {said}") == verdict(seen)
 
 

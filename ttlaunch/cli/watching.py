@@ -205,7 +205,7 @@ class _Watcher:
 
     def _print_messages(self) -> None:
         """What the supervisor says while no run goes on, such as why none can be started again."""
-        for name, line in self._followed.said() if self._followed else ():
+        for name, line in self._followed.messages() if self._followed else ():
             stream = sys.stdout if name == "stdout" else sys.stderr
             if name == "stdout" or self._form is not Format.JSON:
                 stream.write(line.decode("utf-8", "replace") + "\n")

@@ -1,1 +1,1 @@
-"""Carry a plan out: check the machine, write the run folder, start the engine, watch, say what broke, leave nothing."""
+"""Carry out a plan: check the machine, write the run folder, start the engine, watch it, report, and clean up."""

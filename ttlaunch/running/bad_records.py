@@ -91,7 +91,7 @@ def report_bad_records(
 ) -> None:
     """Report new bad records on `stderr` of an output, and note them in the run's history."""
     for one in bad.fresh():
-        with contextlib.suppress(OSError):  # a full disk is told of by whoever meets it first
+        with contextlib.suppress(OSError):  # a full disk is reported by whatever meets it first
             append_event(folder, "bad_record", rank=one.rank, file=one.file, line=one.line, reason=one.reason)
         output("stderr", f"warning[{CODE}]: {message(one, rows)}".encode())
 

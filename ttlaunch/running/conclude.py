@@ -127,14 +127,14 @@ def _witnesses(folder: RunFolder, ending: Ending, ranks: list[RankState], *, eng
     statuses = {state.row.rank: state.exit.status if state.exit else None for state in ranks}
     return Witnesses(
         stderr_tail=lambda rank: read_stderr_tail(folder.file(contract.stderr_file(rank))),
-        engine=engine.read_output(_engine_said(folder), statuses),
+        engine=engine.read_output(_engine_stderr(folder), statuses),
         launcher=engine.signature.program,
         killing_since=ending.killing_since,
         stood_still_s=ending.stood_still_s,
     )
 
 
-def _engine_said(folder: RunFolder) -> str:
+def _engine_stderr(folder: RunFolder) -> str:
     return read_text_if_any(folder.file(f"{contract.LOGS_DIR}/{contract.ENGINE_PROCESS}.stderr"))
 
 
@@ -181,7 +181,7 @@ def _engine_failure(folder: RunFolder, engine: Engine, returncode: int, *, unfin
     how = f"was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"exited with status {returncode}"
     left = unfinished[:1] if returncode == 0 else []
     first = "".join(f" before rank {s.row.rank} ({s.row.role}, {s.row.host}) had ended" for s in left)
-    words = _engine_said(folder).splitlines()
-    said = tuple(line.strip() for line in words if line.strip(" -\t") and not line.startswith(FROM_A_RANK.decode()))
+    lines = _engine_stderr(folder).splitlines()
+    said = tuple(line.strip() for line in lines if line.strip(" -\t") and not line.startswith(FROM_A_RANK.decode()))
     cause = f"{engine.signature.program} {how}{first}; no rank had failed"
     return Failure(code="R008", cause=cause, time=time.time(), evidence=said[-_TAIL_LINES:], of_engine=True)

@@ -218,12 +218,12 @@ def stopped(ending: Ending, folder: RunFolder, grace: Grace) -> dict[str, Any] |
 
 
 def _resuming(command: Sequence[str], run_id: str) -> str:
-    words, skip = [], False
-    for word in command:
-        if not skip and word != "--resume" and not word.startswith("--resume="):
-            words.append(word)
-        skip = not skip and word == "--resume"
-    return shlex.join([*words, "--resume", run_id])
+    kept, is_value = [], False  # of an earlier --resume
+    for argument in command:
+        if not is_value and argument != "--resume" and not argument.startswith("--resume="):
+            kept.append(argument)
+        is_value = not is_value and argument == "--resume"
+    return shlex.join([*kept, "--resume", run_id])
 
 
 def _ordered_by(number: int) -> str:

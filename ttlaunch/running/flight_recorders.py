@@ -32,10 +32,10 @@ class LastOperation:
     """The last operation of a rank, by its flight recorder.
 
     Attributes:
-        text: All of it in words, such as `recv of 13.2 MB from rank 2 (aggregator), tag 3, …`.
+        text: The whole description, such as `recv of 13.2 MB from rank 2 (aggregator), tag 3, …`.
         operation: Its name, such as `gradients`.
         verb: Such as `recv`; empty for an operation in which a group meets.
-        peer: The other rank; -1: those of a group; -2: whoever of several comes first.
+        peer: The other rank; -1: all ranks of a group; -2: any of several, the first that comes.
         bucket: None: none.
         step: 0: before the first.
         place: `file:line` of the recipe, None if it is not known.
@@ -83,7 +83,7 @@ def keep_recorders(source: Path, run_folder: Path, *, world_size: int) -> None:
 
 
 def drop_evidence(run_folder: Path, *, is_done: bool) -> None:
-    """Remove what nobody needs: recordings of a run that went well, and stacks that nobody asked for."""
+    """Remove recordings of a run that went well, and empty files of stacks."""
     if is_done:
         shutil.rmtree(run_folder / contract.FLIGHT_RECORDER_DIR, ignore_errors=True)
     with contextlib.suppress(OSError):

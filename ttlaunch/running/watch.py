@@ -59,12 +59,12 @@ class RankState:
         grad_norm: Of the last step that it reported one of.
         connection: `silent` or `lost` where the connection to its host is; else empty.
         first_step: The first one it reported; not 1 where it goes on from a checkpoint.
-        diverged: The first of the steps up to the last one whose losses are no numbers, and its loss; None if the last
-            one's is a number.
+        diverged: The first of the last steps whose losses are NaN or infinite, and its loss; None if the last loss is
+            finite.
         first_step_time, last_step_time: When it reported its first and last step, seconds since the epoch.
         lost_checkpoints: Why the rank has no part of a checkpoint, by step.
-        stops_after: The step that it cannot stop before; known once it has heard that the run is to end.
-        is_asked_to_stop: Whether the ranks were told to end.
+        stops_after: The last step that it cannot avoid any more; known once it has noticed the order to stop.
+        is_asked_to_stop: Whether the ranks were ordered to stop.
         error: What the rank wrote about its own exception.
         exit: What the shim wrote about the rank's end.
         clock_offset_s: How much later it is where the rank runs than here.

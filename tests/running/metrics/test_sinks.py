@@ -299,7 +299,7 @@ def test_a_slow_sink_is_not_waited_for_and_one_that_was_killed_has_failed(finish
     said = [(one.code, one.message) for one in sink_diagnostics([record, killed], finished.path)]
     assert said == [
         ("R061", "the sink wandb has not come to its end yet; it goes on by itself"),
-        ("R060", "the sink wandb has stopped: its process was killed, or there was no room for its last word"),
+        ("R060", "the sink wandb has stopped: its process was killed, or there was no room for its last record"),
     ]
 
 

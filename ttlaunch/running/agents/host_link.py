@@ -208,7 +208,7 @@ class HostLink:
             case ShimLost():
                 self.lost_shims.setdefault(frame.rank, frame.time - self.clock_offset_s)
             case AgentGone():
-                raise HostError(self.host, Trouble.SCRIPT, f"its agent says: {frame.reason}")
+                raise HostError(self.host, Trouble.SCRIPT, f"its agent reports: {frame.reason}")
             case AgentEnded():
                 self._let_go(joined, frame.killed)
         self._lease.heard()

@@ -1,6 +1,6 @@
 """Let an engine start its daemons on other hosts through the connections that the launcher already has.
 
-The engine is told that `agent/relay.py` is its ssh. Each command for a host arrives here on a private socket, is made to
+The engine uses `agent/relay.py` as its ssh. Each command for a host arrives here on a private socket, is made to
 fit the host by the engine (its own place there, the run's id in the environment) and runs as one more channel. Secrets travel on
 the command's standard input, never on its command line.
 """

@@ -38,7 +38,7 @@ class CheckpointKeeper:
 
     Attributes:
         lost: Why a checkpoint whose shards had all arrived could not be completed, by step; only where the configuration
-            says that training goes on without it.
+            lets training go on without it.
     """
 
     def __init__(self, plan: LaunchPlan, folder: RunFolder, *, complain: Complain = pass_over) -> None:

@@ -1,6 +1,6 @@
 """Read safetensors files without torch, write a new one from parts of others, and join tensors that lie in several files.
 
-The format: 8 bytes that say how long the header is, the header as JSON (name to dtype, shape, place), the tensors.
+The format: 8 bytes with the length of the header, the header as JSON (name to dtype, shape, place), the tensors.
 """
 
 import json

@@ -100,7 +100,7 @@ def classify_exception(kind: str, message: str, *, chain: Iterable[str] = (), oo
 
     Args:
         kind: Its type's name.
-        message: Its words.
+        message: Its message.
         chain: `type: message` of what it was raised from or while handling.
         oom_kills: How often the kernel has killed for memory where the rank ran; a child of the rank may be among them.
     """

@@ -1,1 +1,1 @@
-"""Whether a run hangs, who waits for whom, and whose fault it is."""
+"""Detect that a run hangs, find out which ranks wait for which, and name the rank that caused it."""

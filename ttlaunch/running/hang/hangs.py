@@ -52,7 +52,7 @@ class _Suspicion:
     Attributes:
         since: When it began.
         snapshot: Of the processes, taken after that; None while hosts have not answered.
-        asked: When ranks were told to write their stacks.
+        asked: When ranks were asked to write their stacks.
         before: Sizes of the files of stacks at that time.
         sizes: Sizes of these files at the last look.
         dumped: When the stacks of silent ranks were read from outside.
@@ -289,7 +289,7 @@ def _silent(ranks: Sequence[Seen], quiet_s: float) -> Failure:
     """The failure of a program that is no recipe: where its ranks are, as far as that can be seen from outside."""
     cause = f"no rank has printed anything for {quiet_s:.0f} s"
     frames = [(one, frame_to_report(one.stack)) for one in ranks]
-    told = tuple(
+    places = tuple(
         f"rank {one.rank} is in `{frame.function}` at {short_place(frame.place)}" for one, frame in frames if frame
     )
-    return Failure(code="R017", kind=Cause.HUNG, cause=cause, time=time.time(), evidence=told[:_MOST_DUMPED])
+    return Failure(code="R017", kind=Cause.HUNG, cause=cause, time=time.time(), evidence=places[:_MOST_DUMPED])

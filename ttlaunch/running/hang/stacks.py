@@ -1,6 +1,6 @@
-"""What a rank was doing when it was asked for its stacks, and the recipe's line in it.
+"""Parse the stacks of a rank, and find the recipe's line in them.
 
-The text is faulthandler's, or what `agent/stack_dump.py` has written in the same form of a rank that could not answer.
+The text was written by faulthandler, or in the same form by `agent/stack_dump.py` for a rank that could not answer.
 """
 
 import re
@@ -61,7 +61,7 @@ def recipe_frame(stack: Sequence[Frame]) -> Frame | None:
 
 
 def frame_to_report(stack: Sequence[Frame]) -> Frame | None:
-    """The call to tell of: the recipe's; of a process that runs none, the innermost that is in a file of its own."""
+    """The call to report: the recipe's; of a process without a recipe, the innermost call in a file."""
     if any(frame.file.endswith(_ENTRY) for frame in stack):
         return recipe_frame(stack)
     return next((frame for frame in stack if not frame.file.startswith("<")), None)

@@ -1,6 +1,6 @@
-"""Tells the user about ranks that a signal has stopped, long before that is a hang: others may get on without them.
+"""Inform the user of ranks that a signal has stopped, long before that is a hang: others may go on without them.
 
-Only where all ranks are on this machine. Other hosts are asked how their ranks are when nothing moves any more.
+This is done only where all ranks are on this machine. Other hosts are asked once nothing moves any more.
 """
 
 import time
@@ -12,13 +12,13 @@ from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import RankState
 
 PATIENCE_S = 5.0
-"""A debugger or a profiler stops a process for a moment, too."""
+"""A debugger or a profiler also stops a process, but only for a moment."""
 
 _LOOK_S = 1.0
 
 
 class StoppedWatch:
-    """Remembers which ranks stand still since when, and what has been told."""
+    """Informs the user of stopped ranks, once each, and when they go on."""
 
     def __init__(
         self, folder: RunFolder, view: View, controller: RankController, *, clock: Callable[[], float] = time.monotonic
@@ -29,7 +29,7 @@ class StoppedWatch:
         self._reported: set[int] = set()
 
     def notice(self, ranks: Sequence[RankState]) -> None:
-        """Say what is new; call a few times a second."""
+        """Report what is new; call it a few times a second."""
         now = self._clock()
         if not self._controller.answers_at_once or now - self._looked < _LOOK_S:
             return

@@ -59,7 +59,7 @@ def _verdict(ranks: Sequence[Seen], quiet_s: float) -> Verdict:
 
     stopped = [one for one in ranks if one.is_stopped]
     if stopped:
-        cause = f"was stopped by a signal, and nobody let it go on within {quiet_s:.0f} s"
+        cause = f"was stopped by a signal, and nobody resumed it within {quiet_s:.0f} s"
         return Verdict("R013", min(stopped, key=weight), cause)
     free = min((one for one in ranks if not one.is_done and not peers_of(one, ranks)), key=weight, default=None)
     cycle = find_cycle(ranks)
@@ -92,7 +92,7 @@ def _standing_still(one: Seen, ranks: Sequence[Seen], *, waiters_of_it: int, qui
     frame = frame_to_report(one.stack)
     where = f", in `{frame.function}` at {short_place(frame.place)}" if frame else ""
     if not one.stack:
-        where = ", and did not say where it is"
+        where = ", and did not report where it is"
     if len(ranks) == 1:
         return f"{still}{where}"
     if not waiters_of_it:

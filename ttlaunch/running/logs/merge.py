@@ -1,8 +1,8 @@
 r"""Record the order in which all ranks print, while they do so.
 
 The ranks' own files stay as they are; `logs/merged.jsonl` gets a line for each stretch of one of them: rank, stream, time,
-offset and length. Each file is covered without gap or overlap, and a stretch ends where a line ends, so that whoever
-shows them one after the other never tears a line or loses one. Two stretches end elsewhere: at the last state of a
+offset and length. Each file is covered without gap or overlap, and a stretch ends where a line ends, so a reader
+that shows them one after the other never splits a line or loses one. Two stretches end elsewhere: at the last state of a
 progress bar (`\r`) that has not ended its line for a while, and where a stream ends without a line end. What a host could
 not keep, because its disk was full, has a line of its own at the end: rank, stream, time and the number of bytes.
 """
@@ -242,7 +242,7 @@ class MergedWriter:
 def read_unkept(folder: Path, rank: int, *, behind_s: float) -> list[Unkept]:
     """The parts of a rank's output that its shim could not write."""
     record = read(RankExit, read_file(folder / contract.exit_file(rank)) or b"{}")
-    if isinstance(record, BadRecord):  # the watch over the ranks tells of it
+    if isinstance(record, BadRecord):  # `Watch` reports it
         return []
     when = round(record.time - behind_s, 6)
     return [Unkept(rank, stream, when, length) for stream, length in record.unkept_output.items()]

@@ -68,7 +68,7 @@ def export(path: Path, choice: SinkChoice, *, follow: bool) -> SinkRecord:
         sink = open_sink(choice, log.run, folder=path)
         taken, status = _feed(log, sink, path, follow=follow)
         sink.close(status)
-    except Exception as error:  # noqa: BLE001 - a sink is other people's code, and its mistakes are told as such
+    except Exception as error:  # noqa: BLE001 - a sink is code of others; its mistakes are reported as such
         record = SinkRecord(choice.kind, record.place, record.pid, SinkState.FAILED, taken, _why(error))
     else:
         record = SinkRecord(choice.kind, record.place, record.pid, SinkState.DONE, taken)
@@ -167,7 +167,7 @@ def _settled(record: SinkRecord, path: Path) -> SinkRecord:
     if latest.state is not SinkState.WORKING:
         return latest
     return replace(
-        record, state=SinkState.FAILED, error="its process was killed, or there was no room for its last word"
+        record, state=SinkState.FAILED, error="its process was killed, or there was no room for its last record"
     )
 
 

@@ -141,7 +141,7 @@ def _by_step(stretch: Stretch) -> dict[int, StepTelemetry]:
 
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations")
-"""What tensors are for, as a rank tells them apart; see `ttlaunch/runtime/telemetry/memory.py`."""
+"""The kinds of tensors that a rank distinguishes; see `ttlaunch/runtime/telemetry/memory.py`."""
 
 
 @dataclass(frozen=True)

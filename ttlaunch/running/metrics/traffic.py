@@ -139,9 +139,8 @@ def settle(
         return None
     until = min(entry.last for entry in telemetry)
     if _is_asynchronous(plan):
-        until = max(
-            entry.last for entry in telemetry
-        )  # ranks are in steps of their own, and say themselves what they did
+        # Each rank has steps of its own; the formula uses the counts that every rank reports of itself.
+        until = max(entry.last for entry in telemetry)
     elif not is_done:
         until = min([until - 1, *(state.step - 1 for state in ranks)])
     first = max((state.first_step for state in ranks), default=0)
@@ -181,8 +180,8 @@ def _edges(
     edges = []
     for key in sorted({*found, *(key for key, size in expected.items() if size)}):
         messages, size = found.get(key, (0, 0))
-        says = None if formula is None else expected[key]
-        edges.append(Edge(*key, messages, None if key in hidden else size, says, slack[key], late[key]))
+        formula_bytes = None if formula is None else expected[key]
+        edges.append(Edge(*key, messages, None if key in hidden else size, formula_bytes, slack[key], late[key]))
     return tuple(edges)
 
 
@@ -202,7 +201,7 @@ def _is_asynchronous(plan: Mapping[str, Any]) -> bool:
         return False
     from ttlaunch.spec.recipe.importing import import_recipe_module  # noqa: PLC0415 - runs of programs read no recipe
 
-    with contextlib.suppress(Exception):  # a recipe that cannot be read any more is told of by `_formula`
+    with contextlib.suppress(Exception):  # `_formula` reports a recipe that cannot be read any more
         return bool(import_recipe_module(Path(plan["recipe"]["folder"]), "recipe").RECIPE.is_asynchronous)
     return False
 
@@ -216,7 +215,7 @@ def _formula(
     if plan.get("naive"):
         return None, f"the naive form of {plan['recipe']['name']} has no formula", False
     from ttlaunch.spec.recipe.importing import import_recipe_module  # noqa: PLC0415 - runs of programs read no recipe
-    from ttlaunch.spec.recipe.traffic import Ranks  # noqa: PLC0415 - likewise
+    from ttlaunch.spec.recipe.traffic import Ranks  # noqa: PLC0415 - as above
 
     name, folder = plan["recipe"]["name"], Path(plan["recipe"]["folder"])
     try:
@@ -228,6 +227,6 @@ def _formula(
         undecided = f"with this configuration {name} moves what it measures to be quickest"
         return (None, undecided, False) if formula is None else (list(formula), None, False)
     except LookupError as error:
-        return None, f"the formula of {name} asks for what no rank has said: {error}", True
-    except Exception as error:  # noqa: BLE001 - whatever the user's recipe raises is told as its mistake
+        return None, f"the formula of {name} asks for what no rank has reported: {error}", True
+    except Exception as error:  # noqa: BLE001 - whatever the user's recipe raises is reported as its mistake
         return None, f"the formula of {name} raises {type(error).__name__}: {error}", True

@@ -33,7 +33,7 @@ class FollowedRun:
         self._view = view
         self._watch = Watch(facts, folder)
         self._printed = ShownOutput(folder.path, facts.ranks, only=only, streams=_STREAMS)
-        self._said = {stream: Tail(folder.file(supervisor_file(stream))) for stream in _STREAMS}
+        self._supervisor = {stream: Tail(folder.file(supervisor_file(stream))) for stream in _STREAMS}
         self._events = Tail(folder.file(contract.EVENTS_FILE))
         self._report = folder.file(contract.REPORT_FILE)
 
@@ -47,7 +47,7 @@ class FollowedRun:
         for state, record in self._watch.poll():
             self._view.record(state, record)
         self._hear_of_hosts()
-        for stream, line in (*self._printed.poll(), *self.said()):
+        for stream, line in (*self._printed.poll(), *self.messages()):
             self._view.output(stream, line)
         self._view.tick(self._watch.ranks)
 
@@ -62,9 +62,9 @@ class FollowedRun:
                 if state.row.host == event.get("host"):
                     state.connection = connection
 
-    def said(self) -> Iterator[tuple[str, bytes]]:
+    def messages(self) -> Iterator[tuple[str, bytes]]:
         """New messages of the supervisor, each with its stream."""
-        for stream, tail in self._said.items():
+        for stream, tail in self._supervisor.items():
             for line in tail.read():
                 yield stream, line
 

@@ -1,7 +1,7 @@
 """Find what is needed to repeat a run: program, configuration, data and start, and whether they are unchanged.
 
-A run's folder has the resolved configuration and says which code and which text were used; the code itself is taken
-from where it lay, if it is still the same.
+A run's folder has the resolved configuration and the hashes of code and text; the code itself is taken from its folder
+at that time, if it is unchanged.
 """
 
 from collections.abc import Mapping
