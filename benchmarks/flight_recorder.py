@@ -86,7 +86,7 @@ def _bucket_time_us(telemetry: Buckets) -> float:
     for _ in range(MESSAGES):
         moment = telemetry.begin(0, 16)
         telemetry.wait()
-        telemetry.end(0, 16, moment, done)
+        telemetry.end(done, bucket=0, size=16, began=moment)
     return (time.thread_time() - began) / MESSAGES * 1e6
 
 

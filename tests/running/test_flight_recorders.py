@@ -32,7 +32,7 @@ def told(tmp_path, *, after_s=12.4):
 
 def test_an_operation_that_lasts_is_told_with_all_that_is_known(tmp_path, recording):
     recording.begin_step(7)
-    recording.begin(RECV, ("gradients", 1), ("/home/me/trainer.py", 41), 2, 3, 13_200_000, 0)
+    recording.begin(RECV, ("gradients", 1), ("/home/me/trainer.py", 41), peer=2, tag=3, size=13_200_000, now=0)
     assert (
         "recv of 13.2 MB from rank 2 (aggregator), gradients, tag 3, bucket 1, step 7, "
         "begun 12.4 s before the end, at trainer.py:41"
@@ -40,7 +40,7 @@ def test_an_operation_that_lasts_is_told_with_all_that_is_known(tmp_path, record
 
 
 def test_an_operation_that_is_done_says_when(tmp_path, recording):
-    recording.end(recording.begin(WAIT_SEND, ("weights", None), None, 1, 0, 12, 10**9), 2 * 10**9)
+    recording.end(recording.begin(WAIT_SEND, ("weights", None), None, peer=1, tag=0, size=12, now=10**9), 2 * 10**9)
     expected = (
         "wait for send of 12 bytes to rank 1 (worker), weights, tag 0, begun 11.4 s and done 10.4 s before the end"
     )
@@ -49,21 +49,21 @@ def test_an_operation_that_is_done_says_when(tmp_path, recording):
 
 def test_a_rank_that_did_nothing_or_all_of_it_has_no_last_operation(tmp_path, recording):
     assert told(tmp_path) is None
-    recording.begin(RECV, ("gradients", 1), None, 2, 3, 4, 0)
+    recording.begin(RECV, ("gradients", 1), None, peer=2, tag=3, size=4, now=0)
     assert told(tmp_path) is not None
     recording.announce(DONE)
     assert told(tmp_path) is None
 
 
 def test_times_of_another_hosts_clock_are_put_right(tmp_path, recording):
-    recording.begin(RECV, ("gradients", None), None, 2, 3, 4, 0)
+    recording.begin(RECV, ("gradients", None), None, peer=2, tag=3, size=4, now=0)
     ranks = [RankState(RankRow(0, "far", 0, "worker"), clock_offset_s=100.0)]
     end = read_recorder((tmp_path / recorder_file(0)).read_bytes()).seconds(0) - 100 + 3
     assert {0: 3.0} == {rank: last.began_s for rank, last in last_operations(tmp_path, ranks, end=end).items()}
 
 
 def test_boxes_are_kept_for_a_run_that_ended_badly_and_for_no_other(tmp_path, recording):
-    recording.begin(RECV, ("gradients", None), None, 2, 3, 4, 0)
+    recording.begin(RECV, ("gradients", None), None, peer=2, tag=3, size=4, now=0)
     run = tmp_path / "run"
     (run / "stacks").mkdir(parents=True)
     (run / "stacks/rank-0.txt").write_text("")

@@ -126,7 +126,7 @@ def test_every_counter_of_every_rank_is_a_sign_of_life(run):
     for move in (box.passed, lambda: box.end_step(1), lambda: box.announce("x"), lambda: box.announce("")):
         assert one.rest(6) is None
         move()
-    at = box.begin(1, ("a", None), None, 0, 0, 8, 10)
+    at = box.begin(1, ("a", None), None, peer=0, tag=0, size=8, now=10)
     assert one.rest(6) is None
     box.end(at, 20)
     assert one.rest(6) is None
@@ -154,7 +154,7 @@ def test_what_is_announced_is_over_when_its_block_is(run):
 def test_an_announced_rank_that_waits_for_another_one_does_not_excuse_it(run):
     one = run(timeout_s=7.0)
     one.boxes[0].announce("evaluation")
-    one.boxes[0].begin(2, ("a", None), None, 1, 0, 8, 10)
+    one.boxes[0].begin(2, ("a", None), None, peer=1, tag=0, size=8, now=10)
     failure = told_after(one, least=7, most=11)
     assert (failure.code, failure.rank) == ("R014", 1)
 
@@ -207,7 +207,7 @@ def test_ranks_that_load_their_libraries_on_other_hosts_are_looked_at_twice(run)
     one.controller.answers_at_once = False
     for state in one.ranks:
         state.phase = Phase.STARTING
-    one.boxes[1].begin(COLLECTIVE, ("MPI_Init", None), None, GROUP, 0, 0, 10)
+    one.boxes[1].begin(COLLECTIVE, ("MPI_Init", None), None, peer=GROUP, tag=0, size=0, now=10)
     assert one.rest(0.5) is None
     for count in range(80):
         one.controller.faults = {0: count, 1: 5}
@@ -220,7 +220,7 @@ def test_a_rank_that_does_not_come_to_mpi_init_is_named(run):
     one = run(timeout_s=7.0)
     for state in one.ranks:
         state.phase = Phase.STARTING
-    one.boxes[0].begin(COLLECTIVE, ("MPI_Init", None), None, GROUP, 0, 0, 10)
+    one.boxes[0].begin(COLLECTIVE, ("MPI_Init", None), None, peer=GROUP, tag=0, size=0, now=10)
     failure = told_after(one, least=7, most=11)
     assert (failure.code, failure.rank, failure.when) == ("R014", 1, "while it was starting")
 

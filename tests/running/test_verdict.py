@@ -39,7 +39,7 @@ def ranks(tmp_path):
                     continue
                 verb, peer, tag, name, *lasts = entry
                 box.begin_step(3)
-                at = box.begin(verb, (name, None), None, peer, tag, 8, 10)
+                at = box.begin(verb, (name, None), None, peer=peer, tag=tag, size=8, now=10)
                 if not lasts:
                     box.end(at, 20)
             content = read_recorder((tmp_path / recorder_file(rank)).read_bytes())
@@ -159,10 +159,10 @@ def meet(tmp_path):
             box = FlightRecorder(tmp_path / recorder_file(rank), rank=rank)
             tag = box.join_group(tag_of)
             for name, size in script[:-1]:
-                box.end(box.begin(COLLECTIVE, (name, None), None, GROUP, tag, size, 10), 20)
+                box.end(box.begin(COLLECTIVE, (name, None), None, peer=GROUP, tag=tag, size=size, now=10), 20)
             for name, size in script[-1:]:
                 if name:
-                    box.begin(COLLECTIVE, (name, 2), None, GROUP, tag, size, 10)
+                    box.begin(COLLECTIVE, (name, 2), None, peer=GROUP, tag=tag, size=size, now=10)
             content = read_recorder((tmp_path / recorder_file(rank)).read_bytes())
             seen.append(Seen(rank, "worker", "box", content, is_starting=rank in starting))
         return seen

@@ -36,7 +36,7 @@ def content(path):
 
 def test_an_operation_is_found_as_it_was_entered_while_it_lasts_and_after(path, recorder):
     recorder.begin_step(7)
-    at = recorder.begin(RECV, ("gradients", 1), ("/home/me/trainer.py", 41), 2, 5, 1000, 123)
+    at = recorder.begin(RECV, ("gradients", 1), ("/home/me/trainer.py", 41), peer=2, tag=5, size=1000, now=123)
     (found,) = content(path).operations
     assert (RECV, "gradients", 1, "/home/me/trainer.py:41", 2, 5, 1000, 7, 1) == (
         *(found.verb, found.name, found.bucket, found.place, found.peer, found.tag, found.nbytes),
@@ -51,7 +51,7 @@ def test_an_operation_is_found_as_it_was_entered_while_it_lasts_and_after(path, 
 
 def test_only_the_last_operations_are_kept_in_order(path, recorder):
     for number in range(1, 3 * OPERATIONS):
-        recorder.end(recorder.begin(SEND, ("weights", None), None, 0, 0, number, number), number)
+        recorder.end(recorder.begin(SEND, ("weights", None), None, peer=0, tag=0, size=number, now=number), number)
     found = content(path).operations
     assert list(range(2 * OPERATIONS, 3 * OPERATIONS)) == [one.nbytes for one in found]
     assert 3 * OPERATIONS - 1 == content(path).begun
@@ -59,26 +59,26 @@ def test_only_the_last_operations_are_kept_in_order(path, recorder):
 
 def test_messages_are_counted_by_peer_tag_and_direction_whatever_the_verb(path, recorder):
     for verb, peer, tag in [(SEND, 1, 0), (ISEND, 1, 0), (RECV, 1, 0), (IRECV, 1, 0), (ISEND, 1, 9), (SEND, 2, 0)]:
-        recorder.begin(verb, ("a", None), None, peer, tag, 0, 1)
+        recorder.begin(verb, ("a", None), None, peer=peer, tag=tag, size=0, now=1)
     assert {(1, 0, True): 2, (1, 0, False): 2, (1, 9, True): 1, (2, 0, True): 1} == content(path).channels
 
 
 def test_a_wait_is_for_the_message_that_was_begun(path, recorder):
-    recorder.begin(IRECV, ("a", None), None, 1, 0, 8, 1)
+    recorder.begin(IRECV, ("a", None), None, peer=1, tag=0, size=8, now=1)
     first = recorder.message
-    recorder.begin(IRECV, ("a", None), None, 1, 0, 8, 2)
-    recorder.begin(WAIT_RECV, ("a", None), None, 1, 0, 8, 3, first)
+    recorder.begin(IRECV, ("a", None), None, peer=1, tag=0, size=8, now=2)
+    recorder.begin(WAIT_RECV, ("a", None), None, peer=1, tag=0, size=8, now=3, message=first)
     assert (WAIT_RECV, 1) == (content(path).waiting.verb, content(path).waiting.message)
     assert {(1, 0, False): 2} == content(path).channels
 
 
 def test_more_channels_and_texts_than_there_is_room_for_cost_their_names_only(path, recorder):
     for tag in range(2 * CHANNELS):
-        recorder.begin(SEND, (f"operation-{tag}-{'x' * 20}", None), None, 1, tag, tag, 1)
+        recorder.begin(SEND, (f"operation-{tag}-{'x' * 20}", None), None, peer=1, tag=tag, size=tag, now=1)
     found = content(path)
     assert CHANNELS == len(found.channels)
     assert ("", 2 * CHANNELS - 1) == (found.operations[-1].name, found.operations[-1].nbytes)
-    recorder.begin(SEND, (f"operation-0-{'x' * 20}", None), None, 1, 0, 0, 1)
+    recorder.begin(SEND, (f"operation-0-{'x' * 20}", None), None, peer=1, tag=0, size=0, now=1)
     assert (f"operation-0-{'x' * 20}", 2) == (content(path).operations[-1].name, content(path).channels[1, 0, True])
 
 
@@ -108,7 +108,7 @@ def test_everything_a_rank_does_moves_its_counters(path, recorder):
         at = act()
         seen.append(content(path).counters)
 
-    sees(lambda: recorder.begin(SEND, ("a", None), None, 1, 0, 0, 1))
+    sees(lambda: recorder.begin(SEND, ("a", None), None, peer=1, tag=0, size=0, now=1))
     sees(lambda: recorder.end(at, 2))
     sees(lambda: traffic.enter("forward"))
     sees(lambda: traffic.begin_step(1))
@@ -153,7 +153,7 @@ def test_a_box_outlives_a_rank_that_is_killed(path):
     code = (
         "import sys, time; from pathlib import Path; from ttlaunch.runtime.telemetry.flight_recorder import FlightRecorder\n"
         "recorder = FlightRecorder(Path(sys.argv[1]), rank=3)\n"
-        "recorder.begin(2, ('gradients', None), ('trainer.py', 9), 1, 0, 64, time.monotonic_ns())\n"
+        "recorder.begin(2, ('gradients', None), ('trainer.py', 9), peer=1, tag=0, size=64, now=time.monotonic_ns())\n"
         "print('waits', flush=True)\ntime.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as process:
@@ -171,7 +171,7 @@ def test_what_is_no_box_is_none():
 
 
 def test_a_damaged_box_never_breaks_its_reader(path, recorder):
-    recorder.end(recorder.begin(SEND, ("gradients", 1), ("trainer.py", 9), 1, 0, 64, 1), 2)
+    recorder.end(recorder.begin(SEND, ("gradients", 1), ("trainer.py", 9), peer=1, tag=0, size=64, now=1), 2)
     whole, noise = path.read_bytes(), random.Random(2)  # noqa: S311 - no secret
     for _ in range(300):
         data = bytearray(whole)
@@ -184,7 +184,7 @@ def test_a_rank_without_a_place_for_its_box_keeps_one_for_itself(tmp_path):
     (tmp_path / "full").write_text("")
     for environment in ({}, {"TTLAUNCH_SCRATCH": str(tmp_path / "full")}):
         recorder = open_flight_recorder(environment, rank=0)
-        recorder.end(recorder.begin(SEND, ("a", None), None, 1, 0, 0, 1), 2)
+        recorder.end(recorder.begin(SEND, ("a", None), None, peer=1, tag=0, size=0, now=1), 2)
     assert [tmp_path / "full"] == list(tmp_path.iterdir())
     open_flight_recorder({"TTLAUNCH_SCRATCH": str(tmp_path)}, rank=0)
     assert [Path(recorder_file(0))] == [path.relative_to(tmp_path) for path in tmp_path.rglob("*.*")]

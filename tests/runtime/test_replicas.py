@@ -37,9 +37,9 @@ def test_it_then_waits_for_those_that_are_not_done_whatever_their_order(books, o
     one.wait()
     first = box().waiting
     assert ("torch's all_reduce", 0, 400, 1) == (first.name, first.bucket, first.nbytes, first.message)
-    one.end(order[0], 8, began[order[0]], done())
+    one.end(done(), bucket=order[0], size=8, began=began[order[0]])
     assert order[1] == box().waiting.bucket
-    one.end(order[1], 8, began[order[1]], done())
+    one.end(done(), bucket=order[1], size=8, began=began[order[1]])
     assert box().waiting is None
 
 
@@ -48,13 +48,13 @@ def test_each_end_is_a_sign_of_life(books):
     began = one.begin(0, 400)
     one.begin(1, 80)
     before = box().counters
-    one.end(0, 400, began, done())
+    one.end(done(), bucket=0, size=400, began=began)
     assert before != box().counters
 
 
 def test_those_that_are_done_before_the_last_has_begun_are_not_waited_for(books):
     one, box = books
-    one.end(0, 400, one.begin(0, 400), done())
+    one.end(done(), bucket=0, size=400, began=one.begin(0, 400))
     one.wait()
     assert box().waiting is None
 

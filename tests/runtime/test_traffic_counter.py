@@ -280,6 +280,6 @@ def test_a_trace_of_steps_without_end_stays_small(tmp_path, monkeypatch):
     monkeypatch.setattr("ttlaunch.runtime.telemetry.trace._MOST_EVENTS", 10)
     trace = Trace(tmp_path / "trace.jsonl", steps=10**6)
     for _ in range(100):
-        trace.span("send norms", "send", 0, 1)
+        trace.span("send norms", "send", began=0, ended=1)
     trace.close()
     assert 10 == len((tmp_path / "trace.jsonl").read_text().splitlines())

@@ -83,10 +83,10 @@ class _RankRun:
         recipe = import_recipe_module(world.recipe_folder, "recipe").RECIPE
         cfg = read_config(recipe, world.config)
         corpus = read_checked_corpus(recipe, world)
-        self._call_role(world, comm, cfg, corpus, recorder)
+        self._call_role(world, comm, cfg, corpus=corpus, recorder=recorder)
 
     def _call_role(
-        self, world: World, comm: "MPI.Intracomm", cfg: ConfigFile, corpus: Corpus | None, recorder: FlightRecorder
+        self, world: World, comm: "MPI.Intracomm", cfg: ConfigFile, *, corpus: Corpus | None, recorder: FlightRecorder
     ) -> None:
         from ttlaunch.runtime.comm.clocks import clocks_compared  # noqa: PLC0415
         from ttlaunch.runtime.context import RankContext  # noqa: PLC0415  torch is imported after the world is checked
@@ -101,7 +101,7 @@ class _RankRun:
         if function is None:
             raise AttributeError(f"{trainer.__file__} has no function `{self.role}` for the role of that name")
         with recorder.meeting("opening of the transport"):
-            communicator = _open_communicator(cfg, comm, world, self.rank, device)
+            communicator = _open_communicator(cfg, comm, world, rank=self.rank, device=device)
         records, profile = ProgressWriter(self.run_dir, self.rank), open_profile(self.run_dir, rank=self.rank)
         trace = open_trace(self.run_dir, self.rank)
         counted = self.run_dir / contract.traffic_file(self.rank)
@@ -211,7 +211,7 @@ def _join_world(world: World, rank: Rank) -> "MPI.Intracomm":
 
 
 def _open_communicator(
-    cfg: ConfigFile, comm: "MPI.Intracomm", world: World, rank: Rank, device: "torch.device"
+    cfg: ConfigFile, comm: "MPI.Intracomm", world: World, *, rank: Rank, device: "torch.device"
 ) -> "FabricCommunicator | MpiCommunicator":
     """The sockets that `multihost_config.socket_type` asks for. Collective."""
     from ttlaunch.runtime.comm.mpi import MpiCommunicator  # noqa: PLC0415  after the world is checked

@@ -9,7 +9,6 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -54,7 +53,18 @@ def simulate(world: World, run_dir: Path, *, saves: bool) -> Outcome:
     in_process = InProcessWorld(world.roles)
     contexts: dict[Rank, RankContext] = {}
     lives = {
-        rank: partial(_live, cfg, world, rank, in_process, trainer, corpus, run_dir, saves, contexts.__setitem__)
+        rank: partial(
+            _live,
+            cfg,
+            world,
+            rank,
+            in_process=in_process,
+            trainer=trainer,
+            corpus=corpus,
+            run_dir=run_dir,
+            saves=saves,
+            contexts=contexts,
+        )
         for rank in ranks
     }
     outcome = in_process.run(lives)
@@ -73,12 +83,13 @@ def _live(
     cfg: ConfigFile,
     world: World,
     rank: Rank,
+    *,
     in_process: InProcessWorld,
     trainer: ModuleType,
     corpus: Corpus | None,
     run_dir: Path,
-    saves: bool,  # noqa: FBT001
-    introduce: Callable[[Rank, RankContext], None],
+    saves: bool,
+    contexts: dict[Rank, RankContext],
 ) -> None:
     """One rank from its first line to its last, as `entry.py` does it for a process."""
     role = world.roles[rank]
@@ -87,7 +98,7 @@ def _live(
         raise AttributeError(f"{trainer.__file__} has no function `{role}` for the role of that name")
     device = choose_device(cfg.device_config, local_rank=world.local_ranks[rank])
     records = ProgressWriter(run_dir, rank)
-    checkpoints = _checkpoints(cfg, world, rank, run_dir, saves, records)
+    checkpoints = _checkpoints(cfg, world, rank, run_dir=run_dir, saves=saves, records=records)
     ctx = RankContext(
         world=world,
         rank=rank,
@@ -99,7 +110,7 @@ def _live(
         early_stop=make_early_stop(cfg, world.start),
         traffic=TrafficCounter(run_dir / contract.traffic_file(rank)),
     )
-    introduce(rank, ctx)
+    contexts[rank] = ctx
     records.write(
         contract.KIND_READY, **({"total_steps": ctx.data(cfg).total_steps} if isinstance(cfg, TrainingFile) else {})
     )
@@ -113,8 +124,9 @@ def _checkpoints(
     cfg: ConfigFile,
     world: World,
     rank: Rank,
+    *,
     run_dir: Path,
-    saves: bool,  # noqa: FBT001
+    saves: bool,
     records: ProgressWriter,
 ) -> Checkpoints | None:
     """What training begins from is the same as in a run; what is saved would be thrown away, so mostly nothing is."""

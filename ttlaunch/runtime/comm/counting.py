@@ -36,7 +36,7 @@ class CountingCommunicator:
         recorder, at, size = self.traffic.recorder, 0, tensor.nbytes
         began = _now()
         if recorder is not None:
-            at = recorder.begin(SEND, label, place, dest, tag, size, began)
+            at = recorder.begin(SEND, label, place, peer=dest, tag=tag, size=size, now=began)
         with self.traffic.marked("send", label[0]):
             self._communicator.send(tensor, dest=dest, tag=tag)
         ended = _now()
@@ -54,7 +54,7 @@ class CountingCommunicator:
         recorder, at = self.traffic.recorder, 0
         began = _now()
         if recorder is not None:
-            at = recorder.begin(RECV, label, place, source, tag, tensor.nbytes, began)
+            at = recorder.begin(RECV, label, place, peer=source, tag=tag, size=tensor.nbytes, now=began)
         with self.traffic.marked("recv", label[0]):
             self._communicator.recv(tensor, source=source, tag=tag)
         ended = _now()
@@ -65,7 +65,7 @@ class CountingCommunicator:
     def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
         label, place = self._named()
         size, began = tensor.nbytes, _now()
-        entry = self._enter(ISEND, WAIT_SEND, label, place, dest, tag, size, began)
+        entry = self._enter(ISEND, WAIT_SEND, label, place=place, peer=dest, tag=tag, size=size, now=began)
         with self.traffic.marked("isend", label[0]):
             pending = self._communicator.isend(tensor, dest=dest, tag=tag)
         ended = _now()
@@ -75,24 +75,26 @@ class CountingCommunicator:
         self.traffic.sent(label, dest, size)
         trace = self._open_trace()
         if trace is None:
-            return _Timed(pending, self.traffic, label[0], entry, tag, size)
+            return _Timed(pending, self.traffic, label[0], entry=entry, tag=tag, size=size)
         number = trace.number(is_send=True, peer=dest, tag=tag)
-        message = _Message(trace, label, dest, tag, number, size, self.traffic.step, is_send=True)
+        message = _Message(trace, label, dest, tag=tag, number=number, size=size, step=self.traffic.step, is_send=True)
         message.begin(began, ended)
-        return _Traced(pending, self.traffic, message, entry, tag, size)
+        return _Traced(pending, self.traffic, message, entry=entry, tag=tag, size=size)
 
     def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
         label, place = self._named()
-        entry = self._enter(IRECV, WAIT_RECV, label, place, source, tag, tensor.nbytes, _now())
+        entry = self._enter(IRECV, WAIT_RECV, label, place=place, peer=source, tag=tag, size=tensor.nbytes, now=_now())
         pending = self._communicator.irecv(tensor, source=source, tag=tag)
         if entry is not None:
             entry.posted(_now())
         trace = self._open_trace()
         if trace is None:
-            return _Timed(pending, self.traffic, label[0], entry, tag, tensor.nbytes)
+            return _Timed(pending, self.traffic, label[0], entry=entry, tag=tag, size=tensor.nbytes)
         number = trace.number(is_send=False, peer=source, tag=tag)
-        message = _Message(trace, label, source, tag, number, tensor.nbytes, self.traffic.step, is_send=False)
-        return _Traced(pending, self.traffic, message, entry, tag, tensor.nbytes)
+        message = _Message(
+            trace, label, source, tag=tag, number=number, size=tensor.nbytes, step=self.traffic.step, is_send=False
+        )
+        return _Traced(pending, self.traffic, message, entry=entry, tag=tag, size=tensor.nbytes)
 
     def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
         """See `Communicator`. The flight recorder then shows that the rank waits for any of those that still owe it something under this tag."""
@@ -100,7 +102,9 @@ class CountingCommunicator:
         label, place = self._named()
         recorder, at, began = self.traffic.recorder, 0, _now()
         if recorder is not None and timeout_s != 0:
-            at = recorder.begin(WAIT_ANY, label, place, ANY, transfers[0].tag, transfers[0].size, began, message=1)
+            at = recorder.begin(
+                WAIT_ANY, label, place, peer=ANY, tag=transfers[0].tag, size=transfers[0].size, now=began, message=1
+            )
         found = self._communicator.wait_any([one.pending for one in transfers], timeout_s=timeout_s)
         ended = _now()
         if recorder is not None and timeout_s != 0:
@@ -114,10 +118,14 @@ class CountingCommunicator:
         return caller() if label is None else (label, None)
 
     def _enter(
-        self, begins: int, waits: int, label: _Label, place: Place | None, peer: Rank, tag: int, size: int, now: int
+        self, begins: int, waits: int, label: _Label, *, place: Place | None, peer: Rank, tag: int, size: int, now: int
     ) -> "_Entry | None":
         recorder = self.traffic.recorder
-        return None if recorder is None else _Entry(recorder, begins, waits, label, place, peer, tag, size, now)
+        return (
+            None
+            if recorder is None
+            else _Entry(recorder, begins, waits, label=label, place=place, peer=peer, tag=tag, size=size, now=now)
+        )
 
     def _open_trace(self) -> Trace | None:
         """None also when the steps that were to be traced are over."""
@@ -135,6 +143,7 @@ class _Entry:
         recorder: FlightRecorder,
         begins: int,
         waits: int,
+        *,
         label: _Label,
         place: Place | None,
         peer: Rank,
@@ -149,7 +158,7 @@ class _Entry:
         self._peer = peer
         self._tag = tag
         self._size = size
-        self._at = recorder.begin(begins, label, place, peer, tag, size, now)
+        self._at = recorder.begin(begins, label, place, peer=peer, tag=tag, size=size, now=now)
         self._message = recorder.message
 
     def posted(self, now: int) -> None:
@@ -157,7 +166,14 @@ class _Entry:
 
     def wait(self, now: int) -> None:
         self._at = self._recorder.begin(
-            self._waits, self._label, self._place, self._peer, self._tag, self._size, now, self._message
+            self._waits,
+            self._label,
+            self._place,
+            peer=self._peer,
+            tag=self._tag,
+            size=self._size,
+            now=now,
+            message=self._message,
         )
 
     def waited(self, now: int) -> None:
@@ -170,7 +186,7 @@ class _Timed:
     __slots__ = ("_entry", "_operation", "_traffic", "pending", "size", "tag")
 
     def __init__(
-        self, pending: Pending, traffic: TrafficCounter, operation: str, entry: _Entry | None, tag: int, size: int
+        self, pending: Pending, traffic: TrafficCounter, operation: str, *, entry: _Entry | None, tag: int, size: int
     ) -> None:
         self.pending = pending
         self.tag = tag
@@ -180,13 +196,13 @@ class _Timed:
         self._entry = entry
 
     def wait(self) -> None:
-        _wait(self.pending, self._traffic, self._operation, self._entry)
+        _wait(self.pending, self._traffic, self._operation, entry=self._entry)
 
     def test(self) -> bool:
         return self.pending.test()
 
 
-def _wait(pending: Pending, traffic: TrafficCounter, operation: str, entry: _Entry | None) -> tuple[int, int]:
+def _wait(pending: Pending, traffic: TrafficCounter, operation: str, *, entry: _Entry | None) -> tuple[int, int]:
     """Wait for a transfer, and say from when to when."""
     began = _now()
     if entry is not None:
@@ -204,7 +220,7 @@ class _Message:
     """One end of a message in the trace: what it is, when its send began, when its receive was complete."""
 
     def __init__(
-        self, trace: Trace, label: _Label, peer: Rank, tag: int, number: int, size: int, step: int, *, is_send: bool
+        self, trace: Trace, label: _Label, peer: Rank, *, tag: int, number: int, size: int, step: int, is_send: bool
     ) -> None:
         operation, bucket = label
         self.operation = operation
@@ -216,7 +232,7 @@ class _Message:
 
     def begin(self, began: int, ended: int) -> None:
         """The call that began a send."""
-        self._trace.span(f"send {self._name}", "send", began, ended, **self._facts)
+        self._trace.span(f"send {self._name}", "send", began=began, ended=ended, **self._facts)
         self._trace.message(self._name, is_send=True, when=began, facts=self._facts)
 
     def end(self, began: int, ended: int) -> None:
@@ -225,7 +241,9 @@ class _Message:
             return
         self._is_done = True
         verb = "wait: send" if self._is_send else "recv"
-        self._trace.span(f"{verb} {self._name}", "wait" if self._is_send else "recv", began, ended, **self._facts)
+        self._trace.span(
+            f"{verb} {self._name}", "wait" if self._is_send else "recv", began=began, ended=ended, **self._facts
+        )
         if not self._is_send:
             self._trace.message(self._name, is_send=False, when=ended, facts=self._facts)
 
@@ -236,7 +254,7 @@ class _Traced:
     __slots__ = ("_entry", "_message", "_traffic", "pending", "size", "tag")
 
     def __init__(
-        self, pending: Pending, traffic: TrafficCounter, message: _Message, entry: _Entry | None, tag: int, size: int
+        self, pending: Pending, traffic: TrafficCounter, message: _Message, *, entry: _Entry | None, tag: int, size: int
     ) -> None:
         self.pending = pending
         self.tag = tag
@@ -246,7 +264,7 @@ class _Traced:
         self._entry = entry
 
     def wait(self) -> None:
-        self._message.end(*_wait(self.pending, self._traffic, self._message.operation, self._entry))
+        self._message.end(*_wait(self.pending, self._traffic, self._message.operation, entry=self._entry))
 
     def test(self) -> bool:
         return self.pending.test()

@@ -67,7 +67,7 @@ class FabricCommunicator:
             return self._control.isend(tensor, dest=dest, tag=tag)
         header = self._control.isend(_header(tensor), dest=dest, tag=_HEADER_TAG + tag)
         body = dist.isend(_bytes_of(tensor), dest, tag=_body_tag(tensor, tag)) if tensor.numel() else None
-        return _FabricTransfer(header, body, self._name(dest), tensor)
+        return _FabricTransfer(header, body, self._name(dest), tensor=tensor)
 
     def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
         check_sendable(tensor)
@@ -76,7 +76,7 @@ class FabricCommunicator:
         found = torch.empty_like(_header(tensor))
         header = self._control.irecv(found, source=source, tag=_HEADER_TAG + tag)
         body = dist.irecv(_bytes_of(tensor), source, tag=_body_tag(tensor, tag)) if tensor.numel() else None
-        return _FabricTransfer(header, body, self._name(source), tensor, found)
+        return _FabricTransfer(header, body, self._name(source), tensor=tensor, found=found)
 
     def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
         """As of every communicator; what has come of a message is its header, and the backend's own threads move the rest."""
@@ -100,7 +100,7 @@ class FabricCommunicator:
 
 class _FabricTransfer:
     def __init__(
-        self, header: Pending, body: dist.Work | None, peer: str, tensor: Tensor, found: Tensor | None = None
+        self, header: Pending, body: dist.Work | None, peer: str, *, tensor: Tensor, found: Tensor | None = None
     ) -> None:
         self._header = header
         self._body = body

@@ -83,18 +83,18 @@ class MpiCommunicator:
             return
         layout = self._layout(tensor)
         buffer, chunks = self._begin_receive(layout, source, tag)
-        self._finish_receive(layout, buffer, chunks, source, tag, tensor)
+        self._finish_receive(layout, buffer, chunks, source=source, tag=tag, tensor=tensor)
 
     def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
         host = tensor if tensor.is_cpu else tensor.detach().cpu()
         idle, sending = self._begin_send(self._layout(host), dest, tag)
-        return _Send(sending, idle, self._crowded, host)
+        return _Send(sending, idle, crowded=self._crowded, kept=host)
 
     def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
         host = tensor if tensor.is_cpu else tensor.detach().cpu()
         layout = self._layout(host)
         buffer, chunks = self._begin_receive(layout, source, tag)
-        return _Receive(self, layout, buffer, chunks, tensor, host, source, tag)
+        return _Receive(self, layout, buffer, chunks=chunks, tensor=tensor, host=host, source=source, tag=tag)
 
     def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
         return wait_for_any(pending, timeout_s=timeout_s)
@@ -144,7 +144,7 @@ class MpiCommunicator:
         return buffer, chunks
 
     def _finish_receive(
-        self, layout: "_Layout", buffer: "_HeaderBuffer", chunks: _Requests, source: Rank, tag: int, tensor: Tensor
+        self, layout: "_Layout", buffer: "_HeaderBuffer", chunks: _Requests, *, source: Rank, tag: int, tensor: Tensor
     ) -> None:
         """Wait for the header, then for what has to follow it if it is the right one."""
         wait_for(buffer.request or MPI.REQUEST_NULL, self._crowded)
@@ -223,7 +223,7 @@ class _Sending:
 class _Send:
     __slots__ = ("_crowded", "_idle", "_kept", "_sending")
 
-    def __init__(self, sending: _Sending, idle: list[_Sending], crowded: bool, kept: object) -> None:  # noqa: FBT001  hot path
+    def __init__(self, sending: _Sending, idle: list[_Sending], *, crowded: bool, kept: object) -> None:
         self._sending: _Sending | None = sending
         self._idle = idle
         self._crowded = crowded
@@ -249,6 +249,7 @@ class _Receive:
         communicator: MpiCommunicator,
         layout: _Layout,
         buffer: _HeaderBuffer,
+        *,
         chunks: _Requests,
         tensor: Tensor,
         host: Tensor,
@@ -268,7 +269,7 @@ class _Receive:
         if self._communicator is not None:
             communicator, self._communicator = self._communicator, None
             communicator._finish_receive(  # noqa: SLF001  one thing in two parts
-                self._layout, self._buffer, self._chunks, self._source, self._tag, self._tensor
+                self._layout, self._buffer, self._chunks, source=self._source, tag=self._tag, tensor=self._tensor
             )
             if self._host is not self._tensor:
                 self._tensor.detach().copy_(self._host)

@@ -93,6 +93,7 @@ class FlightRecorder:
         verb: int,
         label: Label,
         place: Place | None,
+        *,
         peer: int,
         tag: int,
         size: int,
@@ -155,7 +156,7 @@ class FlightRecorder:
     @contextlib.contextmanager
     def meeting(self, name: str, *, tag: int = WORLD) -> Iterator[None]:
         """Enter for a block an operation in which the ranks of a group wait for each other."""
-        at = self.begin(COLLECTIVE, (name, None), None, GROUP, tag, 0, time.monotonic_ns())
+        at = self.begin(COLLECTIVE, (name, None), None, peer=GROUP, tag=tag, size=0, now=time.monotonic_ns())
         yield
         self.end(at, time.monotonic_ns())
 

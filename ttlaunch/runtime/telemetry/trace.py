@@ -34,7 +34,7 @@ class Trace:
         self._events: list[list[Any]] = []
         self._counts: Counter[tuple[bool, Rank, int]] = Counter()
 
-    def span(self, name: str, kind: str, began: int, ended: int, **facts: object) -> None:
+    def span(self, name: str, kind: str, *, began: int, ended: int, **facts: object) -> None:
         """Something that the rank did, from one time to another, in nanoseconds of its monotonic clock."""
         if self.is_open:
             self._events.append(["span", name, kind, began, ended, facts])

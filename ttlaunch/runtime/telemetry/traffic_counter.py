@@ -116,7 +116,7 @@ class TrafficCounter:
         if self.recorder is not None:
             self.recorder.end_step(self._since - self._step_began)
         if self.trace is not None and self.trace.is_open:
-            self.trace.span(f"step {self.step}", "step", self._step_began, self._since)
+            self.trace.span(f"step {self.step}", "step", began=self._step_began, ended=self._since)
             self.trace.end_step()
         if self.profile is not None:
             self.note(**self.profile.end_step(self.step))
@@ -139,7 +139,7 @@ class TrafficCounter:
     def _trace_pass(self, trace: Trace, now: int) -> None:
         facts = {} if self._micro_batch is None else {"micro_batch": self._micro_batch}
         number = "" if self._micro_batch is None else f" {self._micro_batch}"
-        trace.span(f"{self.phase}{number}", self.phase, self._since, now, step=self.step, **facts)
+        trace.span(f"{self.phase}{number}", self.phase, began=self._since, ended=now, step=self.step, **facts)
 
     def leave(self) -> None:
         """Be back between passes."""
@@ -157,7 +157,7 @@ class TrafficCounter:
         """Fold what was counted since the last step began into the rows of this stretch of steps."""
         self.leave()
         for key, messages in self._messages.items():
-            _extend(self._rows[key], self.step, messages, self._bytes[key])
+            _extend(self._rows[key], self.step, messages=messages, size=self._bytes[key])
         for operation_and_phase, nanoseconds in self._waits.items():
             self._waited[operation_and_phase][self.step] = nanoseconds // 1000
         for phase, nanoseconds in self._spent.items():
@@ -269,7 +269,7 @@ def _operation_of(function: str) -> str:
     return name or function
 
 
-def _extend(rows: list[list[int]], step: int, messages: int, size: int) -> None:
+def _extend(rows: list[list[int]], step: int, *, messages: int, size: int) -> None:
     """Add a step to rows of `[first, last, stride, messages, bytes]`, each an arithmetic progression of equal steps."""
     if rows and rows[-1][3:] == [messages, size]:
         first, last, stride = rows[-1][:3]

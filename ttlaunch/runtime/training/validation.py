@@ -26,7 +26,7 @@ def validation_is_due(cfg: TrainingFile, ctx: RankContext, step: int) -> bool:
     return step % cfg.training_config.validation_interval == 0 or step == ctx.data(cfg).total_steps
 
 
-def report_layer_norms(cfg: TrainingFile, ctx: RankContext, optimizer: HasLayerNorms, step: int) -> None:
+def report_layer_norms(cfg: TrainingFile, ctx: RankContext, optimizer: HasLayerNorms, step: int) -> None:  # noqa: PLR0917  users' trainers call it so
     """Report the gradient norms of this rank's layers, if the configuration asks for them and a validation is due.
 
     For whoever has updated with the optimizer; replicas that have made the same update leave it to one of them.

@@ -80,11 +80,13 @@ def build_codec(
     """
     if cfg.kind == "none":
         return Cast(torch.float32)
-    codec = _lossy(cfg, num_values, matrices, device)
+    codec = _lossy(cfg, num_values, matrices=matrices, device=device)
     return ErrorFeedback(codec, num_values, device=device) if cfg.error_feedback else codec
 
 
-def _lossy(cfg: CompressionConfig, num_values: int, matrices: Sequence[Matrix], device: torch.device | None) -> Codec:
+def _lossy(
+    cfg: CompressionConfig, num_values: int, *, matrices: Sequence[Matrix], device: torch.device | None
+) -> Codec:
     match cfg.kind:
         case "bf16":
             return Cast(torch.bfloat16)

@@ -160,7 +160,7 @@ class GradientExchange:
     def _open(self, index: int, *, tokens: int, loss: float) -> None:
         self._tree.open_leaf(index, self._flat.grads_N, tokens=tokens, loss=loss)
         own = [(node.tokens, node.loss) for node in self._tree.subtrees()]
-        self._counts = CountsExchange(self._ctx, self._layout, own, self._among)
+        self._counts = CountsExchange(self._ctx, self._layout, own, among=self._among)
         self._is_open = True
         self._agree()
         self._watch.begin(self._buckets, self._scatter)

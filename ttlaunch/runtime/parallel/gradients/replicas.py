@@ -58,7 +58,7 @@ def replicate(ctx: RankContext, model: nn.Module, *, among: Sequence[Rank]) -> D
     def entered(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]  # torch re-exports it without saying so
         size = bucket.buffer().nbytes
         began = telemetry.begin(bucket.index(), size)
-        done = allreduce_hook(state, bucket).then(partial(telemetry.end, bucket.index(), size, began))
+        done = allreduce_hook(state, bucket).then(partial(telemetry.end, bucket=bucket.index(), size=size, began=began))
         if bucket.is_last():
             telemetry.wait()
         return done
@@ -87,7 +87,7 @@ class Buckets:
         now = _now()
         if self._recorder is not None:
             self._open[bucket] = self._recorder.begin(
-                BEGUN_COLLECTIVE, (_NAME, bucket), None, GROUP, self._tag, size, now
+                BEGUN_COLLECTIVE, (_NAME, bucket), None, peer=GROUP, tag=self._tag, size=size, now=now
             )
         return now
 
@@ -97,11 +97,11 @@ class Buckets:
             for at in list(self._open.values()):
                 self._recorder.wait_for(at)
 
-    def end(self, bucket: int, size: int, began: int, done: torch.futures.Future[Tensor]) -> Tensor:
+    def end(self, done: torch.futures.Future[Tensor], *, bucket: int, size: int, began: int) -> Tensor:
         """Record that an all-reduce is done, and return its result."""
         trace, at = self._traffic.trace, self._open.pop(bucket, None)
         if trace is not None and trace.is_open:
-            trace.span("all_reduce (torch)", "collective", began, _now(), bucket=bucket, bytes=size)
+            trace.span("all_reduce (torch)", "collective", began=began, ended=_now(), bucket=bucket, bytes=size)
         if self._recorder is not None and at is not None:
             self._recorder.end(at, _now())
         return done.value()

@@ -47,7 +47,7 @@ def all_reduce_mean(
     """
     shards = contiguous_blocks(len(out_N), len(among))
     mine = shards[among.index(ctx.rank)]
-    mean_N, loss, tokens = _reduce(ctx, sums, shards, among, micro_batches)
+    mean_N, loss, tokens = _reduce(ctx, sums, shards, among=among, micro_batches=micro_batches)
     out_N[mine.start : mine.stop].copy_(mean_N)
     with operation(ctx, "gradients"):
         gather_shards(ctx, out_N, among=among)
@@ -74,11 +74,11 @@ def reduce_scatter_mean(
     Cost: `(k + 1) * (n - 1)` messages each way, `k * (n - 1) / n * S` bytes and 16 for each node.
     Order: that of the tree, then one division: the bits of one process for any number of ranks.
     """
-    return _reduce(ctx, sums, contiguous_blocks(sums.num_values, len(among)), among, micro_batches)
+    return _reduce(ctx, sums, contiguous_blocks(sums.num_values, len(among)), among=among, micro_batches=micro_batches)
 
 
 def _reduce(
-    ctx: Communicator, sums: GradientTree, shards: list[range], among: Sequence[Rank], micro_batches: int
+    ctx: Communicator, sums: GradientTree, shards: list[range], *, among: Sequence[Rank], micro_batches: int
 ) -> tuple[Tensor, float, int]:
     layout = [list(aligned_subtrees(block)) for block in contiguous_blocks(micro_batches, len(among))]
     place, subtrees = among.index(ctx.rank), sums.subtrees()
@@ -87,7 +87,7 @@ def _reduce(
         raise ValueError(f"rank {ctx.rank} holds the sums over {found}, expected {layout[place]}")
     held: list[Nodes] = [[(leaves, None) for leaves in nodes] for nodes in layout]
     held[place] = [(leaves, node.gradient_N) for leaves, node in zip(found, subtrees, strict=True)]
-    tokens, loss = CountsExchange(ctx, layout, [(node.tokens, node.loss) for node in subtrees], among).wait()
+    tokens, loss = CountsExchange(ctx, layout, [(node.tokens, node.loss) for node in subtrees], among=among).wait()
     with operation(ctx, "gradients"):
         shard_N = sum_shard(ctx, held, shards=shards, among=among)
     sums.clear()
@@ -102,7 +102,7 @@ class CountsExchange:
     """
 
     def __init__(
-        self, ctx: Communicator, layout: list[list[range]], own: list[tuple[int, float]], among: Sequence[Rank]
+        self, ctx: Communicator, layout: list[list[range]], own: list[tuple[int, float]], *, among: Sequence[Rank]
     ) -> None:
         """Begin.
 

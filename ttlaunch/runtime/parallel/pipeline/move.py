@@ -20,7 +20,7 @@ _BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
 
 
 @torch.no_grad()
-def move_blocks(cfg: TrainingFile, ctx: Communicator, old: PipelinePart, new: PipelinePart) -> None:
+def move_blocks(cfg: TrainingFile, ctx: Communicator, *, old: PipelinePart, new: PipelinePart) -> None:
     """Fill the weights and the optimizer state of `new` with those that some rank's `old` has.
 
     Args:

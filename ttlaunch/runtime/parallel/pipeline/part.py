@@ -81,7 +81,7 @@ class PipelinePart:
         if self.model.tied_gradient_VD is not None:
             ctx.traffic.note(tied_values=self.model.tied_gradient_VD.numel())
         self._block = contiguous_blocks(cfg.training_config.micro_batches, len(grid.replicas))[grid.replica]
-        self.chunks = _chunks(ctx, self.model, cut_into_parts(pipeline.blocks, num_chunks=count), grid)
+        self.chunks = _chunks(ctx, self.model, cut_into_parts(pipeline.blocks, num_chunks=count), grid=grid)
 
     def order(self, micro_batches: int) -> list[Action]:
         """The passes of a step in which this replica has so many micro-batches."""
@@ -190,7 +190,7 @@ def num_chunks(cfg: TrainingFile, schedule: ScheduleName) -> int:
     return pipeline.chunks_per_rank if pipeline is not None and schedule == "interleaved" else 1
 
 
-def _chunks(ctx: RankContext, model: Model, parts: Sequence[range], grid: PipelineGrid) -> list[Chunk]:
+def _chunks(ctx: RankContext, model: Model, parts: Sequence[range], *, grid: PipelineGrid) -> list[Chunk]:
     chunks = []
     own = range(grid.stage, len(parts), len(grid.stages))
     for part in own:

@@ -47,7 +47,7 @@ def gpipe(stage: int, *, num_stages: int, num_micro_batches: int) -> list[Action
     >>> [str(action) for action in gpipe(0, num_stages=2, num_micro_batches=3)]
     ['F0', 'F1', 'F2', 'B0', 'B1', 'B2']
     """
-    _check(stage, num_stages, num_micro_batches, 1)
+    _check(stage, num_stages=num_stages, num_micro_batches=num_micro_batches, num_chunks=1)
     forwards, backwards = _passes([range(num_micro_batches)], num_chunks=1)
     return [*forwards, *backwards]
 
@@ -69,7 +69,7 @@ def one_f_one_b(stage: int, *, num_stages: int, num_micro_batches: int) -> list[
     >>> [str(action) for action in one_f_one_b(0, num_stages=2, num_micro_batches=3)]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
-    _check(stage, num_stages, num_micro_batches, 1)
+    _check(stage, num_stages=num_stages, num_micro_batches=num_micro_batches, num_chunks=1)
     forwards, backwards = _passes([range(num_micro_batches)], num_chunks=1)
     return _one_by_one(forwards, backwards, warm_up=num_stages - stage - 1)
 
@@ -94,7 +94,7 @@ def interleaved(stage: int, *, num_stages: int, num_micro_batches: int, num_chun
     >>> [str(action) for action in interleaved(1, num_stages=2, num_micro_batches=2, num_chunks=2)]
     ['F0', 'F1', 'F0.1', 'B0.1', 'F1.1', 'B1.1', 'B0', 'B1']
     """
-    _check(stage, num_stages, num_micro_batches, num_chunks)
+    _check(stage, num_stages=num_stages, num_micro_batches=num_micro_batches, num_chunks=num_chunks)
     groups = _groups(num_stages, num_micro_batches)
     forwards, backwards = _passes(groups, num_chunks=num_chunks)
     return _one_by_one(forwards, backwards, warm_up=2 * (num_stages - stage - 1) + (num_chunks - 1) * len(groups[0]))
@@ -116,7 +116,7 @@ def order_of_passes(
     return schedule(stage, num_stages=num_stages, num_micro_batches=num_micro_batches)
 
 
-def _check(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> None:
+def _check(stage: int, *, num_stages: int, num_micro_batches: int, num_chunks: int) -> None:
     if not 0 <= stage < num_stages or num_micro_batches < 1 or num_chunks < 1:
         chunks = "" if num_chunks == 1 else f" and {num_chunks} chunks"
         raise ValueError(

@@ -57,7 +57,7 @@ class ScheduleChoice:
         """
         if num_chunks(self._cfg, self.now) != len(part.chunks):
             moved = PipelinePart(self._cfg, self._ctx, self._grid, schedule=self.now)
-            move_blocks(self._cfg, self._ctx, part, moved)
+            move_blocks(self._cfg, self._ctx, old=part, new=moved)
             part = moved
         part.schedule = self.now
         self._began = time.perf_counter()

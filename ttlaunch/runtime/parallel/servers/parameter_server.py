@@ -159,7 +159,7 @@ class ParameterServer:
 
         Cost: S bytes (float32) to each, who wait for them in `ParameterServerClient.averaged_weights`.
         """
-        self._send(average_N, self.members, messages.AVERAGE, "average")
+        self._send(average_N, self.members, tag=messages.AVERAGE, name="average")
 
     def receive_losses(self, validation_micro_batches: int, *, times: int) -> Tensor:
         """Receive the losses of the members' shares of a validation; only the first server calls it.
@@ -322,11 +322,11 @@ class ParameterServer:
 
     def _send_weights(self, workers: Sequence[Rank]) -> None:
         """The weights, and by what losses are multiplied."""
-        self._send(self._shard.weights_N, workers, messages.WEIGHTS, "weights")
+        self._send(self._shard.weights_N, workers, tag=messages.WEIGHTS, name="weights")
         if self._is_first:
             agree(self._ctx, self._shard.loss_scaler, dests=workers)
 
-    def _send(self, values_N: Tensor, workers: Sequence[Rank], tag: int, name: str) -> None:
+    def _send(self, values_N: Tensor, workers: Sequence[Rank], *, tag: int, name: str) -> None:
         self._ctx.traffic.note(**{f"{name}_to_{worker}": 1 for worker in workers})
         with operation(self._ctx, name):
             for sending in [self._ctx.isend(values_N, dest=worker, tag=tag) for worker in workers]:

@@ -111,7 +111,7 @@ class AveragedState:
         self._optimizer.restore_scaler(state)
 
 
-def restore_averaged(
+def restore_averaged(  # noqa: PLR0917  users' trainers call it so
     ctx: RankContext, model: HasParameters, optimizer: Optimizer, average: PolyakAverage | None
 ) -> AveragedState:
     """Begin as `ctx.restore` does, with the average too; returns what `ctx.checkpoint` is to keep."""

@@ -42,7 +42,7 @@ class Ring:
         began = time.monotonic_ns()
         recorder, at = self._traffic.recorder, 0
         if recorder is not None:
-            at = recorder.begin(COLLECTIVE, (name, unit), None, GROUP, self._tag, whole, began)
+            at = recorder.begin(COLLECTIVE, (name, unit), None, peer=GROUP, tag=self._tag, size=whole, now=began)
         yield
         self.enter(name, unit=unit, whole=whole, times=times, began=began)
         if recorder is not None:
@@ -57,38 +57,25 @@ class Ring:
             return
         self._traffic.waited(name, now - began)
         if self._traffic.trace is not None and self._traffic.trace.is_open:
-            self._traffic.trace.span(name, "collective", began, now, unit=unit, bytes=whole)
+            self._traffic.trace.span(name, "collective", began=began, ended=now, unit=unit, bytes=whole)
 
 
 class _Gather(DefaultAllGather):
     def __init__(self, ring: Ring, unit: int) -> None:
         self._ring, self._unit = ring, unit
 
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,  # noqa: FBT001, FBT002  signature of torch's
-    ) -> dist.Work | None:
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *how: Any, **named: Any) -> dist.Work | None:
         with self._ring.operation(WEIGHTS, unit=self._unit, whole=output_tensor.nbytes):
-            return super().__call__(output_tensor, input_tensor, group, async_op)
+            return super().__call__(output_tensor, input_tensor, *how, **named)
 
 
 class _Reduce(DefaultReduceScatter):
     def __init__(self, ring: Ring, unit: int) -> None:
         self._ring, self._unit = ring, unit
 
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,  # noqa: FBT001, FBT002  signature of torch's
-    ) -> dist.Work:
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *how: Any, **named: Any) -> dist.Work:
         with self._ring.operation(GRADIENTS, unit=self._unit, whole=input_tensor.nbytes):
-            return super().__call__(output_tensor, input_tensor, group, op, async_op)
+            return super().__call__(output_tensor, input_tensor, *how, **named)
 
 
 def enter_collectives(units: Sequence[FSDPModule], *, shards: Ring, replicas: Ring | None) -> None:

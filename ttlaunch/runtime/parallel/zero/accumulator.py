@@ -93,7 +93,7 @@ class GradientAccumulator:
             )
         own = gradient.detach().clone() if refused is None else gradient
         with self._changed:
-            receipt = refused or self._count(own, step, parameter, self._places[sender])
+            receipt = refused or self._count(own, step, parameter=parameter, place=self._places[sender])
             self.receipts[receipt] += 1
             if receipt is Receipt.COUNTED:
                 self._changed.notify_all()
@@ -160,7 +160,7 @@ class GradientAccumulator:
         return None if parameter in self._expected else Receipt.UNKNOWN_PARAMETER
 
     @torch.no_grad()
-    def _count(self, gradient: Tensor, step: int, parameter: str, place: int) -> Receipt:
+    def _count(self, gradient: Tensor, step: int, *, parameter: str, place: int) -> Receipt:
         if self._is_late(step, parameter):
             return Receipt.LATE
         found = self._sums.setdefault((step, parameter), _Sum())

@@ -167,7 +167,7 @@ class ScatteredGradients:
         leaves = (range(index, index + 1) for index in self._block)
         own = merge_halves((leaf, row, None) for leaf, row in zip(leaves, rows, strict=True))
         return CountsExchange(
-            self._ctx, self._nodes, [(int(row[0].item()), row[1].item()) for _, row in own], self._among
+            self._ctx, self._nodes, [(int(row[0].item()), row[1].item()) for _, row in own], among=self._among
         )
 
     def _receive(self, layer: Layer, parts: Sequence[Tensor]) -> list[tuple[range, Tensor, Pending | None]]:

@@ -22,7 +22,7 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def report_memory(
+def report_memory(  # noqa: PLR0917  users' trainers call it so
     ctx: RankContext, model: Model, owned: OwnedParameters, optimizer: Optimizer, *, buffer_bytes: int
 ) -> None:
     """Say, for the summary, how many bytes a parameter this rank keeps between steps, and how large its buffers are.

@@ -69,7 +69,7 @@ class LayerPasses:
 
 
 @torch.no_grad()
-def losses_by_layer(
+def losses_by_layer(  # noqa: PLR0917  users' trainers call it so
     cfg: TrainingFile, ctx: RankContext, model: Model, weights: GatheredWeights, *, among: Sequence[Rank]
 ) -> Tensor:
     """Evaluate this rank's share of the validation, without dropout, as `validation_losses` does.
