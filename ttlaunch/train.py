@@ -83,7 +83,7 @@ if TYPE_CHECKING:
         learning_rate,
         norms_of_layers,
     )
-    from ttlaunch.runtime.training.passes import differentiate, in_step
+    from ttlaunch.runtime.training.passes import differentiate, in_step, mean_gradient
     from ttlaunch.runtime.training.rank_model import build_model
     from ttlaunch.runtime.training.validation import report_layer_norms, validation_is_due, validation_losses
 
@@ -153,6 +153,7 @@ __all__ = [
     "in_step",
     "learning_rate",
     "losses_by_layer",
+    "mean_gradient",
     "mean_gradients",
     "mean_per_token",
     "micro_batches",
@@ -220,7 +221,7 @@ _MODULES = {
     "parallel.shared_validation": ("share_validation",),
     "training.one_process": ("train_in_one_process",),
     "training.optimizers": ("Optimizer", "build_optimizer", "global_norm", "learning_rate", "norms_of_layers"),
-    "training.passes": ("differentiate", "in_step"),
+    "training.passes": ("differentiate", "in_step", "mean_gradient"),
     "parallel.pipeline.grid": ("PipelineGrid", "place_in_pipeline"),
     "parallel.pipeline.part": ("PipelinePart",),
     "parallel.pipeline.tuning": ("ScheduleChoice",),

@@ -3,14 +3,13 @@
     worker 0 <-- shard 0 of every gradient --> worker 1 <-- ... --> worker W-1      everybody adds up one shard
     worker 0 <-- finished shards ------------> worker 1 <-- ... --> worker W-1      and gets the others' back
 
-An all-reduce moves 2(W - 1)/W of the weights' size S in and out of every worker, whatever W is: no worker is a bottleneck,
-as the aggregator of `hierarchical_parallel` is. The price is memory: each worker keeps weights, gradients and optimizer
-state, 16 bytes a parameter with AdamW, and all of them make the same update.
+An all-reduce moves 2(W - 1)/W of the weights' size S in and out of every worker, whatever W is, so no worker is a bottleneck.
+The price is memory: every worker keeps weights, gradients and optimizer state (16 bytes a parameter with AdamW), and makes the
+same update.
 
-With `reduction: canonical` gradients are added along one tree over the micro-batches, so any number of workers trains to
-the bits of one process. Where W does not divide their number into powers of two, a worker has several nodes of the
-tree and sends its shards once for each. With `reduction: fast`, torch's DistributedDataParallel adds them, in an order
-that depends on W, while the backward pass of the last micro-batch still runs.
+With `reduction: canonical` workers add gradients along one tree over the micro-batches, so any number of workers trains to the
+bits of one process. A worker whose micro-batches are several nodes of the tree sends its shards once for each node. With
+`reduction: fast` torch's DistributedDataParallel adds them while the backward pass still runs, in an order that depends on W.
 
     ttlaunch run data_parallel
     ttlaunch run data_parallel --on 5loudboxes -c train.yaml
@@ -21,7 +20,7 @@ Source: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Par
 and for `fast`; the order of sums in `canonical` is our own.
 """
 
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -32,7 +31,7 @@ from ttlaunch.train import (
     GradientExchange,
     Model,
     RankContext,
-    all_gather,
+    TrainingLoop,
     all_reduce,
     build_model,
     build_optimizer,
@@ -43,9 +42,8 @@ from ttlaunch.train import (
     micro_batches,
     process_group,
     replicate,
-    report_layer_norms,
+    share_validation,
     train_in_one_process,
-    validation_is_due,
     validation_losses,
 )
 
@@ -63,33 +61,31 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     model = build_model(cfg, ctx)  # drawn from the seed: equal everywhere, so nothing is sent
     optimizer = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
     exchange = _exchange(cfg, ctx, model)
+    is_fast = cfg.data_parallel_config.reduction == "fast"
     ctx.restore(model, exchange.saved_with(optimizer) if isinstance(exchange, CompressedExchange) else optimizer)
     is_first = ctx.position("worker") == 0
-    _validate(cfg, ctx, model, ctx.steps_done)
-    with ExitStack() as stack:
-        replica = None
-        if cfg.data_parallel_config.reduction == "fast":
-            stack.enter_context(process_group(ctx, among=workers, device=ctx.device))
-            replica = replicate(ctx, model, among=workers)
-        for step in ctx.steps(cfg):
+    evaluate = partial(validation_losses, cfg, ctx, model, among=workers)
+    loop = TrainingLoop(
+        cfg,
+        ctx,
+        validate=partial(share_validation, cfg, ctx, among=workers, evaluate=evaluate),
+        reports=is_first,
+        norms=optimizer if is_first else None,
+        saved=None if isinstance(exchange, CompressedExchange) else (model, optimizer),
+        owners=workers[:1],  # all workers hold the same
+    )
+    with process_group(ctx, among=workers, device=ctx.device) if is_fast else nullcontext():
+        replica = replicate(ctx, model, among=workers) if is_fast else None
+        for step in loop.steps():
             if replica is None:
-                loss, tokens = _mean_gradient(cfg, ctx, model, exchange, step)
+                loss, tokens = _mean_gradient(cfg, ctx, step, model=model, exchange=exchange)
             else:
-                loss, tokens = _fast_mean_gradient(cfg, ctx, model, replica, step)
+                loss, tokens = _fast_mean_gradient(cfg, ctx, step, model=model, replica=replica)
             norm = global_norm(optimizer.squared_norms())  # of the mean, so the same on every worker
             rate = optimizer.step(step, norm=norm)
-            if is_first:
-                ctx.report(step, loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
-            else:
-                ctx.report(step)
-            if validation_is_due(cfg, ctx, step):
-                _validate(cfg, ctx, model, step)
-            if is_first:
-                report_layer_norms(cfg, ctx, optimizer, step)
+            loop.end_step(step, loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
             if isinstance(exchange, CompressedExchange):
                 exchange.checkpoint(step)  # the weights once, and what each worker still owes
-            elif is_first:
-                ctx.checkpoint(step, model, optimizer, owners=workers[:1])  # all workers hold the same
     ctx.report_parameters(model.named_parameters())
 
 
@@ -108,7 +104,7 @@ def _exchange(cfg: Config, ctx: RankContext, model: Model) -> GradientExchange |
 
 
 def _mean_gradient(
-    cfg: Config, ctx: RankContext, model: Model, exchange: GradientExchange | CompressedExchange, step: int
+    cfg: Config, ctx: RankContext, step: int, *, model: Model, exchange: GradientExchange | CompressedExchange
 ) -> tuple[float, int]:
     """Leave the gradient of the mean loss in `grads_N`; buckets travel while the last micro-batch is differentiated."""
     for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=ctx.ranks("worker")):
@@ -119,7 +115,7 @@ def _mean_gradient(
 
 
 def _fast_mean_gradient(
-    cfg: Config, ctx: RankContext, model: Model, replica: DistributedDataParallel, step: int
+    cfg: Config, ctx: RankContext, step: int, *, model: Model, replica: DistributedDataParallel
 ) -> tuple[float, int]:
     """The same up to rounding; the replica adds up with its buckets, only while the last micro-batch is differentiated."""
     workers = ctx.ranks("worker")
@@ -132,13 +128,3 @@ def _fast_mean_gradient(
     loss, tokens = seen.tolist()
     model.take_gradients().mul_(len(workers) / max(1.0, tokens))  # the replica divides by the number of workers
     return mean_per_token(loss, int(tokens)), int(tokens)
-
-
-def _validate(cfg: Config, ctx: RankContext, model: Model, step: int) -> None:
-    """Every worker evaluates its share; the first one reports the mean of all."""
-    workers, data = ctx.ranks("worker"), ctx.data(cfg)
-    losses_V = torch.zeros(data.validation_micro_batches, dtype=torch.float64)
-    share = contiguous_blocks(len(losses_V), len(workers))[ctx.position("worker")]
-    losses_V[share.start : share.stop] = validation_losses(cfg, ctx, model, among=workers)
-    all_gather(ctx, losses_V, among=workers)
-    ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens, reporter=workers[0])

@@ -29,17 +29,16 @@ from ttlaunch.train import (
     StalenessCounts,
     TaskedState,
     TaskList,
+    TrainingLoop,
     begin_task,
     build_model,
     build_optimizer,
     differentiate,
     global_norm,
     micro_batches,
-    report_layer_norms,
     slowed,
     step_size,
     train_in_one_process,
-    validation_is_due,
 )
 
 from .recipe import Config
@@ -87,8 +86,8 @@ def server(cfg: Config, ctx: RankContext) -> None:
     server = AsyncParameterServer(ctx, model, tasks, compression=cfg.compression_config)
     validation, counts = SnapshotValidation(cfg, ctx, model), StalenessCounts()
     server.register_workers()
-    validation.begin(ctx.steps_done)
-    for step in ctx.steps(cfg):
+    loop = TrainingLoop(cfg, ctx, validate=validation.begin, norms=optimizer, saved=(model, state))
+    for step in loop.steps():
         source, push = server.next_push(meanwhile=validation.advance)
         staleness = step - 1 - push.version
         norm = global_norm(optimizer.squared_norms())
@@ -96,11 +95,7 @@ def server(cfg: Config, ctx: RankContext) -> None:
         server.answer(source, push, version=step)
         counts.add(staleness)
         measured = {"loss": push.loss, "tokens": push.tokens, "grad_norm": norm, "learning_rate": rate}
-        ctx.report(step, **measured, staleness=staleness, data_step=push.task, arrived_from=source)
-        if validation_is_due(cfg, ctx, step):
-            validation.begin(step)
-        report_layer_norms(cfg, ctx, optimizer, step)
-        ctx.checkpoint(step, model, state)
+        loop.end_step(step, **measured, staleness=staleness, data_step=push.task, arrived_from=source)
     server.dismiss()
     validation.finish()
     ctx.result("staleness average", round(counts.average, 3))

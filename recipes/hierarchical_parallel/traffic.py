@@ -24,7 +24,7 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
     rows = [workers[at : at + width] for at in range(0, len(workers), width)]
     for at, row in enumerate(rows):
         found += split_model_traffic(config, ranks, row, replica=at, replicas=len(rows))
-        found += [one for place in range(width) for one in _of_worker(config, ranks, rows, at, place)]
+        found += [one for place in range(width) for one in _of_worker(config, ranks, rows, at=at, place=place)]
     for optimizer in ranks.of("optimizer"):
         server, size = ranks.sole("aggregator"), ranks.weight_bytes(optimizer)
         found += [
@@ -37,7 +37,7 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
     return found
 
 
-def _of_worker(config: TrainingFile, ranks: Ranks, rows: list[list[int]], at: int, place: int) -> list[Traffic]:
+def _of_worker(config: TrainingFile, ranks: Ranks, rows: list[list[int]], *, at: int, place: int) -> list[Traffic]:
     """Of the rank at a place in a row: with the aggregator, or with the rank at that place in its worker's first row."""
     worker, height = rows[at][place], RANKS_OF_A_WORKER(config) // len(rows[at])
     blocks = contiguous_blocks(config.training_config.micro_batches, len(rows))

@@ -3,20 +3,16 @@
     workers 0..W-1 -- gradients --> aggregator -- mean gradient --> optimizer
     workers 0..W-1 <-- weights ---- aggregator <---- weights ------ optimizer
 
-Only one rank keeps Adam's moments, so a worker needs room for the weights, one gradient and a few partial sums. The
-price: a step moves 2S bytes per worker, S the size of the weights, and all of them pass the aggregator: 2(W + 1)S. In
-two tiers the last two roles are one rank, which saves 2S and a hop. One trainer alone gives the same bits.
-
-Gradients leave in buckets while the last backward pass computes the next ones. The aggregator adds up and forwards each
-by itself, the optimizer updates it (after the last one, if the norm is clipped), and its weights come back while others
-are still under way: the next forward pass begins when those of the first layer are there.
+Only the optimizer keeps Adam's moments; a worker keeps the weights, one gradient and a few partial sums. The price: with S
+bytes of weights a worker moves 2S in a step, the aggregator 2(W + 1)S. Two tiers save 2S and a hop.
+Gradients travel in buckets during the last backward pass, and weights come back bucket by bucket, so the next forward pass
+begins with the first layer's. If the norm is clipped, updates wait for the last bucket.
 
     ttlaunch run hierarchical_parallel
     ttlaunch run hierarchical_parallel --on 5loudboxes -c train.yaml
 
 Shapes: B = sequences in a micro-batch, T = tokens in a sequence.
-Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; here every update waits
-for every worker, and gradients are added in one fixed order.
+Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014; here updates wait for all workers.
 """
 
 from functools import partial
@@ -27,6 +23,7 @@ from ttlaunch.train import (
     OptimizerToAggregator,
     RankContext,
     RemoteOptimizer,
+    TrainingLoop,
     agree,
     build_aggregator,
     build_model,
@@ -38,11 +35,9 @@ from ttlaunch.train import (
     own_group,
     ranks_of_share,
     receive_validation,
-    report_layer_norms,
     send_validation,
     train_in_one_process,
     update_order,
-    validation_is_due,
 )
 
 from .recipe import Config
@@ -55,17 +50,17 @@ def trainer(cfg: Config, ctx: RankContext) -> None:
 
 def worker(cfg: Config, ctx: RankContext) -> None:
     """Differentiate a contiguous block of each step's micro-batches; the optimizer is somewhere else."""
-    aggregator = (ctx.ranks("aggregator") or ctx.ranks("aggregator_optimizer"))[0]
+    aggregators = ctx.ranks("aggregator") or ctx.ranks("aggregator_optimizer")
     group = own_group(cfg, ctx)  # with `enable_ddp` or `enable_tp` a worker has several ranks
     model = build_model(cfg, ctx, share=group.share_of(ctx))
-    server, block = group.server_of(ctx.rank, aggregator=aggregator), group.block_of(ctx.rank)
+    server, block = group.server_of(ctx.rank, aggregator=aggregators[0]), group.block_of(ctx.rank)
     members = group.members_of(ctx.rank)
     optimizer = RemoteOptimizer(
         model.parameters(), server, ctx=ctx, block=block, model=model, members=members, shared=model.loss_scaler
     )
     optimizer.receive_weights()  # all workers begin with the optimizer's
-    send_validation(cfg, ctx, model, dest=server)
-    for step in ctx.steps(cfg):
+    loop = TrainingLoop(cfg, ctx, validate=lambda _: send_validation(cfg, ctx, model, dest=server))
+    for step in loop.steps():
         optimizer.zero_grad()
         losses, tokens = 0.0, 0
         for index, x_BT, y_BT in micro_batches(cfg, ctx, step, among=ranks_of_share(cfg, ctx)):
@@ -74,9 +69,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
             optimizer.accumulate(index, tokens=count, loss=loss)
             losses, tokens = losses + loss, tokens + count
         optimizer.step()  # weights come in; each layer's next forward pass waits for its own
-        ctx.report(step, loss=mean_per_token(losses, tokens), tokens=tokens)
-        if validation_is_due(cfg, ctx, step):
-            send_validation(cfg, ctx, model, dest=server)
+        loop.end_step(step, loss=mean_per_token(losses, tokens), tokens=tokens)
     optimizer.receive_weights()
     ctx.report_parameters(model.named_parts())
 
@@ -88,17 +81,14 @@ def aggregator_optimizer(cfg: Config, ctx: RankContext) -> None:
     ctx.restore(model, optimizer)
     update, aggregator = BucketedUpdate(optimizer, cfg=cfg, model=model), build_aggregator(cfg, ctx, model)
     aggregator.send_first_weights()
-    receive_validation(cfg, ctx, step=ctx.steps_done)
-    for step in ctx.steps(cfg):
+    validate = partial(receive_validation, cfg, ctx)
+    loop = TrainingLoop(cfg, ctx, validate=validate, norms=optimizer, saved=(model, optimizer))
+    for step in loop.steps():
         loss, tokens = aggregator.begin_step()
         for bucket in update.step(step, aggregator.mean_gradients()):
             aggregator.send_weights(bucket)
         aggregator.end_step()
-        ctx.report(step, loss=loss, tokens=tokens, grad_norm=update.norm, learning_rate=update.rate)
-        if validation_is_due(cfg, ctx, step):
-            receive_validation(cfg, ctx, step=step)
-        report_layer_norms(cfg, ctx, optimizer, step)
-        ctx.checkpoint(step, model, optimizer)
+        loop.end_step(step, loss=loss, tokens=tokens, grad_norm=update.norm, learning_rate=update.rate)
     ctx.report_parameters(model.named_parameters())
 
 
@@ -109,17 +99,15 @@ def aggregator(cfg: Config, ctx: RankContext) -> None:
     link = AggregatorToOptimizer(relay.parameters(), ctx=ctx, optimizer=ctx.sole("optimizer"), shared=relay.loss_scaler)
     link.receive_first_weights()
     aggregator.send_first_weights()
-    receive_validation(cfg, ctx, step=ctx.steps_done)
-    for step in ctx.steps(cfg):
+    loop = TrainingLoop(cfg, ctx, validate=partial(receive_validation, cfg, ctx))
+    for step in loop.steps():
         loss, tokens = aggregator.begin_step()
         for bucket in aggregator.mean_gradients():
             link.send_gradient(bucket)
         for bucket in link.weights(update_order(cfg, aggregator.buckets)):
             aggregator.send_weights(bucket)
         aggregator.end_step()
-        ctx.report(step, loss=loss, tokens=tokens, learning_rate=learning_rate(cfg, step, total_steps=total_steps))
-        if validation_is_due(cfg, ctx, step):
-            receive_validation(cfg, ctx, step=step)
+        loop.end_step(step, loss=loss, tokens=tokens, learning_rate=learning_rate(cfg, step, total_steps=total_steps))
     ctx.report_parameters(relay.named_parameters())
 
 
@@ -129,18 +117,14 @@ def optimizer(cfg: Config, ctx: RankContext) -> None:
     optimizer = build_optimizer(cfg, model, total_steps=ctx.data(cfg).total_steps)
     ctx.restore(model, optimizer)
     update = BucketedUpdate(optimizer, cfg=cfg, model=model)
-    link = OptimizerToAggregator(
-        model.parameters(), ctx=ctx, aggregator=ctx.sole("aggregator"), shared=model.loss_scaler
-    )
+    aggregator = ctx.sole("aggregator")
+    link = OptimizerToAggregator(model.parameters(), ctx=ctx, aggregator=aggregator, shared=model.loss_scaler)
     link.send_first_weights()
-    agree(ctx, ctx.early_stop, source=ctx.sole("aggregator"))
-    for step in ctx.steps(cfg):
+    hear = partial(agree, ctx, ctx.early_stop, source=aggregator)  # whether training goes on
+    loop = TrainingLoop(cfg, ctx, validate=lambda _: hear(), norms=optimizer, saved=(model, optimizer))
+    for step in loop.steps():
         for bucket in update.step(step, link.gradients()):  # with clipping, after the last gradient has come
             link.send_weights(bucket)
         link.end_step()
-        ctx.report(step, grad_norm=update.norm, learning_rate=update.rate)
-        if validation_is_due(cfg, ctx, step):
-            agree(ctx, ctx.early_stop, source=ctx.sole("aggregator"))
-        report_layer_norms(cfg, ctx, optimizer, step)
-        ctx.checkpoint(step, model, optimizer)
+        loop.end_step(step, grad_norm=update.norm, learning_rate=update.rate)
     ctx.report_parameters(model.named_parameters())

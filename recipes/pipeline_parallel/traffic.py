@@ -50,7 +50,7 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic] | None:
     if shares > 1:
         for at, replica in enumerate(replicas):
             rows = [replica[first : first + shares] for first in range(0, width, shares)]
-            found += [one for row in rows for one in _of_stage(config, ranks, row, at, len(replicas))]
+            found += [one for row in rows for one in _of_stage(config, ranks, row, at=at, count=len(replicas))]
     return found
 
 
@@ -66,7 +66,7 @@ def _of_chains(config: TrainingFile, ranks: Ranks, replicas: list[list[int]]) ->
     return found + (_choice(replicas) if is_measured_first else [])
 
 
-def _of_stage(config: TrainingFile, ranks: Ranks, row: list[int], at: int, count: int) -> list[Traffic]:
+def _of_stage(config: TrainingFile, ranks: Ranks, row: list[int], *, at: int, count: int) -> list[Traffic]:
     """Of the ranks that split a stage's matrices: sums of activations, and squared norms."""
     pipeline = config.multihost_config.pipeline_parallel_config
     stage = row[0] % WIDTH(config) // len(row)

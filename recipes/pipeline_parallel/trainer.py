@@ -59,10 +59,10 @@ def stage(cfg: Config, ctx: RankContext) -> None:
     choice = ScheduleChoice(cfg, ctx, grid)
     part = PipelinePart(cfg, ctx, grid, schedule=choice.now)
     ctx.restore(part.model, part.optimizer)
-    _validate(cfg, ctx, part, ctx.steps_done)
+    _validate(cfg, ctx, ctx.steps_done, part=part)
     for step in ctx.steps(cfg):
         part = choice.begin_step(part)  # with `auto`, blocks move when it is another schedule's turn
-        _run_passes(cfg, ctx, part, step)
+        _run_passes(cfg, ctx, step, part=part)
         mean_loss, tokens = part.mean_gradients()
         norm = global_norm(part.squared_norms())
         rate = part.optimizer.step(step, norm=norm)
@@ -72,7 +72,7 @@ def stage(cfg: Config, ctx: RankContext) -> None:
         else:
             ctx.report(step)
         if validation_is_due(cfg, ctx, step):
-            _validate(cfg, ctx, part, step)
+            _validate(cfg, ctx, step, part=part)
         if grid.replica == 0:  # all replicas hold the same
             if grid.rank == grid.shares[0]:
                 report_layer_norms(cfg, ctx, part.optimizer, step)
@@ -80,7 +80,7 @@ def stage(cfg: Config, ctx: RankContext) -> None:
     ctx.report_parameters(part.model.named_parts())
 
 
-def _run_passes(cfg: Config, ctx: RankContext, part: PipelinePart, step: int) -> None:
+def _run_passes(cfg: Config, ctx: RankContext, step: int, *, part: PipelinePart) -> None:
     """Run the forward and backward passes of one step; the part's trees then hold the sums of this replica's gradients."""
     batches = list(micro_batches(cfg, ctx, step, among=part.grid.replicas))
     order = part.order(len(batches))
@@ -108,7 +108,7 @@ def _run_passes(cfg: Config, ctx: RankContext, part: PipelinePart, step: int) ->
 
 
 @torch.no_grad()
-def _validate(cfg: Config, ctx: RankContext, part: PipelinePart, step: int) -> None:
+def _validate(cfg: Config, ctx: RankContext, step: int, *, part: PipelinePart) -> None:
     """Run the forward passes of this replica's share of a validation; the last stage reports the mean of all."""
     grid, data = part.grid, ctx.data(cfg)
     losses_V = torch.zeros(data.validation_micro_batches, dtype=torch.float64)

@@ -24,7 +24,7 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
     if not servers:
         return found
     if config.sync_ps_config.straggler == "drop":
-        return _as_it_went(config, ranks, workers, servers)
+        return _as_it_went(config, ranks, workers=workers, servers=servers)
     sums = sums_of_blocks(config.training_config.micro_batches, len(workers))
     validated = shares(ranks.validation_micro_batches, len(workers))
     times = 1 if config.sync_ps_config.polyak_interval is None else 2
@@ -53,7 +53,7 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
     return found
 
 
-def _as_it_went(config: TrainingFile, ranks: Ranks, workers: list[int], servers: list[int]) -> list[Traffic]:
+def _as_it_went(config: TrainingFile, ranks: Ranks, *, workers: list[int], servers: list[int]) -> list[Traffic]:
     """With `straggler: drop` who takes part in what is decided in the run: how often each message was sent, its sender says.
 
     In a run that was cut, some of it belongs to steps that not all ranks have finished.

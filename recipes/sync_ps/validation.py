@@ -11,21 +11,37 @@ Shapes: V = micro-batches of a validation, R = 1 for the weights alone, 2 with t
 import torch
 from torch import Tensor
 
-from ttlaunch.train import Model, ParameterServer, ParameterServerClient, PolyakAverage, RankContext, validation_losses
+from ttlaunch.train import (
+    Model,
+    ParameterServer,
+    ParameterServerClient,
+    ParameterShard,
+    PolyakAverage,
+    RankContext,
+    validation_losses,
+)
 
 from .recipe import Config
 
 
-def evaluate(cfg: Config, ctx: RankContext, model: Model, average: PolyakAverage | None) -> None:
+def make_average(cfg: Config, model: Model | ParameterShard) -> PolyakAverage | None:
+    """The average of these weights; None if the configuration asks for none."""
+    keys = cfg.sync_ps_config
+    if keys.polyak_interval is None:
+        return None
+    return PolyakAverage(model, interval=keys.polyak_interval, decay=keys.polyak_decay)
+
+
+def evaluate(cfg: Config, ctx: RankContext, step: int, *, model: Model, average: PolyakAverage | None) -> None:
     """One process evaluates all of it."""
     losses = [validation_losses(cfg, ctx, model)]
     if average is not None:
         with average.in_place():
             losses.append(validation_losses(cfg, ctx, model))
-    _report(cfg, ctx, torch.stack(losses))
+    _report(cfg, ctx, step, losses_RV=torch.stack(losses))
 
 
-def send_validation(cfg: Config, ctx: RankContext, model: Model, client: ParameterServerClient) -> None:
+def send_validation(cfg: Config, ctx: RankContext, *, model: Model, client: ParameterServerClient) -> None:
     """A worker evaluates its share of the validation, of the average too if there is one."""
     losses = [validation_losses(cfg, ctx, model, among=client.members)]
     if cfg.sync_ps_config.polyak_interval is not None:
@@ -34,20 +50,22 @@ def send_validation(cfg: Config, ctx: RankContext, model: Model, client: Paramet
     client.send_losses(torch.stack(losses))
 
 
-def receive_validation(cfg: Config, ctx: RankContext, server: ParameterServer, average: PolyakAverage | None) -> None:
+def receive_validation(
+    cfg: Config, ctx: RankContext, step: int, *, server: ParameterServer, average: PolyakAverage | None
+) -> None:
     """The first server adds the shares up in the order of the micro-batches, and says whether training goes on."""
     if average is not None:
         server.send_average(average.average_N)
     if ctx.rank == ctx.ranks("server")[0]:
         losses_RV = server.receive_losses(ctx.data(cfg).validation_micro_batches, times=1 if average is None else 2)
-        _report(cfg, ctx, losses_RV)
+        _report(cfg, ctx, step, losses_RV=losses_RV)
     server.agree_to_go_on()
 
 
-def _report(cfg: Config, ctx: RankContext, losses_RV: Tensor) -> None:
+def _report(cfg: Config, ctx: RankContext, step: int, *, losses_RV: Tensor) -> None:
     """Report both; the average's only in the summary, where the last one stays."""
     tokens = ctx.data(cfg).validation_tokens
-    ctx.report_validation(ctx.step, losses_RV[0].tolist(), tokens=tokens)
+    ctx.report_validation(step, losses_RV[0].tolist(), tokens=tokens)
     for average in losses_RV[1:].tolist():
         values = ctx.data(cfg).validation_values(average, tokens=tokens)
         ctx.result("validation loss of averaged weights", values["loss"])

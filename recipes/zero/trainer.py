@@ -26,8 +26,7 @@ SC 2020; the order of sums and of passes is our own.
 """
 
 import itertools
-
-import torch
+from functools import partial
 
 from ttlaunch.train import (
     GatheredWeights,
@@ -38,18 +37,16 @@ from ttlaunch.train import (
     ScatteredGradients,
     ShardLayout,
     SharedNorms,
-    all_gather,
+    TrainingLoop,
     build_model,
     build_optimizer,
-    contiguous_blocks,
     global_norm,
     losses_by_layer,
     micro_batches,
-    norms_of_layers,
     place_of_second_use,
     report_memory,
+    share_validation,
     train_in_one_process,
-    validation_is_due,
 )
 
 from .recipe import Config
@@ -76,24 +73,23 @@ def worker(cfg: Config, ctx: RankContext) -> None:
     ctx.traffic.note(owned_values=owned.count(layout.layers), values_of_backward=owned.count(layout.layers[:-2]))
     ctx.traffic.note(values_of_second_use=owned.count_again())
     weights.publish(ctx.steps_done)
-    _validate(cfg, ctx, model, weights, ctx.steps_done)
-    for step in ctx.steps(cfg):
-        loss, tokens = _mean_gradient(cfg, ctx, model, weights, gradients, step)
-        squares = norms.squares()
-        norm = global_norm(list(squares.values()))
+
+    def validate(step: int) -> None:
+        weights.begin(step)  # all gather every layer once, also those whose share of the validation is empty
+        evaluate = partial(losses_by_layer, cfg, ctx, model, weights, among=workers)
+        share_validation(cfg, ctx, step, among=workers, evaluate=evaluate)
+
+    owners = workers if cfg.zero_config.stage else workers[:1]  # at stage 0 all hold the same
+    whole_norms = norms if is_first else None
+    loop = TrainingLoop(
+        cfg, ctx, validate=validate, reports=is_first, norms=whole_norms, saved=(owned, optimizer), owners=owners
+    )
+    for step in loop.steps():
+        loss, tokens = _mean_gradient(cfg, ctx, step, model=model, weights=weights, gradients=gradients)
+        norm = global_norm(list(norms.squares().values()))
         rate = optimizer.step(step, norm=norm)  # of the shards that this worker owns
         weights.publish(step)
-        if is_first:
-            ctx.report(step, loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
-        else:
-            ctx.report(step)
-        if validation_is_due(cfg, ctx, step):
-            _validate(cfg, ctx, model, weights, step)
-            if is_first and cfg.training_config.log_layer_grad_norms:
-                ctx.report_layer_norms(step, norms_of_layers(squares))
-        owners = workers if cfg.zero_config.stage else workers[:1]  # at stage 0 all hold the same
-        if ctx.rank in owners:
-            ctx.checkpoint(step, owned, optimizer, owners=owners)
+        loop.end_step(step, loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
     weights.begin(ctx.step)
     for layer in layout.layers:  # whole layers, so that their digests can be compared with those of any other layout
         weights.fetch(layer.index, then=None)
@@ -102,7 +98,7 @@ def worker(cfg: Config, ctx: RankContext) -> None:
 
 
 def _mean_gradient(
-    cfg: Config, ctx: RankContext, model: Model, weights: GatheredWeights, gradients: ScatteredGradients, step: int
+    cfg: Config, ctx: RankContext, step: int, *, model: Model, weights: GatheredWeights, gradients: ScatteredGradients
 ) -> tuple[float, int]:
     """Leave the gradient of the mean loss with its owners; layers come, compute and go."""
     batches = list(micro_batches(cfg, ctx, step, among=ctx.ranks("worker")))
@@ -118,14 +114,3 @@ def _mean_gradient(
                 passes.backward(layer.index, at)
         gradients.reduce(layer, passes.counts)  # its sums travel while the layer before it computes
     return gradients.finish()
-
-
-def _validate(cfg: Config, ctx: RankContext, model: Model, weights: GatheredWeights, step: int) -> None:
-    """Every worker evaluates its share; all gather every layer once, also those whose share is empty."""
-    workers, data = ctx.ranks("worker"), ctx.data(cfg)
-    losses_V = torch.zeros(data.validation_micro_batches, dtype=torch.float64)
-    share = contiguous_blocks(len(losses_V), len(workers))[ctx.position("worker")]
-    weights.begin(step)
-    losses_V[share.start : share.stop] = losses_by_layer(cfg, ctx, model, weights, among=workers)
-    all_gather(ctx, losses_V, among=workers)
-    ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens, reporter=workers[0])

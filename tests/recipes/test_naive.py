@@ -66,10 +66,9 @@ def both(tmp_path):
     return train
 
 
-@pytest.mark.parametrize(
-    ("recipe", "roles", "config"), SAME_BITS, ids=lambda value: value if isinstance(value, str) else ""
-)
-def test_a_naive_form_has_the_bits_of_its_recipe(both, recipe, roles, config):
+@pytest.mark.parametrize("case", SAME_BITS, ids=lambda case: case[0])
+def test_a_naive_form_has_the_bits_of_its_recipe(both, case):
+    recipe, roles, config = case
     naive, fast = both(recipe, roles, config)
     assert naive.sha256 == fast.sha256
     steps = list(range(1, 6))
@@ -87,11 +86,12 @@ def test_the_naive_asynchronous_server_has_the_bits_of_its_recipe_in_the_same_or
     assert order == list(naive.by_step(contract.KIND_STEP, "arrived_from").values())
 
 
-@pytest.mark.parametrize(("workers", "bound"), [(2, 1), (3, 2)])
+@pytest.mark.parametrize("sizes", [(2, 1), (3, 2)], ids=str)
 def test_naive_bounded_staleness_is_its_recipe_where_every_mean_arrives_as_late_as_the_bound_allows(
-    both, monkeypatch, workers, bound
+    both, monkeypatch, sizes
 ):
     """Up to rounding: the fast form adds along the ring, the naive one along the tree over micro-batches."""
+    workers, bound = sizes
     advance = RingBuffers.advance
     monkeypatch.setattr(RingBuffers, "advance", lambda ring, *, waits: waits and advance(ring, waits=True))
     last = 12

@@ -11,6 +11,7 @@ from torch import Tensor
 from ttlaunch.runtime.comm.collectives import all_gather
 from ttlaunch.runtime.comm.reduction import contiguous_blocks
 from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import TrainingFile
 
@@ -41,6 +42,7 @@ def share_validation(
     losses_V = torch.zeros(data.validation_micro_batches, dtype=torch.float64)
     block = contiguous_blocks(len(losses_V), len(among))[place]
     losses_V[block.start : block.stop] = evaluate()
-    all_gather(ctx, losses_V, among=among)
+    with operation(ctx, "all_gather"):  # the name in reports and in formulas of recipes
+        all_gather(ctx, losses_V, among=among)
     writes = among[0] if reporter is None else reporter
     ctx.report_validation(step, losses_V.tolist(), tokens=data.validation_tokens, reporter=writes)

@@ -37,6 +37,7 @@ FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 _PASSES = frozenset({FORWARD, BACKWARD, UPDATE})
 _RUNTIME = str(Path(__file__).parents[1]) + os.sep
 _VERBS = tuple(f"{_RUNTIME}{name}.py" for name in ("context", "telemetry/traffic_counter", "comm/counting"))
+_LOOP = f"{_RUNTIME}training{os.sep}loop.py"
 _NOTHING = contextlib.nullcontext()
 _FLUSH_S, _FLUSH_SHARE = 2.0, 0.05  # the longer a run, the rarer lines are, so that days of it make no large file
 _MOST_STEPS = 2000
@@ -251,7 +252,8 @@ def caller() -> tuple[tuple[str, int | None], Place]:
         frame = frame.f_back  # a comprehension is part of the function around it
     name = frame.f_code.co_name
     while frame.f_back is not None and _is_runtime(frame.f_code.co_filename):
-        name = frame.f_code.co_name
+        if frame.f_code.co_filename != _LOOP:  # what the loop calls for a recipe is as if the recipe had called it
+            name = frame.f_code.co_name
         frame = frame.f_back
     return (_operation_of(name), None), (frame.f_code.co_filename, frame.f_lineno)
 

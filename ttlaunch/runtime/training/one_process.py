@@ -5,11 +5,11 @@ the same update, with nobody to talk to.
 """
 
 from ttlaunch.runtime.context import RankContext
-from ttlaunch.runtime.data.batches import micro_batches
+from ttlaunch.runtime.training.loop import TrainingLoop
 from ttlaunch.runtime.training.optimizers import build_optimizer, global_norm
-from ttlaunch.runtime.training.passes import differentiate
+from ttlaunch.runtime.training.passes import mean_gradient
 from ttlaunch.runtime.training.rank_model import build_model
-from ttlaunch.runtime.training.validation import report_layer_norms, validation_is_due, validation_losses
+from ttlaunch.runtime.training.validation import validation_losses
 from ttlaunch.spec.recipe.sections import TrainingFile
 
 
@@ -19,18 +19,14 @@ def train_in_one_process(cfg: TrainingFile, ctx: RankContext) -> None:
     optimizer = build_optimizer(cfg, model, total_steps=data.total_steps)
     ctx.restore(model, optimizer)
     sums = ctx.gradient_tree(model.weights_N)
-    ctx.report_validation(ctx.steps_done, validation_losses(cfg, ctx, model).tolist(), tokens=data.validation_tokens)
-    for step in ctx.steps(cfg):
-        for index, x_BT, y_BT in micro_batches(cfg, ctx, step):
-            loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index))
-            sums.add(index, model.take_gradients(), tokens=tokens, loss=loss)
-            model.zero_grad()
-        mean_loss, tokens = sums.mean(model.grads_N, micro_batches=cfg.training_config.micro_batches)
+
+    def validate(step: int) -> None:
+        ctx.report_validation(step, validation_losses(cfg, ctx, model).tolist(), tokens=data.validation_tokens)
+
+    loop = TrainingLoop(cfg, ctx, validate=validate, norms=optimizer, saved=(model, optimizer))
+    for step in loop.steps():
+        loss, tokens = mean_gradient(cfg, ctx, step, model=model, sums=sums)
         norm = global_norm(optimizer.squared_norms())
         rate = optimizer.step(step, norm=norm)
-        ctx.report(step, loss=mean_loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
-        if validation_is_due(cfg, ctx, step):
-            ctx.report_validation(step, validation_losses(cfg, ctx, model).tolist(), tokens=data.validation_tokens)
-        report_layer_norms(cfg, ctx, optimizer, step)
-        ctx.checkpoint(step, model, optimizer)
+        loop.end_step(step, loss=loss, tokens=tokens, grad_norm=norm, learning_rate=rate)
     ctx.report_parameters(model.named_parameters())

@@ -9,9 +9,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ttlaunch.runtime.data.batches import MicroBatch
+from ttlaunch.runtime.comm.reduction import GradientTree
+from ttlaunch.runtime.context import RankContext
+from ttlaunch.runtime.data.batches import MicroBatch, micro_batches
 from ttlaunch.runtime.model.dropout import Masks
 from ttlaunch.runtime.model.losses import IGNORED, count_tokens, summed_loss
+from ttlaunch.runtime.model.model import Model
+from ttlaunch.spec.recipe.sections import TrainingFile
 
 
 class BeforeBackward(Protocol):
@@ -42,6 +46,30 @@ def differentiate(
     whole: Any = getattr(model, "module", model)  # DistributedDataParallel keeps it there
     loss.backward(whole.loss_scaler.seed(loss))
     return summed, tokens
+
+
+def mean_gradient(
+    cfg: TrainingFile, ctx: RankContext, step: int, *, model: Model, sums: GradientTree
+) -> tuple[float, int]:
+    """Differentiate all micro-batches of a step on this rank, and leave the gradient of their mean loss in the model.
+
+    Args:
+        cfg: Sizes.
+        ctx: The rank; nothing is sent.
+        step: From 1.
+        model: All of it; its gradients are zero.
+        sums: An empty tree, which is empty again afterwards.
+
+    Returns:
+        Mean loss per token, and tokens.
+
+    Order: the tree over the micro-batches, so the bits are those of ranks that share the step.
+    """
+    for index, x_BT, y_BT in micro_batches(cfg, ctx, step):
+        loss, tokens = differentiate(model, x_BT, y_BT, masks=model.masks(step, index))
+        sums.add(index, model.take_gradients(), tokens=tokens, loss=loss)
+        model.zero_grad()
+    return sums.mean(model.grads_N, micro_batches=cfg.training_config.micro_batches)
 
 
 def in_step(batches: Iterable[MicroBatch], *, passes: int, any_batch: Callable[[], MicroBatch]) -> Iterator[MicroBatch]:

@@ -144,7 +144,7 @@ def send_validation(cfg: TrainingFile, ctx: RankContext, model: Model, *, dest: 
     agree(ctx, ctx.early_stop, source=dest, dests=[*members, *row[1:]])
 
 
-def receive_validation(cfg: TrainingFile, ctx: RankContext, *, step: int) -> None:
+def receive_validation(cfg: TrainingFile, ctx: RankContext, step: int) -> None:
     """Report the mean of what all workers send after `step`, and send them the decision whether training goes on.
 
     Args:

@@ -8,6 +8,7 @@ from ttlaunch.runtime.comm.protocol import Communicator
 from ttlaunch.runtime.parallel.zero.owned import OwnedParameters
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter, operation
 from ttlaunch.runtime.training.norms import join_sums
+from ttlaunch.runtime.training.optimizers import norms_of_layers
 from ttlaunch.runtime.world import Rank
 
 _TAG = 30_033
@@ -33,6 +34,7 @@ class SharedNorms:
         self._place = owned.place if self._is_shared else 0
         self._nodes = [owned.nodes_of(place) if place != self._place else own_nodes for place in range(count)]
         self._buffers = [torch.zeros(len(nodes), dtype=torch.float64) for nodes in self._nodes]
+        self._squares: dict[str, float] = {}
         traffic.note(norm_nodes=len(own_nodes))
 
     def squares(self) -> dict[str, float]:
@@ -62,4 +64,9 @@ class SharedNorms:
         ]
         found.sort(key=lambda pair: (pair[0][0], pair[0][1].start))
         scale = self._owned.loss_scaler.scale
-        return {self._owned.layout.name(at): total / scale**2 for at, total in join_sums(found).items()}
+        self._squares = {self._owned.layout.name(at): total / scale**2 for at, total in join_sums(found).items()}
+        return self._squares
+
+    def layer_norms(self) -> dict[str, float]:
+        """The norm of the gradient of each layer of the whole model, from the last `squares`."""
+        return norms_of_layers(self._squares)
