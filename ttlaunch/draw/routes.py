@@ -71,6 +71,7 @@ def route_links(scene: Scene, cells: Sequence[Cell]) -> Routing:
     rows, columns = 1 + max(row for row, _ in cells), 1 + max(column for _, column in cells)
     use = {(horizontal, k): 0 for horizontal in (True, False) for k in range(max(rows, columns) + 1)}
     routes = [_route(number, cells[wire.a], cells[wire.b], use=use) for number, wire in enumerate(scene.wires)]
+    # Ports before lanes: how far a lane reaches follows from where its route leaves the boxes.
     _share_ports(routes)
     for route in routes:
         _measure(route)

@@ -44,6 +44,7 @@ def largest_world(choice: RecipeChoice, topology: Topology, *, most: int, before
     """
     slots = len(topology.bindings) if topology.bindings else len(topology.slots)
     worlds = [world for world in _worlds(choice.recipe, choice.loaded, most) if world.ranks <= min(slots, most)]
+    # Of equally large worlds: as few changed keys as possible, then the layout so far, then the recipe's later ones.
     order = {layout.name: -number for number, layout in enumerate(choice.recipe.layouts)}
     worlds.sort(key=lambda one: (-one.ranks, len(one.overrides), one.layout != before, order[one.layout]))
     return next((world for world in worlds if _is_allowed(world, choice, topology)), None)

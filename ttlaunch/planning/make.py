@@ -89,6 +89,7 @@ def plan_program(
     """Plan a program whose ranks, started by `command`, have these roles and flows; there is a slot for each."""
     shell = surroundings.shell
     rows = tuple(_row(rank, role, topology) for rank, role in enumerate(roles))
+    # Before anything is written or hashed: a plan with a secret in it would be readable in the run's folder.
     hidden = hide_secrets(
         plan_environment(topology, shell=shell, working_folder=surroundings.working_folder),
         [row.environment for row in rows],

@@ -70,6 +70,7 @@ class _Moved:
     """Moves paths of the launching machine to where their copies lie on a host."""
 
     def __init__(self, copies: Mapping[str, str]) -> None:
+        # Longest first: a folder may have been copied to another place than the folder around it.
         self._copies: Sequence[tuple[str, str]] = sorted(copies.items(), key=lambda pair: len(pair[0]), reverse=True)
 
     def path(self, value: str) -> str:

@@ -48,6 +48,7 @@ def plan_roles(
     sizes = {layout: sum(layout.counts(loaded.checked, world_size=world_size).values()) for layout in recipe.layouts}
     if not enabled:
         sizes = {layout: size for layout, size in sizes.items() if size == 1}
+    # Two layouts of one size: the one that the recipe names first wins, so that a plan follows from its inputs.
     chosen = _choose(sizes, world_size)
     if chosen is None:
         return _wrong_size(recipe, loaded, topology, sizes=sizes, world_size=world_size)

@@ -38,12 +38,13 @@ def solve(question: Assignment, *, lookups: int = LOOKUPS) -> list[int]:
         return question.today
     starts = [question.today, *_greedy_starts(question, lookups // 4)]
     starts = sorted(starts, key=question.cost)[:_ROUNDS]
-    best = question.today
+    best = question.today  # it wins against others of equal cost: nobody swaps cables for nothing
     least = _least(question)
     for number in range(_ROUNDS):
         if question.cost(best) <= least:
             break
         state = _State(question, list(starts[number % len(starts)]), _generator(number + 1))
+        # Annealing from a local optimum wastes none of its budget on moves that descent makes anyway.
         _descend(state, lookups // (8 * _ROUNDS))
         found = _anneal(state, lookups * 3 // (4 * _ROUNDS))
         state = _State(question, found, _generator(number + 1))

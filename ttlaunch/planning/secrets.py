@@ -54,6 +54,7 @@ def hide_secrets(
                 secrets.update({referred: shell[referred]} if referred in shell else {})
                 hidden[name] = value
             elif _SECRET_NAME.search(name) and value:
+                # The shell's own name where it has the value; a literal of a file gets a name that no shell uses.
                 key = name if shell.get(name) == value else _key_of(value, secrets)
                 secrets[key] = value
                 hidden[name] = f"{contract.REFERENCE}{key}"

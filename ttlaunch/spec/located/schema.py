@@ -94,6 +94,7 @@ def _one_per_value(complaints: list[Complaint]) -> list[Complaint]:
         else:
             unions.setdefault(complaint.union_at, []).append(complaint)
     for path, group in unions.items():
+        # A complaint below the value, or about more than its shape, comes from the member that the user meant.
         fitting = [c for c in group if c.path != path or c.at_key or c.kind not in _SHAPES]
         if fitting:
             kept += [c for c in fitting if c.member == fitting[0].member]

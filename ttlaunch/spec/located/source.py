@@ -36,6 +36,7 @@ def read_source(
         if not ends_by_itself(path):
             return None, [Diagnostic(codes.missing_file, f"{name} is not a regular file; {what} was expected")]
         with path.open("rb") as file:
+            # One byte more than allowed, since a pipe has no size to ask for.
             data = file.read(_LARGEST_FILE + 1)
         if len(data) > _LARGEST_FILE:
             return None, [Diagnostic(codes.not_text, f"{name} is larger than 64 MiB, which {what} never is")]

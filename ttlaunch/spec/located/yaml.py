@@ -134,6 +134,7 @@ class _Builder:
         if event.tag is not None:
             self._check_tag(event.tag, span)
         value = text if quoted else _resolve(text)
+        # A key needs no node of its own, only its place.
         if self.stack and self.stack[-1].wants_key and event.anchor is None:
             self._key(value, text, span, quoted=quoted)
             return
@@ -177,6 +178,7 @@ class _Builder:
         if known is None:
             raise yaml.composer.ComposerError(None, None, "found undefined alias", event.start_mark)
         if known[1] is None:
+            # The value is still open, so it contains itself. Its end reports that, with the place of the whole value.
             self.endless.add(event.anchor)
             span = self._span(event.start_mark, event.end_mark)
             self._place((ScalarNode(span, None), 1, 1), span)

@@ -50,8 +50,7 @@ def load_recipe(found: NamedFolder) -> Recipe | Diagnostic:
         return _load_error(found, declaration, error)
     recipe = getattr(module, "RECIPE", None)
     if not isinstance(recipe, Recipe):
-        text = declaration.read_text(encoding="utf-8", errors="replace")
-        place = Label(Source(str(declaration), text).start(), "no `RECIPE = Recipe(…)` in this file")
+        place = Label(_source(declaration).start(), "no `RECIPE = Recipe(…)` in this file")
         return Diagnostic("P006", f"recipe `{found.name}` declares nothing", place)
     return check_trainer(found.name, found.folder / _TRAINER, recipe) or recipe
 
@@ -63,10 +62,8 @@ def load_naive(found: NamedFolder) -> Recipe | Diagnostic:
         return recipe
     file = found.folder / _NAIVE
     if recipe.naive is None or not file.is_file():
-        declaration = found.folder / _DECLARATION
-        source = Source(str(declaration), declaration.read_text(encoding="utf-8", errors="replace"))
-        lines = source.text.splitlines()
-        line = next((at for at, text in enumerate(lines, start=1) if text.startswith(_RECIPE)), 1)
+        source = _source(found.folder / _DECLARATION)
+        line = next((at for at, text in enumerate(source.lines, start=1) if text.startswith(_RECIPE)), 1)
         missing = f"no `{_NAIVE}` lies beside this file" if recipe.naive else "`Recipe(…)` has no `naive=Naive(…)`"
         return Diagnostic(
             "P050",
@@ -90,8 +87,7 @@ def _load_error(found: NamedFolder, declaration: Path, error: BaseException) -> 
         frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(found.folder)]
         if frames:
             declaration, line = Path(frames[-1].filename), frames[-1].lineno or 1
-    text = declaration.read_text(encoding="utf-8", errors="replace")
-    source = Source(str(declaration), text)
+    source = _source(declaration)
     if column == 1:
         stripped = source.line(line).strip()
         column, length = source.line(line).find(stripped) + 1, max(1, len(stripped))
@@ -99,19 +95,19 @@ def _load_error(found: NamedFolder, declaration: Path, error: BaseException) -> 
     return Diagnostic("P006", message, Label(source.span(line, column, length)))
 
 
+def _source(path: Path) -> Source:
+    return Source(str(path), path.read_text(encoding="utf-8", errors="replace"))
+
+
 def check_trainer(name: str, path: Path, recipe: Recipe) -> Diagnostic | None:
     """Report what is wrong with a recipe's `trainer.py` without running it; None if nothing is."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        return Diagnostic("P006", f"recipe `{name}` cannot be read: {path.name}: {shown(error)}")
-    source = Source(str(path), text)
-    try:
-        tree = ast.parse(text)
+        source = Source(str(path), path.read_text(encoding="utf-8"))
+        tree = ast.parse(source.text)
     except SyntaxError as error:
         label = Label(source.span(error.lineno or 1, error.offset or 1))
         return Diagnostic("P006", f"recipe `{name}` cannot be read: SyntaxError: {shown(error.msg)}", label)
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # text that is not UTF-8 is a ValueError
         return Diagnostic("P006", f"recipe `{name}` cannot be read: {path.name}: {shown(error)}")
     names, is_open = _names(tree)
     roles = dict.fromkeys(role for layout in recipe.layouts for role in layout.roles)

@@ -73,6 +73,7 @@ def check_meshes(bindings: Bindings, graph: MeshGraph) -> Iterator[Diagnostic]:
         if mistake is None and block in taken:
             sound = False
             yield _same_block(row, taken[block], mesh)
+        # The first one stays: a third rank on the same block is compared with it too.
         taken.setdefault(block, row)
     if sound:
         yield from _idle_meshes(bindings, graph)

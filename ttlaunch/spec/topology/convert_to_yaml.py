@@ -78,6 +78,7 @@ def _as_written(links: Sequence[Link]) -> list[Link]:
 
 
 def _links(links: Sequence[Link], notes: list[str]) -> tuple[str, list[str]]:
+    # `Graph` and `RelaxedGraph` exclude each other, so one link without devices makes all of them links of meshes.
     rows = _as_written(links)
     if rows and rows[0].devices:
         if any(link.policy == "RELAXED" for link in rows):

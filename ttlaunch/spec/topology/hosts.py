@@ -168,6 +168,7 @@ def _merge(lines: list[_Line]) -> tuple[list[Host], list[Diagnostic]]:
     hosts: dict[str, Host] = {}
     found: list[Diagnostic] = []
     for line in lines:
+        # Addresses differ behind their first dot, names of one machine do not.
         key = line.name.lower() if _ADDRESS.match(line.name) else line.name.lower().split(".")[0]
         earlier = hosts.get(key)
         if earlier is None:

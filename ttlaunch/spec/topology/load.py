@@ -223,6 +223,7 @@ class _Reading:
     def _find(self, bindings: Path, named: NamedFile) -> Path | None:
         found = find_file(named, bindings=bindings, working_folder=self.working_folder)
         if isinstance(found, Diagnostic):
+            # Several sub-contexts may name the same missing file.
             self.add([found] if found not in self.found else [])
             return None
         if named.key != SUB_CONTEXT_FILES:
@@ -236,6 +237,7 @@ class _Reading:
             named = row.descriptor or bindings.descriptor
             if named is not None:
                 by_part.setdefault((row.binding.subcontext_id, named.written), (named, []))[1].append(row)
+        # A descriptor that no rank drives is read too, so that its mistakes are found and its meshes reported as idle.
         if bindings.descriptor and all(named != bindings.descriptor for named, _ in by_part.values()):
             if by_part:
                 self._find(file, bindings.descriptor)
@@ -269,10 +271,12 @@ class _Reading:
         if self.bindings is not None:
             from ttlaunch.spec.topology.checks import check_devices, check_meshes, check_slots  # noqa: PLC0415 - as above
 
+            # A hostfile with mistakes says nothing about slots: rules against it would report the same mistake again.
             hosts = self.hosts if self.hosts_are_sound else []
             self.add(check_slots(self.bindings, hosts))
             graphs = {row.binding.rank: part.graph for part in self.parts for row in part.bindings.rows if part.graph}
             placed = sum(len(part.bindings.rows) for part in self.parts)
+            # "No rank drives this mesh" is true only if every rank is known together with its descriptor.
             complete = self.bindings.complete and placed == len(self.bindings.rows)
             for part in self.parts:
                 bindings = replace(part.bindings, complete=complete)

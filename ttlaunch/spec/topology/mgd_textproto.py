@@ -126,6 +126,7 @@ class _Reading:
             name=graph[0].name if graph else "G0",
         )
         _check_pinnings(self.file.pinnings, self.findings, self.meshes)
+        # Rules for the whole graph would only repeat what a broken part of it causes.
         self.findings.found += [] if has_errors(self.findings.found) else check_graph(found)
         return found
 

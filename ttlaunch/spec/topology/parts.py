@@ -60,6 +60,7 @@ def join_parts(parts: Sequence[Part], onto: Topology) -> Topology:
         if graph is None:
             continue
         architectures.add(graph.arch)
+        # The first descriptor keeps its ids, since nothing comes before it.
         more = max((mesh.id + 1 for mesh in meshes), default=0)
         more_switches = max((switch.id + 1 for switch in switches), default=0)
         meshes += [replace(mesh, id=MeshId(mesh.id + more)) for mesh in graph.meshes]

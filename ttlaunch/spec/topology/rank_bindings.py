@@ -74,6 +74,8 @@ def parse_bindings(root: Node, *, environment: Mapping[str, str]) -> tuple[Bindi
     descriptors = named_files(root, DESCRIPTORS)
     items = items_of(node_at(root, ("rank_bindings",)))
     for index, item in enumerate(items):
+        # A mistake elsewhere in the file leaves no model of the whole; rows are then checked one by one, and `found`
+        # has their mistakes already.
         row = file.rank_bindings[index] if file else check_schema(BindingRow, item, codes=TOPOLOGY)[0]
         if row is not None:
             path = ("rank_bindings", index)

@@ -98,6 +98,7 @@ def enter_sub_context(bindings: Bindings, number: int, *, ranks_before: int) -> 
             message = f"rank {binding.rank} in the file of sub-context {number} belongs to sub-context {own}"
             expected = f"expected {number}, or nothing"
             found.append(mistake_at(codes.OTHER_SUB_CONTEXT, message, row.subcontext_span, label=expected))
+        # Each file counts its ranks from 0; in the run they follow those of the files before it.
         binding = replace(binding, rank=Rank(binding.rank + ranks_before), subcontext_id=number)
         rows.append(replace(row, binding=binding))
     return replace(bindings, rows=rows), found

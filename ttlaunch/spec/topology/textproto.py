@@ -116,6 +116,7 @@ class _Parser:
 
     def span(self, start: int, length: int) -> Span:
         first = self.line_starts[self.line - 1]
+        # Tokens come in order, so nearly all of them lie on the line of the one before: no search for those.
         if not first <= start < self.next_line:
             self.line = bisect_right(self.line_starts, start)
             first = self.line_starts[self.line - 1]
