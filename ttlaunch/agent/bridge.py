@@ -22,7 +22,7 @@ _PART = 64 * 1024
 
 
 def main(arguments: dict[str, Any]) -> int:
-    """Carry frames to and from the agent until either side ends; without one, say so in a frame `gone`.
+    """Carry frames to and from the agent until either side ends; without an agent, send a frame `gone`.
 
     Args:
         arguments: `socket`: where the agent listens; `folder`: the run's folder.

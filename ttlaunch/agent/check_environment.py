@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def check_package(name: str, version: str) -> str | None:
-    """What is wrong with an installed package by its metadata and the sizes of its larger files; None if nothing is."""
+    """Check an installed package by its metadata and the sizes of its larger files; None if nothing is."""
     try:
         found = distribution(name)
     except PackageNotFoundError:
@@ -58,7 +58,7 @@ def check_package(name: str, version: str) -> str | None:
 
 
 def _missing_file(found: Distribution) -> str | None:
-    """Files that a power cut or a hand has shortened; small ones are left out, as there are very many of them."""
+    """Find a file that is missing or shortened, as by a power cut; the very many small files are not checked."""
     for file in found.files or ():
         if file.size is None or file.size < _LARGE:
             continue
@@ -83,7 +83,7 @@ def check_import(module: str) -> str | None:
 
 
 def check_mpi(engine: dict[str, Any]) -> tuple[str | None, str | None]:
-    """The MPI that mpi4py loads, and what is wrong with it or with this environment's engine.
+    """Return the MPI that mpi4py loads, and what is wrong with it or with this environment's engine.
 
     Args:
         engine: Its signature: `program`, `title`, and regular expressions for the `version` in what the program answers

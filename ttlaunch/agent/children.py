@@ -29,7 +29,7 @@ _KEPT_FRAMES = 8
 
 
 class FailedError(Exception):
-    """What ends the work, with the fields of the last frame."""
+    """The work cannot go on; carries the fields of the last frame to the launching machine."""
 
     def __init__(self, what: str, **fields: Any) -> None:
         super().__init__(what)
@@ -38,7 +38,7 @@ class FailedError(Exception):
 
 
 class Listener:
-    """Reads frames in the background, a few ahead of who takes them, and ends this process when there can be no more."""
+    """Reads frames in a thread, a few ahead of `next_frame`, and ends this process when standard input ends."""
 
     def __init__(self) -> None:
         self._frames: queue.Queue[tuple[Record, bytes]] = queue.Queue(_KEPT_FRAMES)
@@ -58,7 +58,7 @@ class Listener:
         deadline_s: float,
         watch: Callable[[int], None] | None = None,
     ) -> tuple[int, str]:
-        """Run a command to its end: its status, and what it printed to both streams.
+        """Run a command to its end; returns its status, and what it printed to both streams.
 
         Args:
             command: The program and its arguments.

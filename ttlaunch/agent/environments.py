@@ -38,7 +38,7 @@ _NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph
 
 
 def find_ready(wanted: Record, folder: str, listener: Listener) -> tuple[str | None, str]:
-    """The environment that `env` points to if it is of this lock and whole, else another such one, else why there is none."""
+    """Find a whole environment of this lock, `env` first; returns it, or None and why there is none."""
     current = os.path.realpath(os.path.join(folder, "env"))
     others = [os.path.join(folder, "envs", name) for name in sorted(entries(os.path.join(folder, "envs")))]
     why = "no environment has been made"
@@ -55,7 +55,7 @@ def find_ready(wanted: Record, folder: str, listener: Listener) -> tuple[str | N
 
 
 def check(wanted: Record, environment: str, listener: Listener, *, thorough: bool) -> tuple[list[str], str | None]:
-    """What an environment's own interpreter finds wrong with it, and the MPI it has.
+    """Let an environment's own interpreter check it; returns the problems and the MPI that it has.
 
     Thorough means to import the packages and to run the engine, which also compiles what ranks import first.
     """
@@ -77,7 +77,7 @@ def check(wanted: Record, environment: str, listener: Listener, *, thorough: boo
 
 
 def make_current(environment: str, folder: str) -> None:
-    """Let `env` point to an environment, by one rename; nothing to do where it does."""
+    """Let `env` point to an environment, by one rename; does nothing where it does already."""
     link = os.path.join(folder, "env")
     target = os.path.join("envs", os.path.basename(environment))
     if os.path.islink(link) and os.readlink(link) == target:
@@ -123,7 +123,7 @@ def remove_unfinished(folder: str) -> None:
 
 
 def prune(folder: str) -> None:
-    """Remove environments that are neither current nor in use, and wheels of none.
+    """Remove environments that are neither current nor in use, and wheels that no environment needs.
 
     On a network file system other hosts may use one, which cannot be seen from here, so there nothing is removed.
     """
@@ -160,7 +160,7 @@ def is_in_use(environment: str) -> bool:
 
 
 def entries(folder: str) -> list[str]:
-    """The names in a folder, none where there is no such folder."""
+    """The names in a folder; empty where there is no such folder."""
     try:
         return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -180,7 +180,7 @@ def _is_on_network(folder: str) -> bool:
 
 
 def check_room(wheels: list[Record], folder: str, *, unpacked: int, files: int) -> None:
-    """Refuse to begin what the file system has no room for.
+    """Raise `FailedError` if the file system has no room for the environment.
 
     Args:
         wheels: All of the lock; those that are here already cost nothing more.
@@ -210,7 +210,7 @@ def wheel_place(wheel: Record, folder: str) -> str:
 
 
 def receive_wheels(wheels: list[Record], folder: str, next_frame: Callable[[], tuple[Record, bytes]]) -> None:
-    """Ask for the wheels that are missing and take them in."""
+    """Ask the launching machine for the wheels that are missing and store them."""
     missing = {wheel["sha256"]: wheel for wheel in wheels if not os.path.exists(wheel_place(wheel, folder))}
     contract.send_frame(
         {"kind": "need", "wheels": {sha256: _received(wheel, folder) for sha256, wheel in missing.items()}}
@@ -233,7 +233,7 @@ def _part(wheel: Record, folder: str) -> str:
 
 
 def _received(wheel: Record, folder: str) -> int:
-    """How many bytes of a wheel are here; all of them count only once they are verified."""
+    """How many bytes of a wheel are here; a file with all of its bytes still has to be verified."""
     size = int(wheel["size"])
     if os.path.exists(wheel_place(wheel, folder)):
         return size
@@ -246,7 +246,7 @@ def _received(wheel: Record, folder: str) -> int:
 
 
 def _keep(wheel: Record, folder: str) -> None:
-    """Give a wheel that is complete its name, if it is what was sent."""
+    """Rename a wheel that is complete to its final name if its SHA-256 is right; else remove it."""
     digest = hashlib.sha256()
     part, whole = _part(wheel, folder), wheel_place(wheel, folder)
     with open(part, "rb") as file:

@@ -26,7 +26,7 @@ _MOMENT_S = 2.0
 
 
 def main() -> None:
-    """Wait for goodbye or for the end."""
+    """Wait until the supervisor says goodbye or is gone; clean up in the second case."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     line = sys.stdin.buffer.readline()

@@ -25,7 +25,7 @@ _SETTLED_NS = 2_000_000_000  # a file written in the last two seconds may be wri
 
 
 class HostData:
-    """Which texts are where.
+    """Finds the texts to train on that are on this host already.
 
     Attributes:
         places: Absolute path by SHA-256, of those that are there.
@@ -60,15 +60,15 @@ class HostData:
                 self.missing.append((sha256, size))
 
     def target(self, sha256: str) -> bytes:
-        """Where a text that is sent belongs."""
+        """The path of a text that was sent."""
         return os.path.join(self._folder, sha256.encode())
 
     def incoming(self, sha256: str, owner: str) -> bytes:
-        """Where it is written until it is whole."""
+        """The path at which a text is written until it is whole."""
         return os.path.join(self._folder, releases.INCOMING + owner.encode() + b"." + sha256.encode())
 
     def remember(self, *, owner: str) -> None:
-        """Write the digests down; without them the texts are read again."""
+        """Write the digests to a file; without it the texts are read again at the next sync."""
         if not self._learnt:
             return
         temporary = os.path.join(self._folder, releases.INCOMING + owner.encode() + b".digests")

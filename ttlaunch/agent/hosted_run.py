@@ -46,7 +46,7 @@ class HostedRun:
         self._ranks: dict[int, int] = {}  # rank to its own process id
 
     def pieces(self, *, with_boxes: bool) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """What has been added to logs and progress, records and shards that have appeared, flight recorders that have changed."""
+        """Yield what the ranks wrote since: additions to logs, new records and shards, changed flight recorders."""
         for directory in _COLLECTED:
             for name in self._names(directory):
                 if not name.endswith((".tmp", ".unfinished")):
@@ -68,7 +68,7 @@ class HostedRun:
                     os.unlink(path)
 
     def rewind(self) -> None:
-        """Send again what is not safe yet."""
+        """Send again, from the next scan on, what the launcher has not confirmed."""
         self._sent = dict(self._safe)
         self._boxes = {}
 
@@ -83,7 +83,7 @@ class HostedRun:
                 self.lost_shims[rank] = time.time()
 
     def processes(self) -> dict[str, Any]:
-        """How the ranks' processes are: which are stopped, and how often each has touched fresh memory."""
+        """The state of the ranks' processes: which are stopped, and how often each has touched fresh memory."""
         stopped = [rank for rank, pid in self._ranks.items() if is_stopped(pid)]
         return {"stopped": stopped, "faults": [[rank, page_faults(pid)] for rank, pid in self._ranks.items()]}
 
@@ -110,7 +110,7 @@ class HostedRun:
                 signal_process(pid, number, run_id=self._id)
 
     def sweep(self) -> int:
-        """Kill what still carries the run's id, and say how many processes that were."""
+        """Kill what still carries the run's id; returns how many processes that were."""
         return len(kill_run_processes(self._id, moment_s=_MOMENT_S, daemons=self._daemons))
 
     def fence(self, reason: str) -> None:
@@ -128,7 +128,7 @@ class HostedRun:
         leave_farewell(self._folder, reason)
 
     def remove_collected(self) -> None:
-        """Remove what the launching machine has."""
+        """Remove the files that the launching machine has by now."""
         for directory in (*_COLLECTED, contract.CHECKPOINTS_DIR, contract.FLIGHT_RECORDER_DIR):
             shutil.rmtree(os.path.join(self._folder, directory), ignore_errors=True)
 
@@ -154,7 +154,7 @@ class HostedRun:
             return
 
     def _shards(self) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """Each shard of a checkpoint that is whole, then its record.
+        """Yield each whole shard of a checkpoint, then its record.
 
         A shard without a record is still being written; one whose record has not arrived counts as never written.
         """

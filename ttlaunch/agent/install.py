@@ -38,7 +38,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def main(arguments: Record) -> int:
-    """Make what `arguments` want, or with `check` only say whether it is there."""
+    """Make the environment that `arguments` describe, or with `check` only report whether it is there."""
     listener = Listener()
     folder = os.path.abspath(os.path.expanduser(arguments["folder"]))
     try:
@@ -136,7 +136,7 @@ def _only_one(path: str) -> Iterator[None]:
 
 
 def _scratch(environment: str) -> str:
-    """For temporary files of pip: on the disk that has room, and gone with an unfinished environment."""
+    """The folder for temporary files of pip: on the disk that has room, and removed with an unfinished environment."""
     return os.path.join(environment, "scratch")
 
 
@@ -154,7 +154,7 @@ def _bare_environment(wanted: Record, folder: str, listener: Listener) -> str:
 
 
 def _reach_index(wanted: Record, environment: str, *, pip: list[str], listener: Listener) -> dict[str, str] | None:
-    """Variables with which this host's pip reaches an index, None if it does not; asked with the smallest wheel.
+    """Find variables with which this host's pip reaches an index, by asking for the smallest wheel; None if it reaches none.
 
     The host's own configuration comes first, then that of the launching machine's pip.
     """

@@ -32,7 +32,7 @@ def main(arguments: dict[str, Any]) -> int:
 def find_leftovers(
     *, run_id: str, scratch: str, age_s: float, patience_s: float, folders: Sequence[str], segments: Sequence[str]
 ) -> dict[str, Any]:
-    """What there is, and after how many seconds there was nothing, None if there still is.
+    """Look for leftovers until there are none; returns those that remain, and after how many seconds none did.
 
     Args:
         run_id: That processes carry.
@@ -75,7 +75,7 @@ def _is_ours(path: str, age_s: float) -> bool:
 
 
 def _has_owner(path: str) -> bool:
-    """Whether a process lives whose number stands in the folder's name, or in that of a folder in it."""
+    """Whether a process is alive whose id is part of the folder's name, or of the name of a folder in it."""
     try:
         names = [os.path.basename(path), *os.listdir(path)]
     except OSError:
@@ -97,7 +97,7 @@ def _mapped() -> set[str]:
 
 
 def _name(pid: int) -> str:
-    """How a process was called; empty if it is gone."""
+    """The command line of a process, cut to 80 characters; empty if it is gone."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read().replace(b"\0", b" ").decode("utf-8", "replace").strip()

@@ -72,7 +72,7 @@ class Line:
 
 
 def take_frame(buffer: bytearray) -> tuple[dict[str, Any], bytes] | None:
-    """Take the first frame off what has come so far; None if it is not whole yet.
+    """Remove the first frame from a buffer and return it; None if it is not whole yet.
 
     Raises:
         ValueError: It is no frame, or larger than any that a launcher sends.

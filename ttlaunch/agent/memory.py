@@ -14,7 +14,7 @@ _UNLIMITED = 1 << 60
 
 
 def oom_kills(*, root: str = "/") -> int | None:
-    """How often the kernel has killed for want of memory in our control group, or in the machine where no group counts.
+    """How many processes the kernel has killed for want of memory in our control group, or in the machine where no group counts.
 
     None if the kernel does not say.
     """

@@ -61,7 +61,7 @@ def main(arguments: dict[str, Any]) -> int:
 
 
 def _proof(token: bytes, name: str) -> bytes:
-    """What the host of this name answers to the token."""
+    """The proof that the host of this name sends in answer to the token."""
     return hashlib.sha256(token + name.encode()).digest()
 
 
@@ -77,7 +77,7 @@ class _Guest:
         self._began = 0.0
 
     def receive(self, buffer: bytearray) -> bool:
-        """Take in what has come; whether there is more to expect."""
+        """Receive what has come; returns whether more is expected."""
         if len(self._greeting) <= _TOKEN:
             part = self._connection.recv(_TOKEN + 1 - len(self._greeting))
             self._greeting += part
@@ -95,7 +95,7 @@ class _Guest:
         return self._receive_measuring(size, buffer)
 
     def _receive_measuring(self, size: int, buffer: bytearray) -> bool:
-        """Echo the pings, count the rest, and say at the end how many bytes came in how many nanoseconds."""
+        """Echo the pings, count the rest, and send at the end how many bytes came in how many nanoseconds."""
         pings = min(size, max(0, _PINGS - self._received))
         if pings:
             self._connection.sendall(buffer[:pings])
@@ -152,7 +152,7 @@ class _Attempt:
             self.connection.connect((address, port))
 
     def go_on(self, events: int) -> bool:
-        """Do what can be done now; whether there is more to do."""
+        """Take the steps that are possible now; returns whether more are to follow."""
         if self.seconds is None:
             error = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:

@@ -44,7 +44,7 @@ _MOST_THREADS = 16
 
 
 def main(arguments: dict[str, Any]) -> int:
-    """Answer.
+    """Send two frames: the clock, then every fact.
 
     Args:
         arguments: `remote_folder`; `pythons` that ranks could run with, in order; `packages` to look for; `program`,
@@ -91,7 +91,7 @@ def _all_at_once(sections: dict[str, Callable[[], Any]]) -> tuple[dict[str, Any]
 
 
 def _clock() -> float:
-    """Seconds since the epoch, by the host's own `date`, which is what a person there would look at."""
+    """Seconds since the epoch, by the host's own `date`, the clock that a person there would look at."""
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
         answer = subprocess.run(
             ["date", "+%s.%N"], stdin=subprocess.DEVNULL, capture_output=True, timeout=1, check=True
@@ -101,7 +101,7 @@ def _clock() -> float:
 
 
 def _identity() -> dict[str, Any]:
-    """Who and where we are; two names of one machine have the same `machine`, two containers of one machine have not."""
+    """The host's identity: two names of one machine have the same `machine`, two containers of one machine do not."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -26,7 +26,7 @@ _LONGEST_LINE = 65536  # longer ones are passed on in pieces; the files have the
 
 
 class RankOutput:
-    """The two streams of one rank on their way into files."""
+    """Copies the two output streams of one rank into files."""
 
     def __init__(self, run_folder: str, row: dict[str, Any], *, pass_on: bool) -> None:
         """Open the files.
@@ -54,7 +54,7 @@ class RankOutput:
         return thread
 
     def unkept(self) -> tuple[dict[str, int], str | None]:
-        """What could not be written so far: by stream how many bytes, those that are whole left out; and why."""
+        """How many bytes of each incomplete stream could not be written so far, and why."""
         return {stream: length for stream, length in self._unkept.items() if length}, self._reason
 
     def _pump(self, stream: IO[bytes], descriptor: int) -> None:

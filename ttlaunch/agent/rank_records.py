@@ -38,7 +38,7 @@ class RankRecords:
         self._oom_kills = oom_kills()
 
     def started(self, pid: int) -> None:
-        """The rank's process is there; also takes room on the disk for the record of its end while there is some."""
+        """Record that the rank's process was started, and reserve room on the disk for the record of its end."""
         record = Started(time=self._started, pid=pid, shim_pid=os.getpid(), host=os.uname().nodename)
         try:
             with open(self._path(contract.progress_file(self._rank)), "a", encoding="utf-8") as file:
@@ -49,11 +49,11 @@ class RankRecords:
             print(f"ttlaunch shim: records cannot be written: {error.strerror}", file=sys.stderr)
 
     def not_started(self, reason: str) -> None:
-        """The rank's process could not be made."""
+        """Record that the rank's process could not be started."""
         self._write(RankExit(rank=self._rank, time=time.time(), start_error=reason))
 
     def ending(self, pid: int, wait_status: int, usage: struct_rusage) -> RankExit:
-        """How the rank ended, as of now.
+        """Return how the rank ended, as of now.
 
         `oom_kills` is how often the kernel has killed for want of memory meanwhile, wherever it counts for this rank, None
         if it does not say; `memory_limit_bytes` comes with it.

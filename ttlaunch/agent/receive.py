@@ -160,7 +160,7 @@ class _Session:
                 releases.write_file(ignore, b"*\n")
 
     def _identify(self) -> str:
-        """The same text on every host that sees this folder, so that they need not all be sent the same."""
+        """The id of this folder, the same on every host that sees it, so that only one of them is sent the release."""
         path = os.path.join(self._folder, b".id")
         try:
             if not os.path.exists(path):
@@ -175,7 +175,7 @@ class _Session:
             return ""
 
     def _bring(self) -> None:
-        """Have the release and the data here, whole."""
+        """Fetch what is missing of the release and the data."""
         entries = releases.read_manifest(self._release)
         manifest = None
         self._data.places, self._data.differing, self._data.missing = {}, [], []
@@ -195,7 +195,7 @@ class _Session:
             self._fetch(entries, wrong, manifest)
 
     def _look(self, entries: Sequence[Entry], manifest: bytes | None) -> list[int]:
-        """What is wrong with the release as it is."""
+        """Return the indices of the entries that are missing or wrong in the release."""
         if not os.path.isdir(self._release) or os.path.islink(self._release):
             if os.path.lexists(self._release) and not self._arguments["dry_run"]:
                 self._put_away(self._release)
@@ -236,7 +236,7 @@ class _Session:
         return [self._tree.encode(), *([news["tree"].encode()] if news else [])]
 
     def _given(self, entries: Sequence[Entry]) -> list[tuple[bytes, int]]:
-        """Contents that come unasked."""
+        """The contents that the launching machine sends unasked, with their sizes."""
         names = self._arguments["news"]["contents"] if self._arguments["news"] else []
         sizes = {content: size for kind, _, size, content, _ in entries if kind == releases.FILE} if names else {}
         return [(name.encode(), sizes[name.encode()]) for name in names]
@@ -281,7 +281,7 @@ class _Session:
         self._old.append(away)
 
     def _plan(self) -> None:
-        """Say what would be done, and do nothing."""
+        """Report what a sync would do, and change nothing."""
         entries = releases.read_manifest(self._release)
         self._data.look(self._arguments["data"])
         if entries is None:

@@ -41,7 +41,7 @@ _TREE_HASH = re.compile(rb"[0-9a-f]{64}\Z")
 
 
 def parse_manifest(text: bytes) -> list[Entry]:
-    """Its entries, in the order of their paths; folders stand before what is in them.
+    """Parse a manifest into its entries, in the order of their paths; a folder comes before what is in it.
 
     Raises:
         ValueError: If it is none.
@@ -68,7 +68,7 @@ def read_manifest_text(release: bytes) -> bytes | None:
 
 
 def read_manifest(release: bytes) -> list[Entry] | None:
-    """Its entries; None if it is not there or damaged."""
+    """The entries of the manifest of a release on this host; None if it is not there or damaged."""
     text = read_manifest_text(release)
     return None if text is None else parse_manifest(text)
 
@@ -108,7 +108,7 @@ def digest_of(path: bytes, *, alive: Callable[[], None]) -> bytes:
 
 
 def signature_of(found: os.stat_result) -> Signature:
-    """What changes whenever a file is written, replaced or given other rights."""
+    """The signature of a file: values that change whenever it is written, replaced or given other rights."""
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
@@ -146,7 +146,7 @@ def check_tree(
 
 
 def _signatures_file(release: bytes) -> bytes:
-    """Where they lie: one file for each boot, because a power cut may lose content that was not yet on the disk."""
+    """The path of the signatures: one file for each boot, because a power cut may lose content that was not yet on the disk."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
@@ -156,7 +156,7 @@ def _signatures_file(release: bytes) -> bytes:
 
 
 def read_signatures(release: bytes, count: int) -> dict[int, Signature]:
-    """Those that can be relied on, by index: what was written in the same moment as they were may have changed unseen."""
+    """The reliable signatures by index; a file written in the same moment as they were may have changed unseen."""
     try:
         with open(_signatures_file(release), "rb") as file:
             packed, newest = file.read(), os.fstat(file.fileno()).st_mtime_ns - _RACY_NS

@@ -19,7 +19,7 @@ _CLAIM = "agent.claim"
 
 
 def main(arguments: dict[str, Any]) -> int:
-    """Send a signal, and answer with one frame to how many processes it went.
+    """Send a signal, and answer with the number of processes that got it.
 
     Args:
         arguments: `number`: of the signal; `pid`: a process that carries `run_id`; None: the run's agent, which is

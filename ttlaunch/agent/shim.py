@@ -179,7 +179,7 @@ def _stay_until_ended() -> None:
 
 
 def _begin_rank() -> None:
-    """What the rank must not inherit from the shim, which outlives every signal to stop: how INT and TERM are taken."""
+    """Prepare the rank's process: it ends with the shim, and takes INT and TERM again, which the shim ignores."""
     end_with_parent(signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)

@@ -54,7 +54,7 @@ def dump_stacks(pids: Mapping[int, int], *, run_id: str, run_folder: str, py_spy
 
 
 def _start(pid: int, py_spy: str) -> subprocess.Popen[bytes]:
-    """A stopped process is read as it lies; py-spy would wait for it to stop, any other it holds for a moment."""
+    """Start py-spy on a process. One that is stopped already is read without being paused, as py-spy would wait for ever."""
     words = [py_spy, "dump", "--json", "--pid", str(pid), *(["--nonblocking"] if is_stopped(pid) else [])]
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 

@@ -21,7 +21,7 @@ _FAREWELL = "agent.json"
 
 
 def leave_stop_marker(run_folder: str, marker: Mapping[str, Any]) -> None:
-    """Write `contract.ENDING_FILE`, whole at once; on a disk that is full, ranks are left to the end of their grace."""
+    """Write `contract.ENDING_FILE` by one rename; on a full disk nothing is written, and ranks end when their grace is over."""
     path = os.path.join(run_folder, contract.ENDING_FILE)
     try:
         with open(path + ".tmp", "w", encoding="utf-8") as file:
@@ -40,7 +40,7 @@ def stop_marker_was_left(run_folder: str, *, since: float) -> bool:
 
 
 def leave_farewell(run_folder: str, reason: str) -> None:
-    """Write down why the agent has left by itself; a disk that is full has no room for it."""
+    """Record why the agent has left by itself; on a full disk nothing is written."""
     try:
         with open(os.path.join(run_folder, _FAREWELL), "w", encoding="utf-8") as file:
             json.dump({"reason": reason, "time": time.time()}, file)

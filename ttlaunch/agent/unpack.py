@@ -49,7 +49,7 @@ class Target:
         self.path, self.mode, self.size, self.digest, self.index = path, mode, size, digest, index
 
     def write(self, chunks: Iterable[bytes | memoryview], *, alive: Callable[[], None]) -> Signature | None:
-        """Make the file; None, and no file, if what came is something else than expected."""
+        """Write the file; returns None, and leaves no file, if its SHA-256 is not the expected one."""
         digest = hashlib.sha256()
         descriptor = os.open(self.path, _NEW_FILE, self.mode)  # the script's umask is 0
         try:
@@ -68,7 +68,7 @@ class Target:
         return None
 
     def copy_from(self, source: bytes, known: Signature | None, *, alive: Callable[[], None]) -> Signature | None:
-        """Make the file from another of this host; None if that is not what it was thought to be.
+        """Make the file from another one on this host; None if that one has another content.
 
         Args:
             source: The other file.
@@ -184,7 +184,7 @@ class Building:
         return self._incoming + b"/" + name
 
     def _replace(self, index: int) -> None:
-        """Put one right entry where a wrong one is; what stands in the way goes with the folder that we build in."""
+        """Replace a wrong entry; what stands in the way is moved into the building folder, which is removed later."""
         kind, mode, _, _, path = self._entries[index]
         final = os.path.join(self._release, path)
         with contextlib.suppress(FileNotFoundError):
@@ -208,7 +208,7 @@ class Building:
 
 
 def check_space(folder: bytes, targets: Sequence[Target], *, others: int) -> None:
-    """Refuse before anything is sent if the disk has not enough room or not enough inodes.
+    """Raise `Refused`, before anything is sent, if the disk has not enough room or not enough inodes.
 
     Args:
         folder: On the file system that is to hold them.
@@ -227,7 +227,7 @@ def check_space(folder: bytes, targets: Sequence[Target], *, others: int) -> Non
 def find_copies(
     folder: bytes, wanted: set[bytes], *, likely: Sequence[bytes]
 ) -> dict[bytes, tuple[bytes, Signature | None]]:
-    """Where else on this host contents lie: in releases, and among the data.
+    """Find contents elsewhere on this host: in other releases, and among the data.
 
     Args:
         folder: The remote folder.
@@ -257,7 +257,7 @@ def find_copies(
 
 
 class LookAgain(Exception):  # noqa: N818 - not an error
-    """Another sync has changed what is in the folder."""
+    """Another sync has changed the folder, so what is missing has to be found again."""
 
 
 class Connection:
@@ -272,7 +272,7 @@ class Connection:
         contract.send_frame(header, body)
 
     def answer(self) -> bytes:
-        """What the launching machine sends next.
+        """Receive the next answer of the launching machine.
 
         Raises:
             LookAgain: If the launching machine asks for that instead.
@@ -287,7 +287,7 @@ class Connection:
         return body
 
     def gift(self) -> bytes:
-        """The contents that came unasked, which stand before any answer.
+        """The contents that the launching machine sent unasked, before any answer.
 
         Raises:
             EOFError: If the launching machine is not there any more.
@@ -309,7 +309,7 @@ class Connection:
         return header, zlib.decompress(body, bufsize=releases.CHUNK) if header.get("packed") else body
 
     def alive(self) -> None:
-        """Say from time to time that this host is at work; called often."""
+        """Report once a second that this host is at work; called often."""
         if time.monotonic() - self._last > _BUSY_EVERY_S:
             self.send({"kind": "busy"})
 

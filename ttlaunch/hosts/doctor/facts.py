@@ -36,7 +36,7 @@ class Cpu:
 
     @property
     def capability(self) -> str:
-        """What PyTorch calls it: the kernels that it chooses on such a processor."""
+        """PyTorch's name for the kernels that it chooses on such a processor."""
         flags = set(self.flags)
         if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"} <= flags:
             return "AVX512"
@@ -161,7 +161,7 @@ class Leftover:
 
 @dataclass(frozen=True)
 class Clock:
-    """How far the host's clock is ahead of ours, in seconds; the truth lies between both."""
+    """How far the host's clock is ahead of ours, in seconds: the true offset lies between the two values."""
 
     least_s: Number
     most_s: Number
@@ -219,7 +219,7 @@ for _cls in (Cpu, Memory, Disk, Shm, Devices, Interface, Interpreter, Mpi, Lefto
 
 
 def parse_facts(answer: Mapping[str, Any], *, clock: Clock) -> HostFacts:
-    """The facts in a probe's answer.
+    """Parse a probe's answer into facts.
 
     Raises:
         ValueError: If it is none; the message names the first value that is wrong.

@@ -20,7 +20,7 @@ def of_hosts(
     severity: Severity = Severity.ERROR,
     in_message: bool = False,
 ) -> list[Diagnostic]:
-    """The diagnostic for these hosts, or none for no host.
+    """Make one diagnostic for these hosts; none for no hosts.
 
     Args:
         code: Of the rule.

@@ -16,7 +16,7 @@ Facts = Mapping[str, HostFacts]
 
 
 def check_machines(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
-    """Every host is a machine of its own."""
+    """Report names that mean one and the same machine."""
     spans = {str(host.name): host.span for host in topology.hosts}
     names: dict[str, list[str]] = {}
     for host, known in facts.items():
@@ -27,7 +27,7 @@ def check_machines(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
 
 
 def check_local_names(local: Collection[str], *, topology: Topology, hostname: str) -> list[Diagnostic]:
-    """The same where no host is asked: at most one name means the machine that we run on, which is `hostname`."""
+    """Report several names that mean this machine, `hostname`, without asking any host."""
     spans = {str(host.name): host.span for host in topology.hosts}
     same = [name for name in spans if name in local]
     why = "each of them means the machine on which ttlaunch runs"
@@ -49,7 +49,7 @@ def _one_machine(same: Sequence[str], hostname: str, spans: Mapping[str, Span], 
 def check_names(
     facts: Facts, *, topology: Topology, connections: Mapping[str, tuple[str, str] | None] | None = None
 ) -> list[Diagnostic]:
-    """Where a host knows the name of another, it means an address of that other one."""
+    """Report hosts on which the name of another host means an address that the other host does not have."""
     connections = connections or {}
     wrong: dict[str, dict[str, str]] = {}
     for name, target in facts.items():
@@ -77,7 +77,7 @@ def check_names(
 
 
 def check_clocks(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
-    """Clocks agree with ours: 2 seconds mix up who failed first, a minute and more breaks caches and certificates."""
+    """Report clocks that differ from ours: 2 s mix up who failed first, a minute breaks caches and certificates."""
     off = {host: known.clock.surely_off_s for host, known in facts.items()}
     wrong = {host: _apart(seconds) for host, seconds in off.items() if abs(seconds) > CLOCK_ERROR_S}
     late = {host: _apart(s) for host, s in off.items() if CLOCK_WARNING_S < abs(s) <= CLOCK_ERROR_S}

@@ -21,7 +21,7 @@ Facts = Mapping[str, HostFacts]
 
 
 def check_answers(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
-    """Every section of the probe came in time."""
+    """Report sections of the probe that were not answered in time."""
     late = {host: known.unanswered for host, known in facts.items() if known.unanswered}
     evidence = {host: f"no answer about its {listed(parts, last='and', quote='')}" for host, parts in late.items()}
     needed = any({"disk", "software", "network"} & set(parts) for parts in late.values())
@@ -36,7 +36,7 @@ def check_answers(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
 
 
 def check_disk(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
-    """The remote folder can be written, and has room."""
+    """Report a remote folder that cannot be written or has little room."""
     disks = {host: known.disk for host, known in facts.items() if known.disk}
     broken = {host: f"{_place(disk)}: {disk.problem}" for host, disk in disks.items() if disk.problem}
     small = {host: text for host, disk in disks.items() if not disk.problem and (text := _short_of(disk))}
@@ -74,7 +74,7 @@ def _short_of(disk: Disk) -> str:
 
 
 def check_shared_memory(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
-    """Ranks of one host exchange messages in `/dev/shm`."""
+    """Report missing or small shared memory, in which ranks of one host exchange messages."""
     missing, small = {}, {}
     slots = {str(host.name): host.slots for host in topology.hosts}
     for host, known in facts.items():
@@ -108,7 +108,7 @@ def check_shared_memory(facts: Facts, *, topology: Topology) -> list[Diagnostic]
 
 
 def check_limits(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
-    """Limits of the login, as far as ranks meet them."""
+    """Report limits of the login that ranks may reach."""
     evidence = {}
     slots = {str(host.name): host.slots for host in topology.hosts}
     for host, known in facts.items():
@@ -138,7 +138,7 @@ def check_limits(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
 
 
 def check_processors(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
-    """The same instruction sets everywhere, and a processor for each slot."""
+    """Report hosts with other instruction sets than the rest, and with more slots than processors."""
     kinds = {host: f"{known.cpu.architecture} {known.cpu.capability}" for host, known in facts.items() if known.cpu}
     usual = Counter(kinds.values()).most_common(1)[0][0] if kinds else ""
     other = {host: f"{kind} ({usual} elsewhere)" for host, kind in kinds.items() if kind != usual}
@@ -172,7 +172,7 @@ def check_processors(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
 
 
 def check_devices(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
-    """Devices where ranks drive meshes. One device file may stand for several chips, so only their absence is certain."""
+    """Report hosts whose ranks drive meshes and that have no device file; one file may stand for several chips."""
     needs: Counter[str] = Counter()
     for slot, binding in zip(topology.slots, topology.bindings, strict=False):
         needs[str(slot.host.name)] += topology.mesh(binding.mesh_id).devices_per_host
@@ -193,7 +193,7 @@ def check_devices(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
 
 
 def check_gpus(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
-    """A driver that is there and does not work."""
+    """Report hosts with an `nvidia-smi` that shows no GPU."""
     broken = {
         host: shown(known.devices.nvidia_problem, longest=120)
         for host, known in facts.items()
@@ -210,7 +210,7 @@ def check_gpus(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
 
 
 def check_leftovers(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
-    """Nothing of earlier runs is still there."""
+    """Report processes and folders that earlier runs left."""
     evidence, hints = {}, []
     for host, known in facts.items():
         parts = []

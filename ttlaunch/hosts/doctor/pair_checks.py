@@ -15,7 +15,7 @@ _MOST_PAIRS = 8
 
 
 def check_pairs(pairs: Sequence[Pair], choice: NetworkChoice, *, topology: Topology) -> list[Diagnostic]:
-    """Hosts that did not get through to each other, and hosts between which only small packets pass."""
+    """Report hosts that did not get through to each other, and hosts between which only small packets pass."""
     open_ports = "open ports 1024 to 65535 between these hosts in their firewalls"
     return [
         *_explain(
@@ -40,7 +40,7 @@ def check_pairs(pairs: Sequence[Pair], choice: NetworkChoice, *, topology: Topol
 
 
 def check_mtu(choice: NetworkChoice, *, topology: Topology) -> list[Diagnostic]:
-    """Interfaces of one network with different MTUs: large packets may be lost, or only be cut up."""
+    """Report interfaces of one network with different MTUs, between which large packets may be lost."""
     mtus = {host: interface.mtu for host, interface in choice.interfaces.items()}
     if len(set(mtus.values())) <= 1:
         return []

@@ -16,7 +16,7 @@ Facts = Mapping[str, HostFacts]
 
 
 def check_python(facts: Facts, *, topology: Topology, needs_packages: bool) -> list[Diagnostic]:
-    """An interpreter for ranks, new enough."""
+    """Report hosts without an interpreter for ranks, or with one that is too old."""
     evidence = {}
     for host, known in facts.items():
         if "software" in known.unanswered:
@@ -35,7 +35,7 @@ def check_python(facts: Facts, *, topology: Topology, needs_packages: bool) -> l
 
 
 def check_packages(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
-    """What ranks import, installed for their interpreter."""
+    """Report packages that ranks import and that their interpreter lacks."""
     evidence, lacking = {}, dict[str, None]()
     for host, known in facts.items():
         missing = [name for name in RANK_PACKAGES if known.python and name not in known.python.packages]
@@ -54,7 +54,7 @@ def check_packages(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
 
 
 def check_same_versions(facts: Facts, *, topology: Topology, launcher: HostFacts | None) -> list[Diagnostic]:
-    """The same Python and packages on all hosts; another one on the launching machine alone is a warning."""
+    """Report versions of Python and packages that differ between hosts, or, as a warning, from the launching machine."""
     versions = {host: _versions(known) for host, known in facts.items()}
     usual: dict[str, str] = {}
     evidence: dict[str, list[str]] = {}
@@ -99,7 +99,7 @@ def _other_than_here(usual: Mapping[str, str], launcher: HostFacts | None, topol
 
 
 def check_engine(facts: Facts, *, topology: Topology, engine: EngineSignature) -> list[Diagnostic]:
-    """The engine, of a version that can be used."""
+    """Report hosts without the engine, or with a version that cannot be used."""
     none, wrong = {}, {}
     for host, known in facts.items():
         mpi = known.mpi
@@ -134,7 +134,7 @@ def _where_looked(known: HostFacts, topology: Topology) -> str:
 
 
 def check_pairing(facts: Facts, *, topology: Topology, engine: EngineSignature) -> list[Diagnostic]:
-    """mpi4py loads the engine's library and not that of another MPI: else every rank believes that it is alone."""
+    """Report hosts where mpi4py loads another MPI's library, with which every rank believes that it is alone."""
     if not engine.library:
         return []
     evidence = {}
@@ -157,7 +157,7 @@ def check_pairing(facts: Facts, *, topology: Topology, engine: EngineSignature) 
 def check_same_engine(
     facts: Facts, *, topology: Topology, engine: EngineSignature, launcher: HostFacts | None
 ) -> list[Diagnostic]:
-    """One major version everywhere; the launching machine's engine starts daemons of the hosts' own."""
+    """Report engines of another major version, since this machine's engine starts the daemons of the hosts' engines."""
     # The engine of a host without an interpreter is a stray one from PATH: the repair of the interpreter brings another.
     usable = {host: known.mpi for host, known in facts.items() if known.python or topology.cluster.mpi_prefix}
     there = {host: version for host, mpi in usable.items() if mpi and (version := engine.version_in(mpi.says))}

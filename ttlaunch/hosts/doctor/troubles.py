@@ -116,7 +116,7 @@ def _hints(errors: Sequence[HostError]) -> list[str]:
 
 
 def _disk_hints(host: str, remote_folder: str) -> list[str]:
-    """A run has its files in the remote folder and in shared memory."""
+    """Hints for a full disk: a run keeps files in the remote folder and in shared memory."""
     look = f"`ssh {host} df -h '{remote_folder}' /dev/shm`: is one of them full, or read-only?"
     return [look, "`remote_folder:` in cluster.yaml chooses another place"]
 

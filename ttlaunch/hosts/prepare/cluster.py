@@ -21,7 +21,7 @@ _INSTALL_S = 3 * 3600.0
 
 @dataclass
 class Outcome:
-    """What came of it.
+    """The result of preparing all hosts.
 
     Attributes:
         results: By host, where the work came to an end.

@@ -47,7 +47,7 @@ class Kind:
         return [f"{tag}_{self.machine}" for tag in [*tags, "linux"]]
 
     def markers(self) -> dict[str, str]:
-        """What conditions in requirements, such as `platform_machine == "aarch64"`, are compared with."""
+        """The values that conditions in requirements, such as `platform_machine == "aarch64"`, are compared with."""
         return {
             "implementation_name": "cpython",
             "implementation_version": self.python,

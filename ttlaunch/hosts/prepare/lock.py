@@ -47,11 +47,11 @@ class Lock:
 
     @property
     def installed(self) -> tuple[Wheel, ...]:
-        """What ends up in the environment: all but pip, which is only the tool."""
+        """The wheels that the environment gets: all but pip, which only installs them."""
         return tuple(wheel for wheel in self.wheels if wheel.name != "pip")
 
     def digest(self, *, base: str, version: str) -> str:
-        """Names the environment: other packages or another base Python make another one."""
+        """The name of the environment, which differs for other packages and for another base Python."""
         content = json.dumps([sorted(wheel.sha256 for wheel in self.wheels), base, version])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -70,7 +70,7 @@ class Store:
     _verifying: threading.Lock = field(default_factory=threading.Lock)
 
     def load_lock(self, key: str) -> Lock | None:
-        """What was resolved before; None if nothing was, or if it cannot be read."""
+        """The lock that was saved under a key; None if there is none, or if it cannot be read."""
         try:
             rows = json.loads((self.folder / "locks" / f"{key}.json").read_text(encoding="utf-8"))
             return Lock(tuple(Wheel(**row) for row in rows))
@@ -89,7 +89,7 @@ class Store:
         return self.folder / "wheels" / wheel.sha256 / wheel.file
 
     def missing(self, wheels: Iterable[Wheel]) -> list[Wheel]:
-        """Those that are not here, or whose contents are not what they were."""
+        """The wheels that are not here, or whose contents have changed."""
         return [wheel for wheel in wheels if not self._is_sound(wheel)]
 
     def take(self, file: Path, wheel: Wheel) -> bool:

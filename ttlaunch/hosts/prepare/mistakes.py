@@ -16,7 +16,7 @@ _OLDEST = ".".join(map(str, OLDEST_BASE))
 
 
 def explain_bases(without: Mapping[str, Sequence[FoundPython] | HostError], *, topology: Topology) -> list[Diagnostic]:
-    """Hosts without a Python that an environment can be built on."""
+    """Report hosts without a Python that an environment can be built on."""
     evidence = {host: _what_was_found(answer) for host, answer in without.items()}
     hint = f"`apt install python3` where that is {_OLDEST} or newer; `python:` in cluster.yaml names one that lies elsewhere"
     says = (f"has no Python {_OLDEST} or newer", f"have no Python {_OLDEST} or newer")
@@ -24,7 +24,7 @@ def explain_bases(without: Mapping[str, Sequence[FoundPython] | HostError], *, t
 
 
 def explain_failures(last: Mapping[str, EnvironmentAnswer], *, topology: Topology) -> list[Diagnostic]:
-    """Hosts whose script ended otherwise than with an environment, by the last lines on its stderr."""
+    """Report hosts whose script ended without an environment, by its last frame."""
     groups: dict[str, dict[str, EnvironmentAnswer]] = {}
     for host, answer in last.items():
         groups.setdefault(answer.what or answer.kind, {})[host] = answer
@@ -32,7 +32,7 @@ def explain_failures(last: Mapping[str, EnvironmentAnswer], *, topology: Topolog
 
 
 def explain_lost(errors: Sequence[HostError], *, topology: Topology) -> list[Diagnostic]:
-    """Hosts that went away, or in whose place something else spoke, while they were prepared."""
+    """Report hosts that were lost, or answered with something else, while they were prepared."""
     evidence = {error.host: error.evidence for error in errors}
     notes = tuple(dict.fromkeys(note for error in errors for note in error.notes))
     hints = tuple(dict.fromkeys(hint for error in errors for hint in error.hints))

@@ -72,7 +72,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """How it ended: the last frame of the script on the host, and what was sent."""
+    """The result for one host: the last frame of its script, and what was sent."""
 
     last: EnvironmentAnswer
     sent: int = 0

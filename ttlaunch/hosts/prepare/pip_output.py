@@ -21,7 +21,7 @@ _CAUSE = re.compile(r"The conflict is caused by:\n((?:    .*\n)+)")
 
 
 def explain_no_pip() -> Diagnostic:
-    """This machine's environment has no pip."""
+    """The diagnostic for an environment without pip on this machine."""
     return Diagnostic(
         "H033",
         "the packages of the ranks cannot be settled: this machine's Python has no pip",
@@ -36,7 +36,7 @@ def pinned_in_conflict(output: str) -> list[str]:
 
 
 def explain_lock(output: str, kind: Kind, wanted: Requirements, *, missing: Sequence[str]) -> Diagnostic:
-    """Why there is no lock for a kind of host.
+    """The diagnostic for a kind of host without a lock, from pip's output.
 
     Args:
         output: pip's.

@@ -41,7 +41,7 @@ class Requirements:
     requirements_file: Path | None = None
 
     def key(self, kind: Kind, *, pip_configuration: str) -> str:
-        """Equal for equal requirements, and different where anything differs that may lead to other wheels."""
+        """The key of a lock in the cache: it differs where anything differs that may lead to other wheels."""
         own = self.requirements_file.read_text(encoding="utf-8", errors="replace") if self.requirements_file else ""
         parts = [self.requirements, self.constraints, own, str(kind), kind.python, pip_configuration]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

@@ -13,7 +13,7 @@ from ttlaunch.hosts.sync.read_files import UnreadableError, name_of
 
 
 def check_collected(found: Listing, *, root: Path) -> Iterator[Diagnostic]:
-    """What of the project stays behind, and why."""
+    """Report what of the project is not copied, and why."""
     if found.without_git is not None:
         message = f"git cannot be asked what belongs to the project in {root}: {found.without_git}"
         notes = (".gitignore files are obeyed, but tracked files that they match are left out",)
@@ -42,7 +42,7 @@ def check_collected(found: Listing, *, root: Path) -> Iterator[Diagnostic]:
 
 
 def _explain_useless(line: UselessLine) -> Diagnostic:
-    """An error in our own rules, whose author may count on it; git skips it in its own without a word, we with one."""
+    """Report a line that is no pattern: an error in `.ttlaunchignore`, a warning in `.gitignore`, where git skips it silently."""
     text = "\n".join(each.encode("utf-8", "backslashreplace").decode() for each in line.lines)
     source = Source(name_of(line.file), text)
     written = source.line(line.number)
@@ -59,7 +59,7 @@ def _explain_useless(line: UselessLine) -> Diagnostic:
 
 
 def check_links(entries: Iterable[Entry], *, into: bytes) -> Iterator[Diagnostic]:
-    """Links out of the project, which lead to whatever a host has there."""
+    """Report links out of the project, which lead to whatever a host has there."""
     for entry in entries:
         if entry.kind != LINK:
             continue
@@ -72,7 +72,7 @@ def check_links(entries: Iterable[Entry], *, into: bytes) -> Iterator[Diagnostic
 
 
 def check_read(errors: Iterable[UnreadableError], *, root: Path) -> Iterator[Diagnostic]:
-    """Files that could not be read."""
+    """Report files that could not be read."""
     for error in errors:
         path = name_of(os.path.relpath(error.path, os.fsencode(root)))
         name = path if not path.startswith("../") else name_of(error.path)

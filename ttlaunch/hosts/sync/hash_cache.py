@@ -19,7 +19,7 @@ _RACY_NS = 50_000_000
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where ttlaunch keeps what it can do without."""
+    """The folder for files of ttlaunch that may be deleted at any time."""
     given = environment.get("XDG_CACHE_HOME", "")
     return (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "ttlaunch"
 
@@ -50,11 +50,11 @@ class HashCache:
         return row[-1] if isinstance(row[-1], str) else None
 
     def keep(self, path: bytes, found: os.stat_result, sha256: str) -> None:
-        """Remember what was just read."""
+        """Remember the digest of a file that was just read."""
         self._used[os.fsdecode(path)] = [*_signature(found), sha256]
 
     def save(self) -> None:
-        """Write it down, if something has changed; that it cannot be written is no reason to stop."""
+        """Save the digests if they have changed; a cache that cannot be written is ignored."""
         if self._used == self._known:
             return
         with contextlib.suppress(OSError):

@@ -40,7 +40,7 @@ class News:
 
 
 def find_news(release: Release, contents: Sequence[Content]) -> News | None:
-    """Compare with the last release; None if there is none, or if too much is new to be sent unasked.
+    """Compare a release with the last one; None if there is none, or if too much is new to be sent unasked.
 
     Raises:
         SourceChangedError: If a file is not as it was when the release was made.
@@ -71,7 +71,7 @@ def find_news(release: Release, contents: Sequence[Content]) -> News | None:
 
 
 def remember(release: Release) -> None:
-    """Note that a host has this release; that it cannot be written down is no reason to stop."""
+    """Remember that a host has this release; a cache that cannot be written is ignored."""
     file = _file(release)
     with contextlib.suppress(OSError):
         if file.is_file() and file.read_bytes() == release.manifest.packed:

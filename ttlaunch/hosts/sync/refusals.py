@@ -40,7 +40,7 @@ def explain_refusal(host: str, refusal: SyncRefusal) -> SyncError:
 
 
 def explain_loss(error: HostError) -> HostError:
-    """What ended the talk with a host that had been reached."""
+    """The error for a host that had been reached and was lost, or failed, during a sync."""
     if isinstance(error, SyncError) or error.trouble is Trouble.NO_PYTHON:
         return error
     if error.trouble in {Trouble.LOST, Trouble.TIMED_OUT}:

@@ -38,7 +38,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Release:
-    """Code as every host is to have it.
+    """The code that every host is to have.
 
     Attributes:
         project: Root of the project on the launching machine.
@@ -58,12 +58,12 @@ class Release:
 
     @cached_property
     def files(self) -> int:
-        """How many files it has."""
+        """The number of its files."""
         return sum(entry.kind == FILE for entry in self.manifest.entries)
 
     @cached_property
     def bytes(self) -> int:
-        """How large they are together."""
+        """The size of all files together."""
         return sum(entry.size for entry in self.manifest.entries)
 
     @cached_property
@@ -78,7 +78,7 @@ class Release:
         return []
 
     def again(self) -> "Release | None":
-        """The same from what the files hold now; None if they cannot be read any more."""
+        """Make the release again from what the files hold now; None if they cannot be read any more."""
         return _make(self.origin, on_progress=None)[0]
 
 

@@ -24,7 +24,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Synced:
-    """A host that has the release.
+    """The result for a host that has the release.
 
     Attributes:
         remote_folder: Absolute, on the host.
@@ -55,7 +55,7 @@ class Synced:
 
 @dataclass(frozen=True)
 class Planned:
-    """What would be done to a host.
+    """The result of a dry run for a host.
 
     Attributes:
         files: How many contents it lacks.
@@ -79,7 +79,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a sync.
+    """The result of a sync.
 
     Attributes:
         release: What was sent: made anew if files changed on the way.

@@ -26,7 +26,7 @@ _READ = 65536
 
 
 def looks_secret(path: bytes) -> bool:
-    """Whether a file does, by its name and, for some names, by its beginning; unreadable ones are reported elsewhere."""
+    """Whether a file looks like a secret, by its name and, for some names, by its beginning; unreadable ones are reported elsewhere."""
     name = path[path.rfind(b"/") + 1 :]
     if _ALWAYS.fullmatch(name):
         return True

@@ -56,7 +56,7 @@ class Content:
     open: Callable[[], Iterator[bytes]] = field(repr=False)
 
     def read(self) -> Iterator[bytes]:
-        """The content, checked on the way.
+        """Yield the content, checked on the way.
 
         Raises:
             SourceChangedError: If its SHA-256 is another; raised after the last piece, or instead of it.
@@ -90,7 +90,7 @@ class SendBuffer:
         self._filler.start()
 
     def frames(self) -> Iterator[tuple[bytes, int]]:
-        """Each frame, and how many bytes of content have been carried with it; waits for frames not yet made.
+        """Yield each frame, and how many bytes of content have been carried with it; waits for frames not yet made.
 
         Raises:
             SourceChangedError: If a file is not as it was.
@@ -196,7 +196,7 @@ def _opener(entry: Entry) -> Callable[[], Iterator[bytes]]:
 
 
 def _pieces(contents: Sequence[Content]) -> Iterator[tuple[bytes, bool]]:
-    """All contents one after another, cut into pieces, and whether compressing the piece is worth the time."""
+    """Yield all contents one after another, cut into pieces, and whether compressing the piece is worth the time."""
     buffer, packable = bytearray(), True
     for content in contents:
         judged = False

@@ -28,7 +28,7 @@ def wrap_command(command: str, *, mark: str) -> str:
 
 
 class AfterMark:
-    """Lets a stream pass from the mark on.
+    """Drops everything in a stream up to and including the mark.
 
     Attributes:
         noise: What came before the mark, or all of it as long as the mark has not come.
@@ -40,7 +40,7 @@ class AfterMark:
         self.noise = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What of `data` belongs to the command."""
+        """Return the part of `data` that the command printed."""
         if self.passed:
             return data
         self.noise, found, rest = (self.noise + data).partition(self._mark)

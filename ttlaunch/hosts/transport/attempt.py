@@ -23,7 +23,7 @@ class Proxy:
         self.command = command
 
     def close(self) -> None:
-        """End it and take its status, so that no zombie stays."""
+        """Kill the process and wait for it, so that no zombie stays."""
         with contextlib.suppress(OSError):
             self._child.kill()
         self._child.wait()

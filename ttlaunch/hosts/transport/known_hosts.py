@@ -41,7 +41,7 @@ class KnownKey:
 
 
 def read_known_keys(settings: HostSettings) -> list[KnownKey]:
-    """Keys that are known for a host, under the names that ssh would look for.
+    """Read the keys that are known for a host, under the names that ssh would look for.
 
     Raises:
         HostError: SETTINGS if a file is there and cannot be read.
@@ -89,7 +89,7 @@ def check_host_key(settings: HostSettings, shown: paramiko.PKey, known: Sequence
 
 
 def fingerprint(blob: bytes) -> str:
-    """As ssh prints it."""
+    """The fingerprint of a key, in the form that ssh prints."""
     return f"SHA256:{base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip('=')}"
 
 

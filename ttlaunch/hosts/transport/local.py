@@ -87,7 +87,7 @@ class LocalProcess:
 
     @property
     def over(self) -> bool:
-        """It has ended and everything has been taken from it, so that nothing is left to close."""
+        """Whether the child has ended and all of its output was read, so that nothing is left to close."""
         return self._child.poll() is not None and self._stdin.closed and self._stdout.closed
 
     def write(self, data: bytes, *, timeout_s: float) -> None:

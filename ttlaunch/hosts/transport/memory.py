@@ -27,7 +27,7 @@ _LONGEST_S = 3600.0
 
 @dataclass(frozen=True)
 class Faults:
-    """How a host breaks.
+    """The ways in which a host fails.
 
     Attributes:
         refuses: What connecting to it raises.
@@ -209,7 +209,7 @@ class MemoryProcess:
         self.stdout.close()
 
     def lose(self) -> None:
-        """The host has vanished while this ran."""
+        """End the program because its host has vanished."""
         self._lost = self._lost or self._status is None
         self.kill()
 

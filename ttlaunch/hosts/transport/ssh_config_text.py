@@ -114,7 +114,7 @@ def _match_criteria(value: str, where: str) -> str:
 
 
 def _both(outer: str, inner: str) -> str:
-    """Criteria that hold where both do; `all` may not stand beside others."""
+    """Join two criteria of `Match` so that both must hold; `all` may not stand beside others."""
     if inner == "all":
         return outer or inner
     return inner if outer in {"", "all"} else f"{outer} {inner}"

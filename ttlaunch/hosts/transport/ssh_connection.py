@@ -75,7 +75,7 @@ class Connection:
             return None
 
     def why_lost(self) -> str:
-        """A clause for `HostError.evidence`."""
+        """The reason for the loss of the connection, as a clause for `HostError.evidence`."""
         if getattr(self.transport.sock, "unanswered", False):
             return f"the connection broke: no answer for {in_seconds(UNANSWERED_MS / 1000)}"
         error = self.transport.get_exception()
@@ -197,7 +197,7 @@ class _Transport(paramiko.Transport):
 
 
 def _note_request(channel: paramiko.Channel, message: paramiko.Message) -> None:
-    """In place of the channel's own method, which knows only exit statuses."""
+    """Handle a request on a channel as paramiko does, and also note the signal that ended a command."""
     start = message.packet.tell()
     if message.get_text() == "exit-signal":
         message.get_boolean()
@@ -209,14 +209,14 @@ def _note_request(channel: paramiko.Channel, message: paramiko.Message) -> None:
 
 
 def _silence() -> None:
-    """Without a handler Python prints warnings of a library to the user's terminal."""
+    """Give paramiko's logger a handler: without one Python prints its warnings to the user's terminal."""
     logger = logging.getLogger("paramiko")
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())
 
 
 def _of_host(error: HostError, settings: HostSettings, hop: HostSettings) -> HostError:
-    """What went wrong at a jump host, as a trouble of the host behind it."""
+    """Turn an error at a jump host into one of the host behind it."""
     if hop is settings:
         return error
     return HostError(
@@ -225,7 +225,7 @@ def _of_host(error: HostError, settings: HostSettings, hop: HostSettings) -> Hos
 
 
 def _broke(error: Exception, settings: HostSettings, attempt: Attempt) -> HostError:
-    """The connection ended, or could not be agreed upon, before anybody was logged in."""
+    """The error for a connection that ended, or could not be agreed upon, before the login succeeded."""
     where = f"jump host {attempt.via}: " if attempt.via else ""
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
         return settings.error(Trouble.SILENT, f"{where}no common way to encrypt: {str(error).lower()}")
@@ -258,6 +258,6 @@ def _too_slow(name: str, attempt: Attempt, settings: HostSettings | None) -> Hos
 
 
 def _note_close(channel: paramiko.Channel, message: paramiko.Message) -> None:
-    """In place of the channel's own method: a channel also closes, earlier than the connection, when that breaks."""
+    """Close a channel as paramiko does, and note that the host asked for it: a channel also closes when the connection breaks."""
     channel.closed_by_host = True  # type: ignore[attr-defined]
     channel._handle_close(message)  # type: ignore[attr-defined]  # noqa: SLF001

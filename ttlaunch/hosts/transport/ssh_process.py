@@ -121,7 +121,7 @@ class SshProcess:
         return HostError(self._host, Trouble.TIMED_OUT, f"{NO_ANSWER} {in_seconds(timeout_s)}")
 
     def _end_of_output(self) -> None:
-        """Tell the end of a command's output from that of the connection, and from a greeting that never ran it."""
+        """Distinguish the end of a command's output from that of the connection, and from a greeting that never ran it."""
         if not self._channel.eof_received and not self._killed:
             raise HostError(self._host, Trouble.LOST, self._why_lost())
         if not self._stdout.passed and self._stdout.noise.strip():

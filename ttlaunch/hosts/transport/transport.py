@@ -37,7 +37,7 @@ class Process(Protocol):
         """
 
     def close_stdin(self) -> None:
-        """Let it read the end of its standard input."""
+        """Close its standard input, so that it reads the end."""
 
     def read(self, most: int = CHUNK, *, timeout_s: float) -> bytes:
         """Up to `most` bytes of its standard output as soon as there are any; none at its end.
