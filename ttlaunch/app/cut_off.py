@@ -1,4 +1,4 @@
-"""A run whose supervisor was killed: end what is left of it here, and say so."""
+"""Clean up after a run whose supervisor was killed, and report it."""
 
 import signal
 from pathlib import Path
@@ -14,7 +14,7 @@ _MOMENT_S = 3.0
 
 
 def cut_off(folder: Path, status: int | None) -> Diagnostic:
-    """Make sure that nothing of the run is left on this machine, and describe its end.
+    """Kill every process of the run that is left on this machine, and describe how the run ended.
 
     Args:
         folder: The run's.
@@ -40,7 +40,7 @@ def _is_recipe(folder: Path) -> bool:
 
 
 def _last_line(folder: Path) -> list[str]:
-    """What the supervisor printed last, in a list; empty if nothing."""
+    """Return the last line that the supervisor printed, in a list; empty if it printed nothing."""
     try:
         lines = (folder / supervisor_file("stderr")).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Between a use case and whoever started it: what it tells, what it asks, and how far it is. It never prints itself."""
+"""The interface between a use case and its caller: warnings, questions and progress. A use case never prints by itself."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,35 +19,35 @@ Answered = Callable[[str, "HostError | None"], None]
 
 
 class Dialogue(Protocol):
-    """Whoever started a use case, as the use case sees them."""
+    """What a use case can report to its caller, and ask of it."""
 
     def warn(self, diagnostics: Sequence[Diagnostic]) -> None:
-        """Take diagnostics that keep nothing from starting."""
+        """Report diagnostics that do not prevent the start."""
 
     def recipe_code(self) -> AbstractContextManager[object]:
-        """Stand around the import of a `recipe.py`, which may print."""
+        """Wrap the import of a `recipe.py`, which may print."""
 
     def connecting(self, num_hosts: int) -> AbstractContextManager[Answered]:
-        """Watch hosts being reached; what it gives is called for each host that has answered."""
+        """Show that hosts are being reached; the context's value is called for each host that has answered."""
 
     def reading(self, made: "Future[Any]", read: Sequence[int]) -> None:
         """Wait until files have been read: `read` counts files and bytes meanwhile."""
 
     def sending(self, hosts: Sequence[str]) -> "AbstractContextManager[Callable[[Progress], None] | None]":
-        """Watch code being sent; what it gives is called with each host's progress."""
+        """Show that code is being sent; the context's value is called with each host's progress."""
 
     def passphrase(self, path: Path) -> str | None:
-        """Ask for the passphrase of a key; None if there is none to be had."""
+        """Ask for the passphrase of a key; None if nobody gives one."""
 
     def agrees(self, question: Diagnostic, *, ask: str) -> bool | None:
-        """Ask whether to go on all the same; None if nobody can be asked."""
+        """Ask whether to continue; None if nobody can be asked."""
 
     def gave_up(self, outcomes: "Sequence[Outcome]", diagnostics: Sequence[Diagnostic], *, status: int | None) -> None:
-        """Take the reason why the last of several starts is followed by no other; `status` if a signal was the reason."""
+        """Report why a run is not restarted again; `status` is the exit status if a signal ended the restarts."""
 
 
 class Unattended:
-    """Nobody can be asked and nobody looks: warnings are kept for whoever wants to read them afterwards."""
+    """A dialogue without a user: questions get no answer, progress is not shown, and warnings are kept in a list."""
 
     def __init__(self) -> None:
         self.warnings: list[Diagnostic] = []
@@ -88,7 +88,7 @@ class Unattended:
 
 
 def stop_on_errors(diagnostics: Sequence[Diagnostic], dialogue: Dialogue) -> None:
-    """Pass warnings on.
+    """Pass warnings to the dialogue, and stop if there is an error.
 
     Raises:
         LaunchError: One of the diagnostics is an error.

@@ -112,7 +112,7 @@ def execute_plan(
     plan, engine, folder = ready.plan, prepared.engine, _make_folder(ready, prepared, options)
     with (
         scratch_folder() as scratch,
-        guarded(folder.run_id, scratch, daemons=plan.engine.names.daemons),
+        guarded(folder.run_id, scratch, daemons=plan.engine.names.daemons),  # first: ends the ranks if we are killed
         ready.controller(folder, watch := Watch(plan, folder), scratch) as controller,
         registered(plan, folder, dialogue),
         (watched_by or _in_its_folder)(StartingRun(plan, controller, folder, scratch)) as view,
@@ -138,7 +138,7 @@ def _in_its_folder(run: StartingRun) -> "AbstractContextManager[View]":
 
 
 class FolderView:
-    """Writes what a supervisor has to say into the run's folder, and leaves it to others to show the run."""
+    """Writes a supervisor's messages into the run's folder; other processes show the run."""
 
     def __init__(self, folder: "RunFolder") -> None:
         from ttlaunch.running.runs.run_folder import supervisor_file
@@ -146,7 +146,7 @@ class FolderView:
         self._files = {stream: folder.file(supervisor_file(stream)) for stream in ("stdout", "stderr")}
 
     def output(self, stream: str, line: bytes) -> None:
-        """Append a line; a folder that takes no more ends the run by itself, and says so in its report."""
+        """Append a line. A write error is ignored here: a full folder ends the run, and the report names it."""
         try:
             with self._files[stream].open("ab", buffering=0) as file:
                 file.write(line + b"\n")
@@ -154,14 +154,14 @@ class FolderView:
             return
 
     def record(self, state: "RankState", record: "AnyProgress") -> None:
-        """Records stand in the run's folder already."""
+        """Do nothing: records are in the run's folder already."""
 
     def tick(self, ranks: "list[RankState]") -> None:
         """Nothing is drawn."""
 
 
 def _make_folder(ready: "LaunchContext", prepared: "PreparedRun", options: RunOptions) -> "RunFolder":
-    """The run's folder with all that is decided."""
+    """Make the run's folder and write the plan and all inputs into it."""
     from ttlaunch.errors import RunFolderError
     from ttlaunch.running.runs.record_inputs import write_inputs
     from ttlaunch.running.runs.run_folder import create_run_folder

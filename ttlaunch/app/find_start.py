@@ -1,4 +1,4 @@
-"""What a run begins from: the checkpoint that `--resume` names, or the weights that its configuration names.
+"""Find what a run begins from: the checkpoint that `--resume` names, or the weights that its configuration names.
 
 Everything is read and verified here, before anything starts; ranks compare the same SHA-256 again.
 """
@@ -21,7 +21,7 @@ _LONGEST = 300
 def find_start(
     choice: "RecipeChoice", *, resume: str | None, runs_dir: Path, working_folder: Path
 ) -> tuple[dict[str, Any] | None, list[Diagnostic]]:
-    """What the plan says of the beginning: origin, step, files with their SHA-256, and the state beside the tensors.
+    """Find the start of a run for its plan: origin, step, files with their SHA-256, and the state beside the tensors.
 
     Args:
         choice: The recipe with its checked configuration.
@@ -51,14 +51,14 @@ def find_start(
 
 
 def refuse_resume(name: str) -> Diagnostic:
-    """`--resume` where nothing makes checkpoints."""
+    """Refuse `--resume` for a program or recipe that makes no checkpoints."""
     return Diagnostic("P023", f"`--resume` was given, but {shown(name)} makes no checkpoints")
 
 
 def search_checkpoint(
     where: str, *, runs_dir: Path, working_folder: Path
 ) -> tuple["Checkpoint | None", list[Diagnostic]]:
-    """The newest whole checkpoint that the words name; says which were passed over and why, or that there is none."""
+    """Find the newest complete checkpoint of a run, a path or `latest`; report which were passed over and why."""
     from ttlaunch.running.checkpoints.resume import find_checkpoint
 
     if not where.strip():
@@ -79,7 +79,7 @@ def search_checkpoint(
 
 
 def _named(where: str, *, runs_dir: Path, working_folder: Path) -> str | Diagnostic:
-    """A folder that is there, as it was typed; else the run that all other commands understand by these words."""
+    """Return a folder that exists as it was typed, or else the run that other commands find under this name."""
     from ttlaunch.app.named_run import name_run
     from ttlaunch.running.runs.facts import LATEST
 

@@ -32,7 +32,7 @@ from ttlaunch.running.runs.registry import RegistryError, find_registry
 
 
 class ClusterOptions(TypedDict, total=False):
-    """Where and with what: the options that `plan`, `validate`, `start` and `run` share.
+    """Options that choose the cluster and the configuration, for `plan`, `validate`, `start` and `run`.
 
     Attributes:
         on: A configuration's name or folder.
@@ -59,7 +59,7 @@ class ClusterOptions(TypedDict, total=False):
 
 
 class StartOptions(ClusterOptions, total=False):
-    """How: further options of `start` and `run`.
+    """Further options of `start` and `run`, which control how the run is executed.
 
     Attributes:
         runs_dir: Where run folders are made; `runs` unless given.
@@ -90,7 +90,7 @@ _START_OPTIONS = tuple(StartOptions.__annotations__)
 
 @dataclass(frozen=True)
 class Validation:
-    """What is to be said of a cluster's description, and of a recipe on it if one was named.
+    """The result of checking a cluster's description, and a recipe on it if one was named.
 
     Attributes:
         ok: Whether nothing keeps a run from being planned.
@@ -103,16 +103,16 @@ class Validation:
     files: tuple[str, ...]
 
     def raise_for_errors(self) -> None:
-        """Do nothing if it is consistent.
+        """Raise the diagnostics as an error unless the description is consistent.
 
         Raises:
-            LaunchError: It is not.
+            LaunchError: The description is not consistent.
         """
         if not self.ok:
             raise LaunchError(self.diagnostics)
 
     def _repr_html_(self) -> str:
-        """Whether it is consistent, and the diagnostics."""
+        """Show in a notebook whether the description is consistent, and its diagnostics."""
         return facts_html({"consistent": "yes" if self.ok else "no"}) + text_html(render(self.diagnostics))
 
 
@@ -120,7 +120,7 @@ class Runs(list[RunSummary]):
     """Some runs, oldest first."""
 
     def _repr_html_(self) -> str:
-        """A row for each."""
+        """Show a table in a notebook, with a row for each run."""
         rows = [(one.folder.name, one.state, one.step, one.loss, one.ranks, one.name) for one in self]
         return table_html(("run", "state", "step", "loss", "ranks", "name"), rows)
 
@@ -143,7 +143,7 @@ def validate(target: Target | None = None, **options: Unpack[ClusterOptions]) ->
 
 
 def plan(target: Target, **options: Unpack[ClusterOptions]) -> LaunchPlan:
-    """Say what would be started, rank by rank; start nothing.
+    """Plan a run rank by rank, without starting it.
 
     Raises:
         LaunchError: Something is wrong with the order, the description, the recipe or its configuration.
@@ -192,7 +192,7 @@ def start(target: Target, *, detach: bool = False, **options: Unpack[StartOption
 
 
 def _target_spec(target: Target | None, given: Mapping[str, Any]) -> RunSpec:
-    """The order of a call that needs a target.
+    """Return the specification of a call that needs a target.
 
     Raises:
         LaunchError: It has none.
@@ -203,7 +203,7 @@ def _target_spec(target: Target | None, given: Mapping[str, Any]) -> RunSpec:
 
 
 def run(target: Target, **options: Unpack[StartOptions]) -> Report:
-    """Check everything, start it, wait for its end and say what came out; Ctrl-C ends it as `Run.stop` does.
+    """Check everything, start a run, wait until it ends and return its report; Ctrl-C ends it as `Run.stop` does.
 
     Raises:
         LaunchError: Something is wrong, or a host is not ready; nothing was started. Or the supervisor was killed.
@@ -213,7 +213,7 @@ def run(target: Target, **options: Unpack[StartOptions]) -> Report:
 
 
 def attach(run: str | Path = "latest", *, runs_dir: str | Path = "runs") -> Run:
-    """A run that was started elsewhere: by another program, by the command line, or before; also one that has ended.
+    """Return a run that was started by another program, by the command line or earlier; it may have ended.
 
     Args:
         run: `latest`, a run's id or a part of it, or a path.
@@ -236,7 +236,7 @@ def attach(run: str | Path = "latest", *, runs_dir: str | Path = "runs") -> Run:
 
 
 def runs(*, runs_dir: str | Path = "runs", every: bool = True) -> Runs:
-    """The runs of this user on this machine: those of the registry, and those in a folder of runs.
+    """List this user's runs on this machine: those of the registry, and those in a folder of runs.
 
     Args:
         runs_dir: The folder.
@@ -257,7 +257,7 @@ def runs(*, runs_dir: str | Path = "runs", every: bool = True) -> Runs:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """What the system refuses while files are read, such as a name that is too long, is somebody's mistake and no bug.
+    """Turn an error of the system while files are read, such as a name that is too long, into a diagnostic.
 
     Raises:
         LaunchError: In place of an OSError.
@@ -269,7 +269,7 @@ def _readable() -> Iterator[None]:
 
 
 def _refuse_within_a_rank() -> None:
-    """A rank that starts a run of its own would start one for each rank.
+    """Refuse to start a run from a rank: each rank of the run would start one.
 
     Raises:
         LaunchError: This process is a rank of a run.

@@ -1,4 +1,4 @@
-"""The output of a run's ranks: which of it somebody wants to see, and its lines."""
+"""Choose ranks and streams of a run's output, and read their lines."""
 
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -15,7 +15,7 @@ STREAMS = ("stdout", "stderr")
 
 
 def chosen_ranks(only: Collection[str], rows: "Collection[RankRow]") -> frozenset[int]:
-    """The ranks that `--only` names; all of them if it names nothing.
+    """Return the ranks that `--only` names, or all of them if it is empty.
 
     Raises:
         LaunchError: One of its words names no rank.
@@ -30,7 +30,7 @@ def chosen_ranks(only: Collection[str], rows: "Collection[RankRow]") -> frozense
 
 
 def chosen_streams(stream: str | None) -> Sequence[str]:
-    """The one that is named, or both.
+    """Return the stream that is named, or both.
 
     Raises:
         LaunchError: It is neither.

@@ -1,4 +1,4 @@
-"""The run that a command's words name, one way for all commands."""
+"""Find the run that a user names, in the same way for every command."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def find_named_run(where: str, *, runs_dir: Path, working_folder: Path | None = None) -> Path:
-    """The folder of the run that somebody names.
+    """Find the folder of the run that a user names.
 
     Args:
         where: `latest`; a run's id, its beginning or what follows its last dash, if only one run has it; or a path. An id
@@ -30,7 +30,7 @@ def find_named_run(where: str, *, runs_dir: Path, working_folder: Path | None = 
 
 
 def name_run(where: str, *, runs_dir: Path, working_folder: Path) -> Path | Diagnostic:
-    """The folder of the run that the words name, or why there is none or which several are meant."""
+    """Find the folder of the run that a user names, or explain why there is none or that several match."""
     from ttlaunch.running.runs.facts import find_run, matching_runs, run_folders
 
     path = find_run(where, runs_folder=working_folder / runs_dir, working_folder=working_folder)
@@ -91,6 +91,6 @@ def read_launcher_here(path: Path, command: str) -> "Launcher | None":
 
 
 def unreadable_run(path: Path, error: OSError | ValueError) -> LaunchError:
-    """Why the folder of a run cannot be read."""
+    """Describe why the folder of a run cannot be read."""
     reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
     return LaunchError([Diagnostic("P031", f"the run {path.name} cannot be read: {reason}")])

@@ -1,4 +1,4 @@
-"""From the arguments of a Python call to what a use case takes; whatever a caller passes becomes a value or a diagnostic."""
+"""Check the arguments of a Python call: each becomes a plain value for a use case, or a diagnostic."""
 
 import json
 import math
@@ -27,7 +27,7 @@ _PLAIN = re.compile(r"[A-Za-z_./~-][A-Za-z0-9_./~-]*")
 
 
 def refuse_strangers(function: str, given: Mapping[str, object], known: Sequence[str]) -> None:
-    """Python checks the names of keyword arguments, but not those that a `TypedDict` names.
+    """Refuse unknown keyword arguments. Python itself does not check names that come from a `TypedDict`.
 
     Raises:
         TypeError: A function has no argument of that name.
@@ -39,7 +39,7 @@ def refuse_strangers(function: str, given: Mapping[str, object], known: Sequence
 
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as plain values, without those that are None.
+    """Return the options as plain values, without those that are None.
 
     Raises:
         LaunchError: Every option that has a value which it cannot have.
@@ -59,7 +59,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def spec_of(target: Target | None, options: Mapping[str, Any]) -> RunSpec:
-    """What a use case takes.
+    """Make the specification of a run from a call's target and options.
 
     Args:
         target: What ranks run; None: only the cluster is of interest.
@@ -95,7 +95,7 @@ def spec_of(target: Target | None, options: Mapping[str, Any]) -> RunSpec:
 
 
 def no_target(what: str) -> LaunchError:
-    """A call that needs a target has none."""
+    """Refuse a call that needs a target and has none."""
     return LaunchError([_wrong(f"there is no target: {what} was expected")])
 
 
@@ -104,7 +104,7 @@ def _wrong(message: str) -> Diagnostic:
 
 
 def _repr(value: object) -> str:
-    """How a value is quoted, whatever its class makes of `repr`."""
+    """Quote a value in a message, also if its class's own `repr` fails."""
     try:
         return repr(value)
     except Exception:  # noqa: BLE001 - it is somebody else's class
@@ -112,7 +112,7 @@ def _repr(value: object) -> str:
 
 
 def _checked(name: str, value: Any) -> Any:
-    """One option as a plain value.
+    """Return one option as a plain value.
 
     Raises:
         TypeError, ValueError: It cannot have this value; the text says what was expected.
@@ -165,7 +165,7 @@ def _list(value: object) -> Sequence[object]:
 
 
 def _words(target: Any) -> list[str]:
-    """A target as the words of a command line: one for a recipe or a script.
+    """Return a target as a list of texts: one text for a recipe or a script.
 
     Raises:
         LaunchError: It is neither a text, nor a path, nor a list of texts.
@@ -186,7 +186,7 @@ def _key(key: object) -> str:
 
 
 def _yaml(value: object) -> str:
-    """A value as after `--set`, where values are YAML: a text stands in quotes unless it surely is read as it stands."""
+    """Write a value as YAML, as after `--set`; a text is quoted unless YAML certainly reads it unchanged."""
     if isinstance(value, Path):
         value = str(value)
     if not isinstance(value, str):
@@ -203,7 +203,7 @@ def _yaml(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """The Python number of a numpy scalar, the text of a path.
+    """Convert a numpy scalar to a Python number, and a path to a text.
 
     Raises:
         TypeError: It is nothing that a training file can hold.

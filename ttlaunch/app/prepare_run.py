@@ -1,4 +1,4 @@
-"""From what was asked for to a plan: check the description, find the engine, make the plan."""
+"""Make the plan of a run: check the description, find the engine, plan."""
 
 import os
 import platform
@@ -81,7 +81,7 @@ def prepare(request: RunSpec, dialogue: Dialogue, *, working_folder: Path | None
 
 
 def _resolved(description: ResolvedSpec) -> str:
-    """The recipe's whole configuration as a file; empty for a program."""
+    """Render the recipe's complete configuration as a file; empty for a program."""
     choice = description.choice
     if choice is None:
         return ""
@@ -96,7 +96,7 @@ def _local_hosts(description: ResolvedSpec) -> frozenset[str]:
 
 
 def _python(description: ResolvedSpec, local_hosts: frozenset[str]) -> str:
-    """The interpreter of ranks here; what a cluster's file says of hosts is not true of a machine that is none of them."""
+    """Choose the interpreter of ranks here. The cluster's file names one only for its own hosts."""
     topology = description.topology
     given = topology.cluster.python if topology and len(local_hosts) == len(topology.hosts) else None
     return given or sys.executable
@@ -105,7 +105,7 @@ def _python(description: ResolvedSpec, local_hosts: frozenset[str]) -> str:
 def make_plan(
     description: ResolvedSpec, request: RunSpec, surroundings: Surroundings
 ) -> LaunchPlan | Diagnostic | None:
-    """The plan of a checked description; None if the description has errors."""
+    """Make the plan of a checked description; None if the description has errors."""
     if not description.ok or description.topology is None:
         return None
     if description.command is not None:
@@ -132,7 +132,7 @@ def make_plan(
 
 
 def _wrong_profile_steps(request: RunSpec, description: ResolvedSpec) -> Diagnostic | None:
-    """Why the steps that the profiler is to record are none of this run; None if they are, or none was asked for."""
+    """Describe what is wrong with `--profile-steps`; None if nothing is, or the option was not given."""
     text = request.profile_steps
     if text is None:
         return None

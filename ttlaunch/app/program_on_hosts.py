@@ -1,4 +1,4 @@
-"""Whether every host has the program that its ranks are to run: copied with the project, or there already."""
+"""Check that every host has the program of its ranks: copied with the project, or installed there."""
 
 import os
 import shlex
@@ -25,7 +25,7 @@ def check_program(
     working_folder: Path,
     programs: Mapping[str, str],
 ) -> list[Diagnostic]:
-    """Why some host would find nothing to start; empty if all would.
+    """Report hosts that lack the program; empty if every host has it.
 
     Args:
         program: What ranks run.

@@ -1,4 +1,4 @@
-"""Connect to all hosts of a cluster, or say which are not ready and leave: what doctor, prepare, sync and run begin with."""
+"""Connect to all hosts of a cluster: the first step of doctor, prepare, sync and runs over hosts."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ from ttlaunch.spec.topology.model import Topology
 
 @dataclass(frozen=True)
 class Reached:
-    """How connecting went.
+    """The result of connecting to some hosts.
 
     Attributes:
         transports: Those that are connected, in the order of the hostfile.
@@ -67,7 +67,7 @@ def reach_hosts(
 
 
 def open_transports(topology: Topology) -> tuple[list[Transport], KeyRing]:
-    """A transport for each host of the hostfile, none of them connected, and the keys they share."""
+    """Make a transport for each host of the hostfile, not connected yet, and the keys that they share."""
     cluster, keys = topology.cluster, KeyRing()
     identity_file = Path(cluster.identity_file).expanduser() if cluster.identity_file else None
     addresses = [
@@ -85,7 +85,7 @@ def connect_all(
     answered: Callable[[str, HostError | None], None] | None = None,
     then: Callable[[Transport], None] | None = None,
 ) -> Reached:
-    """Connect to all; those that want a locked key get a second attempt once somebody at the terminal has unlocked it.
+    """Connect to all hosts. Hosts that need a locked key get a second attempt if the user unlocks it.
 
     Args:
         transports: The hosts.
@@ -133,7 +133,7 @@ def _connect(
 
 
 def ask_for_passphrases(keys: KeyRing, dialogue: Dialogue) -> bool:
-    """Ask for the passphrases of locked keys, where anybody can be asked; whether one more can be used now."""
+    """Ask the user, if there is one, for the passphrases of locked keys; return whether another key can be used now."""
     return bool(keys.locked) and keys.unlock(dialogue.passphrase)
 
 
@@ -141,7 +141,7 @@ _T = TypeVar("_T")
 
 
 def in_background(work: Callable[[], _T]) -> Future[_T]:
-    """Start some work whose thread cannot keep the program alive."""
+    """Start work in a daemon thread, which does not keep the program from ending."""
     future: Future[_T] = Future()
 
     def attempt() -> None:

@@ -1,4 +1,4 @@
-"""Before a run whose ranks all run on this machine: the checks, and who watches over it."""
+"""Check this machine before a run whose ranks all run here, and control those ranks."""
 
 import sys
 from collections.abc import Iterator
@@ -18,22 +18,22 @@ from ttlaunch.running.watch import Watch
 
 
 class LaunchContext(Protocol):
-    """Everything is there and checked; only the run's own folder is missing."""
+    """Hosts that are checked and have the code; only the run's own folder is missing."""
 
     @property
     def plan(self) -> LaunchPlan:
-        """The plan, with what the hosts said about themselves."""
+        """The plan, completed with the networks of the hosts."""
 
     @property
     def release(self) -> str | None:
         """Hash of the tree that all hosts have; None where ranks run from the launching machine's own files."""
 
     def controller(self, folder: RunFolder, watch: Watch, scratch: Path) -> AbstractContextManager[RankController]:
-        """Whoever stands beside the ranks, from before the first starts until after the last has ended."""
+        """Control the ranks, from before the first starts until after the last has ended."""
 
 
 def ready_here(prepared: PreparedRun, dialogue: Dialogue) -> LaunchContext:
-    """Check this machine.
+    """Check that this machine is ready for the ranks of a run.
 
     Raises:
         LaunchError: It is not ready.
@@ -45,7 +45,7 @@ def ready_here(prepared: PreparedRun, dialogue: Dialogue) -> LaunchContext:
 
 
 def _check_cuda(prepared: PreparedRun) -> list[Diagnostic]:
-    """Whether ranks here can have the devices that their configuration names."""
+    """Check that ranks here can use the devices that their configuration names."""
     choice = prepared.description.choice
     if choice is None or choice.loaded.checked.device_config.device != "cuda":
         return []

@@ -1,6 +1,6 @@
-"""Before a run over hosts: reach them, check them, bring the code to all of them; nothing starts unless all are ready.
+"""Make hosts ready for a run: connect, check, and send the code. Nothing starts unless all hosts are ready.
 
-What does not depend on each other happens at the same time: the files are read while the hosts are being reached, and
+Independent work runs at the same time: the files are read while the hosts are being reached, and
 the hosts try to reach each other while the code is on its way.
 """
 
@@ -57,7 +57,7 @@ class _Cluster:
         errors: Mapping[str, HostError] | None = None,
         answered: Mapping[str, float] | None = None,
     ) -> None:
-        """Pass warnings on.
+        """Pass warnings to the dialogue, and stop if there is an error.
 
         Raises:
             LaunchError: There is an error among the diagnostics, or a host did not answer.
@@ -80,6 +80,7 @@ def ready_hosts(prepared: PreparedRun, dialogue: Dialogue, *, lease_s: float) ->
     reading = in_background(lambda: _read_release(prepared))
     transports = reach_hosts(topology, dialogue)
     facts, choice = _check_hosts(cluster, transports)
+    # Hosts connect to each other while the code is being sent; a result is needed only before the plan is completed.
     meeting = in_background(lambda: measure_pairs(transports, choice.addresses))
     outcome = _bring_code(cluster, transports, facts, reading=reading)
     pairs = meeting.result()
@@ -98,7 +99,7 @@ def _read_release(prepared: PreparedRun) -> tuple[Release | None, list[Diagnosti
 
 
 def _check_hosts(cluster: _Cluster, transports: Sequence[Transport]) -> tuple[dict[str, HostFacts], NetworkChoice]:
-    """Everything a run needs of its hosts, among other things the engine that starts it here."""
+    """Check everything that a run needs on its hosts, such as the engine, and choose the network."""
     prepared, topology = cluster.prepared, cluster.topology
     engine = prepared.engine
     question = question_for(topology, launcher_python=prepared.surroundings.python, engine=engine.signature)
@@ -148,7 +149,7 @@ def _bring_code(
 
 
 def _data(prepared: PreparedRun) -> list[DataItem]:
-    """What ranks read besides the code: the training text, and the files that training begins from."""
+    """List what ranks read besides the code: the training text, and the files that training begins from."""
     program = prepared.plan.program
     if not isinstance(program, RecipeProgram):
         return []
@@ -159,7 +160,7 @@ def _data(prepared: PreparedRun) -> list[DataItem]:
 def _ready_host(
     transport: Transport, facts: HostFacts, outcome: Outcome, *, program: RecipeProgram | CommandProgram
 ) -> ReadyHost:
-    """Everything a run has to know of a host, once it has been checked and has the code."""
+    """Collect what a run needs to know about a host that was checked and has the code."""
     release, synced = outcome.release, outcome.hosts[transport.host]
     assert isinstance(synced, Synced)  # noqa: S101 - `_bring_code` raises where a host has no code
     assert facts.python is not None  # noqa: S101 - `check_everything` refuses a host without

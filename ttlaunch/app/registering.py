@@ -1,4 +1,4 @@
-"""Enter a run into the user's registry for as long as it goes on; one warning, and no more, if that cannot be done."""
+"""Enter a run into the user's registry, and its end. If the registry cannot be used, there is one warning."""
 
 import os
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _STILL = "the run goes on; in the folder where it was started, `ttlaunch ps` fin
 
 @contextmanager
 def registered(plan: LaunchPlan, folder: RunFolder, dialogue: Dialogue) -> Iterator[None]:
-    """Enter a run, and how it ended when its report has been written."""
+    """Enter a run when it starts, and mark it as ended after its report was written."""
     try:
         registry = find_registry(os.environ)
         registry.enter(folder.path, name=plan.program.name, plan_hash=plan.hash, ranks=plan.world_size)
@@ -31,5 +31,5 @@ def registered(plan: LaunchPlan, folder: RunFolder, dialogue: Dialogue) -> Itera
 
 
 def registry_diagnostic(error: RegistryError, *, note: str) -> Diagnostic:
-    """What is wrong with the registry."""
+    """Warn that the registry cannot be used."""
     return Diagnostic("R047", f"the registry of runs cannot be used: {error}", severity=Severity.WARNING, notes=(note,))

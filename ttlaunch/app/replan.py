@@ -22,7 +22,7 @@ from ttlaunch.spec.topology.smaller import leave_out, why_not_without
 
 @dataclass(frozen=True)
 class Replanned:
-    """What the next attempt is asked for.
+    """The specification of the next attempt.
 
     Attributes:
         change: How it differs from the first one, as clauses that follow "from the newest checkpoint"; "" if in nothing.
@@ -33,7 +33,7 @@ class Replanned:
 
 
 def repeatable(request: RunSpec, folder: Path) -> RunSpec:
-    """The same request where its configuration came on standard input, which can be read only once.
+    """Replace a configuration that was read from standard input, which can be read only once, by the recorded one.
 
     Args:
         request: What was typed.
@@ -45,7 +45,7 @@ def repeatable(request: RunSpec, folder: Path) -> RunSpec:
 
 
 def silent_hosts(topology: Topology, dialogue: Dialogue) -> Mapping[str, HostError]:
-    """The hosts that do not answer now; they are asked all at once."""
+    """Return the hosts that do not answer; all are asked at once."""
     transports, keys = open_transports(topology)
     try:
         return connect_all(transports, keys, dialogue).errors
@@ -61,7 +61,7 @@ def replan(
     *,
     ask: Callable[[Topology], Mapping[str, HostError]],
 ) -> Replanned | Diagnostic:
-    """Hosts and a number of ranks for the next attempt, or why there are none.
+    """Choose hosts and a number of ranks for the next attempt, or explain why there are none.
 
     What was asked for is kept where it can be: spare hosts of the hostfile take the place of those that are gone. Else
     the recipe goes on with as many ranks as its layouts allow.
@@ -94,7 +94,7 @@ def replan(
 
 
 def _smaller(request: RunSpec, first: PreparedRun) -> tuple[RunSpec, int] | None:
-    """The request for the hosts that are left, and how many ranks it has; None if it fits no world."""
+    """Adapt the request to the hosts that are left, and count its ranks; None if no layout fits."""
     before, program = first.plan.world_size, first.plan.program
     left = leave_out(first.topology, request.without)
     slots = len(left.bindings) if left.bindings else len(left.slots)
@@ -112,12 +112,12 @@ def _smaller(request: RunSpec, first: PreparedRun) -> tuple[RunSpec, int] | None
 
 
 def _resolve(request: RunSpec) -> ResolvedSpec:
-    """Without reading the checkpoint, which is done when the attempt is prepared."""
+    """Resolve a request without its checkpoint, which is read when the attempt is prepared."""
     return resolve(replace(request, resume=None))
 
 
 def _change(request: RunSpec, first: PreparedRun, used: Collection[str], *, ranks: int, set_already: int) -> str:
-    """What is not as in the first attempt; of the overrides, those that follow the ones that were typed."""
+    """Describe what differs from the first attempt; only overrides after the typed ones count."""
     words = f", without {_names(used)}"
     left = leave_out(first.topology, request.without)
     taken = {str(slot.host.name) for slot in left.slots[:ranks]}

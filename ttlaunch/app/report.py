@@ -1,4 +1,4 @@
-"""What a run came to, for whoever started it: `ttlaunch.Report`."""
+"""The result of a run as Python sees it: `ttlaunch.Report`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ DONE = "done"
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a run that has ended, whether it came to its end or not.
+    """The result of a run that has ended, completely or not.
 
     Attributes:
         name: Of the recipe or program.
@@ -54,7 +54,7 @@ class Report:
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome], *, more: Sequence[Diagnostic] = (), status: int | None = None) -> Self:
-        """The report of the last of some starts of a run.
+        """Make the report of a run from all its starts; the last one counts.
 
         Args:
             outcomes: Of all starts, oldest first.
@@ -95,25 +95,25 @@ class Report:
 
     @property
     def failure(self) -> Diagnostic | None:
-        """Why the run did not come to its end; None if it did, or if its end was ordered."""
+        """Why the run did not complete; None if it did, or if it was stopped."""
         errors = (one for one in self.diagnostics if one.severity is Severity.ERROR)
         return next(errors, None) if self.status != DONE else None
 
     def raise_for_failure(self) -> None:
-        """Do nothing if the run came to its end.
+        """Raise the diagnostics as an error unless the run completed.
 
         Raises:
-            LaunchError: It did not; the error has the report's diagnostics and exit status.
+            LaunchError: The run did not complete; the error has the report's diagnostics and exit status.
         """
         if self.status != DONE:
             raise LaunchError(self.diagnostics, status=self.exit_status)
 
     def as_json(self) -> Mapping[str, Any]:
-        """What `ttlaunch run --format json` prints."""
+        """Return what `ttlaunch run --format json` prints."""
         return self.details
 
     def _repr_html_(self) -> str:
-        """A table of what came out, and under it what is to be said of it."""
+        """Show the results and the diagnostics in a notebook."""
         facts = {
             "run": self.run_id,
             "status": self.status,

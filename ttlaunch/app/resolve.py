@@ -1,4 +1,4 @@
-"""From what was typed to a checked description: topology, recipe, configuration and data, all mistakes at once."""
+"""Read and check what a run is made of: topology, recipe, configuration and data. All mistakes are collected."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ SCRIPT_PREFIX = ("-m", "mpi4py")
 
 @dataclass
 class ResolvedSpec:
-    """What it means.
+    """A run specification after reading and checking.
 
     Attributes:
         command: What every rank runs if the target is no recipe.
@@ -83,7 +83,7 @@ def resolve(request: RunSpec, *, working_folder: Path | None = None, dialogue: D
 
 
 def load_cluster(on: str, hostfile: Path | None, dialogue: Dialogue) -> "Topology":
-    """The cluster that `--on` or `--hostfile` names, for what concerns its hosts alone.
+    """Read the cluster that `--on` or `--hostfile` names, for a command that only needs its hosts.
 
     Raises:
         LaunchError: Its description has errors.
@@ -159,7 +159,7 @@ def _resolve_command(result: ResolvedSpec, request: RunSpec, working_folder: Pat
 
 
 def _is_here(result: ResolvedSpec) -> bool:
-    """Whether ranks run on this machine alone; what other hosts have is asked there."""
+    """Whether all ranks run on this machine. On other hosts, the program is looked for later."""
     from ttlaunch.hosts.transport.local import is_this_machine
 
     return result.topology is None or all(is_this_machine(host.name) for host in result.topology.hosts)
@@ -279,7 +279,7 @@ def check_data(loaded: Any, working_folder: Path) -> tuple[dict[str, Any] | None
 
 @dataclass(frozen=True)
 class _NamedFiles:
-    """What was named.
+    """The files and hosts that options other than `--on` name.
 
     Attributes:
         hosts: The hosts of `--mpi-args`, as the text of a hostfile.
@@ -298,7 +298,7 @@ class _NamedFiles:
 
 
 def _named_files(request: RunSpec) -> tuple[_NamedFiles, list[Diagnostic]]:
-    """Sort what was typed; two names for one thing are a mistake."""
+    """Collect the files and hosts that options name; naming the hosts twice is a mistake."""
     found: list[Diagnostic] = []
     named = _NamedFiles(request.hostfile, request.rank_bindings)
     given = (("--hostfile", request.hostfile), ("--rank-bindings", request.rank_bindings))

@@ -1,4 +1,4 @@
-"""`--max-restarts`: when a run breaks, start it again from its newest checkpoint."""
+"""`--max-restarts`: restart a run from its newest checkpoint when it fails."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ def run_with_restarts(
     ready: "LaunchContext | None",
     begun: "Callable[[RunFolder], None]",
 ) -> "list[Outcome]":
-    """Start a plan until it comes to its end, or to one that another start would not change; all starts, in order.
+    """Execute a plan, and restart it until it completes or a restart would not help; return all starts in order.
 
     Args:
         prepared: What was asked for and its plan. A restart checks and plans all of it anew, with another beginning.
@@ -58,11 +58,13 @@ def run_with_restarts(
             if decision.no_progress:
                 write_follow_up(last, no_progress=decision.no_progress)
             return outcomes
+        # Whoever watches waits for this first: it prints the failed start now, and not at the end with the last one.
         write_follow_up(last, again=True)
         following = _following(prepared, decision, outcomes, dialogue=dialogue)
         name = decision.resume.name if decision.resume else None
         write_follow_up(last, number=len(outcomes), most=most, resume=name, change=following.change)
 
+        # The new folder is recorded before anything starts in it, so that watchers follow and a killed restart is found.
         def note(folder: RunFolder, before: Path = last) -> None:
             write_follow_up(before, next=str(folder.path))
             begun(folder)
@@ -72,7 +74,7 @@ def run_with_restarts(
 
 
 def _following(first: PreparedRun, decision: Restart, outcomes: "list[Outcome]", *, dialogue: Dialogue) -> Replanned:
-    """What the next attempt is asked for.
+    """Choose hosts and a checkpoint for the next attempt.
 
     Raises:
         LaunchError: There is none, and the dialogue has been told why.
@@ -110,14 +112,14 @@ def _report_waiting(folder: Path, text: str) -> None:
 
 
 def exit_status_of(outcomes: "Sequence[Outcome]") -> int:
-    """That of the last start, unless restarts came to nothing."""
+    """Return the exit status of the last start, or a status of its own if restarts made no progress."""
     if read_follow_up(outcomes[-1].folder.path).get("no_progress"):
         return contract.STATUS_NO_PROGRESS
     return outcomes[-1].report.exit_status
 
 
 def given_up(outcomes: "Sequence[Outcome]") -> list[Diagnostic]:
-    """That restarts came to nothing; empty if they did not, or there were none."""
+    """Report that restarts made no progress; empty if they did, or if there were none."""
     in_a_row = read_follow_up(outcomes[-1].folder.path).get("no_progress")
     if not isinstance(in_a_row, int) or not in_a_row:
         return []

@@ -1,4 +1,4 @@
-"""What is to be reported of a run that has ended, as diagnostics: who broke first, and everything that is not as it should be."""
+"""The diagnostics of a run that has ended: what failed first, and everything else that is wrong."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ _OF_RELEASE = re.compile(f".*/{contract.RELEASES_DIR}/[0-9a-f]{{64}}/{contract.P
 
 
 def bad_record_diagnostics(folder: RunFolder) -> list[Diagnostic]:
-    """A warning if records of ranks could not be used, with the first one of each file."""
+    """Warn if records of ranks could not be used, with the first one of each file."""
     found = [event for event in read_events(folder.path) if event.get("event") == "bad_record"]
     if not found:
         return []
@@ -37,7 +37,7 @@ def bad_record_diagnostics(folder: RunFolder) -> list[Diagnostic]:
 
 
 def run_diagnostics(report: Report, facts: RunFacts, folder: RunFolder) -> list[Diagnostic]:
-    """Everything, the cause of a failure first."""
+    """Return all diagnostics of a run, the cause of a failure first."""
     failure = failure_diagnostic(report, folder)
     is_done = report.status == "done"  # else the first thing named is what broke
     return [
@@ -79,7 +79,7 @@ def _stacks_hint(folder: RunFolder) -> str:
 
 
 def _source_label(place: str | None, evidence: Sequence[str]) -> Label | None:
-    """The line that raised, if its file can be read here, or is a copy of one that can."""
+    """Label the line that raised, if its file, or the original that it was copied from, can be read here."""
     if place is None:
         return None
     name, _, number = place.rpartition(":")
@@ -108,7 +108,7 @@ def _stderr_tail(lines: Sequence[str]) -> list[str]:
 
 
 def outstayed_diagnostics(report: Report, folder: RunFolder) -> list[Diagnostic]:
-    """A warning about ranks that had to be killed because they were still there when their grace was over."""
+    """Warn about ranks that were killed because they did not end within their grace."""
     late = (report.stopped or {}).get("outstayed") or []
     if not late:
         return []
@@ -131,7 +131,7 @@ def _has_text(path: Path) -> bool:
 
 
 def checkpoint_diagnostics(report: Report) -> list[Diagnostic]:
-    """A warning that names all steps whose checkpoint is lost; empty if none is."""
+    """Warn about steps whose checkpoint is lost; empty if none is."""
     lost = report.lost_checkpoints
     if not lost:
         return []
@@ -145,14 +145,14 @@ def checkpoint_diagnostics(report: Report) -> list[Diagnostic]:
 
 
 def lost_steps(report: Report) -> str:
-    """The first steps without a checkpoint, and how many more there are."""
+    """Name the first steps without a checkpoint, and count the others."""
     steps = [str(step) for step in report.lost_checkpoints]
     more = f" and {len(steps) - _MOST_STEPS} more" if len(steps) > _MOST_STEPS else ""
     return ", ".join(steps[:_MOST_STEPS]) + more
 
 
 def unkept_diagnostics(ranks: Sequence[Mapping[str, Any]]) -> list[Diagnostic]:
-    """A warning that says how much is missing of whose output; empty if nothing is.
+    """Warn about output of ranks that could not be kept; empty if all was.
 
     Args:
         ranks: As in `report.json`.
@@ -182,7 +182,7 @@ def _reason(rank: Mapping[str, Any]) -> str:
 
 
 def traffic_diagnostics(settlement: Settlement | None, roles: Sequence[str]) -> list[Diagnostic]:
-    """A warning for each operation whose bytes are not those of the formula, and one for a formula that is none."""
+    """Warn about each operation whose bytes differ from the formula, or that the formula cannot be used."""
     if settlement is None:
         return []
     if settlement.is_mistaken:

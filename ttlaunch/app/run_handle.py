@@ -1,4 +1,4 @@
-"""A run in the hands of a Python program: `ttlaunch.Run`."""
+"""A run as an object for Python programs: `ttlaunch.Run`."""
 
 import contextlib
 import math
@@ -65,7 +65,7 @@ class Metrics(list["Event"]):
     """Everything that a run has measured, in the order of time: a list of events."""
 
     def to_pandas(self) -> "pd.DataFrame":
-        """A row for each event: time, kind, rank, step, and a column for each value that is a number or a text.
+        """Return a table: a row for each event, with time, kind, rank, step, and a column for each number or text.
 
         Raises:
             ImportError: pandas is not installed.
@@ -82,7 +82,7 @@ class Metrics(list["Event"]):
         return pd.DataFrame(rows, columns=[*first, *others])
 
     def _repr_html_(self) -> str:
-        """How many events of each kind there are."""
+        """Show in a notebook how many events of each kind there are."""
         kinds = dict.fromkeys(event.kind for event in self)
         return table_html(("kind", "events"), [(kind, sum(event.kind == kind for event in self)) for kind in kinds])
 
@@ -116,7 +116,7 @@ class Run:
 
     @property
     def _supervisor(self) -> "Supervisor | None":
-        """Ours, if this process has started it; a forked child sees the run as anybody does who attaches to it."""
+        """The supervisor, if this very process started it; a forked child uses the run's folder instead."""
         return self._started if self._started is not None and self._started.owner == os.getpid() else None
 
     @property
@@ -131,7 +131,7 @@ class Run:
 
     @property
     def is_running(self) -> bool:
-        """Whether it, or a restart that follows it, goes on."""
+        """Whether the run, or a restart of it, is running."""
         if self._supervisor is not None:
             return self._supervisor.poll() is None
         launcher = self._launcher or read_launcher(self._first)
@@ -139,7 +139,7 @@ class Run:
 
     @property
     def report(self) -> Report | None:
-        """What it came to; None while it goes on.
+        """The result of the run; None while it is running.
 
         Raises:
             LaunchError: Its folder cannot be read any more, or its supervisor was killed.
@@ -147,7 +147,7 @@ class Run:
         return None if self.is_running else self.wait()
 
     def wait(self, timeout: float | None = None) -> Report:
-        """Wait for its end, restarts included.
+        """Wait until the run and its restarts have ended.
 
         Args:
             timeout: Seconds to wait at the most; None: as long as it takes.
@@ -165,7 +165,7 @@ class Run:
         return self._report
 
     def stop(self, *, grace: float | None = None, now: bool = False) -> Report:
-        """End it as Ctrl-C would, and wait until it has: its ranks finish a step, save it and leave. Harmless if it has ended.
+        """End the run as Ctrl-C would, and wait: its ranks finish and save a step. Does nothing if it has ended.
 
         Args:
             grace: Seconds after which it is pressed; None: its own grace.
@@ -186,7 +186,7 @@ class Run:
     def logs(
         self, *, follow: bool = False, only: str | Sequence[str] = (), stream: str | None = None
     ) -> Iterator[LogLine]:
-        """What its ranks have printed, in the order in which it came.
+        """Read what the ranks have printed, in the order in which it came.
 
         Args:
             follow: Go on until the run has ended.
@@ -209,7 +209,7 @@ class Run:
         return (_log_line(line, rows[line.rank]) for lines in found for line in lines)
 
     def metrics(self) -> Metrics:
-        """Everything that it has measured so far.
+        """Return everything that the run has measured so far.
 
         Raises:
             LaunchError: Its folder is gone.
@@ -236,7 +236,7 @@ class Run:
         return f"<Run {self.id}: {state}>"
 
     def _repr_html_(self) -> str:
-        """The run in a line, as `ttlaunch ps` has it."""
+        """Show the run's state in a notebook, as `ttlaunch ps` does."""
         (run,) = summarise([self.folder])
         step = f"{run.step}/{run.total_steps}" if run.total_steps else run.step
         return facts_html({"run": self.id, "state": run.state, "step": step, "loss": run.loss, "ranks": run.ranks})

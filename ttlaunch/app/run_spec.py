@@ -1,4 +1,4 @@
-"""What somebody asks for, before any of it is read: the same for a command line, for Python and for a restart."""
+"""The specification of a run before anything is read: the same for the command line, Python and restarts."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ LOCAL = "local"
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What was asked for.
+    """What a user asked for.
 
     Attributes:
         target: A recipe's name, a folder, or a script; None: only the cluster is of interest.
@@ -47,19 +47,19 @@ class RunSpec:
     naive: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, for another process of this version."""
+        """Return all fields, for another process of this version."""
         return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """What `as_json` was made of."""
+        """Rebuild what `as_json` returned."""
         paths = {name: Path(record[name]) for name in ("hostfile", "rank_bindings", "runs_dir") if record[name]}
         tuples = {name: tuple(record[name]) for name in ("overrides", "arguments", "without", "replay")}
         return cls(**{**record, **paths, **tuples})
 
 
 def short_name(path: Path, working_folder: Path) -> str:
-    """A path as the user would type it."""
+    """Return a path as the user would type it."""
     try:
         return str(path.relative_to(working_folder))
     except ValueError:

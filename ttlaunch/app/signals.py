@@ -1,4 +1,4 @@
-"""What a command does with signals for as long as something goes on."""
+"""Handle signals while something is running."""
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import NoReturn
 
 @contextmanager
 def handled(by_number: Mapping[int, Callable[[int], None]]) -> Iterator[None]:
-    """Take signals this way; a hang-up that we were told to ignore (`nohup`) stays ignored."""
+    """Handle signals with these functions; a hang-up that is ignored already (`nohup`) stays ignored."""
     numbers = [n for n in by_number if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
     previous = {number: signal.signal(number, lambda taken, _: by_number[taken](taken)) for number in numbers}
     try:

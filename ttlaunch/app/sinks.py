@@ -1,4 +1,4 @@
-"""Sinks of a run's metrics: which were asked for, and what is to be reported of one that broke or is slow."""
+"""The sinks of a run's metrics: parse them, start them, and report one that failed or is slow."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ _PATIENCE_S = 5.0
 
 
 def parse_sinks(given: Sequence[str], *, option: str) -> "tuple[SinkChoice, ...]":
-    """The sinks that were asked for.
+    """Parse the sinks that were asked for.
 
     Raises:
         LaunchError: One is not known, or lacks its library.
@@ -40,7 +40,7 @@ def parse_sinks(given: Sequence[str], *, option: str) -> "tuple[SinkChoice, ...]
 
 
 def with_sinks(choices: "Sequence[SinkChoice]", begun: "Callable[[RunFolder], None]") -> "Callable[[RunFolder], None]":
-    """Start the processes of sinks for each run that begins, after `begun` has been told of its folder."""
+    """Start the sinks' processes for each run that begins, after `begun` was called with its folder."""
 
     def start(folder: "RunFolder") -> None:
         begun(folder)
@@ -53,7 +53,7 @@ def with_sinks(choices: "Sequence[SinkChoice]", begun: "Callable[[RunFolder], No
 
 
 def judge_sinks(outcome: "Outcome") -> list[Diagnostic]:
-    """What is to be said of the sinks of a run that has ended, after a moment for what they still have to write."""
+    """Report the sinks of a run that has ended, after waiting some seconds for their last writes."""
     from ttlaunch.running.metrics.export import wait_for_sinks
 
     path = outcome.folder.path
@@ -61,7 +61,7 @@ def judge_sinks(outcome: "Outcome") -> list[Diagnostic]:
 
 
 def sink_diagnostics(records: "Sequence[SinkRecord]", path: Path) -> list[Diagnostic]:
-    """A warning for each sink that has failed, and one for each that still writes."""
+    """Warn about each sink that has failed, and about each that is still writing."""
     from ttlaunch.running.metrics.export import SinkState
 
     return [_diagnostic(record, path) for record in records if record.state is not SinkState.DONE]

@@ -1,7 +1,7 @@
-"""Start a supervisor as a fresh interpreter, for callers that may have threads, an event loop or handlers of their own.
+"""Start a supervisor as a new interpreter, for callers that may have threads, an event loop or signal handlers.
 
-The order goes to it over a socket; nothing shows on its command line. What it prints before it has a run's folder is
-kept in a file without a name, so that a supervisor that dies young still says why.
+The order is sent over a socket; nothing shows on the command line. What the supervisor prints before it has a run's folder is
+kept in an unnamed file, so that the cause is known if it dies early.
 """
 
 import contextlib
@@ -63,12 +63,12 @@ class Supervisor:
         threading.Thread(target=self._listen, args=(end,), daemon=True, name=f"ttlaunch-{self.pid}").start()
 
     def said(self, name: str) -> list[Any]:
-        """Everything that it has said under a name so far."""
+        """Return all messages with this name so far."""
         with self._news:
             return [record[name] for record in self._said if name in record]
 
     def wait_for_run(self) -> Path:
-        """Wait until it has made the folder of its run.
+        """Wait until the supervisor has made the folder of its run.
 
         Raises:
             LaunchError: It has not, and says why; nothing was started.
@@ -89,15 +89,15 @@ class Supervisor:
         raise LaunchError([self._death(status)], status=contract.STATUS_RANK_FAILED)
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, if it is still there."""
+        """Send a signal to the supervisor, if it still exists."""
         self._process.send_signal(number)
 
     def poll(self) -> int | None:
-        """Its exit status, minus the number of the signal that killed it; None while it runs."""
+        """Return the exit status, or minus the number of the signal that killed it; None while it runs."""
         return self._process.poll()
 
     def exit_status(self, *, timeout_s: float | None = None) -> int:
-        """Wait for its end and return its exit status, minus the number of the signal that killed it.
+        """Wait for the supervisor's end; return its exit status, or minus the number of the signal that killed it.
 
         Raises:
             TimeoutError: It has not ended in time.
@@ -114,7 +114,7 @@ class Supervisor:
         return status
 
     def end(self) -> None:
-        """End it before its run is anybody's: as three Ctrl-C would, and then by force."""
+        """End the supervisor before the caller has a handle of the run: as three Ctrl-C would, then by SIGKILL."""
         for number in (signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGKILL):
             self._process.send_signal(number)
             with contextlib.suppress(TimeoutError):
@@ -122,7 +122,7 @@ class Supervisor:
                 return
 
     def _wait_a_moment(self, seconds: float) -> None:
-        """Until it ends, but not longer than that."""
+        """Wait until the supervisor ends, at most for this time."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except OSError:
@@ -151,7 +151,7 @@ class Supervisor:
         self._process.wait()  # nobody may ask any more, and it must not stay a zombie
 
     def _death(self, status: int) -> Diagnostic:
-        """Why it ended before it could say anything."""
+        """Describe why the supervisor ended before it sent a message."""
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         with contextlib.suppress(OSError, ValueError):
             self._words.seek(-min(_LONGEST_WORDS, self._words.seek(0, os.SEEK_END)), os.SEEK_END)
@@ -215,6 +215,6 @@ def _start(descriptor: int, words: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def _send(end: socket.socket, order: Mapping[str, Any]) -> None:
-    """Give the order; a supervisor that has died already says so by its end."""
+    """Send the order; if the supervisor has died already, its exit status tells."""
     with contextlib.suppress(OSError):
         end.sendall(json.dumps(order).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""End a run from outside, the way Ctrl-C in its own terminal would: first with a grace, then pressing."""
+"""End a run from another process, as Ctrl-C in its own terminal would: first with a grace, then more firmly."""
 
 import signal
 import time
@@ -17,7 +17,7 @@ _LAST_S = 15.0
 def press(
     launcher: "Launcher", *, grace_s: float | None, now: bool, say: Callable[[str], None] = lambda _: None
 ) -> bool:
-    """Send up to three interrupts, each with its own patience; whether the run has ended.
+    """Send up to three interrupts, wait after each, and return whether the run has ended.
 
     Args:
         launcher: The process that watches over the run.
@@ -36,7 +36,7 @@ def press(
 
 
 def _has_ended(launcher: "Launcher", seconds: float | None, *, at_least: float) -> bool:
-    """Wait for a launcher to end, for ever if need be: it ends its own grace; two signals must not become one."""
+    """Wait for a launcher to end, without a limit for None: it enforces its own grace. Signals in quick succession could merge."""
     deadline = None if seconds is None else time.monotonic() + max(seconds, at_least)
     while launcher.is_alive:
         if deadline is not None and time.monotonic() >= deadline:

@@ -1,7 +1,7 @@
-"""The process that carries a run out: how it is told what to do, and what it tells whoever started it.
+"""The supervisor of a run as a process: how it gets its order, and what it reports to the process that started it.
 
-It stands in a session of its own, so that no Ctrl-Z and no closed terminal of whoever watches reaches it. The two hold a
-line: JSON, an object on each line of text. The command line forks its supervisor (`cli/session.py`), which has the plan
+It runs in a session of its own, where Ctrl-Z and a closed terminal do not reach it. A socket connects the two: one
+JSON object on each line of text. The command line forks its supervisor (`cli/session.py`), which has the plan
 in memory; Python starts a fresh interpreter (`main` below), because a process with threads must not fork.
 """
 
@@ -37,18 +37,18 @@ Begun = Callable[["RunFolder"], None]
 
 
 class Line:
-    """The supervisor's end of the line."""
+    """The supervisor's end of the socket."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
     def tell(self, **values: Any) -> None:
-        """Say something to whoever started us; nobody need listen."""
+        """Send a message to the process that started us; it may be gone."""
         with contextlib.suppress(OSError):
             self._end.sendall(json.dumps(values).encode() + b"\n")
 
     def end_with_watcher(self) -> None:
-        """From now on, end the run as by SIGTERM when the other end vanishes without having set us free."""
+        """From now on, end the run as by SIGTERM if the other end closes without having sent `FREE`."""
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
@@ -80,7 +80,7 @@ def supervise(work: Callable[[Begun], "list[Outcome]"], line: Line) -> "list[Out
 
 
 def leave_terminal(places: Mapping[str, str]) -> None:
-    """Print into files from now on and read nothing: the terminal may close.
+    """Redirect output to files and input to nothing: the terminal may close.
 
     Args:
         places: The file for `stdout` and the one for `stderr`.
@@ -102,7 +102,7 @@ def leave_terminal(places: Mapping[str, str]) -> None:
 
 
 def main(descriptor: int) -> int:
-    """Be the supervisor of a run that Python has started; returns the exit status.
+    """Supervise a run that a Python program has started, and return the exit status.
 
     Args:
         descriptor: Our end of the line. The first thing that comes on it is the order, see `app/spawn.py`.
@@ -134,7 +134,7 @@ def main(descriptor: int) -> int:
 
 
 def _execute_order(order: Mapping[str, Any], dialogue: Unattended, begun: Begun) -> "list[Outcome]":
-    """Check and plan once more what the caller has checked, and start it if it is the same plan."""
+    """Plan again what the caller has planned, and execute it if the plan is the same."""
     from ttlaunch.app.prepare_run import prepare
     from ttlaunch.app.restarts import run_with_restarts
     from ttlaunch.app.sinks import with_sinks
@@ -162,7 +162,7 @@ def _read_order(end: socket.socket) -> dict[str, Any]:
 
 
 def _end_with(caller: int) -> bool:
-    """End the run as by SIGTERM when the process that started us dies; False if it is dead already.
+    """End the run as by SIGTERM when the calling process dies; return False if it is dead already.
 
     A death signal would not do: the kernel sends it when the *thread* that started us ends. The line would not do either:
     a child that the caller forks keeps it open.

@@ -84,6 +84,7 @@ def _read_and_reach(
         )
 
     open_transports(topology)  # imports what SSH needs; once the files are being read, that would take longer
+    # Reading and hashing the project overlaps with connecting; neither needs the other.
     made = in_background(lambda: make_release(Path.cwd(), folder=folder, recipe=recipe, on_progress=note))
     transports = reach_hosts(topology, dialogue, then=prepare)
     try:

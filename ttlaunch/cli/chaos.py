@@ -1,4 +1,4 @@
-"""`ttlaunch chaos`: break the user's own run on purpose, and say whether that was noticed, at what cost, and what is left."""
+"""`ttlaunch chaos`: inject faults into a run, and report whether each was detected and attributed correctly."""
 
 import sys
 from collections.abc import Sequence
@@ -98,7 +98,7 @@ def _announce(orders: "Sequence[Fault]", *, seed: int | None, form: Format) -> N
 def _report(
     outcome: Outcome, prepared: "PreparedRun", orders: "Sequence[Fault]", *, lease_s: float, form: Format
 ) -> NoReturn:
-    """Judge, look what is left, say both, and leave."""
+    """Judge the faults, look for leftovers, print both and exit."""
     from ttlaunch.cli.chaos_view import chaos_diagnostics, chaos_json, show_chaos
     from ttlaunch.cli.console import print_json, show_diagnostics
     from ttlaunch.lab.chaos.experiment import look_for_leftovers

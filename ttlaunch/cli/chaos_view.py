@@ -1,4 +1,4 @@
-"""What a run under ordered faults came to, as a table, as JSON, and as what was wrong about it."""
+"""Show the result of a run with injected faults: as a table, as JSON and as diagnostics."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ _MOST_NAMED = 4
 
 
 def show_chaos(verdicts: Sequence[Verdict], left: Sequence[Left], outcome: Outcome, *, stream: TextIO) -> None:
-    """The run's summary, a row for each fault, and what it cost."""
+    """Print the run's summary, a row for each fault, and the lost steps."""
     show_summary(outcome.report, outcome.facts, outcome.folder, stream=stream)
     lines = render_table([_HEADINGS, *map(_row, verdicts)])
     failure = outcome.report.failure
@@ -42,7 +42,7 @@ def chaos_json(
     found: Sequence[Diagnostic],
     status: int,
 ) -> dict[str, Any]:
-    """All of it for a program; the keys are documented in `docs/how-to/inject-faults.md`."""
+    """Return everything as JSON; the keys are documented in `docs/how-to/inject-faults.md`."""
     return {
         "run_id": outcome.folder.run_id,
         "run_folder": str(outcome.folder.path),
@@ -57,7 +57,7 @@ def chaos_json(
 
 
 def lost_work(outcome: Outcome) -> dict[str, Any] | None:
-    """The steps since what can be gone on from; None if the run came to its end, or takes no steps."""
+    """Count the steps since the checkpoint to resume from; None if the run completed or takes no steps."""
     report = outcome.report
     if report.status == "done" or not report.steps:
         return None
@@ -72,7 +72,7 @@ def lost_work(outcome: Outcome) -> dict[str, Any] | None:
 
 
 def chaos_diagnostics(verdicts: Sequence[Verdict], left: Sequence[Left], outcome: Outcome) -> list[Diagnostic]:
-    """What was wrong: a fault that was not told as it was, and what is left; nothing if all went as it should."""
+    """Report faults that were not detected or attributed correctly, and leftovers; empty if there are none."""
     history = f"when each fault was made: {short_name(outcome.folder.path, Path.cwd())}/events.jsonl"
     found = [
         Diagnostic("R058", _complaint(verdict, outcome.report), hints=(history,))

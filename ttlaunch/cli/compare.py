@@ -1,4 +1,4 @@
-"""`ttlaunch compare`: recipes on the same model, data and seed, in one table with speed, loss, bytes, memory and idle time."""
+"""`ttlaunch compare`: run recipes on the same model, data and seed, and compare them in one table."""
 
 import json
 import os
@@ -105,7 +105,7 @@ def compare(
 
 
 def _refuse_mistakes(candidates: Sequence[Candidate], workload: Workload, *, on: str, are_named: bool) -> None:
-    """Leave before anything is run or written if one of the recipes that were named cannot be, or none of all."""
+    """Refuse to start if one of the named recipes cannot run, or if no recipe at all can."""
     if workload.sets_steps:
         hint = "`--steps` says how many steps every run has"
         raise usage_error("`--set training_config.steps` is given to `compare`", hint)
@@ -128,7 +128,7 @@ def _notes(
 
 
 def _mistakes(candidate: Candidate, workload: Workload, *, on: str) -> list[Diagnostic]:
-    """Why a candidate cannot be run."""
+    """Report why a candidate cannot run."""
     from ttlaunch.app.resolve import resolve
     from ttlaunch.app.run_spec import RunSpec
     from ttlaunch.cli.dialogue import TerminalDialogue
@@ -151,7 +151,7 @@ def _mistakes(candidate: Candidate, workload: Workload, *, on: str) -> list[Diag
 
 
 def _all_candidates() -> list[Candidate]:
-    """Each recipe that trains a model on text."""
+    """Return each recipe that trains a model on text."""
     from ttlaunch.spec.recipe.discovery import list_recipes, load_recipe
 
     found = [(one.name, load_recipe(one)) for one in list_recipes(Path.cwd())]
@@ -159,7 +159,7 @@ def _all_candidates() -> list[Candidate]:
 
 
 def _run_all(found: "Iterator[Attempt]", out: Path, *, total: int, form: Format) -> "list[Attempt]":
-    """Run everything; leaves if Ctrl-C was pressed."""
+    """Run everything; exit if Ctrl-C is pressed."""
     attempts: list[Attempt] = []
     with interruptible():
         try:

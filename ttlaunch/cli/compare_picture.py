@@ -1,4 +1,4 @@
-"""The picture of a comparison, drawn from its JSON: speed, loss, bytes, memory and idle time of every recipe."""
+"""Draw a comparison from its JSON: speed, loss, bytes, memory and idle time of every recipe."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ _BETWEEN = re.compile(r", (?=[a-z_][a-z0-9_]*=)")
 
 
 def draw_comparison(content: Mapping[str, Any]) -> str:
-    """The SVG; recipes that failed are not in it.
+    """Draw the comparison as SVG, without recipes that failed.
 
     Args:
         content: Of `comparison.json`.
@@ -49,6 +49,6 @@ def _measurement(row: Mapping[str, Any], key: str, *, form: str, scale: float) -
 
 
 def _name_lines(name: str) -> Sequence[str]:
-    """`zero (stage=3, a=b)` as three lines, so that long changes leave room for the numbers."""
+    """Split `zero (stage=3, a=b)` into three lines, so that long names leave room for the numbers."""
     recipe, bracket, changes = name.partition(" (")
     return [recipe, *_BETWEEN.split(changes.removesuffix(")"))] if bracket else [recipe]

@@ -24,7 +24,7 @@ def show_diagnostics(diagnostics: Iterable[Diagnostic], *, form: Format, verbose
 
 @contextmanager
 def refusing(*, form: Format, verbose: bool = False) -> Iterator[None]:
-    """Show why an order was refused in here, and leave."""
+    """Show the diagnostics of a `LaunchError` that is raised in this context, and exit."""
     try:
         yield
     except LaunchError as error:

@@ -1,4 +1,4 @@
-"""`ttlaunch data`: make a file to train on of a dataset, of texts, and of a tokenizer."""
+"""`ttlaunch data`: make a training file from a dataset or texts, or from their tokens."""
 
 import os
 import sys

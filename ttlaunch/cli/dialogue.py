@@ -1,4 +1,4 @@
-"""The command line as a use case sees it: warnings and progress go to stderr, questions to the terminal."""
+"""The dialogue of the command line: warnings and progress go to stderr, questions to the terminal."""
 
 import contextlib
 import sys
@@ -22,7 +22,7 @@ _SHOW_AFTER_S = 1.0
 
 
 class TerminalDialogue:
-    """Speaks in the format that was asked for; draws only on a terminal, and asks only somebody who sits at one."""
+    """Prints in the chosen format; draws progress and asks questions only on a terminal."""
 
     def __init__(self, form: Format, *, verbose: bool = False) -> None:
         self._form = form

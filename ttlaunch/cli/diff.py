@@ -1,4 +1,4 @@
-"""`ttlaunch diff`: what two runs do not have in common, and from which step on their losses differ."""
+"""`ttlaunch diff`: show how two runs differ, and from which step on their losses differ."""
 
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""`ttlaunch doctor`: ask every host of a cluster at once what it has, and say which one is not ready for a run, and why."""
+"""`ttlaunch doctor`: check all hosts of a cluster at once, and report which are not ready for a run, and why."""
 
 import sys
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ def doctor(
 
 
 def _chosen_hosts(topology: "Topology", names: str | None) -> "Topology":
-    """The cluster with only these hosts; the meshes of others do not count."""
+    """Return the cluster with only these hosts, without bindings."""
     if names is None:
         return topology
     known = [str(host.name) for host in topology.hosts]

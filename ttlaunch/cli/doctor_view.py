@@ -1,4 +1,4 @@
-"""How doctor shows hosts: a table that fills as they answer on a terminal, and one line for each host elsewhere."""
+"""Show hosts for doctor: a table that fills as they answer on a terminal, one line for each host elsewhere."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ class View:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While somebody types a passphrase."""
+        """Stop drawing while the user types a passphrase."""
         if self._live is not None:
             self._live.stop()
         try:
@@ -62,7 +62,7 @@ def make_view(*, quiet: bool) -> Iterator[View]:
 
 
 def cells(host: str, known: Examination) -> tuple[str, ...]:
-    """The texts of a host's row, as in `COLUMNS`."""
+    """Return the cells of a host's row, as in `COLUMNS`."""
     state = known.states.get(host, "")
     facts = known.facts.get(host)
     if facts is None:
@@ -122,7 +122,7 @@ def _table(known: Examination) -> "RenderableType":
 
 
 def render_lines(known: Examination) -> str:
-    """One line for each host."""
+    """Render one line for each host."""
     lines = []
     for host in known.hosts:
         name, state, *rest = cells(host, known)
@@ -134,7 +134,7 @@ def render_lines(known: Examination) -> str:
 
 
 def render_pairs(pairs: Sequence[Pair]) -> str:
-    """Latency and bandwidth of all pairs in a line, and, where they were measured, the slowest by name."""
+    """Render how many pairs of hosts can connect, and their latency and bandwidth if measured."""
     through = [pair for pair in pairs if pair.problem is None]
     if not pairs:
         return ""
@@ -154,7 +154,7 @@ def render_pairs(pairs: Sequence[Pair]) -> str:
 
 
 def pairs_as_json(pairs: Sequence[Pair]) -> list[Mapping[str, object]]:
-    """All pairs for other programs."""
+    """Return all pairs as JSON."""
     return [
         {
             "from": pair.source,

@@ -1,4 +1,4 @@
-"""What can go wrong in the world, and in ttlaunch itself, ends as one line and an exit status; never as a traceback."""
+"""Turn every exception of a command into one line and an exit status; users never see a traceback."""
 
 import os
 import sys

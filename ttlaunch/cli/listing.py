@@ -1,4 +1,4 @@
-"""Things that have a name and something to say about each: as lines, as names alone, as JSON."""
+"""Print named things with a summary each: as lines, as names alone, or as JSON."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from ttlaunch.diagnostics import Format
 
 
 def print_listing(rows: Sequence[Mapping[str, object]], *, about: str, form: Format) -> None:
-    """Print them.
+    """Print a list of named things.
 
     Args:
         rows: Each has a `name`.

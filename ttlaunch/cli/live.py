@@ -1,4 +1,4 @@
-"""How a run looks while it runs: a calm table on a terminal, plain lines with rank and role everywhere else."""
+"""Views of a run while it runs: a table on a terminal, plain lines with rank and role everywhere else."""
 
 import sys
 import time
@@ -29,7 +29,7 @@ _CONTROL = dict.fromkeys([*range(9), *range(10, 27), *range(28, 32), 127])  # al
 
 @contextmanager
 def make_view(facts: RunFacts, run_id: str, *, quiet: bool = False) -> Iterator[View]:
-    """The view that fits where the output goes.
+    """Choose the view that fits where the output goes.
 
     Args:
         facts: Of the run.
@@ -55,7 +55,7 @@ def make_view(facts: RunFacts, run_id: str, *, quiet: bool = False) -> Iterator[
 def make_following_view(
     facts: RunFacts, folder: RunFolder, *, quiet: bool = False, only: Collection[int] | None = None
 ) -> Iterator[View]:
-    """The same for whoever watches over the ranks itself: with each tick it also shows what they have printed."""
+    """Make a view for a process that supervises the ranks itself: each tick also shows what they have printed."""
     chosen = range(len(facts.ranks)) if only is None else only
     output = ShownOutput(folder.path, facts.ranks, only=chosen, streams=("stdout", "stderr"))
     with make_view(facts, folder.run_id, quiet=quiet) as view:
@@ -70,7 +70,7 @@ def make_following_view(
 
 
 class FollowingView:
-    """Shows on a view what ranks print, as the run's folder tells of it."""
+    """Adds to a view what ranks print, read from the run's folder."""
 
     def __init__(self, view: View, output: ShownOutput) -> None:
         self._view = view
@@ -88,7 +88,7 @@ class FollowingView:
         self._view.tick(ranks)
 
     def finish(self) -> None:
-        """Show what is left."""
+        """Show the output that has not been shown yet."""
         for stream, line in self._output.finish():
             self._view.output(stream, line)
 
@@ -109,7 +109,7 @@ class PlainView:
             self._write(sys.stdout, f"rank {state.row.rank} {state.row.role} | {text}".encode())
 
     def _write(self, stream: TextIO, line: bytes) -> None:
-        """Write a line; once nobody reads any more (`| head`) the run goes on in silence, and its folder has it all."""
+        """Write a line. If nobody reads any more (`| head`), the run continues silently; its folder has all output."""
         with needs_no_reader(stream):
             stream.buffer.write(line + b"\n")
 
@@ -142,7 +142,7 @@ class TableView:
     """One row a rank, redrawn a few times a second; what ranks print scrolls by above it."""
 
     def __init__(self, live: "Live", *, reports_ready: bool) -> None:
-        """An empty table.
+        """Make an empty table.
 
         Args:
             live: Where it is drawn.
@@ -216,7 +216,7 @@ class TableView:
 
 
 def _cells(state: RankState) -> dict[str, Any]:
-    """What the table says of a rank, by column; empty where it has reported nothing of the kind."""
+    """Return a rank's cells by column; empty where it has reported no value."""
     row = state.row
     return {
         "rank": str(row.rank),
@@ -231,7 +231,7 @@ def _cells(state: RankState) -> dict[str, Any]:
 
 
 def _number(value: float | None, form: str) -> str:
-    """What a rank has reported, if it has."""
+    """Format a value that a rank may have reported."""
     return "" if value is None else form.format(value)
 
 
@@ -240,7 +240,7 @@ def _note(record: Note) -> str:
 
 
 def _validation(record: Validation) -> str:
-    """The loss of a validation, and the accuracy or the perplexity where there is one."""
+    """Render the loss of a validation, and its accuracy or perplexity if there is one."""
     loss, perplexity, accuracy = record.loss, record.perplexity, record.accuracy
     text = "validation loss " + (f"{loss:.4f}" if isinstance(loss, float) else str(loss))
     if accuracy is not None:
@@ -249,7 +249,7 @@ def _validation(record: Validation) -> str:
 
 
 def _left(ranks: list[RankState], done: int, total: int) -> str:
-    """Time left at the speed of the steps so far."""
+    """Estimate the time left from the speed of the steps so far."""
     first = min((state.first_step_time for state in ranks if state.first_step_time), default=None)
     last = max((state.last_step_time for state in ranks if state.last_step_time), default=None)
     begun = min((state.first_step for state in ranks if state.first_step), default=0)

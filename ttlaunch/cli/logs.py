@@ -1,4 +1,4 @@
-"""`ttlaunch logs`: what the ranks of a run have printed, in the order in which it came; also while it runs."""
+"""`ttlaunch logs`: show what the ranks of a run have printed, also while it runs."""
 
 import json
 import signal
@@ -91,7 +91,7 @@ def _json_line(line: "Line", rows: "list[RankRow]") -> bytes:
 
 
 def _write(lines: list[bytes]) -> None:
-    """Bytes as they are, but for what would steer a terminal."""
+    """Write lines byte for byte, but without control characters if stdout is a terminal."""
     if sys.stdout.isatty():
         lines = [line.decode("utf-8", "replace").translate(_CONTROL).encode() for line in lines]
     sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))

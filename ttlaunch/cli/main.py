@@ -1,4 +1,4 @@
-"""The `ttlaunch` command: its subcommands, its version, and the promise that no user ever sees a traceback."""
+"""The `ttlaunch` command: its subcommands and its version."""
 
 import io
 import os
@@ -48,7 +48,7 @@ from ttlaunch.cli.options import CommandAfterDashes
 
 
 def _paragraphs(function: Callable[..., None]) -> str:
-    """A docstring whose paragraphs are a line each, so that the terminal's width alone decides where lines end."""
+    """Join the lines of each paragraph of a docstring, so that only the terminal's width breaks lines."""
     return "\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
 
 
@@ -122,7 +122,7 @@ def _run_app() -> int:
 
 
 def _make_streams_usable() -> None:
-    """Print to whatever there is: a closed stream swallows, and one that is not UTF-8 replaces what it cannot show."""
+    """Make printing safe: a closed stream drops text, and one that is not UTF-8 replaces characters."""
     sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for the whole process
     sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for the whole process
     for stream in (sys.stdout, sys.stderr):

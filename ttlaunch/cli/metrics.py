@@ -1,4 +1,4 @@
-"""`ttlaunch metrics`: all that a run has measured, as a table or as events; and into TensorBoard, W&B, MLflow, Prometheus."""
+"""`ttlaunch metrics`: show what a run has measured, or export it to TensorBoard, W&B, MLflow or Prometheus."""
 
 import math
 import os

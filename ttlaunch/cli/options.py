@@ -14,7 +14,7 @@ from ttlaunch.diagnostics import Format
 
 
 def complete_recipes(incomplete: str) -> list[str]:
-    """Names for the shell's completion."""
+    """Complete names in the shell."""
     from ttlaunch.spec.recipe.discovery import list_recipes
 
     return [recipe.name for recipe in list_recipes(Path.cwd()) if recipe.name.startswith(incomplete)]
@@ -232,7 +232,7 @@ _WORDS = "ttlaunch.words_after_dashes"
 
 
 class CommandAfterDashes(TyperCommand):
-    """A command that remembers how many words followed `--`; the parser itself forgets it."""
+    """A command that records how many arguments followed `--`; typer's parser drops that."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Note the number, then parse as usual."""
@@ -241,5 +241,5 @@ class CommandAfterDashes(TyperCommand):
 
 
 def is_command(ctx: Any, target: str, arguments: Sequence[str]) -> bool:
-    """Whether the target itself stood after `--`."""
+    """Whether the target itself followed `--`, so that it is a program's command line."""
     return bool(ctx.meta.get(_WORDS, 0) >= len([target, *arguments]))

@@ -1,4 +1,4 @@
-"""`ttlaunch parity`: the same small training in every layout, and whether all end with the same bits."""
+"""`ttlaunch parity`: train the same small model in every layout and compare the bits."""
 
 import os
 import sys
@@ -145,7 +145,7 @@ def _strangers(
 
 
 def _unknown_sizes(recipes: Sequence[str], ranks: Sequence[int]) -> Iterator[Diagnostic]:
-    """A world size that no layout has would leave nothing to compare."""
+    """Refuse world sizes that no layout has: nothing would be compared."""
     known = world_sizes(recipes)
     for size in ranks:
         if size not in known:
@@ -157,7 +157,7 @@ def _unknown_sizes(recipes: Sequence[str], ranks: Sequence[int]) -> Iterator[Dia
 def _run_all(
     cells: Sequence[Cell], *, steps: int, simulated: bool, jobs: int, kept: Path | None, form: Format
 ) -> "list[Result]":
-    """Run all cells; prints a row as soon as it and those before it are there."""
+    """Run all cells, and print each row as soon as all rows before it are printed."""
     from ttlaunch.lab.parity import Parity
 
     found: list[Result] = []
@@ -198,14 +198,14 @@ def _show(result: "Result", found: "Sequence[Result]", *, total: int, form: Form
 
 
 def _traffic(result: "Result") -> tuple[str, str]:
-    """Bytes that all ranks have sent, and their share of what the recipe's formula says."""
+    """Render the bytes that all ranks sent, and their ratio to the recipe's formula."""
     sent, formula = result.sent_bytes, result.formula_bytes
     ratio = "–" if sent is None or formula is None else f"{sent / formula:.3f}" if formula else "1" if not sent else "∞"
     return "–" if sent is None else f"{sent / 1e6:.2f} MB", ratio
 
 
 def _report_progress(text: str) -> None:
-    """One line that is written over, where somebody watches."""
+    """Write progress on one line of the terminal, over the line before."""
     if sys.stderr.isatty():
         width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
         sys.stderr.write("\r" + text[:width].ljust(min(width, 40)) + "\r")
@@ -237,7 +237,7 @@ def _verdict(found: "Sequence[Result]") -> str:
 
 
 def _diagnostics(found: "Sequence[Result]") -> list[Diagnostic]:
-    """The first cell that failed, and the first that ended with other bits than its precision's first one."""
+    """Report the first cell that failed, and the first one whose bits differ from its precision's reference."""
     diagnostics = []
     failed = [result for result in found if result.sha256 is None]
     if failed:

@@ -103,7 +103,7 @@ def _verdict(proposal: "Proposal") -> str:
 
 
 def _distances(proposal: "Proposal") -> list[tuple[str, str, str]]:
-    """How many pairs of ranks that talk are how far apart, now and as proposed."""
+    """Count pairs of communicating ranks by distance, now and as proposed."""
     from ttlaunch.planning.place import render_hops
 
     now, proposed = Counter(pair.before for pair in proposal.pairs), Counter(pair.after for pair in proposal.pairs)
@@ -158,7 +158,7 @@ def _write(found: "ResolvedSpec", proposal: "Proposal", folder: Path) -> None:
 
 
 def _copy_cluster(topology: "Topology", folder: Path) -> None:
-    """How hosts are reached doesn't depend on their order."""
+    """Copy cluster.yaml: how hosts are reached does not depend on their order."""
     cluster = topology.folder / "cluster.yaml" if topology.folder else None
     if cluster is not None and cluster.is_file() and not os.path.lexists(folder / "cluster.yaml"):
         (folder / "cluster.yaml").write_bytes(cluster.read_bytes())

@@ -117,7 +117,7 @@ def _locksmith(constraints: Path | None, requirements: Path | None) -> "Locksmit
 
 
 def _show(outcome: "Outcome", topology: "Topology") -> None:
-    """A line for each host that is ready, and what keeps runs from using its environment."""
+    """Print a line for each host that is ready, and whether runs use its environment."""
     ready = {host: result for host, result in outcome.results.items() if result.last.kind == "ready"}
     width = max((len(host) for host in ready), default=0)
     for host in [str(host.name) for host in topology.hosts if str(host.name) in ready]:
@@ -145,7 +145,7 @@ def _words(last: "EnvironmentAnswer", sent: int, seconds: float) -> str:
 
 
 def _as_json(outcome: "Outcome", topology: "Topology", locksmith: "Locksmith") -> dict[str, Any]:
-    """For other programs: every host with its state, and each lock with its packages."""
+    """Return every host with its state, and each lock with its packages, as JSON."""
     from ttlaunch.records.host_scripts import EnvironmentAnswer
 
     hosts = []

@@ -1,4 +1,4 @@
-"""How `ttlaunch prepare` looks while it works: a bar for each host on a terminal, plain lines everywhere else."""
+"""Progress of `ttlaunch prepare`: a bar for each host on a terminal, plain lines everywhere else."""
 
 import sys
 import threading
@@ -19,18 +19,18 @@ class View(Protocol):
     """Shows what happens here and on the hosts; called from several threads."""
 
     def here(self, words: str) -> None:
-        """This machine does something that takes time."""
+        """Report what this machine is doing."""
 
     def phase(self, host: str, words: str) -> None:
-        """A host has begun with something."""
+        """Report that a host has begun a phase."""
 
     def moved(self, host: str, *, done: int, total: int) -> None:
-        """It has come so far with that."""
+        """Report a host's progress within its phase."""
 
 
 @contextmanager
 def make_view(hosts: Sequence[str], *, quiet: bool) -> Iterator[View]:
-    """The view that fits where messages go; `quiet` shows nothing (for JSON)."""
+    """Choose the view that fits where messages go; `quiet` shows nothing (for JSON)."""
     if quiet:
         yield QuietView()
     elif sys.stderr.isatty():
@@ -64,7 +64,7 @@ class QuietView:
 
 
 class BarView:
-    """A bar for each host; what this machine does stands above them for as long as it does it."""
+    """A bar for each host; messages about this machine scroll by above them."""
 
     def __init__(self, progress: "Progress", hosts: Sequence[str]) -> None:
         self._progress = progress
@@ -88,7 +88,7 @@ class BarView:
 
 
 class PlainView:
-    """A line whenever a host begins with something else, and while that lasts one every ten seconds."""
+    """A line when a host begins a phase, and one every ten seconds while the phase lasts."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""`ttlaunch ps`: the runs of this user on this machine, and how far each has come."""
+"""`ttlaunch ps`: list this user's runs on this machine with their progress."""
 
 import os
 import sys
@@ -68,7 +68,7 @@ def ps(
 
 
 def render_age(seconds: float) -> str:
-    """A time in its largest whole unit: `12 s`, `5 min`, `7 h`, `3 d`."""
+    """Render a time in its largest whole unit: `12 s`, `5 min`, `7 h`, `3 d`."""
     for end, unit, name in _ENDS:
         if seconds < end:
             return f"{seconds // unit:.0f} {name}"

@@ -109,12 +109,12 @@ def copy(
 
 
 def _every_key(recipe: "Recipe", found: "NamedFolder") -> str:
-    """The recipe's training file with the keys that it leaves to their defaults, each with its meaning."""
+    """Render the recipe's training file with every key, defaults included, and the meaning of each."""
     from ttlaunch.spec.recipe.config import load_config, render_commented
 
     return render_commented(recipe, load_config(recipe, found.train_file))
 
 
 def _refusal(mistake: Diagnostic) -> LaunchError:
-    """Blame what was typed, also where the recipe's own file has the mistake."""
+    """Exit with the status of the command line, also if the mistake is in the recipe's own file."""
     return LaunchError([mistake], status=contract.STATUS_USAGE)

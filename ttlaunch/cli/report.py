@@ -1,4 +1,4 @@
-"""`ttlaunch report`: what a run moved and waited for, measured and by its formula; also while it runs."""
+"""`ttlaunch report`: show the traffic and the time of a run, measured and by its formula; also while it runs."""
 
 import sys
 from pathlib import Path
@@ -99,7 +99,7 @@ def _read(where: str, runs_dir: Path) -> "Recorded":
 
 
 def _heading(recorded: "Recorded") -> list[str]:
-    """Which run it is, and how it ended."""
+    """Render which run it is, and how it ended."""
     from ttlaunch.app.run_spec import short_name
 
     layout = f" ({recorded.plan['layout']})" if recorded.plan.get("layout") else ""
@@ -150,13 +150,13 @@ def _roles(recorded: "Recorded") -> list[str]:
 
 
 def _processes(recorded: "Recorded") -> dict[int, int]:
-    """By rank, the most memory that its process held, of those that have ended."""
+    """Return the peak memory of each rank's process; ranks that have not ended are left out."""
     rows = (recorded.report or {}).get("ranks") or ()
     return {row["rank"]: row["peak_memory_bytes"] for row in rows if row.get("peak_memory_bytes")}
 
 
 def _last_operations(recorded: "Recorded") -> dict[str, str]:
-    """By rank and role, what it did last before the run failed or hung; without ranks of which that is not known."""
+    """Return the last operation of each rank before the run failed or hung, where it is known."""
     rows = (recorded.report or {}).get("ranks") or ()
     if recorded.status not in {"failed", "hung"}:
         return {}
@@ -164,7 +164,7 @@ def _last_operations(recorded: "Recorded") -> dict[str, str]:
 
 
 def _ended_by(recorded: "Recorded") -> str:
-    """What ended the run, if it was not its last step."""
+    """Describe what ended the run; empty if it completed."""
     from ttlaunch.running.failures.failure import Failure
 
     if recorded.report is None:
@@ -180,7 +180,7 @@ def _ended_by(recorded: "Recorded") -> str:
 
 
 def _without_telemetry(recorded: "Recorded") -> str:
-    """Why there is nothing to show."""
+    """Explain why there are no numbers to show."""
     if recorded.report is None and recorded.is_running:
         return "nothing about bytes and times yet: ranks write their telemetry every few seconds"
     if recorded.plan.get("recipe") is None:

@@ -11,7 +11,7 @@ from ttlaunch.running.metrics.traffic import Edge, Settlement
 
 
 def render_edges(settlement: Settlement, roles: Sequence[str]) -> list[str]:
-    """A line for each operation and edge."""
+    """Render a table of bytes with a row for each operation and pair of ranks."""
     reason = [f"  not compared: {settlement.reason}"] if settlement.reason else []
     if not settlement.edges:
         return ["  no rank sent anything", *reason]
@@ -25,7 +25,7 @@ def render_edges(settlement: Settlement, roles: Sequence[str]) -> list[str]:
 
 
 def edge_lines(settlement: Settlement, roles: Sequence[str]) -> list[str]:
-    """A line for each operation and edge, its fields between tabs; what was not measured or compared is empty."""
+    """Render bytes as lines with tabs, one for each operation and pair of ranks; unknown values are empty."""
     return [
         _fields(
             "edge",
@@ -40,7 +40,7 @@ def edge_lines(settlement: Settlement, roles: Sequence[str]) -> list[str]:
 
 
 def time_lines(by_role: Mapping[str, StepTimes]) -> list[str]:
-    """A line for each role's step, phases and exposed waits: median and 90th percentile in ms, share of the step."""
+    """Render times as lines with tabs: each role's step, phases and exposed waits, with median and p90 in ms and share."""
     lines = []
     for role, times in by_role.items():
         named = [("whole step", times.step), *((phase.name, phase) for phase in times.phases)]
@@ -62,7 +62,7 @@ def _ratio(edge: Edge) -> str:
 
 
 def render_times(by_role: Mapping[str, StepTimes]) -> list[str]:
-    """What the steps of each role consisted of."""
+    """Render a table of what each role's steps spent their time on."""
     rows = [("time of a step", "", "median ms", "p90 ms", "share")]
     for role, times in by_role.items():
         name = role if len(times.ranks) == 1 else f"{role} ×{len(times.ranks)}"
@@ -77,7 +77,7 @@ def _numbers(share: Share) -> tuple[str, str, str]:
 
 
 def render_memory(found: Sequence[RankMemory], roles: Sequence[str], processes: Mapping[int, int]) -> list[str]:
-    """The table, in megabytes.
+    """Render a table of memory in megabytes.
 
     Args:
         found: Of some ranks.
@@ -94,7 +94,7 @@ def render_memory(found: Sequence[RankMemory], roles: Sequence[str], processes: 
 
 
 def memory_lines(found: Sequence[RankMemory], roles: Sequence[str]) -> list[str]:
-    """The same with tabs."""
+    """Render memory as lines with tabs, one for each rank."""
     return ["\t".join(("memory", str(one.rank), roles[one.rank], *_memory_cells(one))) for one in found]
 
 
@@ -120,7 +120,7 @@ _COST_HEADING = (
 
 
 def render_communication(costs: Sequence[OperationCost]) -> list[str]:
-    """The table; the last two columns only where something was traced."""
+    """Render a table of what operations cost; its last two columns appear only for a traced run."""
     is_traced = any(cost.flight is not None for cost in costs)
     rows = [_COST_HEADING, *map(_cost_cells, costs)]
     shown = rows if is_traced else [row[:-2] for row in rows]
@@ -129,7 +129,7 @@ def render_communication(costs: Sequence[OperationCost]) -> list[str]:
 
 
 def communication_lines(costs: Sequence[OperationCost]) -> list[str]:
-    """The same with tabs."""
+    """Render the costs of operations as lines with tabs."""
     return ["\t".join(("communication", *_cost_cells(cost))) for cost in costs]
 
 

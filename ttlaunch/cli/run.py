@@ -1,4 +1,4 @@
-"""`ttlaunch run`: check everything, start the plan, show it while it runs, say what came out or what broke."""
+"""`ttlaunch run`: check everything, start the plan, show the run, and report its result."""
 
 import sys
 from collections.abc import Callable, Collection
@@ -119,7 +119,7 @@ def run(
 def _start_and_watch(
     work: "Callable[[Begun], list[Outcome]]", chosen: Collection[int], *, detach: bool, form: Format, verbose: bool
 ) -> NoReturn:
-    """Start a supervisor that does the work; show its run until that has ended, or leave it to itself at once."""
+    """Start a supervisor, then show its run until it ends, or detach at once."""
     from ttlaunch.app.restarts import exit_status_of
     from ttlaunch.app.sinks import judge_sinks
     from ttlaunch.cli.session import start_supervisor, wait_for_run
@@ -135,7 +135,7 @@ def _start_and_watch(
 
 
 def _leave_to_itself(session: "Session", path: Path, *, form: Format) -> NoReturn:
-    """Say how to come back to a run, and leave."""
+    """Detach from a run, and print how to attach to it again."""
     session.set_free()
     if form is Format.JSON:
         print_json({"run_id": path.name, "folder": str(path), "supervisor_pid": session.pid})

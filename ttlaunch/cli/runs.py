@@ -1,4 +1,4 @@
-"""`ttlaunch runs clean`: remove the folders of runs that are over, after saying which and how much they take."""
+"""`ttlaunch runs clean`: list the folders of ended runs with their sizes, and remove them."""
 
 import os
 import sys
@@ -78,7 +78,7 @@ def _announce(going: "list[Removable]", *, num_running: int, form: Format) -> No
 
 
 def _ask(count: int, *, form: Format) -> None:
-    """Leave unless the user agrees; nobody can agree where there is no terminal."""
+    """Exit unless the user agrees; without a terminal nobody can."""
     if not sys.stdin.isatty() or form is Format.JSON:
         hints = ("`--yes` removes without asking, `--dry-run` only says what would go",)
         raise usage_error("nothing was removed: there is no terminal to ask on", *hints, code="P043")

@@ -1,4 +1,4 @@
-"""`ttlaunch schema`: JSON Schema of the YAML files, so that an editor completes keys and marks mistakes while typing."""
+"""`ttlaunch schema`: print JSON Schemas of the YAML files, for editors."""
 
 import json
 import sys
@@ -75,7 +75,7 @@ def _cluster_file(kind: File) -> dict[str, Any]:
 
 
 def _training_files(recipe: str | None, *, every: bool) -> dict[str, dict[str, Any]]:
-    """Of one recipe; else of every recipe that loads, or only the sections that they share."""
+    """Return the schema of one recipe's training file, of every recipe's, or of the sections that recipes share."""
     from ttlaunch.spec.recipe.discovery import find_recipe, list_recipes, load_recipe
     from ttlaunch.spec.recipe.sections import TrainingFile
 

@@ -1,7 +1,7 @@
-"""A process of its own for a run, in a session of its own: no Ctrl-Z and no closed terminal of whoever watches reaches it.
+"""Run the supervisor in a process and session of its own, where Ctrl-Z and a closed terminal do not reach it.
 
-The two hold a line. Over it the supervisor says which run it has begun, and whoever watches may say that it leaves the
-supervisor to itself. A watcher that vanishes without a word was killed, and the run is ended as by SIGTERM.
+A socket connects the two. The supervisor reports which run it has begun; the watching command may leave the
+supervisor to itself. If the command vanishes without that message, it was killed, and the run ends as by SIGTERM.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _TICK_S = 0.1
 
 
 class Session:
-    """The watcher's end: a supervisor that was started from here.
+    """A supervisor that this process has started.
 
     Attributes:
         said: Everything that it has said so far.
@@ -44,7 +44,7 @@ class Session:
         self._status: int | None = None
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for a time, or until the supervisor says something or ends."""
+        """Wait for a time, or until the supervisor sends a message or ends."""
         if self.is_over or not select.select([self._end], [], [], timeout_s)[0]:
             return
         try:
@@ -57,14 +57,14 @@ class Session:
         self.said += [record for record in records if record is not None]
 
     def signal(self, number: int) -> None:
-        """Send the supervisor a signal, if it is still there, and let it run on if it was stopped so that it sees it."""
+        """Send a signal to the supervisor if it still exists; SIGCONT lets a stopped one receive it."""
         if self._status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
                 os.kill(self.pid, signal.SIGCONT)
 
     def set_free(self) -> None:
-        """Leave the supervisor to itself: it goes on when we end."""
+        """Let the supervisor continue after this process ends."""
         with contextlib.suppress(OSError):
             self._end.sendall(FREE)
 
@@ -79,7 +79,7 @@ class Session:
 
 
 class Attached:
-    """A supervisor that was started by another process, as whoever attaches to its run sees it."""
+    """A supervisor that another process has started, for a command that attaches to its run."""
 
     said: Sequence[dict[str, Any]] = ()
 
@@ -99,22 +99,22 @@ class Attached:
             self._launcher.signal(number)
 
     def set_free(self) -> None:
-        """It is."""
+        """Do nothing: the supervisor does not depend on this process."""
 
     def exit_status(self) -> int | None:
-        """Its parent alone knows it."""
+        """Return None: only the supervisor's parent can know it."""
         return None
 
 
 def start_session(work: Callable[[Line], int]) -> Session:
-    """Do work in a process of its own, whose exit status is what the work returns; nothing of it comes back here.
+    """Do work in a forked process, which exits with the status that the work returns.
 
     Raises:
         OSError: The system has no room for another process.
     """
     ours, theirs = socket.socketpair()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        stream.flush()  # else both processes would print what is still in the buffer
     pid = os.fork()
     if pid:
         theirs.close()
@@ -128,7 +128,7 @@ def start_session(work: Callable[[Line], int]) -> Session:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        os._exit(status)
+        os._exit(status)  # handlers and buffers of the parent are not ours to run and flush
 
 
 def start_supervisor(
@@ -155,7 +155,7 @@ def start_supervisor(
 
 
 def wait_for_run(session: Session) -> Path | None:
-    """The folder of the run that a supervisor has begun; None if it ended before it came to that.
+    """Wait for the folder of the run that a supervisor begins; None if it ends before.
 
     Until then nothing has started, and every signal ends it.
     """

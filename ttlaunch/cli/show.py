@@ -1,4 +1,4 @@
-"""`ttlaunch show`: a cluster as a picture, in the terminal or as SVG, with ranks and roles on it."""
+"""`ttlaunch show`: draw a cluster in the terminal or as SVG, with its ranks and roles."""
 
 import shutil
 import sys

@@ -1,4 +1,4 @@
-"""`ttlaunch simulate`: all roles of a recipe in one process; finds messages that do not fit before a cluster hangs on them."""
+"""`ttlaunch simulate`: run all roles of a recipe in one process, which finds messages that do not match."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""`ttlaunch stop`: end a run from another terminal, the way Ctrl-C in its own would."""
+"""`ttlaunch stop`: end a run from another terminal, as Ctrl-C in its own would."""
 
 import sys
 import time
@@ -67,7 +67,7 @@ def stop(
 
 
 def _end_processes(path: Path, *, form: Format) -> None:
-    """What is left of a run whose launcher is gone."""
+    """Kill the processes that are left of a run whose launcher is gone."""
     from ttlaunch.agent.run_processes import kill_run_processes
     from ttlaunch.running.runs.facts import read_daemons
 

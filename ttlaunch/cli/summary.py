@@ -1,4 +1,4 @@
-"""The end of a run in a few lines."""
+"""Print the result of a run in a few lines."""
 
 import math
 import sys
@@ -27,7 +27,7 @@ def tell(
     restarts: Sequence[Outcome] = (),
     exit_status: int | None = None,
 ) -> None:
-    """Say what came out.
+    """Print the result of a run and its diagnostics.
 
     Args:
         outcome: Of the run; of several starts, the last.
@@ -50,7 +50,7 @@ def tell(
 def show_summary(
     report: RecordedReport, facts: RunFacts, folder: RunFolder, *, stream: TextIO, timeline: Path | None = None
 ) -> None:
-    """What came out."""
+    """Print the summary of a run."""
     layout = f" ({report.layout})" if report.layout else ""
     lines = [
         f"{report.status}: {report.name}{layout} on {facts.topology}, {counted(report.world_size, 'rank')}, {report.duration_s:.1f} s"
@@ -93,7 +93,7 @@ def show_summary(
 
 
 def _steps(report: RecordedReport) -> list[str]:
-    """From where to where training went."""
+    """Render the number of steps, and what the run began from."""
     lines = [f"  steps            {report.steps}"] if report.steps else []
     if report.began_from:
         lines.append(f"  began from       {short_name(Path(report.began_from['origin']), Path.cwd())}")
@@ -103,7 +103,7 @@ def _steps(report: RecordedReport) -> list[str]:
 
 
 def _render_stop(report: RecordedReport) -> list[str]:
-    """Lines for the summary; none where no end was ordered or nothing could be saved."""
+    """Render the saved step and how to resume; empty if the run was not stopped or saved nothing."""
     stop = report.stopped or {}
     saved, again = stop.get("saved_step"), stop.get("resume")
     lines = [f"  saved            step {saved}"] if saved is not None else []

@@ -1,4 +1,4 @@
-"""`ttlaunch sync`: copy the project, the recipe and ttlaunch itself to every host, and say what went where."""
+"""`ttlaunch sync`: copy the project, the recipe and ttlaunch itself to every host."""
 
 from dataclasses import replace
 from pathlib import Path

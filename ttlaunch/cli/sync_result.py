@@ -1,4 +1,4 @@
-"""What came of a sync, for people and for programs: a row for each host."""
+"""Render the result of a sync, with a row for each host."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -13,7 +13,7 @@ _SHOWN_HASH = 12
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
-    """The release and each host's answer; documented in `docs/how-to/what-is-copied.md`."""
+    """Return the release and each host's answer as JSON; documented in `docs/how-to/what-is-copied.md`."""
     release = outcome.release
     return {
         "tree_hash": release.tree_hash,
@@ -32,7 +32,7 @@ def _host_as_json(host: str, answer: Synced | Planned | HostError) -> dict[str, 
 
 
 def as_lines(outcome: Outcome) -> Iterator[str]:
-    """Host, what was or would be sent, and the release's folder, with tabs between."""
+    """Render a line for each host: name, bytes that were or would be sent, and folder, separated by tabs."""
     for host, answer in outcome.hosts.items():
         if isinstance(answer, Synced):
             yield f"{host}\t{answer.sent_bytes}\t{answer.release}"
@@ -41,7 +41,7 @@ def as_lines(outcome: Outcome) -> Iterator[str]:
 
 
 def as_table(outcome: Outcome) -> Iterator[str]:
-    """The release, a heading, and a line for each host."""
+    """Render the release and a table of hosts."""
     release = outcome.release
     size = f"{counted(release.files, 'file')}, {render_size(release.bytes)}"
     yield f"{release.project}: {size}, tree {release.tree_hash[:_SHOWN_HASH]}"

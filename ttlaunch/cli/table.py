@@ -1,10 +1,10 @@
-"""A table of plain text: columns as wide as their widest cell, numbers to the right."""
+"""Lay out a table as plain text: columns as wide as their widest cell, numbers to the right."""
 
 from collections.abc import Iterable, Sequence
 
 
 def render_table(rows: Sequence[Sequence[str]], *, right: Iterable[int] = (), indent: str = "") -> list[str]:
-    """The lines of a table.
+    """Return the lines of a table.
 
     Args:
         rows: Of cells; the first one is the heading.

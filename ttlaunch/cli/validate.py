@@ -1,4 +1,4 @@
-"""`ttlaunch validate`: prove a configuration consistent, alone or together with a recipe, and start nothing."""
+"""`ttlaunch validate`: check a configuration, alone or together with a recipe."""
 
 import sys
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`ttlaunch validate FILE`: check one file by itself, recognised by what stands in it, and start nothing."""
+"""`ttlaunch validate FILE`: check one file, whose kind is recognised from its content."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ _HOW_TO_SAY = "say it with `--kind hosts`, `mgd`, `bindings`, `cluster` or `trai
 
 @dataclass
 class _Checked:
-    """What was found: `content` counts the file's parts, `remarks` say by what it was checked."""
+    """The result of a check: `content` counts the file's parts, `remarks` name what it was checked against."""
 
     diagnostics: list[Diagnostic]
     kind: Kind | None = None
@@ -38,7 +38,7 @@ class _Checked:
 
 
 def names_a_file(target: str, *, kind: str | None) -> bool:
-    """Whether a target is one file rather than a configuration; one that is not there is refused here."""
+    """Whether a target is one file rather than a configuration."""
     from ttlaunch.spec.topology.discovery import find_configuration
 
     if target == "-" or kind is not None:
@@ -63,7 +63,7 @@ def validate_file(
     form: Format,
     verbose: bool,
 ) -> None:
-    """Check one file, say what it was taken for, and leave.
+    """Check one file, print its kind and its mistakes, and exit.
 
     Args:
         target: A path; `-`: standard input.
@@ -149,7 +149,7 @@ def _read(target: str, path: Path) -> bytes | Diagnostic:
 
 
 def _kind(source: "Source", given: Kind | None) -> tuple[Kind | None, list[Diagnostic]]:
-    """What the file is, and a word on it where that is not plain."""
+    """Return the file's kind, and a diagnostic if the kind is in doubt."""
     if given is not None:
         return given, []
     seen = recognise(source)

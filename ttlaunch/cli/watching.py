@@ -1,4 +1,4 @@
-r"""Watch a run, and the restarts that follow it, until it has ended or nobody wants to watch it any more.
+r"""Show a run and its restarts until they have ended or the user leaves, then print the result.
 
 Ctrl-C and SIGTERM are passed on to the supervisor, which ends the run. A closed terminal and Ctrl-\ end only the
 watching, and Ctrl-Z stops only that.
@@ -34,7 +34,7 @@ _HUNG_UP = 129
 
 
 class Supervisor(Protocol):
-    """The process that watches over a run, as whoever shows the run sees it; see `cli/session.py`."""
+    """The process that supervises a run, for the command that shows it; `cli/session.py` has two kinds."""
 
     @property
     def is_over(self) -> bool: ...
@@ -53,7 +53,7 @@ class Supervisor(Protocol):
 
 @dataclass(frozen=True)
 class Watched:
-    """How watching ended.
+    """The result of watching a run.
 
     Attributes:
         outcomes: Of the run; with restarts, of each start; all but the last have been told.
@@ -69,12 +69,12 @@ class Watched:
 
     @property
     def was_cut_off(self) -> bool:
-        """Whether the run that was watched last has no end."""
+        """Whether the run that was watched last has no report."""
         return not self.outcomes or self.outcomes[-1].folder.path != self.last
 
 
 def watch(supervisor: Supervisor, first: Path, *, form: Format, only: Collection[int] | None = None) -> Watched:
-    """Show a run until it has ended; leaves if the watching ends before.
+    """Show a run until it has ended; exits if the user stops watching before.
 
     Args:
         supervisor: Of the run.
@@ -100,7 +100,7 @@ def watch(supervisor: Supervisor, first: Path, *, form: Format, only: Collection
 
 
 class _EnoughError(Exception):
-    """The run is over, and whoever watches does not want to see the rest of what it printed."""
+    """Raised by Ctrl-C after the run's end: the user does not want to see the rest of its output."""
 
 
 class _Watcher:
@@ -114,13 +114,13 @@ class _Watcher:
         self._had_enough = False
 
     def order(self, number: int) -> None:
-        """End the run; if it is over and only its lines are not all shown yet, show no more of them."""
+        """End the run. If it has ended and only its output is still being shown, stop showing it."""
         if self._is_showing and self._followed and self._followed.has_ended:
             raise _EnoughError
         self._supervisor.signal(number)
 
     def stop(self, number: int) -> None:
-        """Watch no longer; safe in a signal handler. What we print after it may find no terminal any more."""
+        """Stop watching; safe in a signal handler. The terminal may be gone afterwards."""
         self._stopped_by = number
         self._supervisor.set_free()
 
@@ -142,7 +142,7 @@ class _Watcher:
         return Watched(tuple(outcomes), status, path, is_reported)
 
     def _watch_one(self, path: Path) -> Outcome | None:
-        """Show a run from its beginning; what came of it, or None if nobody is left who could say."""
+        """Show a run from its beginning, and return its outcome; None if it has no report."""
         folder, facts, pace = RunFolder(path.name, path), read_facts(path), Pace()
         only = range(len(facts.ranks)) if self._only is None else self._only
         with make_view(facts, folder.run_id, quiet=self._form is Format.JSON) as view:
@@ -157,7 +157,7 @@ class _Watcher:
         return Outcome(report, facts, folder) if report else None
 
     def _show(self, some: Callable[[], None], path: Path) -> None:
-        """Print something, however long that takes, unless nobody wants to see it any more."""
+        """Call a function that prints, unless Ctrl-C has asked for no more output."""
         if self._had_enough:
             return
         try:
@@ -171,7 +171,7 @@ class _Watcher:
             self._is_showing = False
 
     def _report(self, path: Path) -> Report | None:
-        """From the run's folder, or from the supervisor if the folder's disk is full."""
+        """Read the report from the run's folder, or get it from the supervisor if the folder's disk is full."""
         while True:
             is_over = self._supervisor.is_over  # asked first: the report is the last thing before its end
             if (path / contract.REPORT_FILE).is_file():
@@ -184,14 +184,14 @@ class _Watcher:
             self._supervisor.wait(_TICK_S)
 
     def _follow_up(self, path: Path) -> Mapping[str, Any]:
-        """What follows a run that has ended; empty if nothing."""
+        """Wait for the decision whether a run is restarted; empty if it is not."""
         while not (found := read_follow_up(path)) and not self._supervisor.is_over:
             self._supervisor.wait(_TICK_S)
             self._leave_if_stopped(path)
         return found or read_follow_up(path)
 
     def _next(self, path: Path) -> Path | None:
-        """The folder of the restart that was decided on; None if it could not be begun."""
+        """Wait for the folder of a restart; None if it could not be begun."""
         announced: set[str] = set()
         while "next" not in (found := read_follow_up(path)):
             self._print_messages()
@@ -204,7 +204,7 @@ class _Watcher:
         return Path(found["next"])
 
     def _print_messages(self) -> None:
-        """What the supervisor says while no run goes on, such as why none can be started again."""
+        """Print the supervisor's messages between two starts, such as why it does not restart."""
         for name, line in self._followed.messages() if self._followed else ():
             stream = sys.stdout if name == "stdout" else sys.stderr
             if name == "stdout" or self._form is not Format.JSON:
@@ -221,7 +221,7 @@ class _Watcher:
 
 
 def _announce(follow_up: Mapping[str, Any], *, but: Collection[str] = ()) -> set[str]:
-    """Say what a supervisor waits for, and that it starts a run again.
+    """Print what a supervisor waits for, and that it restarts the run.
 
     Args:
         follow_up: Of the run that has ended.
@@ -250,7 +250,7 @@ _ORDERS = {signal.SIGINT: contract.STATUS_INTERRUPTED, signal.SIGTERM: contract.
 def report_end(
     watched: Watched, *, form: Format, judge: Callable[[Outcome], Sequence[Diagnostic]] = lambda _: ()
 ) -> int:
-    """Say what came of a run; returns the exit status.
+    """Print the result of a run, and return the exit status.
 
     Args:
         watched: How watching it ended.
@@ -271,7 +271,7 @@ def report_end(
 
 
 def status_without_run(status: int, *, form: Format, who: str = "the supervisor") -> int:
-    """The exit status where a supervisor has ended while no ranks were running; says so if it was killed.
+    """Return the exit status if a supervisor ended while no ranks were running; report it if it was killed.
 
     Args:
         status: Its own, or minus the signal that ended it.
@@ -291,7 +291,7 @@ def status_without_run(status: int, *, form: Format, who: str = "the supervisor"
 
 
 def _report_cut_off(watched: Watched, *, form: Format) -> int:
-    """The supervisor ended before its run did; of a bug in it, it has spoken itself."""
+    """Report that the supervisor ended before its run did, unless it has reported a bug of its own."""
     if watched.exit_status is not None and watched.exit_status >= 0:
         return watched.exit_status
     found = cut_off(watched.last, watched.exit_status)

@@ -1,4 +1,4 @@
-"""`ttlaunch weights`: take the weights out of a checkpoint, as one plain safetensors file that any program reads.
+"""`ttlaunch weights`: export the weights of a checkpoint as one safetensors file, or list them.
 
 They come in again with `checkpoint_config.initial_weights`. `show` names the tensors of a checkpoint or of such a file.
 """
@@ -111,7 +111,7 @@ def show(
 def _of_checkpoint(
     run: str, *, runs_dir: Path, form: Format, averaged: bool = False
 ) -> tuple[int, Mapping[str, "FiledTensor"]]:
-    """Step and weights, or their average, of the newest whole checkpoint that the words name; leaves if there is none."""
+    """Return step and weights, or their average, of the newest complete checkpoint of a run or path."""
     from ttlaunch.app.find_start import search_checkpoint
     from ttlaunch.running.checkpoints.tensor_difference import read_weights
 

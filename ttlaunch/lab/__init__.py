@@ -1,1 +1,1 @@
-"""Experiments on top of runs: simulate, compare layouts and recipes, break a run on purpose."""
+"""Experiments on top of runs: simulate, compare layouts and recipes, inject faults."""

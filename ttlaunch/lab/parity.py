@@ -37,7 +37,7 @@ _LONGEST_WORDS = 2000
 
 @dataclass(frozen=True)
 class Result:
-    """What a cell came to.
+    """The result of a cell.
 
     Attributes:
         sha256: Of all parameters; None if the cell failed.
@@ -92,7 +92,7 @@ class Parity:
         self._is_over = threading.Event()
 
     def results(self, cells: Sequence[Cell]) -> Iterator[Result]:
-        """Run the cells and say what each came to, in their order; the first of each precision is run before the others.
+        """Run the cells and yield their results in order; the first cell of each precision runs before all others.
 
         Raises:
             OSError: The file of results cannot be written any more.
@@ -101,6 +101,7 @@ class Parity:
         firsts = list({cell.precision: cell for cell in reversed(cells)}.values())
         with ThreadPoolExecutor(self._jobs) as pool:
             try:
+                # Every other cell is compared with its precision's reference, which therefore has to be complete first.
                 references = {cell: pool.submit(self._reference, cell) for cell in firsts}
                 for future in references.values():
                     future.result()
@@ -138,7 +139,7 @@ class Parity:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run_cell(self, cell: Cell, folder: Path) -> Result:
-        """Run one cell as a user would."""
+        """Run one cell, as its command line would."""
         command = cell.command(steps=self._steps, simulated=self._simulated)
         if self._is_over.is_set():
             return _failed(cell, command, "it was not started")
@@ -208,7 +209,7 @@ def _failed(cell: Cell, command: str, error: str, *, seconds: float = 0.0) -> Re
 
 
 def why(error: LaunchError | TimeoutError) -> str:
-    """What keeps a run from its result, in a line."""
+    """Describe in one line why a run has no result."""
     if isinstance(error, TimeoutError):
         return str(error)
     errors = [one for one in error.diagnostics if one.severity is Severity.ERROR] or error.diagnostics
@@ -232,7 +233,7 @@ def hash_folders(folders: Iterable[Path]) -> str:
 
 
 def _last_weights(folder: Path) -> Mapping[str, FiledTensor]:
-    """Of the one checkpoint below the folder of a run or a simulation."""
+    """Read the weights of the one checkpoint below the folder of a run or a simulation."""
     checkpoints = [path for path in folder.rglob("step-*") if (path / contract.CHECKPOINT_MANIFEST).is_file()]
     return read_weights(checkpoints[0]) if checkpoints else {}
 
@@ -244,7 +245,7 @@ def _peak(report: Mapping[str, Any]) -> int | None:
 
 
 def _traffic(report: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Bytes that all ranks have sent, and those of the recipe's formula."""
+    """Return the bytes that all ranks have sent, and those of the recipe's formula."""
     traffic = report.get("traffic")
     if traffic is None:
         return None, None

@@ -32,7 +32,7 @@ _AFTER_TERM_S = 1.0
 
 @dataclass(frozen=True)
 class Played:
-    """What a simulated run came to.
+    """The result of a simulated run.
 
     Attributes:
         findings: Mistakes in the messages, as `ttlaunch.runtime.comm.findings` writes them.
@@ -177,7 +177,7 @@ def _pass_on(watch: Watch, folder: RunFolder, view: View) -> None:
 def _failure(
     watch: Watch, broken: Failure | None, findings: tuple[SimulatedFinding, ...], *, returncode: int
 ) -> Failure | None:
-    """The first rank that failed by itself, or what is wrong with a simulation that nobody failed in."""
+    """Find the first rank that failed by itself, or another reason why the simulation failed."""
     failure = first_failure(watch.ranks, lost_shims={}, ordered=False) or broken
     if failure is None and not findings and returncode != 0:
         how = f"was killed by signal {-returncode}" if returncode < 0 else f"ended with status {returncode}"
@@ -191,7 +191,7 @@ def _failure(
 
 
 def _read(folder: RunFolder, watch: Watch) -> SimulationEnd:
-    """What the process of all ranks wrote at its end; nothing if it did not come so far."""
+    """Read what the process of all ranks wrote at its end; empty if it ended before."""
     data, nothing = (
         read_file(folder.file(contract.SIMULATION_FILE)),
         SimulationEnd(findings=(), edges=(), peak_memory_bytes=None),

@@ -1,4 +1,4 @@
-"""Start a run again on this machine, from what its folder says, and compare the bits."""
+"""Repeat a recorded run on this machine, and compare the bits."""
 
 from pathlib import Path
 
@@ -14,10 +14,10 @@ _SHORT = 12
 
 
 def prepare_again(origin: "Origin", dialogue: Dialogue, *, runs_dir: Path, with_changes: bool) -> "PreparedRun":
-    """Check and plan the same once more, in the folder where it was started.
+    """Check and plan a recorded run again, in the folder where it was started.
 
     Raises:
-        LaunchError: It would not be the same, or something is wrong with it by now.
+        LaunchError: Code or text have changed, or the run cannot be planned any more.
     """
     found = _differences(origin, with_changes=with_changes)
     if has_errors(found):
@@ -44,7 +44,7 @@ def prepare_again(origin: "Origin", dialogue: Dialogue, *, runs_dir: Path, with_
 
 
 def read_origin_of(path: Path) -> "Origin":
-    """What a run began from, as its folder has it.
+    """Read from a run's folder how it was started.
 
     Raises:
         LaunchError: The folder cannot be read.
@@ -56,7 +56,7 @@ def read_origin_of(path: Path) -> "Origin":
 
 
 def _differences(origin: "Origin", *, with_changes: bool) -> list[Diagnostic]:
-    """What is not as it was: an error where another program would run, a warning where other libraries would."""
+    """Report changes since the run: changed code is an error, other versions of libraries are a warning."""
     code, versions = changed_code(origin), changed_versions(origin)
     found = [_changed(origin, code, with_changes=with_changes)] if code else []
     if versions:
@@ -84,7 +84,7 @@ def _changed(origin: "Origin", change: str, *, with_changes: bool) -> Diagnostic
 
 
 def compare_bits(origin: "Origin", report: "Report") -> list[Diagnostic]:
-    """Whether the same bits came out, as far as both runs came to their end."""
+    """Compare the parameters of both runs, if both completed."""
     if report.status != "done" or report.parameters_sha256 is None:
         return []
     if origin.sha256 is None:

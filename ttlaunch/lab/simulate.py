@@ -1,4 +1,4 @@
-"""Play all ranks of a recipe in one process, on this machine: `ttlaunch.simulate`."""
+"""Run all ranks of a recipe in one process on this machine: `ttlaunch.simulate`."""
 
 import os
 import secrets
@@ -37,7 +37,7 @@ Shows = Callable[[LaunchPlan, RunFolder], AbstractContextManager[View]]
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulated run came to.
+    """The result of a simulation.
 
     Attributes:
         plan: Of the run that was simulated; nothing of its engine was started.
@@ -59,20 +59,20 @@ class Simulation:
     played: Played
 
     def raise_for_failure(self) -> None:
-        """Do nothing if it came to its end without a mistake.
+        """Raise the diagnostics as an error unless the simulation completed without a mistake.
 
         Raises:
-            LaunchError: It did not.
+            LaunchError: The simulation failed, or found a mistake.
         """
         if self.exit_status:
             raise LaunchError(self.diagnostics, status=self.exit_status)
 
     def as_json(self) -> Mapping[str, Any]:
-        """What `ttlaunch simulate --format json` prints."""
+        """Return what `ttlaunch simulate --format json` prints."""
         return self.details
 
     def _repr_html_(self) -> str:
-        """A table of what came out, and under it what is to be said of it."""
+        """Show the results and the diagnostics in a notebook."""
         ranks, sent = self.plan.world_size, sum(edge["bytes"] for edge in self.edges)
         facts = {"status": self.status, "ranks": ranks, "bytes sent": sent, "parameters": self.parameters_sha256}
         return facts_html(facts) + (text_html(render(self.diagnostics)) if self.diagnostics else "")
@@ -98,7 +98,7 @@ def simulate(target: str | Path, *, keep: str | Path | None = None, **options: U
 
 
 def plan_simulation(spec: RunSpec, dialogue: Dialogue) -> LaunchPlan:
-    """The plan of a run on these hosts, none of which is asked: their ranks are played here, and no MPI is needed.
+    """Plan a run on these hosts, without connecting to them: all ranks run here, and no MPI is needed.
 
     Raises:
         LaunchError: A diagnostic is an error, or the target is no recipe.
@@ -128,7 +128,7 @@ def run_simulation(
     show: Shows = lambda _plan, _folder: nullcontext(SilentView()),
     cancelled: threading.Event | None = None,
 ) -> Simulation:
-    """Play the ranks of a plan.
+    """Run all ranks of a plan in one child process.
 
     Args:
         plan: Of a recipe.
@@ -171,7 +171,7 @@ def run_simulation(
 
 
 def _diagnostics(played: Played) -> list[Diagnostic]:
-    """What is wrong with the messages, then what else is to be said; of a failure, its cause comes first."""
+    """Return the diagnostics of a simulation: mistakes in messages, then everything else."""
     found = [_diagnostic(finding) for finding in played.findings]
     if played.report.status == "done":  # else the first thing named is what broke
         found += traffic_diagnostics(played.report.traffic, [rank["role"] for rank in played.report.ranks])

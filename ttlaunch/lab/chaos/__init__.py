@@ -1,1 +1,1 @@
-"""Faults made on purpose: drawn, injected, judged, and what they left behind."""
+"""Fault injection: draw faults, inject them, judge the result, and look for leftovers."""

@@ -1,4 +1,4 @@
-"""After a run: what it has left on this machine and on its hosts, asked of each of them anew."""
+"""Look for processes and files that a run has left on this machine and on its hosts."""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _ANSWER_S = 10.0
 
 @dataclass(frozen=True)
 class Left:
-    """What is left on a host.
+    """The leftovers of a run on a host.
 
     Attributes:
         host: Its name; "this machine" for the launching one.
@@ -52,7 +52,7 @@ def audit(
     began: float,
     patience_s: float,
 ) -> list[Left]:
-    """Look here and then at all hosts at once, again and again, until nothing is left or patience is over.
+    """Look for leftovers here and then on all hosts at once, repeatedly, until nothing is left or time is up.
 
     Args:
         run_id: Of the run, which is over.

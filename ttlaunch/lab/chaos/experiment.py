@@ -1,4 +1,4 @@
-"""Break a run on purpose: which faults, the run they are made in, and what is left of it afterwards."""
+"""Inject faults into a run: choose them, execute the run, and look for leftovers afterwards."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ Shows = Callable[["LaunchPlan", "RunFolder"], "AbstractContextManager[View]"]
 
 
 def fault_source(faults: str | None, random: int | None) -> Source | None:
-    """The text of the plan of faults; None if it is to be drawn.
+    """Read the text of the planned faults; None if faults are to be drawn at random.
 
     Args:
         faults: As ordered, or `@FILE`; None if nothing is.
@@ -59,7 +59,7 @@ def fault_source(faults: str | None, random: int | None) -> Source | None:
 
 
 def find_faults(source: Source | None, prepared: "PreparedRun", *, count: int | None, seed: int) -> "list[Fault]":
-    """The faults that are to be made in a run.
+    """Choose the faults to inject into a run.
 
     Args:
         source: Their text; None: draw `count` of them with `seed`.
@@ -114,7 +114,7 @@ def break_run(
 
 
 def look_for_leftovers(outcome: Outcome, prepared: "PreparedRun", *, began: float, lease_s: float) -> "Sequence[Left]":
-    """What is left of a run on every host of it, asked over new connections.
+    """Look for leftovers of a run on all its hosts, over new connections.
 
     Args:
         outcome: Of a run that was executed in this process.
@@ -146,7 +146,7 @@ _LATEST_MS = 10_000
 
 
 def draw_faults(ground: Field, *, count: int, seed: int) -> list[Fault]:
-    """So many faults, each of a kind, a target and a moment drawn evenly; their order in time is that of the list.
+    """Draw faults in order of time; kind, target and moment of each are drawn evenly.
 
     Args:
         ground: What they may hit. Moments are steps before the last where it is known which that is, else seconds.

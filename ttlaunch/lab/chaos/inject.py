@@ -1,4 +1,4 @@
-"""Make the faults that were ordered in a run that goes on, each at its moment, and write down when.
+"""Inject the ordered faults into a running run, each at its moment, and record when.
 
 It stands between the supervisor and the view: every record and every tick passes through it, so it knows what the
 supervisor knows, and acts on ranks and hosts through the same controller. What it has done stands in the run's history as
@@ -38,14 +38,14 @@ _REMOTE_S = 5.0
 
 @dataclass(frozen=True)
 class _Started:
-    """When the engine was started, in seconds since the epoch, and its process id."""
+    """The start of the engine, in seconds since the epoch, and its process id."""
 
     time: float
     engine: int
 
 
 class Injector:
-    """A view that breaks what it shows."""
+    """A view that injects faults into the run that it shows."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Injector:
         scratch: Path,
         elsewhere: Mapping[str, Transport] | None = None,
     ) -> None:
-        """Wait for the first moment.
+        """Prepare the faults.
 
         Args:
             faults: In the order of the plan.
@@ -82,7 +82,7 @@ class Injector:
         self._view.record(state, record)
 
     def tick(self, ranks: list[RankState]) -> None:
-        """Make the faults whose moment has come, unless the run is over."""
+        """Inject the faults whose moment has come, unless the run has ended."""
         self._started = self._started or _read_start(self._folder)
         if self._started is not None and not is_gone(self._started.engine):
             now = time.time()
@@ -93,7 +93,7 @@ class Injector:
         self._view.tick(ranks)
 
     def _is_due(self, fault: Fault, ranks: Sequence[RankState], elapsed_s: float) -> bool:
-        """Whether its moment has come, and the processes that it hits are there."""
+        """Whether a fault's moment has come, and the processes that it hits have started."""
         hit = _hit(fault, ranks)
         if any(not state.started and state.exit is None for state in hit):
             return False
@@ -110,6 +110,7 @@ class Injector:
             reason = "its ranks had ended" if len(hit) > 1 else f"rank {hit[0].row.rank} had ended"
             append_event(self._folder, MISSED, **known, reason=reason)
             return
+        # Recorded before it acts: a fault that kills this very process must stand in the history too.
         append_event(self._folder, FAULT, **known, ranks=[state.row.rank for state in alive])
         try:
             self._act(fault, alive)

@@ -1,4 +1,4 @@
-"""What a run under ordered faults proves: which of them broke it, whether that one was named, and what it cost.
+"""Judge a run with injected faults: which fault ended it, and whether the report names that one.
 
 Pure: from the plan of faults, the run's history and its report. The first fault that breaks the run is the one that must
 be named; a stopped rank breaks it only if nobody lets it go on and nothing else breaks it first.
@@ -27,7 +27,7 @@ _CAUSES = {
 
 
 class Outcome(StrEnum):
-    """What became of a fault."""
+    """The outcome of a fault."""
 
     NAMED = "named"  # it broke the run, and the report names it
     MISNAMED = "misnamed"  # it broke the run, and the report names something else
@@ -43,7 +43,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """A fault and what became of it.
+    """A fault with its outcome.
 
     Attributes:
         fault: As it is typed.
@@ -69,7 +69,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class _Made:
-    """A fault that was made.
+    """A fault that was injected.
 
     Attributes:
         breaks_at: When it breaks the run, seconds since the epoch: at once, when its rank goes on, or never.
@@ -93,7 +93,7 @@ def judge_faults(
     lease_s: float = contract.LEASE_S,
     engine_failed: bool = False,
 ) -> list[Verdict]:
-    """The verdict on every fault, in the order of the plan.
+    """Judge every fault, in the order of the plan.
 
     Args:
         faults: The plan.
@@ -144,7 +144,7 @@ def _made(
 
 
 def _with_effect(one: _Made, made: Sequence[_Made], report: Mapping[str, Any], *, lost_after_s: float) -> _Made:
-    """A fault with the moment at which it breaks the run, which for some is a while after it was made.
+    """Set the moment at which a fault breaks the run, which for some is later than its injection.
 
     A stopped rank is a hang only when the timeout is over, and takes no signal but SIGKILL until it goes on. A silent host
     is lost only after a while.
@@ -159,7 +159,7 @@ def _with_effect(one: _Made, made: Sequence[_Made], report: Mapping[str, Any], *
 
 
 def _broke_before(first: _Made, report: Mapping[str, Any]) -> bool:
-    """Whether the run had broken by itself; of a lost host only the last sign of life is known."""
+    """Whether the run had failed before the fault. Of a lost host only the last sign of life is known."""
     failure = report["failure"]
     if failure is None or failure["time"] is None or failure["class"] == Cause.HOST_LOST:
         return False
@@ -167,7 +167,7 @@ def _broke_before(first: _Made, report: Mapping[str, Any]) -> bool:
 
 
 def _awake_at(rank: int, time: float, made: Sequence[_Made]) -> float:
-    """When a rank next takes a signal that comes at a time."""
+    """Return when a rank, which may be stopped, next receives a signal."""
     changes = [one for one in made if rank in one.ranks and one.fault.verb in {Verb.STOP, Verb.CONTINUE}]
     before = [one for one in changes if one.time <= time]
     if not before or before[-1].fault.verb is Verb.CONTINUE:
@@ -176,7 +176,7 @@ def _awake_at(rank: int, time: float, made: Sequence[_Made]) -> float:
 
 
 def _is_harmless(one: _Made, made: Sequence[_Made]) -> bool:
-    """Whether nothing is to break: somebody goes on, or is let go on later."""
+    """Whether a fault should break nothing: it continues a rank, or stops one that is continued later."""
     if one.fault.verb is Verb.STOP:
         return all(math.isfinite(_awake_at(rank, one.time, made)) for rank in one.ranks)
     return one.fault.verb is Verb.CONTINUE
@@ -229,7 +229,7 @@ def _verdict(
 
 
 def _detected(one: _Made, events: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> float | None:
-    """When the run knew: of a lost host the last sign of life is reported, so the first consequence counts."""
+    """Return when the run detected a fault. A lost host is reported with its last sign of life, so the first reaction counts."""
     failure = report["failure"]
     if failure is not None and failure["class"] != Cause.HOST_LOST:
         time = failure["time"]

@@ -1,4 +1,4 @@
-"""The numbers of one finished run that can be compared between recipes, from its folder alone.
+"""Measure a completed run, from its folder alone, in numbers that can be compared between recipes.
 
 Speed is counted in tokens, because steps are not the same thing everywhere: where a server updates after every worker's
 gradient, a worker's step is a part of what others call one. `steps_per_s` are steps of the workload's global batch.
@@ -23,12 +23,12 @@ _FORWARD = "forward"
 
 @dataclass(frozen=True)
 class Measured:
-    """One run.
+    """The numbers of one run.
 
     Attributes:
         ranks: Of the world, by role.
         steps_per_s: Global batches a second, after the warm-up.
-        tokens_per_s: Likewise.
+        tokens_per_s: Tokens a second, after the warm-up.
         first_loss, loss: Of the validations before the first step and after the last.
         samples: Sequences that were trained on.
         bytes_per_step: Sent by all ranks together.
@@ -54,7 +54,7 @@ class Measured:
 
 
 def measure_run(path: Path) -> Measured:
-    """The numbers of a run that has come to its end.
+    """Read the numbers of a completed run.
 
     Raises:
         OSError: Its folder cannot be read.
@@ -85,7 +85,7 @@ def measure_run(path: Path) -> Measured:
 
 
 def _token_reports(recorded: Recorded) -> list[tuple[float, int, int]]:
-    """Time, step and tokens, of the role that reports most: an aggregator repeats what its workers have seen."""
+    """Return time, step and tokens as the busiest role reports them. Other roles report the same tokens again."""
     by_role: dict[str, list[tuple[float, int, int]]] = {}
     for state in recorded.ranks:
         for record in progress_of(recorded.path, state.row.rank):
@@ -107,7 +107,7 @@ def _tokens_per_s(reports: Sequence[tuple[float, int, int]]) -> float | None:
 
 
 def _bytes_per_step(recorded: Recorded) -> tuple[float | None, bool]:
-    """What is sent within a step, and whether all of it was counted."""
+    """Return the bytes sent in a step, and whether all of them were counted."""
     steps = max((state.step for state in recorded.ranks), default=0)
     if recorded.telemetry is None or recorded.traffic is None or not steps:
         return None, False
@@ -122,7 +122,7 @@ def _bytes_per_step(recorded: Recorded) -> tuple[float | None, bool]:
 
 
 def _idle_share(telemetry: Sequence[RankTelemetry]) -> float | None:
-    """Of ranks that run forward passes; the first step opens connections and is left out."""
+    """Return the idle share of ranks that run forward passes, without the first step, which opens connections."""
     waited = whole = 0
     for entry in telemetry:
         if not entry.phases.get(_FORWARD):
@@ -134,12 +134,12 @@ def _idle_share(telemetry: Sequence[RankTelemetry]) -> float | None:
 
 
 def as_json(measured: Measured) -> dict[str, Any]:
-    """For the comparison's JSON."""
+    """Return the numbers as JSON."""
     return {**vars(measured), "ranks": dict(measured.ranks), "peak_memory_bytes": list(measured.peak_memory_bytes)}
 
 
 def read_code(path: Path) -> str:
-    """The hash of the code that made a run, as the comparison noted it; empty if it did not."""
+    """Read the hash of the code that made a run; empty if the comparison has not recorded one."""
     try:
         return str(json.loads((path / CODE_FILE).read_text(encoding="utf-8"))["code"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -26,7 +26,7 @@ _LONGEST_WORDS = 500
 
 @dataclass(frozen=True)
 class Attempt:
-    """One run of one candidate.
+    """One run of a candidate.
 
     Attributes:
         repeat: From 1.
@@ -62,7 +62,7 @@ class Comparison:
         self._broken: set[Candidate] = set()
 
     def attempts(self, candidates: Sequence[Candidate]) -> Iterator[Attempt]:
-        """Run each candidate once, then each a second time and so on, so that none has the quiet hour for itself.
+        """Run all candidates once, then all a second time and so on, so that load on the machine affects all alike.
 
         A candidate that has failed once is not tried again.
 
@@ -84,11 +84,11 @@ class Comparison:
                 yield attempt
 
     def command(self, candidate: Candidate) -> list[str]:
-        """What is run, as it would be typed."""
+        """Return the command line of a run."""
         return ["ttlaunch", "run", *candidate.words(self._workload, on=self._on)]
 
     def _kept(self) -> dict[tuple[str, str], list[Path]]:
-        """Runs that came to their end, by the hashes of their plan and of the code that made them, oldest first."""
+        """Find completed runs by the hashes of their plan and of the code that made them, oldest first."""
         found: dict[tuple[str, str], list[Path]] = {}
         for path in run_folders(self._runs):
             report = read_object_if_any(path / contract.REPORT_FILE)
@@ -107,7 +107,7 @@ class Comparison:
         return Attempt(candidate, repeat, measure_run(path), None, shlex.join(self.command(candidate)), was_kept=True)
 
     def _run(self, candidate: Candidate, repeat: int) -> Attempt:
-        """One run, as a user would start it; a Ctrl-C ends it without grace, since half a run says nothing."""
+        """Start one run. Ctrl-C ends it without grace, because an incomplete run cannot be compared."""
         command, settings = shlex.join(self.command(candidate)), candidate.settings(self._workload)
         try:
             with start(candidate.recipe, on=self._on, set=settings, grace=0.0, runs_dir=self._runs) as run:

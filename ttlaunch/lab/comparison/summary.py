@@ -1,4 +1,4 @@
-"""The repeats of each candidate as one row, with how far they lie apart; as JSON and as a Markdown table."""
+"""Summarize the repeats of each candidate in a row, as JSON and as a Markdown table."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One candidate; numbers are None if they were not measured.
+    """The results of a candidate; numbers are None if they were not measured.
 
     Attributes:
         name: As it was asked for.
@@ -48,7 +48,7 @@ class Row:
 
 
 def summarise(attempts: Sequence[Attempt]) -> list[Row]:
-    """A row for each candidate, in the order in which they were first tried."""
+    """Make a row for each candidate, in the order in which they were first run."""
     by_candidate: dict[Candidate, list[Attempt]] = {}
     for attempt in attempts:
         by_candidate.setdefault(attempt.candidate, []).append(attempt)
@@ -86,7 +86,7 @@ HEADING = ("recipe", "ranks", "steps/s", "tokens/s", "loss", "MB/step", "peak me
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """A row as text, under `HEADING`."""
+    """Render the cells of a row, under `HEADING`."""
     if row.error is not None and not row.runs:
         return (row.name, "failed", *["–"] * (len(HEADING) - 2))
     sign = "" if row.is_counted else "≈ "
@@ -113,7 +113,7 @@ def _text(spread: Spread | None, form: str, *, scale: float = 1.0, with_spread: 
 
 
 def render_markdown(rows: Sequence[Row], workload: Workload, *, machine: str) -> str:
-    """The comparison as a page: what was run, the table, what its columns mean."""
+    """Render the comparison as a page: what was run, the table, and the meaning of its columns."""
     table = [HEADING, tuple("---" for _ in HEADING), *map(cells, rows)]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table]
     failed = [f"- {row.name}: {row.error}" for row in rows if row.error is not None]
@@ -142,7 +142,7 @@ _LEGEND = (
 
 
 def render_json(rows: Sequence[Row], workload: Workload, *, machine: str, repeats: int) -> dict[str, Any]:
-    """The comparison for other programs."""
+    """Return the comparison as JSON."""
     return {
         "machine": machine,
         "workload": {"steps": workload.steps, "settings": workload.settings(), "repeats": repeats},
