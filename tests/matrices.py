@@ -14,7 +14,7 @@ KEPT = {
     "mpi/test_drift.py::test_local_steps_have_the_bits_of_a_simulation": ["diloco"],
     "mpi/test_drift.py::test_workers_that_lead_end_with_equal_weights": ["synchronous"],
     "mpi/test_fully_sharded.py::test_the_losses_are_those_of_one_process": ["4-{'shard': 'all', 'replicas': 2}"],
-    # The same arithmetic of chunks, with small ones, is among the promises of a socket.
+    # The same arithmetic of chunks, with small ones, is among the promises of a communicator.
     "mpi/test_large_messages.py::test_a_message_of_more_than_2_gib_arrives_byte_for_byte": [],
     "mpi/test_recipes.py::test_a_pipeline_equals_one_process": ["blocks0"],
     "mpi/test_recipes.py::test_no_recipe_relies_on_buffered_sends": [
@@ -27,14 +27,14 @@ KEPT = {
     "mpi/test_recipes.py::test_tiers_equal_one_process": ["server1-3"],
     "mpi/test_resume.py::test_a_run_goes_on_in_any_layout": ["four stages-two tiers", "single-three tiers"],
     "mpi/test_resume.py::test_killed_while_saving_the_run_goes_on_to_the_same_bits": ["the supervisor"],
-    "mpi/test_sockets.py::test_every_promise_of_a_socket_is_kept": [
+    "mpi/test_communicators.py::test_every_promise_of_a_socket_is_kept": [
         "buffered-2",
         "in chunks-3",
         "synchronous-1",
         "synchronous-3",
     ],
-    "mpi/test_sockets.py::test_fabric_sockets_keep_every_promise": ["3"],
-    "mpi/test_traffic.py::test_tiers_move_what_they_say_over_real_sockets": ["mpi"],
+    "mpi/test_communicators.py::test_fabric_sockets_keep_every_promise": ["3"],
+    "mpi/test_traffic.py::test_tiers_move_what_they_say_over_real_transports": ["mpi"],
     "mpi/test_trainer_parts.py::test_all_parts_together_have_the_bits_of_one_process": ["data parallel"],
     "mpi/test_zero.py::test_no_stage_relies_on_buffered_sends": ["3"],
     "mpi/test_zero.py::test_workers_train_to_the_bits_of_one_process": ["2-3"],

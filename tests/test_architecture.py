@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.matrices import KEPT
+
 PACKAGE = Path(__file__).parents[1] / "ttlaunch"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PURE = ("diagnostics", "spec", "planning")
@@ -346,3 +348,14 @@ def test_nobody_imports_what_stands_further_down_in_the_map():
         if not other.startswith(f"{one}.")  # a package's own parts
     ]
     assert [] == wrong
+
+
+def test_a_matrix_that_is_cut_names_a_test_that_is_there():
+    """Its cells are compared in `tests/test_matrices.py`."""
+    missing = []
+    for claim in KEPT:
+        name, _, test = claim.partition("::")
+        path = PACKAGE.parent / "tests" / name
+        if not path.is_file() or f"\ndef {test}(" not in path.read_text(encoding="utf-8"):
+            missing.append(claim)
+    assert [] == missing

@@ -19,7 +19,8 @@ def collect(*words):
 
 @pytest.fixture(scope="module")
 def every_cell():
-    return collect("--every-cell", *sorted({f"tests/{claim.partition('::')[0]}" for claim in KEPT}))
+    files = {f"tests/{claim.partition('::')[0]}" for claim in KEPT}
+    return collect("--every-cell", *sorted(name for name in files if (ROOT / name).is_file()))
 
 
 @pytest.mark.parametrize("claim", KEPT)
