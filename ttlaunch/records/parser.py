@@ -301,9 +301,8 @@ def _text_up_to(longest: int) -> Callable[[Any], Any]:
     def checked_text(value: Any) -> str:
         if type(value) is not str or len(value) > longest:
             raise _WrongError(value, "a text" if type(value) is not str else f"at most {longest} characters")
-        if (
-            not value.isascii()
-        ):  # half of a surrogate pair cannot be printed, and a path may hold bytes that are no text
+        # Half of a surrogate pair cannot be printed; a path with bytes that are no text has such halves.
+        if not value.isascii():
             return value.encode("utf-8", "replace").decode()
         return str(value)
 

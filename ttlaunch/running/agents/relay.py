@@ -97,7 +97,8 @@ class Relay:
         try:
             process = self._transports[host].start(adapted or command, timeout_s=_START_DAEMON_S)
             try:
-                if adapted is not None:  # nothing else reads them
+                # Only the daemon's shell reads secrets; any other command would take them for its own input.
+                if adapted is not None:
                     process.write(_exports(start.secrets).encode(), timeout_s=_START_DAEMON_S)
                 process.close_stdin()
                 stdout = b"".join(_output(process, connection))

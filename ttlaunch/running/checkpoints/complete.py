@@ -147,14 +147,13 @@ def remove_unfinished(run_folder: Path, *, steps: Collection[int]) -> None:
 
 
 def remove_old(run_folder: Path, *, keep: int, keep_every: int | None) -> None:
-    """Remove all checkpoints but the newest, and those of steps that `keep_every` divides."""
+    """Remove all checkpoints but the newest `keep`, and those whose step `keep_every` divides."""
     steps = sorted(step for step, _ in _folders(run_folder, ""))
     for step in steps[:-keep]:
         if keep_every is None or step % keep_every:
             folder = run_folder / contract.checkpoint_dir(step)
-            folder.rename(
-                folder.with_name(folder.name + _REMOVED_SUFFIX)
-            )  # so that a half-removed folder is no checkpoint
+            # Renamed first, so that a half-removed folder is never taken for a checkpoint.
+            folder.rename(folder.with_name(folder.name + _REMOVED_SUFFIX))
     for _, folder in _folders(run_folder, _REMOVED_SUFFIX):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -254,9 +253,8 @@ def _complete(run_folder: Path, folder: Path, content: dict[str, Any]) -> None:
     _flush(folder)
     whole = folder.rename(run_folder / contract.checkpoint_dir(content["step"]))
     _flush(run_folder / contract.CHECKPOINTS_DIR)
-    for path in whole.glob(
-        "rank-*.json"
-    ):  # only now: a launcher that is killed before the rename needs them to complete the folder again
+    # Only now: after a launcher that is killed before the rename, the folder is completed again from these records.
+    for path in whole.glob("rank-*.json"):
         path.unlink()
 
 

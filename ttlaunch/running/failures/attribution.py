@@ -74,9 +74,8 @@ def first_failure(
     for state in ranks:
         rank = state.row.rank
         lost = lost_shims.get(rank)
-        if (
-            lost is None and rank in seen.engine.killed_shims and not state.started
-        ):  # so early that nobody knew its process
+        # A shim that was killed before it recorded its process can only be known from the engine's output.
+        if lost is None and rank in seen.engine.killed_shims and not state.started:
             lost = seen.killing_since or math.inf
         candidates += _of_rank(state, lost, seen, ordered=ordered, lost_peer=rank in seen.engine.gave_up)
     if not candidates:

@@ -10,11 +10,8 @@ from dataclasses import dataclass
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)\Z')
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x")
 _ENTRY = "/ttlaunch/runtime/entry.py"
-_BETWEEN = (
-    "/ttlaunch/spec/recipe/importing.py",
-    "/importlib/__init__.py",
-    "<frozen ",
-)  # what stands between the entry and a recipe that is imported
+_BETWEEN = ("/ttlaunch/spec/recipe/importing.py", "/importlib/__init__.py", "<frozen ")
+"""Files of the calls between the entry point and a recipe that is being imported."""
 
 
 @dataclass(frozen=True)

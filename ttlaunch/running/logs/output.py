@@ -52,13 +52,14 @@ class EngineOutput:
     def __init__(
         self, process: subprocess.Popen[bytes], folder: Path, view: View, *, shown: bytes = FROM_A_RANK
     ) -> None:
-        """Begin to read; lines that begin with `shown` are handed to the view."""
+        """Begin to read; lines that begin with `shown` are passed to the view."""
         self._view = view
         self._shown = shown
         self._selector = selectors.DefaultSelector()
         self._rest: dict[str, bytes] = {}
         self._files: dict[str, Any] = {}
         self._streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
+        # The process itself is waited for as well: a grandchild may hold the pipes open long after it has ended.
         self._process = os.pidfd_open(process.pid)
         self._selector.register(self._process, selectors.EVENT_READ, _ENDED)
         for name, stream in (("stdout", process.stdout), ("stderr", process.stderr)):

@@ -118,9 +118,8 @@ class Registry:
         try:
             if write:
                 self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            mode = (
-                "rwc" if write else "rw"
-            )  # what a killed writer left half done is taken back by whoever opens it next
+            # Readers open it for writing too: SQLite then rolls back what a killed writer has left half done.
+            mode = "rwc" if write else "rw"
             connection = sqlite3.connect(
                 f"{self.path.as_uri()}?mode={mode}", uri=True, timeout=self._patience_s, isolation_level=None
             )
