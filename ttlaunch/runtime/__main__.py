@@ -1,4 +1,4 @@
-"""`python -m ttlaunch.runtime`: one rank of a run; its shim has set the environment that says which."""
+"""`python -m ttlaunch.runtime`: one rank of a run, which the shim names in the environment."""
 
 from ttlaunch.runtime.entry import main
 

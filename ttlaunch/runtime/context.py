@@ -110,7 +110,7 @@ class RankContext:
     def send(self, tensor: Tensor, *, dest: Rank, tag: int = 0, operation: str | None = None) -> None:
         """Send a contiguous tensor; may or may not return before `dest` has received. See `Communicator`.
 
-        `operation` says what the message is for, in reports; else it is named after the function that sends it.
+        Reports show `operation` as what the message is for; without it, the name of the function that sends.
         """
         with self._for(operation):
             self._communicator.send(tensor, dest=dest, tag=tag)
@@ -138,14 +138,14 @@ class RankContext:
         return _NAMED_BY_CALLER if name is None else operation(self, name)
 
     def watch(self, model: nn.Module, *, values: int) -> TrafficCounter:
-        """Tell a model's forward from its backward passes, and its size, in this rank's books; `build_model` calls it.
+        """Count what a model sends by pass, and note its size, in the traffic counter; `build_model` calls it.
 
         Args:
             model: This rank's part of it.
             values: Of its flat vector, padding included.
 
         Returns:
-            The books, so that updates of the model are entered too.
+            The traffic counter, in which updates of the model are entered too.
         """
         self.traffic.note(values=values, tensors=len(list(model.parameters())))
         watch_passes(model, self.traffic)
@@ -229,7 +229,7 @@ class RankContext:
                 self._checkpoints.save(step, model, optimizer, owners=owners, state=state)
 
     def announced(self, phase: str) -> AbstractContextManager[None]:
-        """Say for a block that it may take its time, such as an evaluation: then nothing counts as a hang for long.
+        """Announce a block that may take long, such as an evaluation, so that it does not count as a hang.
 
         The verbs of this context announce checkpoints, `validation_losses` evaluations.
         """

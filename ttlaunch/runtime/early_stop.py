@@ -82,6 +82,6 @@ class EarlyStop:
 
 
 def make_early_stop(cfg: ConfigFile, start: Mapping[str, Any] | None) -> EarlyStop:
-    """That of a run: its configuration, and what the checkpoint says that it goes on from."""
+    """Make the early stop of a run from its configuration and the state in the checkpoint that it goes on from."""
     state = ((start or {}).get("state") or {}).get("early_stop")
     return EarlyStop(cfg.training_config if isinstance(cfg, TrainingFile) else None, state=state)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """Run the rank that the environment describes; ends the process with status 1 if anything goes wrong."""
     faulthandler.enable()
-    if os.environ[contract.ENV_RUN_ID] != contract.BY_HAND:  # else nobody would tell after which step to stop
+    if os.environ[contract.ENV_RUN_ID] != contract.BY_HAND:  # else no launcher chooses the step to stop after
         hold_stop_signals()
     rank_run = _RankRun(os.environ)
     try:
@@ -213,7 +213,7 @@ def _join_world(world: World, rank: Rank) -> "MPI.Intracomm":
 def _open_communicator(
     cfg: ConfigFile, comm: "MPI.Intracomm", world: World, *, rank: Rank, device: "torch.device"
 ) -> "FabricCommunicator | MpiCommunicator":
-    """The sockets that `multihost_config.socket_type` asks for. Collective."""
+    """Open the transport that `multihost_config.socket_type` asks for. Collective."""
     from ttlaunch.runtime.comm.mpi import MpiCommunicator  # noqa: PLC0415  after the world is checked
 
     over_mpi = MpiCommunicator(comm, world=world, rank=rank)

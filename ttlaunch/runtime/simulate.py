@@ -35,7 +35,7 @@ def main() -> None:
     world = read_world(Path(os.environ[contract.ENV_PLAN]))
     try:
         outcome = simulate(world, run_dir, saves="--checkpoints" in sys.argv[1:])
-    except Exception as error:  # noqa: BLE001  whatever keeps ranks from starting is told as their failure
+    except Exception as error:  # noqa: BLE001  whatever keeps ranks from starting is reported as their failure
         print_error(error)
         write_error(run_dir, 0, error, role=world.roles[0], step=0, recipe_folder=world.recipe_folder)
         sys.exit(contract.STATUS_RANK_FAILED)
@@ -71,7 +71,7 @@ def simulate(world: World, run_dir: Path, *, saves: bool) -> Outcome:
     for rank, error in outcome.errors.items():
         if not (
             isinstance(error, CommunicationError) and outcome.findings
-        ):  # then the finding says it, with both sides
+        ):  # else the finding reports it, with both sides
             print_error(error)
         step = contexts[rank].step if rank in contexts else 0
         write_error(run_dir, rank, error, role=world.roles[rank], step=step, recipe_folder=world.recipe_folder)

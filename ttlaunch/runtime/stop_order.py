@@ -63,7 +63,7 @@ def take_stop_signals(order: StopOrder, *, run_dir: Path, answer: Callable[[int]
     """Take every SIGUSR1 in a thread, which ends with the process.
 
     Args:
-        order: Told what they mean.
+        order: Receives what the signals mean.
         run_dir: Where the launcher leaves word of the last step.
         answer: Called once with the step that `order` was frozen in.
     """
@@ -79,7 +79,7 @@ def _take_signals(order: StopOrder, run_dir: Path, answer: Callable[[int], objec
 
 
 def read_last_step(run_dir: Path) -> int | None:
-    """The step after which the launcher says that all ranks stop; None if it has not said so."""
+    """The step after which all ranks stop, from the launcher's file; None if there is none yet."""
     try:
         word = json.loads((run_dir / contract.ENDING_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -69,7 +69,7 @@ class Checkpoints:
             run_dir: Below which shards are written.
             rank: Whose shards they are.
             start: `World.start`.
-            lose: Told the step of a checkpoint that is missing, and why.
+            lose: Called with the step of a checkpoint that is missing, and the reason.
         """
         self.steps_done = int(start["step"]) if start else 0
         self._cfg = cfg

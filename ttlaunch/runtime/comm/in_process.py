@@ -1,4 +1,4 @@
-"""A world of ranks in one process, a thread each, which says who waits for whom where a real one would hang.
+"""A world of ranks in one process, a thread each, which reports who waits for whom where a real one would hang.
 
 Only one rank runs at a time; it hands over when it must wait, to the next rank in order that can go on. So every run is
 the same as the one before, and a deadlock is simply: nobody can go on. Sends are synchronous, as if MPI had no buffers:
@@ -221,7 +221,7 @@ class _Wait:
         return self.is_over or any(transfer.is_done for transfer in self.transfers)
 
     def side(self, finished: Collection[Rank]) -> Side:
-        """The one to tell of a wait that never ends: of somebody who is still there, if anybody is."""
+        """The transfer to report if the wait never ends: one whose peer is still there, if there is one."""
         sides = [transfer.side for transfer in self.transfers]
         return next((side for side in sides if side.peer not in finished), sides[0])
 

@@ -22,7 +22,7 @@ class FlatParameters:
         parameters: In their order.
         starts: Where each of them begins in the vectors, and at last N.
         weights_N: Float32, shape `(N,)`; writing here changes the parameters.
-        grads_N: Likewise for the gradients; backward passes add to it.
+        grads_N: All gradients, in the same layout; backward passes add to it.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:

@@ -4,7 +4,7 @@ Every micro-batch's summed loss is multiplied by the scale before its backward p
 gradients, in float32; the optimizer divides by the scale after the sum and the division by the tokens. Scales are powers
 of two, so neither changes a bit of a float32 number. If the norm of the whole reduced gradient is not finite, some
 gradient has overflowed: then everybody skips the update. The norm is the same on every rank that updates, so those
-agree without a message; workers whose optimizer is elsewhere are told the next scale with the weights.
+agree without a message; workers whose optimizer is elsewhere receive the next scale with the weights.
 
 A skipped step is a step: it is counted and reported, its samples are used up, and the learning rate of the next one is the
 next one's. Weights and the optimizer's state, AdamW's own count of updates included, stay as they were.

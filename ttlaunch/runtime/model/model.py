@@ -30,7 +30,7 @@ from ttlaunch.spec.recipe.sections import TrainingFile
 
 
 class PassRecorder(Protocol):
-    """Is told when whoever has a model begins and ends a pass or an update."""
+    """Records when a model begins and ends a pass or an update."""
 
     def enter(self, phase: str, *, micro_batch: int | None = None) -> None: ...
 
@@ -42,8 +42,8 @@ class Model(nn.Module):
 
     Attributes:
         weights_N: All parameters in one flat view, float32; writing here changes them.
-        grads_N: All gradients likewise; backward passes add to it.
-        traffic: Is told of updates; whoever watches the model sets it. None: nobody does.
+        grads_N: All gradients, in the same layout; backward passes add to it.
+        traffic: Records updates; set by `RankContext.watch`. None: nobody watches the model.
         loss_scaler: By what losses are multiplied before a backward pass, in this step.
         splits: Which values it has of each parameter that ranks split, by name; the others it has whole.
         head_has_copy: Whether the head has a copy of a shared matrix although the embedding is here, too.

@@ -8,7 +8,7 @@ one step of a run that asks for it.
 Models and optimizers register with `TensorOwners` and are asked for their tensors when the step begins. Memory that no owner
 names shows itself when an operation uses it that no operation of the step has made, and that is still there in the end.
 
-Source: torch.distributed._tools.mem_tracker, in which modules and torch's own optimizers are registered likewise.
+Source: torch.distributed._tools.mem_tracker, in which modules and torch's own optimizers are registered in the same way.
 """
 
 import weakref

@@ -1,4 +1,4 @@
-"""Torch's profiler on chosen steps of one rank, with the names that the rank's books use.
+"""Torch's profiler on chosen steps of one rank, with the names that the traffic counter uses.
 
 The trace shows every operator of torch on a time line. What the profiler cannot know is marked in it: the step, and each
 message and wait with the operation that it belongs to, such as `wait gradients`. Collectives of torch's own, as
@@ -58,7 +58,7 @@ class StepProfile:
         """Close the step, and the trace after the last one.
 
         Returns:
-            What is to be in the books: what tensors took, after the step that shows it.
+            Facts for the traffic counter: what tensors took, after the step that shows it.
         """
         if self.is_active:
             self._step.__exit__(None, None, None)

@@ -1,4 +1,4 @@
-"""What a rank tells the launcher: lines of progress, and how it failed. Standard library only."""
+"""What a rank reports to the launcher: lines of progress, and how it failed. Standard library only."""
 
 import errno
 import json

@@ -233,7 +233,7 @@ def register_owner(holder: object, owner: Owner, tensors: Callable[[Owner], Iter
     """Say who holds tensors from step to step, for a run that was asked how much memory they take.
 
     Args:
-        holder: A rank's context, its communicator, or a model that it watches; one that keeps no books is left alone.
+        holder: A rank's context, its communicator, or a model that it watches; one that counts nothing is left alone.
         owner: As in `TensorOwners.add`.
         tensors: As there.
     """

@@ -34,7 +34,7 @@ def differentiate(
         x_BT: Tokens, int64.
         y_BT: The token that follows each; those that are `IGNORED` count for nothing.
         masks: What to draw dropout masks from.
-        before_backward: Is told tokens and summed loss before the gradients are computed.
+        before_backward: Called with tokens and summed loss before the gradients are computed.
 
     Returns:
         The summed loss, and the number of tokens that it is summed over, which may be 0.

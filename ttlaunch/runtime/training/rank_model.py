@@ -1,4 +1,4 @@
-"""The single-device model as a rank has it: on its device, all of it or one stage's part, and known to the rank's books."""
+"""The single-device model as a rank has it: on its device, all of it or one stage's part, and watched by the traffic counter."""
 
 from collections.abc import Iterable
 from itertools import chain
@@ -45,10 +45,10 @@ def build_model(
 
 
 def introduce(model: Model, ctx: RankContext, *, values: int) -> None:
-    """Let a model enter its passes in the rank's books, and say what becomes of its loss scale."""
+    """Count a model's passes in the traffic counter, and report what becomes of its loss scale."""
     if model.loss_scaler.is_on:
-        is_teller = ctx.position(ctx.role) == 0  # of ranks that update alike, one tells the user
+        is_reporter = ctx.position(ctx.role) == 0  # of ranks that update alike, one reports to the user
         model.loss_scaler.tell(
-            ctx.result, note=(lambda text: ctx.note(f"step {ctx.step}: {text}")) if is_teller else None
+            ctx.result, note=(lambda text: ctx.note(f"step {ctx.step}: {text}")) if is_reporter else None
         )
     model.traffic = ctx.watch(model, values=values)

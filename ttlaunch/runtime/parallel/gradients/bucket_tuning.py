@@ -1,6 +1,6 @@
 """How large a bucket is: as configured, or whichever of a few sizes made the first steps fastest.
 
-One rank decides and tells the others, so that all of them cut alike. The bits do not depend on it.
+One rank decides and sends the size to the others, so that all of them cut alike. The bits do not depend on it.
 """
 
 import statistics

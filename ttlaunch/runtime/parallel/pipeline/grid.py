@@ -25,7 +25,7 @@ class PipelineGrid:
         replicas: The ranks that have its stage, in the order of their micro-batches; they average their gradients.
         shares: The ranks that split the matrices of its stage, in its replica.
         pipeline: All ranks of its replica.
-        reporter: The rank that tells losses: of the first replica's last stage the first.
+        reporter: The rank that reports losses: the first rank of the last stage, in the first replica.
     """
 
     rank: Rank
@@ -55,7 +55,7 @@ class PipelineGrid:
 
     @property
     def is_reporting(self) -> bool:
-        """Of all ranks that know the loss, one tells it."""
+        """Whether this is the one rank that reports the loss, of those that know it."""
         return self.rank == self.reporter
 
 

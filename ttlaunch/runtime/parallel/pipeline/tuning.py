@@ -113,10 +113,10 @@ class ScheduleChoice:
         times_s = (total / summed).tolist()
         self.now = self._candidates[times_s.index(min(times_s))]
         if self._is_telling:
-            told = ", ".join(
+            measured = ", ".join(
                 f"{name} {time_s * 1e3:.1f} ms" for name, time_s in zip(self._candidates, times_s, strict=True)
             )
-            self._ctx.note(f"schedule {self.now} is the quickest: {told} a step")
+            self._ctx.note(f"schedule {self.now} is the quickest: {measured} a step")
             self._ctx.result("schedule", self.now)
             for name, time_s in zip(self._candidates, times_s, strict=True):
                 self._ctx.result(f"{name}_s", time_s)

@@ -20,7 +20,7 @@ REGISTER, PUSHES, ANSWERS, PULLED = range(30_110, 30_114)
 """Tags of an asynchronous one."""
 
 TAKE, REFUSE, END = range(3)
-"""What the first server tells the others to do: take these workers' gradients, refuse this one's, be done."""
+"""The orders of the first server to the others: take these workers' gradients, refuse this one's, end."""
 
 _COLUMNS = 5
 

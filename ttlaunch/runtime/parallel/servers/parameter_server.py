@@ -34,7 +34,7 @@ from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
 class StragglerError(TtlaunchError):
-    """A worker's gradient did not come in time, and the configuration says that this ends the run."""
+    """A worker's gradient did not come in time, which the configuration lets end the run."""
 
     says_all = True
 
@@ -242,7 +242,7 @@ class ParameterServer:
             self._ctx.note(f"{text}; steps are made without {whom}")
 
     def _follow(self, newest: int) -> dict[Rank, Tensor]:
-        """Do what the first server says, until it says whose gradients make the step; nobody's after the last."""
+        """Follow the first server's orders until it names the workers whose gradients make the step; none after the last."""
         while True:
             buffer = pack_order(messages.END, (), self._workers)
             with operation(self._ctx, "orders"):
@@ -285,7 +285,7 @@ class ParameterServer:
         self._answer((worker,), Verdict(self._made, is_over=is_over, members=()))
 
     def _order(self, kind: int, chosen: Sequence[Rank]) -> None:
-        """Tell the other servers, if this one is the first."""
+        """Send an order to the other servers, if this one is the first."""
         if self._is_first:
             self._ctx.traffic.note(orders=1)
             for server in self._servers[1:]:

@@ -15,7 +15,7 @@ _NUMBERS = HEADER_BYTES // 8
 
 
 class Push(NamedTuple):
-    """What a gradient says of itself.
+    """The header of a gradient.
 
     Attributes:
         task: The step whose data it is of.

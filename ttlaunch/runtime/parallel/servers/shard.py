@@ -31,8 +31,8 @@ class ParameterShard:
 
     Attributes:
         weights_N: Its part of the model's flat vector, a copy.
-        grads_N: Likewise of the gradients; behind them that of a matrix's second use.
-        traffic: The books of the rank that has it.
+        grads_N: Its gradients, in the same layout; behind them that of a matrix's second use.
+        traffic: The traffic counter of the rank that has it.
         loss_scaler: That of the model.
         copies: No parameter is somebody else's.
         splits: Of no parameter is a part somewhere else.

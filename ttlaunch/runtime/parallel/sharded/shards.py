@@ -27,7 +27,7 @@ class Shards:
         splits: Which rows this rank has, by parameter.
         copies: Numbers of the optimizer's, one for each parameter, that the rank with its first row writes.
         grads_N: Their gradients in one flat vector.
-        traffic: The books of the rank.
+        traffic: The traffic counter of the rank.
         loss_scaler: The model's.
     """
 
@@ -95,7 +95,7 @@ class Shards:
     def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Each parameter whole, one after the other; all peers must ask for all of them.
 
-        Cost: torch gathers the rows of each; no book counts it.
+        Cost: torch gathers the rows of each; the traffic counter does not count it.
         """
         for name, dealt in self._dealt.items():
             yield name, dealt.detach().full_tensor()

@@ -17,7 +17,7 @@ from ttlaunch.runtime.world import Rank
 
 _GRADIENTS, _COUNTS = 30_200, 30_199
 COUNTS = 3
-"""Numbers that a worker tells every other with its gradient: tokens, summed loss, staleness."""
+"""Numbers that a worker sends every other with its gradient: tokens, summed loss, staleness."""
 
 
 class RingBuffers:

@@ -45,7 +45,7 @@ class WorkerGroup:
 
     @property
     def first(self) -> Rank:
-        """The rank that tells the aggregator losses."""
+        """The rank that sends the aggregator losses."""
         return self.rows[0][0]
 
     @property

@@ -116,7 +116,7 @@ class GradientAccumulator:
         """The sum over all senders, once; its memory is the caller's then, and what comes later for this step is late.
 
         Raises:
-            TimeoutError: Somebody has not sent in that time; the message says who.
+            TimeoutError: A sender was silent for that long; the message names it.
             ValueError: The sum of this step or of a later one was taken before.
         """
         with self._changed:
