@@ -342,15 +342,18 @@ def test_whatever_comes_over_its_socket_the_agent_goes_on(agent_once, data):
 @pytest.mark.parametrize(
     ("frame", "reason"),
     [
-        (b"\xff" * 8, "what came is no word of a launcher: not a frame: b'\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff'"),
-        (contract.pack_frame({"kind": "end", "order": 1}), "what came is no word of a launcher: end before hello"),
+        (
+            b"\xff" * 8,
+            "the data are not a launcher's message: not a frame: b'\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff'",
+        ),
+        (contract.pack_frame({"kind": "end", "order": 1}), "the data are not a launcher's message: end before hello"),
         (
             contract.pack_frame(HELLO | {"received": 7}),
-            "what came is no word of a launcher: 7 pieces received, of which 0 to 0 are in question",
+            "the data are not a launcher's message: 7 pieces received, of which 0 to 0 are in question",
         ),
         (
             contract.pack_frame({"kind": "hello", "received": 0}),
-            "what came is no word of a launcher: it is of version 0, this agent of 1",
+            "the data are not a launcher's message: it is of version 0, this agent of 1",
         ),
     ],
 )

@@ -66,7 +66,7 @@ def test_clean_removes_what_is_over_and_keeps_what_may_go_on(ttlaunch, make_run,
     assert answer.status == 0
     heading, total, done = answer.stdout.splitlines()
     assert [OLD, "done", "mine"] == [heading.split()[0], heading.split()[1], heading.split()[-1]]
-    assert (True, True) == (total.startswith("1 run, 1.0 MB"), total.endswith("; 2 runs that may go on stay"))
+    assert (True, True) == (total.startswith("1 run, 1.0 MB"), total.endswith("; 2 runs that may be active stay"))
     assert done.startswith("removed 1 run, 1.0 MB")
     assert [LIVE, FAR] == sorted(path.name for path in (here / "runs").iterdir())
 
@@ -117,7 +117,7 @@ def test_clean_asks_and_without_a_terminal_removes_nothing(ttlaunch, make_run):
     assert answer.status == contract.STATUS_USAGE
     assert answer.stderr == (
         "error[P043]: nothing was removed: there is no terminal to ask on\n\n"
-        "hint: `--yes` removes without asking, `--dry-run` only says what would go\n\n"
+        "hint: `--yes` removes without asking, `--dry-run` only lists what would be removed\n\n"
     )
     assert run.is_dir()
 

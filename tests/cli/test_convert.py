@@ -75,7 +75,7 @@ def test_a_missing_file_is_a_mistake(run):
     [
         (
             ("mgd.yaml", "new"),
-            "P009]: the name new does not say which version to write\n\nhint: end it with .yaml or .textproto, or give `--to`",
+            "P009]: the name new does not determine which version to write\n\nhint: end it with .yaml or .textproto, or give `--to`",
         ),
         (("mgd.yaml", "a.yaml", "--to", "textproto"), "P009]: `--to textproto` contradicts the name a.yaml"),
         (("mgd.yaml", "-", "--to", "json"), "P009]: `--to json` is not a version; `yaml` or `textproto` was expected"),
@@ -89,4 +89,4 @@ def test_a_command_line_that_makes_no_sense_is_refused(run, arguments, message):
 
 def test_what_is_lost_is_said(run):
     result = run("-", "-", stdin=TEXTPROTO.replace("STRICT", "RELAXED"))
-    assert result.stderr == "note: version 1 cannot say that the channels inside a mesh are RELAXED\n"
+    assert result.stderr == "note: version 1 cannot express that the channels inside a mesh are RELAXED\n"

@@ -216,7 +216,7 @@ def test_a_formula_that_raises_is_told_as_the_recipes_mistake(ttlaunch, make_run
     answer = ttlaunch("report")
     assert 0 == answer.status
     assert (
-        "warning[R046]: the bytes of this run were compared with nothing: the formula of two asks for" in answer.stderr
+        "warning[R046]: the bytes of this run were compared with nothing: the formula of two needs" in answer.stderr
     )
     make_run("b", formula=FORMULA.replace('ranks.sole("server")', "1 / 0"))
     assert "the formula of two raises ZeroDivisionError: division by zero" in ttlaunch("report b").stderr
@@ -290,7 +290,7 @@ def test_a_run_that_goes_on_is_shown_so_far(ttlaunch, make_run):
 def test_a_run_that_is_not_there_is_refused(ttlaunch, words, message):
     answer = ttlaunch(f"report {words}")
     assert (2, "", True) == (answer.status, answer.stdout, answer.stderr.startswith(message))
-    assert "hint: `--runs-dir DIR` says where runs are" in answer.stderr
+    assert "hint: `--runs-dir DIR` names the folder of runs" in answer.stderr
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"ranks": [1]}', '{"ranks": [{"rank": 0}]}'])

@@ -112,7 +112,7 @@ def test_a_name_of_several_runs_or_of_none_is_refused_with_what_is_near(ttlaunch
     )
     assert ttlaunch("logs 2026-08-23T10-14-07-3fa2").stderr == (
         "error[P030]: `2026-08-23T10-14-07-3fa2` names no run in runs and no path to one\n\n"
-        "hint: did you mean `2026-08-23T10-14-07-3fa1`?\n\nhint: `--runs-dir DIR` says where runs are\n\n"
+        "hint: did you mean `2026-08-23T10-14-07-3fa1`?\n\nhint: `--runs-dir DIR` names the folder of runs\n\n"
     )
     assert "hint: did you mean `latest`?\n" in ttlaunch("logs lates").stderr
 

@@ -60,7 +60,7 @@ error[R004]: rank 1 (worker, box) was killed by SIGKILL in step 8
  = note:   step 7 done
  = note: the first rank to fail; then rank 0 and 2 were ended with the run
 
-hint: find out who sent it: a person, a batch system at its limit, a watchdog; `ttlaunch run RECIPE --resume latest` goes on from the newest checkpoint
+hint: find out who sent it: a person, a batch system at its limit, a watchdog; `ttlaunch run RECIPE --resume latest` continues from the newest checkpoint
 
 hint: full log: runs/tonight/logs/rank-1.stderr"""
     )

@@ -224,7 +224,7 @@ def test_a_host_that_accepts_and_never_speaks_costs_its_deadline_and_no_more(lab
          --> lab/hosts.txt:2:1
           |
         2 | node1
-          | ^^^^^ accepts connections on port 22 and says nothing within 5 s
+          | ^^^^^ accepts connections on port 22 and sends nothing within 5 s
           = note: node0 answered within … s
 
         hint: try it by hand: `ssh -o BatchMode=yes root@node1 true`
@@ -425,7 +425,7 @@ def test_a_full_disk_is_told(lab, says):
     says(
         ttlaunch,
         """
-        error[H016]: host `node1` lets nobody write in /srv/ttlaunch (below /srv): no space left on device
+        error[H016]: host `node1` does not allow writing in /srv/ttlaunch (below /srv): no space left on device
          --> lab/hosts.txt:2:1
           |
         2 | node1
@@ -445,7 +445,7 @@ def test_a_read_only_home_is_told(lab, says):
     says(
         ttlaunch,
         """
-        error[H016]: host `node1` lets nobody write in /root/.ttlaunch (below /root): read-only file system
+        error[H016]: host `node1` does not allow writing in /root/.ttlaunch (below /root): read-only file system
          --> lab/hosts.txt:2:1
           |
         2 | node1

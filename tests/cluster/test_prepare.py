@@ -232,7 +232,7 @@ def test_a_read_only_home_is_named(lab):
     lab = lab()
     lab.cluster.make_read_only("node1", "/root")
     lab.says("""
-        error[H039]: host `node1` does not let us write in ~/.ttlaunch: read-only file system: /root/.ttlaunch
+        error[H039]: host `node1` does not allow writing in ~/.ttlaunch: read-only file system: /root/.ttlaunch
          --> lab/hosts.txt:2:1
           |
         2 | node1

@@ -121,7 +121,7 @@ def test_a_host_without_power_is_given_up_at_the_deadline(cluster, drive):
 def test_a_port_that_says_nothing_is_given_up_at_the_deadline(cluster, drive):
     cluster.silent_port("node0")
     trouble, evidence, seconds = connect(drive, cluster)
-    assert (trouble, evidence) == ("silent", "accepts connections on port 22 and says nothing within 3 s")
+    assert (trouble, evidence) == ("silent", "accepts connections on port 22 and sends nothing within 3 s")
     assert seconds < 4
 
 
@@ -129,7 +129,7 @@ def test_a_frozen_host_is_given_up_at_the_deadline(cluster, drive):
     cluster.pause("node0")
     trouble, evidence, seconds = connect(drive, cluster)
     cluster.resume("node0")
-    assert (trouble, evidence) == ("silent", "accepts connections on port 22 and says nothing within 3 s")
+    assert (trouble, evidence) == ("silent", "accepts connections on port 22 and sends nothing within 3 s")
     assert seconds < 4
 
 

@@ -15,7 +15,7 @@ def check(text, *, hosts=None, hostfile=None, passed=(), messages=()):
 
 
 def decided(word):
-    return f"error[P015]: `{word}` in `--mpi-args` decides what the plan decides"
+    return f"error[P015]: `{word}` in `--mpi-args` sets what the plan decides"
 
 
 @pytest.mark.parametrize("option", ["--host a,b:2", "-host a,b:2", "-H a,b:2", "--host=a,b:2", "-H a -H b:2"])
@@ -65,7 +65,7 @@ def test_everything_else_is_passed_on_as_a_shell_would_split_it():
 
 
 def test_marks_of_mpirun_would_hide_those_of_the_ranks():
-    left_out = "in `--mpi-args` is left out: lines are marked and kept per rank in any case"
+    left_out = "in `--mpi-args` is ignored: ttlaunch marks lines by rank and keeps them per rank"
     messages = [f"warning[P015]: `{word}` {left_out}" for word in ("--tag-output", "--output-filename")]
     check("--tag-output --output-filename logs/job -x A", passed=("-x", "A"), messages=messages)
 
@@ -77,18 +77,20 @@ def test_two_ways_to_name_hosts_are_one_too_many():
 
 
 def test_a_program_is_no_option():
-    check("hostname -f", passed=("-f",), messages=["error[P015]: `hostname` in `--mpi-args` is no option of mpirun"])
+    check(
+        "hostname -f", passed=("-f",), messages=["error[P015]: `hostname` in `--mpi-args` is not an option of mpirun"]
+    )
 
 
 def test_an_option_without_its_hosts_and_an_open_quotation_are_refused():
     check("--host -x A", passed=("-x", "A"), messages=["error[P015]: `--host` names no host"])
-    check("-x 'A", messages=["error[P015]: `--mpi-args` cannot be split into words: no closing quotation"])
+    check("-x 'A", messages=["error[P015]: `--mpi-args` cannot be split into arguments: no closing quotation"])
 
 
 def test_a_mistake_is_shown_at_its_word():
     _, found = parse_mpi_args("-x n=1 -n 3")
     assert render(found, form=Format.FULL, colour=False) == (
-        "error[P015]: `-n` in `--mpi-args` decides what the plan decides\n"
+        "error[P015]: `-n` in `--mpi-args` sets what the plan decides\n"
         " --> --mpi-args:1:8\n"
         "  |\n"
         "1 | -x n=1 -n 3\n"

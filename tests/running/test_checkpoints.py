@@ -205,12 +205,12 @@ def test_what_a_run_without_a_launcher_left_is_completed(make_run, find):
 @pytest.mark.parametrize(
     ("file", "damage", "reason"),
     [
-        ("rank-1.safetensors", cut, "rank-1.safetensors has 25 bytes, the manifest says 26"),
+        ("rank-1.safetensors", cut, "rank-1.safetensors has 25 bytes, the manifest has 26"),
         ("rank-1.safetensors", flip, "rank-1.safetensors was changed: its SHA-256 differs"),
         (
             "rank-0.safetensors",
             lambda path: path.write_bytes(b""),
-            "rank-0.safetensors has 0 bytes, the manifest says 26",
+            "rank-0.safetensors has 0 bytes, the manifest has 26",
         ),
         ("rank-0.safetensors", lambda path: path.unlink(), "rank-0.safetensors is missing"),
         ("manifest.json", lambda path: path.unlink(), "manifest.json is missing"),

@@ -180,7 +180,7 @@ def test_a_full_disk_below_our_output_does_not_hurt_the_run(here):
             timeout=30,
             check=False,
         )
-    said = "stdout cannot be written: no space left on device; the run goes on, and its folder keeps all\n"
+    said = "stdout cannot be written: no space left on device; the run continues, and its folder keeps all output\n"
     assert (0, said) == (answer.returncode, answer.stderr)
 
 
@@ -207,7 +207,7 @@ def test_ctrl_backslash_leaves_the_run_and_attach_shows_every_line(here, waiting
     run.process.send_signal(signal.SIGQUIT)
     assert 0 == run.ends(within_s=WITHIN_S)
     name = run.run_folder.name
-    assert f"{name} goes on; `ttlaunch attach {name}` shows it again\n" in run.stdout
+    assert f"{name} continues; `ttlaunch attach {name}` shows it again\n" in run.stdout
     (here / "go").touch()
     shown = attach(here, "latest")
     assert 0 == shown.returncode

@@ -33,7 +33,7 @@ def test_a_lost_host_is_named_with_its_ranks():
     failure = blamed(lost=SILENT)
     assert (failure.code, failure.message) == ("R012", "host box-b was lost: no answer within 10 s")
     assert failure.evidence == ("it ran rank 1 (worker)",)
-    assert failure.next_step == "`ttlaunch doctor --on NAME` says whether the host is back"
+    assert failure.next_step == "`ttlaunch doctor --on NAME` shows whether the host is back"
 
 
 def test_what_mpirun_kills_after_a_host_was_lost_is_not_blamed():

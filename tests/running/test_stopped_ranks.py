@@ -36,7 +36,7 @@ class Run:
         return self.view.said
 
 
-STOPPED = ("stderr", "rank 1 (worker, box) was stopped by a signal; `kill -CONT 77` lets it go on")
+STOPPED = ("stderr", "rank 1 (worker, box) was stopped by a signal; `kill -CONT 77` continues it")
 
 
 def test_a_stopped_rank_is_named_within_seconds_and_once(tmp_path):

@@ -122,7 +122,7 @@ class AgentServer:
             for frame in line.receive():
                 self._take(line, frame)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
-            line.send({"kind": "refused", "reason": f"what came is no word of a launcher: {error}"[:_SHOWN]})
+            line.send({"kind": "refused", "reason": f"the data are not a launcher's message: {error}"[:_SHOWN]})
             line.close()
 
     def _take(self, line: Line, frame: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ def cut_off(folder: Path, status: int | None) -> Diagnostic:
         how = f"ended with status {status}"
         notes += [f"it printed: {shown(line, longest=_LONGEST)}" for line in _last_line(folder)]
     notes += [f"{killed} of its processes here had to be killed"] if killed else []
-    goes_on = ("`ttlaunch run … --resume latest` goes on from its newest checkpoint",)
+    goes_on = ("`ttlaunch run … --resume latest` continues from its newest checkpoint",)
     hints = goes_on if _is_recipe(folder) else ()
     return Diagnostic("R050", f"the supervisor of {folder.name} {how}", notes=tuple(notes), hints=hints)
 

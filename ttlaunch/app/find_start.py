@@ -38,8 +38,8 @@ def find_start(
     if not isinstance(config, TrainingFile):
         return None, [refuse_resume(choice.name)] if resume is not None else []
     if resume is not None and choice.is_naive:
-        place = Label(Source("--resume", resume).span(1, 1, max(1, len(resume))), "nothing can go on from here")
-        hints = ("leave `--resume` out to train from step 1, or leave `--naive` out to go on from a checkpoint",)
+        place = Label(Source("--resume", resume).span(1, 1, max(1, len(resume))), "no checkpoint to resume from here")
+        hints = ("leave `--resume` out to train from step 1, or leave `--naive` out to resume from a checkpoint",)
         message = f"`--resume` was given, but the naive form of {choice.name} reads and makes no checkpoints"
         return None, [Diagnostic("P023", message, place, hints=hints)]
     if resume is not None:
@@ -108,7 +108,7 @@ def _no_checkpoint(
             return Diagnostic(
                 "P020", message, hints=(f"give the folder of the checkpoint, if this is one: `{folder}`",)
             )
-        return Diagnostic("P020", message, hints=("`--runs-dir DIR` says where runs are",))
+        return Diagnostic("P020", message, hints=("`--runs-dir DIR` names the folder of runs",))
     what = counted(len(search.runs), "run")
     message = f"`{shown(where)}` finds {what}, none of which has a checkpoint"
     if len(search.runs) == 1:

@@ -62,7 +62,7 @@ def _several(where: str, matching: list[Path]) -> Diagnostic:
 def _no_run(where: str, runs_dir: Path, known: list[str]) -> Diagnostic:
     from ttlaunch.running.runs.facts import LATEST
 
-    where_runs_are = "`--runs-dir DIR` says where runs are"
+    where_runs_are = "`--runs-dir DIR` names the folder of runs"
     if where == LATEST:
         return usage_mistake(f"there is no run in {shown(str(runs_dir))}", where_runs_are, code="P030")
     message = f"`{shown(where)}` names no run in {shown(str(runs_dir))} and no path to one"

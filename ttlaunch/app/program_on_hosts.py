@@ -60,7 +60,7 @@ def _left_out(path: Path) -> Diagnostic:
         "P016",
         f"{shown(path, longest=_LONGEST)} is not copied to hosts",
         notes=("`.gitignore`, `.ttlaunchignore` or the rule about secrets leaves it out",),
-        hints=("`ttlaunch sync --dry-run` says what is copied; a line `!NAME` in .ttlaunchignore takes a file in",),
+        hints=("`ttlaunch sync --dry-run` lists what is copied; a line `!NAME` in .ttlaunchignore includes a file",),
     )
 
 

@@ -10,7 +10,7 @@ from ttlaunch.planning.launch_plan import LaunchPlan
 from ttlaunch.running.runs.registry import RegistryError, find_registry
 from ttlaunch.running.runs.run_folder import RunFolder
 
-_STILL = "the run goes on; in the folder where it was started, `ttlaunch ps` finds it all the same"
+_STILL = "the run continues; in the folder where it was started, `ttlaunch ps` still finds it"
 
 
 @contextmanager

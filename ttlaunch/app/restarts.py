@@ -125,4 +125,8 @@ def given_up(outcomes: "Sequence[Outcome]") -> list[Diagnostic]:
         return []
     furthest = max(one.report.steps for one in outcomes)
     message = f"given up: {counted(in_a_row, 'restart')} in a row came no further than step {furthest}"
-    return [Diagnostic("R027", message, hints=("what broke comes again; mend it, then `--resume` goes on",))]
+    return [
+        Diagnostic(
+            "R027", message, hints=("the same failure would occur again; repair it, then continue with `--resume`",)
+        )
+    ]

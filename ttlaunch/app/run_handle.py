@@ -178,7 +178,7 @@ class Run:
             raise usage_error(f"`grace={grace!r}`: a number of at least 0 was expected")
         launcher = self._launcher or read_launcher(self._first)
         if self.is_running and launcher is not None and not press(launcher, grace_s=grace, now=now):
-            message = f"the run {self.id} has not ended although it was told to"
+            message = f"the run {self.id} was asked to stop and has not ended"
             hint = f"`kill -9 {launcher.pid}` ends its launcher, and its ranks with it"
             raise LaunchError([Diagnostic("R048", message, hints=(hint,))])
         return self.wait()

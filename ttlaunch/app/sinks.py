@@ -33,7 +33,7 @@ def parse_sinks(given: Sequence[str], *, option: str) -> "tuple[SinkChoice, ...]
     kinds = [choice.kind for choice in choices]
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
     if twice is not None:
-        mistakes.append(usage_mistake(f"the sink {twice} is asked for twice", "one place is enough", code="P046"))
+        mistakes.append(usage_mistake(f"the sink {twice} is given twice", "one place is enough", code="P046"))
     if mistakes:
         raise LaunchError(mistakes)
     return choices
@@ -77,5 +77,5 @@ def _diagnostic(record: "SinkRecord", path: Path) -> Diagnostic:
         hints, notes = (again,), ("training was not touched, and its own log has everything",)
         return Diagnostic("R060", message, notes=notes, hints=hints, severity=Severity.WARNING)
     log = f"{short_name(path, Path.cwd())}/{SINKS_DIR}/{record.kind}.log"
-    message = f"the sink {record.kind} has not come to its end yet; it goes on by itself"
+    message = f"the sink {record.kind} has not finished yet; it continues in the background"
     return Diagnostic("R061", message, hints=(f"what it prints is in {log}", again), severity=Severity.WARNING)

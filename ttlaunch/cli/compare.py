@@ -107,7 +107,7 @@ def compare(
 def _refuse_mistakes(candidates: Sequence[Candidate], workload: Workload, *, on: str, are_named: bool) -> None:
     """Refuse to start if one of the named recipes cannot run, or if no recipe at all can."""
     if workload.sets_steps:
-        hint = "`--steps` says how many steps every run has"
+        hint = "`--steps` sets the number of steps of every run"
         raise usage_error("`--set training_config.steps` is given to `compare`", hint)
     found = [_mistakes(one, workload, on=on) for one in candidates]
     if any(found) if are_named else all(found):
@@ -173,7 +173,7 @@ def _run_all(found: "Iterator[Attempt]", out: Path, *, total: int, form: Format)
             if form is Format.JSON:
                 print_json({"interrupted": True, "runs": kept, "planned": total})
             runs = f"{kept} of {counted(total, 'run')}"
-            sys.stderr.write(f"interrupted after {runs}; they are kept in {out}, and the same line goes on\n")
+            sys.stderr.write(f"interrupted after {runs}; they are kept in {out}, and the same command continues\n")
             leave(contract.STATUS_INTERRUPTED)
     return attempts
 

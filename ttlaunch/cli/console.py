@@ -84,7 +84,9 @@ def needs_no_reader(stream: TextIO) -> Iterator[None]:
         os.close(nothing)
         if error.errno != errno.EPIPE and stream is not sys.stderr:
             reason = (error.strerror or str(error)).lower()
-            sys.stderr.write(f"stdout cannot be written: {reason}; the run goes on, and its folder keeps all\n")
+            sys.stderr.write(
+                f"stdout cannot be written: {reason}; the run continues, and its folder keeps all output\n"
+            )
 
 
 def print_json(value: Any) -> None:

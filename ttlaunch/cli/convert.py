@@ -47,7 +47,7 @@ def convert(
     if wanted and to and wanted != to:
         raise usage_error(f"`--to {to}` contradicts the name {shown(write)}")
     if write != "-" and not wanted and not to:
-        message = f"the name {shown(write)} does not say which version to write"
+        message = f"the name {shown(write)} does not determine which version to write"
         raise usage_error(message, "end it with .yaml or .textproto, or give `--to`")
     target: Literal["yaml", "textproto"] = "yaml" if own == "textproto" else "textproto"
     target = wanted or ("yaml" if to == "yaml" else "textproto" if to == "textproto" else target)

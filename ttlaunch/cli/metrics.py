@@ -83,7 +83,7 @@ def _export(path: Path, choices: "Sequence[SinkChoice]", *, follow: bool, beside
     if beside:
         os.nice(_NICE)  # whatever a sink does, the ranks' work comes first
     if follow and len(choices) > 1:
-        message = f"`--follow` was given with {len(choices)} sinks, and each needs a process of its own"
+        message = f"`--follow` was given with {len(choices)} sinks, and each needs a separate process"
         raise usage_error(message, "start one command for each")
     records = [export(path, choice, follow=follow) for choice in choices]
     failed = [record for record in records if record.state is SinkState.FAILED]

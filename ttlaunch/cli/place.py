@@ -57,7 +57,7 @@ def place(
     spec = replace(spec, target=recipe)
     found = resolve(spec, dialogue=TerminalDialogue(form, verbose=verbose))
     if found.command is not None:
-        raise usage_error(f"{found.name} is a script; who talks to whom only a recipe says")
+        raise usage_error(f"{found.name} is a script; only a recipe declares which ranks talk to each other")
     if not found.ok or found.topology is None or found.layout is None:
         raise LaunchError(found.diagnostics)
     proposal = propose_placement(found.topology, found.layout)

@@ -120,7 +120,7 @@ def _lines(recorded: "Recorded") -> list[str]:
     lines = _heading(recorded)
     lasts = _last_operations(recorded)
     if lasts:
-        lines += ["", "  what each rank did last, as far as its flight recorder tells"]
+        lines += ["", "  last operations of each rank, from its flight recorder"]
         lines += [f"    {who:{max(map(len, lasts))}}  {text}" for who, text in lasts.items()]
     if recorded.traffic is None or recorded.telemetry is None:
         return [*lines, "", "  " + _without_telemetry(recorded)]

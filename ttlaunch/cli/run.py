@@ -144,6 +144,6 @@ def _leave_to_itself(session: "Session", path: Path, *, form: Format) -> NoRetur
     else:
         name = path.name
         sys.stdout.write(
-            f"{name} goes on by itself; `ttlaunch attach {name}` shows it, `ttlaunch stop {name}` ends it\n"
+            f"{name} runs in the background; `ttlaunch attach {name}` shows it, `ttlaunch stop {name}` ends it\n"
         )
     leave(contract.STATUS_DONE)

@@ -72,7 +72,7 @@ def _announce(going: "list[Removable]", *, num_running: int, form: Format) -> No
         sys.stdout.write(
             f"{shown(one.run.folder.name)}   {one.run.state:12} {render_size(one.size_bytes):>12}   {shown(one.run.name)}\n"
         )
-    running = f"; {counted(num_running, 'run')} that may go on stay" if num_running else ""
+    running = f"; {counted(num_running, 'run')} that may be active stay" if num_running else ""
     sys.stdout.write(f"{counted(len(going), 'run')}, {render_size(_total(going))}{running}\n")
     sys.stdout.flush()
 
@@ -80,7 +80,7 @@ def _announce(going: "list[Removable]", *, num_running: int, form: Format) -> No
 def _ask(count: int, *, form: Format) -> None:
     """Exit unless the user agrees; without a terminal nobody can."""
     if not sys.stdin.isatty() or form is Format.JSON:
-        hints = ("`--yes` removes without asking, `--dry-run` only says what would go",)
+        hints = ("`--yes` removes without asking, `--dry-run` only lists what would be removed",)
         raise usage_error("nothing was removed: there is no terminal to ask on", *hints, code="P043")
     if not typer.confirm(f"Remove {counted(count, 'run')} with logs and checkpoints?"):
         sys.stdout.write("nothing was removed\n")

@@ -60,7 +60,7 @@ def stop(
             sys.stdout.flush()
 
     if not press(launcher, grace_s=grace, now=now, say=say):
-        message = f"the run {path.name} has not ended {time.monotonic() - began:.0f} s after it was told to"
+        message = f"the run {path.name} has not ended {time.monotonic() - began:.0f} s after the request to stop"
         hint = f"`kill -9 {launcher.pid}` ends its launcher, and its ranks with it"
         raise LaunchError([Diagnostic("R048", message, hints=(hint,))])
     _say(path, f"has ended after {time.monotonic() - began:.1f} s", form=form, was_running=True)

@@ -24,7 +24,7 @@ from ttlaunch.spec.topology.recognise import Kind, recognise
 
 _STANDARD_INPUT = "standard input"
 _LARGEST_FILE = 64 * 1024 * 1024
-_HOW_TO_SAY = "say it with `--kind hosts`, `mgd`, `bindings`, `cluster` or `train`"
+_HOW_TO_SAY = "choose with `--kind hosts`, `mgd`, `bindings`, `cluster` or `train`"
 
 
 @dataclass
@@ -118,7 +118,7 @@ def _check(target: str, kind: Kind | None, *, recipe: str | None, overrides: Seq
         return _Checked([*found, *doubt])
     if (recipe is not None or overrides) and kind is not Kind.TRAIN:
         word = "`--set`" if recipe is None else "`--recipe`"
-        message = f"{word} goes with a training file or a whole configuration; {name} was taken for {kind.what}"
+        message = f"{word} goes with a training file or a whole configuration; {name} was read as {kind.what}"
         return _Checked([*doubt, usage_mistake(message, _HOW_TO_SAY)], kind)
     checked = _check_training(data, name, recipe=recipe, overrides=overrides) if kind is Kind.TRAIN else None
     checked = checked or _check_topology(source, kind, path)
@@ -158,7 +158,7 @@ def _kind(source: "Source", given: Kind | None) -> tuple[Kind | None, list[Diagn
         return None, [Diagnostic("P014", message, Label(source.start()), hints=(_HOW_TO_SAY,))]
     if seen.others:
         could = " or ".join(kind.what for kind in seen.others)
-        message = f"{source.name} was taken for {seen.kind.what}, but could be {could}"
+        message = f"{source.name} was read as {seen.kind.what}, but could be {could}"
         severity = Severity.WARNING
         return seen.kind, [Diagnostic("P014", message, Label(source.start()), hints=(_HOW_TO_SAY,), severity=severity)]
     return seen.kind, []

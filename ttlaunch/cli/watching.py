@@ -215,7 +215,7 @@ class _Watcher:
         if self._stopped_by is None:
             return
         if self._stopped_by == signal.SIGQUIT:
-            sys.stdout.write(f"{path.name} goes on; `ttlaunch attach {path.name}` shows it again\n")
+            sys.stdout.write(f"{path.name} continues; `ttlaunch attach {path.name}` shows it again\n")
             leave(contract.STATUS_DONE)
         leave(_HUNG_UP)
 

@@ -43,7 +43,7 @@ def parse_mpi_args(text: str) -> tuple[EngineArguments, list[Diagnostic]]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        message = f"`{_OPTION}` cannot be split into words: {str(error).lower()}"
+        message = f"`{_OPTION}` cannot be split into arguments: {str(error).lower()}"
         return EngineArguments(), [_mistake(message, Label(_whole(source)))]
     sorted_arguments = _Sorted(source, words)
     while sorted_arguments.rest:
@@ -81,17 +81,17 @@ class _Sorted:
                 (self.hosts if name in _HOSTS else self.files).append(value if equals else self.rest.pop(0))
         elif name in _SAME:
             why = _DECIDED[_SAME[name]]
-            message = f"`{shown(word)}` in `{_OPTION}` decides what the plan decides"
+            message = f"`{shown(word)}` in `{_OPTION}` sets what the plan decides"
             self.found.append(_mistake(message, Label(span, why), hints=(f"leave `{shown(word)}` out",)))
             if not equals and name not in _TAKES_NO_VALUE:
                 del self.rest[:1]
         elif name in _OUTPUT:
-            message = f"`{shown(word)}` in `{_OPTION}` is left out: lines are marked and kept per rank in any case"
+            message = f"`{shown(word)}` in `{_OPTION}` is ignored: ttlaunch marks lines by rank and keeps them per rank"
             self.found.append(_mistake(message, Label(span), severity=Severity.WARNING))
             if not equals and name not in _TAKES_NO_VALUE:
                 del self.rest[:1]
         elif word in {":", "--"} or (not self.passed and not name):
-            message = f"`{shown(word)}` in `{_OPTION}` is no option of mpirun"
+            message = f"`{shown(word)}` in `{_OPTION}` is not an option of mpirun"
             hint = "the program goes after `--`, at the end of the line"
             self.found.append(_mistake(message, Label(span), hints=(hint,)))
         else:

@@ -78,7 +78,7 @@ def _parse_statement(words: list[_Word]) -> Fault:
         _check_verb(verb, target, target_word)
     if not rest:
         said = target_word.text if target_word is not first else str(verb)
-        raise _mistake(f"`{shown(said)}` is not followed by its moment", target_word, f"expected `at` and {_MOMENTS}")
+        raise _mistake(f"`{shown(said)}` is not followed by its time", target_word, f"expected `at` and {_MOMENTS}")
     if rest[0].text != "at":
         where = "a moment" if verb is not Verb.INTERRUPT else "the moment of an interrupt, which has no target"
         raise _mistake(f"`{shown(rest[0].text)}` where {where} was expected", rest[0], f"expected `at` and {_MOMENTS}")
@@ -132,7 +132,7 @@ def _parse_moment(word: _Word) -> AtStep | AtSecond:
     if seconds:
         return AtSecond(int(seconds[1]) * 1000 + int((seconds[2] or "").ljust(3, "0")))
     hint = f"seconds are written `{word.text}s`" if _SECONDS.match(f"{word.text}s") else ""
-    raise _mistake(f"`{shown(word.text)}` is no moment", word, f"expected {_MOMENTS}", hint=hint)
+    raise _mistake(f"`{shown(word.text)}` is not a time", word, f"expected {_MOMENTS}", hint=hint)
 
 
 def _mistake(message: str, word: _Word, label: str, *, hint: str = "", code: str = "P035") -> _Mistake:

@@ -94,10 +94,10 @@ def _state_of_another_recipe(
     is_reported = any(key in before for key in fixed if not _is_in(key, ("multihost_config",)))
     if missing:
         message = f"the checkpoint is of `{name}`, which has no `{missing[0]}` and keeps nothing of it"
-        do_without = (f"`--set {missing[0]}=null` goes on without",) if _may_be_null(loaded, missing[0]) else ()
+        do_without = (f"`--set {missing[0]}=null` continues without it",) if _may_be_null(loaded, missing[0]) else ()
         yield Diagnostic("C040", message, loaded.label(missing[0]), hints=(*do_without, _NEW_TRAINING))
     elif not is_reported and any(_OF_ONE_WORKER.match(tensor) for tensor in _tensors(manifest)):
-        message = f"the checkpoint is of `{name}`, whose workers have weights of their own; only that goes on from them"
+        message = f"the checkpoint is of `{name}`, whose workers have different weights; only that recipe can resume from them"
         yield Diagnostic("C040", message, hints=(f"`ttlaunch run {name} --resume …`", _NEW_TRAINING))
 
 

@@ -13,7 +13,7 @@ from ttlaunch.running.logs.output import View
 from ttlaunch.running.runs.run_folder import RunFolder, append_event
 from ttlaunch.running.watch import RankState
 
-NEXT_STEP = "`ttlaunch doctor --on NAME` says whether the host is back"
+NEXT_STEP = "`ttlaunch doctor --on NAME` shows whether the host is back"
 """The hint for a failure whose cause is a lost host."""
 RANK_WENT_WITH_HOST = "was on a host that was lost"
 """Why a rank of a lost host did not do its work; one clause that follows "rank 3"."""

@@ -214,7 +214,7 @@ def test_a_read_only_home_is_an_error_and_a_small_disk_a_warning(found, facts):
         (
             "error",
             "H016",
-            "host `metal-01` lets nobody write in /home/ttuser/.ttlaunch (below /home/ttuser): read-only file system",
+            "host `metal-01` does not allow writing in /home/ttuser/.ttlaunch (below /home/ttuser): read-only file system",
             "/home/ttuser/.ttlaunch (below /home/ttuser): read-only file system",
         ),
         ("warning", "H016", "2 of 3 hosts have little room", "100 MiB free in /home/ttuser/.ttlaunch, 256 MiB wanted"),
@@ -379,7 +379,7 @@ def test_a_section_without_an_answer_is_named(found, section, severity):
     answer = found(2, {1: {section: None, "unanswered": (section,)}})
 
     label = f"no answer about its {section}"
-    assert [(severity, "H013", "host `metal-01` did not say everything within 3 s", label)] == answer
+    assert [(severity, "H013", "host `metal-01` did not answer everything within 3 s", label)] == answer
 
 
 def test_a_clock_that_is_a_minute_off_keeps_a_run_back_and_one_that_is_seconds_off_does_not(found):

@@ -153,7 +153,7 @@ def test_a_folder_where_the_link_belongs_is_left_alone(bench):
     (bench.remote / "env/mine.txt").write_text("mine")
     said = bench.run()
     assert 4 == said.status
-    assert f"error[H039]: host `localhost` does not let us write in {bench.remote}:" in said.stderr
+    assert f"error[H039]: host `localhost` does not allow writing in {bench.remote}:" in said.stderr
     assert "mine" == (bench.remote / "env/mine.txt").read_text()
 
 

@@ -29,7 +29,7 @@ def test_a_silent_host_takes_the_whole_deadline():
     began = time.monotonic()
     assert error_of(lambda: made(silent=True).connect(timeout_s=0.3)) == (
         Trouble.SILENT,
-        "accepts connections on port 22 and says nothing within 0.3 s",
+        "accepts connections on port 22 and sends nothing within 0.3 s",
     )
     assert time.monotonic() - began >= 0.3
 

@@ -49,7 +49,7 @@ def test_a_host_that_accepts_and_says_nothing_is_given_up_at_the_deadline(loopba
             named("127.0.0.1", user=loopback_sshd.user, port=port),
             loopback_sshd,
             f"""
-            silent: accepts connections on port {port} and says nothing within 0.7 s
+            silent: accepts connections on port {port} and sends nothing within 0.7 s
             hint: try it by hand: `ssh -o BatchMode=yes -p {port} USER@127.0.0.1 true`
             """,
             timeout_s=0.7,
@@ -84,7 +84,7 @@ def test_something_else_on_the_port_is_quoted(loopback_sshd, named, check):
             named("127.0.0.1", user=loopback_sshd.user, port=port),
             loopback_sshd,
             f"""
-            silent: speaks no SSH on port {port}: it says `HTTP/1.1 400 Bad Request`
+            silent: is not an SSH server on port {port}: it sends `HTTP/1.1 400 Bad Request`
             hint: try it by hand: `ssh -o BatchMode=yes -p {port} USER@127.0.0.1 true`
             """,
         )
@@ -97,7 +97,7 @@ def test_a_host_that_always_hangs_up_is_tried_again_and_then_named(loopback_sshd
             transport.connect(timeout_s=1)
     assert caught.value.trouble is Trouble.SILENT
     assert caught.value.evidence == (
-        f"accepts connections on port {port} and ends them before it says anything but `Exceeded MaxStartups`"
+        f"accepts connections on port {port} and closes them without an answer but `Exceeded MaxStartups`"
     )
     assert int(caught.value.notes[0].split()[1]) > 1
 
@@ -109,7 +109,7 @@ def test_the_configured_time_limit_counts_when_it_is_the_shorter_one(loopback_ss
         transport = named("127.0.0.1", user=loopback_sshd.user, port=port)
         with pytest.raises(HostError) as caught:
             transport.connect(timeout_s=20)
-    assert caught.value.evidence == f"accepts connections on port {port} and says nothing within 1 s"
+    assert caught.value.evidence == f"accepts connections on port {port} and sends nothing within 1 s"
     assert time.monotonic() - began < 5
 
 
@@ -147,7 +147,7 @@ def test_a_host_that_runs_no_command_says_so(start_sshd, reach):
     with pytest.raises(HostError) as caught:
         transport.start("true", timeout_s=10)
     assert caught.value.trouble is Trouble.LOGIN
-    assert caught.value.evidence == "lets us log in and opens no channel for a command"
+    assert caught.value.evidence == "accepts the login and opens no channel for a command"
 
 
 def test_a_burst_of_connections_gets_through_a_host_that_drops_bursts(start_sshd, user, named):
@@ -181,7 +181,7 @@ def test_a_host_that_runs_something_else_instead_is_quoted(start_sshd, reach):
     with pytest.raises(HostError) as caught:
         run(transport, "true", timeout_s=10)
     assert caught.value.trouble is Trouble.SCRIPT
-    assert caught.value.evidence == "the login shell runs no commands and says `This account is closed.`"
+    assert caught.value.evidence == "the login shell runs no commands and prints `This account is closed.`"
 
 
 # A connection that ends

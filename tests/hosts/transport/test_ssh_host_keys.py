@@ -66,7 +66,7 @@ def test_a_revoked_host_key_is_refused(loopback_sshd, user, named, check):
         loopback_sshd,
         """
         changed host key: its host key ED25519 SHA256:PRINT is revoked in SSH/known_hosts:2
-        hint: ask whoever runs the host for its new key before you connect
+        hint: ask the host's administrator for its new key before you connect
         """,
     )
 

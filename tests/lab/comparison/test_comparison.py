@@ -197,7 +197,7 @@ def test_a_comparison_in_which_all_failed_is_a_picture_without_bars():
 
 
 def test_a_kept_run_is_taken_only_if_plan_and_code_are_the_same(tmp_path, monkeypatch):
-    """E14: after Ctrl-C the same line goes on where it was."""
+    """E14: after Ctrl-C the same command continues where it was."""
     kept = a_run(tmp_path / "out" / "runs" / "2026-01-01T00-00-00-aaaa")
     (kept / CODE_FILE).write_text(json.dumps({"code": code_of("r")}))
     old = a_run(tmp_path / "out" / "runs" / "2026-01-01T00-00-00-bbbb")

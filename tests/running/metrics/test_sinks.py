@@ -245,7 +245,7 @@ def test_a_sink_asked_for_twice_is_refused(ttlaunch, finished):
     answer = ttlaunch("metrics --to prometheus=a.prom --to prometheus=b.prom")
 
     assert (2, "") == (answer.status, answer.stdout)
-    assert answer.stderr.startswith("error[P046]: the sink prometheus is asked for twice\n")
+    assert answer.stderr.startswith("error[P046]: the sink prometheus is given twice\n")
 
 
 def test_a_sink_that_breaks_is_told_and_can_be_fed_again(ttlaunch, finished):
@@ -298,7 +298,7 @@ def test_a_slow_sink_is_not_waited_for_and_one_that_was_killed_has_failed(finish
     (killed,) = wait_for_sinks(finished.path, patience_s=60.0)
     said = [(one.code, one.message) for one in sink_diagnostics([record, killed], finished.path)]
     assert said == [
-        ("R061", "the sink wandb has not come to its end yet; it goes on by itself"),
+        ("R061", "the sink wandb has not finished yet; it continues in the background"),
         ("R060", "the sink wandb has stopped: its process was killed, or there was no room for its last record"),
     ]
 

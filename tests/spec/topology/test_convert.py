@@ -121,7 +121,7 @@ def test_a_ring_of_one_unknown_dimension_is_refused():
     result = convert(Source("mgd", OLDEST.replace("type: Mesh", "type: TORUS_1D")), to="textproto")
     assert result.text is None
     assert [d.message for d in result.diagnostics] == [
-        "`type` is `TORUS_1D`, which does not say which dimension is a ring"
+        "`type` is `TORUS_1D`, which does not determine which dimension is a ring"
     ]
 
 
@@ -135,7 +135,7 @@ def test_host_ranks_that_contradict_the_hosts_are_refused():
 @pytest.mark.parametrize(
     ("old", "new", "note"),
     [
-        ("policy: STRICT", "policy: RELAXED", "version 1 cannot say that the channels inside a mesh are RELAXED"),
+        ("policy: STRICT", "policy: RELAXED", "version 1 cannot express that the channels inside a mesh are RELAXED"),
         ("policy: RELAXED", "", "version 1 has no STRICT links of meshes; they were written as RELAXED ones"),
         (
             "top_level_instance",
@@ -153,7 +153,7 @@ def test_host_ranks_that_contradict_the_hosts_are_refused():
         (
             "count: 2 policy: RELAXED }",
             "count: 2 policy: RELAXED } assign_z_direction: true",
-            "version 1 cannot say which links use the Z ports",
+            "version 1 cannot express which links use the Z ports",
         ),
         (
             "count: 2 policy: RELAXED }",

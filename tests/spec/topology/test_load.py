@@ -51,7 +51,7 @@ def test_a_descriptor_without_bindings_is_refused(check):
     expected = """\
 error[T001]: rank_bindings.yaml does not exist, so mgd.yaml has meshes that no rank drives
 
-hint: say in it which rank drives which mesh
+hint: list in it which rank drives which mesh
 """
     check(files, expected)
 
@@ -61,7 +61,7 @@ def test_a_descriptor_of_version_2_without_bindings_is_refused(check):
     expected = """\
 error[T001]: rank_bindings.yaml does not exist, so mgd.textproto has meshes that no rank drives
 
-hint: say in it which rank drives which mesh
+hint: list in it which rank drives which mesh
 
 error[T008]: mgd.textproto is not text format: a group that line 1 opens is never closed
  --> mgd.textproto:1:18

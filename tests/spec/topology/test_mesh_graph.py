@@ -812,7 +812,7 @@ hint: replace `topology` in each mesh by `device_topology`, and `host_ranks` by 
 
 hint: write links as `RelaxedGraph: [[M0, M1, 2]]`: two meshes and their number of channels, each pair once
 
-hint: or let `ttlaunch convert` write it anew
+hint: or rewrite it with `ttlaunch convert`
 """
     check(files, expected)
 
@@ -837,11 +837,11 @@ error[T026]: mgd.yaml is a mesh graph descriptor of generation B (release 0.62),
 6 |   {id: 0, board: lbox, device_topology: [1, 8], host_topology: [1, 1], host_ranks: [[0]]},
   |                                                                        ^^^^^^^^^^ a mesh has `host_ranks`
 
-hint: remove `host_ranks` from each mesh; `host_topology` says the same
+hint: remove `host_ranks` from each mesh; `host_topology` means the same
 
 hint: write links as `RelaxedGraph: [[M0, M1, 2]]`: two meshes and their number of channels, each pair once
 
-hint: or let `ttlaunch convert` write it anew
+hint: or rewrite it with `ttlaunch convert`
 """
     check(files, expected)
 

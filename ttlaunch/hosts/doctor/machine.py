@@ -29,7 +29,7 @@ def check_answers(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
         "H013",
         evidence,
         topology=topology,
-        says=("did not say everything within 3 s", "did not say everything within 3 s"),
+        says=("did not answer everything within 3 s", "did not answer everything within 3 s"),
         hints=(f"`ssh {next(iter(evidence), '')} df`: does a network file system hang?",),
         severity=Severity.ERROR if needed else Severity.WARNING,
     )
@@ -47,7 +47,7 @@ def check_disk(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
             "H016",
             broken,
             topology=topology,
-            says=(f"lets nobody write in {first}", "let nobody write in ttlaunch's folder"),
+            says=(f"does not allow writing in {first}", "do not allow writing in ttlaunch's folder"),
             hints=(f"`ssh {next(iter(broken), '')} df -h '{topology.cluster.remote_folder}'`", elsewhere),
         ),
         *of_hosts(
@@ -225,7 +225,7 @@ def check_leftovers(facts: Facts, *, topology: Topology) -> list[Diagnostic]:
         if parts:
             evidence[host] = ", ".join(parts)
     if len(hints) > _MOST_SHOWN:
-        hints = [*hints[:_MOST_SHOWN], f"and on {len(hints) - _MOST_SHOWN} more hosts likewise"]
+        hints = [*hints[:_MOST_SHOWN], f"and on {len(hints) - _MOST_SHOWN} more hosts"]
     return of_hosts(
         "H026",
         evidence,

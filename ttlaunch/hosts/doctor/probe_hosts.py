@@ -139,5 +139,5 @@ def _ask(transport: Transport, question: Question, *, timeout_s: float) -> HostF
 def _no_answer(stderr: bytes, host: str) -> HostError:
     lines = stderr.decode("utf-8", "replace").strip().splitlines()
     return HostError(
-        host, Trouble.SCRIPT, f"our script on it broke: {lines[-1]}" if lines else "our script on it said nothing"
+        host, Trouble.SCRIPT, f"our script on it broke: {lines[-1]}" if lines else "our script on it printed nothing"
     )

@@ -37,7 +37,7 @@ def explain_lost(errors: Sequence[HostError], *, topology: Topology) -> list[Dia
     notes = tuple(dict.fromkeys(note for error in errors for note in error.notes))
     hints = tuple(dict.fromkeys(hint for error in errors for hint in error.hints))
     kept = "what they received is kept, and no environment is valid before it is whole"
-    again = "`ttlaunch prepare` once more goes on from there"
+    again = "run `ttlaunch prepare` again; it continues from there"
     says = ("was lost while being prepared", "were lost while being prepared")
     return _explain("H037", evidence, says, topology=topology, notes=(*notes, kept), hints=hints or (again,))
 
@@ -102,7 +102,7 @@ def _folder(hosts: Mapping[str, EnvironmentAnswer], topology: Topology) -> list[
     return _explain(
         "H039",
         {host: shown(last.words, longest=_LONGEST) for host, last in hosts.items()},
-        (f"does not let us write in {folder}", f"do not let us write in {folder}"),
+        (f"does not allow writing in {folder}", f"do not allow writing in {folder}"),
         topology=topology,
         hints=("`remote_folder:` in cluster.yaml names a folder that your user may write",),
     )

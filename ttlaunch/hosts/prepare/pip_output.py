@@ -82,7 +82,7 @@ def _explain_missing(what: str, kind: Kind, wanted: Requirements, *, notes: tupl
         "H032",
         f"there is no wheel of {what} for {kind}",
         notes=(*notes, _origin(wanted)),
-        hints=("name a version that has one, or let pip look elsewhere too: `PIP_FIND_LINKS`, `PIP_EXTRA_INDEX_URL`",),
+        hints=("name a version that has one, or let pip search more places: `PIP_FIND_LINKS`, `PIP_EXTRA_INDEX_URL`",),
         blame=Blame.HOSTS,
     )
 

@@ -21,7 +21,7 @@ def explain_refusal(host: str, refusal: SyncRefusal) -> SyncError:
         case "full":
             return SyncError(host, code="S009", evidence=f"the disk of {host} is full: {reason} at {path}")
         case "read-only" | "denied" | "in the way":
-            notes = ("`remote_folder` in cluster.yaml says where code goes on hosts",)
+            notes = ("`remote_folder` in cluster.yaml sets the folder for code on hosts",)
             evidence = f"{path} on {host} cannot be written: {reason}"
             return SyncError(host, code="S010", evidence=evidence, notes=notes)
         case "case" if len(refusal.names) > 1:

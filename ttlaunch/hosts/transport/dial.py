@@ -186,7 +186,7 @@ def _first_bytes(stream: socket.socket, attempt: Attempt) -> bytes:
 def _speaking(stream: socket.socket, first: bytes, settings: HostSettings) -> socket.socket:
     if first.startswith((b"HTTP/", b"220 ", b"Not allowed")):
         line = first.splitlines()[0].decode("ascii", "replace")
-        raise settings.error(Trouble.SILENT, f"speaks no SSH on port {settings.port}: it says `{line}`")
+        raise settings.error(Trouble.SILENT, f"is not an SSH server on port {settings.port}: it sends `{line}`")
     return stream
 
 
@@ -198,7 +198,7 @@ def _hangs_up(settings: HostSettings, attempt: Attempt, *, tries: int, first: by
     but = f" but `{first.splitlines()[0].decode('ascii', 'replace')}`" if first else ""
     return settings.error(
         Trouble.SILENT,
-        f"accepts connections on port {settings.port} and ends them before it says anything{but}",
+        f"accepts connections on port {settings.port} and closes them without an answer{but}",
         notes=(f"tried {tries} times within {in_seconds(attempt.timeout_s)}",),
         hints=("look at `MaxStartups` and the log of its sshd",),
     )

@@ -76,7 +76,7 @@ def check_host_key(settings: HostSettings, shown: paramiko.PKey, known: Sequence
     described = f"{_short(kind)} {fingerprint(blob)}"
     revoked = next((key for key in known if key.revoked and key.blob == blob), None)
     if revoked is not None:
-        hints = ("ask whoever runs the host for its new key before you connect",)
+        hints = ("ask the host's administrator for its new key before you connect",)
         reason = f"its host key {described} is revoked in {revoked}"
         raise settings.error(Trouble.CHANGED_KEY, reason, hints=hints, by_hand=False)
     # A revoked key is refused above even if another line lists it, as ssh does.

@@ -114,7 +114,7 @@ class MemoryTransport:
             raise self._faults.refuses
         if self._faults.silent or self._faults.slow_s > timeout_s:
             self._dead.wait(timeout_s)
-            raise HostError(self.host, Trouble.SILENT, f"accepts connections on port 22 and says nothing {within}")
+            raise HostError(self.host, Trouble.SILENT, f"accepts connections on port 22 and sends nothing {within}")
         self._dead.wait(self._faults.slow_s)
 
     def start(self, command: str, *, timeout_s: float = CONNECT_S) -> "MemoryProcess":

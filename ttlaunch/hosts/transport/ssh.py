@@ -95,7 +95,7 @@ class SshTransport:
             if not connection.alive:
                 raise HostError(self.host, Trouble.LOST, connection.why_lost()) from error
             channel.close()
-            raise HostError(self.host, Trouble.LOGIN, "lets us log in and runs no command") from error
+            raise HostError(self.host, Trouble.LOGIN, "accepts the login and runs no command") from error
         return connection, channel
 
     def _channel(self, end: float) -> tuple[Connection, paramiko.Channel]:
@@ -133,7 +133,7 @@ class SshTransport:
             raise lost or HostError(
                 self.host,
                 Trouble.LOGIN,
-                "lets us log in and opens no channel for a command",
+                "accepts the login and opens no channel for a command",
                 hints=("`MaxSessions` of its sshd must be 1 or more",),
             )
         self._keep(connection, closings)

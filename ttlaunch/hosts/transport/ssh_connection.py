@@ -248,7 +248,7 @@ def _too_slow(name: str, attempt: Attempt, settings: HostSettings | None) -> Hos
         "settings": (Trouble.SETTINGS, f"the ssh configuration was not read {within}"),
         "name": (Trouble.UNKNOWN_NAME, f"its name was not resolved {within}"),
         "tcp": (Trouble.UNREACHABLE, f"no answer on port {port} {within}"),
-        "banner": (Trouble.SILENT, f"accepts connections on port {port} and says nothing {within}"),
+        "banner": (Trouble.SILENT, f"accepts connections on port {port} and sends nothing {within}"),
         "keys": (Trouble.SILENT, f"accepts connections on port {port} and agrees on no keys {within}"),
         "login": (Trouble.SILENT, f"the login was not answered {within}"),
     }

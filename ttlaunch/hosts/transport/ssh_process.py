@@ -132,7 +132,7 @@ class SshProcess:
         return HostError(
             self._host,
             Trouble.SCRIPT,
-            f"the login shell runs no commands and says `{lines[0][:_SHOWN]}`",
+            f"the login shell runs no commands and prints `{lines[0][:_SHOWN]}`",
             hints=("look at the user's shell on the host and at `ForceCommand` of its sshd",),
         )
 

@@ -353,4 +353,4 @@ def greeting(stream: FrameStream, *, timeout_s: float) -> AgentReady | AgentGone
         raise HostError(stream.host, Trouble.VERSION, versions)
     if isinstance(said, AgentReady | AgentGone):
         return said
-    raise HostError(stream.host, Trouble.SCRIPT, f"what came from it is no greeting: {said}"[:100])
+    raise HostError(stream.host, Trouble.SCRIPT, f"it did not send a greeting but {said}"[:100])

@@ -105,7 +105,7 @@ def verify(path: Path) -> Checkpoint | str:
 def _compare(path: Path, expected: Mapping[str, Any]) -> str | None:
     size = path.stat().st_size
     if size != expected["size"]:
-        return f"{path.name} has {size} bytes, the manifest says {expected['size']}"
+        return f"{path.name} has {size} bytes, the manifest has {expected['size']}"
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return None if digest == expected["sha256"] else f"{path.name} was changed: its SHA-256 differs"

@@ -36,7 +36,7 @@ _SIGNALS = {
 _NOT_MEMORY = "not by the kernel: it counted no kill for want of memory"
 _PEER_NOTE = "no other rank reported a failure: what ended the connection is not known"
 _ROLE_OF_PROGRAMS = "rank"  # of ranks that run no recipe
-_RESUME = "`ttlaunch run RECIPE --resume latest` goes on from the newest checkpoint"
+_RESUME = "`ttlaunch run RECIPE --resume latest` continues from the newest checkpoint"
 _STEPS = {
     Cause.OUT_OF_MEMORY: "lower `training_config.micro_batch_size` or `transformer_config.max_sequence_length`, or run "
     "fewer ranks on the host",
@@ -48,7 +48,7 @@ _STEPS = {
     Cause.LOST_PEER: "`ttlaunch doctor --on NAME` tries the network between the hosts",
 }
 _STEPS_OF_PROGRAMS = {
-    Cause.OUT_OF_MEMORY: "let a rank hold less, or run fewer ranks on the host",
+    Cause.OUT_OF_MEMORY: "use less memory per rank, or run fewer ranks on the host",
     Cause.KILLED: "find out who sent it: a person, a batch system at its limit, a watchdog",
     Cause.SHIM_LOST: "find out who kills processes on that host",
 }

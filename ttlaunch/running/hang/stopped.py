@@ -53,7 +53,7 @@ class StoppedWatch:
             "rank_stopped",
             state,
             seconds=now - since,
-            text=f"was stopped by a signal; `kill -CONT {pid}` lets it go on",
+            text=f"was stopped by a signal; `kill -CONT {pid}` continues it",
         )
 
     def _notice_moving(self, state: RankState, now: float) -> None:

@@ -133,7 +133,7 @@ def _start(argv: Sequence[str], *, log: Path) -> int:
 
 def report_failure(path: Path, record: SinkRecord) -> None:
     """Add a line to the supervisor's messages, so that views of the run report a broken sink at once."""
-    line = f"note: the sink {record.kind} has stopped: {record.error}; the run goes on without it\n"
+    line = f"note: the sink {record.kind} has stopped: {record.error}; the run continues without it\n"
     with contextlib.suppress(OSError), (path / supervisor_file("stderr")).open("a", encoding="utf-8") as file:
         file.write(line)
 

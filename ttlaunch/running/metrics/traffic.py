@@ -227,6 +227,6 @@ def _formula(
         undecided = f"with this configuration {name} moves what it measures to be quickest"
         return (None, undecided, False) if formula is None else (list(formula), None, False)
     except LookupError as error:
-        return None, f"the formula of {name} asks for what no rank has reported: {error}", True
+        return None, f"the formula of {name} needs a value that no rank reported: {error}", True
     except Exception as error:  # noqa: BLE001 - whatever the user's recipe raises is reported as its mistake
         return None, f"the formula of {name} raises {type(error).__name__}: {error}", True

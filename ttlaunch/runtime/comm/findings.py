@@ -110,7 +110,7 @@ def find_deadlock(waiting: Mapping[Rank, Side], unmatched: Sequence[Side], finis
     notes = [str(side) for rank, side in waiting.items() if side not in chain]
     if len(chain) > 1 and all(side.is_send for side in chain):
         notes.append("all of them send; with small tensors MPI's buffers may hide that, with large ones it hangs")
-    hint = "let one of them receive first, or begin with `isend` or `irecv` and wait later"
+    hint = "let one of them receive first, or start with `isend` or `irecv` and wait later"
     return Finding("R021", message, tuple(chain), hint, (*notes, *_other_tags(chain, unmatched)))
 
 

@@ -152,7 +152,9 @@ class TransformerConfig(Section):
 class PipelineParallelConfig(Section):
     """How the model's blocks are dealt to pipeline stages, in which order they compute, and how many pipelines there are."""
 
-    num_blocks: Positive | None = Field(None, description="the model's blocks, said again; must agree if given")
+    num_blocks: Positive | None = Field(
+        None, description="number of the model's blocks; must agree with transformer_config if given"
+    )
     blocks_per_rank: Annotated[list[NonNegative], Field(min_length=1)] | dict[NonNegative, NonNegative] = Field(
         description="blocks of each stage, as a list or as {stage: blocks}; the sum is num_blocks"
     )
@@ -282,7 +284,7 @@ class CheckpointConfig(Section):
         None, description="checkpoints of steps that this divides stay for good; null: none do"
     )
     on_error: Literal["stop", "continue"] = Field(
-        "stop", description="when one cannot be written, as on a full disk: end the run, or say so and go on"
+        "stop", description="when one cannot be written, as on a full disk: end the run, or report it and continue"
     )
     initial_weights: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="safetensors file with the weights to begin with; null: drawn from the seed"

@@ -132,7 +132,7 @@ def _board(row: MapNode, found: list[Diagnostic]) -> MapNode:
     if not isinstance(kind, ScalarNode) or not isinstance(kind.value, str):
         return row
     if kind.value.lower() == "torus_1d":
-        message = f"`type` is `{shown(kind.value)}`, which does not say which dimension is a ring"
+        message = f"`type` is `{shown(kind.value)}`, which does not determine which dimension is a ring"
         hints = ("write TORUS_X to close the rows, or TORUS_Y to close the columns",)
         found.append(Diagnostic(TOPOLOGY.wrong_value, message, Label(kind.span), hints=hints))
     newer = ScalarNode(kind.span, _TYPES.get(kind.value.lower(), kind.value), kind.quoted, kind.text)

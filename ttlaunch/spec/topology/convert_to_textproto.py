@@ -33,7 +33,7 @@ def textproto_of(graph: MeshGraph) -> tuple[DescriptorFile, list[str]]:
     names = _names(graph, notes)
     ports = graph.ports or {}
     if not ports.get("N", 1):
-        notes.append("version 2 cannot say that chips have no ethernet ports; `count: 1` was written")
+        notes.append("version 2 cannot express that chips have no ethernet ports; `count: 1` was written")
     if ports.get("Z"):
         notes.append(f"version 2 does not say how many ports a chip has to the Z side ({ports['Z']})")
     kinds = {names[mesh.id]: mesh for mesh in reversed(graph.meshes)}

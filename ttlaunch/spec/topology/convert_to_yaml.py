@@ -95,7 +95,7 @@ def _links(links: Sequence[Link], notes: list[str]) -> tuple[str, list[str]]:
 def _lost(graph: MeshGraph, file: DescriptorFile) -> list[str]:
     notes = []
     if any(mesh.policy == "RELAXED" for mesh in graph.meshes):
-        notes.append("version 1 cannot say that the channels inside a mesh are RELAXED")
+        notes.append("version 1 cannot express that the channels inside a mesh are RELAXED")
     if graph.switches:
         notes.append(f"version 1 has no switches; {len(graph.switches)} and their links were left out")
     if file.pinnings:
@@ -104,7 +104,7 @@ def _lost(graph: MeshGraph, file: DescriptorFile) -> list[str]:
     if any(row.express_links for row in kinds):
         notes.append("version 1 has no express links; they were left out")
     if any(link.uses_z for link in graph.links):
-        notes.append("version 1 cannot say which links use the Z ports")
+        notes.append("version 1 cannot express which links use the Z ports")
     used = {mesh.board for mesh in graph.meshes} | {switch.name for switch in graph.switches}
     unused = [row.name for row in kinds if row.name not in used]
     if unused:

@@ -301,7 +301,7 @@ def no_hosts(folder: Path, name: str) -> Diagnostic:
 def no_bindings(folder: Path, name: str, *, descriptor: str) -> Diagnostic:
     present = [file for file in _names_in(folder) if file not in DESCRIPTOR_FILES]
     message = f"{name} does not exist, so {descriptor} has meshes that no rank drives"
-    hints = did_you_mean(BINDINGS_FILE, present) or ("say in it which rank drives which mesh",)
+    hints = did_you_mean(BINDINGS_FILE, present) or ("list in it which rank drives which mesh",)
     return Diagnostic(codes.MISSING_FILE, message, hints=hints)
 
 

@@ -184,12 +184,12 @@ def recognise_generation(root: Node) -> Diagnostic | None:
         return _old("A (before release 0.62)", oldest, key="topology", hint=shapes)
     ranks = next((row.keys["host_ranks"] for row in meshes if "host_ranks" in row.keys), None)
     if ranks:
-        repeated = "remove `host_ranks` from each mesh; `host_topology` says the same"
+        repeated = "remove `host_ranks` from each mesh; `host_topology` means the same"
         return _old("B (release 0.62)", ranks, key="host_ranks", hint=repeated)
     return None
 
 
 def _old(generation: str, span: Span, *, key: str, hint: str) -> Diagnostic:
     message = f"{span.source.name} is a mesh graph descriptor of generation {generation}, which is not read"
-    hints = (hint, _RELAXED, "or let `ttlaunch convert` write it anew")
+    hints = (hint, _RELAXED, "or rewrite it with `ttlaunch convert`")
     return Diagnostic(codes.OLD_GENERATION, message, Label(span, f"a mesh has `{key}`"), hints=hints)
