@@ -215,9 +215,7 @@ def test_a_formula_that_raises_is_told_as_the_recipes_mistake(ttlaunch, make_run
     make_run("a", formula=FORMULA.replace('ranks.sole("server")', 'ranks.sole("boss")'))
     answer = ttlaunch("report")
     assert 0 == answer.status
-    assert (
-        "warning[R046]: the bytes of this run were compared with nothing: the formula of two needs" in answer.stderr
-    )
+    assert "warning[R046]: the bytes of this run were compared with nothing: the formula of two needs" in answer.stderr
     make_run("b", formula=FORMULA.replace('ranks.sole("server")', "1 / 0"))
     assert "the formula of two raises ZeroDivisionError: division by zero" in ttlaunch("report b").stderr
 
