@@ -42,11 +42,13 @@ MUTATED = [
     "ttlaunch/spec/recipe/*.py",
 ]
 OVER_MPIRUN = ("ttlaunch.runtime.comm.mpi.", "ttlaunch.runtime.comm.fabric.", "ttlaunch.runtime.comm.torch_group.")
-# Tests of techniques that call all of this code and take longest; what they find the others do.
+# Tests of techniques that call all of this code and take longest, what they find the others do; and one of docstrings,
+# which mutmut takes away.
 SLOW = {
     f"test_{name}"
     for name in (
         "bucketed_exchange",
+        "messages_are_documented",
         "pipeline_memory",
         "resume_layouts",
         "staleness_protocol",
@@ -61,7 +63,7 @@ TESTS = [
     ),
     "tests/spec/recipe",
     "tests/recipes",
-    "tests/cli/test_bad_input.py",
+    *(f"tests/cli/test_{name}.py" for name in ("bad_drift", "bad_input", "data", "recipes")),
 ]
 # Tests of other environments start other processes, which know nothing of a mutant; mutmut takes microseconds itself.
 ARGUMENTS = [

@@ -77,6 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.nodeid in failed]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item.nodeid not in failed]
+    if os.environ.get("MUTANT_UNDER_TEST") == "":  # mutmut's second run without a mutant: the first one has told
+        del items[1:]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -276,6 +276,25 @@ def test_a_trace_ends_after_the_steps_that_were_asked_for(tmp_path):
     assert [1, 2, 3, 4] == [event[3]["number"] for event in written if event[0] == "recv"]
 
 
+def test_a_trace_has_both_ends_of_a_message_under_its_operation_and_bucket(tmp_path):
+    books = Books(tmp_path / "ledger.jsonl", trace=Trace(tmp_path / "trace.jsonl", steps=1))
+    books.traffic.begin_step(1)
+    with operation(books.comm, "gradients", bucket=3):
+        books.comm.isend(torch.zeros(5), dest=2, tag=7).wait()
+        books.comm.irecv(torch.zeros(2), source=1, tag=8).wait()
+    books.traffic.end_step()
+    events = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    sent = {"peer": 2, "tag": 7, "number": 1, "bytes": 20, "step": 1}
+    received = {"peer": 1, "tag": 8, "number": 1, "bytes": 8, "step": 1}
+    assert [("send", "gradients 3", sent), ("recv", "gradients 3", received)] == [
+        (event[0], event[1], event[3]) for event in events if event[0] in {"send", "recv"}
+    ]
+    spans = [(event[1], event[2], event[5]) for event in events if event[0] == "span" and "gradients" in event[1]]
+    assert ("send gradients 3", "send", sent) in spans
+    assert ("wait: send gradients 3", "wait", sent) in spans
+    assert ("recv gradients 3", "recv", received) in spans
+
+
 def test_a_trace_of_steps_without_end_stays_small(tmp_path, monkeypatch):
     monkeypatch.setattr("ttlaunch.runtime.telemetry.trace._MOST_EVENTS", 10)
     trace = Trace(tmp_path / "trace.jsonl", steps=10**6)

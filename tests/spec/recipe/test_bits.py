@@ -19,7 +19,7 @@ class Inner(Section):
     noun: ClassVar[str] = "inner"
     marks: ClassVar[tuple[Bits, ...]] = (Bits.FREE,)
 
-    rank: int = Field(0)
+    rank: Annotated[int, Bits.SENDERS] = Field(0)
 
 
 class Outer(Section):
@@ -32,7 +32,7 @@ class Outer(Section):
 
 def test_a_mark_is_read_from_the_definition_of_the_key_or_of_its_section():
     assert ("interval", "inner") == marked(Outer, Bits.FREE)
-    assert ("interval",) == marked(Outer, Bits.SENDERS)
+    assert ("interval", "inner.rank") == marked(Outer, Bits.SENDERS)
     assert [("decay", ReadOnlyWith("kind", "adamw"))] == deciders(Outer)
 
 
