@@ -107,7 +107,7 @@ def find_deadlock(waiting: Mapping[Rank, Side], unmatched: Sequence[Side], finis
         message = f"{last.name} waits for itself"
     else:
         message = "ranks wait for each other: " + " → ".join(str(side.rank) for side in chain) + f" → {last.peer}"
-    notes = [str(side) for rank, side in waiting.items() if side not in chain]
+    notes = [str(side) for side in waiting.values() if side not in chain]
     if len(chain) > 1 and all(side.is_send for side in chain):
         notes.append("all of them send; with small tensors MPI's buffers may hide that, with large ones it hangs")
     hint = "let one of them receive first, or start with `isend` or `irecv` and wait later"
