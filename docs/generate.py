@@ -67,9 +67,8 @@ def render_pages() -> dict[str, str]:
 
 
 _TRAINING_INTRO = """\
-A training file is YAML with the sections below; every key may be left out. `--set section.key=value` changes one.
-A recipe may add sections of its own and refuses keys that it does not read. `compression_config` is a section of the
-recipes whose README tells of it.
+A training file is YAML with the sections below. Every key is optional, and `--set section.key=value` changes one. A recipe may add its own
+sections, and rejects keys that it does not read. Only recipes whose README mentions `compression_config` have that section.
 """
 
 
@@ -185,12 +184,16 @@ def _cli() -> str:
 
 
 def _topology_files() -> str:
-    bindings = _sections("`rank_bindings.yaml`", BindingsFile, "Which rank drives which mesh.\n")
-    graph = _sections("`mgd.yaml`", MeshGraphFile, "The mesh graph descriptor: chips, boards, meshes and links.\n")
-    mapping = _sections("A mapping of sub-contexts", SubContextFilesFile, "In place of `rank_bindings.yaml`.\n")
-    cluster = _sections("`cluster.yaml`", ClusterFile, "Optional: how hosts are reached and what they have.\n")
+    bindings = _sections("`rank_bindings.yaml`", BindingsFile, "It assigns a mesh to each rank.\n")
+    graph = _sections(
+        "`mgd.yaml`", MeshGraphFile, "The mesh graph descriptor describes chips, boards, meshes and links.\n"
+    )
+    mapping = _sections("A mapping of sub-contexts", SubContextFilesFile, "It replaces `rank_bindings.yaml`.\n")
+    cluster = _sections(
+        "`cluster.yaml`", ClusterFile, "Optional settings for logging into hosts and for the ranks' environment.\n"
+    )
     return (
-        "# The files of a cluster\n\n`hosts.txt` is an Open MPI hostfile: `<host> slots=<n>`, one a line.\n\n"
+        "# The files of a cluster\n\n`hosts.txt` is an Open MPI hostfile: one `<host> slots=<n>` per line.\n\n"
         + "\n".join(re.sub(r"^#", "##", text, flags=re.MULTILINE) for text in (graph, bindings, mapping, cluster))
     )
 
@@ -258,7 +261,7 @@ def _section_in(annotation: Any) -> type[Section] | None:
 
 
 def _diagnostics() -> str:
-    parts = ["# Diagnostics\n\nEvery code with its page; `ttlaunch explain CODE` shows the same.\n"]
+    parts = ["# Diagnostics\n\nThis page has every code. `ttlaunch explain CODE` shows the same text.\n"]
     family = ""
     for code in known_codes():
         if code[0] != family:
@@ -282,19 +285,19 @@ def _outside_fences(text: str) -> str:
 def _exit_statuses() -> str:
     meanings = {
         contract.STATUS_DONE: "done",
-        contract.STATUS_RANK_FAILED: "a rank failed, or the result cannot be trusted",
+        contract.STATUS_RANK_FAILED: "a rank failed, or the result is not reliable",
         contract.STATUS_USAGE: "the command line is wrong",
         contract.STATUS_DESCRIPTION: "the description is wrong: topology files, training file, recipe, or all together",
         contract.STATUS_HOST: "a host is not ready; nothing was started",
         contract.STATUS_SYNC: "the code could not be copied to a host; nothing was started",
-        contract.STATUS_HUNG: "the run hung: nothing moved for the hang timeout",
+        contract.STATUS_HUNG: "the run hung: it made no progress during the hang timeout",
         contract.STATUS_HOST_LOST: "a host was lost",
         contract.STATUS_NO_PROGRESS: "restarts made no progress (`--max-restarts`)",
         contract.STATUS_INTERRUPTED: "interrupted by Ctrl-C",
         contract.STATUS_TERMINATED: "ended by SIGTERM",
     }
     rows = "".join(f"| {status} | {meaning} |\n" for status, meaning in meanings.items())
-    return f"# Exit statuses\n\n| status | meaning |\n|---|---|\n{rows}\nNever 0 after a signal or a failed rank, whatever mpirun says.\n"
+    return f"# Exit statuses\n\n| status | meaning |\n|---|---|\n{rows}\nThe status is never 0 after a signal or a failed rank, whatever status mpirun exits with.\n"
 
 
 def _environment() -> str:
@@ -302,7 +305,7 @@ def _environment() -> str:
     managed = ", ".join(f"`{name}`" for name in sorted(MANAGED))
     return f"""# The environment of a rank
 
-A rank sees the environment of its host, with the following on top; later wins.
+A rank gets the environment of its host and the following variables. Later entries override earlier ones.
 
 1. Variables of the launching shell that begin with {prefixes}, except managed ones.
 2. `PATH`, `HOME`, `USER`, `VIRTUAL_ENV`, `PYTHONHOME` and `PYTHONPATH` of the launching shell (`PYTHONPATH` is the
@@ -313,11 +316,11 @@ A rank sees the environment of its host, with the following on top; later wins.
 4. `env_overrides` of the rank's binding.
 5. `TTLAUNCH_RUN_ID`, `TTLAUNCH_RUN_DIR`, `TTLAUNCH_PLAN`, `TTLAUNCH_RANK`, `TTLAUNCH_LOCAL_RANK`,
    `TTLAUNCH_WORLD_SIZE`, `TTLAUNCH_ROLE`, `TTLAUNCH_HOST`; `TTLAUNCH_NETWORKS` where the engine named some; and `PYTHONFAULTHANDLER=1` unless it is set, so that a crash
-   in compiled code tells the line that led to it.
+   in compiled code shows the line of Python.
 
-Managed names reach a rank only through the plan; a value left over in a shell never does: {managed}.
+Managed variables reach a rank only through the plan, never from the launching shell: {managed}.
 
-No value stands on a command line; the shim of each rank sets them before the rank's program starts.
+No value appears on a command line; the shim of each rank sets the variables before it starts the rank's program.
 """
 
 
