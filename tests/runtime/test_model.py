@@ -7,6 +7,7 @@ from torch.nn import functional
 from ttlaunch.runtime.digests import digests
 from ttlaunch.runtime.model.dropout import Dropout, Masks
 from ttlaunch.runtime.model.mlp import CONTEXT_TOKENS
+from ttlaunch.runtime.model.model import Model
 from ttlaunch.train import build_model, build_optimizer, global_norm, summed_loss
 
 
@@ -143,3 +144,26 @@ def test_the_transformer_is_that_of_its_paper(make_cfg, make_context, probabilit
     torch.testing.assert_close(
         transformer(parameters, x_BT, heads=2, drop=drop), model(x_BT, masks).detach(), rtol=1e-4, atol=1e-4
     )
+
+
+DROPS = {
+    "gpt": ("attention", "feed_forward"),
+    "mlp": ("feed_forward",),
+    "conv": ("convolution",),
+}
+
+
+@pytest.mark.parametrize("kind", DROPS)
+def test_every_layer_drops_activations_under_a_name_of_its_own(make_cfg, kind):
+    cfg = make_cfg(training={"model_type": kind}, transformer={"dropout_prob": 0.5})
+    has_all = {"vocabulary": 16, "blocks": range(2), "has_embedding": True, "has_head": True}
+    model = Model(cfg, **has_all)
+    model.flatten(torch.device("cpu"))
+    layers = [layer for layer in model.modules() if isinstance(layer, Dropout)]
+    names = ["embedding", *(f"blocks.{block}.{part}" for block in range(2) for part in DROPS[kind])]
+    assert sorted(names) == sorted(layer._layer for layer in layers)
+    x_BT = torch.arange(32).reshape(2, 16) % 16
+    for alone in layers:
+        for layer in layers:
+            layer._probability = 0.5 if layer is alone else 0.0
+        assert not torch.equal(model(x_BT), model(x_BT, model.masks(1, 0))), alone._layer
