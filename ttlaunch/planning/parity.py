@@ -27,7 +27,7 @@ class _Form(NamedTuple):
 
     Attributes:
         layout: In words.
-        workers: Numbers of ranks that differentiate, each of which is tried.
+        workers: The numbers of ranks that compute gradients; parity tries each of them.
         sections: The sections of a training file that ask for it; `{count}` stands for the number of workers or stages, and
             `{blocks}` for the blocks of each stage.
         each: Ranks that differentiate of each worker, or pipelines side by side.

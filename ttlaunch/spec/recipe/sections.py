@@ -29,10 +29,12 @@ class TrainingConfig(Section):
         100, description="optimizer steps; training ends earlier if `num_epochs` is used up"
     )
     num_epochs: Annotated[Positive | None, Bits.LENGTH] = Field(
-        None, description="passes over the training text at most; null: no limit"
+        None, description="maximum number of passes over the training text; null: no limit"
     )
-    batch_size: Size = Field(16, description="sequences of one accumulation, whatever the number of workers")
-    gradient_accumulation_steps: Size = Field(1, description="accumulations of one optimizer step")
+    batch_size: Size = Field(16, description="sequences of one accumulation, summed over all workers")
+    gradient_accumulation_steps: Size = Field(
+        1, description="number of batches whose gradients are added up for one optimizer step"
+    )
     micro_batch_size: Positive | None = Field(
         None, description="sequences of one forward pass; null: batch_size // 8, at least 1"
     )
@@ -42,8 +44,8 @@ class TrainingConfig(Section):
     # Its content counts instead: the SHA-256 of the text.
     data_path: Annotated[Annotated[str, Field(min_length=1)] | None, Bits.FREE] = Field(
         None,
-        description="UTF-8 text file, or folder of them; for images a file of rows; null: Python's standard library "
-        "sources, for images scikit-learn's handwritten digits",
+        description="for text: UTF-8 file or folder of them, null: the sources of Python's standard library; "
+        "for images: file with one image per line, null: scikit-learn's handwritten digits",
     )
     tokenizer_type: Annotated[Literal["byte", "char", "ids"], Bits.SHAPE] = Field(
         "byte", description="byte: 256 tokens; char: those in the text; ids: a file of `ttlaunch data --tokenizer`"
@@ -53,16 +55,16 @@ class TrainingConfig(Section):
     )
     instruction_template: Annotated[str, Field(min_length=1)] | None = Field(
         None,
-        description="text that begins an instruction and so ends the response before it; needed with the key above",
+        description="text that begins an instruction and so ends the response before it; required with response_template",
     )
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.1, description="share of the text kept for validation"
     )
     validation_interval: Annotated[Positive, Bits.FREE] = Field(
-        20, description="steps between validations; first and last always happen"
+        20, description="steps between validations; the first and last step always have one"
     )
     validation_sequences: Annotated[Positive, Bits.FREE] = Field(
-        32, description="sequences of one validation, at most those there are"
+        32, description="sequences of one validation; fewer if the validation text is shorter"
     )
     early_stop_patience: Annotated[Positive | None, Bits.FREE] = Field(
         None,
@@ -75,10 +77,11 @@ class TrainingConfig(Section):
         default=False, description="report the norm of each layer's gradient at every validation after a step"
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="of matrix products and attention; weights, gradients and their sums are always fp32"
+        "fp32",
+        description="number format of matrix products and attention; weights, gradients and their sums are always fp32",
     )
     activation_checkpointing: Annotated[bool, Bits.FREE] = Field(
-        default=False, description="compute each block again in the backward pass instead of keeping what is inside"
+        default=False, description="compute each block again in the backward pass instead of keeping its activations"
     )
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="update rule")
     learning_rate: PositiveFloat = Field(3e-3, description="peak of the schedule, per step")
@@ -90,10 +93,12 @@ class TrainingConfig(Section):
         1e-8, description="AdamW: added to the root of the second moment"
     )
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="decoupled, on tensors of two dimensions")
-    use_clip_grad_norm: bool = Field(default=True, description="clip the gradient of a step to the next key's norm")
+    use_clip_grad_norm: bool = Field(
+        default=True, description="limit the norm of a step's gradient to clip_grad_norm_max_norm"
+    )
     clip_grad_norm_max_norm: Annotated[
         PositiveFloat, ReadOnlyWith("training_config.use_clip_grad_norm", value=True)
-    ] = Field(1.0, description="Euclidean norm over all parameters")
+    ] = Field(1.0, description="maximum Euclidean norm of the gradient of all parameters")
 
     @property
     def sequences_per_step(self) -> int:
@@ -121,17 +126,23 @@ class DataConfig(Section):
 
     source: Literal["file", "markov"] = Field(
         "file",
-        description="file: what training_config.data_path names; markov: sequences that are drawn, without a file",
+        description="file: what training_config.data_path names; markov: sequences generated from a seed, without a file",
     )
-    vocabulary: Annotated[int, Field(ge=2, le=2**16), Bits.SHAPE] = Field(64, description="markov: different tokens")
-    order: Annotated[int, Field(ge=1, le=8)] = Field(1, description="markov: tokens that the next one depends on")
+    vocabulary: Annotated[int, Field(ge=2, le=2**16), Bits.SHAPE] = Field(
+        64, description="markov: number of different tokens"
+    )
+    order: Annotated[int, Field(ge=1, le=8)] = Field(
+        1, description="markov: number of tokens that decide which may follow"
+    )
     branching: Size = Field(
-        4, description="markov: tokens that may follow, all as likely: the perplexity of a perfect model"
+        4, description="markov: number of equally likely next tokens, which is the perplexity of a perfect model"
     )
     sequences: Annotated[int, Field(ge=1, le=10**7)] = Field(
-        10_000, description="markov: training sequences of an epoch; those of validations are others"
+        10_000, description="markov: training sequences of an epoch; validations use different ones"
     )
-    seed: NonNegative = Field(0, description="markov: seed of chain and sequences; training_config has another")
+    seed: NonNegative = Field(
+        0, description="markov: seed of the chain and its sequences, independent of training_config.seed"
+    )
 
 
 class TransformerConfig(Section):
@@ -159,10 +170,10 @@ class PipelineParallelConfig(Section):
         description="blocks of each stage, as a list or as {stage: blocks}; the sum is num_blocks"
     )
     schedule: Literal["gpipe", "1f1b", "interleaved", "auto"] = Field(
-        "1f1b", description="order of the passes; auto: the quickest of the others, measured in the first steps"
+        "1f1b", description="order of the passes; auto: the fastest of the others, measured in the first steps"
     )
     chunks_per_rank: Size = Field(
-        1, description="equal parts of each stage's blocks, which `interleaved` spreads over the model; else 1"
+        1, description="equal parts into which `interleaved` divides each stage's blocks; 1 for other schedules"
     )
     replicas: Size = Field(1, description="pipelines side by side, each with a share of the micro-batches")
     ranks_per_stage: Size = Field(1, description="ranks that split the matrices of a stage; divides num_heads")
@@ -184,7 +195,7 @@ class MultihostConfig(Section):
         default=True, description="false: one process, the reference that other layouts must equal"
     )
     num_workers: Annotated[Positive, Bits.SENDERS] = Field(
-        2, description="ranks that differentiate; each needs at least one micro-batch"
+        2, description="ranks that compute gradients; each needs at least one micro-batch"
     )
     socket_type: Literal["mpi", "fabric"] = Field(
         "mpi", description="mpi: host memory; fabric: device to device, by NCCL on CUDA devices, else by gloo"
@@ -204,15 +215,15 @@ class DeviceConfig(Section):
     )
     mesh_shape: Annotated[Annotated[list[Positive], Field(min_length=2, max_length=2)] | None, Bits.FREE] = Field(
         None,
-        description="rows and columns of devices a rank drives, or a worker with one of the next two keys; null: one device",
+        description="rows and columns of the devices of a rank; of a worker with enable_ddp or enable_tp; null: one device",
     )
     enable_ddp: Annotated[bool, Bits.FREE] = Field(
-        default=False, description="a rank for each device of a worker; their gradients are added up first"
+        default=False, description="run a rank on each device of a worker, which sends the sum of their gradients"
     )
     # More than rounding does not depend on who has which part of a matrix.
     enable_tp: Annotated[bool, Bits.FREE] = Field(
         default=False,
-        description="a rank for each device of a worker, which split the model; with enable_ddp those of a row do",
+        description="run a rank on each device of a worker and split the model over them; with enable_ddp over each row",
     )
 
     @property
@@ -260,14 +271,15 @@ class CompressionConfig(Section):
 
     kind: Literal["none", "bf16", "int8", "top_k", "powersgd"] = Field(
         "none",
-        description="none: every bit; bf16: 2 bytes a value; int8: 1 byte a value, and a scale for each block; "
-        "top_k: the largest values alone; powersgd: two thin factors of each matrix",
+        description="none: values as they are; bf16: 2 bytes per value; int8: 1 byte per value and a scale per block; "
+        "top_k: only the largest values; powersgd: two narrow factors of each matrix",
     )
     block_size: Size = Field(256, description="int8: values that share a scale")
     k: Annotated[float, Field(gt=0, le=1)] = Field(0.01, description="top_k: share of the values that is sent")
     rank: Size = Field(4, description="powersgd: columns of the factors")
     error_feedback: bool = Field(
-        default=True, description="add what was lost of a gradient to the next; 4 bytes a value of memory"
+        default=True,
+        description="add what compression lost of a gradient to the next one; needs 4 bytes of memory per value",
     )
 
 
@@ -279,9 +291,9 @@ class CheckpointConfig(Section):
     interval: Positive | None = Field(
         100, description="steps between checkpoints; the last step always has one; null: no checkpoints at all"
     )
-    keep: Positive = Field(3, description="newest checkpoints that stay; older ones are removed")
+    keep: Positive = Field(3, description="number of newest checkpoints to keep; older ones are removed")
     keep_every: Positive | None = Field(
-        None, description="checkpoints of steps that this divides stay for good; null: none do"
+        None, description="also keep checkpoints whose step is a multiple of this; null: no others"
     )
     on_error: Literal["stop", "continue"] = Field(
         "stop", description="when one cannot be written, as on a full disk: end the run, or report it and continue"
