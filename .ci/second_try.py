@@ -36,10 +36,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the file once, in the process that has all reports."""
+    """Add to the file once, in the process that has all reports; an earlier run of pytest may have begun it."""
     if hasattr(session.config, "workerinput"):
         return
-    Path(os.environ["SECOND_TRY_FILE"]).write_text(json.dumps(_FAILURES), encoding="utf-8")
+    path = Path(os.environ["SECOND_TRY_FILE"])
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(earlier | _FAILURES), encoding="utf-8")
 
 
 def main(words: list[str]) -> int:

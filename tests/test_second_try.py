@@ -18,22 +18,37 @@ FLAKY = """\
 """
 
 
-def second_try(folder, bodies):
-    """Run tests with these bodies as `.ci/run` does; the second try's exit status and what it printed."""
-    tests = [f"def test_{name}():\n{body}" for name, body in bodies.items()]
-    head = "import os\nfrom pathlib import Path\nHERE = Path(__file__).parent\n\n\n"
-    (folder / "test_some.py").write_text(head + "\n\n".join(tests), encoding="utf-8")
+def second_try(folder, *runs):
+    """Run tests with these bodies, one pytest after the other as `.ci/run` does; what the second try says of them all."""
     kept = folder / "failed.json"
     own = {name: value for name, value in os.environ.items() if name not in OUTER}
-    first = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "second_try", "-n", "2", "-c", os.devnull, "--rootdir", folder, folder],
-        cwd=folder,
-        env={**own, "PYTHONPATH": str(CI), "SECOND_TRY_FILE": str(kept)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert first.returncode == 1, first.stdout + first.stderr
+    for number, bodies in enumerate(runs):
+        tests = [f"def test_{name}():\n{body}" for name, body in bodies.items()]
+        head = "import os\nfrom pathlib import Path\nHERE = Path(__file__).parent\n\n\n"
+        file = folder / f"test_some{number or ''}.py"
+        file.write_text(head + "\n\n".join(tests), encoding="utf-8")
+        first = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-p",
+                "second_try",
+                "-n",
+                "2",
+                "-c",
+                os.devnull,
+                "--rootdir",
+                folder,
+                file,
+            ],
+            cwd=folder,
+            env={**own, "PYTHONPATH": str(CI), "SECOND_TRY_FILE": str(kept)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert first.returncode == 1, first.stdout + first.stderr
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", folder]
     again = subprocess.run(
         [sys.executable, CI / "second_try.py", kept, "--", *words],
@@ -78,3 +93,11 @@ def test_with_many_failures_none_is_tried_again(tmp_path):
     status, printed = second_try(tmp_path, {f"shy{n}": FLAKY.format(name=f"shy{n}") for n in range(9)})
     assert status == 1
     assert "9 tests failed, more than 8: none is tried again" in printed
+
+
+@pytest.mark.slow
+def test_flaky_tests_of_two_runs_are_counted_together(tmp_path):
+    one, other = ({f"{name}{n}": FLAKY.format(name=f"{name}{n}") for n in range(2)} for name in ("shy", "timid"))
+    status, printed = second_try(tmp_path, one, other)
+    assert status == 1
+    assert printed.count("=== FLAKY: ") == 4
