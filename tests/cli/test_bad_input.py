@@ -139,6 +139,16 @@ def test_fewer_micro_batches_than_workers_are_refused(refused):
     refused(RUN, files={"train.yaml": text}, status=3)
 
 
+def test_more_workers_than_sequences_are_refused_with_a_hint_that_suffices(refused, ttlaunch):
+    workers = (
+        "plan data_parallel --set multihost_config.num_workers=20 --set training_config.gradient_accumulation_steps=3"
+    )
+    refused(f"{workers} --set training_config.batch_size=4", status=3)
+    assert (
+        0 == ttlaunch(f"{workers} --set training_config.batch_size=7 --set training_config.micro_batch_size=1").status
+    )
+
+
 def test_a_micro_batch_larger_than_the_step_is_refused(refused):
     text = "training_config:\n  batch_size: 4\n  micro_batch_size: 8\nmultihost_config:\n  num_workers: 1\n"
     refused(RUN, files={"train.yaml": text}, status=3)

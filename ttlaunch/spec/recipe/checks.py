@@ -150,9 +150,13 @@ def _batch(training: TrainingConfig) -> tuple[str, str]:
 
 def _smaller_batches(training: TrainingConfig, parts: int) -> str:
     """Return the hint that gives each of so many parts a micro-batch."""
-    smaller = training.sequences_per_step // parts
-    key = f"micro_batch_size={smaller}" if smaller else f"batch_size={parts}"
-    return f"`--set training_config.{key}`"
+    if smaller := training.sequences_per_step // parts:
+        return f"`--set training_config.micro_batch_size={smaller}`"
+    larger = -(-parts // training.gradient_accumulation_steps)
+    hint = f"--set training_config.batch_size={larger}"
+    if training.model_copy(update={"batch_size": larger}).micro_batches < parts:  # each would have several sequences
+        hint += " --set training_config.micro_batch_size=1"
+    return f"`{hint}`"
 
 
 def every_stage_has_a_block(config: TrainingFile, layout: Layout) -> Iterator[Problem]:
