@@ -40,6 +40,14 @@ def test_a_recipe_is_found_by_path(here, name):
     assert load_recipe(found).summary == "Mine."
 
 
+def test_what_a_function_binds_is_no_role_of_the_trainer(here):
+    make_recipe(here / "mine")
+    (here / "mine/trainer.py").write_text("def pear(cfg, ctx):\n    peers = 2\n    for peer in range(peers): ...\n")
+    refusal = load_recipe(find_recipe("mine", working_folder=here))
+    assert "recipe `mine` has no function for `peer` in trainer.py" == refusal.message
+    assert ("is `pear` meant to be `peer`?",) == refusal.hints
+
+
 def test_two_recipes_of_one_name_in_two_folders_are_two(here):
     make_recipe(here / "a/mine", "First.")
     make_recipe(here / "b/mine", "Second.")

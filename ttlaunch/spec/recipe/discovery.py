@@ -116,7 +116,7 @@ def check_trainer(name: str, path: Path, recipe: Recipe) -> Diagnostic | None:
         return None
     message = f"recipe `{name}` has no function for {listed(missing, last='and')} in {path.name}"
     place = Label(source.start(), f"each role is a function: {listed(roles, last='and')}")
-    near = closest(missing[0], names)
+    near = closest(missing[0], [node.name for node in tree.body if isinstance(node, ast.FunctionDef)])
     hints = (f"is `{near}` meant to be `{missing[0]}`?",) if near else ()
     return Diagnostic("P006", message, place, hints=hints)
 
@@ -125,10 +125,14 @@ def _names(tree: ast.Module) -> tuple[set[str], bool]:
     """Return the names that the module binds at its top level, and whether an `import *` may bind others."""
     names: set[str] = set()
     is_open = False
-    for node in ast.walk(tree):
+    outside: list[ast.AST] = [tree]
+    while outside:
+        node = outside.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
+            continue  # what is bound within is not the module's
+        outside.extend(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.asname or alias.name for alias in node.names}
             is_open = is_open or any(alias.name == "*" for alias in node.names)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
