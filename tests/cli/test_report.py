@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -218,6 +219,14 @@ def test_a_formula_that_raises_is_told_as_the_recipes_mistake(ttlaunch, make_run
     assert "warning[R046]: the bytes of this run were compared with nothing: the formula of two needs" in answer.stderr
     make_run("b", formula=FORMULA.replace('ranks.sole("server")', "1 / 0"))
     assert "the formula of two raises ZeroDivisionError: division by zero" in ttlaunch("report b").stderr
+
+
+def test_a_recipe_that_is_gone_is_no_mistake_of_its_formula(ttlaunch, make_run):
+    folder = make_run("a")
+    shutil.rmtree(json.loads((folder / "plan.json").read_text())["recipe"]["folder"])
+    answer = ttlaunch("report")
+    assert (0, "") == (answer.status, answer.stderr)
+    assert "is no longer there" in answer.stdout
 
 
 def test_a_recipe_without_a_formula_still_shows_its_bytes(ttlaunch, make_run):

@@ -218,6 +218,8 @@ def _formula(
     from ttlaunch.spec.recipe.traffic import Ranks  # noqa: PLC0415 - as above
 
     name, folder = plan["recipe"]["name"], Path(plan["recipe"]["folder"])
+    if not folder.is_dir():
+        return None, f"the folder of {name} is no longer there: {folder}", False
     try:
         recipe = import_recipe_module(folder, "recipe").RECIPE
         if recipe.traffic is None:
