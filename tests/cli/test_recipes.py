@@ -62,7 +62,9 @@ def test_naive_with_resume_is_refused(refused):
 
 
 def test_naive_with_what_the_naive_form_cannot_do_is_refused(refused):
-    text = "compression_config:\n  kind: int8\ntraining_config:\n  early_stop_patience: 2\n"
+    text = (
+        "compression_config:\n  kind: int8\ntraining_config:\n  early_stop_patience: 2\n  log_layer_grad_norms: true\n"
+    )
     refused("simulate data_parallel --naive -c train.yaml", files={"train.yaml": text}, status=3)
 
 

@@ -174,7 +174,8 @@ def _refuse_recipe_options(result: ResolvedSpec, request: RunSpec) -> None:
     if unused:
         verb = "configure" if len(unused) > 1 else "configures"
         message = f"{' and '.join(unused)} {verb} recipes; {shown(request.target)} is a program"
-        result.diagnostics.append(usage_mistake(message, "give its own arguments after `--`"))
+        hint = "leave `--naive` out" if unused == ["`--naive`"] else "give its own arguments after `--`"
+        result.diagnostics.append(usage_mistake(message, hint))
     if request.resume is not None:
         from ttlaunch.app.find_start import refuse_resume
 

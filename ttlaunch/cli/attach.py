@@ -8,7 +8,7 @@ from ttlaunch.cli.options import NamedRun, Only, OutputFormat, RunsDir
 from ttlaunch.diagnostics import Format
 
 EXAMPLES = """\
-[bold]ttlaunch attach[/bold]   the newest run, from its first line. Ctrl-C ends the run, Ctrl-\\\\ only leaves the view
+[bold]ttlaunch attach[/bold]   the newest run, from its first line. Ctrl-C ends the run, Ctrl-\\ only leaves the view
 
 [bold]ttlaunch attach 3fa1[/bold]   the run whose id ends with 3fa1
 

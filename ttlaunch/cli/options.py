@@ -48,7 +48,10 @@ Overrides = Annotated[
 ]
 Naive = Annotated[
     bool,
-    typer.Option("--naive", help="Train with the recipe's naive.py: its technique in 60 lines, without checkpoints."),
+    typer.Option(
+        "--naive",
+        help="Train with the recipe's naive.py: its technique in 60 lines, without validations or checkpoints.",
+    ),
 ]
 Ranks = Annotated[
     int | None,

@@ -24,9 +24,10 @@ _NAIVE_ONLY = {
     "multihost_config.enabled": True,
     "training_config.precision": "fp32",
     "training_config.early_stop_patience": None,
+    "training_config.log_layer_grad_norms": False,
     "checkpoint_config.initial_weights": None,
 }
-"""What every naive form expects: several ranks, no loss scale, no validations and no checkpoint to read."""
+"""What every naive form expects: several ranks, no loss scale, no validations (nor what they report) and no checkpoint to read."""
 
 
 @dataclass(frozen=True)

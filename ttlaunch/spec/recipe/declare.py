@@ -199,7 +199,7 @@ class NeedsProcesses:
 
 @dataclass(frozen=True)
 class Naive:
-    """The plain form of a recipe, in its `naive.py`: the same technique without buckets, overlap or checkpoints.
+    """The plain form of a recipe, in its `naive.py`: the same technique without buckets, overlap, validations or checkpoints.
 
     Attributes:
         layouts: Its own ways to give roles to ranks; each role is a function of `naive.py`.
