@@ -120,10 +120,11 @@ def _api(module: str) -> str:
 
 
 def _public_names(module: str) -> set[str]:
-    for node in ast.parse(_source(module)).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return set(ast.literal_eval(node.value))
-    raise ValueError(f"{module} has no __all__")
+    """Return the names that a module offers: those that it imports from ttlaunch, as it calls them."""
+    nodes = [node for node in ast.walk(ast.parse(_source(module))) if isinstance(node, ast.ImportFrom)]
+    return {
+        alias.asname or alias.name for node in nodes if str(node.module).startswith("ttlaunch.") for alias in node.names
+    }
 
 
 def _render_definition(name: str, node: ast.ClassDef | ast.FunctionDef, *, level: str = "##") -> str:

@@ -1,271 +1,130 @@
 """All that a `trainer.py` imports: rank context, model, optimizer, data, reductions, schedules; every name once.
 
-Names are loaded when they are first used, because all of them together would cost a rank seconds. Type checkers and editors
-read the imports below instead, and `dir()` the list after them.
+A name is loaded when it is first used, because all of them together would cost a rank seconds. The imports below are the only
+list: type checkers and editors read them as they stand, and a rank looks up in them which module defines a name.
 """
 
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+# `a as a` marks a name as public for type checkers.
 if TYPE_CHECKING:
-    from ttlaunch.runtime.comm.agreement import agree
-    from ttlaunch.runtime.comm.collectives import (
-        all_gather,
-        all_reduce,
-        barrier,
-        broadcast,
-        chain_all_gather,
-        gather,
-        reduce,
-        reduce_scatter,
+    from ttlaunch.runtime.comm.agreement import agree as agree
+    from ttlaunch.runtime.comm.collectives import all_gather as all_gather
+    from ttlaunch.runtime.comm.collectives import all_reduce as all_reduce
+    from ttlaunch.runtime.comm.collectives import barrier as barrier
+    from ttlaunch.runtime.comm.collectives import broadcast as broadcast
+    from ttlaunch.runtime.comm.collectives import chain_all_gather as chain_all_gather
+    from ttlaunch.runtime.comm.collectives import gather as gather
+    from ttlaunch.runtime.comm.collectives import reduce as reduce
+    from ttlaunch.runtime.comm.collectives import reduce_scatter as reduce_scatter
+    from ttlaunch.runtime.comm.reduction import GradientTree as GradientTree
+    from ttlaunch.runtime.comm.reduction import contiguous_blocks as contiguous_blocks
+    from ttlaunch.runtime.comm.reduction import mean_per_token as mean_per_token
+    from ttlaunch.runtime.comm.torch_group import process_group as process_group
+    from ttlaunch.runtime.context import RankContext as RankContext
+    from ttlaunch.runtime.data.batches import micro_batches as micro_batches
+    from ttlaunch.runtime.data.batches import validation_micro_batches as validation_micro_batches
+    from ttlaunch.runtime.model.losses import count_tokens as count_tokens
+    from ttlaunch.runtime.model.losses import summed_loss as summed_loss
+    from ttlaunch.runtime.model.model import Model as Model
+    from ttlaunch.runtime.model.model import place_of_second_use as place_of_second_use
+    from ttlaunch.runtime.model.split import split_evenly as split_evenly
+    from ttlaunch.runtime.parallel.compression.codec import Codec as Codec
+    from ttlaunch.runtime.parallel.compression.codec import build_codec as build_codec
+    from ttlaunch.runtime.parallel.compression.error_feedback import ErrorFeedback as ErrorFeedback
+    from ttlaunch.runtime.parallel.compression.exchange import CompressedExchange as CompressedExchange
+    from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange as GradientExchange
+    from ttlaunch.runtime.parallel.gradients.replicas import replicate as replicate
+    from ttlaunch.runtime.parallel.gradients.sums import all_reduce_mean as all_reduce_mean
+    from ttlaunch.runtime.parallel.gradients.sums import reduce_scatter_mean as reduce_scatter_mean
+    from ttlaunch.runtime.parallel.pipeline.grid import PipelineGrid as PipelineGrid
+    from ttlaunch.runtime.parallel.pipeline.grid import place_in_pipeline as place_in_pipeline
+    from ttlaunch.runtime.parallel.pipeline.part import PipelinePart as PipelinePart
+    from ttlaunch.runtime.parallel.pipeline.schedules import Action as Action
+    from ttlaunch.runtime.parallel.pipeline.schedules import order_of_passes as order_of_passes
+    from ttlaunch.runtime.parallel.pipeline.tuning import ScheduleChoice as ScheduleChoice
+    from ttlaunch.runtime.parallel.servers.async_parameter_server import AsyncParameterServer as AsyncParameterServer
+    from ttlaunch.runtime.parallel.servers.async_parameter_server_client import (
+        AsyncParameterServerClient as AsyncParameterServerClient,
     )
-    from ttlaunch.runtime.comm.reduction import GradientTree, contiguous_blocks, mean_per_token
-    from ttlaunch.runtime.comm.torch_group import process_group
-    from ttlaunch.runtime.context import RankContext
-    from ttlaunch.runtime.data.batches import micro_batches, validation_micro_batches
-    from ttlaunch.runtime.model.losses import count_tokens, summed_loss
-    from ttlaunch.runtime.model.model import Model, place_of_second_use
-    from ttlaunch.runtime.model.split import split_evenly
-    from ttlaunch.runtime.parallel.compression.codec import Codec, build_codec
-    from ttlaunch.runtime.parallel.compression.error_feedback import ErrorFeedback
-    from ttlaunch.runtime.parallel.compression.exchange import CompressedExchange
-    from ttlaunch.runtime.parallel.gradients.exchange import GradientExchange
-    from ttlaunch.runtime.parallel.gradients.replicas import replicate
-    from ttlaunch.runtime.parallel.gradients.sums import all_reduce_mean, reduce_scatter_mean
-    from ttlaunch.runtime.parallel.pipeline.grid import PipelineGrid, place_in_pipeline
-    from ttlaunch.runtime.parallel.pipeline.part import PipelinePart
-    from ttlaunch.runtime.parallel.pipeline.schedules import Action, order_of_passes
-    from ttlaunch.runtime.parallel.pipeline.tuning import ScheduleChoice
-    from ttlaunch.runtime.parallel.servers.async_parameter_server import AsyncParameterServer
-    from ttlaunch.runtime.parallel.servers.async_parameter_server_client import AsyncParameterServerClient
-    from ttlaunch.runtime.parallel.servers.parameter_server import ParameterServer, Patience
-    from ttlaunch.runtime.parallel.servers.parameter_server_client import ParameterServerClient
-    from ttlaunch.runtime.parallel.servers.polyak import AveragedState, PolyakAverage, restore_averaged
-    from ttlaunch.runtime.parallel.servers.shard import ParameterShard, build_shard, cut_values, shared_norm
-    from ttlaunch.runtime.parallel.servers.slow_down import slowed
-    from ttlaunch.runtime.parallel.servers.snapshot import SnapshotValidation, begin_task
-    from ttlaunch.runtime.parallel.servers.step_size import StalenessCounts, step_size
-    from ttlaunch.runtime.parallel.servers.tasks import TaskedState, TaskList
-    from ttlaunch.runtime.parallel.sharded.model import ShardedModel, shard_model
-    from ttlaunch.runtime.parallel.sharded.shards import Shards
-    from ttlaunch.runtime.parallel.shared_validation import share_validation
-    from ttlaunch.runtime.parallel.staleness.exchange import MeanGradients, mean_gradients
-    from ttlaunch.runtime.parallel.staleness.local_replica import LocalReplica
-    from ttlaunch.runtime.parallel.tensor.grid import RankGrid, place_in_grid
-    from ttlaunch.runtime.parallel.tensor.norms import squared_norms
-    from ttlaunch.runtime.parallel.tensor.share import ModelShare, share_of
-    from ttlaunch.runtime.parallel.tiers.aggregator_and_optimizer import AggregatorToOptimizer, OptimizerToAggregator
-    from ttlaunch.runtime.parallel.tiers.bucketed_update import BucketedUpdate, update_order
-    from ttlaunch.runtime.parallel.tiers.gradient_aggregator import GradientAggregator
-    from ttlaunch.runtime.parallel.tiers.local_ranks import (
-        WorkerGroup,
-        build_aggregator,
-        own_group,
-        ranks_of_share,
-        receive_validation,
-        send_validation,
-        worker_groups,
-    )
-    from ttlaunch.runtime.parallel.tiers.remote_optimizer import RemoteOptimizer
-    from ttlaunch.runtime.parallel.zero.gradients import ScatteredGradients
-    from ttlaunch.runtime.parallel.zero.layout import ShardLayout
-    from ttlaunch.runtime.parallel.zero.memory import report_memory
-    from ttlaunch.runtime.parallel.zero.owned import OwnedParameters
-    from ttlaunch.runtime.parallel.zero.passes import LayerPasses, losses_by_layer
-    from ttlaunch.runtime.parallel.zero.shared_norms import SharedNorms
-    from ttlaunch.runtime.parallel.zero.weights import GatheredWeights
-    from ttlaunch.runtime.training.loop import TrainingLoop
-    from ttlaunch.runtime.training.one_process import train_in_one_process
-    from ttlaunch.runtime.training.optimizers import (
-        Optimizer,
-        build_optimizer,
-        global_norm,
-        learning_rate,
-        norms_of_layers,
-    )
-    from ttlaunch.runtime.training.passes import differentiate, in_step, mean_gradient
-    from ttlaunch.runtime.training.rank_model import build_model
-    from ttlaunch.runtime.training.validation import report_layer_norms, validation_is_due, validation_losses
+    from ttlaunch.runtime.parallel.servers.parameter_server import ParameterServer as ParameterServer
+    from ttlaunch.runtime.parallel.servers.parameter_server import Patience as Patience
+    from ttlaunch.runtime.parallel.servers.parameter_server_client import ParameterServerClient as ParameterServerClient
+    from ttlaunch.runtime.parallel.servers.polyak import AveragedState as AveragedState
+    from ttlaunch.runtime.parallel.servers.polyak import PolyakAverage as PolyakAverage
+    from ttlaunch.runtime.parallel.servers.polyak import restore_averaged as restore_averaged
+    from ttlaunch.runtime.parallel.servers.shard import ParameterShard as ParameterShard
+    from ttlaunch.runtime.parallel.servers.shard import build_shard as build_shard
+    from ttlaunch.runtime.parallel.servers.shard import cut_values as cut_values
+    from ttlaunch.runtime.parallel.servers.shard import shared_norm as shared_norm
+    from ttlaunch.runtime.parallel.servers.slow_down import slowed as slowed
+    from ttlaunch.runtime.parallel.servers.snapshot import SnapshotValidation as SnapshotValidation
+    from ttlaunch.runtime.parallel.servers.snapshot import begin_task as begin_task
+    from ttlaunch.runtime.parallel.servers.step_size import StalenessCounts as StalenessCounts
+    from ttlaunch.runtime.parallel.servers.step_size import step_size as step_size
+    from ttlaunch.runtime.parallel.servers.tasks import TaskedState as TaskedState
+    from ttlaunch.runtime.parallel.servers.tasks import TaskList as TaskList
+    from ttlaunch.runtime.parallel.sharded.model import ShardedModel as ShardedModel
+    from ttlaunch.runtime.parallel.sharded.model import shard_model as shard_model
+    from ttlaunch.runtime.parallel.sharded.shards import Shards as Shards
+    from ttlaunch.runtime.parallel.shared_validation import share_validation as share_validation
+    from ttlaunch.runtime.parallel.staleness.exchange import MeanGradients as MeanGradients
+    from ttlaunch.runtime.parallel.staleness.exchange import mean_gradients as mean_gradients
+    from ttlaunch.runtime.parallel.staleness.local_replica import LocalReplica as LocalReplica
+    from ttlaunch.runtime.parallel.tensor.grid import RankGrid as RankGrid
+    from ttlaunch.runtime.parallel.tensor.grid import place_in_grid as place_in_grid
+    from ttlaunch.runtime.parallel.tensor.norms import squared_norms as squared_norms
+    from ttlaunch.runtime.parallel.tensor.share import ModelShare as ModelShare
+    from ttlaunch.runtime.parallel.tensor.share import share_of as share_of
+    from ttlaunch.runtime.parallel.tiers.aggregator_and_optimizer import AggregatorToOptimizer as AggregatorToOptimizer
+    from ttlaunch.runtime.parallel.tiers.aggregator_and_optimizer import OptimizerToAggregator as OptimizerToAggregator
+    from ttlaunch.runtime.parallel.tiers.bucketed_update import BucketedUpdate as BucketedUpdate
+    from ttlaunch.runtime.parallel.tiers.bucketed_update import update_order as update_order
+    from ttlaunch.runtime.parallel.tiers.gradient_aggregator import GradientAggregator as GradientAggregator
+    from ttlaunch.runtime.parallel.tiers.local_ranks import WorkerGroup as WorkerGroup
+    from ttlaunch.runtime.parallel.tiers.local_ranks import build_aggregator as build_aggregator
+    from ttlaunch.runtime.parallel.tiers.local_ranks import own_group as own_group
+    from ttlaunch.runtime.parallel.tiers.local_ranks import ranks_of_share as ranks_of_share
+    from ttlaunch.runtime.parallel.tiers.local_ranks import receive_validation as receive_validation
+    from ttlaunch.runtime.parallel.tiers.local_ranks import send_validation as send_validation
+    from ttlaunch.runtime.parallel.tiers.local_ranks import worker_groups as worker_groups
+    from ttlaunch.runtime.parallel.tiers.remote_optimizer import RemoteOptimizer as RemoteOptimizer
+    from ttlaunch.runtime.parallel.zero.gradients import ScatteredGradients as ScatteredGradients
+    from ttlaunch.runtime.parallel.zero.layout import ShardLayout as ShardLayout
+    from ttlaunch.runtime.parallel.zero.memory import report_memory as report_memory
+    from ttlaunch.runtime.parallel.zero.owned import OwnedParameters as OwnedParameters
+    from ttlaunch.runtime.parallel.zero.passes import LayerPasses as LayerPasses
+    from ttlaunch.runtime.parallel.zero.passes import losses_by_layer as losses_by_layer
+    from ttlaunch.runtime.parallel.zero.shared_norms import SharedNorms as SharedNorms
+    from ttlaunch.runtime.parallel.zero.weights import GatheredWeights as GatheredWeights
+    from ttlaunch.runtime.training.loop import TrainingLoop as TrainingLoop
+    from ttlaunch.runtime.training.one_process import train_in_one_process as train_in_one_process
+    from ttlaunch.runtime.training.optimizers import Optimizer as Optimizer
+    from ttlaunch.runtime.training.optimizers import build_optimizer as build_optimizer
+    from ttlaunch.runtime.training.optimizers import global_norm as global_norm
+    from ttlaunch.runtime.training.optimizers import learning_rate as learning_rate
+    from ttlaunch.runtime.training.optimizers import norms_of_layers as norms_of_layers
+    from ttlaunch.runtime.training.passes import differentiate as differentiate
+    from ttlaunch.runtime.training.passes import in_step as in_step
+    from ttlaunch.runtime.training.passes import mean_gradient as mean_gradient
+    from ttlaunch.runtime.training.rank_model import build_model as build_model
+    from ttlaunch.runtime.training.validation import report_layer_norms as report_layer_norms
+    from ttlaunch.runtime.training.validation import validation_is_due as validation_is_due
+    from ttlaunch.runtime.training.validation import validation_losses as validation_losses
 
-__all__ = [
-    "Action",
-    "AggregatorToOptimizer",
-    "AsyncParameterServer",
-    "AsyncParameterServerClient",
-    "AveragedState",
-    "BucketedUpdate",
-    "Codec",
-    "CompressedExchange",
-    "ErrorFeedback",
-    "GatheredWeights",
-    "GradientAggregator",
-    "GradientExchange",
-    "GradientTree",
-    "LayerPasses",
-    "LocalReplica",
-    "MeanGradients",
-    "Model",
-    "ModelShare",
-    "Optimizer",
-    "OptimizerToAggregator",
-    "OwnedParameters",
-    "ParameterServer",
-    "ParameterServerClient",
-    "ParameterShard",
-    "Patience",
-    "PipelineGrid",
-    "PipelinePart",
-    "PolyakAverage",
-    "RankContext",
-    "RankGrid",
-    "RemoteOptimizer",
-    "ScatteredGradients",
-    "ScheduleChoice",
-    "ShardLayout",
-    "ShardedModel",
-    "Shards",
-    "SharedNorms",
-    "SnapshotValidation",
-    "StalenessCounts",
-    "TaskList",
-    "TaskedState",
-    "TrainingLoop",
-    "WorkerGroup",
-    "agree",
-    "all_gather",
-    "all_reduce",
-    "all_reduce_mean",
-    "barrier",
-    "begin_task",
-    "broadcast",
-    "build_aggregator",
-    "build_codec",
-    "build_model",
-    "build_optimizer",
-    "build_shard",
-    "chain_all_gather",
-    "contiguous_blocks",
-    "count_tokens",
-    "cut_values",
-    "differentiate",
-    "gather",
-    "global_norm",
-    "in_step",
-    "learning_rate",
-    "losses_by_layer",
-    "mean_gradient",
-    "mean_gradients",
-    "mean_per_token",
-    "micro_batches",
-    "norms_of_layers",
-    "order_of_passes",
-    "own_group",
-    "place_in_grid",
-    "place_in_pipeline",
-    "place_of_second_use",
-    "process_group",
-    "ranks_of_share",
-    "receive_validation",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_mean",
-    "replicate",
-    "report_layer_norms",
-    "report_memory",
-    "restore_averaged",
-    "send_validation",
-    "shard_model",
-    "share_of",
-    "share_validation",
-    "shared_norm",
-    "slowed",
-    "split_evenly",
-    "squared_norms",
-    "step_size",
-    "summed_loss",
-    "train_in_one_process",
-    "update_order",
-    "validation_is_due",
-    "validation_losses",
-    "validation_micro_batches",
-    "worker_groups",
-]
 
-_MODULES = {
-    "comm.agreement": ("agree",),
-    "parallel.tiers.aggregator_and_optimizer": ("OptimizerToAggregator", "AggregatorToOptimizer"),
-    "parallel.tiers.bucketed_update": ("BucketedUpdate", "update_order"),
-    "comm.collectives": (
-        "all_gather",
-        "all_reduce",
-        "barrier",
-        "broadcast",
-        "chain_all_gather",
-        "gather",
-        "reduce",
-        "reduce_scatter",
-    ),
-    "parallel.compression.codec": ("Codec", "build_codec"),
-    "parallel.compression.error_feedback": ("ErrorFeedback",),
-    "parallel.compression.exchange": ("CompressedExchange",),
-    "context": ("RankContext",),
-    "data.batches": ("micro_batches", "validation_micro_batches"),
-    "parallel.gradients.exchange": ("GradientExchange",),
-    "parallel.tiers.gradient_aggregator": ("GradientAggregator",),
-    "parallel.gradients.sums": ("all_reduce_mean", "reduce_scatter_mean"),
-    "model.losses": ("count_tokens", "summed_loss"),
-    "model.model": ("Model", "place_of_second_use"),
-    "model.split": ("split_evenly",),
-    "training.rank_model": ("build_model",),
-    "training.loop": ("TrainingLoop",),
-    "parallel.shared_validation": ("share_validation",),
-    "training.one_process": ("train_in_one_process",),
-    "training.optimizers": ("Optimizer", "build_optimizer", "global_norm", "learning_rate", "norms_of_layers"),
-    "training.passes": ("differentiate", "in_step", "mean_gradient"),
-    "parallel.pipeline.grid": ("PipelineGrid", "place_in_pipeline"),
-    "parallel.pipeline.part": ("PipelinePart",),
-    "parallel.pipeline.tuning": ("ScheduleChoice",),
-    "comm.reduction": ("GradientTree", "contiguous_blocks", "mean_per_token"),
-    "parallel.tensor.grid": ("RankGrid", "place_in_grid"),
-    "parallel.tensor.norms": ("squared_norms",),
-    "parallel.tensor.share": ("ModelShare", "share_of"),
-    "parallel.tiers.remote_optimizer": ("RemoteOptimizer",),
-    "parallel.gradients.replicas": ("replicate",),
-    "parallel.sharded.model": ("ShardedModel", "shard_model"),
-    "parallel.sharded.shards": ("Shards",),
-    "parallel.pipeline.schedules": ("Action", "order_of_passes"),
-    "comm.torch_group": ("process_group",),
-    "parallel.staleness.exchange": ("MeanGradients", "mean_gradients"),
-    "parallel.staleness.local_replica": ("LocalReplica",),
-    "parallel.tiers.local_ranks": (
-        "WorkerGroup",
-        "build_aggregator",
-        "own_group",
-        "ranks_of_share",
-        "receive_validation",
-        "send_validation",
-        "worker_groups",
-    ),
-    "parallel.servers.async_parameter_server": ("AsyncParameterServer",),
-    "parallel.servers.async_parameter_server_client": ("AsyncParameterServerClient",),
-    "parallel.servers.snapshot": ("SnapshotValidation", "begin_task"),
-    "parallel.servers.step_size": ("StalenessCounts", "step_size"),
-    "parallel.servers.tasks": ("TaskList", "TaskedState"),
-    "parallel.servers.polyak": ("AveragedState", "PolyakAverage", "restore_averaged"),
-    "parallel.servers.shard": ("ParameterShard", "build_shard", "cut_values", "shared_norm"),
-    "parallel.servers.slow_down": ("slowed",),
-    "parallel.servers.parameter_server": ("Patience", "ParameterServer"),
-    "parallel.servers.parameter_server_client": ("ParameterServerClient",),
-    "training.validation": ("report_layer_norms", "validation_is_due", "validation_losses"),
-    "parallel.zero.gradients": ("ScatteredGradients",),
-    "parallel.zero.layout": ("ShardLayout",),
-    "parallel.zero.memory": ("report_memory",),
-    "parallel.zero.owned": ("OwnedParameters",),
-    "parallel.zero.passes": ("LayerPasses", "losses_by_layer"),
-    "parallel.zero.shared_norms": ("SharedNorms",),
-    "parallel.zero.weights": ("GatheredWeights",),
-}
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+def _find_modules() -> dict[str, str]:
+    """Return the module that defines each name, read from the imports above."""
+    imports = next(node for node in ast.parse(Path(__file__).read_bytes()).body if isinstance(node, ast.If))
+    return {
+        node.names[0].name: node.module for node in imports.body if isinstance(node, ast.ImportFrom) and node.module
+    }
+
+
+_MODULES = _find_modules()
 
 OLD_NAMES = {
     "AggregatorLink": "OptimizerToAggregator",
@@ -281,13 +140,15 @@ OLD_NAMES = {
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    return list(_MODULES)
 
 
-if not TYPE_CHECKING:  # with it, a type checker would take any misspelled name for an `object`
+# A type checker would take a computed `__all__` for an empty one, and with `__getattr__` a misspelled name for an `object`.
+if not TYPE_CHECKING:
+    __all__ = list(_MODULES)
 
     def __getattr__(name):  # noqa: ANN001, ANN202
         name = OLD_NAMES.get(name, name)
-        if name not in _HOMES:
+        if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"ttlaunch.runtime.{_HOMES[name]}"), name)
+        return getattr(import_module(_MODULES[name]), name)
