@@ -47,9 +47,12 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.pipeline.schedules import order_of_passes as order_of_passes
     from ttlaunch.runtime.parallel.pipeline.tuning import ScheduleChoice as ScheduleChoice
     from ttlaunch.runtime.parallel.servers.async_parameter_server import AsyncParameterServer as AsyncParameterServer
+    from ttlaunch.runtime.parallel.servers.async_parameter_server import StalenessCounts as StalenessCounts
+    from ttlaunch.runtime.parallel.servers.async_parameter_server import step_size as step_size
     from ttlaunch.runtime.parallel.servers.async_parameter_server_client import (
         AsyncParameterServerClient as AsyncParameterServerClient,
     )
+    from ttlaunch.runtime.parallel.servers.async_parameter_server_client import slowed as slowed
     from ttlaunch.runtime.parallel.servers.parameter_server import ParameterServer as ParameterServer
     from ttlaunch.runtime.parallel.servers.parameter_server import Patience as Patience
     from ttlaunch.runtime.parallel.servers.parameter_server_client import ParameterServerClient as ParameterServerClient
@@ -60,11 +63,8 @@ if TYPE_CHECKING:
     from ttlaunch.runtime.parallel.servers.shard import build_shard as build_shard
     from ttlaunch.runtime.parallel.servers.shard import cut_values as cut_values
     from ttlaunch.runtime.parallel.servers.shard import shared_norm as shared_norm
-    from ttlaunch.runtime.parallel.servers.slow_down import slowed as slowed
     from ttlaunch.runtime.parallel.servers.snapshot import SnapshotValidation as SnapshotValidation
     from ttlaunch.runtime.parallel.servers.snapshot import begin_task as begin_task
-    from ttlaunch.runtime.parallel.servers.step_size import StalenessCounts as StalenessCounts
-    from ttlaunch.runtime.parallel.servers.step_size import step_size as step_size
     from ttlaunch.runtime.parallel.servers.tasks import TaskedState as TaskedState
     from ttlaunch.runtime.parallel.servers.tasks import TaskList as TaskList
     from ttlaunch.runtime.parallel.sharded.model import ShardedModel as ShardedModel

@@ -19,8 +19,8 @@ from ttlaunch.runtime.checkpoint.checkpoints import Checkpoints
 from ttlaunch.runtime.checkpoint.image import ShardImage
 from ttlaunch.runtime.checkpoint.reader import CheckpointReadError, read_tensors
 from ttlaunch.runtime.checkpoint.writer import CheckpointWriteError, write_durably
-from ttlaunch.runtime.digests import digest
 from ttlaunch.runtime.model.dropout import seeded_generator
+from ttlaunch.runtime.model.flat import digest
 from ttlaunch.runtime.training.optimizers import build_optimizer
 from ttlaunch.runtime.training.rank_model import build_model
 

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ttlaunch.recipe import CompressionConfig
-from ttlaunch.runtime.parallel.compression.casts import Cast
+from ttlaunch.runtime.parallel.compression.codec import Cast
 from ttlaunch.runtime.parallel.compression.int8 import BlockInt8
 from ttlaunch.train import build_codec
 

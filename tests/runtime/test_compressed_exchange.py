@@ -14,7 +14,7 @@ from ttlaunch.running.checkpoints.complete import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.running.report import combine_digests
 from ttlaunch.runtime.comm.reduction import contiguous_blocks
-from ttlaunch.runtime.digests import digests
+from ttlaunch.runtime.model.flat import digests
 from ttlaunch.runtime.parallel.compression.powersgd import matrices_in
 from ttlaunch.spec.recipe.importing import import_recipe_module
 from ttlaunch.train import build_codec, build_model, build_optimizer, differentiate, global_norm, micro_batches

@@ -13,8 +13,8 @@ from torch.nn import functional
 from ttlaunch import contract
 from ttlaunch.recipe import TrainingFile
 from ttlaunch.runtime.data.text import TextData
-from ttlaunch.runtime.digests import digests
 from ttlaunch.runtime.model import losses
+from ttlaunch.runtime.model.flat import digests
 from ttlaunch.runtime.model.loss_scaling import LossScaler
 from ttlaunch.train import build_model, build_optimizer, differentiate, global_norm
 

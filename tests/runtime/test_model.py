@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ttlaunch.runtime.digests import digests
 from ttlaunch.runtime.model.dropout import Dropout, Masks
+from ttlaunch.runtime.model.flat import digests
 from ttlaunch.runtime.model.mlp import CONTEXT_TOKENS
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.train import build_model, build_optimizer, global_norm, summed_loss

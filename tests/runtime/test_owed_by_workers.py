@@ -12,7 +12,7 @@ from ttlaunch import contract
 from ttlaunch.running.checkpoints.complete import complete_checkpoints
 from ttlaunch.running.checkpoints.resume import verify
 from ttlaunch.running.report import combine_digests
-from ttlaunch.runtime.digests import digests
+from ttlaunch.runtime.model.flat import digests
 from ttlaunch.spec.recipe.importing import import_recipe_module
 from ttlaunch.train import (
     GradientTree,

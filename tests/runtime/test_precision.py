@@ -123,7 +123,7 @@ def test_neither_imports_the_compiler():
     program = (
         "import sys, torch\n"
         "from ttlaunch.recipe import TrainingConfig\n"
-        "from ttlaunch.runtime.model.precision import computing\n"
+        "from ttlaunch.runtime.model.model import computing\n"
         "from ttlaunch.runtime.model.recompute import recomputed\n"
         "layer = torch.nn.Linear(4, 4)\n"
         "with computing(TrainingConfig(precision='bf16'), torch.device('cpu')):\n"

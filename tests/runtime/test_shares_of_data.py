@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttlaunch.recipe import TrainingFile
+from ttlaunch.runtime.context import build_data
 from ttlaunch.runtime.data.batches import micro_batches, validation_micro_batches
-from ttlaunch.runtime.data.build import build_data
 from ttlaunch.spec.recipe.corpus import Corpus
 
 SIDE = 2

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ttlaunch.recipe import DataConfig, TrainingFile
+from ttlaunch.runtime.context import build_data
 from ttlaunch.runtime.data.batches import micro_batches
-from ttlaunch.runtime.data.build import build_data
 from ttlaunch.runtime.data.synthetic import MarkovChain
 from ttlaunch.spec.recipe.corpus import CorpusError
 from ttlaunch.spec.recipe.data import check_data, default_path, read_data

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from ttlaunch import contract
 from ttlaunch.running.checkpoints.tensor_difference import read_weights
 from ttlaunch.running.checkpoints.tensor_file import join_parts, read_header, write_tensors
-from ttlaunch.runtime.digests import digests
+from ttlaunch.runtime.model.flat import digests
 from ttlaunch.runtime.parallel.tensor.share import ModelShare
 from ttlaunch.spec.recipe.images import DIGITS
 from ttlaunch.stored_parts import parse_part

@@ -13,7 +13,7 @@ from ttlaunch.running.checkpoints.tensor_difference import read_weights
 from ttlaunch.running.checkpoints.tensor_file import write_tensors
 from ttlaunch.running.report import combine_digests
 from ttlaunch.runtime.checkpoint.reader import CheckpointReadError, read_tensors
-from ttlaunch.runtime.digests import digests
+from ttlaunch.runtime.model.flat import digests
 from ttlaunch.runtime.training.rank_model import build_model
 
 PLAN = {"hash": "h", "recipe": {"name": "r"}, "layout": "l", "world_size": 64, "config": {}, "data": None}

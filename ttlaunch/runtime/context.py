@@ -13,9 +13,11 @@ from ttlaunch.runtime.comm.counting import CountingCommunicator
 from ttlaunch.runtime.comm.protocol import Communicator, Pending
 from ttlaunch.runtime.comm.reduction import GradientTree
 from ttlaunch.runtime.data.batches import TrainingData
-from ttlaunch.runtime.data.build import build_data
-from ttlaunch.runtime.digests import digests
+from ttlaunch.runtime.data.images import ImageData
+from ttlaunch.runtime.data.synthetic import SyntheticData
+from ttlaunch.runtime.data.text import TextData
 from ttlaunch.runtime.early_stop import EarlyStop
+from ttlaunch.runtime.model.flat import digests
 from ttlaunch.runtime.stop_order import StopOrder
 from ttlaunch.runtime.telemetry.memory import tensors_of_model
 from ttlaunch.runtime.telemetry.phases import watch_passes
@@ -23,7 +25,9 @@ from ttlaunch.runtime.telemetry.records import ProgressWriter
 from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter, operation, register_owner
 from ttlaunch.runtime.world import Rank, World
 from ttlaunch.spec.recipe.corpus import Corpus
+from ttlaunch.spec.recipe.images import has_images
 from ttlaunch.spec.recipe.sections import TrainingFile
+from ttlaunch.spec.recipe.synthetic import is_synthetic
 
 _NAMED_BY_CALLER = _NOTHING = nullcontext()
 
@@ -303,3 +307,14 @@ class RankContext:
     def note(self, text: str) -> None:
         """A line worth showing to the user while the run goes on."""
         self._records.write(contract.KIND_NOTE, text=text)
+
+
+def build_data(corpus: Corpus, cfg: TrainingFile) -> TrainingData:
+    """Cut a text into sequences, or rows into images, or draw sequences.
+
+    Raises:
+        CorpusError: It is too short, or not what the model is for.
+    """
+    if is_synthetic(cfg):
+        return SyntheticData(corpus, cfg)
+    return ImageData(corpus, cfg) if has_images(cfg) else TextData(corpus, cfg)

@@ -118,6 +118,7 @@ class Checkpoints:
         Copying happens in the background too: the optimizer's next update waits for it, which comes after a forward and
         a backward pass.
         """
+        # There is one image: its bytes must be on the disk before the next checkpoint overwrites them.
         self._writer.wait()
         self.check()
         if self._image is None or self._imaged is not model:  # a pipeline's blocks may have moved to another model

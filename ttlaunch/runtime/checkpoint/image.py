@@ -73,6 +73,7 @@ class ShardImage:
                 target.copy_(source, non_blocking=self._is_cuda)
                 if not self._is_cuda:
                     self._say_final(end)
+            # Copies from the device are only queued until here, so none of them counts as final before.
             if self._is_cuda:
                 torch.cuda.current_stream().synchronize()
         finally:

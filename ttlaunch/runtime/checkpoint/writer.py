@@ -96,6 +96,7 @@ class ShardWriter:
         except BaseException as error:  # noqa: BLE001 - a thread that dies in silence would lose the reason
             self._error = CheckpointWriteError(shard.step, f"{path}: {error!r}")
         finally:
+            # Also if nothing was copied, because the optimizer waits for this before its next update.
             copied.set()
 
 
@@ -113,9 +114,11 @@ def write_shard(path: Path, image: ShardImage, *, shard: Shard, copied: threadin
     """
     unfinished = path.with_name(path.name + contract.UNFINISHED_SUFFIX)
     _check_room(path, image.size)
+    # Before the threads start: the writer would take the end of the last copy for that of this one.
     image.begin()
     with ThreadPoolExecutor(2) as pool:
         copying, hashing = pool.submit(image.copy), pool.submit(_sha256, image)
+        # Training goes on as soon as everything is copied, while the file is still being written.
         copying.add_done_callback(lambda _: copied.set())
         try:
             write_durably(unfinished, image)
@@ -146,6 +149,7 @@ def _check_room(path: Path, size: int) -> None:
         OSError: It does not.
     """
     disk = os.statvfs(path.parent)
+    # Only root may use the blocks that the file system keeps in reserve.
     free = disk.f_bfree if os.geteuid() == 0 else disk.f_bavail
     if disk.f_blocks and free * disk.f_frsize < size + _LEFT_FOR_RECORDS:  # no blocks at all: the size is not known
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -173,6 +177,7 @@ def _write(path: Path, image: ShardImage, *, flag: int) -> None:
     try:
         pages, at = image.pages, 0
         while at < len(pages):
+            # O_DIRECT takes whole pages only: what is copied is rounded down, and the file is cut to its size at the end.
             final = image.final_after(min(at + PAGE, image.size) - 1)
             end = len(pages) if final == image.size else final // PAGE * PAGE
             at += os.write(descriptor, pages[at : min(end, at + _PIECE)])

@@ -9,6 +9,7 @@ world is up.
 
 import os
 import struct
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +19,6 @@ from mpi4py import MPI
 from torch import Tensor
 
 from ttlaunch.runtime.comm.protocol import DTYPES, MAX_DIMS, CommunicationError, Pending, check_sendable, described
-from ttlaunch.runtime.comm.waiting import wait_for, wait_for_any
 from ttlaunch.runtime.world import Rank, World
 
 ENV_SYNCHRONOUS_SENDS = "TTLAUNCH_SYNCHRONOUS_SENDS"
@@ -33,6 +33,12 @@ INLINE_BYTES = 2**14
 _HEADER = struct.Struct(f"={2 + MAX_DIMS}q")
 _DTYPE_INDEX = {dtype: index for index, dtype in enumerate(DTYPES)}
 _MOST_LAYOUTS = 4096
+
+_TESTS = 200
+_TESTS_IF_CROWDED = 20
+_YIELDS = 200
+_FIRST_SLEEP_S = 5e-5
+_LONGEST_SLEEP_S = 1e-3
 
 
 _Route = tuple[int, int]
@@ -53,6 +59,7 @@ class MpiCommunicator:
 
     def __init__(self, comm: MPI.Intracomm, *, world: World, rank: Rank) -> None:
         self.rank = rank
+        # In a communicator of its own no message of torch's or of a recipe's own use of MPI can match one of these.
         self._comm = comm.Dup()
         self._peers = [f"rank {peer} ({role})" for peer, role in enumerate(world.roles)]
         self._crowded = world.is_crowded(rank)
@@ -67,6 +74,7 @@ class MpiCommunicator:
         if not tensor.is_cpu:
             self.isend(tensor, dest=dest, tag=tag).wait()
             return
+        # What `isend` and `wait` do, without an object for each message.
         idle, sending = self._begin_send(self._layout(tensor), dest, tag)
         for request in sending.requests:
             wait_for(request, self._crowded)
@@ -111,6 +119,7 @@ class MpiCommunicator:
         key = (host.data_ptr(), host.dtype, host.shape)
         layout = self._layouts.get(key)
         if layout is None or not host.is_contiguous():
+            # Recipes whose tensors lie elsewhere in each step would otherwise collect requests without end.
             while len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.pop(next(iter(self._layouts))).free()  # the oldest
             layout = self._layouts[key] = _Layout(host)
@@ -149,6 +158,7 @@ class MpiCommunicator:
         """Wait for the header, then for what has to follow it if it is the right one."""
         wait_for(buffer.request or MPI.REQUEST_NULL, self._crowded)
         if not buffer.data.startswith(layout.header):
+            # What the peer sent will not fill these receives, and a later message must not.
             for request in chunks:
                 request.Cancel()
             sent = _described(bytes(buffer.data[: _HEADER.size]))
@@ -234,6 +244,7 @@ class _Send:
             sending, self._sending = self._sending, None
             for request in sending.requests:
                 wait_for(request, self._crowded)
+            # Only now: a persistent request must be complete before it is started again.
             self._idle.append(sending)
             self._kept = None
 
@@ -286,3 +297,49 @@ class _Receive:
 def _described(header: bytes) -> str:
     dtype, dims, *shape = _HEADER.unpack(header)
     return f"{str(DTYPES[dtype]).removeprefix('torch.')} of shape {tuple(shape[:dims])}"
+
+
+def wait_for(request: MPI.Request, crowded: bool) -> None:  # noqa: FBT001  hot path
+    """Test until the request is complete.
+
+    The first tests follow each other at once, for at most some fifty microseconds: an answer that is on its way comes
+    sooner than the scheduler would give the core back. With a core for each rank the wait yields and stays quick. With
+    fewer cores it soon sleeps, an eighth of the time waited so far, between 50 µs and 1 ms: a rank that spins would take
+    its core from one that computes.
+    """
+    for _ in range(_TESTS_IF_CROWDED if crowded else _TESTS):
+        if request.Test():
+            return
+    for _ in range(_YIELDS):
+        if request.Test():
+            return
+        os.sched_yield()
+    began = time.monotonic()
+    while not request.Test():
+        if crowded:
+            _sleep(began)
+        else:
+            os.sched_yield()
+
+
+def wait_for_any(pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
+    """Test transfers in their order until one is complete, and say which; None once so much time is over.
+
+    Such a wait is for whoever comes next, which may take as long as somebody's whole computation: it soon sleeps,
+    however many cores there are.
+    """
+    began, looks = time.monotonic(), 0
+    while True:
+        for place, transfer in enumerate(pending):
+            if transfer.test():
+                return place
+        if timeout_s is not None and time.monotonic() - began >= timeout_s:
+            return None
+        looks += 1
+        if looks > _TESTS_IF_CROWDED:
+            _sleep(began)
+
+
+def _sleep(began: float) -> None:
+    """Sleep for an eighth of the time that was waited so far, within bounds."""
+    time.sleep(min(_LONGEST_SLEEP_S, max(_FIRST_SLEEP_S, (time.monotonic() - began) / 8)))

@@ -7,7 +7,7 @@ value, with the same two operands, however many ranks there are and whichever of
 Shapes: N = values of the vector. n = ranks, S = bytes of the vector, k = nodes that a rank holds.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +17,11 @@ from ttlaunch.runtime.comm.reduction import contiguous_blocks
 from ttlaunch.runtime.world import Rank
 
 _SUM, _SHARD = 30_003, 30_004
+
+Node = tuple[range, Tensor, Pending | None]
+"""The leaves that a node covers, its sum, and the message to wait for before the sum is there."""
+
+Arriving = list[Node]
 
 Nodes = list[tuple[range, Tensor | None]]
 """Nodes of the tree that one rank holds, in order: the leaves that each covers, and its sum where it is on this rank."""
@@ -41,10 +46,19 @@ def sum_shard(ctx: Communicator, held: Sequence[Nodes], *, shards: Sequence[rang
     """
     place = among.index(ctx.rank)
     own = [sum_N for _, sum_N in held[place] if sum_N is not None]
-    arriving = _begin_receives(ctx, held, own, mine=shards[place], among=among)
+    mine = shards[place]
+
+    def receive(other: int, _: range) -> tuple[Tensor, Pending]:
+        buffer = torch.empty(len(mine), dtype=own[0].dtype, device=own[0].device)
+        return buffer, ctx.irecv(buffer, source=among[other], tag=_SUM)
+
+    # Copies of this rank's own nodes, since `add_up` overwrites what it adds.
+    parts = [sum_N[mine.start : mine.stop].clone() for sum_N in own]
+    nodes = [[leaves for leaves, _ in theirs] for theirs in held]
+    arriving = begin_receives(nodes, parts, place=place, receive=receive if mine else None)
     sends = [
         ctx.isend(sum_N[shard.start : shard.stop], dest=rank, tag=_SUM)
-        for rank, shard in _in_turn(among, shards, place)
+        for rank, shard in ((among[other], shards[other]) for other in next_around(place, len(among)))
         if shard
         for sum_N in own
     ]
@@ -54,19 +68,29 @@ def sum_shard(ctx: Communicator, held: Sequence[Nodes], *, shards: Sequence[rang
     return total
 
 
-def _begin_receives(
-    ctx: Communicator, held: Sequence[Nodes], own: Sequence[Tensor], *, mine: range, among: Sequence[Rank]
-) -> list[tuple[range, Tensor, Pending | None]]:
-    """This rank's shard of every node, in the order of the leaves: copies of its own, and buffers for the others'."""
-    arriving: list[tuple[range, Tensor, Pending | None]] = []
-    for rank, nodes in zip(among, held, strict=True):
-        if rank == ctx.rank:
-            parts = [sum_N[mine.start : mine.stop].clone() for sum_N in own]
-            arriving += [(leaves, part, None) for (leaves, _), part in zip(nodes, parts, strict=True)]
-        elif mine:
-            for leaves, _ in nodes:
-                buffer = torch.empty(len(mine), dtype=own[0].dtype, device=own[0].device)
-                arriving.append((leaves, buffer, ctx.irecv(buffer, source=rank, tag=_SUM)))
+def begin_receives(
+    held: Sequence[Sequence[range]],
+    own: Sequence[Tensor],
+    *,
+    place: int,
+    receive: Callable[[int, range], tuple[Tensor, Pending]] | None,
+) -> Arriving:
+    """List a shard of every rank's nodes, in the order of the leaves, and begin to receive those of other ranks.
+
+    Args:
+        held: The nodes of each rank, by the leaves that they cover.
+        own: The shard of each of this rank's nodes.
+        place: Of this rank.
+        receive: Begins to receive the shard of a node from the rank at a place; None: this rank's shard is empty.
+
+    Cost: that of `receive` for each node of the other ranks.
+    """
+    arriving: Arriving = []
+    for other, nodes in enumerate(held):
+        if other == place:
+            arriving += [(leaves, part, None) for leaves, part in zip(nodes, own, strict=True)]
+        elif receive is not None:
+            arriving += [(leaves, *receive(other, leaves)) for leaves in nodes]
     return arriving
 
 
@@ -89,18 +113,18 @@ def gather_shards(ctx: Communicator, vector_N: Tensor, *, among: Sequence[Rank])
         if other != place and part.numel()
     ]
     if parts[place].numel():
-        pending += [ctx.isend(parts[place], dest=rank, tag=_SHARD) for rank, _ in _in_turn(among, shards, place)]
+        others = next_around(place, len(among))
+        pending += [ctx.isend(parts[place], dest=among[other], tag=_SHARD) for other in others]
     for message in pending:
         message.wait()
 
 
-def _in_turn(among: Sequence[Rank], shards: Sequence[range], place: int) -> list[tuple[Rank, range]]:
-    """The other ranks with their shards, from the next one around, so that not all send to the first at once."""
-    pairs = list(zip(among, shards, strict=True))
-    return [*pairs[place + 1 :], *pairs[:place]]
+def next_around(place: int, count: int) -> list[int]:
+    """List the places of the other ranks, from the next one around, so that not all send to the first at once."""
+    return [*range(place + 1, count), *range(place)]
 
 
-def add_up(arriving: Iterable[tuple[range, Tensor, Pending | None]]) -> Tensor:
+def add_up(arriving: Iterable[Node]) -> Tensor:
     """Add all nodes as they come, in the order of their leaves; then what is left, from the right."""
     stack = merge_halves(arriving)
     while len(stack) > 1:
@@ -108,7 +132,7 @@ def add_up(arriving: Iterable[tuple[range, Tensor, Pending | None]]) -> Tensor:
     return stack[0][1]
 
 
-def merge_halves(arriving: Iterable[tuple[range, Tensor, Pending | None]]) -> list[tuple[range, Tensor]]:
+def merge_halves(arriving: Iterable[Node]) -> list[tuple[range, Tensor]]:
     """Add nodes as they come, in the order of their leaves, as a binary counter carries; only the halves of a node.
 
     Args:

@@ -6,6 +6,7 @@ pipeline stage would not compute the same bits as the whole model.
 Shapes: N = values of the flat vectors, padding included.
 """
 
+import hashlib
 from collections.abc import Iterable
 from itertools import accumulate
 
@@ -85,3 +86,15 @@ class FlatParameters:
             self._view(flat_N, at).copy_(tensor)
             self.parameters[at].data = self._view(flat_N, at)
         return flat_N
+
+
+def digest(name: str, tensor: Tensor) -> str:
+    """SHA-256 of name, shape, dtype and bytes, in hexadecimal."""
+    flat_bytes = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    about = f"{name}\n{tuple(tensor.shape)}\n{str(tensor.dtype).removeprefix('torch.')}\n"
+    return hashlib.sha256(about.encode() + flat_bytes.tobytes()).hexdigest()
+
+
+def digests(named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    """The digest of each parameter by name."""
+    return {name: digest(name, parameter) for name, parameter in named_parameters}

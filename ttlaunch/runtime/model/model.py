@@ -10,23 +10,21 @@ flat vectors of `flat.py`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ttlaunch.runtime.model.dropout import Masks
+from ttlaunch.runtime.model.dropout import Masks, seeded_generator
 from ttlaunch.runtime.model.flat import FlatParameters
-from ttlaunch.runtime.model.initial import initialise
 from ttlaunch.runtime.model.layers import WHOLE, Layers, splits_of
 from ttlaunch.runtime.model.loss_scaling import LossScaler
 from ttlaunch.runtime.model.parts import parts_of
-from ttlaunch.runtime.model.precision import computing
 from ttlaunch.runtime.model.recompute import recomputed
 from ttlaunch.runtime.model.split import Split
 from ttlaunch.runtime.model.tied import EMBEDDING, HEAD
-from ttlaunch.spec.recipe.sections import TrainingFile
+from ttlaunch.spec.recipe.sections import TrainingConfig, TrainingFile
 
 
 class PassRecorder(Protocol):
@@ -271,3 +269,41 @@ def _is_in(name: str, blocks: range, num_blocks: int) -> bool:
     if kind == "blocks":
         return int(rest.split(".", 1)[0]) in blocks
     return blocks.start == 0 if kind == "embedding" else blocks.stop == num_blocks
+
+
+_STDS = {EMBEDDING: 1.0, "embedding.position.weight": 0.1, HEAD: 0.02}
+
+
+def initialise(name: str, parameter: Tensor, *, seed: int, num_blocks: int, is_tied: bool) -> None:
+    """Set a parameter from (seed, name) alone, so that it does not matter which rank has it.
+
+    Biases are 0, norms 1. The standard deviation is 1 for tokens and 0.1 for positions. It is 0.02 for the head, and for
+    tokens that share its matrix, so that training begins at the loss of guessing. For the other matrices it is
+    1 / sqrt(inputs), and for those that add to the residual stream 1 / sqrt(2 num_blocks) of that, as in GPT-2.
+    """
+    if name.endswith("bias"):
+        parameter.zero_()
+    elif "norm" in name:
+        parameter.fill_(1)
+    else:
+        std = _STDS.get(HEAD if is_tied and name == EMBEDDING else name, float(parameter[0].numel()) ** -0.5)
+        if name.endswith("_out.weight"):
+            std *= (2 * num_blocks) ** -0.5
+        parameter.normal_(0, std, generator=seeded_generator("parameter", seed, name))
+
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def computing(training: TrainingConfig, device: torch.device) -> AbstractContextManager[object]:
+    """Return a block that computes in `training_config.precision` on this device; fp32 leaves everything as it is.
+
+    Weights, gradients, their sums and the optimizer's state are float32 in every precision; autocast gives matrix products
+    and attention copies of their operands in bfloat16 or float16. The residual stream, which crosses from one pipeline
+    stage to the next, is float32 too, and so are the logits' loss and its gradient. So a stage computes the bits that one
+    process does, at the price of messages twice as long as they could be.
+
+    Source: P. Micikevicius et al., "Mixed Precision Training", ICLR 2018.
+    """
+    dtype = _DTYPES.get(training.precision)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)

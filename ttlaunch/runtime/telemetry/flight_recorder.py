@@ -133,11 +133,13 @@ class FlightRecorder:
         if bucket is None:
             bucket = NO_BUCKET
         self._pack(self._map, at, number, now, 0, size, message, self.step, peer, tag, bucket, verb, named, placed, 0)
+        # Last: a reader in another process that sees this number finds the whole entry.
         words[WORD_BEGUN] = number
         return at
 
     def end(self, at: int, now: int) -> None:
         """Enter that an operation has ended."""
+        # The third word of the entry: while it is 0, readers take the operation for one that is still under way.
         self._words[(at >> 3) + 2] = now
 
     def join_group(self, among: Sequence[int] | None = None) -> int:
@@ -215,6 +217,7 @@ class FlightRecorder:
         """Where the messages of a channel are counted; the last entry is for all that have no room of their own."""
         is_send = verb in SENDS
         other = {SEND: ISEND, ISEND: SEND, RECV: IRECV, IRECV: RECV}.get(verb)
+        # Blocking and non-blocking calls share one counter, since the peer cannot tell them apart.
         known = self._channels.get((peer, tag, other or verb))
         index = min(self._words[WORD_CHANNELS], CHANNELS)
         counter = known or (CHANNELS_AT + index * CHANNEL.size + 16) >> 3
@@ -238,6 +241,7 @@ def _mapped(path: Path) -> mmap.mmap:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(path.with_suffix(".unfinished"), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
+        # Writing to a page that has no room behind it would kill the rank with SIGBUS; here a full disk is an error.
         os.posix_fallocate(descriptor, 0, SIZE)
         return mmap.mmap(descriptor, SIZE)
     finally:

@@ -36,6 +36,7 @@ class ProgressWriter:
         deadline = time.monotonic() + _PATIENCE_S
         while rest:
             try:
+                # A disk that becomes full takes part of a line; the rest follows as soon as there is room.
                 rest = rest[os.write(self._descriptor, rest) :]
             except OSError as error:
                 if error.errno != errno.ENOSPC or time.monotonic() >= deadline:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ttlaunch.runtime.comm.protocol import Pending
+from ttlaunch.runtime.comm.tree_exchange import next_around
 from ttlaunch.runtime.context import RankContext
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.compression.codec import Codec, build_codec
@@ -102,8 +103,8 @@ def swap(ctx: RankContext, buffers: Sequence[Tensor], *, name: str, tag: int, am
     Cost: `n - 1` messages each way, of one buffer's bytes.
     Order: every rank begins with the next one around; nothing is added up.
     """
-    count, place = len(among), among.index(ctx.rank)
-    others = [(place + distance) % count for distance in range(1, count)]
+    place = among.index(ctx.rank)
+    others = next_around(place, len(among))
     with operation(ctx, name):
         pending = [ctx.irecv(buffers[other], source=among[other], tag=tag) for other in others]
         return pending + [ctx.isend(buffers[place], dest=among[other], tag=tag) for other in others]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ttlaunch.runtime.comm.protocol import Communicator, Pending
 from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees, contiguous_blocks, mean_per_token
-from ttlaunch.runtime.comm.tree_exchange import add_up
+from ttlaunch.runtime.comm.tree_exchange import Arriving, add_up, begin_receives, next_around
 from ttlaunch.runtime.model.flat import FlatParameters
 from ttlaunch.runtime.parallel.gradients.bucket_messages import (
     GRADIENTS,
@@ -43,7 +43,7 @@ class _UnderWay:
 
     bucket: Bucket
     shards: list[range]
-    arriving: list[tuple[range, Tensor, Pending | None]]
+    arriving: Arriving
     sends: list[Pending]
 
 
@@ -85,6 +85,7 @@ class GradientExchange:
         self._ctx = ctx
         self._among = among
         self._place = among.index(ctx.rank)
+        self._others = next_around(self._place, len(among))
         blocks = contiguous_blocks(micro_batches, len(among))
         self._last = blocks[self._place][-1]
         self._layout = [list(aligned_subtrees(block)) for block in blocks]
@@ -166,6 +167,7 @@ class GradientExchange:
         self._watch.begin(self._buckets, self._scatter)
 
     def _agree(self) -> None:
+        # One rank decides: times differ between ranks, and buckets that are cut differently would not match.
         if self._place:
             self._buckets = self._agreed.begin_step()
         elif not self._is_settled:
@@ -178,10 +180,17 @@ class GradientExchange:
         self._tree.complete(bucket.values)
         shards = contiguous_blocks(len(bucket.values), len(self._among))
         parts = [bucket.of(node.gradient_N) for node in self._tree.subtrees()]
-        arriving = self._begin_receives(bucket, parts, mine=shards[self._place])
+        mine = shards[self._place]
+
+        def receive(other: int, leaves: range) -> tuple[Tensor, Pending]:
+            buffer = self._buffer(leaves.start, bucket, len(mine))
+            return buffer, irecv_part(self._ctx, buffer, bucket, source=self._among[other], tag=GRADIENTS)
+
+        own = [_cut(part, mine) for part in parts]
+        arriving = begin_receives(self._layout, own, place=self._place, receive=receive if mine else None)
         sends = [
             isend_part(self._ctx, _cut(part, shards[other]), bucket, dest=self._among[other], tag=GRADIENTS)
-            for other in self._others()
+            for other in self._others
             if shards[other]
             for part in parts
         ]
@@ -189,22 +198,9 @@ class GradientExchange:
         if len(self._scattering) > _LAG:
             self._gather(self._scattering.popleft())
 
-    def _begin_receives(
-        self, bucket: Bucket, parts: Sequence[Tensor], *, mine: range
-    ) -> list[tuple[range, Tensor, Pending | None]]:
-        arriving: list[tuple[range, Tensor, Pending | None]] = []
-        for other, nodes in enumerate(self._layout):
-            if other == self._place:
-                arriving += [(leaves, _cut(part, mine), None) for leaves, part in zip(nodes, parts, strict=True)]
-                continue
-            for leaves in nodes if mine else ():
-                buffer = self._buffer(leaves.start, bucket, len(mine))
-                message = irecv_part(self._ctx, buffer, bucket, source=self._among[other], tag=GRADIENTS)
-                arriving.append((leaves, buffer, message))
-        return arriving
-
     def _buffer(self, node: int, bucket: Bucket, size: int) -> Tensor:
         """Room for a shard of another rank's node; the same in every step, so the transport keeps its prepared requests."""
+        # At most `_LAG + 1` buckets are under way, so buckets that use the same buffer never are at the same time.
         key = (node, bucket.index % (_LAG + 1))
         if key not in self._buffers or len(self._buffers[key]) < size:
             self._buffers[key] = self._flat.grads_N.new_empty(size)
@@ -221,18 +217,13 @@ class GradientExchange:
             torch.div(add_up(under_way.arriving), max(1, self._tokens), out=mean[self._place])
         for message in under_way.sends:  # their memory is where the others' shards come
             message.wait()
-        for other in self._others():
+        for other in self._others:
             if shards[other]:
                 source = self._among[other]
                 self._gathering.append(irecv_part(self._ctx, mean[other], bucket, source=source, tag=GRADIENTS))
             if shards[self._place]:
                 part = mean[self._place]
                 self._gathering.append(isend_part(self._ctx, part, bucket, dest=self._among[other], tag=GRADIENTS))
-
-    def _others(self) -> list[int]:
-        """Places of the other ranks, from the next one around, so that not all send to the first at once."""
-        count = len(self._among)
-        return [(self._place + distance) % count for distance in range(1, count)]
 
 
 def _cut(part: Tensor, values: range) -> Tensor:

@@ -93,6 +93,7 @@ class PipelineLinks:
             return
         with operation(self._communicator, "activations"):
             sent = self._communicator.isend(out_BTD.detach(), dest=dest, tag=ACTIVATIONS), out_BTD
+        # The gradient that comes back shows that this message was read, so no wait is needed before that.
         if self._trains:
             self._unread[action.micro_batch, action.chunk] = sent
         else:

@@ -3,8 +3,9 @@
 Shapes: N = values of the flat vector, W = workers.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -173,3 +174,44 @@ class AsyncParameterServer:
         for sending, _ in self._sending[worker]:
             sending.wait()
         self._sending[worker] = []
+
+
+def step_size(staleness: float, rule: Literal["inverse", "constant"]) -> float:
+    """Return the share of the schedule's learning rate that a stale gradient gets: 1 / staleness from 1 on, or always all.
+
+    Source: W. Zhang, S. Gupta, X. Lian, J. Liu, "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016.
+
+    >>> [step_size(staleness, "inverse") for staleness in (0, 1, 2, 4)]
+    [1.0, 1.0, 0.5, 0.25]
+    """
+    return 1.0 if rule == "constant" else 1.0 / max(1, staleness)
+
+
+class StalenessCounts:
+    """Count the staleness of every gradient that was applied.
+
+    Staleness is the number of updates between the weights that a gradient was computed with and those that it changes.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[float] = Counter()
+
+    def add(self, staleness: float) -> None:
+        """Count one gradient."""
+        self._counts[staleness] += 1
+
+    @property
+    def average(self) -> float:
+        """The mean staleness; 0 if no gradient was applied."""
+        return sum(staleness * count for staleness, count in self._counts.items()) / max(1, self._counts.total())
+
+    @property
+    def maximum(self) -> float:
+        return max(self._counts, default=0)
+
+    def histogram(self) -> str:
+        """Render how many gradients had which staleness, rounded down, such as `0: 1, 3: 140`."""
+        whole: Counter[int] = Counter()
+        for staleness, count in self._counts.items():
+            whole[int(staleness)] += count
+        return ", ".join(f"{staleness}: {count}" for staleness, count in sorted(whole.items()))

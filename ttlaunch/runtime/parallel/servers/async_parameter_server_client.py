@@ -5,7 +5,8 @@ Shapes: N = values of the flat vector.
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -154,3 +155,17 @@ class AsyncParameterServerClient:
 def _wait_all(pending: Sequence[Pending]) -> None:
     for transfer in pending:
         transfer.wait()
+
+
+@contextmanager
+def slowed(factors: Mapping[int, float], place: int) -> Iterator[None]:
+    """Make a block take several times as long, for experiments with stragglers; the rank sleeps for the additional time.
+
+    Args:
+        factors: By place among the workers; those that are not named are as fast as they are.
+        place: Of this one.
+    """
+    began = time.monotonic()
+    yield
+    if place in factors:
+        time.sleep((factors[place] - 1) * (time.monotonic() - began))

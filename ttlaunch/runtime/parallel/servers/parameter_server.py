@@ -226,6 +226,7 @@ class ParameterServer:
             else:
                 self._refuse(found, is_over=False)
                 self._ask(found)
+        # A worker that is late here may be in time at another server, and the shards must all take the same gradients.
         self._order(messages.TAKE, tuple(came))
         return came
 
@@ -258,6 +259,7 @@ class ParameterServer:
 
     def _ask(self, worker: Rank) -> None:
         """Begin to wait for which step the worker's next gradient is of."""
+        # The receive from a worker that was late is still open, and brings what it sends next.
         if worker not in self._asked:
             buffer = empty_counts(self._nodes[worker])
             with operation(self._ctx, "counts"):
@@ -300,6 +302,7 @@ class ParameterServer:
 
     def _arriving(self, members: Sequence[Rank]) -> Iterator[tuple[range, Tensor, None]]:
         """The sums of the members' nodes, in order, as they come."""
+        # All receives first, so that the workers send at the same time; the sums are still made in their order.
         asked = {worker: self._ask_gradient(worker) for worker in members}
         for worker in members:
             for leaves, payload, message in zip(

@@ -65,6 +65,7 @@ class RingBuffers:
         """
         self.part = RingPart(self._place, len(self._among))
         self._receives = []
+        # Only the hops that carry sums: finished shards come into the same memory, after `_take` has added the sums.
         self._post_receives(range(len(self._among) - 1))
         with operation(self._ctx, "counts"):
             self._counts = [
@@ -84,6 +85,7 @@ class RingBuffers:
 
         Cost: 24 bytes (float64) to every other worker, and one shard of `S / W` bytes to the next; further ones leave in `advance`.
         """
+        # The ring adds into this copy for several steps, while the worker already computes its next gradient.
         self._own_N.copy_(grads_N)
         self.counts[self._place] = torch.tensor([tokens, loss, staleness], dtype=torch.float64)
         others = [rank for rank in self._among if rank != self._ctx.rank]
@@ -103,6 +105,7 @@ class RingBuffers:
         Cost: one message of `S / W` bytes to the next worker for each that has come, but the last.
         """
         while self.part.may_receive:
+            # Messages of one sender and tag keep their order, so the next hop's is the only one that can be used.
             message = self._receives[self.part.received]
             if not (waits or message.test()):
                 return False

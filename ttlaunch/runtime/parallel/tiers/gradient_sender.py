@@ -10,15 +10,13 @@ from torch import Tensor
 
 from ttlaunch.runtime.comm.protocol import Communicator, Pending
 from ttlaunch.runtime.comm.reduction import GradientTree, aligned_subtrees
-from ttlaunch.runtime.comm.tree_exchange import merge_halves
+from ttlaunch.runtime.comm.tree_exchange import Arriving, merge_halves
 from ttlaunch.runtime.model.flat import FlatParameters
 from ttlaunch.runtime.parallel.gradients.bucket_messages import COUNTS, GRADIENTS, irecv_bucket, isend_part
 from ttlaunch.runtime.parallel.gradients.buckets import Bucket
 from ttlaunch.runtime.parallel.gradients.watch import GradientWatch
 from ttlaunch.runtime.telemetry.traffic_counter import operation
 from ttlaunch.runtime.world import Rank
-
-Arriving = list[tuple[range, Tensor, Pending | None]]
 
 
 def counts_of(tree: GradientTree) -> Tensor:
@@ -98,6 +96,7 @@ class GradientSender:
         for bucket in self._late:
             self._send(bucket)
         self._late.clear()
+        # The messages are read from the tree's sums until they have left, so the tree is cleared last.
         for sending in self._sending:
             sending.wait()
         self._sending.clear()
@@ -114,6 +113,7 @@ class GradientSender:
             self._send(bucket)
 
     def _send(self, bucket: Bucket) -> None:
+        # With members the counts can leave only when theirs are here; without, `open` has sent them already.
         if self._counts:
             self._send_counts(self._joint_counts())
         own: Arriving = [(node.leaves, bucket.of(node.gradient_N), None) for node in self._tree.subtrees()]
@@ -129,6 +129,7 @@ class GradientSender:
             buffer = torch.empty(rows, 4, dtype=torch.float64)
             with operation(self._ctx, "counts"):
                 self._counts.append((buffer, self._ctx.irecv(buffer, source=rank, tag=COUNTS)))
+        # All at once: each node of a member has a buffer for the whole vector, so no receive has to wait for room.
         for bucket in buckets:
             self._arriving[bucket.index] = [
                 irecv_bucket(self._ctx, box_N, bucket, source=rank, tag=GRADIENTS)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ttlaunch.runtime.comm.protocol import Communicator, Pending
 from ttlaunch.runtime.comm.reduction import aligned_subtrees, contiguous_blocks, mean_per_token
-from ttlaunch.runtime.comm.tree_exchange import add_up, merge_halves
+from ttlaunch.runtime.comm.tree_exchange import Arriving, add_up, begin_receives, merge_halves, next_around
 from ttlaunch.runtime.parallel.gradients.sums import CountsExchange
 from ttlaunch.runtime.parallel.zero.layout import Layer
 from ttlaunch.runtime.parallel.zero.owned import OwnedParameters
@@ -40,7 +40,7 @@ class _UnderWay:
     """
 
     layer: Layer
-    arriving: list[tuple[range, Tensor, Pending | None]]
+    arriving: Arriving
     sends: list[Pending]
     buffers: list[Tensor]
 
@@ -77,6 +77,7 @@ class ScatteredGradients:
         self._parameters, self._owned, self._ctx, self._among = parameters, owned, ctx, among
         blocks = contiguous_blocks(micro_batches, len(among))
         self._block = blocks[owned.place]
+        self._others = next_around(owned.place, len(among))
         self._nodes = [list(aligned_subtrees(block)) for block in blocks]
         self._room = max(len(layer.values) for layer in owned.layout.layers)
         self._free: list[Tensor] = []
@@ -103,6 +104,7 @@ class ScatteredGradients:
         buffer = self._open if self._open is not None else self._buffer(layer)
         self._attach(layer, buffer)
         yield
+        # The next micro-batch is the other half of this node: its backward pass adds to the same buffer.
         if index % 2 == 0 and index + 1 in self._block:
             self._open = buffer
             return
@@ -125,16 +127,18 @@ class ScatteredGradients:
         Cost: `k * (n - 1)` messages each way, `k * (n - 1) / n` of the layer's bytes (float32); with the step's first layer also one
             message of 16k bytes to each other rank.
         """
+        # Nothing is under way: this is the step's first layer. The counts travel once, with it.
         if self._counts is None and not self._scattering:
             self._counts = self._exchange(counts)
         sums, self._sums = [sum_N for _, sum_N in self._sums], []
         mine = layer.shards[self._owned.place]
         parts = [sum_N[layer.within(mine)] for sum_N in sums]
         with operation(self._ctx, "gradients", bucket=layer.index):
+            # Receives before sends, so that no shard of another rank has to wait inside MPI for a buffer.
             arriving = self._receive(layer, parts)
             sends = [
                 self._ctx.isend(sum_N[layer.within(layer.shards[other])], dest=self._among[other], tag=_GRADIENTS)
-                for other in self._others()
+                for other in self._others
                 if layer.shards[other]
                 for sum_N in sums
             ]
@@ -170,17 +174,14 @@ class ScatteredGradients:
             self._ctx, self._nodes, [(int(row[0].item()), row[1].item()) for _, row in own], among=self._among
         )
 
-    def _receive(self, layer: Layer, parts: Sequence[Tensor]) -> list[tuple[range, Tensor, Pending | None]]:
+    def _receive(self, layer: Layer, parts: Sequence[Tensor]) -> Arriving:
         size = len(layer.shards[self._owned.place])
-        arriving: list[tuple[range, Tensor, Pending | None]] = []
-        for other, nodes in enumerate(self._nodes):
-            if other == self._owned.place:
-                arriving += [(leaves, part, None) for leaves, part in zip(nodes, parts, strict=True)]
-                continue
-            for leaves in nodes if size else ():
-                buffer = self._shard_buffer(leaves.start, layer)[:size]
-                arriving.append((leaves, buffer, self._ctx.irecv(buffer, source=self._among[other], tag=_GRADIENTS)))
-        return arriving
+
+        def receive(other: int, leaves: range) -> tuple[Tensor, Pending]:
+            buffer = self._shard_buffer(leaves.start, layer)[:size]
+            return buffer, self._ctx.irecv(buffer, source=self._among[other], tag=_GRADIENTS)
+
+        return begin_receives(self._nodes, parts, place=self._owned.place, receive=receive if size else None)
 
     def _finish(self, under_way: _UnderWay) -> None:
         """Add this rank's shard up, divide, and at stage 0 let every rank have it."""
@@ -196,7 +197,7 @@ class ScatteredGradients:
         if self._owned.shares_state:
             return
         with operation(self._ctx, "gradients", bucket=layer.index):
-            for other in self._others():
+            for other in self._others:
                 shard = layer.shards[other]
                 if shard:
                     part = self._owned.grads_N[shard.start : shard.stop]
@@ -229,13 +230,9 @@ class ScatteredGradients:
 
     def _shard_buffer(self, node: int, layer: Layer) -> Tensor:
         """Room for a shard of another rank's node; the same in every step, so the transport keeps its prepared requests."""
+        # At most `_LAG + 1` layers are under way, so layers that use the same buffer never are at the same time.
         key = (node, layer.index % (_LAG + 1))
         if key not in self._buffers:
             size = max(len(one.shards[self._owned.place]) for one in self._owned.layout.layers)
             self._buffers[key] = self._owned.grads_N.new_empty(size)
         return self._buffers[key]
-
-    def _others(self) -> list[int]:
-        """Places of the other ranks, from the next one around, so that not all send to the first at once."""
-        count = len(self._among)
-        return [(self._owned.place + away) % count for away in range(1, count)]

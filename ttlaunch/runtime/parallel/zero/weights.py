@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ttlaunch.errors import TtlaunchError
 from ttlaunch.runtime.comm.protocol import Communicator, Pending
+from ttlaunch.runtime.comm.tree_exchange import next_around
 from ttlaunch.runtime.model.model import Model
 from ttlaunch.runtime.parallel.zero.layout import Layer
 from ttlaunch.runtime.parallel.zero.owned import OwnedParameters
@@ -60,7 +61,7 @@ class GatheredWeights:
         """
         self._ctx, self._among, self._owned = ctx, among, owned
         self.layers = owned.layout.layers
-        self._others = [(owned.place + away) % len(among) for away in range(1, len(among))]
+        self._others = next_around(owned.place, len(among))
         self._versions = torch.zeros(len(among), len(self.layers), dtype=torch.int64)
         self._wanted = 0
         self._has: dict[int, int] = {}  # layer to the version that is whole here
