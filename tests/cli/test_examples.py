@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ttlaunch.cli import parity, place, plan, report, run, simulate, weights
+from ttlaunch.cli import parity, place, plan, report, run, show, simulate, weights
 from ttlaunch.lab.parity import Parity
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -56,6 +56,13 @@ def test_the_examples_of_simulate_end_well(ttlaunch, line):
 def test_the_examples_of_run_plan_and_place_can_be_planned(ttlaunch, line):
     answer = ttlaunch(as_plan(line))
     assert (0, True) == (answer.status, len(answer.stdout.splitlines()) > 1), answer.stderr
+
+
+@pytest.mark.parametrize("line", examples(show.EXAMPLES))
+@pytest.mark.usefixtures("here")
+def test_the_examples_of_show_draw(ttlaunch, line):
+    answer = ttlaunch(line)
+    assert (0, "") == (answer.status, answer.stderr)
 
 
 def as_plan(line):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 [bold]ttlaunch show 5loudboxes[/bold]   hosts, meshes and links
 
-[bold]ttlaunch show 5loudboxes --recipe pipeline_parallel --svg cluster.svg[/bold]   with roles, as a picture
+[bold]ttlaunch show 5loudboxes --recipe fabric_minimal --svg cluster.svg[/bold]   with roles, as a picture
 """
 _NARROWEST, _WIDEST = 80, 120
 

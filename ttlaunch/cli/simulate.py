@@ -60,7 +60,7 @@ def simulate(
 
     spec = replace(spec, target=target)
     if keep is not None and os.path.lexists(keep):  # never raises; said before anything else is checked
-        raise usage_error(f"{keep} exists already")
+        raise usage_error(f"{keep} exists already", "name another folder")
     plan = plan_simulation(spec, TerminalDialogue(form, verbose=verbose))
     show = partial(make_following_view, quiet=form is Format.JSON)
     try:

@@ -140,7 +140,7 @@ def run_simulation(
         LaunchError: The folder exists already, or takes no files.
     """
     if keep is not None and os.path.lexists(keep):  # never raises
-        raise usage_error(f"{keep} exists already")
+        raise usage_error(f"{keep} exists already", "name another folder")
     place = str(keep) if keep is not None else "the folder for temporary files (`TMPDIR`)"
     run_id, environment = f"simulation-{secrets.token_hex(2)}", dict(os.environ)
     with ExitStack() as stack:
