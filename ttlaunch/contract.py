@@ -142,7 +142,7 @@ CHECKPOINT_MANIFEST = "manifest.json"
 UNFINISHED_SUFFIX = ".tmp"
 OPTIMIZER_PREFIX = "optimizer."
 AVERAGE_PREFIX = f"{OPTIMIZER_PREFIX}polyak."
-"""Of the names of an optimizer's tensors in a shard, and of averaged weights; weights have the names that the model gives them."""
+"""Begin the names, in a shard, of an optimizer's tensors and of averaged weights; weights have the model's names."""
 
 
 def checkpoint_dir(step: int) -> str:

@@ -75,7 +75,7 @@ class SyncError(HostError):
     """A host could be reached, but the code could not be brought to it; what it had before is untouched.
 
     Attributes:
-        code: Of the diagnostic, `S…`.
+        code: The diagnostic's code, `S…`.
     """
 
     exit_status = contract.STATUS_SYNC

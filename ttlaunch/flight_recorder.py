@@ -22,9 +22,13 @@ MAGIC = int.from_bytes(b"TTLBOX1\0", "little")
 HEADER_WORDS = 16
 WORD_MAGIC, WORD_RANK, WORD_CLOCK, WORD_EPOCH, WORD_BEGUN, WORD_STEPS, WORD_TIMED = range(7)
 WORD_SLOWEST, WORD_PASSES, WORD_PHASE, WORD_PHASE_SINCE, WORD_TEXTS, WORD_CHANNELS = range(7, 13)
-"""Of the header: `CLOCK` and `EPOCH` are the same moment by the monotonic and by the wall clock, in nanoseconds; `BEGUN`:
-operations; `STEPS`: the last step that was finished; `TIMED`: how many were; `SLOWEST`: of them, in nanoseconds; `PASSES`:
-through the model; `PHASE`: text of what the rank has announced, 0 for nothing; `TEXTS`: bytes in use; `CHANNELS`: likewise."""
+"""Words of the header.
+
+`CLOCK` and `EPOCH` are the same moment by the monotonic and by the wall clock, in nanoseconds; `BEGUN`: operations begun;
+`STEPS`: the last step that was finished; `TIMED`: how many steps were timed; `SLOWEST`: the slowest of them, in nanoseconds;
+`PASSES`: passes through the model; `PHASE`: the text that the rank has announced, 0 for none; `TEXTS`: bytes of texts in use;
+`CHANNELS`: channels in use.
+"""
 
 CHANNEL = struct.Struct("=iiqq")
 """Peer, tag, whether it sends, messages begun."""
@@ -43,7 +47,7 @@ SEND, RECV, ISEND, IRECV, WAIT_SEND, WAIT_RECV, COLLECTIVE, BEGUN_COLLECTIVE, WA
 VERBS = ("?", "send", "recv", "isend", "irecv", "wait for send", "wait for recv", "", "", "wait for any")
 SENDS = frozenset({SEND, ISEND, WAIT_SEND})
 VERB_AT = 56
-"""Of an operation: where its verb stands, of two bytes. One that was begun in the background becomes one that is waited for."""
+"""Where an operation's two-byte verb is. It changes when a rank begins to wait for a background operation."""
 
 NO_BUCKET = -1
 GROUP = -1
@@ -71,7 +75,7 @@ class Operation:
 
     Attributes:
         begun, ended: By the monotonic clock of the rank's host, nanoseconds; `ended` is 0 while it lasts.
-        message: Which message of its channel, from 1; means nothing if the recording has no such channel.
+        message: The message's number in its channel, from 1; meaningless if the recording has no such channel.
         bucket: -1: none.
         place: `file:line` of the recipe; empty: unknown.
     """
@@ -115,7 +119,7 @@ class Recording:
         begun: Operations.
         steps: The last step that was finished.
         timed: How many steps were.
-        slowest: Of them, nanoseconds.
+        slowest: The duration of the slowest one, in nanoseconds.
         passes: Through the model.
         phase: What the rank has announced that it does; empty: nothing.
         phase_since: By the monotonic clock of the rank's host, nanoseconds.

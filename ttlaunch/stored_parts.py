@@ -16,9 +16,9 @@ class Part:
     """A rectangular part of a tensor.
 
     Attributes:
-        name: Of the whole tensor.
-        places: In each of its dimensions.
-        shape: Of the whole tensor.
+        name: The name of the whole tensor.
+        places: The range in each of its dimensions.
+        shape: The shape of the whole tensor.
 
     >>> str(Part("head.weight", (range(0, 4), range(2, 8)), (4, 8)))
     'head.weight@0:4/4,2:8/8'

@@ -6,5 +6,5 @@ from ttlaunch.recipe import Ranks, Traffic, local_steps_traffic
 
 
 def traffic(config: Any, ranks: Ranks) -> list[Traffic]:
-    """Of an average every so many steps; an outer step sends nothing."""
+    """Return the traffic of one average every `every` steps; an outer step sends nothing."""
     return local_steps_traffic(config, ranks, every=config.diloco_config.every)

@@ -50,7 +50,7 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
 
 
 def _ring(operation: str, among: list[int], *, per_step: int, per_validation: int = 0) -> list[Traffic]:
-    """Of each rank to the next, for vectors of so many bytes."""
+    """Return the traffic of a ring, in which each rank sends to the next, for vectors of this many bytes."""
     count = len(among)
     parts = (count - 1) * per_step // count, (count - 1) * per_validation // count
     pairs = zip(among, [*among[1:], *among[:1]], strict=True)

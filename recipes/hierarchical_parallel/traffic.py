@@ -19,7 +19,7 @@ RANKS_OF_A_WORKER = per("device_config.local_ranks")
 
 
 def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
-    """Of a step: 2S for a worker and S more for each further sum of its block, 2(W + 1)S for the aggregator."""
+    """A worker moves 2S a step and S more for each further sum of its block; the aggregator moves 2(W + 1)S."""
     workers, width, found = ranks.of("worker"), config.device_config.split_ranks, []
     rows = [workers[at : at + width] for at in range(0, len(workers), width)]
     for at, row in enumerate(rows):
@@ -38,7 +38,7 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
 
 
 def _of_worker(config: TrainingFile, ranks: Ranks, rows: list[list[int]], *, at: int, place: int) -> list[Traffic]:
-    """Of the rank at a place in a row: with the aggregator, or with the rank at that place in its worker's first row."""
+    """Return a rank's traffic with the aggregator, or with the rank at its place in its worker's first row."""
     worker, height = rows[at][place], RANKS_OF_A_WORKER(config) // len(rows[at])
     blocks = contiguous_blocks(config.training_config.micro_batches, len(rows))
     validated = shares(ranks.validation_micro_batches, len(rows))

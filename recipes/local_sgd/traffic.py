@@ -6,5 +6,5 @@ from ttlaunch.recipe import Ranks, Traffic, local_steps_traffic
 
 
 def traffic(config: Any, ranks: Ranks) -> list[Traffic]:
-    """Of an average every so many steps."""
+    """Return the traffic of one average every `every` steps."""
     return local_steps_traffic(config, ranks, every=config.local_sgd_config.every)

@@ -55,7 +55,7 @@ def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic] | None:
 
 
 def _of_chains(config: TrainingFile, ranks: Ranks, replicas: list[list[int]]) -> list[Traffic]:
-    """Of pipelines side by side that have the same shares of their stages."""
+    """Return the traffic between and within pipelines that have the same shares of their stages."""
     found = []
     for at, replica in enumerate(replicas):
         found += _passes(config, ranks, replica, at=at, count=len(replicas)) + _norms(config, ranks, replica)
@@ -67,7 +67,7 @@ def _of_chains(config: TrainingFile, ranks: Ranks, replicas: list[list[int]]) ->
 
 
 def _of_stage(config: TrainingFile, ranks: Ranks, row: list[int], *, at: int, count: int) -> list[Traffic]:
-    """Of the ranks that split a stage's matrices: sums of activations, and squared norms."""
+    """Return the traffic among ranks that split a stage's matrices: sums of activations, and squared norms."""
     pipeline = config.multihost_config.pipeline_parallel_config
     stage = row[0] % WIDTH(config) // len(row)
     found = split_model_traffic(config, ranks, row, replica=at, replicas=count, blocks=pipeline.blocks[stage])
@@ -79,7 +79,7 @@ def _of_stage(config: TrainingFile, ranks: Ranks, row: list[int], *, at: int, co
 
 
 def _passes(config: TrainingFile, ranks: Ranks, replica: list[int], *, at: int, count: int) -> list[Traffic]:
-    """Of every micro-batch 4BTD bytes from each part to the next and back; in a validation only forth."""
+    """Return 4BTD bytes per micro-batch from each part to the next and back; in a validation only forward."""
     training, sizes, chunks = config.training_config, config.transformer_config, CHUNKS(config)
     each, place = training.sequences_per_micro_batch, VALUE_BYTES * sizes.max_sequence_length * sizes.embedding_dim
     trained = place * sequences_of_blocks(training.sequences_per_step, each, count)[at]

@@ -18,7 +18,7 @@ _SHARES_PARAMETERS = 3
 
 
 def traffic(config: TrainingFile, ranks: Ranks) -> list[Traffic]:
-    """Of a step (W - 1)/W of S out of each worker for gradients, once for each sum of its block, and for parameters.
+    """Each worker sends (W - 1)/W of S a step for gradients, once for each sum of its block, and for parameters.
 
     At stage 3 parameters go out twice, but for the two layers that a forward pass leaves behind for the backward pass. Each
     rank says how many values it owns, which is S / W up to a row, and how many of them leave again. A matrix that embedding and

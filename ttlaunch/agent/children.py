@@ -64,7 +64,8 @@ class Listener:
             command: The program and its arguments.
             folder: Where it works.
             stdin: What it reads.
-            variables: For its environment, on top of ours without what would change how Python or pip work.
+            variables: Variables to set in its environment, which is ours without the variables that change how Python
+                or pip work.
             deadline_s: It is killed after so long.
             watch: Called with its process id a few times a second.
         """

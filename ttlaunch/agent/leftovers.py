@@ -35,7 +35,7 @@ def find_leftovers(
     """Look for leftovers until there are none; returns those that remain, and after how many seconds none did.
 
     Args:
-        run_id: That processes carry.
+        run_id: The id that the processes carry in their environment.
         scratch: The run's folder in shared memory.
         age_s: How long ago the run began; what is older belongs to others.
         patience_s: How long to look again.

@@ -81,7 +81,7 @@ class RankRecords:
         Args:
             ending: As it was known when the rank had just ended.
             left_behind: How many processes of it had to be ended.
-            unkept: By stream, how many bytes of its output could not be written.
+            unkept: The number of bytes of its output that could not be written, by stream.
             reason: Why not.
         """
         self._write(

@@ -79,7 +79,7 @@ def renew_manifest(releases: bytes, news: Mapping[str, Any] | None, *, tree_hash
     Args:
         releases: The folder of all releases.
         news: Tree hash of the last one, and what to remove and to add; see `ttlaunch.hosts.sync.last_release`.
-        tree_hash: Of the new one.
+        tree_hash: The tree hash of the new release.
     """
     text = None if news is None else read_manifest_text(os.path.join(releases, news["tree"].encode()))
     if news is None or text is None:

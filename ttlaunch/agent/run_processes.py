@@ -68,7 +68,7 @@ def kill_run_processes(run_id: str, *, moment_s: float = 0.5, daemons: Collectio
     A process that is stuck in the kernel outlives its kill: it is waited for 2 s at most.
 
     Args:
-        run_id: That they carry.
+        run_id: The id that the processes carry in their environment.
         moment_s: How long to wait first for those that were just asked to end.
         daemons: Names of the engine's processes, which are killed after the ranks.
     """

@@ -34,8 +34,8 @@ def dump_stacks(pids: Mapping[int, int], *, run_id: str, run_folder: str, py_spy
     """Append to the stacks of each rank what its process is doing.
 
     Args:
-        pids: By rank, processes that are asked for their stacks only if they still belong to the run.
-        run_id: Of the run.
+        pids: The processes by rank; one that no longer belongs to the run is not asked for its stack.
+        run_id: The run's id.
         run_folder: Where stacks lie.
         py_spy: The program.
 

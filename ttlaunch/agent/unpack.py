@@ -119,7 +119,7 @@ class Building:
 
     Attributes:
         targets: Files to be made.
-        signatures: Of the files that are right.
+        signatures: The signatures of the files that are correct.
     """
 
     def __init__(self, release: bytes, entries: Sequence[Entry], wrong: Sequence[int], *, incoming: bytes) -> None:
@@ -156,7 +156,7 @@ class Building:
         """Put everything in place; returns False if another sync was faster with the same release.
 
         Args:
-            manifest: Of the release, where there is none yet.
+            manifest: The manifest to write; None if the release already has one.
         """
         if not self._whole:
             for index in self._wrong:

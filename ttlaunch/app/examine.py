@@ -30,8 +30,9 @@ class Examination:
     """What is known of the hosts of a cluster; filled while they answer.
 
     Attributes:
-        states: By host: `connecting`, `asking`, `answered`, and in the end `ready`, `warning` or `not ready`.
-        seconds: By host: how long connecting took.
+        states: The state of each host: `connecting`, `asking`, `answered`, and finally `ready`, `warning` or `not
+            ready`.
+        seconds: How long connecting to each host took.
         launcher: Facts of this machine.
         choice: The network that a run would use.
         step: What is being done now, for all hosts.

@@ -27,7 +27,7 @@ def find_start(
         choice: The recipe with its checked configuration.
         resume: As typed; None: the run begins at step 1.
         runs_dir: Where run folders are.
-        working_folder: That paths begin at.
+        working_folder: The folder that relative paths start from.
 
     Returns:
         None if weights are drawn from the seed; and every mistake.

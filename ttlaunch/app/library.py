@@ -95,7 +95,7 @@ class Validation:
     Attributes:
         ok: Whether nothing keeps a run from being planned.
         diagnostics: Errors, warnings and notes, in the order of the command line.
-        files: Of the description, those that were read.
+        files: The files of the description that were read.
     """
 
     ok: bool
@@ -260,7 +260,7 @@ def _readable() -> Iterator[None]:
     """Turn an error of the system while files are read, such as a name that is too long, into a diagnostic.
 
     Raises:
-        LaunchError: In place of an OSError.
+        LaunchError: Raised in place of an OSError.
     """
     try:
         yield

@@ -50,7 +50,7 @@ def read_lines(
 
     Args:
         folder: The run's.
-        rows: Of all ranks.
+        rows: The rows of all ranks.
         only: The ranks.
         streams: The streams.
         follow: Continue until the run has ended.

@@ -21,7 +21,7 @@ from ttlaunch.profiling import ENV_PROFILE_STEPS, parse_steps
 from ttlaunch.spec.topology.model import Topology
 
 _QUIET = "99"
-"""Of what torch's profiler prints: nothing."""
+"""The log level at which torch's profiler prints nothing."""
 
 
 @dataclass(frozen=True)

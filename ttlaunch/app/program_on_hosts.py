@@ -32,7 +32,7 @@ def check_program(
         transports: The hosts.
         release: What is copied to them.
         working_folder: Where the command was typed.
-        programs: By host: the folder whose programs ranks find first.
+        programs: For each host, the folder whose programs its ranks find first.
     """
     is_script = program.command[1:3] == SCRIPT_PREFIX
     name = program.command[3 if is_script else 0]

@@ -46,7 +46,7 @@ def reach_hosts(
     Args:
         topology: Names the hosts, and how to log in.
         dialogue: Sees hosts answer, and is asked for passphrases.
-        timeout_s: For each host, from its first packet to a finished login.
+        timeout_s: The time that each host has, from its first packet to a finished login.
         then: Called with each host as soon as it is connected, in a thread of its own; must not wait.
 
     Raises:
@@ -89,9 +89,9 @@ def connect_all(
 
     Args:
         transports: The hosts.
-        keys: That they log in with.
+        keys: The keys that they log in with.
         dialogue: Is asked for passphrases.
-        timeout_s: For each host, from its first packet to a finished login.
+        timeout_s: The time that each host has, from its first packet to a finished login.
         answered: Told of each host as it answers.
         then: As for `reach_hosts`.
     """

@@ -37,7 +37,7 @@ def repeatable(request: RunSpec, folder: Path) -> RunSpec:
 
     Args:
         request: What was typed.
-        folder: Of the first attempt, which has the resolved configuration.
+        folder: The folder of the first attempt, which has the resolved configuration.
     """
     if request.config_file != "-":
         return request

@@ -18,15 +18,16 @@ class Report:
     """The result of a run that has ended, completely or not.
 
     Attributes:
-        name: Of the recipe or program.
+        name: The name of the recipe or program.
         status: "done", "failed", "interrupted" or "terminated".
-        exit_status: Of the command line in the same case: 0 done, 1 a rank failed, 6 hung, 7 a host was lost, and so on.
-        duration_s: From mpirun's start to its end.
+        exit_status: What the command line would exit with: 0 done, 1 a rank failed, 6 hung, 7 a host was lost, and so
+            on.
+        duration_s: The time from mpirun's start to its end.
         steps: The last optimizer step that was done; 0 for a program.
-        parameters_sha256: Over all parameters in name order; None if no rank reported them.
+        parameters_sha256: The hash over all parameters in name order; None if no rank reported them.
         parameters_agree: Whether all ranks that hold a parameter hold the same bits.
         first_validation, last_validation: Mean loss per token in nats; None if none was measured.
-        tokens_per_s: Of the fastest rank that counts tokens; None if none does.
+        tokens_per_s: The throughput of the fastest rank that counts tokens; None if no rank does.
         results: What the recipe wants in the summary, by name.
         diagnostics: All that is to be said of the run; of a failure, its cause comes first.
         earlier: The reports of the starts before this one, oldest first; empty without restarts.
@@ -57,7 +58,7 @@ class Report:
         """Make the report of a run from all its starts; the last one counts.
 
         Args:
-            outcomes: Of all starts, oldest first.
+            outcomes: The outcomes of all starts, oldest first.
             more: What else is to be said of the last one.
             status: Exit status, if it is not that of the last start.
         """

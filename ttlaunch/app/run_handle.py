@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.1
 _MOST_STARTS = 10_000
-"""Of a run: what a folder says of the next one may be a circle that somebody else has written."""
+"""The most starts of a run that are followed: each folder names the next, and foreign folders may form a cycle."""
 
 
 @dataclass(frozen=True)

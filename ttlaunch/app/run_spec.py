@@ -17,12 +17,12 @@ class RunSpec:
         on: Configuration's name or folder.
         config_file: `-c`; None: the recipe's own `train.yaml`; `-`: standard input.
         mpi_args: Words for the engine's command.
-        arguments: Of a script or command.
+        arguments: The arguments of a script or command.
         resume: What to go on from; None: nothing.
         runs_dir: Where run folders are.
         is_command: Whether target and arguments are any program's command line, given after `--`.
         trace_steps: How many steps ranks are to trace; None: none.
-        profile_steps: Which steps torch's profiler records, such as `5-7`; None: none.
+        profile_steps: The steps that torch's profiler records, such as `5-7`; None: no steps.
         replay: Where the gradients of an asynchronous run came from that is repeated, by update.
         naive: Whether ranks run the recipe's `naive.py`.
         without: Hosts of the hostfile that are not to be used, since they were lost.

@@ -49,7 +49,7 @@ class Supervisor:
     """A supervisor that this process has started; its methods may be called from any thread and from signal handlers.
 
     Attributes:
-        pid: Of its process.
+        pid: The id of its process.
         owner: The process that has started it. A child that this one forks can neither wait for it nor hear it.
     """
 
@@ -174,7 +174,7 @@ def spawn_supervisor(
     Args:
         spec: What was asked for.
         options: How it is executed.
-        plan_hash: Of the plan that the caller has checked; another one is refused.
+        plan_hash: The hash of the plan that the caller has checked; any other plan is refused.
         max_restarts: Restarts at the most.
         sinks: Started beside each start of the run.
         detach: Whether the run goes on when the calling process dies.

@@ -128,7 +128,7 @@ def sync_code(
         keep: How many releases stay on a host.
         asks: Whether to ask before gigabytes are sent.
         dry_run: Only ask hosts what they lack.
-        interpreters: By host: one that is being started already.
+        interpreters: The interpreters that are already being started, by host.
 
     Returns:
         What each host answered, and `found` with every host that could not take the code in.

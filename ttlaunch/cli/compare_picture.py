@@ -14,7 +14,7 @@ def draw_comparison(content: Mapping[str, Any]) -> str:
     """Draw the comparison as SVG, without recipes that failed.
 
     Args:
-        content: Of `comparison.json`.
+        content: The content of `comparison.json`.
     """
     rows = [row for row in content["rows"] if row["runs"]]
 

@@ -32,8 +32,8 @@ def make_view(facts: RunFacts, run_id: str, *, quiet: bool = False) -> Iterator[
     """Choose the view that fits where the output goes.
 
     Args:
-        facts: Of the run.
-        run_id: Of the run.
+        facts: The facts about the run.
+        run_id: The run's id.
         quiet: Show nothing (for JSON).
     """
     if quiet:

@@ -198,7 +198,7 @@ def asks_for(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None
     with arguments also learns whether its target stood after `--`.
 
     Args:
-        fields: Of `RunSpec`, keys of `_OF_A_RUN`.
+        fields: The fields of `RunSpec` that are keys of `_OF_A_RUN`.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

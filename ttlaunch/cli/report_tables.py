@@ -80,9 +80,9 @@ def render_memory(found: Sequence[RankMemory], roles: Sequence[str], processes: 
     """Render a table of memory in megabytes.
 
     Args:
-        found: Of some ranks.
-        roles: By rank.
-        processes: By rank, the most that its whole process held; those that have ended.
+        found: The measurements of some ranks.
+        roles: The role of each rank.
+        processes: The peak memory of each rank's process, for the processes that have ended.
     """
     steps = sorted({one.step for one in found})
     heading = ("rank", "role", *KINDS, "together", "process")

@@ -141,9 +141,9 @@ def start_supervisor(
 
     Args:
         work: Does it.
-        exit_status: That of the process, from what came out.
-        form: Of what it prints if nothing can be started.
-        verbose: With notes.
+        exit_status: Computes the exit status of the process from the outcomes.
+        form: The form of the output if nothing can be started.
+        verbose: Whether to show notes.
     """
 
     def supervised(line: Line) -> int:

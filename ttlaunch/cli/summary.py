@@ -30,11 +30,11 @@ def tell(
     """Print the result of a run and its diagnostics.
 
     Args:
-        outcome: Of the run; of several starts, the last.
-        form: Of what is printed.
+        outcome: The outcome of the run; if it was restarted, that of the last start.
+        form: The form of the output.
         more: What else is to be said of it.
         restarts: The starts before it, which JSON has too.
-        exit_status: Of the command, if it is not that of the run.
+        exit_status: The exit status of the command, if it is not that of the run.
     """
     told = Report.of([*restarts, outcome], more=more, status=exit_status)
     report, facts, folder = outcome.report, outcome.facts, outcome.folder

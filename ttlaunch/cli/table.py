@@ -7,7 +7,7 @@ def render_table(rows: Sequence[Sequence[str]], *, right: Iterable[int] = (), in
     """Return the lines of a table.
 
     Args:
-        rows: Of cells; the first one is the heading.
+        rows: The rows of cells; the first one is the heading.
         right: Columns whose cells end under each other.
         indent: Before each line.
     """

@@ -77,9 +77,9 @@ def watch(supervisor: Supervisor, first: Path, *, form: Format, only: Collection
     """Show a run until it has ended; exits if the user stops watching before.
 
     Args:
-        supervisor: Of the run.
+        supervisor: The run's supervisor.
         first: The run's folder.
-        form: Of what is printed.
+        form: The form of the output.
         only: Ranks whose output is shown; None: of all.
     """
     watcher = _Watcher(supervisor, form, only)
@@ -254,7 +254,7 @@ def report_end(
 
     Args:
         watched: How watching it ended.
-        form: Of what is printed.
+        form: The form of the output.
         judge: What else is to be said of the last outcome.
     """
     if watched.was_cut_off:
@@ -275,7 +275,7 @@ def status_without_run(status: int, *, form: Format, who: str = "the supervisor"
 
     Args:
         status: Its own, or minus the signal that ended it.
-        form: Of what is printed.
+        form: The form of the output.
         who: What it is called.
     """
     if status >= 0:

@@ -17,7 +17,7 @@ class LaunchError(Exception):
 
     Attributes:
         diagnostics: Every mistake and warning that was found, in the order in which it is shown.
-        exit_status: Of a command that ends with it.
+        exit_status: The exit status of a command that ends with this error.
         was_shown: Whether whoever ordered it has seen the diagnostics already, in a question that was answered with no.
     """
 

@@ -11,7 +11,7 @@ from ttlaunch.draw.style import STYLE
 from ttlaunch.draw.svg_box import SMALL_CHARACTER, svg_text
 
 _LENGTH = 110
-"""Of the longest bar."""
+"""The length of the longest bar."""
 
 _BAR, _DOT, _LINE, _MARGIN, _BETWEEN, _APART = 14, 4, 15, 20, 22, 10
 _LEAST_WHISKER = 4.0
@@ -76,9 +76,9 @@ def render_bars(title: str, names: Sequence[Sequence[str]], panels: Sequence[Pan
     """Draw the whole picture; panels stand side by side, so that a thing is one line through all of them.
 
     Args:
-        title: Of the picture.
-        names: Of what was measured, each in one line or several; the first says most.
-        panels: From left to right.
+        title: The title of the picture.
+        names: The names of what was measured, each in one line or several; the first line is the most important.
+        panels: The panels from left to right.
         note: What all numbers have in common.
     """
     rows = _rows(names)

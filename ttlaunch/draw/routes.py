@@ -38,7 +38,7 @@ class Lane:
     Attributes:
         horizontal: Whether the gutter lies between rows.
         ends: Where it begins and ends, on the scale above.
-        number: Which lane of the gutter it is.
+        number: The lane's number within the gutter.
     """
 
     horizontal: bool

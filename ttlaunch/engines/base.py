@@ -138,7 +138,7 @@ class Engine(PlansCommands, Protocol):
 
         Args:
             said: What it wrote to its standard error; ranks do not write there.
-            statuses: By rank, the exit status; None for ranks without one.
+            statuses: The exit status of each rank; None for ranks without one.
         """
 
     def pairs_with(self, library: str) -> bool:

@@ -40,12 +40,12 @@ class Result:
     """The result of a cell.
 
     Attributes:
-        sha256: Of all parameters; None if the cell failed.
+        sha256: The hash of all parameters; None if the cell failed.
         difference: The largest one to the parameters of the reference; None if it is not known.
-        sent_bytes: By all ranks together; None if they kept no telemetry.
+        sent_bytes: The bytes that all ranks sent together; None if they kept no telemetry.
         formula_bytes: What the recipe's formula says of it; None if it was not compared.
         memory_bytes: The peak of its largest process.
-        seconds: From its start to its end.
+        seconds: The time from its start to its end.
         error: Why it failed, None if it did not.
     """
 
@@ -69,7 +69,7 @@ class Parity:
     """A matrix of layouts that is being run.
 
     Args:
-        steps: Of every training.
+        steps: The number of steps of each training.
         simulated: All ranks of a cell in one process, instead of real ones under mpirun.
         jobs: Cells at a time.
         scratch: An empty folder.

@@ -37,7 +37,7 @@ class Played:
     Attributes:
         findings: Mistakes in the messages, as `ttlaunch.runtime.comm.findings` writes them.
         edges: Messages and bytes by source and destination.
-        peak_memory_bytes: Of the process that played all ranks; None if it did not come to its end.
+        peak_memory_bytes: The peak memory of the process that played all ranks; None if it did not finish.
     """
 
     report: Report
@@ -65,7 +65,7 @@ def play_ranks(
     """Run all ranks of the plan in one child process, to the end or to the first mistake.
 
     Args:
-        plan: Of a recipe; nothing of its engine is started. Variables of single ranks are left out: the process is one.
+        plan: The plan of a recipe; its engine is not started. Single ranks' variables are left out: all share a process.
         path: An empty folder for the records.
         python: Interpreter of the ranks.
         environment: What the child inherits, before the plan's own variables.

@@ -40,9 +40,9 @@ class Simulation:
     """The result of a simulation.
 
     Attributes:
-        plan: Of the run that was simulated; nothing of its engine was started.
+        plan: The plan of the run that was simulated; its engine was not started.
         status: "done" or "failed".
-        exit_status: Of the command line in the same case.
+        exit_status: What the command line would exit with.
         diagnostics: Mistakes in the messages, and what else is to be said.
         edges: Messages and bytes by source and destination.
         details: All of it, as `ttlaunch simulate --format json` prints it.
@@ -131,7 +131,7 @@ def run_simulation(
     """Run all ranks of a plan in one child process.
 
     Args:
-        plan: Of a recipe.
+        plan: The plan of a recipe.
         keep: Folder for records and checkpoints; None: nothing is kept.
         show: Makes what is told about everything as it happens.
         cancelled: Set from another thread, it ends the simulation.

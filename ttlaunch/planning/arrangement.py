@@ -20,7 +20,7 @@ class Assignment:
     """Which order of places costs least: distances, traffic and what may move.
 
     Attributes:
-        distances: From place to place, symmetric.
+        distances: The distances between places, a symmetric matrix.
         traffic: Pairs of ranks, each pair once, with what they send each other.
         blocks: The places of each block in today's order; together all places, each once.
         last_stays: The last block may not change places with others (a host that the ranks do not fill).

@@ -90,7 +90,8 @@ class RanksToStart:
         rows: The ranks.
         slots: Host and number of slots, in the order of the hostfile, with `user@` where the hostfile has it.
         words: The user's further words for the engine's command; what they set, the engine does not.
-        over_hosts: For ranks on other machines, each of which has its own paths; None: all ranks run on this machine.
+        over_hosts: What ranks on other machines need, each of which has its own paths; None: all ranks run on this
+            machine.
     """
 
     python: str

@@ -15,7 +15,7 @@ class Field:
     Attributes:
         is_here: Whether all ranks run on the launching machine.
         takes_steps: Whether ranks report steps at all.
-        first_step, last_step: Of those that the run takes; None: it does not say.
+        first_step, last_step: The first and last step of the run; None if it does not say.
     """
 
     ranks: tuple[RankRow, ...]

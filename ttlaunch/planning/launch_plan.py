@@ -44,7 +44,7 @@ class RecipeProgram:
         data: Path, SHA-256 and size of the training text; None if the recipe reads none.
         start: What training begins from: `origin`, `step`, `files` (path, SHA-256 and size of each) and, of a
             checkpoint, its `state` and why newer ones were passed over; None: weights are drawn from the seed.
-        replay: Of an asynchronous run that is repeated: by update, the rank whose gradient it was of; else empty.
+        replay: For a repeated asynchronous run, the rank whose gradient made each update; else empty.
         is_naive: Whether ranks run `naive.py` in place of `trainer.py`.
     """
 
@@ -74,10 +74,11 @@ class EngineNames:
 
     Attributes:
         launcher: The process that starts ranks, as people know it.
-        rank_variables: In which it tells a process which rank it is; the first one that is set counts.
-        network_variables: In which it tells ranks the networks to talk over; the first one that is set counts.
-        folder_variables: Which keep its own files in the folder that they name.
-        remote_shell_variable: Which names the command that it reaches hosts with; empty if it reaches none itself.
+        rank_variables: The variables in which it tells a process its rank; the first one that is set counts.
+        network_variables: The variables in which it tells ranks the networks to use; the first one that is set counts.
+        folder_variables: The variables that name the folders for its own files.
+        remote_shell_variable: The variable that names the command with which it reaches hosts; empty if it reaches none
+            itself.
         daemons: Names of its processes, which are ended after the ranks.
         folders: Patterns of its folders for temporary files, which a run must not leave behind.
         segments: Patterns of its files in shared memory, which a run must not leave behind.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ttlaunch.diagnostics.count import counted
 
 SEQUENCES = 12
-"""Of a step: 2, 3 and 4 workers share them evenly, and 3 of them are no whole subtree of the reduction."""
+"""Sequences of a step: 2, 3 and 4 workers share them evenly, and 3 of them are no whole subtree of the reduction."""
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 ACCUMULATIONS = (1, 3)
@@ -26,7 +26,7 @@ class _Form(NamedTuple):
     """A way of a recipe to share the work.
 
     Attributes:
-        layout: In words.
+        layout: The layout, as text.
         workers: The numbers of ranks that compute gradients; parity tries each of them.
         sections: The sections of a training file that ask for it; `{count}` stands for the number of workers or stages, and
             `{blocks}` for the blocks of each stage.
@@ -74,7 +74,7 @@ class Cell:
     """One small training.
 
     Attributes:
-        layout: In words.
+        layout: The layout, as text.
         workers: Ranks that differentiate.
         ranks: All of them.
         accumulation: Into how many accumulations the step's sequences are cut.
@@ -140,10 +140,10 @@ def matrix(
     """Return the cells of a run of `ttlaunch parity`, in order; the first one of each precision is its reference.
 
     Args:
-        recipes: Whose layouts are tried; the reference is always one process.
+        recipes: The recipes whose layouts are tried; the reference is always one process.
         ranks: World sizes that are tried; empty: all that arise with 1 to 4 workers.
         accumulations: Divisors of `SEQUENCES`.
-        precisions: Of `PRECISIONS`.
+        precisions: Some of `PRECISIONS`.
     """
     cells = []
     for precision in precisions:

@@ -39,9 +39,9 @@ def check_same_training(
     """Report every reason why this configuration does not continue the checkpoint's training.
 
     Args:
-        manifest: Of the checkpoint.
+        manifest: The checkpoint's manifest.
         loaded: The configuration of the new run.
-        text_sha256: Of its training text.
+        text_sha256: The hash of its training text.
         fixed: Further keys that must be the same, since the bits of this recipe depend on them.
     """
     now = loaded.checked.model_dump(mode="json")

@@ -17,7 +17,7 @@ class RoleLayout:
 
     Attributes:
         roles: The role of each rank.
-        flows: Which roles talk to each other.
+        flows: The pairs of roles that talk to each other.
     """
 
     layout: Layout

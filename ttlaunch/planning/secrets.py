@@ -23,8 +23,8 @@ class Hidden:
     """Environments with references in place of secret values.
 
     Attributes:
-        environment: Of all ranks.
-        rows: Of each rank.
+        environment: The environment of all ranks.
+        rows: The rows of all ranks.
         secrets: What the references stand for, by variable.
     """
 

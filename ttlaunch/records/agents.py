@@ -37,9 +37,9 @@ class FilePiece:
 
     Attributes:
         name: Relative to the folder; of a file that a rank has there.
-        offset: Of the piece, in bytes.
+        offset: The offset of the piece, in bytes.
         whole: Whether the file appears at once, as records do.
-        number: Of the piece, from 1, over all connections to the agent.
+        number: The number of the piece, from 1, over all connections to the agent.
     """
 
     name: Word
@@ -53,7 +53,8 @@ class AgentReady:
     """A new connection to the agent is ready.
 
     Attributes:
-        version: Of what it says and understands, see `contract.AGENT_VERSION`; 0 before versions were said.
+        version: The version of the protocol that it speaks, see `contract.AGENT_VERSION`; 0 for agents from before it
+            was sent.
         time: The host's, seconds since the epoch.
         clock: The reading of the lease's clock.
         done: How many orders it has carried out.
@@ -138,7 +139,7 @@ def parse_agent_frame(header: Mapping[str, Any], *, world_size: int = 0) -> Agen
     """Parse the header of a frame.
 
     Args:
-        header: Of the frame.
+        header: The frame's header.
         world_size: How many ranks there are; 0 where no rank may be named yet.
     """
     kind = header.get("kind")

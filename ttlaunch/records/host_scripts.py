@@ -64,7 +64,7 @@ class SyncMessage:
     """A message of the host; `want` asks for the contents of a number of files and bytes.
 
     Attributes:
-        id: Of the folder on the host; hosts that see one folder say the same.
+        id: The id of the folder on the host; hosts that share a folder report the same id.
     """
 
     kind: Word
@@ -136,7 +136,7 @@ class InstallMessage:
     Attributes:
         holder: Who else works in the same folder; for `waiting`.
         phase, done, total: What it does, and how many bytes of it are done; for `progress`.
-        wheels: By SHA-256, how many bytes of each wheel are there that is not whole; for `need`.
+        wheels: For `need`: how many bytes of each incomplete wheel are present, by SHA-256.
     """
 
     kind: Word

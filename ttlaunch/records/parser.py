@@ -33,7 +33,7 @@ LONGEST_RECORD = 64 * 1024 * 1024
 DEEPEST = 32
 """Lists and objects inside each other; ours need five, and a recipe's state in a checkpoint a few more."""
 MOST_ITEMS = 4_000_000
-"""Of one list, and steps that one line of a traffic file may name."""
+"""The most items of one list, and the most steps that one line of a traffic file may name."""
 
 _LONGEST_TEXT = 16 * 1024 * 1024
 _LONGEST_WORD = 4096

@@ -255,7 +255,7 @@ class RankExit:
         left_early: Whether it left with status 0 before its role was finished.
         oom_kills: How often the kernel has killed for want of memory meanwhile; None if it does not say.
         left_behind: How many processes of the rank the shim had to end.
-        unkept_output: By stream, how many bytes could not be written, for `unkept_reason`.
+        unkept_output: How many bytes of each stream could not be written, because of `unkept_reason`.
     """
 
     rank: Rank | None = None

@@ -34,9 +34,9 @@ class Sent:
     """The messages of one rank to another one in a row of equal steps.
 
     Attributes:
-        bucket: Which part of a vector; None if it was sent whole.
+        bucket: The part's number, if a vector is sent in several; None if it was sent whole.
         first, last, stride: The steps; 0 is what came before the first.
-        messages, size: Of each of them; size in bytes.
+        messages, size: The number of messages, and the bytes of each.
     """
 
     operation: Word

@@ -23,7 +23,7 @@ class BadLine:
 
     Attributes:
         file: Relative to the run's folder.
-        line: In the file, from 1; None where the file is one record.
+        line: The line in the file, from 1; None if the file is one record.
         reason: What is wrong with it, as a clause.
     """
 
@@ -47,9 +47,9 @@ def good_records(
     """Read the usable records in the new lines of a file.
 
     Args:
-        tail: Of the file.
+        tail: The tail of the file.
         read: Its parser.
-        rank, file: Whose file it is, and where it lies in the run's folder.
+        rank, file: The rank that wrote the file, and its path in the run's folder.
         complain: Called for every other line.
     """
     for line in tail.read():

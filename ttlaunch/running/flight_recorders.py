@@ -97,7 +97,7 @@ def last_operations(run_folder: Path, ranks: Sequence[RankState], *, end: float 
     """Describe what each rank did last, from the recordings in a run's folder.
 
     Args:
-        run_folder: Of a run that has ended.
+        run_folder: The folder of a run that has ended.
         ranks: All of it.
         end: When it failed or ended, seconds since the epoch; None: now.
     """
@@ -115,8 +115,8 @@ def last_operation(recording: Recording, *, roles: Sequence[str], end: float) ->
     """Describe the last operation of a rank; None if it has begun none, or if its role had returned.
 
     Args:
-        recording: Of the rank.
-        roles: Of all ranks.
+        recording: The rank's recording.
+        roles: The roles of all ranks.
         end: When the run failed or ended, seconds since the epoch by the clock of the rank's host.
     """
     if not recording.operations or recording.phase == DONE:

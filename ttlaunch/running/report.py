@@ -30,9 +30,9 @@ class Report:
     Attributes:
         status: "done", "failed", "interrupted" or "terminated".
         first_validation, last_validation: Mean loss per token in nats, None if none was measured.
-        last_perplexity: Of the last validation: the exponential of its loss.
-        layer_grad_norms: Of the last step for which they were reported, by layer; empty if none was.
-        parameters_sha256: Over all parameters in name order; None if no rank reported them.
+        last_perplexity: The perplexity of the last validation: the exponential of its loss.
+        layer_grad_norms: The norm of each layer's gradient in the last step that reported them; empty if none did.
+        parameters_sha256: The hash over all parameters in name order; None if no rank reported them.
         parameters_agree: Whether all ranks that hold a parameter hold the same bits.
         began_from: The checkpoint or the weights that training began from: `origin`, `step` and, of a checkpoint, which
             newer ones were passed over and why; None if weights were drawn from the seed.

@@ -125,7 +125,7 @@ def write_follow_up(folder: Path, **values: Any) -> None:
     """Write what follows a run into its folder, for its views; nothing if the folder cannot be written.
 
     Args:
-        folder: Of the run that has ended.
+        folder: The folder of the run that has ended.
         values: `again`: that it is to be started again; `waiting`: what for, in a sentence; then `number` of the restart, `most` of them, `resume`: name of
             the run that it goes on from, or None, `change`: what is different; then `next`: its folder. Or `no_progress`,
             and nothing follows.

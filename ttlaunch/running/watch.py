@@ -55,8 +55,8 @@ class RankState:
     Attributes:
         step: The last optimizer step it reported.
         tokens: Tokens of all steps it reported.
-        layer_norms: By step, the norm of the gradient of each layer that it updates.
-        grad_norm: Of the last step that it reported one of.
+        layer_norms: The norm of the gradient of each layer that it updates, by step.
+        grad_norm: The gradient's norm in the last step that reported one.
         connection: `silent` or `lost` where the connection to its host is; else empty.
         first_step: The first one it reported; not 1 where it goes on from a checkpoint.
         diverged: The first of the last steps whose losses are NaN or infinite, and its loss; None if the last loss is

@@ -41,7 +41,7 @@ class RankContext:
         host: Where it runs.
         device: What it computes on.
         step: The step it is in; 0 before the first.
-        replay: By update, the rank whose gradient it was of, where a run is repeated; see `World`.
+        replay: For a repeated run, the rank whose gradient made each update; see `World`.
         early_stop: Whether training goes on; on all ranks that know the validations' losses, others `agree`.
         steps_done: Steps that were done before this run began; 0 unless it goes on from a checkpoint.
         traffic: What this rank has sent and how long it has waited; the verbs below enter it.
@@ -146,7 +146,7 @@ class RankContext:
 
         Args:
             model: This rank's part of it.
-            values: Of its flat vector, padding included.
+            values: The number of values in its flat vector, padding included.
 
         Returns:
             The traffic counter, in which updates of the model are entered too.
@@ -217,9 +217,9 @@ class RankContext:
         Call it after the step's validation, and after `agree` on whether training goes on: the last step has one.
 
         Args:
-            step: That has just been done.
+            step: The step that has just been done.
             model: This rank's part of it.
-            optimizer: Over this model; its next update waits until the state has been copied.
+            optimizer: The optimizer of this model; its next update waits until the state has been copied.
             owners: The ranks that call this and together hold the whole model; empty: those of this rank's role.
 
         Cost: no message; a copy of weights and state, which stays in host memory, and as much written to the disk.

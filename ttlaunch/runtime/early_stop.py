@@ -15,7 +15,7 @@ class EarlyStop:
     """Counts validations without improvement.
 
     Attributes:
-        name: Of its messages, in reports.
+        name: The name of its messages, in reports.
         best: Lowest mean loss that counted as an improvement.
         misses: Validations since then.
     """

@@ -18,15 +18,15 @@ class World:
     """The part of `plan.json` that ranks read.
 
     Attributes:
-        roles: By rank.
-        hosts: By rank.
-        local_ranks: By rank; counts within a host.
+        roles: The role of each rank.
+        hosts: The host of each rank.
+        local_ranks: The index of each rank on its host.
         config: The resolved training file, not yet validated.
         data_path: The training text; None for the default one.
         data_sha256: What the launching machine's text hashes to; None if the recipe reads no text.
         start: What training begins from, as the launcher found it: `step`, `files` (path and SHA-256 of each) and, of a
             checkpoint, its `state`; None: weights are drawn from the seed.
-        replay: Of an asynchronous run that is repeated: by update, the rank whose gradient it was of; else empty.
+        replay: For a repeated asynchronous run, the rank whose gradient made each update; else empty.
         trainer: The file of the recipe's folder that has the roles' functions, without `.py`.
     """
 

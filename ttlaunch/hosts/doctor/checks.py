@@ -21,7 +21,7 @@ def check_everything(
     """Check all rules: errors keep a run from working, warnings and notes do not.
 
     Args:
-        facts: Of the hosts that answered, in the order of the hostfile.
+        facts: The facts about the hosts that answered, in the order of the hostfile.
         topology: The cluster.
         engine: What is to start ranks there.
         launcher: Facts of this machine; None if they are not to be compared with.

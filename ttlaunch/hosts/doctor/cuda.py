@@ -43,7 +43,7 @@ def check_cuda(loaded: LoadedConfig, hosts: Mapping[str, Gpus], *, topology: Top
 
     Args:
         loaded: The configuration.
-        hosts: By the name of the hostfile.
+        hosts: The hosts by their name in the hostfile.
         topology: Where the hosts stand in it.
     """
     if loaded.checked.device_config.device != "cuda":

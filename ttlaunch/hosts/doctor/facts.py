@@ -23,8 +23,8 @@ class Cpu:
     """Processors.
 
     Attributes:
-        count: Of the machine.
-        usable: That this login may use: affinity and control group.
+        count: The number of cores of the machine.
+        usable: The number of cores that this login may use, given its affinity and control group.
         flags: The instruction sets among those that decide which kernels PyTorch takes.
     """
 
@@ -103,7 +103,7 @@ class Interface:
     """One IPv4 address of a network interface.
 
     Attributes:
-        address: With the length of its prefix, such as `10.0.0.5/24`.
+        address: The address with the length of its prefix, such as `10.0.0.5/24`.
         speed_mbit: As the driver reports it; None where it does not.
     """
 
@@ -179,7 +179,7 @@ class HostFacts:
     Attributes:
         machine: Equal for two names of one machine.
         names: Addresses that the names of the hostfile have on this host; empty: none; missing: no answer in time.
-        folders: Of earlier runs in shared memory, without a process that uses them.
+        folders: The folders of earlier runs in shared memory that no process uses.
         tried: Interpreters for ranks that were looked for.
         default_interface: The one with the default route.
     """

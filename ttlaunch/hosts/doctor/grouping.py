@@ -23,13 +23,13 @@ def of_hosts(
     """Make one diagnostic for these hosts; none for no hosts.
 
     Args:
-        code: Of the rule.
+        code: The rule's code.
         evidence: What is wrong with each host.
         topology: Where the hosts stand in their file.
         says: The sentence that follows one host's name, and the one that follows the number of several.
         notes: Facts.
         hints: What to type or change.
-        severity: Of the rule.
+        severity: The rule's severity.
         in_message: Move evidence that is the same for all hosts from their labels into the message.
     """
     if not evidence:

@@ -36,9 +36,9 @@ class NetworkChoice:
     """Networks in CIDR notation, and what each host is called on them.
 
     Attributes:
-        ranks: For messages between ranks.
-        control: For mpirun and its daemons; reaches the launching machine as well.
-        addresses: Of each host, on the networks for ranks.
+        ranks: The networks for messages between ranks.
+        control: The networks for mpirun and its daemons; they reach the launching machine as well.
+        addresses: The addresses of each host on the networks for ranks.
         interfaces: Their names and MTUs, by host.
         has_rdma: Whether every host has an RDMA device.
         why: The reason for the choice, in one sentence.
@@ -61,7 +61,7 @@ def choose_network(
     """Find a network for the ranks.
 
     Args:
-        facts: Of the hosts that get ranks.
+        facts: The facts about the hosts that get ranks.
         wanted: `network` of cluster.yaml: the name of an interface, or a network.
         connections: Addresses of the connection to each host: ours and the host's; None where there is no network
             between.
@@ -161,7 +161,7 @@ class _Option:
     """A network that all hosts share.
 
     Attributes:
-        speed_mbit: Of its slowest interface; 0 where a driver reports none.
+        speed_mbit: The speed of its slowest interface; 0 if a driver reports none.
         by_ssh: How many hosts were reached over it.
     """
 

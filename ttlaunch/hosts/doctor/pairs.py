@@ -62,7 +62,7 @@ def measure_pairs(
 
     Args:
         transports: The hosts; connected.
-        addresses: Of each host, on the chosen network; hosts without one do not take part.
+        addresses: The address of each host on the chosen network; hosts without one do not take part.
         pythons: Interpreters to try first for our script.
         bandwidth: Takes a second for each host, more or less, since a round of disjoint pairs takes one.
         progress: Called with the number of rounds of measuring that are done, and of all.

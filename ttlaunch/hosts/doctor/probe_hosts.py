@@ -31,7 +31,7 @@ class Question:
     Attributes:
         pythons: Interpreters that ranks could run with, in order; the first that starts counts. `~/` is the host's home.
         remote_folder: Where ttlaunch keeps its things.
-        names: To be resolved on every host.
+        names: The names to resolve on every host.
         engine: The engine that is looked for.
         mpi_prefix: Its folder; None: it belongs to the interpreter, or is in PATH.
     """

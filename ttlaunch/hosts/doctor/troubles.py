@@ -18,7 +18,7 @@ class _Reason:
     """One kind of trouble.
 
     Attributes:
-        code: Of its diagnostic.
+        code: The code of its diagnostic.
         one, several: What follows one host's name, and the number of several hosts.
         by_hand: Whether a plain `ssh` shows the user the same, so that trying it is good advice.
     """
@@ -66,7 +66,7 @@ def explain_troubles(
     """One diagnostic for each kind of trouble, in the order of the hostfile.
 
     Args:
-        errors: At most one per host.
+        errors: The errors, at most one per host.
         topology: Where the hosts stand in their file.
         answered: Seconds that each of the other hosts took to answer.
     """

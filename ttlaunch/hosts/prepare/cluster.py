@@ -24,9 +24,9 @@ class Outcome:
     """The result of preparing all hosts.
 
     Attributes:
-        results: By host, where the work came to an end.
-        locks: By kind of host.
-        bases: By host.
+        results: The result of each host on which the work has ended.
+        locks: The lock of each kind of host.
+        bases: The base of each host.
         diagnostics: What went wrong.
     """
 

@@ -40,8 +40,8 @@ class Locksmith:
         """Return the lock for a kind of host, from the cache if nothing that decides it has changed.
 
         Args:
-            kind: Of the hosts.
-            measured: With the sizes of the wheels, for which they have to be fetched.
+            kind: The kind of the hosts.
+            measured: Whether the lock needs the sizes of the wheels; wheels of unknown size are then fetched.
 
         Raises:
             LaunchError: If versions cannot be settled, or a wheel cannot be fetched.

@@ -67,7 +67,7 @@ class Pip:
         """Settle the version of every package for a kind of host.
 
         Raises:
-            PipError: With pip's output.
+            PipError: If pip fails; holds its output.
         """
         with tempfile.TemporaryDirectory(prefix="ttlaunch-") as folder:
             constraints, report = Path(folder) / "constraints.txt", Path(folder) / "report.json"
@@ -93,13 +93,13 @@ class Pip:
         """Download exactly these wheels into a folder.
 
         Args:
-            wheels: Of a lock.
-            kind: That the lock is for.
+            wheels: The wheels of a lock.
+            kind: The kind of host that the lock is for.
             folder: An empty one.
             started: Called with the name of each file when its download begins.
 
         Raises:
-            PipError: With pip's output.
+            PipError: If pip fails; holds its output.
         """
         listing = folder / "lock.txt"
         lines = [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheels]

@@ -40,7 +40,7 @@ def explain_lock(output: str, kind: Kind, wanted: Requirements, *, missing: Sequ
 
     Args:
         output: pip's.
-        kind: Of the hosts.
+        kind: The kind of the hosts.
         wanted: What was asked for.
         missing: Exact versions of which there is no wheel, found by asking for each alone.
     """

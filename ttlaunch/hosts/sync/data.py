@@ -14,8 +14,8 @@ class DataItem:
     """A text by its content.
 
     Attributes:
-        sha256: Of the text, in hexadecimal.
-        size: In bytes.
+        sha256: The hash of the text, in hexadecimal.
+        size: The size in bytes.
         path: A file, or a folder whose files make the text, absolute; None for the default text, which differs between
             versions of Python and so has to be sent as well.
     """

@@ -15,7 +15,7 @@ class UselessLine:
 
     Attributes:
         file: The rule file, relative to the root.
-        number: Of the line, from 1.
+        number: The line's number, from 1.
         lines: All lines of the file.
     """
 

@@ -30,8 +30,8 @@ class News:
     """What is new since the last sync.
 
     Attributes:
-        arguments: For `agent/receive.py`: the former tree hash, what to remove from and add to its manifest, and which
-            contents come along; each record and path with one character for each of its bytes.
+        arguments: The arguments for `agent/receive.py`: the former tree hash, what to remove from and add to its
+            manifest, and which contents come along; each record and path with one character for each of its bytes.
         frame: Those contents as they travel; empty if there are none.
     """
 

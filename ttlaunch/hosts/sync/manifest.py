@@ -17,7 +17,7 @@ class Entry:
     Attributes:
         path: Relative to the release, as the system has it; a name need not be text.
         mode: The nine permission bits; 0 for a link.
-        size: In bytes; 0 for what is no file.
+        size: The size in bytes; 0 for anything but a file.
         content: SHA-256 of a file in hexadecimal, the target of a link, nothing for a folder.
         source: Where a file lies on the launching machine.
     """

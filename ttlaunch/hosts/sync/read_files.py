@@ -22,8 +22,8 @@ class UnreadableError(TtlaunchError):
     """A file cannot be read.
 
     Attributes:
-        path: Of the file.
-        reason: Of the system.
+        path: The file's path.
+        reason: The reason that the system gave.
         changes: Whether it is because the file keeps being written.
     """
 
@@ -41,7 +41,7 @@ class FileReader:
     """Reads the files of one release.
 
     Attributes:
-        bytes_read: Of all files together, known ones included.
+        bytes_read: The bytes read from all files together, known ones included.
     """
 
     def __init__(self, cache: HashCache, *, on_progress: Callable[[int, int], None] | None = None) -> None:

@@ -27,7 +27,7 @@ class Origin:
         working_folder: The current folder, without links.
         folder: `--folder`; None: the repository around the current folder, else that folder.
         recipe: The recipe's folder, without links; None without one.
-        environment: Of the launching machine: how git behaves, and where the cache lies.
+        environment: The environment of the launching machine, which decides how git behaves and where the cache is.
     """
 
     working_folder: Path
@@ -96,7 +96,7 @@ def make_release(
         working_folder: The current folder; it chooses the project unless `folder` does.
         folder: The project's root.
         recipe: The recipe's folder.
-        environment: Of the launching machine; None: this process's.
+        environment: The environment of the launching machine; None: this process's.
         on_progress: Called with the number of files and of bytes read so far.
 
     Returns:

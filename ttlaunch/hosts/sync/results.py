@@ -32,7 +32,7 @@ class Synced:
         data: Absolute path of each text on the host, by SHA-256.
         sent_bytes: What went over the network, compressed.
         files: How many contents were sent.
-        seconds: From the first word to the last.
+        seconds: The time from the first message to the last.
         already_there: Whether nothing was missing and nothing damaged.
         pruned: Tree hashes of old releases that were removed.
         repaired: Files of the release that had been changed on the host.
@@ -83,7 +83,7 @@ class Outcome:
 
     Attributes:
         release: What was sent: made anew if files changed on the way.
-        hosts: In the order of the transports.
+        hosts: The hosts in the order of the transports.
     """
 
     release: Release

@@ -92,7 +92,7 @@ class _Task:
 
     Attributes:
         contents: What hosts may ask for.
-        folders: Which host brings the code into which folder.
+        folders: Which host copies the code into each folder; hosts that share a folder take turns.
         interpreters: Started already, by host.
     """
 

@@ -32,7 +32,7 @@ class SourceChangedError(TtlaunchError):
     """A file on the launching machine is not as it was when the release was made.
 
     Attributes:
-        name: Of the file.
+        name: The file's name.
     """
 
     exit_status = contract.STATUS_SYNC
@@ -153,7 +153,7 @@ class Contents:
     """What hosts may ask for; those that ask for the same read one buffer.
 
     Attributes:
-        all: In the order that both sides count in.
+        all: All blocks, in the order in which both sides count them.
     """
 
     def __init__(self, manifest: Manifest, texts: Sequence[DataItem]) -> None:

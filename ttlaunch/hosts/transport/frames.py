@@ -22,7 +22,7 @@ class FrameStream:
     answer to an earlier question. A caller that wants to continue starts the script anew.
 
     Attributes:
-        host: For error messages.
+        host: The host's name, for error messages.
         process: The script.
     """
 

@@ -20,7 +20,7 @@ class KeyFile:
     """What a key file on this machine has to offer.
 
     Attributes:
-        key: For signing; None if it cannot be used.
+        key: The key to sign with; None if it cannot be used.
         public: The public half, as it travels; None if even that is unknown.
         problem: Why `key` is None, a clause with the path; empty for a file that simply is not there.
         locked: Whether it needs a passphrase that has not been given.

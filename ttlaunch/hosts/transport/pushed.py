@@ -62,7 +62,7 @@ def start_interpreter(transport: Transport, *, pythons: Sequence[str] = (), time
     Args:
         transport: The host; connected already.
         pythons: Interpreters to try first; `~/` at the start means the user's home on the host.
-        timeout_s: For starting it.
+        timeout_s: The time allowed for starting it.
 
     Raises:
         HostError: As `Transport.start`.
@@ -84,12 +84,12 @@ def start_script(
 
     Args:
         transport: The host; connected already.
-        name: Of the module. It may import `ttlaunch.contract` and the standard library of Python 3.9.
+        name: The module's name. It may import `ttlaunch.contract` and the standard library of Python 3.9.
         beside: Further modules of `ttlaunch.agent` that it imports.
         arguments: JSON, handed to `main`; they show on no command line.
         pythons: As for `start_interpreter`.
-        interpreter: That waits on the host already; None: one is started.
-        timeout_s: For starting it.
+        interpreter: An interpreter that is already waiting on the host; None: start one.
+        timeout_s: The time allowed for starting it.
 
     Raises:
         HostError: As `Transport.start`. That no Python is there may show only at the first `receive`: see

@@ -38,7 +38,7 @@ class Connection:
     Attributes:
         settings: How the host was reached.
         transport: Opens channels.
-        addresses: Of its two ends; None where something lies between.
+        addresses: The addresses of its two ends; None if there is something in between.
     """
 
     def __init__(

@@ -25,9 +25,9 @@ class SshProcess:
     """Reads and writes a channel without ever waiting longer than asked to.
 
     Args:
-        host: For error messages.
+        host: The host's name, for error messages.
         channel: On which the command has been started.
-        mark: With which the command announces itself.
+        mark: The mark with which the command announces itself.
         why_lost: Says why the connection is gone.
     """
 

@@ -78,7 +78,7 @@ class Transport(Protocol):
         """Connect and log in; does nothing if that has been done.
 
         Raises:
-            HostError: For every reason that keeps the host from being used, within the deadline.
+            HostError: If the host cannot be used, for any reason; raised within the deadline.
         """
 
     def start(self, command: str, *, timeout_s: float = CONNECT_S) -> Process:

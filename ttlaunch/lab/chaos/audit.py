@@ -23,8 +23,8 @@ class Left:
 
     Attributes:
         host: Its name; "this machine" for the launching one.
-        processes: That carry the run's id: `pid` and `name`.
-        folders: Of the run or of its engine.
+        processes: The processes that carry the run's id: `pid` and `name`.
+        folders: The folders of the run or of its engine.
         clean_after_s: How long it took until nothing was left; None: something is, or nobody knows.
         error: Why the host could not be asked.
     """
@@ -55,9 +55,9 @@ def audit(
     """Look for leftovers here and then on all hosts at once, repeatedly, until nothing is left or time is up.
 
     Args:
-        run_id: Of the run, which is over.
+        run_id: The id of the run, which is over.
         scratch: Its folder in shared memory.
-        transports: To its hosts, not connected; none where this machine was its only host.
+        transports: Transports to its hosts, not connected; none if this machine was its only host.
         names: What its engine calls the files that it makes.
         began: When it began, seconds since the epoch.
         patience_s: How long what is left may take to go.

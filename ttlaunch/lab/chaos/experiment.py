@@ -64,8 +64,8 @@ def find_faults(source: Source | None, prepared: "PreparedRun", *, count: int | 
     Args:
         source: Their text; None: draw `count` of them with `seed`.
         prepared: The run.
-        count: Of those drawn.
-        seed: Of those drawn.
+        count: How many faults to draw.
+        seed: The seed from which they are drawn.
 
     Raises:
         LaunchError: One of them cannot be made in this run.
@@ -117,7 +117,7 @@ def look_for_leftovers(outcome: Outcome, prepared: "PreparedRun", *, began: floa
     """Look for leftovers of a run on all its hosts, over new connections.
 
     Args:
-        outcome: Of a run that was executed in this process.
+        outcome: The outcome of a run that was executed in this process.
         prepared: The same, before.
         began: When it did, seconds since the epoch.
         lease_s: How long ranks on another host may have run on.

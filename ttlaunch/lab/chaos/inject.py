@@ -60,10 +60,10 @@ class Injector:
         """Prepare the faults.
 
         Args:
-            faults: In the order of the plan.
+            faults: The faults in the order of the plan.
             view: Is shown all of the run.
             controller: Who stands beside the ranks.
-            folder: Of the run.
+            folder: The run's folder.
             scratch: Its folder in shared memory, of this path on every host.
             elsewhere: Connected hosts by name, for faults of what no controller reaches there: shims and agents.
         """

@@ -48,10 +48,11 @@ class Verdict:
     Attributes:
         fault: As it is typed.
         reason: Why it was not made.
-        step: That its target had reported when it was made.
+        step: The step that its target had reported at the injection.
         at_s: When it was made, seconds after the start of the run.
-        detected_s: From the fault to its detection: a rank's end, the verdict of a hang, the moment a host counts as lost.
-        over_s: From the fault to the end of the run.
+        detected_s: The time from the fault to its detection: a rank's end, the verdict of a hang, the moment a host
+            counts as lost.
+        over_s: The time from the fault to the end of the run.
     """
 
     fault: str
@@ -97,7 +98,7 @@ def judge_faults(
 
     Args:
         faults: The plan.
-        events: Of the run's history, as `read_events` gives them.
+        events: The events of the run's history, as `read_events` returns them.
         report: `report.json`.
         lease_s: How long a host may say nothing; soon after that it counts as lost.
         engine_failed: Whether the engine failed and no rank did, which `report.json` does not hold as data.

@@ -26,17 +26,17 @@ class Measured:
     """The numbers of one run.
 
     Attributes:
-        ranks: Of the world, by role.
+        ranks: The number of ranks of each role.
         steps_per_s: Global batches a second, after the warm-up.
         tokens_per_s: Tokens a second, after the warm-up.
-        first_loss, loss: Of the validations before the first step and after the last.
+        first_loss, loss: The losses of the validations before the first step and after the last.
         samples: Sequences that were trained on.
         bytes_per_step: Sent by all ranks together.
         is_counted: Whether every one of these was counted; else those of another library are from the recipe's formula.
-        peak_memory_bytes: By rank, all that the process held.
+        peak_memory_bytes: The most memory that the process of each rank held.
         idle_share: Of the time of steps, in which ranks that compute gradients could only wait; None where another
             library does the waiting.
-        sha256: Of all parameters.
+        sha256: The hash of all parameters.
     """
 
     run_id: str

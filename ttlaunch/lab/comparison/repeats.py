@@ -29,10 +29,10 @@ class Attempt:
     """One run of a candidate.
 
     Attributes:
-        repeat: From 1.
+        repeat: The number of the repetition, from 1.
         measured: None if it failed.
         error: Why it failed, None if it did not.
-        command: That repeats it.
+        command: The command that repeats it.
         was_kept: Whether it was made before.
     """
 
@@ -51,7 +51,7 @@ class Comparison:
         workload: The same for all.
         on: The cluster, as `--on` names it.
         folder: Keeps the runs.
-        repeats: Of each candidate.
+        repeats: How often each candidate runs.
     """
 
     def __init__(self, workload: Workload, *, on: str, folder: Path, repeats: int) -> None:

@@ -26,8 +26,8 @@ class Row:
 
     Attributes:
         name: As it was asked for.
-        runs: That it is made of.
-        ranks: Of each role.
+        runs: The runs that it summarises.
+        ranks: The number of ranks of each role.
         bits: A letter for the SHA-256 of its parameters: equal letters, equal bits; None if its runs differ.
         is_counted: Whether all bytes were counted.
         error: Why there is no row, None if there is one.

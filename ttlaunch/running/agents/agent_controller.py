@@ -39,7 +39,7 @@ def start_agents(
 
     Args:
         transports: The hosts.
-        arguments: By host: the arguments of `agent/start_agent.py`.
+        arguments: The arguments of `agent/start_agent.py` for each host.
         world_size: How many ranks there are on all hosts.
         folder: Receives the files that agents send.
         pythons: Interpreters to try first on a host.

@@ -79,7 +79,7 @@ class HostLink:
 
         Args:
             transport: The host; connected already.
-            arguments: Of `agent/start_agent.py`.
+            arguments: The arguments of `agent/start_agent.py`.
             world_size: How many ranks there are on all hosts.
             pythons: Interpreters to try first.
             keep: Takes each piece of a file, once and in order; raises `OSError` if it cannot.
@@ -310,7 +310,7 @@ def put_agent(transport: Transport, arguments: Mapping[str, Any], *, pythons: Se
 
     Args:
         transport: The host; connected already.
-        arguments: Of `agent/start_agent.py`.
+        arguments: The arguments of `agent/start_agent.py`.
         pythons: Interpreters to try first.
 
     Raises:

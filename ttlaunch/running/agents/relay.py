@@ -45,7 +45,7 @@ class Relay:
         Args:
             transports: The hosts.
             starts: How daemons start on them.
-            engine: Whose daemons they are.
+            engine: The engine that the daemons belong to.
             scratch: Where the socket and the engine's substitute for ssh are put.
             is_lost: Whether a host counts as lost; while it does not, a daemon outlives the connection it was started over.
         """

@@ -282,7 +282,7 @@ class LostCheckpoints:
     """Reports the checkpoints that a run lost, where the configuration lets it go on without them.
 
     Attributes:
-        reasons: Which file could not be written, and why, by step.
+        reasons: By step, which file could not be written, and why.
     """
 
     def __init__(self, view: View) -> None:

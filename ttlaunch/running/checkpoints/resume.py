@@ -55,8 +55,8 @@ def find_checkpoint(where: str, *, runs_folder: Path, working_folder: Path) -> S
     Args:
         where: `latest`: of all runs; a run's id; or the path of a run's folder, of its folder of checkpoints, or of one
             checkpoint, which may have been copied there under any name.
-        runs_folder: That has the runs.
-        working_folder: That paths begin at.
+        runs_folder: The folder that contains the runs.
+        working_folder: The folder that relative paths start from.
     """
     search = Search()
     if where == LATEST:

@@ -159,7 +159,7 @@ class JoinedTensor:
     """A whole tensor of several stored parts, as tensor-parallel ranks leave them.
 
     Attributes:
-        path: Of one of its files.
+        path: The path of one of its files.
         parts: Each with where it lies; together they have every value once.
     """
 

@@ -132,7 +132,7 @@ def _of_exception(error: RankError, ending: RankExit | None) -> Cause:
 
 
 def _that_held_most(first: Failure, candidates: list[_Candidate], ranks: list[RankState]) -> Failure:
-    """Of ranks that ran out of memory together, take the largest: the kernel may have killed a smaller one first."""
+    """Choose the largest of ranks that ran out of memory together: the kernel may have killed a smaller one first."""
     if first.kind is not Cause.OUT_OF_MEMORY or first.time is None:
         return first
     held = {state.row.rank: float((state.exit.peak_memory_bytes if state.exit else None) or 0) for state in ranks}

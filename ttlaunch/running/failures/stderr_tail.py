@@ -43,7 +43,8 @@ class Crash:
 
     Attributes:
         thread: Such as `current thread`.
-        file, line: Of the innermost Python frame outside of installed packages, or of the innermost at all.
+        file, line: The position of the innermost Python frame outside of installed packages, or of the innermost frame
+            if all are inside.
     """
 
     words: str

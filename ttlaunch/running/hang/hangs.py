@@ -51,7 +51,7 @@ class _Suspicion:
 
     Attributes:
         since: When it began.
-        snapshot: Of the processes, taken after that; None while hosts have not answered.
+        snapshot: A snapshot of the processes taken after that; None until all hosts have answered.
         asked: When ranks were asked to write their stacks.
         before: Sizes of the files of stacks at that time.
         sizes: Sizes of these files at the last look.
@@ -81,8 +81,8 @@ class HangWatch:
         """Watch from now on.
 
         Args:
-            plan: Of the run.
-            folder: Of the run.
+            plan: The run's plan.
+            folder: The run's folder.
             controller: Gives access to the processes of the ranks.
             timeout_s: How long nothing may move; None: 120 s, after ten steps as long as ten of the slowest, at least 30 s.
             clock: Seconds that never go back.

@@ -14,7 +14,7 @@ class Seen:
     Attributes:
         recording: None if it cannot be read.
         is_stopped: Whether its process was stopped by a signal.
-        stack: Of its main thread, innermost call first; empty if it did not answer.
+        stack: The stack of its main thread, innermost call first; empty if it did not answer.
         idle_s: Since its last operation was begun or ended, if that is known.
         is_starting: Whether its role's function has not been called yet.
         has_left: Whether its process has ended.

@@ -146,7 +146,7 @@ class ShownOutput:
             folder: The run's.
             rows: All ranks of the run.
             only: The ranks whose lines are shown.
-            streams: Of `stdout` and `stderr`, those that are shown.
+            streams: Which of `stdout` and `stderr` are shown.
         """
         self._log = MergedLog(folder, [row.rank for row in rows])
         self._roles = [row.role for row in rows]

@@ -94,7 +94,7 @@ class RankOutputs:
 
         Args:
             folder: The run's.
-            ranks: Whose output there is.
+            ranks: The ranks that have output.
             covered: How much of a rank's stream is not to be taken again.
         """
         self._streams: dict[_Key, _Stream] = {}

@@ -22,9 +22,9 @@ class Flight:
     """The time of one operation's messages in flight: from the begin of a send to the end of its receive.
 
     Attributes:
-        messages: That were traced.
-        median_s: Of one.
-        bytes_per_s: Of all of their bytes, over all of their times.
+        messages: The number of messages that were traced.
+        median_s: The median time of one message.
+        bytes_per_s: The sum of their bytes over the sum of their times.
     """
 
     messages: int
@@ -37,9 +37,9 @@ class OperationCost:
     """The cost of one operation for the ranks of one role, within steps.
 
     Attributes:
-        messages, size: Of all these ranks together, of a step on average; size in bytes.
-        waited: Of the ranks' steps, in which they could only wait for it; None: they did not.
-        flight: Of the messages that these ranks sent; None: they were not traced.
+        messages, size: The number of messages and bytes that all these ranks together send in an average step.
+        waited: The share of the ranks' steps in which they could only wait for the operation; None: they never waited.
+        flight: The times of the messages that these ranks sent; None if the messages were not traced.
     """
 
     operation: str
@@ -66,9 +66,9 @@ def communication_costs(
     """Measure the cost of each operation for each role that sends it or waits for it; the largest waits come first.
 
     Args:
-        telemetry: Of all ranks.
+        telemetry: The telemetry of all ranks.
         rows: The same ranks.
-        folder: Of the run, for its traces.
+        folder: The run's folder, which holds its traces.
     """
     flights = _flights(folder, rows)
     found = []

@@ -27,7 +27,7 @@ RUN, END, LAUNCHER = "run", "end", "launcher"
 """Kinds of events that no rank writes: the first, the last, and what the launcher notes in `events.jsonl`."""
 
 TIMES, TRAFFIC, EXITED = "times", "traffic", "exited"
-"""Of a rank's telemetry, a step at a time; and its end, as its shim saw it."""
+"""Kinds of events from a rank's telemetry, one of each a step; and the rank's end, as its shim saw it."""
 
 _OF_REPORT = (
     "status",
@@ -51,9 +51,9 @@ class Event:
     Attributes:
         time: Seconds since the epoch.
         kind: A kind of progress record (`KIND_…` of the contract) or one of the above.
-        rank: Whose it is; None: the run's.
-        step: That it is about; None: none. 0 is what came before the first.
-        values: By name.
+        rank: The rank that it is about; None: the whole run.
+        step: The step that it is about, 0 for anything before the first; None: no step.
+        values: The values by name.
     """
 
     time: float

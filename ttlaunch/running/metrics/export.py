@@ -38,7 +38,7 @@ class SinkRecord:
 
     Attributes:
         place: Where it writes.
-        pid: Of its process.
+        pid: The id of its process.
         events: Taken so far, as of its last record.
         error: Why it failed, None if it did not.
     """

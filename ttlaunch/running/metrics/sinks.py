@@ -58,7 +58,7 @@ def parse_sink(text: str, *, option: str, working_folder: Path) -> SinkChoice | 
 
     Args:
         text: As it was typed.
-        option: That it was typed after.
+        option: The option that it was given to.
         working_folder: A place is relative to it, unless it is a web address.
     """
     kind, equals, place = text.partition("=")

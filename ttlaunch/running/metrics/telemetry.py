@@ -47,7 +47,8 @@ class StepTelemetry:
     Attributes:
         step: 0 stands for everything before the first one.
         times: Seconds: `step_s` is all of the step, the others are its phases.
-        operations: By name: `messages` and `bytes` that the rank sent, `waited_s` in which it could do nothing else.
+        operations: For each operation, the `messages` and `bytes` that the rank sent, and `waited_s`, in which it could
+            only wait.
     """
 
     step: int
@@ -149,7 +150,7 @@ class RankMemory:
     """The memory that the tensors of one rank took in the step that counted it.
 
     Attributes:
-        step: In which it was counted.
+        step: The step in which it was counted.
         sizes: The most bytes of each kind at any moment of the step.
         peak: The most bytes of all together at one moment; at most the sum of the sizes.
     """

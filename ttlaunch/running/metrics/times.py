@@ -16,8 +16,8 @@ class Share:
     """The time of steps that one part takes, in seconds.
 
     Attributes:
-        median, p90: Over steps; p90: nine steps in ten take no longer.
-        share: Of the time of all steps.
+        median, p90: The median over steps, and the time that nine steps in ten do not exceed.
+        share: The share of the time of all steps.
     """
 
     name: str
@@ -34,7 +34,7 @@ class StepTimes:
     """The parts of the steps of some ranks.
 
     Attributes:
-        ranks: Whose steps these are.
+        ranks: The ranks that the steps belong to.
         step: All of a step, up to its report.
         phases: Forward, backward, update, and `exchange`, which is the rest.
         waits: By operation: the rank waited for messages to leave or to arrive and could do nothing else. They are

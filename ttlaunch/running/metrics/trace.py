@@ -30,7 +30,7 @@ class RankTrace:
     Attributes:
         clocks: How far its clock is from rank 0's, as it was compared.
         spans: What it did.
-        ends: Of its messages.
+        ends: The two ends of its messages.
     """
 
     row: RankRow

@@ -79,7 +79,7 @@ class Settlement:
     Attributes:
         steps, validations: That all ranks have finished, and that the bytes are of; with the validation before the first
             step, also of a run that goes on from a checkpoint.
-        edges: By operation and edge; empty without messages.
+        edges: The edges of each operation; empty without messages.
         reason: Why nothing was compared, as a clause; None if it was.
         is_mistaken: Whether the reason is a mistake in the recipe.
     """
@@ -125,7 +125,7 @@ def settle(
     """Compare what ranks counted with the recipe's formula, over the steps that all of them have finished.
 
     Args:
-        folder: Of the run.
+        folder: The run's folder.
         plan: The content of its `plan.json`.
         ranks: What is known of its ranks.
         is_done: Whether the run came to its end; else the last step that all ranks report may not be all of it.

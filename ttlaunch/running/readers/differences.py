@@ -62,7 +62,7 @@ class RunDifferences:
     """All differences of two runs.
 
     Attributes:
-        compared: By section, how many values at least one of the runs has.
+        compared: For each section, how many values at least one of the runs has.
     """
 
     compared: Mapping[str, int]

@@ -23,18 +23,18 @@ class Origin:
     """Everything that a run was started from.
 
     Attributes:
-        working_folder: In which it was started.
+        working_folder: The folder in which it was started.
         target: The recipe's folder, or the program.
-        arguments: Of a program.
+        arguments: The arguments of a program.
         config_file: The resolved configuration; None for a program.
         data: Path and SHA-256 of the text that was read; None if none was.
         resume: The checkpoint that the run went on from; None: it began at step 1.
-        sha256: Of the parameters that it ended with; None if it did not come to its end.
-        commit: Of the working folder, if it was in git.
+        sha256: The hash of the final parameters; None if the run did not finish.
+        commit: The commit of the working folder, if it was in git.
         tree: Hash of the recipe's folder.
-        versions: Of what computes.
+        versions: The versions of the programs and libraries that compute.
         is_naive: Whether its ranks ran the recipe's `naive.py`.
-        arrivals: Of an asynchronous run: by update, the rank whose gradient it was of; else empty.
+        arrivals: For an asynchronous run, the rank whose gradient made each update; else empty.
     """
 
     run_id: str

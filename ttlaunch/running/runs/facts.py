@@ -17,7 +17,7 @@ class RunFacts:
     """The facts about a run that views need.
 
     Attributes:
-        name: Of the recipe or program.
+        name: The name of the recipe or program.
         topology: Name of the cluster's description.
         ranks: Row by row.
         is_recipe: Whether its ranks tell of what they do.

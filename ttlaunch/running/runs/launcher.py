@@ -24,8 +24,8 @@ class Launcher:
     """The identity of a process.
 
     Attributes:
-        boot: Of the machine; "" if it does not say.
-        started: In clock ticks since then; 0 if the process does not say.
+        boot: The id of the machine's boot; "" if it does not say.
+        started: The process's start in clock ticks since the boot; 0 if the process does not say.
     """
 
     machine: str

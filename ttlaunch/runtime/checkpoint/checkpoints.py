@@ -15,7 +15,7 @@ from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import CheckpointConfig
 
 CODEC_PREFIX = "codec."
-"""Of the names, in an optimizer's state, of what a sender's codec still owes: a checkpoint of other senders lacks them."""
+"""Begins the names of codec residuals in an optimizer's state; a checkpoint of other senders lacks them."""
 
 
 class HasParameters(Protocol):
@@ -67,7 +67,7 @@ class Checkpoints:
         Args:
             cfg: When checkpoints are due, and what a failed one means.
             run_dir: Below which shards are written.
-            rank: Whose shards they are.
+            rank: The rank whose shards they are.
             start: `World.start`.
             lose: Called with the step of a checkpoint that is missing, and the reason.
         """
@@ -90,7 +90,7 @@ class Checkpoints:
 
         Args:
             model: This rank's part of it; what it holds is found by names, so any layout may have written it.
-            optimizer: Over this model.
+            optimizer: The optimizer of this model.
             state: What the data says its position is, to be compared with the checkpoint's.
 
         Raises:

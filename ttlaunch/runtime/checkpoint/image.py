@@ -34,8 +34,8 @@ class ShardImage:
     """The file of some tensors.
 
     Attributes:
-        names: Of the tensors, in the order of the file.
-        size: Of the file, in bytes.
+        names: The names of the tensors, in the order of the file.
+        size: The size of the file, in bytes.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:

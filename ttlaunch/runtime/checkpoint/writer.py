@@ -28,7 +28,7 @@ class CheckpointWriteError(TtlaunchError):
     """A shard could not be written.
 
     Attributes:
-        step: Of the checkpoint.
+        step: The checkpoint's step.
         reason: File and what is wrong with it.
     """
 

@@ -141,5 +141,5 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 def _body_tag(tensor: Tensor, tag: int) -> int:
-    """Of the bytes: other for messages of other lengths, so that they never meet a receive that has no room for them."""
+    """Return the tag of the bytes. It differs by length, so a message never matches a receive that is too short."""
     return zlib.crc32(f"{tag} {tensor.nbytes}".encode()) >> 1

@@ -59,7 +59,7 @@ class Communicator(Protocol):
         """Sleep until one of several transfers of this communicator needs nothing more of its peer; its `wait()` comes next.
 
         Args:
-            pending: At least one, all under one tag; of several that are complete the first is chosen.
+            pending: The transfers, at least one, all with the same tag; if several are complete, the first is chosen.
             timeout_s: After which to give up; 0: only look; None: never.
 
         Returns:
@@ -68,7 +68,7 @@ class Communicator(Protocol):
 
 
 MAX_DIMS = 8
-"""Of a tensor that can be sent."""
+"""The most dimensions of a tensor that can be sent."""
 
 DTYPES = (
     torch.float32,
@@ -82,7 +82,7 @@ DTYPES = (
     torch.uint8,
     torch.bool,
 )
-"""Of a tensor that can be sent; a header names one by its index."""
+"""The types of a tensor that can be sent; a header holds the index of one."""
 
 
 def check_sendable(tensor: Tensor) -> None:

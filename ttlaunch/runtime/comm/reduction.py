@@ -71,9 +71,9 @@ class GradientTree:
         """Enter one micro-batch; `grads_N` is only read.
 
         Args:
-            index: Of the micro-batch in the step; one after the other, without gaps.
+            index: The micro-batch's index in the step; calls follow each other without gaps.
             grads_N: Gradient of its *summed* loss, shape `(N,)`, float32, or bfloat16 or float16: the sums are float32.
-            tokens: That it predicted.
+            tokens: The number of tokens that it predicted.
             loss: Summed over them.
             leaves: 2: `grads_N`, tokens and loss are the sums of this micro-batch and the next, and the index is even.
 
@@ -104,9 +104,9 @@ class GradientTree:
         No copy is made: the sums that come of it are built in `grads_N`, which belongs to the tree until `clear`.
 
         Args:
-            index: Of the micro-batch, as for `add`.
+            index: The micro-batch's index, as for `add`.
             grads_N: Where its gradient will be, shape `(N,)`, float32.
-            tokens: That it predicts.
+            tokens: The number of tokens that it predicts.
             loss: Summed over them.
 
         Raises:

@@ -26,8 +26,8 @@ class TrainingData(Protocol):
 
     Attributes:
         vocabulary: Number of different tokens, or of classes.
-        validation_sequences: That one validation evaluates.
-        validation_micro_batches: Of one validation.
+        validation_sequences: The number of sequences that one validation evaluates.
+        validation_micro_batches: The number of micro-batches of one validation.
         validation_tokens: Targets that count in one validation.
         total_steps: Steps until `steps` are done or `num_epochs` are used up, whatever comes first.
     """
@@ -71,7 +71,7 @@ def micro_batches(cfg: TrainingFile, ctx: HasData, step: int, *, among: Sequence
     Args:
         cfg: Batch sizes and seed.
         ctx: The rank, for its data and device.
-        step: From 1.
+        step: The step, from 1.
         among: Ranks that share the step, each with a contiguous block of it; empty: this rank takes all.
     """
     data = ctx.data(cfg)

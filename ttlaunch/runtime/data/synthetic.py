@@ -68,7 +68,7 @@ class SyntheticData:
     """Drawn sequences for training and validation; see `TrainingData`.
 
     Attributes:
-        training_sequences: That one epoch has.
+        training_sequences: The number of sequences in one epoch.
     """
 
     def __init__(self, corpus: Corpus, cfg: TrainingFile) -> None:

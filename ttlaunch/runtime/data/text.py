@@ -26,8 +26,8 @@ class TextData:
 
     Attributes:
         vocabulary: Number of different tokens.
-        training_sequences: That one epoch has.
-        validation_sequences: That one validation evaluates.
+        training_sequences: The number of sequences in one epoch.
+        validation_sequences: The number of sequences that one validation evaluates.
         validation_tokens: Targets that count in one validation.
         total_steps: Steps until `steps` are done or `num_epochs` are used up, whatever comes first.
     """

@@ -20,7 +20,7 @@ class FlatParameters:
     """Flat views of parameters and their gradients.
 
     Attributes:
-        parameters: In their order.
+        parameters: The parameters in their order.
         starts: Where each of them begins in the vectors, and at last N.
         weights_N: Float32, shape `(N,)`; writing here changes the parameters.
         grads_N: All gradients, in the same layout; backward passes add to it.

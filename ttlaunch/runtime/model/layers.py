@@ -54,7 +54,7 @@ class SplitLayer(Protocol):
     """A layer that has some values of its parameters.
 
     Attributes:
-        splits: Which values those are, by the parameters' names.
+        splits: Which values these are, by the parameters' names.
     """
 
     splits: Mapping[str, Split]

@@ -25,8 +25,8 @@ class LossScaler:
     """The scale: halved by an overflow, doubled after so many steps without one, within bounds; 1 except for fp16.
 
     Attributes:
-        name: Of its messages, in reports.
-        scale: Of the step that is being computed, a power of two.
+        name: The name of its messages, in reports.
+        scale: The scale of the step that is being computed, a power of two.
         skipped: Steps whose update was skipped.
     """
 

@@ -42,8 +42,9 @@ class Model(nn.Module):
         weights_N: All parameters in one flat view, float32; writing here changes them.
         grads_N: All gradients, in the same layout; backward passes add to it.
         traffic: Records updates; set by `RankContext.watch`. None: nobody watches the model.
-        loss_scaler: By what losses are multiplied before a backward pass, in this step.
-        splits: Which values it has of each parameter that ranks split, by name; the others it has whole.
+        loss_scaler: The factor by which losses are multiplied before a backward pass, in this step.
+        splits: For each parameter that is split among ranks, which of its values are here; parameters without an entry
+            are whole.
         head_has_copy: Whether the head has a copy of a shared matrix although the embedding is here, too.
     """
 
@@ -222,7 +223,7 @@ class Model(nn.Module):
             masks: What to draw dropout masks from; None: no dropout, as in validation.
             blocks: Which of the blocks, with the embedding before the model's first one and the head behind its last
                 one; None: all that this rank has.
-            layer: Of a whole model, only this one of its layers: 0 is the embedding, then come the blocks, then the head.
+            layer: The one layer of a whole model to run: 0 is the embedding, then come the blocks, then the head.
 
         Returns:
             Logits, shape (B, T, V), where the head comes last; else activations, shape (B, T, D).

@@ -14,9 +14,10 @@ class Split:
     """A rank's values of one parameter: some ranges of one dimension, one behind the other, and all of the others.
 
     Attributes:
-        shape: Of the whole parameter.
-        dim: That is split.
-        ranges: Of this dimension; several where the parameter is several matrices in one, such as query, key and value.
+        shape: The shape of the whole parameter.
+        dim: The dimension that is split.
+        ranges: The ranges of this dimension; several if the parameter combines several matrices, such as query, key and
+            value.
     """
 
     shape: tuple[int, ...]
@@ -25,7 +26,7 @@ class Split:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Of what the rank has."""
+        """The shape of the values that the rank has."""
         length = sum(len(places) for places in self.ranges)
         return (*self.shape[: self.dim], length, *self.shape[self.dim + 1 :])
 
@@ -56,11 +57,11 @@ def split_evenly(shape: Sequence[int], *, dim: int, place: int, count: int, matr
     """The part of one of `count` ranks, of equal size for all.
 
     Args:
-        shape: Of the whole parameter.
-        dim: To split.
-        place: Of the rank among them.
+        shape: The shape of the whole parameter.
+        dim: The dimension to split.
+        place: The rank's position among them.
         count: Ranks.
-        matrices: That stand one behind the other in this dimension; each is split.
+        matrices: The number of matrices that are stacked in this dimension; each is split.
 
     >>> split_evenly((12, 4), dim=0, place=1, count=2, matrices=3).ranges
     (range(2, 4), range(6, 8), range(10, 12))

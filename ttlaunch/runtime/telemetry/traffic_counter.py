@@ -50,7 +50,7 @@ class TrafficCounter:
     """Counts what one rank sends, and times what it does and waits for.
 
     Attributes:
-        step: That what is sent now belongs to; 0 before the first.
+        step: The step that further messages belong to; 0 before the first.
         phase: What the rank does.
         label: Operation and bucket in force; None: that of the function that sends.
         trace: A timeline of the same; None: nobody asked for one.
@@ -223,7 +223,7 @@ def operation(communicator: object, name: str, *, bucket: int | None = None) -> 
     Args:
         communicator: A rank's context, or its communicator; one that counts nothing is left alone.
         name: Such as `gradients`; the same on both ends.
-        bucket: Which part of a vector that is sent in several.
+        bucket: The number of the part, if a vector is sent in several.
     """
     traffic: TrafficCounter | None = getattr(communicator, "traffic", None)
     return _NOTHING if traffic is None else _Label(traffic, (name, bucket))

@@ -32,8 +32,8 @@ class Part:
     """Some values of a parameter, in a flat vector.
 
     Attributes:
-        parameter: Which one, by any number.
-        first: Of its values, a multiple of `LEAF_VALUES`.
+        parameter: The parameter's number, in any numbering.
+        first: The index of its first value, a multiple of `LEAF_VALUES`.
         values: Where they are in the vector; begins at a leaf.
     """
 
@@ -53,7 +53,7 @@ class SquaredNorms:
         """Plan the additions.
 
         Args:
-            parts: Of some flat vector, in order and without a gap but for the padding.
+            parts: Parts of a flat vector, in order and without gaps except for the padding.
         """
         self.nodes: list[Node] = []
         self._run = range(parts[0].values.start, _padded(parts[-1].values.stop)) if parts else range(0)

@@ -145,9 +145,9 @@ class Optimizer:
         With fp16 the update is skipped if a gradient has overflowed; see `loss_scaling`.
 
         Args:
-            step: From 1.
+            step: The step, from 1.
             norm: `global_norm` of the gradients of the whole model, which may be more than this rank has.
-            rate_factor: Of the schedule's learning rate, for gradients that count less than others.
+            rate_factor: A factor of the schedule's learning rate, for gradients that count less than others.
 
         Returns:
             The learning rate used.
@@ -163,8 +163,9 @@ class Optimizer:
         """Divide gradients, or a part of them, by the loss scale, and clip them to the configured norm.
 
         Args:
-            grads_N: Of the step; each of them once.
-            norm: Of the whole gradient, without the loss scale. If it is not finite with fp16, the step is skipped.
+            grads_N: Gradients of the step; each value may be passed only once.
+            norm: The norm of the whole gradient, without the loss scale. If it is not finite with fp16, the step is
+                skipped.
         """
         training, scaler = self._cfg.training_config, self._model.loss_scaler
         self._skips = scaler.is_on and not math.isfinite(norm)
@@ -179,7 +180,7 @@ class Optimizer:
         """Update parameters from their gradients; each of them once in a step.
 
         Args:
-            step: From 1.
+            step: The step, from 1.
             parameters: Places of those to update; None: all.
 
         Returns:

@@ -56,7 +56,7 @@ def mean_gradient(
     Args:
         cfg: Sizes.
         ctx: The rank; nothing is sent.
-        step: From 1.
+        step: The step, from 1.
         model: All of it; its gradients are zero.
         sums: An empty tree, which is empty again afterwards.
 
@@ -78,8 +78,8 @@ def in_step(batches: Iterable[MicroBatch], *, passes: int, any_batch: Callable[[
     Every pass of a sharded model needs all ranks, so one with a shorter block would leave the others waiting for ever.
 
     Args:
-        batches: Of this rank.
-        passes: That every rank makes.
+        batches: This rank's micro-batches.
+        passes: The number of passes that every rank makes.
         any_batch: Gives a micro-batch, whoever's it is, for the shapes of what is added.
 
     Cost: a pass over one sequence, or image, for each that is added.

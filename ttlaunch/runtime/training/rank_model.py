@@ -23,11 +23,11 @@ def build_model(
 
     Args:
         cfg: Sizes, model type and seed.
-        ctx: For the vocabulary of the training text, and the device.
-        stage: Which of the stages to build.
+        ctx: This rank, for the vocabulary of the training text and the device.
+        stage: The stage to build.
         blocks_per_stage: Blocks of each stage in order; empty: the whole model.
         chunks_per_stage: Equal chunks that these are cut into; see `pipeline_grid`.
-        share: Of the matrices of its blocks; None: all of them.
+        share: This rank's share of the matrices of its blocks; None: all of them.
     """
     counts = list(blocks_per_stage) or [cfg.transformer_config.num_blocks]
     parts = cut_into_parts(counts, num_chunks=chunks_per_stage)

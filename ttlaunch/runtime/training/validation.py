@@ -46,7 +46,7 @@ def validation_losses(
         ctx: The rank.
         model: All of it.
         among: Ranks that share the validation, each with a contiguous block of its micro-batches.
-        passes: That every rank makes, where a pass needs all of them; see `in_step`.
+        passes: The number of passes that every rank makes, if a pass needs all of them; see `in_step`.
 
     Returns:
         Summed loss of each micro-batch of the share in order, float64, on the CPU; empty if the share is.

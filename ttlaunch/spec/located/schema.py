@@ -49,7 +49,7 @@ def check_schema(
     Args:
         model: What the file has to look like.
         node: The file.
-        codes: Which family of codes its mistakes have.
+        codes: The family of codes for its diagnostics.
         aliases: Misspellings too far from the right word for "did you mean", with that word.
 
     Returns:

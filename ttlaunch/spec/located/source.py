@@ -21,7 +21,7 @@ def read_source(
 
     Args:
         path: The file.
-        codes: Which family of codes its mistakes have.
+        codes: The family of codes for its diagnostics.
         what: What the file is, with an article: "a hostfile".
         name: How messages call the file; the path itself if not given.
 

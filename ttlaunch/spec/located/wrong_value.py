@@ -39,7 +39,7 @@ class Complaint:
         context: Bounds and the like, by pydantic's names.
         at_key: Whether it is about the last key rather than its value.
         union_at: The value whose type is a union, if the complaint comes from a member of one.
-        member: Which member.
+        member: The member that is wrong.
         also: Kinds that the other members of the union would have accepted.
     """
 

@@ -21,8 +21,8 @@ def read_dataset(folder: Path, *, column: str, split: str) -> Iterator[str]:
     """Yield the texts of a folder that `datasets` saved with `save_to_disk`, in order; from the disk alone.
 
     Args:
-        folder: Of a dataset, or of several splits.
-        column: Whose values are the texts.
+        folder: The folder of a dataset, or of several splits.
+        column: The column that holds the texts.
         split: Where there are several.
 
     Raises:

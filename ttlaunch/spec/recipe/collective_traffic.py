@@ -74,7 +74,7 @@ def distributed_data_parallel_traffic(among: Sequence[int], values: int, *, has_
 
     Args:
         among: The replicas.
-        values: Of the gradient.
+        values: The number of values of the gradient.
         has_group: Whether torch's process group is already there, as with fabric sockets.
     """
     found = [

@@ -17,10 +17,10 @@ def payload_bytes(cfg: CompressionConfig, values: int, *, sides: int = 0, factor
     """Return how many bytes a compressed gradient of so many values takes.
 
     Args:
-        cfg: Which codec.
-        values: Of the gradient, padding included.
-        sides: For `powersgd`, rows and columns of all matrices that it sends as factors, added up.
-        factored: For `powersgd`, values in those matrices.
+        cfg: The codec's configuration.
+        values: The number of values of the gradient, padding included.
+        sides: For `powersgd`, the sum of the rows and columns of all matrices that it sends as factors.
+        factored: For `powersgd`, the number of values in those matrices.
 
     >>> payload_bytes(CompressionConfig(kind="int8"), 1000)
     1016

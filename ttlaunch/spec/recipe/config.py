@@ -107,7 +107,7 @@ def load_config(
     """Read the training file, merge `--set KEY=VALUE` into it, and check it against the recipe's `Config`.
 
     Args:
-        recipe: Whose configuration it is.
+        recipe: The recipe that the configuration belongs to.
         path: The training file; None: nothing but defaults and `overrides`.
         name: How messages call the file.
         standard_input: The file's bytes if they do not lie at `path`.

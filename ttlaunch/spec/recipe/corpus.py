@@ -42,7 +42,7 @@ class CorpusError(TtlaunchError):
     """The training text cannot be used.
 
     Attributes:
-        reason: Which rule it breaks.
+        reason: The rule that it breaks.
         path: The file or folder at fault; None for the default corpus, or if the text as a whole is at fault.
         line: Line of `path`, from 1, if one is to blame.
         package: The extra of ttlaunch that brings what is missing, if that is the reason.
@@ -74,7 +74,7 @@ class Corpus:
     Attributes:
         name: What a person calls it: its path, or the name of the default.
         text: UTF-8.
-        sha256: Of `text`, in hexadecimal; equal on every rank or the run does not start.
+        sha256: The hash of `text`, in hexadecimal; the run does not start unless it is equal on every rank.
     """
 
     name: str

@@ -17,7 +17,7 @@ Size = Annotated[int, Field(ge=1, le=10**6)]
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Power = Annotated[int, Field(ge=-24, le=100)]
-"""Of two. Float32 has room for a gradient that is so many times as large."""
+"""An exponent of two; float32 can still hold a gradient that is multiplied by this power."""
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 

@@ -51,7 +51,7 @@ def ranks_have_equal_shares(config: TrainingFile, *, ranks: int, key: str) -> It
 
     Args:
         config: The model's sizes.
-        ranks: That split it.
+        ranks: The number of ranks that split it.
         key: Dotted, which says how many.
     """
     model, kind = config.transformer_config, config.training_config.model_type
@@ -95,8 +95,9 @@ def split_model_traffic(
         config: Sizes.
         ranks: Who has said how many sequences a validation has.
         among: The ranks that split one model, or one stage of it.
-        replica, replicas: Which of the models side by side it is: each has a share of the micro-batches.
-        blocks: That these ranks have; None: all of the model's.
+        replica, replicas: Which of the model's replicas it is, and how many there are; each has a share of the
+            micro-batches.
+        blocks: The number of blocks that these ranks have; None: all of the model's.
     """
     training, model = config.training_config, config.transformer_config
     each, place = training.sequences_per_micro_batch, model.max_sequence_length * model.embedding_dim

@@ -17,10 +17,10 @@ from ttlaunch.spec.recipe.blocks import aligned_subtrees, contiguous_blocks
 from ttlaunch.spec.recipe.sections import TrainingFile
 
 VALUE_BYTES = 4
-"""Of a weight or a gradient, float32."""
+"""The size of a weight or a gradient, float32."""
 
 NUMBER_BYTES = 8
-"""Of a loss, a count or a norm, float64 or int64."""
+"""The size of a loss, a count or a norm, float64 or int64."""
 
 _MOST_TRIALS = 20
 """Steps in which sizes of buckets are tried."""
@@ -63,8 +63,8 @@ class Ranks:
     """The ranks of a run: their roles, and the sizes that each has reported.
 
     Attributes:
-        roles: By rank.
-        facts: By rank: `values` of the flat vector of its part of the model, padding included; `tensors`: its
+        roles: The role of each rank.
+        facts: For each rank: `values` of the flat vector of its part of the model, padding included; `tensors`: its
             parameters; `validation_micro_batches` and `validation_sequences` of a validation.
     """
 

@@ -15,9 +15,9 @@ class MeshGraph:
     """A descriptor as read, before it is checked against other files.
 
     Attributes:
-        meshes: In the order of the file; ids are unique unless a diagnostic says otherwise.
+        meshes: The meshes in the order of the file; ids are unique unless a diagnostic says otherwise.
         span: The word that begins the list of meshes.
-        name: Of the graph; version 1 has none.
+        name: The graph's name; version 1 has none.
         ports: Ethernet ports of a chip per direction (N, E, S, W, and Z if it has them); None in version 2, which says
             what the runtime asks for rather than what there is.
     """

@@ -45,7 +45,7 @@ class Mesh:
         device_shape: Rows and columns of devices of the whole mesh.
         host_shape: Rows and columns of hosts that share it; each owns one block of the devices.
         board: What the descriptor calls its kind; two descriptors of one machine may use other names.
-        dim_types: For rows and columns whether the devices form a LINE or a RING.
+        dim_types: Whether the devices form a LINE or a RING, for rows and for columns.
         channels: Ethernet channels between neighbours: the ports of the chip in version 1, the count that the runtime
             asks for in version 2. The vendor's own pairs of files differ in it, so meshes are compared without it.
         policy: STRICT: exactly so many channels; RELAXED: as many as there are.
@@ -107,7 +107,7 @@ class SwitchLink:
 
     Attributes:
         other: Mesh or switch at the other end.
-        devices: Of the switch and of the other end, where the descriptor says so.
+        devices: The device of the switch and of the other end, if the descriptor names them.
     """
 
     switch: int
@@ -124,8 +124,9 @@ class Binding:
     """Which mesh a rank drives, and the environment it alone gets (`$VAR` already expanded).
 
     Attributes:
-        mesh_id: Of the topology; where several descriptors count, another number than in the rank's own one.
-        local_mesh_id: That of its own descriptor; None where it is the same.
+        mesh_id: The mesh's id in the topology; with several descriptors it may differ from the id in the rank's own
+            descriptor.
+        local_mesh_id: The mesh's id in the rank's own descriptor; None if it is the same.
         subcontext_id: The sub-context it belongs to; None in a run without them.
         mesh_graph_path: Its own descriptor, absolute; None where all ranks have the same.
     """
@@ -178,11 +179,11 @@ class Topology:
     """A cluster, proven consistent.
 
     Attributes:
-        name: Of the configuration: its folder's name.
+        name: The configuration's name: that of its folder.
         folder: Where its files lie; None when single files were named.
         arch: Architecture of the devices; None without a mesh graph, or where sub-contexts have several.
         bindings: One per rank, in rank order; empty if the files leave the world size open.
-        global_environment: Of `rank_bindings.yaml`, for every rank (`$VAR` already expanded).
+        global_environment: The environment that `rank_bindings.yaml` sets for every rank (`$VAR` already expanded).
         mesh_graph_path: The descriptor that the bindings name, absolute; of several, that of the first rank.
     """
 

@@ -24,7 +24,7 @@ class Part:
 
     Attributes:
         graph: None if it could not be read.
-        path: Of the descriptor, absolute.
+        path: The descriptor's absolute path.
     """
 
     bindings: "Bindings"

@@ -36,7 +36,7 @@ class NamedFile:
     """A file that bindings name.
 
     Attributes:
-        key: Which says so: `mesh_graph_desc_path`.
+        key: The key that names the file: `mesh_graph_desc_path`.
         written: The path.
         usual: Names that such files often have.
     """

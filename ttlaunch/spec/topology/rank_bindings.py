@@ -51,7 +51,7 @@ class Bindings:
         complete: Whether all of them could.
         span: The word `rank_bindings`.
         descriptor: `mesh_graph_desc_path`; None if it is missing.
-        descriptors: Of each sub-context, if the file has them.
+        descriptors: The descriptor of each sub-context, if the file has them.
         variable_spans: Where the values of `global_environment` stand.
     """
 

@@ -48,7 +48,7 @@ def scaffold(
     """Return the files of a configuration in which each rank drives a mesh of its own.
 
     Args:
-        name: Of the configuration, for the comments.
+        name: The configuration's name, for the comments.
         hosts: Each with its number of slots.
         device_shape: Rows and columns of devices of each mesh.
         arch: One of `ARCHITECTURES`.

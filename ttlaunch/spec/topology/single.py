@@ -18,7 +18,7 @@ class CheckedFile:
 
     Attributes:
         content: Its parts, counted: "2 hosts, 4 slots"; empty if it has errors.
-        descriptor_found: Of bindings, where the descriptor was found, in words.
+        descriptor_found: For bindings, why the descriptor was found where it is, as text.
     """
 
     diagnostics: list[Diagnostic]

@@ -103,10 +103,10 @@ def build_codec(
     """The codec that a configuration asks for, with its error feedback.
 
     Args:
-        cfg: Which.
+        cfg: The codec's configuration.
         num_values: N, of every vector that it will encode.
-        matrices: In those vectors, for `powersgd`, whose payload depends on them; see `matrices_in`. Empty: one
-            near-square matrix of all values, which is less like a matrix of low rank.
+        matrices: The matrices in those vectors, for `powersgd`, whose payload depends on them; see `matrices_in`.
+            Empty: one near-square matrix of all values, which is less like a matrix of low rank.
         device: Where those vectors are; None: the CPU.
     """
     if cfg.kind == "none":

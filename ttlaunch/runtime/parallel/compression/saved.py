@@ -79,8 +79,8 @@ class CodecState:
         """Look at both.
 
         Args:
-            optimizer: Over the model of this rank.
-            codec: That this rank encodes with.
+            optimizer: The optimizer of this rank's model.
+            codec: The codec that this rank encodes with.
             sender: A name that no other rank's codec has.
         """
         self._optimizer = optimizer

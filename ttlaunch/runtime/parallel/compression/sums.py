@@ -36,14 +36,14 @@ class CompressedSum:
         Distributed Machine Learning", ICDCS 2021.
 
     Attributes:
-        codec: That this rank encodes with.
+        codec: The codec that this rank encodes with.
     """
 
     def __init__(self, model: Model, *, cfg: CompressionConfig, ctx: RankContext, among: Sequence[Rank]) -> None:
         """Build the codec; nothing is sent.
 
         Args:
-            model: Whose matrices `powersgd` cuts a vector into.
+            model: The model whose matrices `powersgd` factors.
             cfg: How to compress.
             ctx: How to reach the others.
             among: The ranks whose vectors are added, in this order.
@@ -67,7 +67,7 @@ class CompressedSum:
 
         Args:
             values_N: Shape `(N,)`, float32, contiguous; only read. Every rank of `among` must call.
-            name: Of the operation, in reports.
+            name: The operation's name, in reports.
 
         Returns:
             The transfers, each of which must be waited for before `finish`.
@@ -93,8 +93,8 @@ def swap(ctx: RankContext, buffers: Sequence[Tensor], *, name: str, tag: int, am
         ctx: Every rank of `among` must call, in the same order as its other collectives with this tag.
         buffers: One for each rank of `among`, contiguous; the one at this rank's place is sent, the others are filled.
             Sizes and dtypes are equal on all ranks.
-        name: Of the operation, in reports.
-        tag: Of all these messages.
+        name: The operation's name, in reports.
+        tag: The tag of all these messages.
         among: The ranks.
 
     Returns:

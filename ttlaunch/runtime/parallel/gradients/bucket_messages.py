@@ -25,7 +25,7 @@ def irecv_bucket(ctx: Communicator, vector_N: Tensor, bucket: Bucket, *, source:
     Args:
         ctx: This rank.
         vector_N: Shape `(N,)`, float32, contiguous; the bucket's part changes until the result has been waited for.
-        bucket: Which part; `source` sends the same one with `isend_part` or an `Outbox`.
+        bucket: The bucket's number; `source` sends the same one with `isend_part` or an `Outbox`.
         source: The sender.
         tag: `GRADIENTS` or `WEIGHTS`, which also names the operation.
 
@@ -51,7 +51,7 @@ def isend_part(ctx: Communicator, part: Tensor, bucket: Bucket, *, dest: Rank, t
     Args:
         ctx: This rank.
         part: The values, float32, contiguous; they must not change before the result has been waited for.
-        bucket: Which one; `dest` receives the same one.
+        bucket: The bucket's number; `dest` receives the same one.
         dest: The receiver.
         tag: `GRADIENTS` or `WEIGHTS`, which also names the operation.
 
@@ -94,7 +94,7 @@ class AgreedBuckets:
     """The buckets of a step, as the rank that aggregates decides; it sends their size before each step until it has settled.
 
     Attributes:
-        buckets: In the order of backward passes.
+        buckets: The buckets in the order of backward passes.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class AgreedBuckets:
 
         Args:
             ctx: This rank.
-            starts: Of the parameters, as in `cut_buckets`.
+            starts: Where each parameter begins, as in `cut_buckets`.
             source: The rank that decides.
             followers: The ranks that this one passes the decision on to.
         """

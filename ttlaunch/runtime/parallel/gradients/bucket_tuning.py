@@ -11,10 +11,10 @@ from ttlaunch.runtime.parallel.gradients.buckets import BYTES_PER_MEGABYTE
 _CANDIDATE_BYTES = tuple(size * BYTES_PER_MEGABYTE for size in (1, 2, 4, 8, 16, 32))
 _MOST_CANDIDATES = 4
 _LEAST_BUCKETS = 3
-"""Of which a candidate must make so many: with fewer nothing overlaps that one message would not do as well."""
+"""The fewest buckets that a candidate size must give: fewer overlap no more than a single message."""
 _ROUNDS = 4
 _CLEAR_GAIN = 0.98
-"""Of the time with one bucket: what is gained below that is noise, and one message has no overhead."""
+"""A candidate must take less than this fraction of the time with one bucket; a smaller gain is noise."""
 
 
 def candidates(vector_bytes: int) -> list[int]:
@@ -27,7 +27,7 @@ class BucketTuner:
     """Tries the candidates in turns, one step each, and keeps the one with the smallest median time.
 
     Attributes:
-        bucket_bytes: For the step that comes next.
+        bucket_bytes: The size of a bucket in the next step.
         is_final: Whether that will not change any more.
     """
 

@@ -21,7 +21,7 @@ class Bucket:
 
     Attributes:
         index: Its place in the order of backward passes, from 0.
-        values: Of the flat vectors.
+        values: The range of the flat vectors.
         parameters: Places of its parameters in the model's order.
     """
 

@@ -75,7 +75,7 @@ class GradientExchange:
         """Look at the parameters; nothing is sent.
 
         Args:
-            parameters: Of the local replica, float32; they become views of one flat vector.
+            parameters: The parameters of the local replica, float32; they become views of one flat vector.
             ctx: How to reach the others.
             among: The ranks that share a step, in the order of their blocks, which are contiguous.
             micro_batches: M, of a step.
@@ -105,8 +105,8 @@ class GradientExchange:
         """Announce the backward pass of a micro-batch; during that of the block's last one buckets leave.
 
         Args:
-            index: Of the micro-batch; the block's indices, in order.
-            tokens: That it predicts.
+            index: The micro-batch's index; calls go through the block's indices in order.
+            tokens: The number of tokens that it predicts.
             loss: Summed over them.
 
         Cost: none, but at the block's last micro-batch a message of 16k bytes to each other rank, in the first steps

@@ -52,7 +52,7 @@ class PipelineLinks:
             ctx: Every rank of the replica makes one, with the same micro-batches and chunks.
             grid: This rank's place.
             order: Its passes; forward passes alone for a validation.
-            num_chunks: Of a stage.
+            num_chunks: The number of chunks of a stage.
             shapes: (B, T, D) of each micro-batch.
             device: Where activations are.
         """

@@ -34,13 +34,13 @@ class Chunk:
     """One contiguous part of the model on this rank.
 
     Attributes:
-        part: Which one, counted through the whole model.
+        part: The chunk's number, counted through the whole model.
         blocks: Its blocks.
         is_first: It begins with the embedding, so it needs tokens.
         is_last: It ends with the head, so it knows the loss.
         parameters: Places of its parameters among those of the rank.
         grads_C: Its part of the flat gradients.
-        sums: Of its gradients over micro-batches.
+        sums: The sums of its gradients over micro-batches.
         unsummed: Tokens and loss of the micro-batch whose gradients wait in `grads_C` for those of its sibling.
     """
 
@@ -59,11 +59,11 @@ class PipelinePart:
 
     Attributes:
         grid: Its place.
-        schedule: Under which its passes are ordered; may change where the number of chunks stays.
-        chunks: In the order of the model.
+        schedule: The schedule of its passes; it may change as long as the number of chunks does not.
+        chunks: The chunks in the order of the model.
         model: All of them.
-        share: Of the matrices of its stage; None: it has all of them.
-        optimizer: Over all of them.
+        share: Its share of the matrices of its stage; None: it has all of them.
+        optimizer: The optimizer of all chunks.
     """
 
     def __init__(self, cfg: TrainingFile, ctx: RankContext, grid: PipelineGrid, *, schedule: ScheduleName) -> None:
@@ -110,9 +110,9 @@ class PipelinePart:
         same addition, without passing over the memory four more times.
 
         Args:
-            chunk: Whose backward pass it was.
-            index: Of the micro-batch in the whole step.
-            tokens: That it predicted.
+            chunk: The chunk that the backward pass went through.
+            index: The micro-batch's index in the whole step.
+            tokens: The number of tokens that it predicted.
             loss: Summed over them; 0 where another rank knows it.
         """
         self.model.take_gradients()

@@ -25,10 +25,10 @@ from ttlaunch.runtime.world import Rank
 from ttlaunch.spec.recipe.sections import TrainingFile
 
 UNTIMED_STEPS = 1
-"""Of each schedule, before its timed ones: memory is allocated and caches are filled."""
+"""Steps of each schedule before its timed ones, in which memory is allocated and caches are filled."""
 
 TIMED_STEPS = 3
-"""Of each schedule; the median counts."""
+"""Timed steps of each schedule; the median counts."""
 
 
 class ScheduleChoice:

@@ -46,7 +46,7 @@ class AsyncParameterServer:
 
         Args:
             ctx: The server.
-            model: Whose weights it keeps.
+            model: The model whose weights it keeps.
             tasks: What is to be computed.
             compression: How gradients come.
         """
@@ -107,7 +107,7 @@ class AsyncParameterServer:
         """Give the worker its next task, and the weights if it asked for them.
 
         Args:
-            worker: Whose gradient has been applied.
+            worker: The worker whose gradient has been applied.
             push: What the worker sent besides the gradient.
             version: Updates that the weights have seen.
 
@@ -170,7 +170,7 @@ class AsyncParameterServer:
             self._ctx.traffic.note(**{f"weights_to_{worker}": 1})
 
     def _finish_sends(self, worker: Rank) -> None:
-        """Of the answer before, which the worker has taken if it has pushed since."""
+        """Finish sending the previous answer, which the worker has received if it has pushed since."""
         for sending, _ in self._sending[worker]:
             sending.wait()
         self._sending[worker] = []

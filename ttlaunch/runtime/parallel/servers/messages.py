@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
     Attributes:
         version: Steps that the weights have seen that come with it.
         is_over: Whether there will be no further step.
-        members: Whose gradients made the last of these steps; none where the gradient was refused.
+        members: The workers whose gradients made the last of these steps; none if the gradient was refused.
     """
 
     version: int

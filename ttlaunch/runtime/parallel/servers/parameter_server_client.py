@@ -108,8 +108,8 @@ class ParameterServerClient:
         """Begin to send the gradient of a step; `sums` must not change before `pull`.
 
         Args:
-            step: That the gradient is of; a server that has made it refuses the gradient.
-            sums: Of the worker's whole block, float32.
+            step: The step that the gradient belongs to; a server that has already made this step refuses the gradient.
+            sums: The sums of the worker's whole block, float32.
 
         Cost: to each server a message of 40K bytes (float64), and K of the codec's payload (uint8).
         """

@@ -37,14 +37,14 @@ class PolyakAverage:
     but the average itself is needed to go on; and value by value, so shards of it have the bits that the whole has.
 
     Attributes:
-        average_N: Of the weights, float32; those that training begins with before the first average.
+        average_N: The average of the weights, float32; before the first update, the initial weights.
     """
 
     def __init__(self, model: HasWeights, *, interval: int, decay: float | None) -> None:
         """Begin with the weights as they are.
 
         Args:
-            model: Whose weights.
+            model: The model whose weights are averaged.
             interval: Steps between two that count.
             decay: How much of the average stays when another one counts; None: all count alike.
         """

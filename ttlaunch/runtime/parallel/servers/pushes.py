@@ -20,7 +20,7 @@ class Push(NamedTuple):
     Attributes:
         task: The step whose data it is of.
         version: Updates that the weights had seen that it was computed with; their mean over its micro-batches.
-        tokens: That it is the mean over.
+        tokens: The number of tokens that it is the mean over.
         loss: Their mean.
         wants_weights: Whether the answer is to bring the server's weights.
     """

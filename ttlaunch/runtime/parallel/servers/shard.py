@@ -33,9 +33,9 @@ class ParameterShard:
         weights_N: Its part of the model's flat vector, a copy.
         grads_N: Its gradients, in the same layout; behind them that of a matrix's second use.
         traffic: The traffic counter of the rank that has it.
-        loss_scaler: That of the model.
+        loss_scaler: The model's loss scaler.
         copies: No parameter is somebody else's.
-        splits: Of no parameter is a part somewhere else.
+        splits: Always empty: a shard has whole parameters.
     """
 
     copies: frozenset[str] = frozenset()
@@ -101,7 +101,7 @@ def shared_norm(ctx: RankContext, optimizer: Optimizer, *, among: Sequence[Rank]
 
     Args:
         ctx: Every server must call, once a step, when its gradients are whole.
-        optimizer: Over this server's shard.
+        optimizer: The optimizer of this server's shard.
         among: All servers, in the order of their shards.
 
     Cost: a `chain_all_gather` of a float64 for each parameter; none for one server.

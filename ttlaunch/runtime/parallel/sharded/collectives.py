@@ -82,7 +82,7 @@ def enter_collectives(units: Sequence[FSDPModule], *, shards: Ring, replicas: Ri
     """Count every collective of FSDP's units in the rank's traffic counter.
 
     Args:
-        units: In the order of the model.
+        units: The units in the order of the model.
         shards: The ranks that share the parameters.
         replicas: Those that have the same rows; None: nobody has.
     """

@@ -24,7 +24,7 @@ class Shards:
 
     Attributes:
         peers: The ranks that together have all rows, in their order.
-        splits: Which rows this rank has, by parameter.
+        splits: The rows of each parameter that this rank has.
         copies: Numbers of the optimizer's, one for each parameter, that the rank with its first row writes.
         grads_N: Their gradients in one flat vector.
         traffic: The traffic counter of the rank.
@@ -108,7 +108,7 @@ class Shards:
 
     @property
     def values_of_whole(self) -> int:
-        """Of all parameters."""
+        """The number of values of all parameters."""
         return sum(dealt.numel() for dealt in self._dealt.values())
 
 

@@ -23,10 +23,10 @@ class Mean:
     """A step's mean gradient, which is in the model's gradients until the next one is asked for.
 
     Attributes:
-        step: Whose gradients it is the mean of.
+        step: The step whose gradients it is the mean of.
         loss: Mean per token, of all workers.
-        tokens: Of all workers.
-        staleness: Of each worker's gradient.
+        tokens: The tokens of all workers.
+        staleness: The staleness of each worker's gradient.
     """
 
     step: int
@@ -48,7 +48,7 @@ class MeanGradients(Protocol):
         means.close()
 
     Attributes:
-        staleness: Of all gradients that were applied.
+        staleness: The staleness of all gradients that were applied.
     """
 
     staleness: Staleness
@@ -83,12 +83,12 @@ def mean_gradients(
     """What `staleness_bound` asks for.
 
     Args:
-        model: Whose gradients are to be averaged.
+        model: The model whose gradients are averaged.
         ctx: How to reach the others.
         among: The workers.
         blocks: Micro-batches of each worker.
         bound: K.
-        damping: By how much a stale gradient counts less than a fresh one; see `BoundedMeans`.
+        damping: How much less a stale gradient counts than a fresh one; see `BoundedMeans`.
         steps_done: Steps before the first.
         bucket_megabytes: Size of a bucket where K is 0; None: measured.
     """

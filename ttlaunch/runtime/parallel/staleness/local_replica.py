@@ -53,7 +53,7 @@ class LocalReplica:
         Sparsification, and Local Computations", NeurIPS 2019.
 
     Attributes:
-        model, optimizer: Of this worker.
+        model, optimizer: This worker's model and optimizer.
         agreed_N: The weights that all workers last agreed on, shape `(N,)`.
         is_agreed: Whether these are the model's: no local step has been taken since.
     """
@@ -64,7 +64,7 @@ class LocalReplica:
         """Build a model, equal on all workers, and an optimizer.
 
         Args:
-            cfg: Of the run.
+            cfg: The run's configuration.
             ctx: This rank.
             among: The workers, in the order of their blocks of micro-batches.
             every: Steps from one average to the next.

@@ -70,7 +70,7 @@ class Clock:
 
     @property
     def staleness(self) -> int:
-        """Of the gradient of the last step that has begun: the updates between its weights and those it will change."""
+        """The staleness of the last begun step's gradient: the updates between its weights and those it will change."""
         return self.begun - 1 - self.version
 
     def begin(self) -> Self:
@@ -104,7 +104,7 @@ class RingPart:
     """One worker's part in a ring all-reduce of W shards: hop 0 to W-2 add up, hop W-1 to 2W-3 hand round.
 
     Attributes:
-        place: Of the worker in the ring.
+        place: The worker's position in the ring.
         workers: W.
         has_own: Whether its own vector is there; nothing is taken before.
         received: Messages of the worker before it that were taken, in the order of the hops.
@@ -169,7 +169,7 @@ class Staleness:
     Attributes:
         gradients: How many.
         stale: How many of them were not computed with the weights that they changed.
-        total, maximum: Of their staleness.
+        total, maximum: The total and the maximum of their staleness.
     """
 
     gradients: int = 0

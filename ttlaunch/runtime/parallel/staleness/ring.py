@@ -31,7 +31,7 @@ class RingBuffers:
 
     Attributes:
         sum_N: The sum over all workers, once the part is whole.
-        counts: Of every worker, in their order, shape `(W, COUNTS)`.
+        counts: The counts of each worker in order, shape `(W, COUNTS)`.
     """
 
     def __init__(self, ctx: Communicator, *, among: Sequence[Rank], like_N: Tensor, tag: int) -> None:
@@ -79,7 +79,7 @@ class RingBuffers:
 
         Args:
             grads_N: Shape `(N,)`, float32; copied, so it may change at once.
-            tokens: Of this worker's micro-batches.
+            tokens: The number of tokens of this worker's micro-batches.
             loss: Summed over them.
             staleness: Updates between reading the weights and this gradient.
 

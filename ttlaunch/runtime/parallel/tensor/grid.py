@@ -22,7 +22,7 @@ class RankGrid:
     """A rank's place in a grid.
 
     Attributes:
-        rank: Whose place it is.
+        rank: The rank whose place it is.
         ranks: All of them, in the order of the grid.
         axes: Length of each axis by name; the last one's ranks follow each other.
     """

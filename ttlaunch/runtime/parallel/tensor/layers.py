@@ -37,11 +37,11 @@ class ColumnParallelLinear(nn.Module):
     """Some outputs of a linear layer, with their biases; every rank gives it the same inputs.
 
     Attributes:
-        splits: Which values of its parameters the rank has, by their names.
+        splits: The values of each parameter that the rank has, by parameter name.
     """
 
     def __init__(self, inputs: int, outputs: int, share: Share, *, matrices: int = 1) -> None:
-        """`matrices`: That stand one behind the other in the outputs, such as query, key and value; each is split."""
+        """Create the layer; `matrices` are stacked in the outputs, such as query, key and value, and each is split."""
         super().__init__()
         place, count = share.place, share.count
         weight = split_evenly((outputs, inputs), dim=0, place=place, count=count, matrices=matrices)
@@ -59,7 +59,7 @@ class RowParallelLinear(nn.Module):
     """A linear layer of some inputs, whose outputs are added up over the ranks; each rank has the whole bias.
 
     Attributes:
-        splits: Which values of its parameters the rank has, by their names.
+        splits: The values of each parameter that the rank has, by parameter name.
     """
 
     def __init__(self, inputs: int, outputs: int, share: Share) -> None:
@@ -78,7 +78,7 @@ class ColumnParallelConvolution(nn.Module):
     """Some output channels of a convolution over 3 × 3 pixels, with their biases; every rank gives it the same inputs.
 
     Attributes:
-        splits: Which values of its parameters the rank has, by their names.
+        splits: The values of each parameter that the rank has, by parameter name.
     """
 
     def __init__(self, inputs: int, outputs: int, share: Share) -> None:

@@ -13,9 +13,9 @@ def squared_norms(optimizer: Optimizer, model: Model, share: ModelShare | None) 
     Every rank of the share must call, once a step, when its gradients are whole.
 
     Args:
-        optimizer: Over this rank's share; its norms of layers are then of whole ones, too.
+        optimizer: The optimizer of this rank's share; afterwards its layer norms are those of whole layers, too.
         model: This rank's share.
-        share: Which one it is; None: the rank has all matrices whole, and nothing is sent.
+        share: This rank's share; None: the rank has all matrices whole, and nothing is sent.
 
     Cost: an `all_reduce` of a float64 for each parameter.
     Order: the tree over the shares: the same bits on every rank and every run.

@@ -31,7 +31,7 @@ class ModelShare:
     """Which of the equal shares of a model's matrices a rank has.
 
     Attributes:
-        place: Of the share, from 0; the first one also stands for what all ranks have whole, such as norms.
+        place: The share's number, from 0; the first one also stands for what all ranks have whole, such as norms.
         count: Shares.
         communicator: How to reach the ranks that have the others; None: whoever holds the share does not compute with it.
         among: The ranks that have the shares, in order.
@@ -90,8 +90,8 @@ class ModelShare:
 
         Args:
             x: Any shape, equal on all ranks, each of which must call, in the same order; only read.
-            name: Of the operation, in reports.
-            dtype: In which values are sent and added.
+            name: The operation's name, in reports.
+            dtype: The type in which values are sent and added.
 
         Raises:
             ValueError: The share is on a rank that does not compute with it.

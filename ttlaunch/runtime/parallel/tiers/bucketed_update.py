@@ -16,7 +16,7 @@ class BucketedUpdate:
     of the weights' way back up to the first layer, which otherwise pass while gradients still arrive.
 
     Attributes:
-        norm: Of the gradient of the last step, before clipping.
+        norm: The norm of the last step's gradient, before clipping.
         rate: Learning rate of the last step.
     """
 
@@ -30,7 +30,7 @@ class BucketedUpdate:
         """Update all parameters.
 
         Args:
-            step: From 1.
+            step: The step, from 1.
             arriving: All buckets, each given when its gradients are in `grads_N`.
 
         Yields:

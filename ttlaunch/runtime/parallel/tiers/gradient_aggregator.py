@@ -42,7 +42,7 @@ class GradientAggregator:
     Order: that of the tree over micro-batches, then one division: the same bits for any number of workers.
 
     Attributes:
-        buckets: Of the present step, in the order in which gradients come.
+        buckets: The buckets of the current step, in the order in which gradients arrive.
     """
 
     def __init__(

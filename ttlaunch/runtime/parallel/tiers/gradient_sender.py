@@ -46,9 +46,9 @@ class GradientSender:
 
         Args:
             ctx: This rank.
-            flat: Whose gradients they are.
+            flat: The flat vectors that hold the gradients.
             dest: Who gets the sums.
-            block: Of this rank.
+            block: This rank's block.
             members: Blocks of its members, in their order; the first follows this rank's own.
         """
         self._ctx = ctx
@@ -73,9 +73,9 @@ class GradientSender:
         """Enter the last micro-batch of the block; its gradients come in the backward pass that follows, or are there.
 
         Args:
-            index: Of the micro-batch.
-            buckets: Of the step, equal on all ranks.
-            tokens: That the micro-batch predicts.
+            index: The micro-batch's index.
+            buckets: The buckets of the step, equal on all ranks.
+            tokens: The number of tokens that the micro-batch predicts.
             loss: Summed over them.
 
         Cost: one message of 32K bytes (float64); then one of each bucket's bytes (float32) for each node, as they are complete.

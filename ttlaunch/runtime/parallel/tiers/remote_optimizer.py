@@ -54,12 +54,13 @@ class RemoteOptimizer:
         """Look at the parameters; nothing is sent.
 
         Args:
-            parameters: Of the local replica, float32; they become views of one flat vector.
+            parameters: The parameters of the local replica, float32; they become views of one flat vector.
             aggregator_rank: Who takes gradients and gives weights.
             ctx: How to reach it.
             block: Micro-batches of a step that this rank differentiates, as the aggregating rank counts them.
-            model: Whose forward passes wait for the weights that they read, part by part: its children, and those of
-                containers. It must read their parameters only by calling them. None: `step()` waits for all weights.
+            model: The model whose forward passes wait for the weights that they read, part by part: its children, and
+                those of containers. It must read their parameters only by calling them. None: `step()` waits for all
+                weights.
             members: Ranks that have this one as their `aggregator_rank`, with their blocks, which follow this rank's.
             shared: A state that comes with the weights, such as the model's loss scale.
 
@@ -100,8 +101,8 @@ class RemoteOptimizer:
         """Announce the backward pass of a micro-batch; during that of the block's last one gradients leave.
 
         Args:
-            index: Of the micro-batch; the block's indices, in order.
-            tokens: That the micro-batch predicts.
+            index: The micro-batch's index; calls go through the block's indices in order.
+            tokens: The number of tokens that the micro-batch predicts.
             loss: Summed over them.
 
         Cost: none, but at the block's last micro-batch that of `GradientSender.open`.
@@ -113,8 +114,8 @@ class RemoteOptimizer:
         """Enter the gradients of one micro-batch's *summed* loss into the step's sum.
 
         Args:
-            index: Of the micro-batch; the block's indices, in order.
-            tokens: That the micro-batch predicted.
+            index: The micro-batch's index; calls go through the block's indices in order.
+            tokens: The number of tokens that the micro-batch predicted.
             loss: Summed over them.
 
         Cost: none; at the block's last micro-batch that of `GradientSender.open`, if nobody has announced it.

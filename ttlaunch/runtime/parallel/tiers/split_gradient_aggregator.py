@@ -31,7 +31,7 @@ class SplitGradientAggregator:
     Order: that of `GradientAggregator`, share by share: the same bits for any number of workers.
 
     Attributes:
-        buckets: Of the whole model.
+        buckets: The buckets of the whole model.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class SplitGradientAggregator:
             cfg: Sizes.
             model: The whole.
             ctx: How to reach the workers.
-            workers: For each share who sends it, as for `GradientAggregator`.
+            workers: The ranks that send each share, as for `GradientAggregator`.
             followers: Ranks that need to know the buckets of the whole model.
         """
         self._ctx = ctx

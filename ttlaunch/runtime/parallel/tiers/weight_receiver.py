@@ -59,7 +59,7 @@ class WeightReceiver:
         """Begin to receive a step's weights; from now on weights that were not waited for may change.
 
         Args:
-            buckets: Of the step, in the order of the backward pass.
+            buckets: The buckets of the step, in the order of the backward pass.
 
         Cost: a message for each bucket, S bytes in all; the `shared` state, if there is one.
         """

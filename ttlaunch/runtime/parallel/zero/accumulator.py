@@ -55,7 +55,7 @@ class GradientAccumulator:
         """Expect a gradient of each parameter from each sender, in every step.
 
         Args:
-            parameters: By name; only their shapes and types are looked at.
+            parameters: The parameters by name; only their shapes and types are read.
             senders: Their names; the order is that of the sums.
 
         Raises:
@@ -150,7 +150,7 @@ class GradientAccumulator:
 
     @property
     def held_bytes(self) -> int:
-        """Of all gradients and sums that are waiting."""
+        """The size of all gradients and sums that are waiting."""
         with self._changed:
             return sum(node.nbytes for found in self._sums.values() for node in found.nodes.values())
 

@@ -36,7 +36,7 @@ class _UnderWay:
     Attributes:
         arriving: This rank's shard of every node of the tree, in the order of the leaves.
         sends: Shards of this rank's nodes on their way to their owners.
-        buffers: That these nodes lie in.
+        buffers: The buffers that hold these nodes.
     """
 
     layer: Layer
@@ -68,7 +68,7 @@ class ScatteredGradients:
         """Look at the parameters; nothing is sent.
 
         Args:
-            parameters: Of the whole model.
+            parameters: The parameters of the whole model.
             owned: What this rank has of it; the mean gradient ends there.
             ctx: How to reach the others.
             among: The ranks that share a step, in the order of their blocks, which are contiguous.
@@ -99,7 +99,7 @@ class ScatteredGradients:
 
         Args:
             layer: All others' gradients stay as they are.
-            index: Of the micro-batch; the block's indices, in order.
+            index: The micro-batch's index; calls go through the block's indices in order.
         """
         buffer = self._open if self._open is not None else self._buffer(layer)
         self._attach(layer, buffer)
@@ -121,7 +121,7 @@ class ScatteredGradients:
         Every rank must call, for the layers in the same order.
 
         Args:
-            layer: That has been differentiated for the whole block.
+            layer: The layer that has been differentiated for the whole block.
             counts: Of the block's micro-batches; those of the step's first layer count.
 
         Cost: `k * (n - 1)` messages each way, `k * (n - 1) / n` of the layer's bytes (float32); with the step's first layer also one

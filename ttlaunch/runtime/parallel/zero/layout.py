@@ -29,7 +29,7 @@ class Layer:
     """A part of the model that is gathered, computed and freed at once: embedding, a block, or the head.
 
     Attributes:
-        index: In the order of a forward pass.
+        index: The layer's index in a forward pass.
         parameters: Places of its parameters among the model's.
         values: Where they are in the flat vector.
         shards: What each rank owns of these values, in their order; may be empty. Of the place of a matrix's second use it
@@ -51,9 +51,9 @@ class Fragment:
     """Rows of a parameter.
 
     Attributes:
-        name: Of the parameter.
+        name: The parameter's name.
         rows: Along its first dimension.
-        shape: Of the whole parameter.
+        shape: The shape of the whole parameter.
         part: Their values in the flat vector.
     """
 
@@ -71,8 +71,8 @@ class ShardLayout:
     """Layers, shards and fragments of a model for so many ranks; equal on all of them.
 
     Attributes:
-        layers: In the order of a forward pass.
-        shapes: Of the parameters by name, in the model's order.
+        layers: The layers in the order of a forward pass.
+        shapes: The shape of each parameter by name, in the model's order.
         starts: Where each of them begins in the flat vector.
         second_use: The values that stand for the second use of the embedding's matrix; at the end, empty if none is shared.
     """
@@ -81,8 +81,8 @@ class ShardLayout:
         """Deal the values.
 
         Args:
-            parameters: Of the whole model by name, in its order, as views of its flat vector.
-            ranks: That share them.
+            parameters: The parameters of the whole model by name, in its order, as views of its flat vector.
+            ranks: The number of ranks that share them.
             second_use: The place behind them all where the gradient of a shared matrix's second use is gathered, if one is.
         """
         if second_use is not None:
@@ -140,7 +140,7 @@ class ShardLayout:
         return again, range(again.start + shift, again.stop + shift)
 
     def name(self, parameter: int) -> str:
-        """Of the parameter at a place."""
+        """The name of the parameter at this position."""
         return self._names[parameter]
 
     def _end(self, at: int) -> int:

@@ -17,7 +17,7 @@ from ttlaunch.runtime.training.optimizers import Optimizer
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Of all memory that the tensors keep alive."""
+    """Return the size of all memory that the tensors keep alive."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
@@ -31,8 +31,8 @@ def report_memory(  # noqa: PLR0917  users' trainers call it so
         ctx: The rank.
         model: Its parameters count where they have memory of their own, which at stage 3 they share.
         owned: Parameters and gradients that the rank owns.
-        optimizer: Over these.
-        buffer_bytes: Of the memory that layers in computation take in turns.
+        optimizer: The optimizer of the owned parameters.
+        buffer_bytes: The size of the buffers that layers use alternately.
     """
     count = sum(math.prod(shape) for name, shape in owned.layout.shapes.items() if name != HEAD or not model.is_tied)
     kept = [owned.weights_N, owned.grads_N, *(tensor for _, tensor in optimizer.named_state())]

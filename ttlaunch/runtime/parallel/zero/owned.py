@@ -24,7 +24,7 @@ class OwnedParameters:
     Attributes:
         layout: Who owns what.
         shares_state, shares_gradients, shares_parameters: What ranks have shards of: from stage 1, 2 and 3 on.
-        place: Of this rank among those that share the model.
+        place: This rank's position among those that share the model.
         splits: Which rows of its parameters a rank has, by name; whole ones are not here.
         weights_N, grads_N: The flat vectors that this rank has: whole, or `n` values of its own, of the gradients also those
             of a matrix's second use. The model's parameters lie in `weights_N` up to stage 2; at stage 3 they have no memory

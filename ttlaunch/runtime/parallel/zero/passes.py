@@ -28,7 +28,7 @@ class LayerPasses:
     """The passes of one step over a rank's micro-batches.
 
     Attributes:
-        batches: Of the rank.
+        batches: The rank's micro-batches.
         counts: Tokens and summed loss of each, as far as their backward passes have begun.
     """
 
@@ -53,7 +53,7 @@ class LayerPasses:
         """Differentiate a layer for one micro-batch, after those behind it; the last layer runs forward first.
 
         Args:
-            layer: Whose parameters get gradients of the *summed* loss, times the loss scale.
+            layer: The layer whose parameters get gradients of the *summed* loss, times the loss scale.
             at: Place of the micro-batch; each in turn.
         """
         x = self._into[at].pop()

@@ -47,14 +47,14 @@ class GatheredWeights:
         Models", SC 2020; prefetching one layer ahead as in Y. Zhao et al., "PyTorch FSDP", VLDB 2023.
 
     Attributes:
-        layers: In the order of a forward pass.
+        layers: The layers in the order of a forward pass.
     """
 
     def __init__(self, model: Model, owned: OwnedParameters, *, ctx: Communicator, among: Sequence[Rank]) -> None:
         """Look at the model; at stage 3 its parameters get memory that layers share. Nothing is sent.
 
         Args:
-            model: Whose passes are watched: each must be of a layer that `fetch` has returned for.
+            model: The model whose passes are watched; `fetch` must have returned for each layer before it runs.
             owned: What this rank has of it.
             ctx: How to reach the others.
             among: The ranks that share the model.
