@@ -13,12 +13,14 @@ from ttlaunch import contract
 from ttlaunch.runtime.comm.in_process import InProcessWorld
 from ttlaunch.runtime.model.flat import FlatParameters
 from ttlaunch.runtime.parallel.zero.weights import GatheredWeights, StaleShardError
+from ttlaunch.runtime.telemetry.traffic_counter import TrafficCounter
 from ttlaunch.runtime.world import Rank
 from ttlaunch.train import (
     LayerPasses,
     OwnedParameters,
     ScatteredGradients,
     ShardLayout,
+    SharedNorms,
     build_model,
     build_optimizer,
 )
@@ -214,6 +216,16 @@ def alone(make_cfg, make_context):
     owned = OwnedParameters(model, layout, place=0, zero_stage=3)
     weights = GatheredWeights(model, owned, ctx=LonelySocket(), among=[Rank(0)])
     return weights, lambda layer: model(torch.zeros(1, 4, dtype=torch.int64), layer=layer)
+
+
+@pytest.mark.parametrize("name", ["traffic", "ledger"])
+def test_norms_are_counted_under_the_former_name_of_the_counter_too(make_cfg, make_context, name):
+    cfg = make_cfg()
+    model = build_model(cfg, make_context(cfg))
+    owned = OwnedParameters(model, ShardLayout(dict(model.named_parameters()), ranks=1), place=0, zero_stage=3)
+    counter = TrafficCounter()
+    SharedNorms(owned, ctx=LonelySocket(), among=[Rank(0)], **{name: counter})
+    assert 0 < counter._facts["norm_nodes"]
 
 
 class LonelySocket:

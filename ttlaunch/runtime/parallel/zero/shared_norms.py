@@ -23,9 +23,18 @@ class SharedNorms:
     """
 
     def __init__(
-        self, owned: OwnedParameters, *, ctx: Communicator, among: Sequence[Rank], traffic: TrafficCounter
+        self,
+        owned: OwnedParameters,
+        *,
+        ctx: Communicator,
+        among: Sequence[Rank],
+        traffic: TrafficCounter | None = None,
+        ledger: TrafficCounter | None = None,
     ) -> None:
-        """Plan the messages, and note in the traffic counter how many nodes this rank has; nothing is sent."""
+        """Plan the messages, and note in the traffic counter how many nodes this rank has; nothing is sent.
+
+        `ledger` is the former name of `traffic`, which trainers of users may still use.
+        """
         self._ctx, self._among, self._owned = ctx, among, owned
         self._own = owned.squared_norms()
         own_nodes = [node for norms in self._own for node in norms.nodes]
@@ -35,7 +44,8 @@ class SharedNorms:
         self._nodes = [owned.nodes_of(place) if place != self._place else own_nodes for place in range(count)]
         self._buffers = [torch.zeros(len(nodes), dtype=torch.float64) for nodes in self._nodes]
         self._squares: dict[str, float] = {}
-        traffic.note(norm_nodes=len(own_nodes))
+        if (counter := ledger if traffic is None else traffic) is not None:
+            counter.note(norm_nodes=len(own_nodes))
 
     def squares(self) -> dict[str, float]:
         """Return the squared norm of each parameter's gradient by name, in the model's order; the loss scale is divided out.
