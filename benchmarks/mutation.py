@@ -144,7 +144,11 @@ class Reader:
         training = getattr(loaded_config.config, "training_config", None)
         if training is not None and training.data_path is not None:
             found += [mistake for mistake in [check_data(loaded_config, ROOT)[1]] if mistake]
-        plan = plan_recipe(choice, layout, topology, SURROUNDINGS) if layout and not has_errors(found) else None
+        plan = (
+            plan_recipe(choice, layout, topology, surroundings=SURROUNDINGS)
+            if layout and not has_errors(found)
+            else None
+        )
         return Outcome(plan, None, found)
 
 
