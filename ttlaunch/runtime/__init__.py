@@ -1,7 +1,8 @@
 """What carries out a trainer in a rank, behind `ttlaunch.train`; the names that trainers import can be had from here, too.
 
-That is for trainers written when `ttlaunch.runtime` was where they imported from. Tools read `__init__.pyi`. `ttlaunch.train` is
-loaded by name and only when such a trainer asks, since it stands above this package and imports from it.
+That is for trainers written when `ttlaunch.runtime` was where they imported from. Tools read `__init__.pyi`.
+`ttlaunch.train` is loaded by name and only when such a trainer asks, since it stands above this package and imports
+from it.
 """
 
 from importlib import import_module

@@ -189,8 +189,8 @@ class RankContext:
     def should_stop(self) -> bool:
         """Whether the run was ordered to end, by Ctrl-C or SIGTERM, and this is the step after which all ranks do.
 
-        `steps` asks by itself. A recipe that counts its steps itself asks once after each, on every rank: then all get the
-        same answers, and leave together.
+        `steps` asks by itself. A recipe that counts its steps itself asks once after each, on every rank: then all get
+        the same answers, and leave together.
 
         Cost: no message; where an order has come, a wait until all ranks have heard it.
         """
@@ -261,7 +261,8 @@ class RankContext:
     def report(self, step: int, **values: float) -> None:
         """Say that a step is done, with what is known of it.
 
-        `loss` is the mean per token of what this rank has seen, `tokens` how many those were; further `grad_norm` and the like.
+        `loss` is the mean per token of what this rank has seen, `tokens` how many those were; further `grad_norm` and
+        the like.
 
         Raises:
             TypeError: A value is not a number.

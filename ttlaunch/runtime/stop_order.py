@@ -1,10 +1,10 @@
 """The order to stop, at a rank: all ranks leave after the same step, although the order finds them in different ones.
 
-SIGUSR1 says that the run is to stop. A thread takes it at once, whatever the main thread waits for, writes down the last
-step that this rank can no longer avoid, and from then on no further step begins here. When all ranks have said theirs, the
-launcher leaves word of the largest in the run folder and signals again; every rank goes on to that step and stops.
-Nobody's answer depends on how far training gets meanwhile, so nobody waits in a circle. As long as no order comes, it costs
-a comparison a step and no message; until one is answered, at most a step begins.
+SIGUSR1 says that the run is to stop. A thread takes it at once, whatever the main thread waits for, writes down the
+last step that this rank can no longer avoid, and from then on no further step begins here. When all ranks have said
+theirs, the launcher leaves word of the largest in the run folder and signals again; every rank goes on to that step and
+stops. Nobody's answer depends on how far training gets meanwhile, so nobody waits in a circle. As long as no order
+comes, it costs a comparison a step and no message; until one is answered, at most a step begins.
 """
 
 import json

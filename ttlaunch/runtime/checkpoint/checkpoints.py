@@ -1,4 +1,4 @@
-"""What a rank's context has of checkpoints: what the run begins from, when one is due, and that they are written."""
+"""The checkpoints of a rank: restore what the run begins from, know when one is due, and write this rank's shard."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -127,7 +127,7 @@ class Checkpoints:
         optimizer.wait_before_update(copied)
 
     def check(self) -> None:
-        """Say that a shard could not be written, if so.
+        """Report that a shard could not be written, if so.
 
         Raises:
             CheckpointWriteError: If the configuration says that this ends the run.
@@ -145,7 +145,7 @@ class Checkpoints:
 
 
 def _tensors(model: HasParameters, optimizer: HasState | None) -> Iterator[tuple[str, str, Tensor]]:
-    """All that this rank's shard holds: the name in the shard, that of the parameter it is about, and the tensor.
+    """List this rank's tensors: name in the shard, name of the parameter that the tensor is about, and the tensor.
 
     Weights have their own names, optimizer state stands beside them.
     """
@@ -156,7 +156,7 @@ def _tensors(model: HasParameters, optimizer: HasState | None) -> Iterator[tuple
 
 
 def _stored(tensors: Iterable[tuple[str, str, Tensor]], model: HasParameters) -> Iterator[tuple[str, Tensor]]:
-    """The same as files have it: parts of what ranks split, each under a name that says which values it has."""
+    """Name tensors as files do: a part of a tensor that ranks split has a name that shows which values it has."""
     for name, parameter, tensor in tensors:
         split = model.splits.get(parameter)
         if split is None or tensor.shape != split.local_shape:  # of a count of updates every rank has all
@@ -166,7 +166,7 @@ def _stored(tensors: Iterable[tuple[str, str, Tensor]], model: HasParameters) ->
 
 
 def _owned(model: HasParameters, optimizer: HasState) -> dict[str, Tensor]:
-    """The same without what another rank writes."""
+    """Select the tensors that this rank writes, without those that another rank writes."""
     copies = model.copies
     owned = [
         (name, parameter, tensor)

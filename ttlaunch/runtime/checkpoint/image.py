@@ -1,8 +1,8 @@
 """One shard as the bytes of its safetensors file, laid out once in host memory and filled anew for every checkpoint.
 
 The format is that of https://huggingface.co/docs/safetensors: the header's length, the header as JSON, then all tensors
-without gaps. The library can only write tensors that it first copies to bytes; here each is copied once, to the place it
-has in the file, from any device.
+without gaps. The library can only write tensors that it first copies to bytes; here each is copied once, to the place
+it has in the file, from any device.
 """
 
 import json
@@ -31,7 +31,7 @@ PAGE = 4096
 
 
 class ShardImage:
-    """The file of some tensors.
+    """The bytes of a safetensors file, in memory, for a fixed set of tensors.
 
     Attributes:
         names: The names of the tensors, in the order of the file.
@@ -63,7 +63,7 @@ class ShardImage:
         ]
 
     def begin(self) -> None:
-        """Say that a `copy()` will follow; from now on `final_after` waits for it."""
+        """Announce that a `copy()` will follow; from now on `final_after` waits for it."""
         self._final = 0
 
     def copy(self) -> None:
@@ -80,9 +80,10 @@ class ShardImage:
             self._say_final(self.size)
 
     def final_after(self, place: int) -> int:
-        """Wait until more bytes than `place` have been copied, and say how many; the header counts with the first tensor.
+        """Wait until more than `place` bytes have been copied, and return how many; the header counts with the first tensor.
 
-        For whoever reads the file's bytes while others are still being copied. If copying fails all bytes count as final.
+        For whoever reads the file's bytes while others are still being copied. If copying fails all bytes count as
+        final.
         """
         with self._progress:
             self._progress.wait_for(lambda: self._final > place)
@@ -100,7 +101,7 @@ class ShardImage:
 
     @property
     def pages(self) -> memoryview:
-        """The same, and zeros up to the end of the last page."""
+        """The file's bytes, and zeros up to the end of the last page."""
         return self._bytes.numpy().data
 
 

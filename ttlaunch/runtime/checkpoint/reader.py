@@ -19,7 +19,7 @@ _LONG = {code: str(dtype).removeprefix("torch.") for dtype, code in DTYPE_NAMES.
 
 
 class CheckpointReadError(TtlaunchError):
-    """What a run is to begin from is not there any more, or does not fit the model."""
+    """The checkpoint or weights file that a run should begin from has gone, or does not fit the model."""
 
     says_all = True
 
@@ -36,8 +36,8 @@ def read_tensors(
 
     Args:
         files: `path` and `sha256` of each, as the launcher found them.
-        into: By name, which may be that of a part; on any device. Nothing is converted but the dtype of weights, which may
-            be stored in a shorter one.
+        into: By name, which may be that of a part; on any device. Nothing is converted but the dtype of weights, which
+            may be stored in a shorter one.
         known: Names that the files may have, whichever rank needs them; None: any.
         optional: Names that they may lack; then the tensor stays as it is.
 

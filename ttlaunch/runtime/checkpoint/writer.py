@@ -80,7 +80,7 @@ class ShardWriter:
             self._thread = None
 
     def take_error(self) -> CheckpointWriteError | None:
-        """Why a shard could not be written, said once; None if all could be."""
+        """Return why a shard could not be written, once; None if all could be."""
         error, self._error = self._error, None
         return error
 
@@ -103,11 +103,11 @@ class ShardWriter:
 def write_shard(path: Path, image: ShardImage, *, shard: Shard, copied: threading.Event) -> None:
     """Write a shard and then its record; a half-written shard is removed, so that it takes no room on a full disk.
 
-    A shard that has no room is not begun: until it was removed, nobody else could write to the disk, neither the launcher
-    nor this rank, whose records go on meanwhile.
+    A shard that has no room is not begun: until it was removed, nobody else could write to the disk, neither the
+    launcher nor this rank, whose records go on meanwhile.
 
-    Copying, writing and hashing go on at the same time, each as far as the copy has come. The SHA-256 is of the bytes in
-    memory, not of what the disk makes of them.
+    Copying, writing and hashing go on at the same time, each as far as the copy has come. The SHA-256 is of the bytes
+    in memory, not of what the disk makes of them.
 
     Raises:
         OSError: The disk is full, or the like.
@@ -143,7 +143,7 @@ def write_shard(path: Path, image: ShardImage, *, shard: Shard, copied: threadin
 
 
 def _check_room(path: Path, size: int) -> None:
-    """See whether a file of this size leaves room for a run's records; ranks that write at the same moment are not seen.
+    """Check that a file of this size leaves room for a run's records; files that other ranks write now are not counted.
 
     Raises:
         OSError: It does not.
@@ -177,7 +177,7 @@ def _write(path: Path, image: ShardImage, *, flag: int) -> None:
     try:
         pages, at = image.pages, 0
         while at < len(pages):
-            # O_DIRECT takes whole pages only: what is copied is rounded down, and the file is cut to its size at the end.
+            # O_DIRECT takes whole pages: what is copied is rounded down, and the file is cut to its size at the end.
             final = image.final_after(min(at + PAGE, image.size) - 1)
             end = len(pages) if final == image.size else final // PAGE * PAGE
             at += os.write(descriptor, pages[at : min(end, at + _PIECE)])

@@ -1,4 +1,4 @@
-"""Measures how far a rank's clock is from rank 0's, with the ranks' own messages, so that timelines can be put side by side."""
+"""Measures by messages how far a rank's clock is from rank 0's, so that timelines can be put side by side."""
 
 import time
 from collections.abc import Iterator

@@ -1,7 +1,8 @@
 """Messages from device to device: torch.distributed's point-to-point messages, NCCL on CUDA devices, gloo in host memory.
 
-Set up over the MPI communicator of the same world, which also carries each message's header; so a mismatch is reported as there.
-Which ranks may talk so is decided before anything starts: the mesh graph needs a path of links between their meshes.
+Set up over the MPI communicator of the same world, which also carries each message's header; so a mismatch is reported
+as there. Which ranks may talk so is decided before anything starts: the mesh graph needs a path of links between their
+meshes.
 
 With NCCL, tensors in host memory, such as the losses of a validation, travel over MPI, and messages between
 two ranks match in the order in which both began them: a tag names a mismatch but doesn't overtake.
@@ -79,7 +80,7 @@ class FabricCommunicator:
         return _FabricTransfer(header, body, self._name(source), tensor=tensor, found=found)
 
     def wait_any(self, pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
-        """As of every communicator; what has come of a message is its header, and the backend's own threads move the rest."""
+        """Return the first transfer whose header has come; the backend's own threads move the rest of a message."""
         return self._control.wait_any(pending, timeout_s=timeout_s)
 
     def barrier(self) -> None:

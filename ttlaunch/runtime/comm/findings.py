@@ -1,4 +1,4 @@
-"""What is wrong with the messages of a recipe, in words: who sends or waits for what, at which line, on both sides.
+"""Explain what is wrong with a recipe's messages: who sends or waits for what, at which line, on both sides.
 
 Standard library only: the launching machine's half of `ttlaunch simulate` reads these as JSON.
 """
@@ -92,7 +92,7 @@ def calling_place() -> Place:
 
 
 def find_deadlock(waiting: Mapping[Rank, Side], unmatched: Sequence[Side], finished: frozenset[Rank]) -> Finding:
-    """Say why nobody can go on.
+    """Explain why no rank can go on.
 
     Args:
         waiting: What each rank waits for that has not ended.
@@ -131,7 +131,7 @@ def _left_over(sides: Sequence[Side]) -> str:
 
 
 def _chain(waiting: Mapping[Rank, Side]) -> list[Side]:
-    """Follow who waits for whom, from the lowest rank, to a rank that has ended or to where the chain bites its tail."""
+    """Follow who waits for whom, from the lowest rank, to a rank that has ended or until the chain closes to a circle."""
     rank, seen = min(waiting), []
     while rank in waiting and rank not in seen:
         seen.append(rank)

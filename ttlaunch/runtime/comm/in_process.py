@@ -30,7 +30,7 @@ class WorldEndedError(BaseException):
 
 @dataclass
 class Outcome:
-    """What a world came to.
+    """How a world ended.
 
     Attributes:
         errors: What each rank raised by itself; ranks that only followed are left out.

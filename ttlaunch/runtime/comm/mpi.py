@@ -1,10 +1,10 @@
 """Messages over MPI: raw bytes between buffers, never pickled objects, and waits that leave the core to who computes.
 
-Every message begins with a header (dtype, shape), so that a receiver can name a mismatch instead of misreading the bytes.
-A small tensor travels behind its header in one message, at the price of a copy on both sides; a large one follows in
-messages of its own, straight from buffer to buffer. Buffers come back in every step, so the requests for each buffer, peer
-and tag are set up once and only started again. Open MPI busy-waits in its blocking calls, hence none is used here once the
-world is up.
+Every message begins with a header (dtype, shape), so that a receiver can name a mismatch instead of misreading the
+bytes. A small tensor travels behind its header in one message, at the price of a copy on both sides; a large one
+follows in messages of its own, straight from buffer to buffer. Buffers come back in every step, so the requests for
+each buffer, peer and tag are set up once and only started again. Open MPI busy-waits in its blocking calls, hence none
+is used here once the world is up.
 """
 
 import os
@@ -22,7 +22,7 @@ from ttlaunch.runtime.comm.protocol import DTYPES, MAX_DIMS, CommunicationError,
 from ttlaunch.runtime.world import Rank, World
 
 ENV_SYNCHRONOUS_SENDS = "TTLAUNCH_SYNCHRONOUS_SENDS"
-"""Set to 1, a send completes only when its receive has begun: for tests, where it turns a possible deadlock into one."""
+"""With 1, a send completes only when its receive has begun: tests thereby turn a possible deadlock into a real one."""
 
 CHUNK_BYTES = 2**30
 """Counts are 32-bit integers in many MPI libraries; larger tensors travel in several messages."""
@@ -112,10 +112,10 @@ class MpiCommunicator:
         wait_for(self._comm.Ibarrier(), self._crowded)
 
     def close(self) -> None:
-        """MPI frees what it has when the world ends."""
+        """Do nothing: MPI frees what it has when the world ends."""
 
     def _layout(self, host: Tensor) -> "_Layout":
-        """What is known of buffers like this one."""
+        """Return how a buffer at this address, of this dtype and shape, travels; looked at once and kept."""
         key = (host.data_ptr(), host.dtype, host.shape)
         layout = self._layouts.get(key)
         if layout is None or not host.is_contiguous():
@@ -126,7 +126,7 @@ class MpiCommunicator:
         return layout
 
     def _begin_send(self, layout: "_Layout", dest: Rank, tag: int) -> "tuple[list[_Sending], _Sending]":
-        """Start a send that nobody uses; it goes back to the idle ones when it is complete."""
+        """Start one of the idle sends of a buffer, or a new one; the caller gives it back when it is complete."""
         idle = layout.sends[dest, tag]
         if idle:
             sending = idle.pop()
@@ -214,7 +214,7 @@ class _Layout:
 
 
 class _Sending:
-    """The requests that send one buffer to one peer under one tag, and the buffer of a small one; one transfer at a time."""
+    """The requests that send one buffer to one peer under one tag; they carry one transfer at a time."""
 
     __slots__ = ("_buffer", "_view", "requests")
 
@@ -304,8 +304,8 @@ def wait_for(request: MPI.Request, crowded: bool) -> None:  # noqa: FBT001  hot 
 
     The first tests follow each other at once, for at most some fifty microseconds: an answer that is on its way comes
     sooner than the scheduler would give the core back. With a core for each rank the wait yields and stays quick. With
-    fewer cores it soon sleeps, an eighth of the time waited so far, between 50 µs and 1 ms: a rank that spins would take
-    its core from one that computes.
+    fewer cores it soon sleeps, an eighth of the time waited so far, between 50 µs and 1 ms: a rank that spins would
+    take its core from one that computes.
     """
     for _ in range(_TESTS_IF_CROWDED if crowded else _TESTS):
         if request.Test():

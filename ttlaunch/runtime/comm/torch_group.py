@@ -92,7 +92,7 @@ def _set_up(ctx: Communicator, *, among: Sequence[Rank], device: torch.device) -
 
 
 def _listen(known: list[str]) -> tuple[socket.socket | None, str]:
-    """Open a socket that only the ranks' hosts need to reach, and say in three lines where it is."""
+    """Open a socket that only the ranks' hosts need to reach, and return its address in three lines."""
     if len(set(known)) < len(known):
         return None, "\n\n"
     where = _HERE if len({row.split("\n")[0] for row in known}) == 1 else ""

@@ -152,7 +152,7 @@ def merge_halves(arriving: Iterable[Node]) -> list[tuple[range, Tensor]]:
 
 
 def _are_halves(left: range, right: range) -> bool:
-    """Whether the two nodes are the halves of one."""
+    """Whether two nodes are the two halves of one node of the tree."""
     return len(left) == len(right) and left.start % (2 * len(left)) == 0
 
 

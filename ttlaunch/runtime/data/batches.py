@@ -16,8 +16,8 @@ from ttlaunch.spec.recipe.sections import TrainingFile
 MicroBatch = tuple[int, Tensor, Tensor]
 """What one forward pass sees: its index in the step, tokens, and what each is to be followed by; int64.
 
-Of a text the tokens and the next ones, (B, T); of images pixels, (B, T), and one label each, (B, 1). A target that does not
-count in the loss is `IGNORED` instead.
+Of a text the tokens and the next ones, (B, T); of images pixels, (B, T), and one label each, (B, 1). A target that does
+not count in the loss is `IGNORED` instead.
 """
 
 
@@ -50,7 +50,7 @@ class TrainingData(Protocol):
         """Micro-batch `index` of every validation: always the same sequences."""
 
     def validation_values(self, losses: Sequence[float], *, tokens: int) -> dict[str, float]:
-        """What a validation is worth, from the summed losses of its micro-batches: `loss`, and what else there is."""
+        """Compute what a validation reports from the summed losses of its micro-batches: `loss`, and further values."""
 
 
 class HasData(Protocol):

@@ -36,7 +36,7 @@ class SampleOrder:
         return {"epoch": epoch, "sample": sample}
 
     def samples(self, step: int, index: int) -> Sequence[int]:
-        """Those of micro-batch `index` of `step`, from 1."""
+        """Return the samples of micro-batch `index` of `step`; steps count from 1."""
         first = (step - 1) * self._sizes[-1].stop
         return [self._sample(first + position) for position in self._sizes[index]]
 

@@ -5,11 +5,12 @@ random table says of each of the last k tokens, of which the beginning of a sequ
 
     x_t = (f_1(x_{t-1}) + ... + f_k(x_{t-k}) + u_t) mod V,    u_t uniform on 0 to b - 1,    x_0 on 0 to V - 1
 
-So a model that knows the tables gives each token that came 1/b: its loss is ln b and its perplexity b, for any sample and
-not only in the mean. That is the chain's entropy rate, below which nobody can be in expectation who has not seen the sample.
+So a model that knows the tables gives each token that came 1/b: its loss is ln b and its perplexity b, for any sample
+and not only in the mean. That is the chain's entropy rate, below which nobody can be in expectation who has not seen
+the sample.
 
-A sequence is a function of seed and number alone, drawn when it is asked for: training has the first numbers, validations
-those after them.
+A sequence is a function of seed and number alone, drawn when it is asked for: training has the first numbers,
+validations those after them.
 
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence, V = vocabulary.
 Source: T. M. Cover, J. A. Thomas, "Elements of Information Theory", 2nd edition, Wiley, 2006, for the entropy rate of a

@@ -1,8 +1,8 @@
 """A convolutional classifier of small images, cut like the transformer: embedding, blocks, head.
 
-Between its parts an image is a vector for each pixel, so every recipe moves it as it moves tokens. Residual blocks as in
-K. He et al., "Identity Mappings in Deep Residual Networks", ECCV 2016, with layer norms, which need no statistics over a
-batch that ranks would have to share.
+Between its parts an image is a vector for each pixel, so every recipe moves it as it moves tokens. Residual blocks as
+in K. He et al., "Identity Mappings in Deep Residual Networks", ECCV 2016, with layer norms, which need no statistics
+over a batch that ranks would have to share.
 
 Shapes: B = images of a micro-batch, T = pixels of an image, S = pixels of its side, D = embedding_dim, V = classes.
 """

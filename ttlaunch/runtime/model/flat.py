@@ -55,7 +55,7 @@ class FlatParameters:
             self.attach_gradient(at)
 
     def attach_gradient(self, at: int) -> None:
-        """The same for one parameter."""
+        """Let the gradient of one parameter be its part of `grads_N` again; the value of one that was replaced is kept."""
         parameter, view = self.parameters[at], self._views[at]
         if parameter.grad is view:
             return

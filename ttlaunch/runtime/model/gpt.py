@@ -34,8 +34,8 @@ class Embedding(nn.Module):
 class Block(nn.Module):
     """Causal self-attention, then a feed-forward layer, each added to the residual stream.
 
-    Where `layers` splits matrices, the block has some of the heads, and some of what the feed-forward layer has inside; the
-    rest is whole.
+    Where `layers` splits matrices, the block has some of the heads, and some of what the feed-forward layer has inside;
+    the rest is whole.
     """
 
     def __init__(self, cfg: TransformerConfig, *, index: int, layers: Layers = WHOLE) -> None:

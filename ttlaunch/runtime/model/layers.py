@@ -1,7 +1,7 @@
-"""Where a block takes its linear layers and convolutions from, so that a caller may give it layers of which it has only a part.
+"""Where a block takes its linear layers and convolutions from, so that a caller can pass parts of layers.
 
-The models of this folder run on one device. A technique that splits matrices passes its own `Layers`; the blocks stay as
-they are, and so does the order in which they create parameters.
+The models of this folder run on one device. A technique that splits matrices passes its own `Layers`; the blocks stay
+as they are, and so does the order in which they create parameters.
 """
 
 from collections.abc import Mapping

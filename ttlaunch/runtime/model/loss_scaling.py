@@ -1,13 +1,13 @@
 """Loss scaling for fp16, whose gradients would vanish below 2^-24: differentiate a multiple of the loss, divide it out.
 
 Every micro-batch's summed loss is multiplied by the scale before its backward pass. The sums of the tree are of scaled
-gradients, in float32; the optimizer divides by the scale after the sum and the division by the tokens. Scales are powers
-of two, so neither changes a bit of a float32 number. If the norm of the whole reduced gradient is not finite, some
-gradient has overflowed: then everybody skips the update. The norm is the same on every rank that updates, so those
+gradients, in float32; the optimizer divides by the scale after the sum and the division by the tokens. Scales are
+powers of two, so neither changes a bit of a float32 number. If the norm of the whole reduced gradient is not finite,
+some gradient has overflowed: then everybody skips the update. The norm is the same on every rank that updates, so those
 agree without a message; workers whose optimizer is elsewhere receive the next scale with the weights.
 
-A skipped step is a step: it is counted and reported, its samples are used up, and the learning rate of the next one is the
-next one's. Weights and the optimizer's state, AdamW's own count of updates included, stay as they were.
+A skipped step is a step: it is counted and reported, its samples are used up, and the learning rate of the next one is
+the next one's. Weights and the optimizer's state, AdamW's own count of updates included, stay as they were.
 
 Source: P. Micikevicius et al., "Mixed Precision Training", ICLR 2018; halving and doubling as in torch.amp.GradScaler.
 """
@@ -43,7 +43,7 @@ class LossScaler:
         self._note: Callable[[str], None] | None = None
 
     def tell(self, result: Callable[[str, float | str], None], *, note: Callable[[str], None] | None = None) -> None:
-        """Say from now on whenever this rank skips an update, and that the smallest scale is too large.
+        """Report from now on whenever this rank skips an update, and when even the smallest scale is too large.
 
         Args:
             result: Is given names and values for the summary.
@@ -52,7 +52,7 @@ class LossScaler:
         self._result, self._note = result, note
 
     def seed(self, loss: Tensor) -> Tensor | None:
-        """What the backward pass of a loss begins with: the scale; None for 1."""
+        """Return the gradient that the backward pass of a loss begins with: the scale; None for 1."""
         return torch.full_like(loss, self.scale) if self.is_on else None
 
     def update(self, *, overflowed: bool) -> None:
@@ -72,7 +72,7 @@ class LossScaler:
             self.scale = min(self.scale * 2, 2.0**self._cfg.max_power)
 
     def _count_useless(self, *, overflowed: bool) -> None:
-        """Say that nothing is learned any more, or that something is again."""
+        """Report when every update is skipped, so nothing is learned, and when updates happen again."""
         before, self._useless = self._useless, self._useless + 1 if overflowed else 0
         if before == self._useless:
             return
@@ -88,7 +88,7 @@ class LossScaler:
             )
 
     def state(self) -> dict[str, Any] | None:
-        """For a checkpoint; None if nothing is scaled."""
+        """Return what a checkpoint stores of the scale; None if nothing is scaled."""
         if not self.is_on:
             return None
         return {"scale": self.scale, "good_steps": self._good_steps, "skipped": self.skipped}
@@ -99,10 +99,10 @@ class LossScaler:
             self.take([state["scale"], state["good_steps"], state["skipped"]])
 
     def values(self) -> list[float]:
-        """What other ranks need to agree."""
+        """Return what other ranks need in order to use the same scale."""
         return [self.scale, float(self._good_steps), float(self.skipped)]
 
     def take(self, values: Sequence[float]) -> None:
-        """Agree with another rank's `values`."""
+        """Use the scale of another rank, from its `values`."""
         scale, good_steps, skipped = values
         self.scale, self._good_steps, self.skipped = float(scale), int(good_steps), int(skipped)

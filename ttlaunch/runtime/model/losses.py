@@ -28,7 +28,7 @@ def summed_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 
 
 def ask_for_errors(targets_BT: Tensor) -> Tensor:
-    """Targets for which `summed_loss` is the number of wrong answers, in place of the loss, where no gradient is asked for."""
+    """Mark targets so that `summed_loss` counts wrong answers for them, in place of the loss; without gradients."""
     return _ASKED - targets_BT
 
 

@@ -111,7 +111,7 @@ class Model(nn.Module):
 
     @property
     def tied_gradient_VD(self) -> Tensor | None:
-        """Where a pipeline has the gradient of this rank's use of the matrix that embedding and head share; else None."""
+        """The gradient of this rank's use of a matrix that embedding and head share across ranks; None if they do not."""
         if not self.is_tied or self._both_uses is not None:
             return None
         use = (
@@ -187,7 +187,7 @@ class Model(nn.Module):
         return frozenset(name for name, _ in whole.named_parameters())
 
     def named_parts(self) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter under its name, or the parts of it that this rank has under names that say which values those are."""
+        """Name each parameter, or the parts of it that this rank has, by names that show which values those are."""
         for name, parameter in self.named_parameters():
             split = self.splits.get(name)
             if split is None:
@@ -260,7 +260,7 @@ class Model(nn.Module):
 
 
 def place_of_second_use(model: Model) -> Tensor | None:
-    """Where a whole model gathers the gradient of its shared matrix's second use, behind all others; None if it shares none."""
+    """Find where a whole model gathers the gradient of a shared matrix's second use; None if it shares no matrix."""
     return list(model.parameters())[-1] if model.is_tied else None
 
 
@@ -278,8 +278,8 @@ _STDS = {EMBEDDING: 1.0, "embedding.position.weight": 0.1, HEAD: 0.02}
 def initialise(name: str, parameter: Tensor, *, seed: int, num_blocks: int, is_tied: bool) -> None:
     """Set a parameter from (seed, name) alone, so that it does not matter which rank has it.
 
-    Biases are 0, norms 1. The standard deviation is 1 for tokens and 0.1 for positions. It is 0.02 for the head, and for
-    tokens that share its matrix, so that training begins at the loss of guessing. For the other matrices it is
+    Biases are 0, norms 1. The standard deviation is 1 for tokens and 0.1 for positions. It is 0.02 for the head, and
+    for tokens that share its matrix, so that training begins at the loss of guessing. For other matrices it is
     1 / sqrt(inputs), and for those that add to the residual stream 1 / sqrt(2 num_blocks) of that, as in GPT-2.
     """
     if name.endswith("bias"):
@@ -299,10 +299,10 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def computing(training: TrainingConfig, device: torch.device) -> AbstractContextManager[object]:
     """Return a block that computes in `training_config.precision` on this device; fp32 leaves everything as it is.
 
-    Weights, gradients, their sums and the optimizer's state are float32 in every precision; autocast gives matrix products
-    and attention copies of their operands in bfloat16 or float16. The residual stream, which crosses from one pipeline
-    stage to the next, is float32 too, and so are the logits' loss and its gradient. So a stage computes the bits that one
-    process does, at the price of messages twice as long as they could be.
+    Weights, gradients, their sums and the optimizer's state are float32 in every precision; autocast gives matrix
+    products and attention copies of their operands in bfloat16 or float16. The residual stream, which crosses from one
+    pipeline stage to the next, is float32 too, and so are the logits' loss and its gradient. So a stage computes the
+    bits that one process does, at the price of messages twice as long as they could be.
 
     Source: P. Micikevicius et al., "Mixed Precision Training", ICLR 2018.
     """

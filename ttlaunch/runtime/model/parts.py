@@ -1,4 +1,4 @@
-"""Which layers a kind of model is made of (an embedding, blocks, a head), and how its blocks are cut into contiguous parts."""
+"""Which layers a kind of model is made of (embedding, blocks, head), and how its blocks are cut into parts."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise

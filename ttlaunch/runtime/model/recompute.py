@@ -5,7 +5,8 @@ makes the same operations on the same operands, dropout masks included (they are
 layer), so gradients have the same bits as without.
 
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = width of the residual stream.
-Source: T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174, 2016, with one segment a block.
+Source: T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174, 2016, with one segment a
+    block.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ Block = Callable[[Tensor], Tensor]
 
 
 def recomputed(block: Block, x_BTD: Tensor) -> Tensor:
-    """`block(x_BTD)`, of which only the input is kept.
+    """Compute `block(x_BTD)`, and keep only the input for the backward pass.
 
     Args:
         block: From shape (B, T, D) to the same; gives the same bits whenever it is called. The gradients of its

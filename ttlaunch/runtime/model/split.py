@@ -1,4 +1,4 @@
-"""Which values of a parameter a rank has, where several ranks split it, and how that is said in a checkpoint."""
+"""Which values of a parameter a rank has, where several ranks split it, and the names of these parts in a checkpoint."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Split:
             into.narrow(self.dim, places.start, len(places)).copy_(part)
 
     def parts(self, name: str, local: Tensor) -> Iterator[tuple[Part, Tensor]]:
-        """What the rank has of a tensor of the parameter's shape, such as itself or an optimizer's mean of it, as views."""
+        """Cut the rank's values of a parameter, or of an optimizer's mean of it, into views that checkpoints store."""
         for places, part in self._pieces(local):
             bounds = [range(length) for length in self.shape]
             bounds[self.dim] = places

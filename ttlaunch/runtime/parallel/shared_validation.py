@@ -32,7 +32,8 @@ def share_validation(
         ctx: Every rank of `among` must call, after the same step.
         step: After which it is made.
         among: Ranks that share the validation, each with a contiguous block of its micro-batches.
-        evaluate: Gives the summed losses of this rank's block in order, as `validation_losses` does; empty if the block is.
+        evaluate: Gives the summed losses of this rank's block in order, as `validation_losses` does; empty if the block
+            is.
         reporter: Who writes the mean down; None: the first of `among`.
 
     Cost: an `all_gather` of 8 V bytes.

@@ -1,6 +1,7 @@
-"""Writes a rank's flight recorder: what it does now and did last, in memory that outlives it; for whoever asks why it hangs or died.
+"""Writes a rank's flight recorder: what the rank does now and did last, in memory that outlives it.
 
-The format is `ttlaunch/flight_recorder.py`. A rank that was started by hand has no scratch folder and keeps its box for itself.
+The format is `ttlaunch/flight_recorder.py`. A rank that was started by hand has no scratch folder and keeps
+its recorder in private memory.
 """
 
 import contextlib
@@ -70,7 +71,7 @@ class FlightRecorder:
     """
 
     def __init__(self, path: Path | None, *, rank: int) -> None:
-        """Make the file whole before anybody can see it under its name; without a path the recorder lies in private memory.
+        """Complete the file before it gets its name; without a path the recorder lies in private memory.
 
         Raises:
             OSError: The file cannot be made.
@@ -143,7 +144,7 @@ class FlightRecorder:
         self._words[(at >> 3) + 2] = now
 
     def join_group(self, among: Sequence[int] | None = None) -> int:
-        """Say that this rank meets others in operations of MPI's or torch's own; `begin` with peer `GROUP` then enters one.
+        """Announce that this rank takes part in collective operations of MPI or torch, which `begin` enters under `GROUP`.
 
         Args:
             among: The ranks of the group, in an order that is the same on all of them; None: all.
@@ -163,15 +164,15 @@ class FlightRecorder:
         self.end(at, time.monotonic_ns())
 
     def wait_for(self, at: int) -> None:
-        """Say that the rank now waits for an operation of a group that it had begun in the background."""
+        """Enter that the rank now waits for an operation of a group that it had begun in the background."""
         _VERB.pack_into(self._map, at + VERB_AT, COLLECTIVE)
 
     def begin_step(self, step: int) -> None:
-        """What follows belongs to this step."""
+        """Enter that the following operations belong to this step."""
         self.step = step
 
     def end_step(self, nanoseconds: int) -> None:
-        """The step is done, and took so long."""
+        """Enter that the step is done, and how long it took."""
         words = self._words
         words[WORD_STEPS] = self.step
         words[WORD_TIMED] += 1
@@ -183,7 +184,7 @@ class FlightRecorder:
 
     @contextlib.contextmanager
     def announced(self, phase: str) -> Iterator[None]:
-        """Say that the rank now does something that may take its time, such as an evaluation."""
+        """Enter for a block that the rank does something that may take long, such as an evaluation."""
         before = self._words[WORD_PHASE]
         self.announce(phase)
         try:
@@ -192,7 +193,7 @@ class FlightRecorder:
             self._enter_phase(before)
 
     def announce(self, phase: str) -> None:
-        """The same until something else is announced."""
+        """Enter that the rank does something that may take long, until something else is announced."""
         self._enter_phase(self._texts.get(phase) or self._text(phase))
 
     def _enter_phase(self, number: int) -> None:
@@ -229,7 +230,7 @@ class FlightRecorder:
 
 
 def open_flight_recorder(environment: Mapping[str, str], *, rank: int) -> FlightRecorder:
-    """Open a rank's recorder where its shim wants it; in private memory if the shim names no place or there is no room."""
+    """Open a rank's recorder where its shim wants it; in private memory if there is no such place, or no room."""
     scratch = environment.get(contract.ENV_SCRATCH)
     if scratch:
         with contextlib.suppress(OSError):

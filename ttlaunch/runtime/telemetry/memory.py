@@ -1,14 +1,16 @@
 """What a rank's tensors take in one step, by what they are for, and the most of it at any moment.
 
-What counts is the memory that tensors really have: views of one piece count once, and a piece counts from the operation that
-makes it until the last that needs it has let go, autograd included. Memory within an operation, and that of the process
-besides tensors, is not seen. Looking on takes some microseconds for each operation and each live tensor, so it is done in
-one step of a run that asks for it.
+What counts is the memory that tensors really have: views of one piece count once, and a piece counts from the operation
+that makes it until the last that needs it has let go, autograd included. Memory within an operation, and that of the
+process besides tensors, is not seen. Looking on takes some microseconds for each operation and each live tensor, so it
+is done in one step of a run that asks for it.
 
-Models and optimizers register with `TensorOwners` and are asked for their tensors when the step begins. Memory that no owner
-names shows itself when an operation uses it that no operation of the step has made, and that is still there in the end.
+Models and optimizers register with `TensorOwners` and are asked for their tensors when the step begins. Memory that no
+owner names shows itself when an operation uses it that no operation of the step has made, and that is still there in
+the end.
 
-Source: torch.distributed._tools.mem_tracker, in which modules and torch's own optimizers are registered in the same way.
+Source: torch.distributed._tools.mem_tracker, in which modules and torch's own optimizers are registered in the same
+    way.
 """
 
 import weakref
@@ -39,7 +41,7 @@ _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 
 
 class TensorOwners:
-    """Who holds tensors from step to step: models and optimizers register themselves, and are forgotten when they are gone."""
+    """The models and optimizers that hold tensors from step to step: they register, and are forgotten with their end."""
 
     def __init__(self) -> None:
         self._owners: weakref.WeakKeyDictionary[Any, Callable[[Any], Iterable[tuple[str, Tensor]]]] = (
@@ -102,7 +104,7 @@ class StepMemory:
         self._settle()
 
     def _look_before(self, used: Any) -> None:
-        """Take in what an operation is about to use; memory that is seen here first, nobody has owned and no operation made."""
+        """Take in what an operation is about to use; memory seen first here has no owner, and no operation made it."""
         for storage in _storages_in(used):
             # Memory that numpy made, such as that of a micro-batch, cannot be resized; it is not counted, like all memory
             # that is not torch's.
@@ -133,8 +135,8 @@ class StepMemory:
     def _settle(self) -> None:
         """Decide what memory of unknown origin was, and find the peaks.
 
-        What has outlived the step was there when it began: a buffer, and one at every moment. What has not is memory that
-        torch made out of sight, within an operation such as FSDP's gathering: activations, from when it was seen.
+        What has outlived the step was there when it began: a buffer, and one at every moment. What has not is memory
+        that torch made out of sight, within an operation such as FSDP's gathering: activations, from when it was seen.
         """
         last = {self._kinds[address]: storage.nbytes() for address, storage in self._live.items()}
         buffers = {kind: size for kind, size in last.items() if kind not in KINDS}

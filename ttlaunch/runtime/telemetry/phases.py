@@ -1,4 +1,4 @@
-"""Records in the traffic counter when a rank runs a forward pass, a backward pass or an update, so that recipes need not.
+"""Records in the traffic counter when a rank runs a forward pass, a backward pass or an update.
 
 What is sent from within a backward pass, by hooks of its gradients, is so attributed to it.
 """

@@ -1,8 +1,8 @@
 """Torch's profiler on chosen steps of one rank, with the names that the traffic counter uses.
 
-The trace shows every operator of torch on a time line. What the profiler cannot know is marked in it: the step, and each
-message and wait with the operation that it belongs to, such as `wait gradients`. Collectives of torch's own, as
-in `DistributedDataParallel`, the profiler names itself, such as `gloo:all_reduce`.
+The trace shows every operator of torch on a time line. What the profiler cannot know is marked in it: the step, and
+each message and wait with the operation that it belongs to, such as `wait gradients`. Collectives of torch's own, as in
+`DistributedDataParallel`, the profiler names itself, such as `gloo:all_reduce`.
 """
 
 import contextlib

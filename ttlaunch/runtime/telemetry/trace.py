@@ -1,7 +1,7 @@
 """A timeline of one rank: passes, updates, messages and waits of the first steps, on the rank's own clock.
 
-How far that clock is from rank 0's is measured with messages of the same kind before and after, so that the launcher can put the
-timelines of all ranks into one. Nothing is traced unless it was asked for.
+How far that clock is from rank 0's is measured with messages of the same kind before and after, so that the launcher
+can put the timelines of all ranks into one. Nothing is traced unless it was asked for.
 """
 
 import contextlib
@@ -35,18 +35,18 @@ class Trace:
         self._counts: Counter[tuple[bool, Rank, int]] = Counter()
 
     def span(self, name: str, kind: str, *, began: int, ended: int, **facts: object) -> None:
-        """Something that the rank did, from one time to another, in nanoseconds of its monotonic clock."""
+        """Record what the rank did between two times, in nanoseconds of its monotonic clock."""
         if self.is_open:
             self._events.append(["span", name, kind, began, ended, facts])
             self.is_open = len(self._events) < _MOST_EVENTS
 
     def number(self, *, is_send: bool, peer: Rank, tag: int) -> int:
-        """Which message between these two, in this direction and with this tag, this one is; the same on both ends."""
+        """Number a message among those to or from a peer with the same tag; both ends count alike."""
         self._counts[is_send, peer, tag] += 1
         return self._counts[is_send, peer, tag]
 
     def message(self, name: str, *, is_send: bool, when: int, facts: Mapping[str, object]) -> None:
-        """One end of a message: when its send began, or when its receive was complete."""
+        """Record one end of a message: when its send began, or when its receive was complete."""
         if self.is_open:
             self._events.append(["send" if is_send else "recv", name, when, facts])
 

@@ -1,4 +1,4 @@
-"""What a rank sent, to whom, for which operation and in which phase of which step; and how long it waited for others.
+"""Counts what a rank sends: to whom, for which operation, in which phase of which step; and how long it waits.
 
 Every message is counted where it leaves, in memory; steps that sent the same are kept as one row. A line goes to the
 rank's traffic file every few seconds, in long runs every few minutes, and at the end, so what a run did is known also
@@ -94,12 +94,12 @@ class TrafficCounter:
         self._waits[operation, self.phase] += nanoseconds
 
     def note(self, **facts: int) -> None:
-        """Leave what a formula needs to know of this rank; the same fact of several parts of a model adds up."""
+        """Note a number of this rank for the formula of its traffic; the same fact of several parts of a model adds up."""
         for name, value in facts.items():
             self._facts[name] = self._facts.get(name, 0) + value
 
     def begin_step(self, step: int) -> None:
-        """What follows belongs to this step."""
+        """Count what follows for this step."""
         self._close_step()
         self.step = step
         if self.recorder is not None:
@@ -128,7 +128,7 @@ class TrafficCounter:
         return _NOTHING if profile is None or not profile.is_active else profile.mark(f"{verb} {operation}")
 
     def enter(self, phase: str, *, micro_batch: int | None = None) -> None:
-        """Say what the rank does from here on, and with which micro-batch."""
+        """Enter what the rank does from here on, and with which micro-batch."""
         now = time.monotonic_ns()
         self._spent[self.phase] += now - self._since
         if self.recorder is not None:
@@ -143,7 +143,7 @@ class TrafficCounter:
         trace.span(f"{self.phase}{number}", self.phase, began=self._since, ended=now, step=self.step, **facts)
 
     def leave(self) -> None:
-        """Be back between passes."""
+        """Return to the phase between passes."""
         self.enter(self._rest)
 
     def close(self) -> None:
@@ -230,7 +230,7 @@ def operation(communicator: object, name: str, *, bucket: int | None = None) -> 
 
 
 def register_owner(holder: object, owner: Owner, tensors: Callable[[Owner], Iterable[tuple[str, Tensor]]]) -> None:
-    """Say who holds tensors from step to step, for a run that was asked how much memory they take.
+    """Register who holds tensors from step to step, for a run that reports how much memory they take.
 
     Args:
         holder: A rank's context, its communicator, or a model that it watches; one that counts nothing is left alone.

@@ -1,4 +1,4 @@
-"""What every recipe does around its updates: validate before the first one, report each, and save what a checkpoint needs."""
+"""What every recipe does around its updates: validate before the first, report each, and save checkpoints."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,7 +17,8 @@ class TrainingLoop:
             ...                                        # the technique: gradients, messages, an update
             loop.end_step(step, loss=loss, tokens=tokens)
 
-    It sends nothing itself. `validate` and checkpoints follow the same steps on all ranks, so messages of `validate` meet.
+    It sends nothing itself. `validate` and checkpoints follow the same steps on all ranks, so messages of `validate`
+    meet.
     """
 
     def __init__(

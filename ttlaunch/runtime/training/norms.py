@@ -1,9 +1,9 @@
 """Squared norms of gradients, added along one fixed tree over the values of each parameter, whoever has which of them.
 
-Sixteen values in a row are a leaf: the square of their norm. The leaves of a parameter are those of a binary tree like the
-one over micro-batches in `comm/reduction.py`. A rank that has a part of a parameter, cut between leaves, adds as far
-as whole nodes go; whoever has the nodes of all parts makes the additions that are left. So the norm of a gradient that
-ranks share has the bits that it has on one.
+Sixteen values in a row are a leaf: the square of their norm. The leaves of a parameter are those of a binary tree like
+the one over micro-batches in `comm/reduction.py`. A rank that has a part of a parameter, cut between leaves, adds as
+far as whole nodes go; whoever has the nodes of all parts makes the additions that are left. So the norm of a gradient
+that ranks share has the bits that it has on one.
 
 Shapes: N = values of a flat vector, in which each parameter begins at a leaf and is padded with zeros to whole ones;
 L = leaves.

@@ -1,4 +1,4 @@
-"""The single-device model as a rank has it: on its device, all of it or one stage's part, and watched by the traffic counter."""
+"""The single-device model as a rank has it: all of it or one stage's part, on its device, with its passes counted."""
 
 from collections.abc import Iterable
 from itertools import chain

@@ -1,7 +1,7 @@
-"""What every codec of gradients does, and which one a configuration asks for.
+"""What every codec of gradients does, and how to build the one that a configuration asks for.
 
-A codec turns a vector of float32 values into bytes and back, with a loss that its docstring bounds. How many bytes follows
-from the number of values alone, so a receiver knows what comes and formulas of traffic are exact:
+A codec turns a vector of float32 values into bytes and back, with a loss that its docstring bounds. How many bytes
+follows from the number of values alone, so a receiver knows what comes and formulas of traffic are exact:
 
     codec = build_codec(cfg.compression_config, num_values)
     ctx.send(codec.encode(grads_N), dest=server)
@@ -10,8 +10,8 @@ from the number of values alone, so a receiver knows what comes and formulas of 
     ctx.recv(payload, source=worker)
     codec.decode(payload, out_N)
 
-Codecs are for gradients. What a codec loses of a gradient, the next ones make up for, with `ErrorFeedback`; what it lost
-of weights would be lost for good.
+Codecs are for gradients. What a codec loses of a gradient, the next ones make up for, with `ErrorFeedback`; what it
+lost of weights would be lost for good.
 
 A value that is not finite stays visible: what is decoded is then not finite in that place at least, so the norm of the
 gradient is not, and the overflow skip of fp16 sees it.
@@ -69,9 +69,9 @@ class Codec(Protocol):
 class Cast:
     """Each value in the bits of one dtype.
 
-    Float32: 4 bytes a value, every bit kept. Bfloat16, rounded to nearest: 2 bytes a value; error at most `abs(x) / 256`, and
-    2^-134 below the normal range. Zeros, infinities and NaN are kept; what lies beyond bfloat16's range, from about
-    3.396e38, becomes infinite.
+    Float32: 4 bytes a value, every bit kept. Bfloat16, rounded to nearest: 2 bytes a value; error at most `abs(x) /
+        256`, and 2^-134 below the normal range. Zeros, infinities and NaN are kept; what lies beyond bfloat16's range,
+        from about 3.396e38, becomes infinite.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:

@@ -8,8 +8,8 @@ Then the sum of all that was sent differs from the sum of all gradients by one r
 and a codec that is biased, or sends few values, still converges.
 
 Source: F. Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of
-    Speech DNNs", Interspeech 2014; S. P. Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression
-    Schemes", ICML 2019.
+    Speech DNNs", Interspeech 2014; S. P. Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient
+    Compression Schemes", ICML 2019.
 
 Shapes: N = values.
 """
@@ -40,8 +40,8 @@ class ErrorFeedback:
     """A codec with the residual of the one vector that one rank sends again and again.
 
     Where the residual would not be finite, because the gradient overflowed, it stays what it was: the payload shows
-    that the gradient is not finite, that step is skipped, and the next ones are as good as ever. Ranks whose own gradient
-    was finite then `take_back`: what they sent was not used, so they owe what they owed before.
+    that the gradient is not finite, that step is skipped, and the next ones are as good as ever. Ranks whose own
+    gradient was finite then `take_back`: what they sent was not used, so they owe what they owed before.
 
     Cost: `8 * N` bytes: the residual, and room to decode into, which then keeps the residual of before.
     """

@@ -1,11 +1,11 @@
 """Block-wise int8: a scale for each block of values, and one signed byte for each value.
 
-The scale is symmetric around zero, `absmax / 127`, so there is no zero point that could be out of range for values of one
-sign, and no branch for ranges that are small: a zero is sent as zero, whatever stands beside it.
+The scale is symmetric around zero, `absmax / 127`, so there is no zero point that could be out of range for values of
+one sign, and no branch for ranges that are small: a zero is sent as zero, whatever stands beside it.
 
 Shapes: N = values, R = blocks of one piece.
-Source: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022, for the blocks; its values are spread
-    unevenly, these evenly.
+Source: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022, for the blocks; its values are
+    spread unevenly, these evenly.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,9 +25,9 @@ _PIECE = 1 << 17
 class BlockInt8:
     """One byte a value and four a block: with blocks of 256, 3.94 times fewer bytes than float32.
 
-    Error: at most `1.0001 * absmax / 254` of the value's block (half a level, and float32's own rounding), and 2^-127 where
-    the block is below float32's normal range. Zeros are kept. A block that has a value that is not finite is NaN when it
-    is decoded, all of it; other blocks are as good as ever.
+    Error: at most `1.0001 * absmax / 254` of the value's block (half a level, and float32's own rounding), and 2^-127
+        where the block is below float32's normal range. Zeros are kept. A block that has a value that is not finite is
+        NaN when it is decoded, all of it; other blocks are as good as ever.
     """
 
     def __init__(self, *, block_size: int = 256) -> None:

@@ -5,10 +5,10 @@ from torch import Tensor
 
 
 def check_length(payload: Tensor, expected: int) -> None:
-    """A payload has exactly the bytes that its values make.
+    """Check that a payload has exactly the bytes that its values make.
 
     Raises:
-        ValueError: It has others.
+        ValueError: It has more or fewer.
     """
     if payload.shape != (expected,):
         raise ValueError(f"a payload of shape {tuple(payload.shape)}, expected ({expected},)")

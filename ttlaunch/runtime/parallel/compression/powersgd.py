@@ -37,7 +37,7 @@ class Matrix(NamedTuple):
 
 
 class PowerSgd:
-    """`4 * K * (R + C)` bytes for each matrix; what is in none, and matrices that this would not make smaller, as they are.
+    """Encodes each matrix in `4 * K * (R + C)` bytes, and what would not become smaller as it is.
 
     Error: P has orthonormal columns and Q = M' P, so what is decoded is the projection of M on them: the squared norm
     of the error is that of M less that of Q, never more than that of M; none where K is the rank of M or more. A matrix
@@ -52,7 +52,8 @@ class PowerSgd:
         Args:
             num_values: N, of every vector.
             rank: K.
-            matrices: Those in the vector, in order, not overlapping; empty: the vector itself as one near-square matrix.
+            matrices: Those in the vector, in order, not overlapping; empty: the vector itself as one near-square
+                matrix.
             device: Where the vectors are; None: the CPU.
         """
         self._num_values = num_values

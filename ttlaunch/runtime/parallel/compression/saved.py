@@ -1,8 +1,9 @@
 """What checkpoints have of codecs: what each rank still owes goes on with the training.
 
 A codec's state belongs to one sender, so its tensors carry the sender's name. A run with other senders than the
-checkpoint's goes on with the states of those that it has; a sender that was not there owes nothing, and what one owed that is
-not there any more is dropped: a rounding error of one gradient, or of `top_k` and `powersgd` what few gradients left out.
+checkpoint's goes on with the states of those that it has; a sender that was not there owes nothing, and what one owed
+that is not there any more is dropped: a rounding error of one gradient, or of `top_k` and `powersgd` what few gradients
+left out.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,8 +1,8 @@
 """Top-k: the values of largest magnitude, each with its place; all others are zero.
 
 Shapes: N = values, K = those that are sent.
-Source: A. F. Aji, K. Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017; the bound is that of
-    S. U. Stich, J.-B. Cordonnier, M. Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
+Source: A. F. Aji, K. Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017; the bound is that
+    of S. U. Stich, J.-B. Cordonnier, M. Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,9 @@ _MOST_VALUES = 2**31 - 1
 class TopK:
     """K = `ceil(k * N)` values with their places: `8 * K` bytes, which is less than float32 for k below a half.
 
-    Error: what is sent is exact. What is not is no larger than the smallest that is, so the squared norm of the error is at
-    most `(1 - K / N)` of that of the values. NaN counts as the largest and infinity as the next, so both are sent first.
+    Error: what is sent is exact. What is not is no larger than the smallest that is, so the squared norm of the error
+        is at most `(1 - K / N)` of that of the values. NaN counts as the largest and infinity as the next, so both are
+        sent first.
     """
 
     def __init__(self, k: float) -> None:

@@ -91,7 +91,7 @@ class Outbox:
 
 
 class AgreedBuckets:
-    """The buckets of a step, as the rank that aggregates decides; it sends their size before each step until it has settled.
+    """The buckets of a step, whose size the aggregating rank decides, and sends before each step until it is final.
 
     Attributes:
         buckets: The buckets in the order of backward passes.

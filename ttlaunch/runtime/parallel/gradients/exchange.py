@@ -199,7 +199,7 @@ class GradientExchange:
             self._gather(self._scattering.popleft())
 
     def _buffer(self, node: int, bucket: Bucket, size: int) -> Tensor:
-        """Room for a shard of another rank's node; the same in every step, so the transport keeps its prepared requests."""
+        """Return a buffer for a shard of another rank's node: always the same, so the transport can reuse its requests."""
         # At most `_LAG + 1` buckets are under way, so buckets that use the same buffer never are at the same time.
         key = (node, bucket.index % (_LAG + 1))
         if key not in self._buffers or len(self._buffers[key]) < size:

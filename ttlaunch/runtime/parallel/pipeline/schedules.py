@@ -1,8 +1,8 @@
 """In which order a pipeline stage runs its forward and backward passes: pure functions, equal on every rank.
 
-A rank has one chunk of the model, or with the interleaved schedule several that are far apart in it: chunk c of the rank
-at stage s is part `c * p + s` of the model. A pass of a chunk needs what the part before (forward) or after (backward)
-it sends; p = stages, m = micro-batches, v = chunks of a rank.
+A rank has one chunk of the model, or with the interleaved schedule several that are far apart in it: chunk c of the
+rank at stage s is part `c * p + s` of the model. A pass of a chunk needs what the part before (forward) or after
+(backward) it sends; p = stages, m = micro-batches, v = chunks of a rank.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ class Action:
 def gpipe(stage: int, *, num_stages: int, num_micro_batches: int) -> list[Action]:
     """Order the passes of one pipeline stage under the GPipe schedule: all forward passes, then all backward passes.
 
-    The stages stand idle for `p - 1` of `m + p - 1` slots, as with 1F1B, but each holds all m micro-batches at once. It has
-    the fewest changes of direction, so it is quicker where messages are slow.
+    The stages stand idle for `p - 1` of `m + p - 1` slots, as with 1F1B, but each holds all m micro-batches at once. It
+    has the fewest changes of direction, so it is quicker where messages are slow.
 
     Returns:
         `2 * m` actions, for every stage the same.
@@ -78,8 +78,9 @@ def interleaved(stage: int, *, num_stages: int, num_micro_batches: int, num_chun
     """Order the passes of one pipeline stage under the interleaved 1F1B schedule.
 
     Micro-batches go in groups of p through the first chunks of all ranks, then through the second ones, and so on, so a
-    rank begins its backward passes after `1 / v` of what it would wait for else: the bubble is v times shorter. The price
-    is v times as many messages, and more in flight: a chunk of `2 * (p - stage - 1) + (v - 1) * p + 1` micro-batches.
+    rank begins its backward passes after `1 / v` of what it would wait for else: the bubble is v times shorter. The
+    price is v times as many messages, and more in flight: a chunk of `2 * (p - stage - 1) + (v - 1) * p + 1`
+    micro-batches.
 
     Returns:
         `2 * m * v` actions. Of each chunk, micro-batches come in their order.

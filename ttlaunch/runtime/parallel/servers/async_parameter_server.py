@@ -23,7 +23,7 @@ from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
 class AsyncParameterServer:
-    """Serves weights and tasks to `AsyncParameterServerClient`s, and takes their gradients in the order in which they come.
+    """Serves weights and tasks to `AsyncParameterServerClient`s, and takes their gradients as they come.
 
         server = AsyncParameterServer(ctx, model, tasks, compression=cfg.compression_config)
         server.register_workers()
@@ -118,7 +118,7 @@ class AsyncParameterServer:
         self._ask(worker)
 
     def dismiss(self) -> None:
-        """Let all workers go: take the gradients that still come, use none of them, and answer that there is no further task.
+        """Let all workers go: receive the gradients that still come, unused, and answer that no task is left.
 
         Cost: as `next_push` and `answer`, for each task that workers still have in hand.
         """
@@ -177,7 +177,7 @@ class AsyncParameterServer:
 
 
 def step_size(staleness: float, rule: Literal["inverse", "constant"]) -> float:
-    """Return the share of the schedule's learning rate that a stale gradient gets: 1 / staleness from 1 on, or always all.
+    """Return the share of the schedule's learning rate that a stale gradient gets: 1 / staleness from 1 on, or all.
 
     Source: W. Zhang, S. Gupta, X. Lian, J. Liu, "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016.
 

@@ -25,9 +25,9 @@ from ttlaunch.spec.recipe.sections import CompressionConfig
 class AsyncParameterServerClient:
     """Pushes a worker's gradients to an `AsyncParameterServer`, and takes tasks and weights from it.
 
-        client = AsyncParameterServerClient(ctx, model, pull_interval=N, is_ahead=True, compression=cfg.compression_config)
-        client.register()                      # first weights, first tasks
-        while task := client.next_task():      # a step, whose data is this worker's
+        client = AsyncParameterServerClient(ctx, model, pull_interval=N, is_ahead=True,
+        compression=cfg.compression_config) client.register()                      # first weights, first tasks while
+        task := client.next_task():      # a step, whose data is this worker's
             ...                                # `client.advance()` after each micro-batch
             client.push(task, loss=loss, tokens=tokens)      # the mean gradient is in `model.grads_N`
 
@@ -159,7 +159,7 @@ def _wait_all(pending: Sequence[Pending]) -> None:
 
 @contextmanager
 def slowed(factors: Mapping[int, float], place: int) -> Iterator[None]:
-    """Make a block take several times as long, for experiments with stragglers; the rank sleeps for the additional time.
+    """Make a block take several times as long, for experiments with stragglers; meanwhile the rank sleeps.
 
     Args:
         factors: By place among the workers; those that are not named are as fast as they are.

@@ -1,4 +1,4 @@
-"""Which ranks write checkpoints where servers have the weights: also the workers, if they have a state that training needs."""
+"""Which ranks write checkpoints where servers have the weights: also workers, if training needs their state."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ from ttlaunch.spec.recipe.sections import CompressionConfig
 def owners_of_checkpoints(
     ctx: RankContext, cfg: CompressionConfig, *, straggler: Literal["wait", "drop", "fail"]
 ) -> tuple[Rank, ...]:
-    """Return the servers, and the workers too where their codecs keep a state and every step waits for all of them anyway.
+    """Return the servers, and also the workers where their codecs keep a state and every step waits for all workers.
 
     With `drop` nobody waits for a late worker, and no checkpoint does: it would be whole only when that one is back. So
     there, as with an asynchronous server, what workers owe is not kept.
@@ -21,7 +21,7 @@ def owners_of_checkpoints(
 
 
 def note_what_is_not_kept(ctx: RankContext, cfg: CompressionConfig) -> None:
-    """Tell the user of a resumed run that the checkpoint lacks what workers' codecs owed; only the first worker does."""
+    """Warn the user of a resumed run that the checkpoint lacks what workers' codecs owed; only the first worker does."""
     if ctx.steps_done and remembers(cfg) and not ctx.position("worker"):
         ctx.note(
             "checkpoints here wait for no worker, so what workers' codecs still owed is not kept: they owe nothing now"

@@ -179,7 +179,7 @@ class ParameterServer:
         return found
 
     def agree_to_go_on(self) -> None:
-        """Decide after a validation whether training goes on, and send the decision to the other servers and the members.
+        """Decide after a validation whether training goes on, and send the decision to other servers and members.
 
         Every server must call, after the same step.
 
@@ -243,7 +243,7 @@ class ParameterServer:
             self._ctx.note(f"{text}; steps are made without {whom}")
 
     def _follow(self, newest: int) -> dict[Rank, Tensor]:
-        """Follow the first server's orders until it names the workers whose gradients make the step; none after the last."""
+        """Follow the first server's orders until it names the workers whose gradients make the step, if any step is left."""
         while True:
             buffer = pack_order(messages.END, (), self._workers)
             with operation(self._ctx, "orders"):

@@ -28,9 +28,8 @@ from ttlaunch.spec.recipe.sections import CompressionConfig
 class ParameterServerClient:
     """Sends a worker's gradients to every `ParameterServer`, and takes new weights from each.
 
-        client = ParameterServerClient(ctx, model, block=block, compression=cfg.compression_config, straggler=keys.straggler)
-        client.receive_first_weights()
-        for step in ctx.steps(cfg):
+        client = ParameterServerClient(ctx, model, block=block, compression=cfg.compression_config,
+        straggler=keys.straggler) client.receive_first_weights() for step in ctx.steps(cfg):
             if step > client.version:      # else the others have made this step without this worker
                 ...                        # sums of the block's micro-batches
                 client.push(step, sums)

@@ -1,7 +1,7 @@
 """The average of weights over training, beside the weights themselves: less noise than the last ones have.
 
-Source: B. T. Polyak, A. B. Juditsky, "Acceleration of Stochastic Approximation by Averaging", SIAM J. Control Optim. 30(4),
-    1992, for the mean of all; with a decay it is the exponential average that is common in deep learning.
+Source: B. T. Polyak, A. B. Juditsky, "Acceleration of Stochastic Approximation by Averaging", SIAM J. Control Optim.
+    30(4), 1992, for the mean of all; with a decay it is the exponential average that is common in deep learning.
 
 Shapes: N = values of the flat vector.
 """
@@ -33,8 +33,9 @@ class PolyakAverage:
     """The average of the weights after every so many steps.
 
     After k of them, with weights w_1, ..., w_k, it is their mean, or with decay b
-    b^(k-1) w_1 + (1 - b) (b^(k-2) w_2 + ... + w_k). How much the newest one counts follows from the step alone, so nothing
-    but the average itself is needed to go on; and value by value, so shards of it have the bits that the whole has.
+    b^(k-1) w_1 + (1 - b) (b^(k-2) w_2 + ... + w_k). How much the newest one counts follows from the step alone, so
+    nothing but the average itself is needed to go on; and value by value, so shards of it have the bits that the whole
+    has.
 
     Attributes:
         average_N: The average of the weights, float32; before the first update, the initial weights.

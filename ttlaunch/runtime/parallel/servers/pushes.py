@@ -1,6 +1,7 @@
 """A gradient on its way to an asynchronous server, with what the server has to know of it, in one message.
 
-One message, so that the server can wait for whoever comes first without ever waiting in the middle of somebody's gradient.
+One message, so that the server can wait for whoever comes first without ever waiting in the middle of somebody's
+gradient.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Which step's data is computed by whom where nobody waits for anybody: handed out one after the other, each exactly once."""
+"""Hands the data of steps out to workers that do not wait for each other: in order, and each step exactly once."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -14,8 +14,9 @@ _OPEN = "open_steps"
 class TaskList:
     """The data of every step of a run, to be handed out.
 
-    The gradient of a step's data is applied when it comes, so after n updates other data may have been used than that of
-    steps 1 to n. What was handed out and not used yet is in checkpoints, and is handed out first by a run that goes on.
+    The gradient of a step's data is applied when it comes, so after n updates other data may have been used than that
+    of steps 1 to n. What was handed out and not used yet is in checkpoints, and is handed out first by a run that goes
+    on.
     """
 
     def __init__(self, *, done: int, last: int) -> None:

@@ -1,9 +1,9 @@
 """Counts the collectives of torch's FSDP2: how many there were, of what size, and how long they took.
 
-What is counted is each call, and for it what a ring moves: n - 1 of n parts of the whole vector, to the next rank. (Which
-messages gloo or NCCL cut it into is theirs; a ring is what both document.) So a gather too many, or a reduction
-that `no_sync` should have held back, shows in the counted traffic against the formula. They are also in the flight recorder, so that a hang
-within one is reported by name and unit, and in the timeline if there is one.
+What is counted is each call, and for it what a ring moves: n - 1 of n parts of the whole vector, to the next rank.
+(Which messages gloo or NCCL cut it into is theirs; a ring is what both document.) So a gather too many, or a reduction
+that `no_sync` should have held back, shows in the counted traffic against the formula. They are also in the flight
+recorder, so that a hang within one is reported by name and unit, and in the timeline if there is one.
 
 On CUDA devices a call returns when it has been put in a stream, so there times are those of the call.
 """

@@ -1,10 +1,11 @@
-"""The model under torch's FSDP2: each block is a unit whose parameters lie in rows on the ranks; embedding and head are one more.
+"""The model under torch's FSDP2: each block is a unit whose parameters are split by rows; embedding and head are another.
 
 A unit's rows are gathered when it computes and freed when it has. What a rank keeps are its rows, in `Shards`.
 
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = width of the residual stream.
-Source: Y. Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023; what is sharded is what
-S. Rajbhandari et al. shard in "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020.
+Source: Y. Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023; what is sharded
+    is what S. Rajbhandari et al. shard in "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC
+    2020.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +34,8 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class ShardedModel(Model):
     """The whole model, of which only the units that compute are whole at a time.
 
-    With `precision: bf16` or `fp16` weights are gathered in it and a unit computes in it throughout, where in other recipes
-    autocast chooses for each operation. A rank's own rows, and the sums of gradients, are float32.
+    With `precision: bf16` or `fp16` weights are gathered in it and a unit computes in it throughout, where in other
+    recipes autocast chooses for each operation. A rank's own rows, and the sums of gradients, are float32.
     """
 
     def __init__(self, cfg: TrainingFile, *, vocabulary: int, keeps_weights: bool) -> None:

@@ -101,7 +101,7 @@ class Shards:
             yield name, dealt.detach().full_tensor()
 
     def persistent_bytes(self, optimizer: Optimizer) -> int:
-        """What this rank keeps from step to step: rows, their gradients and the update rule's state, by the memory they have."""
+        """List what this rank keeps from step to step: rows, their gradients and the update rule's state."""
         dealt: list[Any] = list(self._model.parameters())  # also where the gradient of a second use is gathered
         rows = [one.detach().to_local() for one in dealt]
         return storage_bytes([*rows, self.grads_N, *(tensor for _, tensor in optimizer.named_state())])

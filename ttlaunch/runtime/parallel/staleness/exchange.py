@@ -138,12 +138,13 @@ class BoundedMeans:
     Messages are taken, added and passed on before each backward pass and after it; a worker that may not go on waits
     for the oldest step that is not whole, which needs no step that comes after it, so somebody can always go on.
 
-    The mean is weighted: each of a worker's tokens counts 1 / (1 + damping * s) if its gradient is s updates old. So where one
-    worker leads, the others' fresh gradients say more; gradients that are all as old have the plain mean.
+    The mean is weighted: each of a worker's tokens counts 1 / (1 + damping * s) if its gradient is s updates old. So
+    where one worker leads, the others' fresh gradients say more; gradients that are all as old have the plain mean.
 
     Cost of a step: that of `RingBuffers`. Memory: `2 * (K + 1) * S`.
-    Source: W. Zhang, S. Gupta, X. Lian, J. Liu, "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016, where
-    it is the learning rate that falls with staleness; here the gradients of one mean are weighed against each other.
+    Source: W. Zhang, S. Gupta, X. Lian, J. Liu, "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016,
+        where it is the learning rate that falls with staleness; here the gradients of one mean are weighed against each
+        other.
     """
 
     def __init__(

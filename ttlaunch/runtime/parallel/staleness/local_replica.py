@@ -43,12 +43,12 @@ class LocalReplica:
     is validated, reported and exported are the agreed weights.
 
     With SGD a step is linear in the gradient, also with momentum and weight decay: the average of the weights after one
-    step is one step with the average gradient. So with SGD and an average after every step the workers average gradients,
-    in the order of `data_parallel` and with its norm, and have its bits, which are those of one process. AdamW divides
-    by a root of the gradient's square; there an average after every step is another algorithm.
+    step is one step with the average gradient. So with SGD and an average after every step the workers average
+    gradients, in the order of `data_parallel` and with its norm, and have its bits, which are those of one process.
+    AdamW divides by a root of the gradient's square; there an average after every step is another algorithm.
 
-    With a codec, what a worker has moved since the last agreement goes through it, and what is lost of that is added to what
-    it moves next; all workers decode the same payloads, so the average is equal on all. Weights are never rounded.
+    With a codec, what a worker has moved since the last agreement goes through it, and what is lost of that is added to
+    what it moves next; all workers decode the same payloads, so the average is equal on all. Weights are never rounded.
     Source: D. Basu, D. Data, C. Karakus, S. Diggavi, "Qsparse-local-SGD: Distributed SGD with Quantization,
         Sparsification, and Local Computations", NeurIPS 2019.
 
@@ -108,7 +108,7 @@ class LocalReplica:
         return exchange
 
     def keep_shared(self, kind: str) -> Tensor:
-        """Zeros, shape `(N,)`, for further state that is equal on all workers; checkpoints have it. Call before `restore`."""
+        """Return zeros, shape `(N,)`, for a further state that is equal on all workers and in checkpoints; before `restore`."""
         self._shared[kind] = torch.zeros_like(self.agreed_N)
         return self._shared[kind]
 
@@ -142,12 +142,13 @@ class LocalReplica:
         Returns:
             Mean loss per token since the last average, and tokens, of all workers.
 
-        Cost: `2 * (W - 1)` messages each way, `2 * (W - 1) / W * S` bytes (float32), and 16 bytes to every other worker; with a
-            codec `W - 1` messages of a payload each way. With SGD and an average after every step none: `step` has averaged
-            gradients.
-        Order: the tree over the workers' places, as `all_reduce`: the same bits on every run with this W. With a codec, that
-            of the workers.
-        Source: S. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; there all workers weigh the same.
+        Cost: `2 * (W - 1)` messages each way, `2 * (W - 1) / W * S` bytes (float32), and 16 bytes to every other
+            worker; with a codec `W - 1` messages of a payload each way. With SGD and an average after every step none:
+            `step` has averaged gradients.
+        Order: the tree over the workers' places, as `all_reduce`: the same bits on every run with this W. With a codec,
+            that of the workers.
+        Source: S. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; there all workers weigh the
+            same.
         """
         if self._exchange is not None:  # every worker has made the same step
             self._window.zero_()

@@ -11,9 +11,9 @@ events proves of them holds for the recipe, whatever the network does.
     free s       nobody reads the buffers of step s any more
 
 The mean of step s-K-1 is whole only if every worker has given its gradient of it. So whoever begins step s has finished
-at most K steps more than anybody else: the lead is bounded by who waits for what, not by how long. All workers apply the
-same means in the same order, so after the same step all of them have the same weights, bit for bit; what depends on time
-is only which weights a gradient was computed with. That is its staleness: the updates between the weights it was
+at most K steps more than anybody else: the lead is bounded by who waits for what, not by how long. All workers apply
+the same means in the same order, so after the same step all of them have the same weights, bit for bit; what depends on
+time is only which weights a gradient was computed with. That is its staleness: the updates between the weights it was
 computed with and those it changes, at most K.
 
 Source: Q. Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013, for

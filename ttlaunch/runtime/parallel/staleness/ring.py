@@ -1,6 +1,7 @@
 """The buffers and messages of one step's ring all-reduce, which goes on bit by bit while its worker computes other steps.
 
-Shapes: N = values of the gradient; shard s is part s of `contiguous_blocks(N, W)`. W = workers, S = bytes of the gradient.
+Shapes: N = values of the gradient; shard s is part s of `contiguous_blocks(N, W)`. W = workers, S = bytes of the
+    gradient.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,13 +22,14 @@ COUNTS = 3
 
 
 class RingBuffers:
-    """Room for one step at one worker; used again for the step K + 1 steps later.
+    """The buffers and messages of one step at one worker, used again for the step K + 1 steps later.
 
     Cost of a step: `2 * (W - 1)` messages to the next worker, `2 * (W - 1) / W * S` bytes, and one of 24 bytes to every
     other worker. Memory: `2 * S`.
     Order: shard s is summed as workers s, s+1, ..., s-1: the same bits on all workers, and on every run with this W
         from the same gradients.
-    Source: P. Patarasuk, X. Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", JPDC 69(2), 2009.
+    Source: P. Patarasuk, X. Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", JPDC 69(2),
+        2009.
 
     Attributes:
         sum_N: The sum over all workers, once the part is whole.
@@ -83,7 +85,8 @@ class RingBuffers:
             loss: Summed over them.
             staleness: Updates between reading the weights and this gradient.
 
-        Cost: 24 bytes (float64) to every other worker, and one shard of `S / W` bytes to the next; further ones leave in `advance`.
+        Cost: 24 bytes (float64) to every other worker, and one shard of `S / W` bytes to the next; further ones leave
+            in `advance`.
         """
         # The ring adds into this copy for several steps, while the worker already computes its next gradient.
         self._own_N.copy_(grads_N)
@@ -158,7 +161,7 @@ class _Nothing:
     """The transfer of a shard without values, of which there are some where workers outnumber values."""
 
     def wait(self) -> None:
-        """Return."""
+        """Return at once."""
 
     def test(self) -> bool:
         return True

@@ -6,8 +6,8 @@
                    dp 1   rank 4 (tp 0)         rank 6 (tp 0)
                           rank 5 (tp 1)         rank 7 (tp 1)
 
-Along `dp` ranks have the same weights and other micro-batches, along `pp` other blocks, along `tp` other parts of the same
-matrices. Ranks of the last axis follow each other, so those that talk most lie on one host.
+Along `dp` ranks have the same weights and other micro-batches, along `pp` other blocks, along `tp` other parts of the
+same matrices. Ranks of the last axis follow each other, so those that talk most lie on one host.
 """
 
 from collections.abc import Mapping, Sequence

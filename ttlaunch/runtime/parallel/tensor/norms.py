@@ -8,7 +8,7 @@ from ttlaunch.runtime.training.optimizers import Optimizer
 
 
 def squared_norms(optimizer: Optimizer, model: Model, share: ModelShare | None) -> list[float]:
-    """Return the squared norm of the gradient of each whole parameter, in the model's order, on every rank that has a share.
+    """Return the squared norm of the gradient of each whole parameter, in the model's order, on all ranks of the share.
 
     Every rank of the share must call, once a step, when its gradients are whole.
 

@@ -1,8 +1,8 @@
 """One rank's share of a model whose matrices several ranks split, and the sums over these ranks.
 
-Two operators, each the other's derivative. Where a column-parallel layer begins, every rank has the same activations, and
-the gradients that come back are of this rank's outputs only: so `enter` passes activations on as they are, and adds the
-gradients up. Where a row-parallel layer ends, every rank has a part of a sum: so `leave` adds it up, and passes
+Two operators, each the other's derivative. Where a column-parallel layer begins, every rank has the same activations,
+and the gradients that come back are of this rank's outputs only: so `enter` passes activations on as they are, and adds
+the gradients up. Where a row-parallel layer ends, every rank has a part of a sum: so `leave` adds it up, and passes
 gradients on as they are. All ranks then have the same bits of both sums, and so of all that they compute from them.
 
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = width of the residual stream.
@@ -33,7 +33,8 @@ class ModelShare:
     Attributes:
         place: The share's number, from 0; the first one also stands for what all ranks have whole, such as norms.
         count: Shares.
-        communicator: How to reach the ranks that have the others; None: whoever holds the share does not compute with it.
+        communicator: How to reach the ranks that have the others; None: whoever holds the share does not compute with
+            it.
         among: The ranks that have the shares, in order.
     """
 
@@ -79,8 +80,8 @@ class ModelShare:
         Every rank of `among` must compute the same layers in the same order.
 
         Cost: an `all_reduce` of float32 of the shape of `x`; none on the way back.
-        Order: the tree over the ranks' places, so the same bits on every rank; not those of one process, where each value
-            is one sum over all columns.
+        Order: the tree over the ranks' places, so the same bits on every rank; not those of one process, where each
+            value is one sum over all columns.
         """
         apply: Callable[[Tensor, ModelShare], Tensor] = _Leave.apply
         return apply(x, self)

@@ -28,7 +28,8 @@ class AggregatorToOptimizer:
                 ...
 
     Cost of a step: S bytes each way (float32), in a message for each bucket.
-    Order: gradients in the order of the buckets, weights in that of the updates; nothing is added up, so no bit changes.
+    Order: gradients in the order of the buckets, weights in that of the updates; nothing is added up, so no bit
+        changes.
     """
 
     def __init__(
@@ -94,7 +95,8 @@ class OptimizerToAggregator:
             link.end_step()
 
     Cost of a step: S bytes each way (float32), in a message for each bucket.
-    Order: gradients in the order of the buckets, weights in that of the updates; nothing is added up, so no bit changes.
+    Order: gradients in the order of the buckets, weights in that of the updates; nothing is added up, so no bit
+        changes.
     """
 
     def __init__(
@@ -125,7 +127,8 @@ class OptimizerToAggregator:
     def gradients(self) -> Iterator[Bucket]:
         """Give each bucket when its part of the mean gradient is in `parameter.grad`; call once a step.
 
-        Cost: one message in for each bucket, S bytes in all; in the first steps one of 16 bytes with the size of buckets.
+        Cost: one message in for each bucket, S bytes in all; in the first steps one of 16 bytes with the size of
+            buckets.
         """
         buckets = self._agreed.begin_step()
         arriving = [

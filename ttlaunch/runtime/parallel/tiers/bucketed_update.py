@@ -11,9 +11,9 @@ from ttlaunch.spec.recipe.sections import TrainingFile
 class BucketedUpdate:
     """The steps of an `Optimizer`, with the same bits as `Optimizer.step`.
 
-    With `use_clip_grad_norm`, and with fp16, the update of every bucket needs the norm of all: squared norms are taken as buckets come,
-    but the first weights change only after the last gradient is there. What that costs is the time of all updates and
-    of the weights' way back up to the first layer, which otherwise pass while gradients still arrive.
+    With `use_clip_grad_norm`, and with fp16, the update of every bucket needs the norm of all: squared norms are taken
+    as buckets come, but the first weights change only after the last gradient is there. What that costs is the time of
+    all updates and of the weights' way back up to the first layer, which otherwise pass while gradients still arrive.
 
     Attributes:
         norm: The norm of the last step's gradient, before clipping.

@@ -149,7 +149,8 @@ class GradientAggregator:
     def send_weights(self, bucket: Bucket) -> None:
         """Send the bucket's weights, which are final for this step, to all workers.
 
-        Buckets may become final in any order. They leave in the order in which a forward pass reads them: the last bucket first.
+        Buckets may become final in any order. They leave in the order in which a forward pass reads them: the last
+        bucket first.
 
         Cost: one message of the bucket's bytes (float32) to each worker.
         """

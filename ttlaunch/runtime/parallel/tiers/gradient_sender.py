@@ -35,7 +35,8 @@ class GradientSender:
         sender.close()
 
     Cost of a step: for each node of the tree that the joint block makes, the gradient once, as one message for each
-        bucket; one message of 32 bytes a node. With members, as much in, and a buffer of N values for each of their nodes.
+        bucket; one message of 32 bytes a node. With members, as much in, and a buffer of N values for each of their
+        nodes.
     Order: that of the tree over micro-batches: the same bits with and without members.
     """
 
@@ -78,7 +79,8 @@ class GradientSender:
             tokens: The number of tokens that the micro-batch predicts.
             loss: Summed over them.
 
-        Cost: one message of 32K bytes (float64); then one of each bucket's bytes (float32) for each node, as they are complete.
+        Cost: one message of 32K bytes (float64); then one of each bucket's bytes (float32) for each node, as they are
+            complete.
         """
         self._tree.open_leaf(index, self._flat.grads_N, tokens=tokens, loss=loss)
         if self._members:

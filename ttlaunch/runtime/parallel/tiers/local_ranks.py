@@ -1,14 +1,14 @@
-"""The ranks of one worker, one for each of its devices: what they share, and who of them talks to the aggregator.
+"""The ranks of one worker, one for each of its devices: what they share, and which of them sends to the aggregator.
 
-With `device_config.enable_ddp`, `enable_tp` or both a worker has as many ranks as `mesh_shape` has devices, else one. They are
-a grid, row by row:
+With `device_config.enable_ddp`, `enable_tp` or both a worker has as many ranks as `mesh_shape` has devices, else one.
+They are a grid, row by row:
 
     enable_tp, [1, 2]:  0 1      enable_ddp, [1, 2]:  0      both, [2, 2]:  0 1
                                                       1                     2 3
 
 Rows split the worker's micro-batches; the ranks of a row split the model, and compute each of the row's micro-batches
-together. Rows follow each other, and so do their blocks of micro-batches: the first row adds the others' sums to its own
-along the tree, and the bits are those of as many workers of one row.
+together. Rows follow each other, and so do their blocks of micro-batches: the first row adds the others' sums to its
+own along the tree, and the bits are those of as many workers of one row.
 
 Shapes: V = micro-batches of a validation.
 """
@@ -50,11 +50,11 @@ class WorkerGroup:
 
     @property
     def block(self) -> range:
-        """Micro-batches of all its rows."""
+        """The micro-batches of all rows of the worker."""
         return range(self.blocks[0].start, self.blocks[-1].stop)
 
     def block_of(self, rank: Rank) -> range:
-        """Micro-batches of a rank's row."""
+        """Return the micro-batches of a rank's row."""
         return next(block for row, block in zip(self.rows, self.blocks, strict=True) if rank in row)
 
     def row_of(self, rank: Rank) -> Sequence[Rank]:
@@ -98,7 +98,7 @@ def ranks_of_share(cfg: TrainingFile, ctx: RankContext) -> tuple[Rank, ...]:
 
 
 def build_aggregator(cfg: TrainingFile, ctx: RankContext, model: Model) -> GradientAggregator | SplitGradientAggregator:
-    """Where workers bring the sums of their blocks of micro-batches, whole or in shares; for the rank that aggregates."""
+    """Build the aggregator that adds up what workers send of their blocks of micro-batches, whole or in shares."""
     groups, width = worker_groups(cfg, ctx), cfg.device_config.split_ranks
     followers, size = ctx.ranks("optimizer"), cfg.multihost_config.bucket_megabytes
     if width > 1:
@@ -125,8 +125,8 @@ def send_validation(cfg: TrainingFile, ctx: RankContext, model: Model, *, dest: 
         model: All of it, or the rank's share.
         dest: The rank that takes this rank's sums.
 
-    Cost: from the first rank of each row one message of 8 bytes (float64) for each micro-batch of its share and its members';
-        an `agree` back.
+    Cost: from the first rank of each row one message of 8 bytes (float64) for each micro-batch of its share and its
+        members'; an `agree` back.
     Order: the losses are sent one by one, in the order of the micro-batches, and added up only where they are reported.
     """
     sharers, group = ranks_of_share(cfg, ctx), own_group(cfg, ctx)
@@ -152,7 +152,8 @@ def receive_validation(cfg: TrainingFile, ctx: RankContext, step: int) -> None:
         ctx: Only the rank that aggregates calls it.
         step: The one just done.
 
-    Cost: from each worker one message of 8 bytes (float64) for each micro-batch of its share; an `agree` to workers and optimizer.
+    Cost: from each worker one message of 8 bytes (float64) for each micro-batch of its share; an `agree` to workers and
+        optimizer.
     Order: losses are added in the order of the micro-batches: the same bits for any number of workers.
     """
     data, groups = ctx.data(cfg), worker_groups(cfg, ctx)

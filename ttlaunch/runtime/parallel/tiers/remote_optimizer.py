@@ -9,7 +9,8 @@
         optimizer.step()
 
 With micro-batches, `expect()` before the backward pass of each and `accumulate()` after it; then gradients leave while
-the last of these passes still computes others, and with `model` the next forward pass begins before all weights are back.
+the last of these passes still computes others, and with `model` the next forward pass begins before all weights are
+back.
 
 Shapes: N = values of the flat vectors, padding included.
 """
@@ -33,9 +34,10 @@ class RemoteOptimizer:
 
     At the other end is a `GradientAggregator`, or the worker that this one is a member of.
 
-    Cost of a step: 2S bytes, S = 4N: the gradients (float32) to the rank that aggregates, the new weights back (one further S
-        for each further subtree if the worker's block of micro-batches is not a node of the reduction's tree), each in as many
-        messages as there are buckets. With a clipping norm no weights come back before the last gradient has gone out.
+    Cost of a step: 2S bytes, S = 4N: the gradients (float32) to the rank that aggregates, the new weights back (one
+        further S for each further subtree if the worker's block of micro-batches is not a node of the reduction's
+        tree), each in as many messages as there are buckets. With a clipping norm no weights come back before the last
+        gradient has gone out.
     Order: that of the tree over micro-batches: the same bits for any number of workers.
     Source: M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014, with one server.
     """

@@ -1,7 +1,7 @@
 """The rank that aggregates where workers split the model: shares of gradients come in, the whole gradient goes on.
 
-Behind it nothing knows that the model is split: the optimizer updates whole matrices, and the clipping norm and checkpoints
-are those of any other layout.
+Behind it nothing knows that the model is split: the optimizer updates whole matrices, and the clipping norm and
+checkpoints are those of any other layout.
 """
 
 from collections import deque
@@ -26,8 +26,9 @@ class SplitGradientAggregator:
 
     What all ranks have whole, such as norms, arrives with every share, with the same bits; the first share's counts.
 
-    Cost of a step: that of the aggregators of its shares, and two copies of gradients and weights. Memory for all shares beside
-        the whole model. The mean goes on when all shares have come, and weights go out when all are updated.
+    Cost of a step: that of the aggregators of its shares, and two copies of gradients and weights. Memory for all
+        shares beside the whole model. The mean goes on when all shares have come, and weights go out when all are
+        updated.
     Order: that of `GradientAggregator`, share by share: the same bits for any number of workers.
 
     Attributes:

@@ -1,8 +1,8 @@
-"""Gradients that come when they like: from several senders at once, in any order, perhaps twice, perhaps too late.
+"""Adds up gradients that arrive at any time: from several senders at once, in any order, perhaps twice or too late.
 
-It is what an owner of parameters puts behind a transport that repeats a request whose answer was lost, such as the remote
-procedure calls that the project is to have. The recipe `zero` needs none: its messages come once, in order, from ranks that
-all take part in every step.
+It is what an owner of parameters puts behind a transport that repeats a request whose answer was lost, such as the
+remote procedure calls that the project is to have. The recipe `zero` needs none: its messages come once, in order, from
+ranks that all take part in every step.
 
 Shapes: those of the parameters.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 class Receipt(StrEnum):
-    """What became of a gradient that was sent."""
+    """Whether a gradient that was sent was used, and if not why."""
 
     COUNTED = "counted"
     DUPLICATE = "duplicate"  # the same sender has sent this parameter's for this step
@@ -43,8 +43,8 @@ class _Sum:
 class GradientAccumulator:
     """Sums over senders, for each step and parameter; any number of threads may send at the same time.
 
-    Whatever the order of arrival, gradients are added along one binary tree over the senders: two sums are added when both
-    halves of a node are there. So the bits do not depend on the order, and n senders take at most the memory of n
+    Whatever the order of arrival, gradients are added along one binary tree over the senders: two sums are added when
+    both halves of a node are there. So the bits do not depend on the order, and n senders take at most the memory of n
     gradients, and half of that when neighbours come together.
 
     Attributes:
@@ -137,7 +137,7 @@ class GradientAccumulator:
         return ordered[0]
 
     def take_mean(self, *, step: int, parameter: str, timeout_s: float = 0.0) -> Tensor:
-        """The same, divided by the number of senders once."""
+        """Return the sum over all senders divided by their number, once, as `take_sum` returns the sum."""
         return self.take_sum(step=step, parameter=parameter, timeout_s=timeout_s).div_(len(self._places))
 
     def drop(self, *, until: int) -> None:

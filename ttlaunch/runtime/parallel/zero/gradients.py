@@ -1,7 +1,7 @@
 """Gradients of layers on their way to whoever owns them, while the backward pass computes those of the layer before.
 
-Shapes: N = values of the flat vector of the whole model. n = ranks, S = bytes of the gradient, k = the most nodes of the
-tree over micro-batches that one rank's block makes.
+Shapes: N = values of the flat vector of the whole model. n = ranks, S = bytes of the gradient, k = the most nodes of
+    the tree over micro-batches that one rank's block makes.
 """
 
 from collections import deque
@@ -48,8 +48,8 @@ class _UnderWay:
 class ScatteredGradients:
     """The mean gradient of every layer, added up by the owners of its shards; at stage 0 all ranks then get all of it.
 
-    One layer at a time is differentiated for all of a rank's micro-batches, so partial sums are those of a layer or two and
-    not of the model.
+    One layer at a time is differentiated for all of a rank's micro-batches, so partial sums are those of a layer or two
+    and not of the model.
 
     Cost of a step: `k * (n - 1)` messages each way for each layer and `k * (n - 1) / n * S` bytes; at stage 0 once more
         that with k = 1. Buffers for two layers' sums and for the shards that arrive.
@@ -124,8 +124,8 @@ class ScatteredGradients:
             layer: The layer that has been differentiated for the whole block.
             counts: Of the block's micro-batches; those of the step's first layer count.
 
-        Cost: `k * (n - 1)` messages each way, `k * (n - 1) / n` of the layer's bytes (float32); with the step's first layer also one
-            message of 16k bytes to each other rank.
+        Cost: `k * (n - 1)` messages each way, `k * (n - 1) / n` of the layer's bytes (float32); with the step's first
+            layer also one message of 16k bytes to each other rank.
         """
         # Nothing is under way: this is the step's first layer. The counts travel once, with it.
         if self._counts is None and not self._scattering:
@@ -151,7 +151,8 @@ class ScatteredGradients:
 
         Every rank must call, once a step, after the last `reduce`.
 
-        Cost: at stage 0 `n - 1` messages each way for each layer, `(n - 1) / n` of its bytes; else no message of its own.
+        Cost: at stage 0 `n - 1` messages each way for each layer, `(n - 1) / n` of its bytes; else no message of its
+            own.
         """
         while self._scattering:
             self._finish(self._scattering.popleft())
@@ -216,7 +217,7 @@ class ScatteredGradients:
             self._parameters[at].grad = view
 
     def _buffer(self, layer: Layer) -> Tensor:
-        """Zeros for the gradients of a layer: first the place where they stay, where that is whole."""
+        """Return zeros for the gradients of a layer: the place where they stay, or else a buffer."""
         if not self._owned.shares_gradients and not self._sums:
             return self._owned.grads_N[layer.values.start : layer.values.stop].zero_()
         if not self._free:
@@ -229,7 +230,7 @@ class ScatteredGradients:
         self._free += [self._made[one.data_ptr()] for one in buffers if one.data_ptr() in self._made]
 
     def _shard_buffer(self, node: int, layer: Layer) -> Tensor:
-        """Room for a shard of another rank's node; the same in every step, so the transport keeps its prepared requests."""
+        """Return a buffer for a shard of another rank's node: always the same, so the transport can reuse its requests."""
         # At most `_LAG + 1` layers are under way, so layers that use the same buffer never are at the same time.
         key = (node, layer.index % (_LAG + 1))
         if key not in self._buffers:

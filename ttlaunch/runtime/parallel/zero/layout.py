@@ -1,13 +1,13 @@
 """Who owns which values of the model: every layer is cut into one shard for each rank.
 
-A shard begins and ends between rows of a parameter, so that it can be kept in checkpoints as rows, and on a border of the
-tree that squared norms are added along, which is also that of memory. Such borders lie where lcm(columns, 16) values
-divide a parameter. Where that does not divide evenly, the next layer makes up for it: over the whole model shares differ
-by less than one such piece.
+A shard begins and ends between rows of a parameter, so that it can be kept in checkpoints as rows, and on a border of
+the tree that squared norms are added along, which is also that of memory. Such borders lie where lcm(columns, 16)
+values divide a parameter. Where that does not divide evenly, the next layer makes up for it: over the whole model
+shares differ by less than one such piece.
 
-Where embedding and head share a matrix, the head has a place for the gradient of the second use, as in `model/tied.py`: its
-rows are cut as those of the matrix, so that whoever owns a row of the matrix gets both gradients of it, and nothing else of
-the place is owned. The rest of the head is then the first rank's.
+Where embedding and head share a matrix, the head has a place for the gradient of the second use, as in `model/tied.py`:
+its rows are cut as those of the matrix, so that whoever owns a row of the matrix gets both gradients of it, and nothing
+else of the place is owned. The rest of the head is then the first rank's.
 
 Shapes: N = values of the flat vector of the whole model.
 """
@@ -32,8 +32,8 @@ class Layer:
         index: The layer's index in a forward pass.
         parameters: Places of its parameters among the model's.
         values: Where they are in the flat vector.
-        shards: What each rank owns of these values, in their order; may be empty. Of the place of a matrix's second use it
-            owns the gradient alone.
+        shards: What each rank owns of these values, in their order; may be empty. Of the place of a matrix's second use
+            it owns the gradient alone.
     """
 
     index: int
@@ -74,16 +74,18 @@ class ShardLayout:
         layers: The layers in the order of a forward pass.
         shapes: The shape of each parameter by name, in the model's order.
         starts: Where each of them begins in the flat vector.
-        second_use: The values that stand for the second use of the embedding's matrix; at the end, empty if none is shared.
+        second_use: The values that stand for the second use of the embedding's matrix; at the end, empty if none is
+            shared.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], *, ranks: int, second_use: Tensor | None = None) -> None:
-        """Deal the values.
+        """Assign every value to a rank.
 
         Args:
             parameters: The parameters of the whole model by name, in its order, as views of its flat vector.
             ranks: The number of ranks that share them.
-            second_use: The place behind them all where the gradient of a shared matrix's second use is gathered, if one is.
+            second_use: The place behind them all where the gradient of a shared matrix's second use is gathered, if one
+                is.
         """
         if second_use is not None:
             parameters = {**parameters, HEAD: second_use}
@@ -133,7 +135,7 @@ class ShardLayout:
         return range(shard.start, max(shard.start, min(shard.stop, self.second_use.start)))
 
     def use_again(self, layer: Layer, values: range) -> tuple[range, range]:
-        """Those of a layer's values that stand for the second use of a matrix, and the values of the matrix themselves."""
+        """Return the values of a layer that stand for a matrix's second use, and the values of the matrix itself."""
         start = max(values.start, self.second_use.start)
         again = range(start, max(start, values.stop)) if layer is self.layers[-1] else range(0)
         shift = self.starts[0] - self.second_use.start

@@ -1,7 +1,7 @@
 """What a rank keeps between steps, measured: the memory that its tensors really have, not what they should.
 
-A view counts as all of the memory that it keeps alive, and memory that several tensors share counts once. So a shard that is
-a view of the whole vector counts as the whole one.
+A view counts as all of the memory that it keeps alive, and memory that several tensors share counts once. So a shard
+that is a view of the whole vector counts as the whole one.
 """
 
 import math
@@ -25,7 +25,7 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
 def report_memory(  # noqa: PLR0917  users' trainers call it so
     ctx: RankContext, model: Model, owned: OwnedParameters, optimizer: Optimizer, *, buffer_bytes: int
 ) -> None:
-    """Say, for the summary, how many bytes a parameter this rank keeps between steps, and how large its buffers are.
+    """Report for the summary how many bytes per parameter this rank keeps between steps, and how large its buffers are.
 
     Args:
         ctx: The rank.

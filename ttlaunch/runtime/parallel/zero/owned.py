@@ -1,7 +1,7 @@
 """What a rank owns of a model: the parameters that it updates, their gradients, and how checkpoints call them.
 
-It stands in for the model where an optimizer is built and where checkpoints are written and read. Which vectors are whole
-and which are shards is what `zero_stage` says: from 1 on a rank has optimizer state for its shard only, from 2 on
+It stands in for the model where an optimizer is built and where checkpoints are written and read. Which vectors are
+whole and which are shards is what `zero_stage` says: from 1 on a rank has optimizer state for its shard only, from 2 on
 gradients, from 3 on parameters.
 
 Shapes: N = values of the flat vector of the whole model, n = of this rank's shards of all layers, one after the other.
@@ -26,9 +26,9 @@ class OwnedParameters:
         shares_state, shares_gradients, shares_parameters: What ranks have shards of: from stage 1, 2 and 3 on.
         place: This rank's position among those that share the model.
         splits: Which rows of its parameters a rank has, by name; whole ones are not here.
-        weights_N, grads_N: The flat vectors that this rank has: whole, or `n` values of its own, of the gradients also those
-            of a matrix's second use. The model's parameters lie in `weights_N` up to stage 2; at stage 3 they have no memory
-            until they are given some.
+        weights_N, grads_N: The flat vectors that this rank has: whole, or `n` values of its own, of the gradients also
+            those of a matrix's second use. The model's parameters lie in `weights_N` up to stage 2; at stage 3 they
+            have no memory until they are given some.
         copies: Numbers of the optimizer's, one for each parameter, that the rank with its first row writes.
     """
 
@@ -73,7 +73,7 @@ class OwnedParameters:
         return sum(len(layer.shards[self.place]) for layer in layers)
 
     def count_again(self) -> int:
-        """How many of those are of a second use."""
+        """Count the values of this rank's shards of some layers that belong to a second use."""
         again, _ = self.layout.use_again(self.layout.layers[-1], self.layout.layers[-1].shards[self.place])
         return len(again)
 
@@ -88,7 +88,7 @@ class OwnedParameters:
         return found
 
     def nodes_of(self, place: int) -> list[Node]:
-        """What those sums are of on another rank, from stage 1 on."""
+        """Return the tree nodes whose squared norms another rank computes, from stage 1 on."""
         norms = [SquaredNorms(_parts(self.layout, layer.shards[place], shift=0)) for layer in self.layout.layers]
         return [node for one in norms for node in one.nodes]
 
@@ -124,12 +124,12 @@ class OwnedParameters:
         return parameter
 
     def _of(self, vector_N: Tensor, layer: Layer, values: range, *, is_whole: bool) -> Tensor:
-        """Values of a layer that this rank has, where they are in a vector."""
+        """Return the part of a vector that holds this rank's values of a layer."""
         shift = 0 if is_whole else self._shift(layer)
         return vector_N[values.start + shift : values.stop + shift]
 
     def _shift(self, layer: Layer) -> int:
-        """From places in the flat vector of the model to those in this rank's own."""
+        """Return the offset from places in the model's flat vector to places in this rank's own."""
         return self._starts[layer.index] - layer.shards[self.place].start
 
 

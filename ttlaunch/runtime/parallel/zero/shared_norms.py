@@ -48,7 +48,7 @@ class SharedNorms:
             counter.note(norm_nodes=len(own_nodes))
 
     def squares(self) -> dict[str, float]:
-        """Return the squared norm of each parameter's gradient by name, in the model's order; the loss scale is divided out.
+        """Return the squared norm of each parameter's gradient by name, in the model's order, without the loss scale.
 
         Every rank of `among` must call, once a step, after `ScatteredGradients.finish`.
 

@@ -1,7 +1,7 @@
-"""Gathers the parameters of layers for the rank that computes with them, each with a version, so that none is ever stale.
+"""Gathers the parameters of layers for the rank that computes with them, with versions, so that none is stale.
 
-A version is the number of steps that a shard has been through. Owners publish theirs when they have updated. A pass reads one
-version, and computing with a layer any shard of which has another one is an error, not another result.
+A version is the number of steps that a shard has been through. Owners publish theirs when they have updated. A pass
+reads one version, and computing with a layer any shard of which has another one is an error, not another result.
 
 Shapes: N = values of the flat vector of the whole model. n = ranks, S = bytes of the weights.
 """
@@ -34,14 +34,14 @@ class StaleShardError(TtlaunchError):
 class GatheredWeights:
     """Whole layers, from the shards of all ranks, when they are needed.
 
-    Up to stage 2 every rank has the whole model: owners send their shards right after the update, and a layer's first use
-    waits for it. At stage 3 there are two buffers, which the layers use alternately: one computes while the next one comes. A
-    matrix that embedding and head share is gathered for each of the two, as if there were two.
+    Up to stage 2 every rank has the whole model: owners send their shards right after the update, and a layer's first
+    use waits for it. At stage 3 there are two buffers, which the layers use alternately: one computes while the next
+    one comes. A matrix that embedding and head share is gathered for each of the two, as if there were two.
 
-    Cost: a gather of a layer is a message of each owner's shard to each other rank: `n - 1` messages and (n - 1)/n of its
-        bytes each way, as a ring. Stages 1 and 2 gather every layer once a step. Stage 3 does for a forward and for a
-        backward pass, which begins with the two layers that are still there. `publish` sends 8 bytes a layer to each other
-        rank.
+    Cost: a gather of a layer is a message of each owner's shard to each other rank: `n - 1` messages and (n - 1)/n of
+        its bytes each way, as a ring. Stages 1 and 2 gather every layer once a step. Stage 3 does for a forward and for
+        a backward pass, which begins with the two layers that are still there. `publish` sends 8 bytes a layer to each
+        other rank.
     Order: every rank gathers the layers in the same order; nothing is added up.
     Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
         Models", SC 2020; prefetching one layer ahead as in Y. Zhao et al., "PyTorch FSDP", VLDB 2023.
@@ -76,7 +76,8 @@ class GatheredWeights:
 
         Every rank must call, once a step, after its update.
 
-        Cost: 8 bytes a layer (int64) to each other rank; at stages 1 and 2 also a gather of every layer; at stage 0 none.
+        Cost: 8 bytes a layer (int64) to each other rank; at stages 1 and 2 also a gather of every layer; at stage 0
+            none.
         """
         self.wait()
         self._versions[self._owned.place] = version
@@ -102,8 +103,8 @@ class GatheredWeights:
     def fetch(self, index: int, *, then: int | None) -> None:
         """Return when a layer is whole here; begin to gather the one that comes `then`, at stage 3.
 
-        Every rank must call, for the layers in the same order. The buffers of all layers but these two may be used for others from
-        now on.
+        Every rank must call, for the layers in the same order. The buffers of all layers but these two may be used for
+        others from now on.
 
         Raises:
             StaleShardError: A rank has published another version than the pass reads.
