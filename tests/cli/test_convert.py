@@ -50,7 +50,7 @@ def test_a_file_is_not_overwritten_unless_forced(run, tmp_path):
     result = run("mgd.yaml", "new.textproto")
     assert (result.exit_code, result.stderr) == (
         2,
-        "error[P009]: new.textproto exists already\n\nhint: `--force` overwrites it\n\n",
+        "error[P009]: new.textproto already exists\n\nhint: `--force` overwrites it\n\n",
     )
     assert (tmp_path / "new.textproto").read_text() == "mine"
     assert run("mgd.yaml", "new.textproto", "--force").exit_code == 0

@@ -111,7 +111,7 @@ def test_a_file_is_not_overwritten_unless_asked(ttlaunch, here):
     (here / "out.txt").write_text("mine")
     answer = ttlaunch("data book.txt out.txt --tokenizer no.json")  # said before the time is spent
     assert (2, "mine") == (answer.status, (here / "out.txt").read_text())
-    assert "error[P009]: out.txt exists already\n\nhint: `--force` overwrites it" == answer.stderr.strip()
+    assert "error[P009]: out.txt already exists\n\nhint: `--force` overwrites it" == answer.stderr.strip()
     assert 0 == ttlaunch("data book.txt out.txt --force").status
     assert "a text\n" == (here / "out.txt").read_text()
 

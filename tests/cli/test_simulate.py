@@ -182,7 +182,7 @@ def test_as_many_checkpoints_are_kept_as_by_a_run(ttlaunch, here):
 def test_a_simulation_never_writes_into_a_folder_that_is_there(ttlaunch, here):
     (here / "kept").mkdir()
     answer = ttlaunch("simulate hierarchical_parallel --keep kept")
-    assert (2, "error[P009]: kept exists already\n\nhint: name another folder\n\n") == (answer.status, answer.stderr)
+    assert (2, "error[P009]: kept already exists\n\nhint: name another folder\n\n") == (answer.status, answer.stderr)
 
 
 @pytest.fixture

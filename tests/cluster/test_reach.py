@@ -214,8 +214,8 @@ def test_every_call_to_a_frozen_host_keeps_its_deadline_and_works_again_afterwar
     answers = [driver.hear() for _ in range(3)]
     assert [answer["evidence"] for answer in answers] == [
         "no answer from a command within 1 s",
-        "a command goes on after 1 s",
-        "it starts no command within 1 s",
+        "a command is still running after 1 s",
+        "it has not started a command within 1 s",
     ]
     assert max(answer["seconds"] for answer in answers) < 2
     cluster.resume("node0")
@@ -238,7 +238,7 @@ def test_a_flood_to_a_frozen_host_ends_at_the_deadline(cluster, drive):
     driver.go_on()
     answer = driver.hear()
     cluster.resume("node0")
-    assert (answer["trouble"], answer["evidence"]) == ("timed out", "a command has not taken its input within 2 s")
+    assert (answer["trouble"], answer["evidence"]) == ("timed out", "a command has not read its input within 2 s")
     assert answer["seconds"] < 4
 
 

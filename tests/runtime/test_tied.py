@@ -71,8 +71,8 @@ def test_the_gradient_is_that_of_both_uses(make_cfg, make_context, tied):
     _, x_BT, y_BT = ctx.data(cfg).training_batch(1, 0)
     for each in (model, other):
         summed_loss(each(x_BT), y_BT).backward()
-    model.add_second_use()
-    model.add_second_use()  # a second time changes nothing
+    model.add_head_gradient()
+    model.add_head_gradient()  # a second time changes nothing
     expected = {name: parameter.grad for name, parameter in other.named_parameters()}
     expected[EMBEDDING] = expected[EMBEDDING] + expected.pop(HEAD)
     found = {name: parameter.grad for name, parameter in model.named_parameters()}

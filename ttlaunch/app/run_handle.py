@@ -255,7 +255,7 @@ class Run:
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.is_running:
             if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"the run goes on after {timeout:g} s")
+                raise TimeoutError(f"the run is still running after {timeout:g} s")
             time.sleep(_TICK_S)
         return None
 

@@ -107,7 +107,7 @@ class Supervisor:
         while (status := self._process.poll()) is None:
             left_s = _SLICE_S if deadline is None else min(_SLICE_S, deadline - time.monotonic())
             if left_s <= 0:
-                raise TimeoutError(f"the run goes on after {timeout_s:g} s")
+                raise TimeoutError(f"the run is still running after {timeout_s:g} s")
             self._wait_a_moment(left_s)
         with self._news:  # all that it has said is on the line, and takes a moment to be read
             self._news.wait_for(lambda: self._is_silent, timeout=_LISTEN_S)

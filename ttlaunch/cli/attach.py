@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ttlaunch.app.named_run import find_named_run, read_launcher_here, unreadable_run
-from ttlaunch.cli.console import leave
+from ttlaunch.cli.console import exit_with
 from ttlaunch.cli.options import NamedRun, Only, OutputFormat, RunsDir
 from ttlaunch.diagnostics import Format
 
@@ -37,4 +37,4 @@ def attach(
         watched = watch(Attached(launcher), path, form=form, only=chosen)
     except (OSError, ValueError) as error:
         raise unreadable_run(path, error) from error
-    leave(report_end(watched, form=form, judge=judge_sinks))
+    exit_with(report_end(watched, form=form, judge=judge_sinks))

@@ -11,7 +11,7 @@ from ttlaunch import contract
 from ttlaunch.app.execute import RunOptions
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.cli.console import leave
+from ttlaunch.cli.console import exit_with
 from ttlaunch.cli.options import CLUSTER, GraceSeconds, HangTimeout, LeaseSeconds, Only, OutputFormat, Verbose, asks_for
 from ttlaunch.diagnostics import Format, has_errors
 
@@ -117,4 +117,4 @@ def _report(
     else:
         show_chaos(verdicts, left, outcome, stream=sys.stdout)
         show_diagnostics(found, form=form)
-    leave(status)
+    exit_with(status)

@@ -12,7 +12,7 @@ import typer
 
 from ttlaunch import contract
 from ttlaunch.app.signals import interruptible
-from ttlaunch.cli.console import leave, print_json, print_lines, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagnostics
 from ttlaunch.cli.options import On, Overrides
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import (
@@ -101,7 +101,7 @@ def compare(
         written = f"written: {out}/comparison.md, {out}/comparison.json, {out}/comparison.svg"
         print_lines([*render_table([HEADING, *map(cells, rows)], right=range(2, len(HEADING))), "", written])
     show_diagnostics(failures, form=form)
-    leave(contract.STATUS_RANK_FAILED if failures else contract.STATUS_DONE)
+    exit_with(contract.STATUS_RANK_FAILED if failures else contract.STATUS_DONE)
 
 
 def _refuse_mistakes(candidates: Sequence[Candidate], workload: Workload, *, on: str, are_named: bool) -> None:
@@ -174,7 +174,7 @@ def _run_all(found: "Iterator[Attempt]", out: Path, *, total: int, form: Format)
                 print_json({"interrupted": True, "runs": kept, "planned": total})
             runs = f"{kept} of {counted(total, 'run')}"
             sys.stderr.write(f"interrupted after {runs}; they are kept in {out}, and the same command continues\n")
-            leave(contract.STATUS_INTERRUPTED)
+            exit_with(contract.STATUS_INTERRUPTED)
     return attempts
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from ttlaunch.diagnostics import counted
 from ttlaunch.draw.bars import Measurement, Panel, render_bars
 
-_BETWEEN = re.compile(r", (?=[a-z_][a-z0-9_]*=)")
+_CHANGE_SEPARATOR = re.compile(r", (?=[a-z_][a-z0-9_]*=)")
 
 
 def draw_comparison(content: Mapping[str, Any]) -> str:
@@ -23,15 +23,17 @@ def draw_comparison(content: Mapping[str, Any]) -> str:
         return Panel(title, note, found, begins_at_zero=begins_at_zero, ends=form)
 
     panels = [
-        panel("speed", "tokens/s, more is better", "tokens_per_s", form="{:,.0f}"),
-        panel("loss", "validation, less is better", "loss", form="{:.3f}", begins_at_zero=False),
-        panel("traffic", "MB a step, all ranks", "bytes_per_step", form="{:.2f}", scale=1e-6),
-        panel("memory", "MB at most, largest rank", "memory_bytes", form="{:.0f}", scale=1e-6),
-        panel("idle", "% of a step, less is better", "idle_share", form="{:.0f}", scale=100),
+        panel("speed", "tokens/s, higher is better", "tokens_per_s", form="{:,.0f}"),
+        panel("loss", "validation, lower is better", "loss", form="{:.3f}", begins_at_zero=False),
+        panel("traffic", "MB per step, all ranks", "bytes_per_step", form="{:.2f}", scale=1e-6),
+        panel("memory", "peak MB, largest rank", "memory_bytes", form="{:.0f}", scale=1e-6),
+        panel("idle", "% of a step, lower is better", "idle_share", form="{:.0f}", scale=100),
     ]
     workload = content["workload"]
     repeats = (
-        f"{counted(workload['repeats'], 'run')} of each: median, least and most" if rows else "nothing was measured"
+        f"{counted(workload['repeats'], 'run')} of each: median, minimum and maximum"
+        if rows
+        else "nothing was measured"
     )
     title = f"The same model, data and seed for {workload['steps']} steps"
     return render_bars(
@@ -51,4 +53,4 @@ def _measurement(row: Mapping[str, Any], key: str, *, form: str, scale: float) -
 def _name_lines(name: str) -> Sequence[str]:
     """Split `zero (stage=3, a=b)` into three lines, so that long names leave room for the numbers."""
     recipe, bracket, changes = name.partition(" (")
-    return [recipe, *_BETWEEN.split(changes.removesuffix(")"))] if bracket else [recipe]
+    return [recipe, *_CHANGE_SEPARATOR.split(changes.removesuffix(")"))] if bracket else [recipe]

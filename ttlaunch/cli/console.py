@@ -1,4 +1,4 @@
-"""Print results to stdout and messages to stderr, in the format that was asked for, and leave with the right status."""
+"""Print results to stdout and messages to stderr, in the format that was asked for, and exit with the right status."""
 
 import errno
 import json
@@ -14,7 +14,7 @@ from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, Severity, file
 
 
 def show_diagnostics(diagnostics: Iterable[Diagnostic], *, form: Format, verbose: bool = False) -> None:
-    """Write diagnostics to stderr; notes only with `verbose`. JSON goes to stdout with the command's result."""
+    """Write diagnostics to stderr, notes only with `verbose`; none with JSON, where the command's result contains them."""
     kept = [d for d in diagnostics if verbose or d.severity is not Severity.NOTE]
     if form is not Format.JSON and kept:
         separator = "\n" if form in {Format.CONCISE, Format.GITHUB} else "\n\n"
@@ -23,7 +23,7 @@ def show_diagnostics(diagnostics: Iterable[Diagnostic], *, form: Format, verbose
 
 
 @contextmanager
-def refusing(*, form: Format, verbose: bool = False) -> Iterator[None]:
+def reporting_errors(*, form: Format, verbose: bool = False) -> Iterator[None]:
     """Show the diagnostics of a `LaunchError` that is raised in this context, and exit."""
     try:
         yield
@@ -32,15 +32,15 @@ def refusing(*, form: Format, verbose: bool = False) -> Iterator[None]:
             show_diagnostics(error.diagnostics, form=form, verbose=verbose)
             if form is Format.JSON:
                 print_json({"diagnostics": [d.as_json() for d in error.diagnostics]})
-        leave(error.exit_status)
+        exit_with(error.exit_status)
 
 
-def shows_refusals(command: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a command so that it shows a `LaunchError` in the format that was asked for and leaves with its status."""
+def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a command so that it shows a `LaunchError` in the format that was asked for and exits with its status."""
 
     @wraps(command)
     def run(*arguments: Any, **options: Any) -> None:
-        with refusing(form=options.get("form", Format.FULL), verbose=options.get("verbose", False)):
+        with reporting_errors(form=options.get("form", Format.FULL), verbose=options.get("verbose", False)):
             command(*arguments, **options)
 
     return run
@@ -62,13 +62,13 @@ def write_file(path: Path, content: bytes, *, force: bool) -> None:
 
 
 def file_exists(path: Path) -> LaunchError:
-    """Refuse to overwrite a file without `--force`."""
-    return usage_error(f"{shown(path)} exists already", "`--force` overwrites it")
+    """Return the error for a file that only `--force` overwrites."""
+    return usage_error(f"{shown(path)} already exists", "`--force` overwrites it")
 
 
 @contextmanager
-def needs_no_reader(stream: TextIO) -> Iterator[None]:
-    """Write to a stream that may take no more (`| head`, a full disk): what is written then vanishes, here and later.
+def discarding_unwritable(stream: TextIO) -> Iterator[None]:
+    """Discard output, now and later, once a stream cannot be written: `| head` has ended, or the disk is full.
 
     Raises:
         OSError: The terminal is gone.
@@ -94,12 +94,12 @@ def print_json(value: Any) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Write lines to stdout before anything that follows on stderr."""
+    """Write lines to stdout and flush, so that they come before later output on stderr."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 
 
-def leave(status: int) -> NoReturn:
+def exit_with(status: int) -> NoReturn:
     """End the command with an exit status."""
     import typer
 
@@ -107,5 +107,5 @@ def leave(status: int) -> NoReturn:
 
 
 def use_colour(stream: Any) -> bool:
-    """Whether a stream wants colour: a terminal, and `NO_COLOR` not set."""
+    """Return whether to colour a stream: it is a terminal that is not dumb, and `NO_COLOR` is not set."""
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

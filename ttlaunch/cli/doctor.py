@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ttlaunch.cli.console import leave, print_json, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, show_diagnostics
 from ttlaunch.cli.options import Hostfile, On, OutputFormat, Verbose
 from ttlaunch.diagnostics import Diagnostic, Format, counted, did_you_mean, exit_status, has_errors
 
@@ -60,7 +60,7 @@ def doctor(
         sys.stdout.flush()
         show_diagnostics(known.diagnostics, form=form, verbose=verbose)
         sys.stdout.write(_verdict(topology, known.diagnostics, known.states))
-    leave(exit_status(known.diagnostics))
+    exit_with(exit_status(known.diagnostics))
 
 
 def _chosen_hosts(topology: "Topology", names: str | None) -> "Topology":

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ttlaunch.cli.console import leave, print_json, use_colour
+from ttlaunch.cli.console import exit_with, print_json, use_colour
 from ttlaunch.cli.options import PlainFormat
 from ttlaunch.diagnostics import Format, did_you_mean
 
@@ -37,7 +37,7 @@ def explain(
     if page is None:
         hint = "".join(f"; {text}" for text in did_you_mean(code.upper(), known_codes()))
         sys.stderr.write(f"error: there is no code `{code}`{hint}; `ttlaunch explain` lists all\n")
-        leave(2)
+        exit_with(2)
     if form is Format.JSON:
         print_json({"code": page.code, "title": page.title, "text": page.text})
     elif form is Format.CONCISE or not sys.stdout.isatty():

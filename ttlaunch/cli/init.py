@@ -38,7 +38,7 @@ def init(
     folder: Annotated[
         Path, typer.Option("--dir", metavar="DIR", help="Folder in which to create the configuration's folder.")
     ] = Path("configurations"),
-    form: PlainFormat = Format.FULL,  # noqa: ARG001 - `shows_refusals` reads it
+    form: PlainFormat = Format.FULL,  # noqa: ARG001 - `reports_errors` reads it
 ) -> None:
     """Write a new configuration: hosts.txt, mgd.yaml and rank_bindings.yaml."""
     from ttlaunch.spec.topology.mesh_graph import ARCHITECTURES
@@ -57,7 +57,7 @@ def init(
         mistakes.append(usage_mistake(f"`{shown(name)}` is no name for a configuration", "use `--dir` for the place"))
     target = folder / name
     if not mistakes and target.exists():
-        mistakes.append(usage_mistake(f"{target} exists already; nothing was written", "choose another name"))
+        mistakes.append(usage_mistake(f"{target} already exists; nothing was written", "choose another name"))
     if mistakes or isinstance(parsed, Diagnostic):
         raise LaunchError(mistakes, status=contract.STATUS_USAGE)
     files = scaffold(name, parsed, device_shape=(int(rows), int(columns)), arch=arch)

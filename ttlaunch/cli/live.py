@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ttlaunch.cli.console import needs_no_reader
+from ttlaunch.cli.console import discarding_unwritable
 from ttlaunch.diagnostics import counted, shown
 from ttlaunch.records.ranks import AnyProgress, LayerNorms, Note, StepDone, Validation
 from ttlaunch.running.logs.fold import ShownOutput
@@ -46,7 +46,7 @@ def make_view(facts: RunFacts, run_id: str, *, quiet: bool = False) -> Iterator[
         with Live(console=console, auto_refresh=False, transient=False) as live:
             yield TableView(live, reports_ready=facts.is_recipe)
     else:
-        with needs_no_reader(sys.stdout):
+        with discarding_unwritable(sys.stdout):
             sys.stdout.write(f"run {run_id}: {facts.name} on {facts.topology}, {counted(len(facts.ranks), 'rank')}\n")
         yield PlainView()
 
@@ -110,7 +110,7 @@ class PlainView:
 
     def _write(self, stream: TextIO, line: bytes) -> None:
         """Write a line. If nobody reads any more (`| head`), the run continues silently; its folder has all output."""
-        with needs_no_reader(stream):
+        with discarding_unwritable(stream):
             stream.buffer.write(line + b"\n")
 
     def tick(self, ranks: list[RankState]) -> None:

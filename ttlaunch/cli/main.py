@@ -42,7 +42,7 @@ from ttlaunch.cli import (
     validate,
     weights,
 )
-from ttlaunch.cli.console import shows_refusals
+from ttlaunch.cli.console import reports_errors
 from ttlaunch.cli.last_resort import status_of
 from ttlaunch.cli.options import CommandAfterDashes
 
@@ -78,7 +78,7 @@ def _add_commands() -> None:
             name = module.__name__.rpartition(".")[2]
             if hasattr(module, "app"):
                 for command in module.app.registered_commands:
-                    command.callback = shows_refusals(command.callback)
+                    command.callback = reports_errors(command.callback)
                 app.add_typer(module.app, name=name, rich_help_panel=panel)
                 continue
             function = getattr(module, name)
@@ -89,7 +89,7 @@ def _add_commands() -> None:
                 epilog=module.EXAMPLES,
                 rich_help_panel=panel,
             )
-            add(shows_refusals(function))
+            add(reports_errors(function))
 
 
 _add_commands()

@@ -14,7 +14,7 @@ from ttlaunch import contract
 from ttlaunch.app.named_run import find_named_run, unreadable_run
 from ttlaunch.app.signals import interruptible
 from ttlaunch.app.sinks import parse_sinks, sink_diagnostics
-from ttlaunch.cli.console import leave, needs_no_reader, print_json, show_diagnostics
+from ttlaunch.cli.console import discarding_unwritable, exit_with, print_json, show_diagnostics
 from ttlaunch.cli.options import NamedRun, OutputFormat, RunsDir
 from ttlaunch.cli.table import render_table
 from ttlaunch.diagnostics import Format, usage_error
@@ -72,7 +72,7 @@ def metrics(
             else:
                 _print_table(log, form=form)
     except KeyboardInterrupt:  # how one stops to follow
-        leave(contract.STATUS_INTERRUPTED if choices else contract.STATUS_DONE)
+        exit_with(contract.STATUS_INTERRUPTED if choices else contract.STATUS_DONE)
     except (OSError, ValueError) as error:
         raise unreadable_run(path, error) from error
 
@@ -95,7 +95,7 @@ def _export(path: Path, choices: "Sequence[SinkChoice]", *, follow: bool, beside
         print_json({"sinks": [vars(one) for one in records], "diagnostics": [one.as_json() for one in found]})
     else:
         _report(records, path, form=form)
-    leave(contract.STATUS_RANK_FAILED if failed else contract.STATUS_DONE)
+    exit_with(contract.STATUS_RANK_FAILED if failed else contract.STATUS_DONE)
 
 
 def _report(records: "Sequence[SinkRecord]", path: Path, *, form: Format) -> None:
@@ -113,7 +113,7 @@ def _print_events(log: "EventLog", *, follow: bool) -> None:
 
     from ttlaunch.running.metrics.event_log import event_line
 
-    with needs_no_reader(sys.stdout):
+    with discarding_unwritable(sys.stdout):
         while True:
             sys.stdout.writelines(event_line(event) for event in log.poll())
             sys.stdout.flush()
@@ -130,7 +130,7 @@ def _print_table(log: "EventLog", *, form: Format) -> None:
         (one.name, str(one.rank), log.run.ranks[one.rank].role, str(one.count), *map(_number, one.values))
         for one in found
     ]
-    with needs_no_reader(sys.stdout):
+    with discarding_unwritable(sys.stdout):
         if form is Format.CONCISE:
             sys.stdout.writelines("\t".join(row) + "\n" for row in cells)
             return

@@ -12,7 +12,7 @@ import typer
 
 from ttlaunch import contract
 from ttlaunch.app.signals import interruptible
-from ttlaunch.cli.console import leave, print_json, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, show_diagnostics
 from ttlaunch.diagnostics import (
     Diagnostic,
     Format,
@@ -130,7 +130,7 @@ def parity(
         sys.stdout.write("" if form is Format.CONCISE else _verdict(found))
         sys.stdout.flush()
         show_diagnostics(diagnostics, form=form)
-    leave(contract.STATUS_RANK_FAILED if diagnostics else contract.STATUS_DONE)
+    exit_with(contract.STATUS_RANK_FAILED if diagnostics else contract.STATUS_DONE)
 
 
 _OTHERS = "these end with the bits of one process; torch, as in fully_sharded, adds in another order, and other recipes may differ"
@@ -172,7 +172,7 @@ def _run_all(
         except KeyboardInterrupt:
             _report_progress("")
             sys.stderr.write(f"interrupted after {len(found)} of {counted(len(cells), 'cell')}\n")
-            leave(contract.STATUS_INTERRUPTED)
+            exit_with(contract.STATUS_INTERRUPTED)
         except OSError as error:
             if kept is None or error.filename != str(kept):
                 raise

@@ -143,7 +143,7 @@ def _write(found: "ResolvedSpec", proposal: "Proposal", folder: Path) -> None:
     assert found.topology is not None  # noqa: S101 - checked by the caller
     present = [name for name in ("hosts.txt", "rank_bindings.yaml") if os.path.lexists(folder / name)]
     if present:
-        message = f"{folder / present[0]} exists already; nothing was written"
+        message = f"{folder / present[0]} already exists; nothing was written"
         raise usage_error(message, "choose another folder for `--write`")
     files = render_placed_files(found.topology, proposal, recipe=found.name, folder=Path.cwd() / folder)
     if isinstance(files, Diagnostic):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ttlaunch.cli.console import leave, print_json, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, show_diagnostics
 from ttlaunch.cli.options import Hostfile, On, OutputFormat, Verbose
 from ttlaunch.diagnostics import Format, counted, exit_status, render_size
 
@@ -101,7 +101,7 @@ def prepare(
     else:
         show_diagnostics(outcome.diagnostics, form=form, verbose=verbose)
         _show(outcome, topology)
-    leave(exit_status(outcome.diagnostics))
+    exit_with(exit_status(outcome.diagnostics))
 
 
 def _locksmith(constraints: Path | None, requirements: Path | None) -> "Locksmith":

@@ -94,7 +94,7 @@ def copy(
         raise _refusal(found)
     folder = target or Path("recipes") / found.name
     if folder.exists():
-        raise usage_error(f"{folder} exists already; nothing was written", "name another folder")
+        raise usage_error(f"{folder} already exists; nothing was written", "name another folder")
     # A built-in training file has only what differs from the defaults, which is less than one who changes it wants to see.
     recipe = load_recipe(found) if found.built_in else None
     if isinstance(recipe, Diagnostic):

@@ -8,7 +8,7 @@ import typer
 
 from ttlaunch.app.execute import RunOptions, execute_plan, make_ready
 from ttlaunch.app.named_run import find_named_run
-from ttlaunch.cli.console import leave
+from ttlaunch.cli.console import exit_with
 from ttlaunch.cli.options import GraceSeconds, HangTimeout, NamedRun, OutputFormat, RunsDir, Verbose
 from ttlaunch.diagnostics import Format, has_errors
 
@@ -54,14 +54,14 @@ def repro(
     )
     path = wait_for_run(session)
     if path is None:
-        leave(status_without_run(session.exit_status(), form=form))
+        exit_with(status_without_run(session.exit_status(), form=form))
     watched = watch(session, path, form=form)
     status = report_end(watched, form=form, judge=lambda outcome: compare_bits(origin, outcome.report))
     if watched.was_cut_off:
-        leave(status)
+        exit_with(status)
     report = watched.outcomes[-1].report
     verdict = compare_bits(origin, report)
     is_same = report.status == "done" and report.parameters_sha256 is not None and not verdict
     if is_same and form is not Format.JSON:
         sys.stdout.write(f"  same bits as     {origin.run_id}\n")
-    leave(status or (1 if has_errors(verdict) else 0))
+    exit_with(status or (1 if has_errors(verdict) else 0))

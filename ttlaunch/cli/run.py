@@ -11,7 +11,7 @@ import typer
 from ttlaunch import contract
 from ttlaunch.app.execute import RunOptions, make_ready
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.cli.console import leave, print_json
+from ttlaunch.cli.console import exit_with, print_json
 from ttlaunch.cli.dialogue import TerminalDialogue
 from ttlaunch.cli.options import (
     CLUSTER,
@@ -105,7 +105,7 @@ def run(
     chosen = chosen_ranks(only or (), prepared.plan.ranks)
     if dry_run:
         show_plan(prepared.plan, form=form)
-        leave(contract.STATUS_DONE)
+        exit_with(contract.STATUS_DONE)
     options = RunOptions(spec.runs_dir, grace, ("ttlaunch", *sys.argv[1:]), hang_timeout, lease)
     ready = make_ready(prepared, options, dialogue) if prepared.is_here else None  # hosts are reached by the supervisor
 
@@ -128,10 +128,10 @@ def _start_and_watch(
     session = start_supervisor(work, exit_status=exit_status_of, form=form, verbose=verbose)
     path = wait_for_run(session)
     if path is None:
-        leave(status_without_run(session.exit_status(), form=form))
+        exit_with(status_without_run(session.exit_status(), form=form))
     if detach:
         _leave_to_itself(session, path, form=form)
-    leave(report_end(watch(session, path, form=form, only=chosen), form=form, judge=judge_sinks))
+    exit_with(report_end(watch(session, path, form=form, only=chosen), form=form, judge=judge_sinks))
 
 
 def _leave_to_itself(session: "Session", path: Path, *, form: Format) -> NoReturn:
@@ -146,4 +146,4 @@ def _leave_to_itself(session: "Session", path: Path, *, form: Format) -> NoRetur
         sys.stdout.write(
             f"{name} runs in the background; `ttlaunch attach {name}` shows it, `ttlaunch stop {name}` ends it\n"
         )
-    leave(contract.STATUS_DONE)
+    exit_with(contract.STATUS_DONE)

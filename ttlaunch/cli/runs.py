@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ttlaunch.cli.console import leave, print_json, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, show_diagnostics
 from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.diagnostics import Diagnostic, Format, counted, render_size, shown, usage_error, usage_mistake
 
@@ -62,7 +62,7 @@ def clean(
     elif removed:
         sys.stdout.write(f"removed {counted(len(removed), 'run')}, {render_size(_total(removed))}\n")
     show_diagnostics(found, form=form)
-    leave(1 if found else 0)
+    exit_with(1 if found else 0)
 
 
 def _announce(going: "list[Removable]", *, num_running: int, form: Format) -> None:
@@ -84,7 +84,7 @@ def _ask(count: int, *, form: Format) -> None:
         raise usage_error("nothing was removed: there is no terminal to ask on", *hints, code="P043")
     if not typer.confirm(f"Remove {counted(count, 'run')} with logs and checkpoints?"):
         sys.stdout.write("nothing was removed\n")
-        leave(0)
+        exit_with(0)
 
 
 def _remove(going: "list[Removable]") -> "tuple[list[Removable], list[Diagnostic]]":

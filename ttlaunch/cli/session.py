@@ -19,7 +19,7 @@ from ttlaunch import contract
 from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.signals import handled
 from ttlaunch.app.supervisor_process import FREE, PIECE, Begun, Line, supervise
-from ttlaunch.cli.console import refusing
+from ttlaunch.cli.console import reporting_errors
 from ttlaunch.cli.last_resort import status_of
 from ttlaunch.diagnostics import Format
 from ttlaunch.running.runs.launcher import Launcher
@@ -148,7 +148,7 @@ def start_supervisor(
 
     def supervised(line: Line) -> int:
         line.end_with_watcher()
-        with refusing(form=form, verbose=verbose):
+        with reporting_errors(form=form, verbose=verbose):
             return exit_status(supervise(work, line))
 
     return start_session(lambda line: status_of(lambda: supervised(line)))

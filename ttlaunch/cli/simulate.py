@@ -11,7 +11,7 @@ import typer
 from ttlaunch import contract
 from ttlaunch.app.run_spec import RunSpec
 from ttlaunch.app.signals import interruptible
-from ttlaunch.cli.console import leave, print_json, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, show_diagnostics
 from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_recipes
 from ttlaunch.diagnostics import Format, counted, usage_error
 
@@ -60,7 +60,7 @@ def simulate(
 
     spec = replace(spec, target=target)
     if keep is not None and os.path.lexists(keep):  # never raises; said before anything else is checked
-        raise usage_error(f"{keep} exists already", "name another folder")
+        raise usage_error(f"{keep} already exists", "name another folder")
     plan = plan_simulation(spec, TerminalDialogue(form, verbose=verbose))
     show = partial(make_following_view, quiet=form is Format.JSON)
     try:
@@ -68,14 +68,14 @@ def simulate(
             simulation = run_simulation(plan, keep=keep, show=lambda plan, folder: show(facts_of(plan), folder))
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted\n")
-        leave(contract.STATUS_INTERRUPTED)
+        exit_with(contract.STATUS_INTERRUPTED)
     if form is Format.JSON:
         print_json(simulation.as_json())
     else:
         sys.stdout.write(_summary(simulation, plan))
         sys.stdout.flush()
         show_diagnostics(simulation.diagnostics, form=form)
-    leave(simulation.exit_status)
+    exit_with(simulation.exit_status)
 
 
 def _summary(simulation: "Simulation", plan: "LaunchPlan") -> str:

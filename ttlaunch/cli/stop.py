@@ -9,7 +9,7 @@ import typer
 
 from ttlaunch import contract
 from ttlaunch.app.named_run import find_named_run, read_launcher_here
-from ttlaunch.cli.console import leave, print_json
+from ttlaunch.cli.console import exit_with, print_json
 from ttlaunch.cli.options import OutputFormat, RunsDir
 from ttlaunch.diagnostics import Diagnostic, Format, LaunchError, counted
 
@@ -85,4 +85,4 @@ def _say(path: Path, text: str, *, form: Format, was_running: bool) -> None:
     else:
         steps = f" at step {run.step}" if run.step else ""
         sys.stdout.write(f"{path.name} {text}: {run.state}{steps}\n")
-    leave(contract.STATUS_DONE)
+    exit_with(contract.STATUS_DONE)

@@ -11,7 +11,7 @@ from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.report import Report
 from ttlaunch.app.run_diagnostics import lost_steps
 from ttlaunch.app.run_spec import short_name
-from ttlaunch.cli.console import needs_no_reader, print_json, show_diagnostics
+from ttlaunch.cli.console import discarding_unwritable, print_json, show_diagnostics
 from ttlaunch.diagnostics import Diagnostic, Format, counted
 from ttlaunch.profiling import profile_file
 from ttlaunch.running.report import Report as RecordedReport
@@ -42,7 +42,7 @@ def tell(
         print_json(told.as_json())
     else:
         timeline = folder.file(contract.TRACE_FILE)
-        with needs_no_reader(sys.stdout):
+        with discarding_unwritable(sys.stdout):
             show_summary(report, facts, folder, timeline=timeline if timeline.is_file() else None, stream=sys.stdout)
         show_diagnostics(told.diagnostics, form=form)
 

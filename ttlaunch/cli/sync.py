@@ -8,7 +8,7 @@ import typer
 
 from ttlaunch.app.resolve import resolve
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.cli.console import leave, print_json, print_lines, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, print_lines, show_diagnostics
 from ttlaunch.cli.dialogue import TerminalDialogue
 from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_recipes
 from ttlaunch.diagnostics import Format, exit_status
@@ -63,4 +63,4 @@ def sync(
         print_json({**as_json(outcome), "diagnostics": [diagnostic.as_json() for diagnostic in found]})
     else:
         print_lines(as_lines(outcome) if form is Format.CONCISE else as_table(outcome))
-    leave(exit_status(found))
+    exit_with(exit_status(found))

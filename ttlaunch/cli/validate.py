@@ -8,7 +8,7 @@ import typer
 
 from ttlaunch.app.resolve import ResolvedSpec, resolve
 from ttlaunch.app.run_spec import RunSpec
-from ttlaunch.cli.console import leave, print_json, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, show_diagnostics
 from ttlaunch.cli.dialogue import TerminalDialogue
 from ttlaunch.cli.options import OutputFormat, Verbose, asks_for, complete_configurations, complete_recipes
 from ttlaunch.diagnostics import Format, counted, exit_status
@@ -79,7 +79,7 @@ def validate(
 
         result.diagnostics += check_placement(result.topology, result.layout, recipe=result.name)
     _show(result, form=form, verbose=verbose)
-    leave(exit_status(result.diagnostics))
+    exit_with(exit_status(result.diagnostics))
 
 
 def _show(result: ResolvedSpec, *, form: Format, verbose: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ttlaunch.cli.console import leave, print_json, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, show_diagnostics
 from ttlaunch.diagnostics import (
     Diagnostic,
     Format,
@@ -92,7 +92,7 @@ def validate_file(
         content = f": {checked.content}" if checked.content else ""
         sys.stdout.write(f"{name} is consistent as {checked.kind.what}{content}\n")
         sys.stdout.writelines(f"{remark}\n" for remark in checked.remarks)
-    leave(exit_status(checked.diagnostics))
+    exit_with(exit_status(checked.diagnostics))
 
 
 def _name(target: str) -> str:

@@ -18,7 +18,7 @@ from ttlaunch.app.outcome import Outcome
 from ttlaunch.app.restarts import exit_status_of, given_up
 from ttlaunch.app.run_spec import short_name
 from ttlaunch.app.signals import handled
-from ttlaunch.cli.console import leave, print_json, show_diagnostics
+from ttlaunch.cli.console import exit_with, print_json, show_diagnostics
 from ttlaunch.cli.live import make_view
 from ttlaunch.cli.summary import tell
 from ttlaunch.diagnostics import Diagnostic, Format
@@ -96,7 +96,7 @@ def watch(supervisor: Supervisor, first: Path, *, form: Format, only: Collection
             if error.errno != errno.EIO:
                 raise
             supervisor.set_free()  # the terminal is gone; nobody need have told us
-            leave(_HUNG_UP)
+            exit_with(_HUNG_UP)
 
 
 class _EnoughError(Exception):
@@ -216,8 +216,8 @@ class _Watcher:
             return
         if self._stopped_by == signal.SIGQUIT:
             sys.stdout.write(f"{path.name} continues; `ttlaunch attach {path.name}` shows it again\n")
-            leave(contract.STATUS_DONE)
-        leave(_HUNG_UP)
+            exit_with(contract.STATUS_DONE)
+        exit_with(_HUNG_UP)
 
 
 def _announce(follow_up: Mapping[str, Any], *, but: Collection[str] = ()) -> set[str]:

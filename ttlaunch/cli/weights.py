@@ -55,7 +55,7 @@ def export(
     if not file.strip():
         raise usage_error("an empty text names no file to write")
     if os.path.lexists(file):  # never raises, whatever was typed
-        raise usage_error(f"{file} exists already", "name another file")
+        raise usage_error(f"{file} already exists", "name another file")
     step, weights = _of_checkpoint(run, runs_dir=runs_dir, form=form, averaged=average)
     if not weights:
         hints = ("`sync_ps` keeps one with `--set sync_ps_config.polyak_interval=10`",)

@@ -23,7 +23,7 @@ _STYLE = f"{STYLE}.whisker{{fill:none}}{_LIGHT}@media(prefers-color-scheme:dark)
 
 @dataclass(frozen=True)
 class Measurement:
-    """Median, least and most of some repeats, and the median as text; `median` None: nothing was measured."""
+    """Median, minimum and maximum of repeats, and the median as text; `median` None: nothing was measured."""
 
     median: float | None
     least: float = 0.0
@@ -33,10 +33,10 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Panel:
-    """A column of the picture: one number of each thing, in their order.
+    """A column of the picture: one number for each row, in the order of the rows.
 
     Attributes:
-        note: Its unit, and whether more or less of it is better.
+        note: Its unit, and whether a higher or a lower value is better.
         begins_at_zero: Bars from 0; else dots between the least and the most of all.
         ends: How the ends of a scale of dots are written.
     """

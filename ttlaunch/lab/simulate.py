@@ -137,10 +137,10 @@ def run_simulation(
         cancelled: Set from another thread, it ends the simulation.
 
     Raises:
-        LaunchError: The folder exists already, or takes no files.
+        LaunchError: The folder already exists, or takes no files.
     """
     if keep is not None and os.path.lexists(keep):  # never raises
-        raise usage_error(f"{keep} exists already", "name another folder")
+        raise usage_error(f"{keep} already exists", "name another folder")
     place = str(keep) if keep is not None else "the folder for temporary files (`TMPDIR`)"
     run_id, environment = f"simulation-{secrets.token_hex(2)}", dict(os.environ)
     with ExitStack() as stack:

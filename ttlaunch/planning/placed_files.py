@@ -1,7 +1,7 @@
-"""The proposal of `place` as files: the hosts in their new order, and the rows of the bindings with their new ranks.
+"""Render the placement that `ttlaunch place` proposes: hosts in their new order, and bindings with their new ranks.
 
-Rows are written from the user's own file, so that `$VAR` in a variable stays as it was typed. The mesh graph descriptor
-stays where it is.
+Rows of bindings are copied from the user's own file, so that `$VAR` in a value is not expanded. The mesh graph descriptor
+is not copied; the new file refers to it.
 """
 
 import os
@@ -23,20 +23,20 @@ from ttlaunch.spec.topology.model import Host, Topology
 def render_placed_files(
     topology: Topology, proposal: Proposal, *, recipe: str, folder: Path
 ) -> dict[str, str] | Diagnostic:
-    """Write `hosts.txt` and `rank_bindings.yaml` as they will lie in `folder` (absolute)."""
+    """Render `hosts.txt` and `rank_bindings.yaml` for `folder`, an absolute path."""
     sources = {binding.span.source.name: binding.span.source for binding in topology.bindings}
     if len(sources) != 1:
-        message = f"the bindings of configuration `{topology.name}` come from {len(sources)} files; one can be written"
-        return _unwritable(topology, message, label="from the first of them")
+        message = f"the bindings of configuration `{topology.name}` come from {len(sources)} files; `place` can write only one"
+        return _unwritable(topology, message, label="this one is from the first file")
     if any(binding.subcontext_id is not None or binding.mesh_graph_path for binding in topology.bindings):
-        message = f"the bindings of configuration `{topology.name}` have sub-contexts or several descriptors"
-        return _unwritable(topology, message, label="bindings with neither can be written")
+        message = f"the bindings of configuration `{topology.name}` have sub-contexts or descriptors of their own"
+        return _unwritable(topology, message, label="`place` can write only bindings without these")
     root, _ = parse_yaml(next(iter(sources.values())), codes=TOPOLOGY)
     assert root is not None  # noqa: S101 - it was read before
     written = plain(root)
     rows = {row["rank"]: row for row in written["rank_bindings"]}
     costs = f"{render_cost(proposal.before)} to {render_cost(proposal.after)}"
-    why = f"# Placed for {recipe}: the cost, Σ weight × hops over the ranks that talk, goes from {costs}.\n"
+    why = f"# Placed for {recipe}: the cost (Σ weight × hops over pairs of ranks that communicate) changes from {costs}.\n"
     hosts = why + "# Ranks take the slots in the order of this file.\n" + _hosts_text(proposal.hosts)
     new_rows = [{**rows[binding.rank], "rank": rank} for rank, binding in enumerate(proposal.bindings)]
     content = {**written, "rank_bindings": new_rows, "mesh_graph_desc_path": _descriptor(topology, folder)}
@@ -57,7 +57,7 @@ def _hosts_text(hosts: tuple[Host, ...]) -> str:
 
 
 def _descriptor(topology: Topology, folder: Path) -> str:
-    """Return where the descriptor lies, seen from the new folder if that is short."""
+    """Return the descriptor's path: relative to `folder` if it is at most two levels up, else absolute."""
     assert topology.mesh_graph_path is not None  # noqa: S101 - there are bindings
     near = os.path.relpath(topology.mesh_graph_path, folder)
     return near if near.count("../") <= 2 else str(topology.mesh_graph_path)  # noqa: PLR2004 - parents

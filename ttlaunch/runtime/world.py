@@ -50,7 +50,7 @@ class World:
         """The ranks that have the role, in order."""
         return tuple(Rank(rank) for rank, its_role in enumerate(self.roles) if its_role == role)
 
-    def is_crowded(self, rank: Rank) -> bool:
+    def is_oversubscribed(self, rank: Rank) -> bool:
         """Whether the rank's host runs more ranks than the rank may use cores: then a wait must not burn one."""
         return self.hosts.count(self.hosts[rank]) > len(os.sched_getaffinity(0))
 

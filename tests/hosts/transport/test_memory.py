@@ -42,7 +42,7 @@ def test_a_slow_host_answers_in_the_end():
     assert time.monotonic() - began >= 0.4
     assert error_of(lambda: transport.start("cat", timeout_s=0.1)) == (
         Trouble.TIMED_OUT,
-        "it starts no command within 0.1 s",
+        "it has not started a command within 0.1 s",
     )
 
 

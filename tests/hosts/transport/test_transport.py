@@ -148,7 +148,7 @@ def test_reading_from_a_silent_command_ends_at_the_deadline(host):
 
 def test_waiting_for_a_command_that_goes_on_ends_at_the_deadline(host):
     process = host.start("cat")
-    assert trouble(lambda: process.wait(timeout_s=0.2)) == (Trouble.TIMED_OUT, "a command goes on after 0.2 s")
+    assert trouble(lambda: process.wait(timeout_s=0.2)) == (Trouble.TIMED_OUT, "a command is still running after 0.2 s")
 
 
 def test_writing_to_a_command_that_reads_nothing_ends_at_the_deadline(host):
@@ -156,7 +156,7 @@ def test_writing_to_a_command_that_reads_nothing_ends_at_the_deadline(host):
     began = time.monotonic()
     assert trouble(lambda: process.write(bytes(10 * BIG), timeout_s=0.5)) == (
         Trouble.TIMED_OUT,
-        "a command has not taken its input within 0.5 s",
+        "a command has not read its input within 0.5 s",
     )
     assert time.monotonic() - began < 5
 

@@ -184,7 +184,7 @@ def test_a_comparison_is_drawn_from_its_json():
 
     assert ["a", "zero"] == [one.text for one in drawn(svg, "text", css="label")]
     quiet = [one.text for one in drawn(svg, "text", css="quiet")]
-    assert ["2 cores; 1 run of each: median, least and most", "stage=3", "a={b: 1, c: 2}"] == quiet[:3]
+    assert ["2 cores; 1 run of each: median, minimum and maximum", "stage=3", "a={b: 1, c: 2}"] == quiet[:3]
     numbers = [one.text for one in drawn(svg, "text", css="end")]
     assert ["10,240", "10,240", "2.500", "2.500", "1.50", "≈1.50", "310", "310", "12", "–"] == numbers
 

@@ -14,7 +14,7 @@ import paramiko
 
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.attempt import Attempt, Proxy
-from ttlaunch.hosts.transport.deadline import in_seconds, time_left
+from ttlaunch.hosts.transport.deadline import render_seconds, time_left
 from ttlaunch.hosts.transport.ssh_config import HostSettings
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _over_tcp(settings: HostSettings, attempt: Attempt) -> socket.socket:
         try:
             stream.connect(place)
         except TimeoutError:
-            reason = reason or f"no answer on port {settings.port} within {in_seconds(attempt.timeout_s)}"
+            reason = reason or f"no answer on port {settings.port} within {render_seconds(attempt.timeout_s)}"
             attempt.release(stream)
         except OSError as error:
             why = _NO_ROUTE.get(error.errno or 0, (error.strerror or str(error)).lower())
@@ -199,6 +199,6 @@ def _hangs_up(settings: HostSettings, attempt: Attempt, *, tries: int, first: by
     return settings.error(
         Trouble.SILENT,
         f"accepts connections on port {settings.port} and closes them without an answer{but}",
-        notes=(f"tried {tries} times within {in_seconds(attempt.timeout_s)}",),
+        notes=(f"tried {tries} times within {render_seconds(attempt.timeout_s)}",),
         hints=("look at `MaxStartups` and the log of its sshd",),
     )

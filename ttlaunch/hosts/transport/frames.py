@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from ttlaunch import contract
 from ttlaunch.errors import HostError, Trouble
-from ttlaunch.hosts.transport.deadline import in_seconds, time_left
+from ttlaunch.hosts.transport.deadline import render_seconds, time_left
 from ttlaunch.hosts.transport.transport import Process
 from ttlaunch.records.parser import BadRecord, parse
 
@@ -57,7 +57,7 @@ class FrameStream:
         except HostError as error:
             if error.trouble is not Trouble.TIMED_OUT:
                 raise
-            self._overdue = f"no answer from our script on it within {in_seconds(timeout_s)}"
+            self._overdue = f"no answer from our script on it within {render_seconds(timeout_s)}"
             raise HostError(self.host, Trouble.TIMED_OUT, self._overdue) from error
         except EOFError as error:
             lost = HostError(self.host, Trouble.LOST, "the connection ended in the middle of a message")

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import IO
 
 from ttlaunch.errors import HostError, Trouble
-from ttlaunch.hosts.transport.deadline import in_seconds, time_left
-from ttlaunch.hosts.transport.transport import CHUNK, CONNECT_S, GOES_ON, NO_ANSWER, NOT_TAKEN, overdue
+from ttlaunch.hosts.transport.deadline import render_seconds, time_left
+from ttlaunch.hosts.transport.transport import CHUNK, CONNECT_S, NO_ANSWER, NOT_READ, STILL_RUNNING, reporting_timeout
 
-_KEPT_STDERR = 64 * 1024
-_SLICE_S = 0.25
-_KILLED_S = 1.0
+_STDERR_TAIL_BYTES = 64 * 1024
+_POLL_S = 0.25
+_WAIT_AFTER_KILL_S = 1.0
 _LOCAL_NAMES = {"localhost", "localhost.localdomain", "ip6-localhost"}
 
 
@@ -41,7 +41,7 @@ class LocalTransport:
         self._processes: list[LocalProcess] = []
 
     def connect(self, *, timeout_s: float = CONNECT_S) -> None:
-        """This machine is always there."""
+        """Do nothing: commands on this machine need no connection."""
 
     def start(self, command: str, *, timeout_s: float = CONNECT_S) -> "LocalProcess":  # noqa: ARG002 - starts at once
         try:
@@ -54,12 +54,12 @@ class LocalTransport:
                 cwd=Path.home(),
                 start_new_session=True,
             )
-        except (OSError, ValueError, RuntimeError) as error:  # no such home, a NUL in the command, no home known
+        except (OSError, ValueError, RuntimeError) as error:  # home missing or unknown, or a NUL in the command
             reason = (getattr(error, "strerror", None) or str(error)).lower()
             raise HostError(self.host, Trouble.LOST, f"a command cannot be started: {reason}") from error
         process = LocalProcess(self.host, child)
         with self._lock:
-            self._processes = [*(one for one in self._processes if not one.over), process]
+            self._processes = [*(one for one in self._processes if not one.has_ended), process]
         return process
 
     def close(self) -> None:
@@ -82,11 +82,11 @@ class LocalProcess:
         self._stderr_tail = b""
         self._stdin, self._stdout = _Pipe(child.stdin, self._killed), _Pipe(child.stdout, self._killed)
         os.set_blocking(child.stdin.fileno(), False)
-        self._listener = threading.Thread(target=self._keep_stderr, args=(child.stderr,), daemon=True)
-        self._listener.start()
+        self._stderr_reader = threading.Thread(target=self._read_stderr, args=(child.stderr,), daemon=True)
+        self._stderr_reader.start()
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the child has ended and all of its output was read, so that nothing is left to close."""
         return self._child.poll() is not None and self._stdin.closed and self._stdout.closed
 
@@ -94,7 +94,7 @@ class LocalProcess:
         end = time.monotonic() + timeout_s
         view = memoryview(data)
         try:
-            with overdue(self._host, NOT_TAKEN, timeout_s), self._stdin.use(end) as descriptor:
+            with reporting_timeout(self._host, NOT_READ, timeout_s), self._stdin.use(end) as descriptor:
                 while view:
                     with contextlib.suppress(BlockingIOError):
                         view = view[os.write(descriptor, view[:CHUNK]) :]
@@ -109,7 +109,7 @@ class LocalProcess:
     def read(self, most: int = CHUNK, *, timeout_s: float) -> bytes:
         end = time.monotonic() + timeout_s
         try:
-            with overdue(self._host, NO_ANSWER, timeout_s), self._stdout.use(end) as descriptor:
+            with reporting_timeout(self._host, NO_ANSWER, timeout_s), self._stdout.use(end) as descriptor:
                 self._stdout.wait_for(select.POLLIN, end)
                 data = os.read(descriptor, most)
         except EOFError:
@@ -120,27 +120,27 @@ class LocalProcess:
 
     def stderr(self) -> bytes:
         if self._child.poll() is not None:
-            self._listener.join(1.0)
+            self._stderr_reader.join(1.0)
         return self._stderr_tail
 
     def wait(self, *, timeout_s: float) -> int:
         try:
             status = self._child.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
-            raise HostError(self._host, Trouble.TIMED_OUT, f"{GOES_ON} {in_seconds(timeout_s)}") from error
+            raise HostError(self._host, Trouble.TIMED_OUT, f"{STILL_RUNNING} {render_seconds(timeout_s)}") from error
         return 128 - status if status < 0 else status
 
     def kill(self) -> None:
         self._killed.set()
         if self._child.poll() is None:
             with contextlib.suppress(OSError):
-                os.killpg(self._child.pid, signal.SIGKILL)  # it leads a session of its own, so its id is not ours
+                os.killpg(self._child.pid, signal.SIGKILL)  # its process group, which is not ours
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(_KILLED_S)
+                self._child.wait(_WAIT_AFTER_KILL_S)
         self._stdin.close()
         self._stdout.close()
 
-    def _keep_stderr(self, stderr: IO[bytes]) -> None:
+    def _read_stderr(self, stderr: IO[bytes]) -> None:
         pipe = _Pipe(stderr, self._killed)
         with contextlib.suppress(EOFError), pipe.use(float("inf")) as descriptor:
             while True:
@@ -148,7 +148,7 @@ class LocalProcess:
                 part = os.read(descriptor, CHUNK)
                 if not part:
                     break
-                self._stderr_tail = (self._stderr_tail + part)[-_KEPT_STDERR:]
+                self._stderr_tail = (self._stderr_tail + part)[-_STDERR_TAIL_BYTES:]
         pipe.close()
 
 
@@ -172,10 +172,10 @@ class _Pipe:
 
     @contextlib.contextmanager
     def use(self, end: float) -> Iterator[int]:
-        """The descriptor, for one thread at a time.
+        """Lend the descriptor to one thread at a time, until `end` on the monotonic clock.
 
         Raises:
-            TimeoutError: If another thread uses it until `end`.
+            TimeoutError: If another thread still uses it at `end`.
             EOFError: If it is closed.
         """
         left = time_left(end)
@@ -194,14 +194,14 @@ class _Pipe:
         """Wait until it can be used without blocking.
 
         Raises:
-            TimeoutError: If that is not before `end`.
-            EOFError: If the command has been killed, whatever may still hold the other end.
+            TimeoutError: If it still cannot be used at `end`.
+            EOFError: If the command has been killed, even if another process still holds the other end.
         """
         poll = select.poll()
         poll.register(self._file.fileno(), event)
-        # In slices, because neither `kill` nor `close` in another thread wakes a poll: a grandchild may still hold the
+        # Poll in short intervals, because neither `kill` nor `close` in another thread wakes a poll: a grandchild may still hold the
         # other end of the pipe, so killing the child need not close it.
-        while not poll.poll(min(_SLICE_S, time_left(end)) * 1000):
+        while not poll.poll(min(_POLL_S, time_left(end)) * 1000):
             if self._closing or self._killed.is_set():
                 raise EOFError
             if not time_left(end):

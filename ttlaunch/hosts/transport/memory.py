@@ -16,8 +16,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ttlaunch.errors import HostError, Trouble
-from ttlaunch.hosts.transport.deadline import in_seconds, time_left
-from ttlaunch.hosts.transport.transport import CHUNK, CONNECT_S, GOES_ON, NO_ANSWER, NOT_STARTED, NOT_TAKEN, overdue
+from ttlaunch.hosts.transport.deadline import render_seconds, time_left
+from ttlaunch.hosts.transport.transport import (
+    CHUNK,
+    CONNECT_S,
+    NO_ANSWER,
+    NOT_READ,
+    NOT_STARTED,
+    STILL_RUNNING,
+    reporting_timeout,
+)
 
 _KEPT_STDERR = 64 * 1024
 _NOT_FOUND = 127
@@ -107,7 +115,7 @@ class MemoryTransport:
         self._processes: list[MemoryProcess] = []
 
     def connect(self, *, timeout_s: float = CONNECT_S) -> None:
-        within = f"within {in_seconds(timeout_s)}"
+        within = f"within {render_seconds(timeout_s)}"
         if self._dead.is_set():
             raise HostError(self.host, Trouble.UNREACHABLE, f"no answer on port 22 {within}")
         if self._faults.refuses is not None:
@@ -120,7 +128,7 @@ class MemoryTransport:
     def start(self, command: str, *, timeout_s: float = CONNECT_S) -> "MemoryProcess":
         if self._faults.slow_s > timeout_s:
             self._dead.wait(timeout_s)
-            raise HostError(self.host, Trouble.TIMED_OUT, f"{NOT_STARTED} {in_seconds(timeout_s)}")
+            raise HostError(self.host, Trouble.TIMED_OUT, f"{NOT_STARTED} {render_seconds(timeout_s)}")
         self._dead.wait(self._faults.slow_s)
         if self._dead.is_set():
             raise HostError(self.host, Trouble.LOST, "the connection broke: the host hung up")
@@ -171,7 +179,7 @@ class MemoryProcess:
     def write(self, data: bytes, *, timeout_s: float) -> None:
         try:
             self._raise_if_lost()
-            with overdue(self._host, NOT_TAKEN, timeout_s):
+            with reporting_timeout(self._host, NOT_READ, timeout_s):
                 self.stdin.write(data, end=time.monotonic() + timeout_s)
             self._count(len(data))
             self._raise_if_lost()
@@ -183,7 +191,7 @@ class MemoryProcess:
         self.stdin.close()
 
     def read(self, most: int = CHUNK, *, timeout_s: float) -> bytes:
-        with overdue(self._host, NO_ANSWER, timeout_s):
+        with reporting_timeout(self._host, NO_ANSWER, timeout_s):
             data = self.stdout.read(most, end=time.monotonic() + timeout_s)
         self._raise_if_lost()
         self._count(len(data))
@@ -194,7 +202,7 @@ class MemoryProcess:
 
     def wait(self, *, timeout_s: float) -> int:
         if not self._over.wait(timeout_s):
-            raise HostError(self._host, Trouble.TIMED_OUT, f"{GOES_ON} {in_seconds(timeout_s)}")
+            raise HostError(self._host, Trouble.TIMED_OUT, f"{STILL_RUNNING} {render_seconds(timeout_s)}")
         if self._status is None:
             self._raise_if_lost()
             raise HostError(self._host, Trouble.LOST, "the command has been ended")

@@ -14,12 +14,12 @@ import paramiko
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.address import HostAddress
 from ttlaunch.hosts.transport.any_shell import make_mark, wrap_command
-from ttlaunch.hosts.transport.deadline import call_within, in_seconds, time_left
+from ttlaunch.hosts.transport.deadline import call_within, render_seconds, time_left
 from ttlaunch.hosts.transport.key_ring import KeyRing
 from ttlaunch.hosts.transport.ssh_config import SshFolders
 from ttlaunch.hosts.transport.ssh_connection import Connection, open_connection
 from ttlaunch.hosts.transport.ssh_process import SshProcess
-from ttlaunch.hosts.transport.transport import CONNECT_S, NOT_STARTED, overdue
+from ttlaunch.hosts.transport.transport import CONNECT_S, NOT_STARTED, reporting_timeout
 
 
 class SshTransport:
@@ -58,9 +58,9 @@ class SshTransport:
         if not self._connections:
             self.connect(timeout_s=timeout_s)
         mark = make_mark()
-        with overdue(self.host, NOT_STARTED, timeout_s):
+        with reporting_timeout(self.host, NOT_STARTED, timeout_s):
             connection, channel = call_within(
-                lambda: self._run(wrap_command(command, mark=mark), end), timeout_s=time_left(end), late=_drop
+                lambda: self._run(wrap_command(command, mark=mark), end), timeout_s=time_left(end), on_late_result=_drop
             )
         return SshProcess(self.host, channel, mark=mark, why_lost=connection.why_lost)
 
@@ -143,7 +143,7 @@ class SshTransport:
     def _only_one(self, timeout_s: float) -> Iterator[None]:
         """One thread connects; the others wait for it, not longer than they may."""
         if not self._growing.acquire(timeout=timeout_s):
-            raise HostError(self.host, Trouble.TIMED_OUT, f"no connection within {in_seconds(timeout_s)}")
+            raise HostError(self.host, Trouble.TIMED_OUT, f"no connection within {render_seconds(timeout_s)}")
         try:
             yield
         finally:

@@ -16,7 +16,7 @@ import paramiko
 
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.address import HostAddress
-from ttlaunch.hosts.transport.deadline import in_seconds
+from ttlaunch.hosts.transport.deadline import render_seconds
 from ttlaunch.hosts.transport.ssh_config_text import UnreadableConfigError, read_config
 
 SSH_PORT = 22
@@ -259,6 +259,6 @@ class _Config(paramiko.SSHConfig):
                 timeout=_EXEC_S,
             )
         except subprocess.TimeoutExpired as error:
-            reason = f"`{command}` has not ended within {in_seconds(_EXEC_S)}"
+            reason = f"`{command}` has not ended within {render_seconds(_EXEC_S)}"
             raise UnreadableConfigError("Match exec", reason) from error
         return bool((ended.returncode == 0) != criterion["negate"])

@@ -1,6 +1,6 @@
-"""The user's ssh configuration as one text without `Include`, in the form that paramiko reads.
+"""Expand `Include` in an ssh configuration and rewrite what paramiko would read differently.
 
-OpenSSH reads more than paramiko does; a line that would silently mean something else is an error here.
+OpenSSH understands more than paramiko does. A line to which paramiko would silently give another meaning is refused.
 """
 
 import shlex
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import paramiko
 
-_DEEPEST = 16
+_MAX_INCLUDE_DEPTH = 16
 _CRITERIA = {"all", "canonical", "final", "exec", "host", "originalhost", "user", "localuser"}
 _WITHOUT_VALUE = {"all", "canonical", "final"}
 _VALUE_IS_A_COMMAND = {"proxycommand", "localcommand", "remotecommand", "knownhostscommand", "match"}
@@ -17,11 +17,11 @@ _VALUE_IS_A_COMMAND = {"proxycommand", "localcommand", "remotecommand", "knownho
 
 @dataclass
 class UnreadableConfigError(Exception):
-    """A line of an ssh configuration that we cannot follow.
+    """A line of an ssh configuration that cannot be read as OpenSSH reads it.
 
     Attributes:
         where: File and line.
-        reason: A clause.
+        reason: What is wrong, as a clause for a message.
     """
 
     where: str
@@ -29,11 +29,11 @@ class UnreadableConfigError(Exception):
 
 
 def read_config(path: Path, *, folder: Path) -> list[str]:
-    """The lines of a configuration with its includes in place; none if there is no such file.
+    """Return the lines of a configuration, with included files in place; none if the file does not exist.
 
     Args:
         path: The file.
-        folder: Where relative names in `Include` start: `~/.ssh` or `/etc/ssh`.
+        folder: The folder that relative names in `Include` start from: `~/.ssh` or `/etc/ssh`.
 
     Raises:
         UnreadableConfigError: If it cannot be read, or has a line that paramiko does not understand.
@@ -42,9 +42,9 @@ def read_config(path: Path, *, folder: Path) -> list[str]:
 
 
 def _expand(path: Path, *, folder: Path, outer: str, depth: int) -> list[str]:
-    """Lines of one file that is read under the condition `outer`, written as criteria of `Match`."""
-    if depth > _DEEPEST:
-        raise UnreadableConfigError(str(path), f"it is included more than {_DEEPEST} levels deep")
+    """Return the lines of one file. `outer` is the condition of the `Include` that names it, as criteria of `Match`; empty: none."""
+    if depth > _MAX_INCLUDE_DEPTH:
+        raise UnreadableConfigError(str(path), f"it is included more than {_MAX_INCLUDE_DEPTH} levels deep")
     try:
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError:
@@ -62,11 +62,13 @@ def _expand(path: Path, *, folder: Path, outer: str, depth: int) -> list[str]:
         if key in {"host", "match"}:
             inner = _host_criteria(value, where) if key == "host" else _match_criteria(value, where)
             condition = _both(outer, inner)
+            # An included file may hold under a condition. `Host` cannot express both, so it becomes `Match originalhost`.
             found.append(f"Host {value}" if key == "host" and not outer else f"Match {condition}")
         elif key == "include":
             for name in _words(value, where):
                 for included in _included(name, folder):
                     found += _expand(included, folder=folder, outer=condition, depth=depth + 1)
+            # A section of the included file must not continue here: return to the condition of the `Include` itself.
             found.append(f"Match {condition or 'all'}")
         else:
             found.append(f"{key} {value}")
@@ -95,7 +97,7 @@ def _host_criteria(value: str, where: str) -> str:
 
 
 def _match_criteria(value: str, where: str) -> str:
-    """What follows `Match`, checked and with criteria in the spelling that paramiko compares."""
+    """Check the criteria of a `Match` line and return them in lower case, as paramiko compares them."""
     words = _words(value, where)
     parts: list[str] = []
     while words:
@@ -109,12 +111,12 @@ def _match_criteria(value: str, where: str) -> str:
                 raise UnreadableConfigError(where, f"criterion `{word}` of `Match` has no value")
             parts.append(shlex.quote(words.pop(0)))
     if "all" in parts and set(parts) - {"all", "canonical"}:
-        raise UnreadableConfigError(where, "`all` stands beside other criteria of `Match`")
+        raise UnreadableConfigError(where, "`all` cannot be combined with other criteria of `Match`")
     return " ".join(parts)
 
 
 def _both(outer: str, inner: str) -> str:
-    """Join two criteria of `Match` so that both must hold; `all` may not stand beside others."""
+    """Join two criteria of `Match` so that both must hold; `all` cannot be combined with others."""
     if inner == "all":
         return outer or inner
     return inner if outer in {"", "all"} else f"{outer} {inner}"

@@ -14,7 +14,7 @@ from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_REQUEST
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.address import HostAddress
 from ttlaunch.hosts.transport.attempt import Attempt, Closable, close_all
-from ttlaunch.hosts.transport.deadline import call_within, in_seconds, time_left
+from ttlaunch.hosts.transport.deadline import call_within, render_seconds, time_left
 from ttlaunch.hosts.transport.dial import UNANSWERED_MS, dial, through_jump
 from ttlaunch.hosts.transport.key_ring import KeyRing
 from ttlaunch.hosts.transport.known_hosts import check_host_key, prefer_known, read_known_keys
@@ -77,7 +77,7 @@ class Connection:
     def why_lost(self) -> str:
         """The reason for the loss of the connection, as a clause for `HostError.evidence`."""
         if getattr(self.transport.sock, "unanswered", False):
-            return f"the connection broke: no answer for {in_seconds(UNANSWERED_MS / 1000)}"
+            return f"the connection broke: no answer for {render_seconds(UNANSWERED_MS / 1000)}"
         error = self.transport.get_exception()
         with self._lock:
             if error is not None and not self._reason:
@@ -98,7 +98,7 @@ class Connection:
                     lambda: self.transport.global_request("keepalive@openssh.com", wait=True), timeout_s=_NO_PULSE_S
                 )
             except TimeoutError:
-                self._reason = f"no answer for {in_seconds(_NO_PULSE_S)}"
+                self._reason = f"no answer for {render_seconds(_NO_PULSE_S)}"
                 close_all(self._held)
                 return
             except (OSError, EOFError, paramiko.SSHException):
@@ -119,7 +119,7 @@ def open_connection(address: HostAddress, *, keys: KeyRing, folders: SshFolders,
         return call_within(
             lambda: _open(resolve_settings(address, folders=folders), keys, attempt=attempt, found=found),
             timeout_s=timeout_s,
-            late=Connection.close,
+            on_late_result=Connection.close,
         )
     except TimeoutError as error:
         raise _too_slow(address.name, attempt, found[0] if found else None) from error
@@ -242,7 +242,7 @@ def _reason_of_loss(error: Exception) -> str:
 
 
 def _too_slow(name: str, attempt: Attempt, settings: HostSettings | None) -> HostError:
-    within = f"within {in_seconds(attempt.timeout_s)}"
+    within = f"within {render_seconds(attempt.timeout_s)}"
     port = settings.port if settings else SSH_PORT
     reasons = {
         "settings": (Trouble.SETTINGS, f"the ssh configuration was not read {within}"),

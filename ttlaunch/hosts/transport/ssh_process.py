@@ -11,8 +11,8 @@ import paramiko
 
 from ttlaunch.errors import HostError, Trouble
 from ttlaunch.hosts.transport.any_shell import AfterMark
-from ttlaunch.hosts.transport.deadline import Worker, in_seconds, time_left
-from ttlaunch.hosts.transport.transport import CHUNK, CONNECT_S, GOES_ON, NO_ANSWER, NOT_TAKEN, overdue
+from ttlaunch.hosts.transport.deadline import DaemonCaller, render_seconds, time_left
+from ttlaunch.hosts.transport.transport import CHUNK, CONNECT_S, NO_ANSWER, NOT_READ, STILL_RUNNING, reporting_timeout
 
 _KEPT_STDERR = 64 * 1024
 _SLICE_S = 0.25
@@ -44,14 +44,14 @@ class SshProcess:
         channel.settimeout(_SLICE_S)
         channel.in_buffer.set_event(self._readable)
         channel.in_stderr_buffer.set_event(self._stderr_readable)
-        self._writer = Worker()
+        self._writer = DaemonCaller()
         self._listener = threading.Thread(target=self._keep_stderr, daemon=True)
         self._listener.start()
 
     def write(self, data: bytes, *, timeout_s: float) -> None:
         end = time.monotonic() + timeout_s
         try:
-            with overdue(self._host, NOT_TAKEN, timeout_s):
+            with reporting_timeout(self._host, NOT_READ, timeout_s):
                 self._writer.call(lambda: self._send(data, end), timeout_s=timeout_s)
         except (OSError, EOFError, paramiko.SSHException) as error:
             self._no_longer_reads(error)
@@ -85,7 +85,7 @@ class SshProcess:
 
     def wait(self, *, timeout_s: float) -> int:
         if not self._channel.status_event.wait(timeout_s):
-            raise HostError(self._host, Trouble.TIMED_OUT, f"{GOES_ON} {in_seconds(timeout_s)}")
+            raise HostError(self._host, Trouble.TIMED_OUT, f"{STILL_RUNNING} {render_seconds(timeout_s)}")
         name = getattr(self._channel, "exit_signal", None)
         if name is not None:
             return 128 + getattr(signal, f"SIG{name}", 0)
@@ -118,7 +118,7 @@ class SshProcess:
         raise self._no_answer(timeout_s)
 
     def _no_answer(self, timeout_s: float) -> HostError:
-        return HostError(self._host, Trouble.TIMED_OUT, f"{NO_ANSWER} {in_seconds(timeout_s)}")
+        return HostError(self._host, Trouble.TIMED_OUT, f"{NO_ANSWER} {render_seconds(timeout_s)}")
 
     def _end_of_output(self) -> None:
         """Distinguish the end of a command's output from that of the connection, and from a greeting that never ran it."""

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ttlaunch.errors import HostError, Trouble
-from ttlaunch.hosts.transport.deadline import in_seconds, time_left
+from ttlaunch.hosts.transport.deadline import render_seconds, time_left
 
 CHUNK = 65536
-NOT_STARTED = "it starts no command within"
-NOT_TAKEN = "a command has not taken its input within"
+NOT_STARTED = "it has not started a command within"
+NOT_READ = "a command has not read its input within"
 NO_ANSWER = "no answer from a command within"
-GOES_ON = "a command goes on after"
-"""What every transport reports of a command that misses its deadline; the time follows."""
+STILL_RUNNING = "a command is still running after"
+"""How every transport begins the report of a missed deadline; the time follows."""
 
 _SHOWN = 80
 CONNECT_S = 5.0
@@ -93,12 +93,12 @@ class Transport(Protocol):
 
 
 @contextlib.contextmanager
-def overdue(host: str, clause: str, timeout_s: float) -> Iterator[None]:
+def reporting_timeout(host: str, clause: str, timeout_s: float) -> Iterator[None]:
     """Turn a `TimeoutError` of the block into a `HostError` whose evidence is the clause and the time that was allowed."""
     try:
         yield
     except TimeoutError as error:
-        raise HostError(host, Trouble.TIMED_OUT, f"{clause} {in_seconds(timeout_s)}") from error
+        raise HostError(host, Trouble.TIMED_OUT, f"{clause} {render_seconds(timeout_s)}") from error
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def run(transport: Transport, command: str, *, stdin: bytes = b"", timeout_s: fl
         if error.trouble is Trouble.TIMED_OUT:
             shown = command if len(command) <= _SHOWN else f"{command[:_SHOWN]}…"
             raise HostError(
-                transport.host, Trouble.TIMED_OUT, f"`{shown}` has not ended within {in_seconds(timeout_s)}"
+                transport.host, Trouble.TIMED_OUT, f"`{shown}` has not ended within {render_seconds(timeout_s)}"
             ) from error
         raise
     return Completed(status, b"".join(parts), process.stderr())

@@ -133,7 +133,7 @@ def render_markdown(rows: Sequence[Row], workload: Workload, *, machine: str) ->
 
 
 _LEGEND = (
-    "Medians over repeats; least and most in brackets. steps/s: global batches a second, after a fourth of the steps.",
+    "Medians over repeats, with minimum and maximum in brackets. steps/s: global batches per second, without the first quarter of the steps.",
     "loss: of the validation after the last step. MB/step: sent by all ranks together; ≈: partly by the recipe's formula,",
     "because another library sends it. peak memory: of the largest rank, all that its process held, torch's own libraries",
     "included; `--profile-steps` counts what tensors take. idle: share of a step in which ranks that compute gradients",

@@ -34,9 +34,9 @@ _HEADER = struct.Struct(f"={2 + MAX_DIMS}q")
 _DTYPE_INDEX = {dtype: index for index, dtype in enumerate(DTYPES)}
 _MOST_LAYOUTS = 4096
 
-_TESTS = 200
-_TESTS_IF_CROWDED = 20
-_YIELDS = 200
+_POLLS = 200
+_POLLS_IF_OVERSUBSCRIBED = 20
+_YIELDING_POLLS = 200
 _FIRST_SLEEP_S = 5e-5
 _LONGEST_SLEEP_S = 1e-3
 
@@ -62,7 +62,7 @@ class MpiCommunicator:
         # In a communicator of its own no message of torch's or of a recipe's own use of MPI can match one of these.
         self._comm = comm.Dup()
         self._peers = [f"rank {peer} ({role})" for peer, role in enumerate(world.roles)]
-        self._crowded = world.is_crowded(rank)
+        self._oversubscribed = world.is_oversubscribed(rank)
         synchronous = os.environ.get(ENV_SYNCHRONOUS_SENDS) == "1"
         prepare: Any = self._comm.Ssend_init if synchronous else self._comm.Send_init
         self._prepare: Callable[..., MPI.Prequest] = prepare
@@ -77,7 +77,7 @@ class MpiCommunicator:
         # What `isend` and `wait` do, without an object for each message.
         idle, sending = self._begin_send(self._layout(tensor), dest, tag)
         for request in sending.requests:
-            wait_for(request, self._crowded)
+            wait_for(request, self._oversubscribed)
         idle.append(sending)
 
     def recv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> None:
@@ -96,7 +96,7 @@ class MpiCommunicator:
     def isend(self, tensor: Tensor, *, dest: Rank, tag: int = 0) -> Pending:
         host = tensor if tensor.is_cpu else tensor.detach().cpu()
         idle, sending = self._begin_send(self._layout(host), dest, tag)
-        return _Send(sending, idle, crowded=self._crowded, kept=host)
+        return _Send(sending, idle, oversubscribed=self._oversubscribed, kept=host)
 
     def irecv(self, tensor: Tensor, *, source: Rank, tag: int = 0) -> Pending:
         host = tensor if tensor.is_cpu else tensor.detach().cpu()
@@ -109,7 +109,7 @@ class MpiCommunicator:
 
     def barrier(self) -> None:
         """Wait for every rank, asleep where ranks outnumber cores. Collective."""
-        wait_for(self._comm.Ibarrier(), self._crowded)
+        wait_for(self._comm.Ibarrier(), self._oversubscribed)
 
     def close(self) -> None:
         """Do nothing: MPI frees what it has when the world ends."""
@@ -156,7 +156,7 @@ class MpiCommunicator:
         self, layout: "_Layout", buffer: "_HeaderBuffer", chunks: _Requests, *, source: Rank, tag: int, tensor: Tensor
     ) -> None:
         """Wait for the header, then for what has to follow it if it is the right one."""
-        wait_for(buffer.request or MPI.REQUEST_NULL, self._crowded)
+        wait_for(buffer.request or MPI.REQUEST_NULL, self._oversubscribed)
         if not buffer.data.startswith(layout.header):
             # What the peer sent will not fill these receives, and a later message must not.
             for request in chunks:
@@ -165,7 +165,7 @@ class MpiCommunicator:
             raise CommunicationError(f"{self._peers[source]} sent {sent}, expected {described(tensor)}")
         if chunks:
             for request in chunks:
-                wait_for(request, self._crowded)
+                wait_for(request, self._oversubscribed)
             layout.receives[source, tag].append(chunks)
         else:
             layout.view[:] = buffer.payload[: layout.size]
@@ -231,19 +231,19 @@ class _Sending:
 
 
 class _Send:
-    __slots__ = ("_crowded", "_idle", "_kept", "_sending")
+    __slots__ = ("_idle", "_kept", "_oversubscribed", "_sending")
 
-    def __init__(self, sending: _Sending, idle: list[_Sending], *, crowded: bool, kept: object) -> None:
+    def __init__(self, sending: _Sending, idle: list[_Sending], *, oversubscribed: bool, kept: object) -> None:
         self._sending: _Sending | None = sending
         self._idle = idle
-        self._crowded = crowded
+        self._oversubscribed = oversubscribed
         self._kept = kept  # MPI reads this buffer until the requests are complete
 
     def wait(self) -> None:
         if self._sending is not None:
             sending, self._sending = self._sending, None
             for request in sending.requests:
-                wait_for(request, self._crowded)
+                wait_for(request, self._oversubscribed)
             # Only now: a persistent request must be complete before it is started again.
             self._idle.append(sending)
             self._kept = None
@@ -299,44 +299,44 @@ def _described(header: bytes) -> str:
     return f"{str(DTYPES[dtype]).removeprefix('torch.')} of shape {tuple(shape[:dims])}"
 
 
-def wait_for(request: MPI.Request, crowded: bool) -> None:  # noqa: FBT001  hot path
-    """Test until the request is complete.
+def wait_for(request: MPI.Request, oversubscribed: bool) -> None:  # noqa: FBT001  hot path
+    """Poll until the request is complete.
 
     The first tests follow each other at once, for at most some fifty microseconds: an answer that is on its way comes
     sooner than the scheduler would give the core back. With a core for each rank the wait yields and stays quick. With
     fewer cores it soon sleeps, an eighth of the time waited so far, between 50 µs and 1 ms: a rank that spins would
     take its core from one that computes.
     """
-    for _ in range(_TESTS_IF_CROWDED if crowded else _TESTS):
+    for _ in range(_POLLS_IF_OVERSUBSCRIBED if oversubscribed else _POLLS):
         if request.Test():
             return
-    for _ in range(_YIELDS):
+    for _ in range(_YIELDING_POLLS):
         if request.Test():
             return
         os.sched_yield()
     began = time.monotonic()
     while not request.Test():
-        if crowded:
+        if oversubscribed:
             _sleep(began)
         else:
             os.sched_yield()
 
 
 def wait_for_any(pending: Sequence[Pending], *, timeout_s: float | None = None) -> int | None:
-    """Test transfers in their order until one is complete, and say which; None once so much time is over.
+    """Poll transfers in order and return the index of the first complete one, or None after `timeout_s`.
 
-    Such a wait is for whoever comes next, which may take as long as somebody's whole computation: it soon sleeps,
-    however many cores there are.
+    The next message may take as long as the computation of a whole step, so this wait soon sleeps between polls,
+    whatever the number of cores.
     """
-    began, looks = time.monotonic(), 0
+    began, rounds = time.monotonic(), 0
     while True:
         for place, transfer in enumerate(pending):
             if transfer.test():
                 return place
         if timeout_s is not None and time.monotonic() - began >= timeout_s:
             return None
-        looks += 1
-        if looks > _TESTS_IF_CROWDED:
+        rounds += 1
+        if rounds > _POLLS_IF_OVERSUBSCRIBED:
             _sleep(began)
 
 

@@ -1,9 +1,9 @@
 """The model of a rank: all of the language model, or the contiguous part of it that one pipeline stage has.
 
-Where several ranks split the matrices of the blocks, a rank's model has its share of them and all of the rest.
+If several ranks split the matrices of the blocks, each has its share of these matrices, and all other parameters whole.
 
-Every parameter is drawn from a generator seeded by (seed, name), so a stage begins with exactly the parameters that the
-whole model has there, and ranks that never talked begin with the same ones.
+Every parameter is drawn from a generator seeded by (seed, name). A stage therefore starts with the values that its
+parameters have in the whole model, and ranks start with equal values without communicating.
 
 Shapes: B = sequences of a micro-batch, T = tokens of a sequence, D = embedding_dim, V = vocabulary, N = values of the
 flat vectors of `flat.py`.
@@ -76,12 +76,12 @@ class Model(nn.Module):
         self.splits: Mapping[str, Split] = splits_of(self)
         self._has_common_part = layers.has_common_part
         self._initialise()
-        if self._both_uses is not None:
-            nn.init.zeros_(self._both_uses[1])
+        if self._shared_matrix_and_buffer is not None:
+            nn.init.zeros_(self._shared_matrix_and_buffer[1])
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        """Set every parameter from (seed, name) alone; of one that ranks split each draws all and keeps its part."""
+        """Set every parameter from (seed, name) alone. Of a split parameter, each rank draws all values and keeps its part."""
         for name, parameter in self.named_parameters():
             split = self.splits.get(name)
             whole = parameter if split is None else parameter.new_empty(split.shape)
@@ -98,9 +98,9 @@ class Model(nn.Module):
 
     @property
     def copies(self) -> frozenset[str]:
-        """Parameters that another rank has, too, and owns: its checkpoints have them.
+        """Names that this rank leaves out of its checkpoints, because another rank has the same values and writes them.
 
-        Where ranks split matrices, the first of them owns what all have, and counts the updates of each matrix.
+        If ranks split matrices, the first of them writes the parameters that all have, and each matrix's count of updates.
         """
         if not self._has_common_part:
             names = [name for name, _ in self.named_parameters()]
@@ -112,7 +112,7 @@ class Model(nn.Module):
     @property
     def tied_gradient_VD(self) -> Tensor | None:
         """The gradient of this rank's use of a matrix that embedding and head share across ranks; None if they do not."""
-        if not self.is_tied or self._both_uses is not None:
+        if not self.is_tied or self._shared_matrix_and_buffer is not None:
             return None
         use = (
             self.embedding.token if self.embedding is not None else self.head.output if self.head is not None else None
@@ -120,8 +120,8 @@ class Model(nn.Module):
         return None if use is None else use.weight.grad
 
     @property
-    def _both_uses(self) -> tuple[Tensor, Tensor] | None:
-        """The shared matrix, and where the gradient of its second use is gathered, if both uses are on this rank."""
+    def _shared_matrix_and_buffer(self) -> tuple[Tensor, Tensor] | None:
+        """The matrix that embedding and head share, and the buffer for the head's gradient of it, if both are on this rank."""
         if not self.is_tied or self.embedding is None or self.head is None:
             return None
         return self.embedding.token.weight, self.head.output.weight
@@ -132,7 +132,7 @@ class Model(nn.Module):
         recurse: bool = True,  # noqa: FBT001, FBT002  signature of nn.Module
         remove_duplicate: bool = True,  # noqa: FBT001, FBT002
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Each parameter once, under its name in the whole model; a matrix that two layers share is the embedding's."""
+        """Each parameter once, under its name in the whole model; a matrix that two layers share has the embedding's name."""
         for name, parameter in super().named_parameters(prefix, recurse, remove_duplicate):
             if not self.is_tied or name != prefix + HEAD:
                 yield name, parameter
@@ -140,22 +140,22 @@ class Model(nn.Module):
                 yield prefix + EMBEDDING, parameter
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:  # noqa: FBT001, FBT002  signature of nn.Module
-        """All that has a gradient, also the place where the gradient of a second use is gathered, which comes last."""
+        """Iterate over all that has a gradient; last comes the buffer for the head's gradient of a shared matrix."""
         return (parameter for _, parameter in super().named_parameters(recurse=recurse))
 
     @torch.no_grad()
-    def add_second_use(self) -> None:
-        """Add the mean gradients of both uses of a shared matrix; the optimizer does so once they are complete."""
-        if self._both_uses is not None:
-            first, second = (parameter.grad for parameter in self._both_uses)
+    def add_head_gradient(self) -> None:
+        """Add the head's gradient of a shared matrix to the embedding's; the optimizer calls this once both are complete."""
+        if self._shared_matrix_and_buffer is not None:
+            first, second = (parameter.grad for parameter in self._shared_matrix_and_buffer)
             if first is not None and second is not None:
                 first.add_(second)
                 second.zero_()
 
-    def give_up_flat(self, *, weights: bool) -> None:
-        """Forget the flat vector of gradients, and that of weights too; the caller lays both out in another way.
+    def release_flat_vectors(self, *, weights: bool) -> None:
+        """Release the flat vector of gradients and, with `weights`, that of weights; the caller lays them out in another way.
 
-        `take_gradients` and `zero_grad` have nothing to work on then, and parameters need other memory before a pass.
+        Afterwards `take_gradients` and `zero_grad` do nothing, and the caller gives parameters new memory before a pass.
         """
         nothing = self.weights_N.new_empty(0)
         for parameter in self.parameters():
@@ -167,7 +167,7 @@ class Model(nn.Module):
             self.weights_N = nothing
 
     def take_gradients(self) -> Tensor:
-        """All gradients, `grads_N`; a parameter that got none counts as zero. Zero them before the next backward."""
+        """Return `grads_N`, all gradients; a parameter that got none counts as zero. Zero them before the next backward pass."""
         if self._flat is not None:
             self._flat.attach_gradients()
         return self.grads_N
@@ -178,7 +178,7 @@ class Model(nn.Module):
         self.grads_N.zero_()
 
     def names_of_whole(self) -> frozenset[str]:
-        """The parameters of the whole model, of which this rank may have a part."""
+        """Return the names of all parameters of the whole model, of which this rank may have only some."""
         sizes = self._cfg.transformer_config
         tiny = sizes.model_copy(update={"embedding_dim": sizes.num_heads, "max_sequence_length": 2})
         cfg = self._cfg.model_copy(update={"transformer_config": tiny})
@@ -196,14 +196,14 @@ class Model(nn.Module):
                 yield from ((str(part), values) for part, values in split.parts(name, parameter.detach()))
 
     def masks(self, step: int, micro_batch: int) -> Masks:
-        """What to draw the dropout masks of a training pass from: the same on any rank that runs it."""
+        """Return what the dropout masks of a training pass are drawn from; it is the same on any rank."""
         return Masks(self.seed, step, micro_batch)
 
-    def places_of(self, blocks: range) -> tuple[range, range]:
-        """Where blocks are among the parameters, with the embedding before the first one and the head behind the last.
+    def ranges_of_blocks(self, blocks: range) -> tuple[range, range]:
+        """Find the parameters of `blocks`; the first block includes the embedding, the last one the head.
 
         Returns:
-            Their places in `named_parameters()`, and in the flat vectors; contiguous, as they stand in the model.
+            Their range in `named_parameters()` and their range in the flat vectors.
         """
         parameters = list(self.named_parameters())
         at = [place for place, (name, _) in enumerate(parameters) if _is_in(name, blocks, self.num_blocks)]
@@ -242,7 +242,11 @@ class Model(nn.Module):
             x = self._run_block(block, x, masks)
         if self.head is None or (blocks is not None and blocks.stop < self.num_blocks):
             return x
-        tied_VD = self._both_uses[0] if self._both_uses is not None and not self.head_has_copy else None
+        tied_VD = (
+            self._shared_matrix_and_buffer[0]
+            if self._shared_matrix_and_buffer is not None and not self.head_has_copy
+            else None
+        )
         logits_BTV: Tensor = self.head(x, tied_VD=tied_VD)
         return logits_BTV
 
@@ -252,8 +256,8 @@ class Model(nn.Module):
                 out_BTD: Tensor = block(x_BTD, masks)
             return out_BTD
 
-        is_kept = not self._cfg.training_config.activation_checkpointing or not x_BTD.requires_grad
-        return run(x_BTD) if is_kept else recomputed(run, x_BTD)
+        keeps_activations = not self._cfg.training_config.activation_checkpointing or not x_BTD.requires_grad
+        return run(x_BTD) if keeps_activations else recomputed(run, x_BTD)
 
     def _computing(self) -> AbstractContextManager[object]:
         return computing(self._cfg.training_config, self.weights_N.device)

@@ -63,7 +63,7 @@ class Updated(Protocol):
 
     def take_gradients(self) -> Tensor: ...
 
-    def add_second_use(self) -> None: ...
+    def add_head_gradient(self) -> None: ...
 
 
 class Optimizer:
@@ -119,7 +119,7 @@ class Optimizer:
         """
         part = slice(None) if parameters is None else slice(parameters.start, parameters.stop)
         if parameters is None or 0 in parameters:  # the embedding's, which gradients reach last
-            self._model.add_second_use()
+            self._model.add_head_gradient()
         if parameters not in self._norms:
             chosen = self._parameters[part]
             starts = [parameter.storage_offset() for parameter in chosen]

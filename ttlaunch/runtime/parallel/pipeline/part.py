@@ -195,7 +195,7 @@ def _chunks(ctx: RankContext, model: Model, parts: Sequence[range], *, grid: Pip
     own = range(grid.stage, len(parts), len(grid.stages))
     for part in own:
         is_first, is_last = part == 0, part == len(parts) - 1
-        parameters, values = model.places_of(parts[part])
+        parameters, values = model.ranges_of_blocks(parts[part])
         grads_C = model.grads_N[values.start : values.stop]
         chunks.append(Chunk(part, parts[part], is_first, is_last, parameters, grads_C, ctx.gradient_tree(grads_C), []))
     return chunks

@@ -70,7 +70,7 @@ class ParameterShard:
         return self.grads_N
 
     @torch.no_grad()
-    def add_second_use(self) -> None:
+    def add_head_gradient(self) -> None:
         """Add the mean gradients of both uses of a shared matrix, if it is here."""
         for second in self._second_use:
             first = self._named[EMBEDDING]

@@ -57,13 +57,13 @@ class Shards:
     def names_of_whole(self) -> frozenset[str]:
         return self._model.names_of_whole()
 
-    def add_second_use(self) -> None:
+    def add_head_gradient(self) -> None:
         """Nothing: `take_gradients` has added both uses of a shared matrix."""
 
     @torch.no_grad()
     def take_gradients(self) -> Tensor:
         """What a synchronised backward pass has left, summed over all ranks, in `grads_N`; FSDP's own are freed."""
-        self._model.add_second_use()
+        self._model.add_head_gradient()
         self.grads_N.zero_()
         for name, own in self._own.items():
             gradient = self._dealt[name].grad

@@ -1,4 +1,4 @@
-"""Who is where, of ranks that share the work in several ways at once: a grid with an axis for each way.
+"""A grid of ranks that share the work in several ways at once, with one axis for each way.
 
     dp 2 x pp 2 x tp 2:       pp 0                  pp 1
                    dp 0   rank 0 (tp 0)         rank 2 (tp 0)
@@ -19,7 +19,7 @@ from ttlaunch.runtime.world import Rank
 
 @dataclass(frozen=True)
 class RankGrid:
-    """A rank's place in a grid.
+    """A grid of ranks, seen from one of them.
 
     Attributes:
         rank: The rank whose place it is.
@@ -32,11 +32,11 @@ class RankGrid:
     axes: Mapping[str, int]
 
     def place(self, axis: str) -> int:
-        """Where the rank is along an axis, from 0."""
+        """Return this rank's place along an axis, from 0."""
         return self.ranks.index(self.rank) // self._stride(axis) % self.axes[axis]
 
     def along(self, axis: str) -> tuple[Rank, ...]:
-        """The ranks that differ from this one in their place along an axis and in nothing else, in order."""
+        """Return the ranks, this one included, whose places on all other axes equal this one's, in order."""
         at, stride = self.ranks.index(self.rank), self._stride(axis)
         first = at - self.place(axis) * stride
         return tuple(self.ranks[first + place * stride] for place in range(self.axes[axis]))
@@ -47,7 +47,7 @@ class RankGrid:
 
 
 def place_in_grid(rank: Rank, ranks: Sequence[Rank], **axes: int) -> RankGrid:
-    """A rank's place in a grid of these axes, named from the one that changes most slowly.
+    """Arrange ranks in a grid and return it as `rank` sees it; name the axis that changes most slowly first.
 
     >>> grid = place_in_grid(Rank(5), [Rank(rank) for rank in range(8)], dp=2, pp=2, tp=2)
     >>> grid.place("dp"), grid.place("pp"), grid.along("tp"), grid.along("dp")
@@ -58,5 +58,5 @@ def place_in_grid(rank: Rank, ranks: Sequence[Rank], **axes: int) -> RankGrid:
     """
     if prod(axes.values()) != len(ranks):
         text = " × ".join(f"{name} {length}" for name, length in axes.items())
-        raise ValueError(f"a grid of {text} has {prod(axes.values())} places, there are {len(ranks)} ranks")
+        raise ValueError(f"a grid of {text} has {prod(axes.values())} places, but there are {len(ranks)} ranks")
     return RankGrid(rank, tuple(ranks), dict(axes))

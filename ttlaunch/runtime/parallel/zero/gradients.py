@@ -159,7 +159,7 @@ class ScatteredGradients:
         for message in self._gathering:
             message.wait()
         self._gathering.clear()
-        self._owned.add_second_use()
+        self._owned.add_head_gradient()
         return mean_per_token(self._loss, self._tokens), self._tokens
 
     @property

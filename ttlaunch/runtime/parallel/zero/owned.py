@@ -44,7 +44,7 @@ class OwnedParameters:
             self.weights_N = torch.cat([self.weights_N[_slice(layout.kept(layer, place))] for layer in layout.layers])
         if self.shares_gradients:
             self.grads_N = self.weights_N.new_zeros(self._starts[-1])
-            model.give_up_flat(weights=self.shares_parameters)
+            model.release_flat_vectors(weights=self.shares_parameters)
         owned = [layer.values if not self.shares_state else layer.shards[place] for layer in layout.layers]
         self._parameters = [
             (fragment, self._parameter(layer, fragment))
@@ -105,7 +105,7 @@ class OwnedParameters:
         return self.grads_N
 
     @torch.no_grad()
-    def add_second_use(self) -> None:
+    def add_head_gradient(self) -> None:
         """Add the mean gradients of both uses of a shared matrix, as far as this rank owns it."""
         first, last = self.layout.layers[0], self.layout.layers[-1]
         values = last.shards[self.place] if self.shares_state else last.values
