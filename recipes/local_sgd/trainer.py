@@ -1,25 +1,25 @@
-"""Local SGD: every worker takes H steps of its own, then all of them go on from the average of their weights.
+"""Local SGD: every worker takes H local steps, then all continue from the average of their weights.
 
     worker 0   step step ... step |         | step step ... step |
     worker 1   step step ... step | average | step step ... step | average ...
     worker 2   step step ... step |         | step step ... step |
 
-Workers talk only every H steps (`local_sgd_config.every`), so H times fewer bytes than `data_parallel` sends: 2(W - 1)/W of
-the weights' size S each way in H steps. That suits slow networks. The price: between two averages workers see only
-their own micro-batches and drift apart, so a large H learns less from a sample. The state of the optimizer stays with
-its worker and is never averaged. With `compression_config` each sends what it has moved, in fewer bytes yet.
+Workers talk only every H steps (`local_sgd_config.every`), so H times fewer bytes than `data_parallel` sends: 2(W -
+1)/W of the weights' size S each way in H steps. That suits slow networks. The price: between two averages workers see
+only their own micro-batches and drift apart, so with a large H each sample helps less. The state of the optimizer stays
+with its worker and is never averaged. With `compression_config` each worker sends the compressed change of its weights.
 
-With H = 1 and SGD, with or without momentum, this is `data_parallel`, bit for bit: then the average of the weights after a
-step is one step with the average gradient, and workers average that. With AdamW or a larger H the number of workers is a
-part of the algorithm; the bits are the same in every run with as many workers. The last step has an average, whether or
-not H divides the number of steps.
+With H = 1 and SGD, with or without momentum, this is `data_parallel`, bit for bit: the average of the weights after a
+step is then one step with the average gradient, so workers average gradients instead. With AdamW or a larger H the
+number of workers is a part of the algorithm; the bits are the same in every run with the same number of workers. The
+last step always ends with an average, even if H does not divide the number of steps.
 
     ttlaunch run local_sgd
     ttlaunch run local_sgd --set local_sgd_config.every=32
 
 Shapes: V = micro-batches of a validation.
-Source: S. U. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019. Workers weigh what they have seen: an
-average counts each by its tokens since the last one, where Stich's workers have seen equally many.
+Source: S. U. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019. Here an
+average weighs each worker by its tokens since the last one; in the paper all workers weigh the same.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ from .recipe import Config
 
 
 def trainer(cfg: Config, ctx: RankContext) -> None:
-    """One worker alone, whose average is itself: plain training, for any H."""
+    """Train on one rank: the average of a single worker changes nothing, so H does not matter."""
     _train(cfg, ctx, workers=ctx.ranks("trainer"))
 
 
@@ -51,6 +51,7 @@ def _train(cfg: Config, ctx: RankContext, *, workers: Sequence[int]) -> None:
 
     def validate(step: int) -> None:
         share_validation(cfg, ctx, step, among=workers, evaluate=replica.validation_losses)
+        # Early stopping ends the run here, perhaps between two averages: the final weights must be averaged, too.
         if step > ctx.steps_done and ctx.early_stop.is_over and not replica.is_agreed:
             replica.average()
             replica.agree()

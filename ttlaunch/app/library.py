@@ -63,13 +63,13 @@ class StartOptions(ClusterOptions, total=False):
 
     Attributes:
         runs_dir: Where run folders are made; `runs` unless given.
-        resume: `latest`, a run or a path: go on from its newest whole checkpoint.
-        trace_steps: So many first steps are traced.
+        resume: `latest`, a run or a path; the new run continues from its newest complete checkpoint.
+        trace_steps: The number of steps to trace, from the first one on.
         profile_steps: Steps that torch's profiler records, such as `5-7`.
-        grace: Seconds that ranks have to finish their step and save it when the end is ordered; 30 unless given.
+        grace: Seconds that ranks have to finish and save their step after a request to stop; 30 unless given.
         hang_timeout: Seconds without any movement after which the run has hung; unless given it follows from the steps.
-        lease: Seconds for which ranks on another host run on when nothing is heard from here; 15 unless given.
-        max_restarts: Start again from the newest checkpoint so often at the most; 0 unless given.
+        lease: Seconds after which ranks on another host end if they hear nothing from this machine; 15 unless given.
+        max_restarts: The most restarts from the newest checkpoint after a failure; 0 unless given.
         sinks: Where metrics go besides the run's own log, such as `tensorboard=DIR`.
     """
 
@@ -93,7 +93,7 @@ class Validation:
     """The result of checking a cluster's description, and a recipe on it if one was named.
 
     Attributes:
-        ok: Whether nothing keeps a run from being planned.
+        ok: Whether a run can be planned.
         diagnostics: Errors, warnings and notes, in the order of the command line.
         files: The files of the description that were read.
     """
@@ -117,7 +117,7 @@ class Validation:
 
 
 class Runs(list[RunSummary]):
-    """Some runs, oldest first."""
+    """A list of runs, oldest first."""
 
     def _repr_html_(self) -> str:
         """Show a table in a notebook, with a row for each run."""
@@ -146,7 +146,7 @@ def plan(target: Target, **options: Unpack[ClusterOptions]) -> LaunchPlan:
     """Plan a run rank by rank, without starting it.
 
     Raises:
-        LaunchError: Something is wrong with the order, the description, the recipe or its configuration.
+        LaunchError: The options, the description, the recipe or its configuration has a mistake.
     """
     refuse_strangers("plan", options, _CLUSTER_OPTIONS)
     with _readable():
@@ -156,15 +156,15 @@ def plan(target: Target, **options: Unpack[ClusterOptions]) -> LaunchPlan:
 def start(target: Target, *, detach: bool = False, **options: Unpack[StartOptions]) -> Run:
     """Check everything, start it, and return as soon as the run has begun.
 
-    A supervisor, a process of its own, watches over it. If this process dies, whatever kills it, the run ends.
+    A supervisor in a separate process watches the run. If this process dies for any reason, the run ends.
 
     Args:
-        target: What ranks run.
-        detach: The run goes on when this process ends; `ttlaunch.attach` finds it again.
-        options: As on the command line; see `ClusterOptions` and `StartOptions`.
+        target: What the ranks run: a recipe, a script or a program's command line.
+        detach: Whether the run continues when this process ends; `ttlaunch.attach` finds it again.
+        options: The options of the command line; see `ClusterOptions` and `StartOptions`.
 
     Raises:
-        LaunchError: Something is wrong, or a host is not ready; nothing was started.
+        LaunchError: There is a mistake, or a host is not ready; nothing was started.
     """
     refuse_strangers("start", options, _START_OPTIONS)
     _refuse_within_a_rank()
@@ -206,21 +206,21 @@ def run(target: Target, **options: Unpack[StartOptions]) -> Report:
     """Check everything, start a run, wait until it ends and return its report; Ctrl-C ends it as `Run.stop` does.
 
     Raises:
-        LaunchError: Something is wrong, or a host is not ready; nothing was started. Or the supervisor was killed.
+        LaunchError: There is a mistake or a host is not ready, so nothing was started; or the supervisor was killed.
     """
     with start(target, **options) as begun:
         return begun.wait()
 
 
 def attach(run: str | Path = "latest", *, runs_dir: str | Path = "runs") -> Run:
-    """Return a run that was started by another program, by the command line or earlier; it may have ended.
+    """Return a run that was started earlier, by this or another program or from the command line; it may have ended.
 
     Args:
         run: `latest`, a run's id or a part of it, or a path.
         runs_dir: Where run folders are.
 
     Raises:
-        LaunchError: There is none, several are meant, or it was started on another machine and goes on there.
+        LaunchError: No run or several runs match, or the run was started on another machine and is still running there.
     """
     named, place = checked_options({"resume": run, "runs_dir": runs_dir}).values()
     if not named:
@@ -236,11 +236,11 @@ def attach(run: str | Path = "latest", *, runs_dir: str | Path = "runs") -> Run:
 
 
 def runs(*, runs_dir: str | Path = "runs", every: bool = True) -> Runs:
-    """List this user's runs on this machine: those of the registry, and those in a folder of runs.
+    """List this user's runs on this machine: the registered ones, and those in a folder of runs.
 
     Args:
-        runs_dir: The folder.
-        every: Also those that have ended.
+        runs_dir: The folder of runs.
+        every: Whether to list runs that have ended, too.
 
     Raises:
         LaunchError: The folder cannot be read.

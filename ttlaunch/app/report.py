@@ -28,10 +28,10 @@ class Report:
         parameters_agree: Whether all ranks that hold a parameter hold the same bits.
         first_validation, last_validation: Mean loss per token in nats; None if none was measured.
         tokens_per_s: The throughput of the fastest rank that counts tokens; None if no rank does.
-        results: What the recipe wants in the summary, by name.
-        diagnostics: All that is to be said of the run; of a failure, its cause comes first.
+        results: The values that the recipe added to the summary, by name.
+        diagnostics: The diagnostics of the run; after a failure, its cause comes first.
         earlier: The reports of the starts before this one, oldest first; empty without restarts.
-        details: All of it, as `ttlaunch run --format json` prints it.
+        details: The whole report, as `ttlaunch run --format json` prints it.
     """
 
     run_id: str
@@ -59,7 +59,7 @@ class Report:
 
         Args:
             outcomes: The outcomes of all starts, oldest first.
-            more: What else is to be said of the last one.
+            more: Further diagnostics of the last start.
             status: Exit status, if it is not that of the last start.
         """
         last, before = outcomes[-1], outcomes[:-1]

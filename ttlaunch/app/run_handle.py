@@ -49,8 +49,8 @@ class LogLine:
 
     Attributes:
         stream: "stdout" or "stderr".
-        time: Seconds since the epoch, as the rank's host has it, put right by the difference of the clocks.
-        text: Without its end; bytes that are not UTF-8 are replaced.
+        time: Seconds since the epoch, corrected for the clock of the rank's host.
+        text: The line without its line break; bytes that are not UTF-8 are replaced.
     """
 
     rank: int
@@ -88,13 +88,13 @@ class Metrics(list["Event"]):
 
 
 class Run:
-    """A run that goes on or has ended. Its methods may be called from any thread.
+    """A run that is running or has ended. Its methods may be called from any thread.
 
     As a context manager it ends the run, as `stop()` does, when the block is left while the run goes on, unless it was
     started with `detach=True`.
 
     Attributes:
-        warnings: What was found before it started, and kept nothing from starting.
+        warnings: The warnings that the checks before the start gave.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Run:
         warnings: Sequence[Diagnostic] = (),
         detached: bool = False,
     ) -> None:
-        """Made by `ttlaunch.start` (with a supervisor) and `ttlaunch.attach` (with who launched it), not by users."""
+        """Do not call this: `ttlaunch.start` (with a supervisor) and `ttlaunch.attach` (with a launcher) return runs."""
         self.warnings = tuple(warnings)
         self._first = folder
         self._started = supervisor
@@ -150,12 +150,12 @@ class Run:
         """Wait until the run and its restarts have ended.
 
         Args:
-            timeout: Seconds to wait at the most; None: as long as it takes.
+            timeout: The most seconds to wait; None: no limit.
 
         Raises:
-            TimeoutError: It goes on. Nothing is done to it.
+            TimeoutError: The run has not ended yet; it continues.
             ValueError: `timeout` is not a number.
-            LaunchError: Its supervisor was killed, so nobody can say what it came to; or its folder is gone.
+            LaunchError: Its supervisor was killed, so its result is unknown; or its folder is gone.
         """
         if timeout is not None and not timeout > -math.inf:
             raise ValueError(f"timeout is {timeout!r}, and a number of seconds was expected")
@@ -168,11 +168,11 @@ class Run:
         """End the run as Ctrl-C would, and wait: its ranks finish and save a step. Does nothing if it has ended.
 
         Args:
-            grace: Seconds after which it is pressed; None: its own grace.
+            grace: Seconds to wait before a second interrupt hurries the ranks; None: the run's own grace.
             now: Do not wait for a step.
 
         Raises:
-            LaunchError: As for `wait`; or it has not ended although it was pressed three times.
+            LaunchError: As for `wait`; or the run has not ended after three interrupts.
         """
         if grace is not None and not grace >= 0:
             raise usage_error(f"`grace={grace!r}`: a number of at least 0 was expected")
@@ -189,12 +189,12 @@ class Run:
         """Read what the ranks have printed, in the order in which it came.
 
         Args:
-            follow: Go on until the run has ended.
+            follow: Whether to wait for further lines until the run has ended.
             only: As `--only`: `role=R`, `rank=N`, `host=H`; empty: all ranks.
             stream: "stdout" or "stderr"; None: both.
 
         Raises:
-            LaunchError: `only` names no rank of it, `stream` is neither, or its folder is gone; raised by the call itself.
+            LaunchError: `only` or `stream` names nothing in the run, or its folder is gone; raised by the call itself.
         """
         from ttlaunch.app.logs import chosen_ranks, chosen_streams, read_lines
 

@@ -80,7 +80,7 @@ def compare(
 
     workload = Workload(steps, tuple(overrides or ()))
     candidates = list(dict.fromkeys(map(parse_candidate, recipes))) if recipes else _all_candidates()
-    _refuse_mistakes(candidates, workload, on=on, are_named=bool(recipes))
+    _check_candidates(candidates, workload, on=on, are_named=bool(recipes))
     try:
         out.mkdir(parents=True, exist_ok=True)
         comparison = Comparison(workload, on=on, folder=out, repeats=repeats)
@@ -104,7 +104,7 @@ def compare(
     exit_with(contract.STATUS_RANK_FAILED if failures else contract.STATUS_DONE)
 
 
-def _refuse_mistakes(candidates: Sequence[Candidate], workload: Workload, *, on: str, are_named: bool) -> None:
+def _check_candidates(candidates: Sequence[Candidate], workload: Workload, *, on: str, are_named: bool) -> None:
     """Refuse to start if one of the named recipes cannot run, or if no recipe at all can."""
     if workload.sets_steps:
         hint = "`--steps` sets the number of steps of every run"
@@ -118,13 +118,13 @@ def _refuse_mistakes(candidates: Sequence[Candidate], workload: Workload, *, on:
 def _notes(
     mistake: Diagnostic, found: Sequence[Sequence[Diagnostic]], candidates: Sequence[Candidate]
 ) -> tuple[str, ...]:
-    """The notes of a mistake, and which candidates have it, unless all have it or it points at no file."""
+    """Return the mistake's notes, and one that lists the candidates that have it unless all have it or it is in no file."""
     text = mistake.as_json()
-    whose = [
+    owners = [
         str(one) for one, group in zip(candidates, found, strict=True) if text in [each.as_json() for each in group]
     ]
-    has_owner = len(whose) < len(candidates) and mistake.primary
-    return (*mistake.notes, f"of {listed(whose)}") if has_owner else mistake.notes
+    has_owner = len(owners) < len(candidates) and mistake.primary
+    return (*mistake.notes, f"of {listed(owners)}") if has_owner else mistake.notes
 
 
 def _mistakes(candidate: Candidate, workload: Workload, *, on: str) -> list[Diagnostic]:

@@ -45,13 +45,13 @@ class Diagnostic:
     """One mistake.
 
     Attributes:
-        code: Letter and three digits; stable, never reused, `ttlaunch explain CODE` has its page.
+        code: A letter and three digits, stable and never reused; `ttlaunch explain CODE` shows its page.
         message: The first line; makes sense alone and holds the wrong value.
         primary: The smallest wrong text; None when no file is at fault (a host, a missing program).
-        secondary: Other places that take part, drawn with `-`.
+        secondary: Other places that the mistake involves, drawn with `-`.
         notes: Facts.
         hints: Things to type or change.
-        blame: What is at fault. Whoever makes the diagnostic knows; nobody works it out from the code.
+        blame: What is at fault; set where the diagnostic is made, and never derived from `code`.
         key_mistake: Set where a key is unknown or missing, None for every other mistake.
     """
 

@@ -11,14 +11,14 @@ _LONGEST_PATH = 300
 
 
 class LaunchError(Exception):
-    """Nothing was started, or nothing more will be, because of what the diagnostics say.
+    """Nothing was started, or nothing more will be; the diagnostics say why.
 
     `str()` of it is the text that the command line prints.
 
     Attributes:
         diagnostics: Every mistake and warning that was found, in the order in which it is shown.
         exit_status: The exit status of a command that ends with this error.
-        was_shown: Whether whoever ordered it has seen the diagnostics already, in a question that was answered with no.
+        was_shown: Whether the user has already seen the diagnostics, in a question that was answered with no.
     """
 
     def __init__(

@@ -43,10 +43,10 @@ class Simulation:
         plan: The plan of the run that was simulated; its engine was not started.
         status: "done" or "failed".
         exit_status: What the command line would exit with.
-        diagnostics: Mistakes in the messages, and what else is to be said.
+        diagnostics: Mismatched messages, and further diagnostics.
         edges: Messages and bytes by source and destination.
         details: All of it, as `ttlaunch simulate --format json` prints it.
-        played: What the launcher has seen of it.
+        played: What the launcher observed.
     """
 
     plan: LaunchPlan
@@ -79,7 +79,7 @@ class Simulation:
 
 
 def simulate(target: str | Path, *, keep: str | Path | None = None, **options: Unpack[ClusterOptions]) -> Simulation:
-    """Run all ranks of a recipe in one process: the same bits as a run, and messages that do not fit are named.
+    """Run all ranks of a recipe in one process, with the same bits as a run, and report mismatched messages.
 
     Args:
         target: A recipe's name or folder.
@@ -87,7 +87,7 @@ def simulate(target: str | Path, *, keep: str | Path | None = None, **options: U
         options: As for `ttlaunch.plan`.
 
     Raises:
-        LaunchError: Something is wrong with the order, the description, the recipe or its configuration.
+        LaunchError: The options, the description, the recipe or its configuration has a mistake.
     """
     refuse_strangers("simulate", options, tuple(ClusterOptions.__annotations__))
     if target is None or not isinstance(target, str | Path):

@@ -1,8 +1,8 @@
 """Find an order of hosts, and of meshes on each, that keeps ranks that talk close to each other in the mesh graph.
 
-Rank r takes the r-th slot in the order of `hosts.txt`, so ranks are placed by writing hosts in another order. A host and
-its meshes are joined by cables and move together: a host's row of the bindings goes where the host goes. Hosts whose
-slots are not all bound keep their place: what is cabled to the rest of them stands in no file.
+Rank r takes the r-th slot in the order of `hosts.txt`, so reordering the hosts places the ranks. A host and its meshes
+are joined by cables and move together: a host's row of the bindings goes where the host goes. Hosts whose slots are not
+all bound keep their place: no file says which meshes are cabled to their other slots.
 
 The cost is Σ weight × hops over the pairs of ranks that talk. A pair without a path between its meshes counts first.
 """
@@ -19,7 +19,7 @@ from ttlaunch.planning.roles import RoleLayout
 from ttlaunch.planning.search import solve
 from ttlaunch.spec.topology.model import Binding, Host, Rank, Slot, Topology
 
-_WORTH_SAYING = 1.5
+_WORTH_A_WARNING = 1.5
 
 
 class Cost(NamedTuple):
@@ -35,7 +35,7 @@ class Cost(NamedTuple):
 
 
 class PairHops(NamedTuple):
-    """Two ranks that talk, and how far apart they are; None without a path."""
+    """Two ranks that talk, and how far apart they are; None if there is no path."""
 
     a: Rank
     b: Rank
@@ -50,9 +50,9 @@ class Proposal:
 
     Attributes:
         hosts: All hosts, in the order for `hosts.txt`.
-        bindings: One per rank: today's rows, in the order of the ranks that they would belong to.
+        bindings: One per rank: the current rows, in the order of the ranks that would get them.
         slots: Where each rank would run.
-        exact: Whether every order has been looked at.
+        exact: Whether every order was considered.
     """
 
     hosts: tuple[Host, ...]
@@ -68,14 +68,14 @@ class Proposal:
         return self.after < self.before
 
     def moved(self, rank: Rank) -> bool:
-        """Return whether a rank would drive another mesh, or run elsewhere, than today."""
+        """Return whether a rank would drive another mesh, or run elsewhere, than now."""
         return self.bindings[rank].rank != rank
 
 
 def propose_placement(topology: Topology, layout: RoleLayout) -> Proposal | Diagnostic:
-    """Propose the best order known; today's where no other is better.
+    """Propose the best order found, or the current one if none is better.
 
-    Cost: a bounded search; under a second or two for 64 ranks, less for few.
+    Cost: a bounded search; at most a second or two for 64 ranks.
     """
     if not topology.meshes or not topology.bindings:
         message = f"configuration `{topology.name}` has no meshes, so there is nothing to place ranks by"
@@ -84,14 +84,14 @@ def propose_placement(topology: Topology, layout: RoleLayout) -> Proposal | Diag
     hops = mesh_hops(topology)
     meshes = [binding.mesh_id for binding in topology.bindings]
     weights = traffic(layout)
-    # More than any placement with a path for every pair can cost.
+    # The distance of a pair without a path: more than any placement with a path for every pair can cost.
     apart = float(len(topology.meshes)) * (1.0 + sum(weights.values()) / min(weights.values(), default=1.0))
     distances = [[float(hops[a].get(b, apart)) for b in meshes] for a in meshes]
     blocks = _blocks(topology)
     last = blocks[-1]
     unfilled = len(last) < topology.slots[last[0]].host.slots
-    question = Assignment(distances, {(int(a), int(b)): w for (a, b), w in weights.items()}, blocks, unfilled)
-    places = solve(question)
+    problem = Assignment(distances, {(int(a), int(b)): w for (a, b), w in weights.items()}, blocks, unfilled)
+    places = solve(problem)
     pairs = tuple(
         PairHops(a, b, weight, hops[meshes[a]].get(meshes[b]), hops[meshes[places[a]]].get(meshes[places[b]]))
         for (a, b), weight in weights.items()
@@ -104,17 +104,17 @@ def propose_placement(topology: Topology, layout: RoleLayout) -> Proposal | Diag
         before=_cost([(pair.weight, pair.before) for pair in pairs]),
         after=_cost([(pair.weight, pair.after) for pair in pairs]),
         pairs=pairs,
-        exact=question.size <= EXACT_UP_TO,
+        exact=problem.size <= EXACT_UP_TO,
     )
 
 
 def check_placement(topology: Topology, layout: RoleLayout, *, recipe: str) -> list[Diagnostic]:
-    """Say so if another order of the hosts would cost much less; a warning, because the run is right either way."""
+    """Warn if another order of the hosts would cost much less; the run is correct with either order."""
     proposal = propose_placement(topology, layout) if topology.bindings else None
     if not isinstance(proposal, Proposal) or not proposal.improves:
         return []
     before, after = proposal.before, proposal.after
-    if before.unreachable <= after.unreachable and before.hops < _WORTH_SAYING * after.hops:
+    if before.unreachable <= after.unreachable and before.hops < _WORTH_A_WARNING * after.hops:
         return []
     moved = next(rank for rank in range(len(proposal.bindings)) if proposal.moved(Rank(rank)))
     message = f"these bindings cost {render_cost(before)}; another order of the hosts costs {render_cost(after)}"

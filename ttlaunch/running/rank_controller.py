@@ -1,4 +1,4 @@
-"""Access to the processes of the ranks where they run: one protocol for this machine and for other hosts."""
+"""Watch and signal the processes of a run's ranks: one protocol for this machine and for other hosts."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,11 +19,11 @@ class ProcessSnapshot:
 
     Attributes:
         stopped: The ranks whose process was stopped by a signal.
-        faults: By rank, how often the process has touched fresh memory, as it does while it loads libraries.
+        page_faults: The page faults of each rank's process so far; they grow while a rank loads libraries.
     """
 
     stopped: frozenset[int]
-    faults: Mapping[int, int]
+    page_faults: Mapping[int, int]
 
 
 class RankController(Protocol):
@@ -31,7 +31,7 @@ class RankController(Protocol):
 
     Attributes:
         recordings: The folder below which the ranks' flight recorders can be read.
-        answers_at_once: Whether `snapshot` costs nothing; else it asks other hosts.
+        answers_at_once: Whether `snapshot` answers immediately; otherwise it has to ask other hosts.
     """
 
     answers_at_once: bool
@@ -42,25 +42,25 @@ class RankController(Protocol):
     def snapshot(self, ranks: Sequence[RankState], *, since: float) -> ProcessSnapshot | None:
         """The state of the ranks' processes; None until every host has answered.
 
-        Call it again with equal `since`, by the monotonic clock, until it answers; a later `since` asks again. The
-        ranks' recordings are then at least as new as the answer.
+        Call it again with the same `since` (monotonic clock) until it answers; a later `since` requests a new snapshot.
+        When it answers, the ranks' recordings are at least as new as the snapshot.
         """
 
     def dump_stacks(self, ranks: Sequence[RankState]) -> None:
-        """Read the stacks of these ranks from outside, if py-spy is there, into the files of the ranks' own stacks."""
+        """Append the stacks of these ranks, read by py-spy if it is installed, to the files of the ranks' own stack dumps."""
 
     def settings(self, names: EngineNames) -> Mapping[str, str]:
-        """Further environment for the engine, in its own names."""
+        """Return further environment variables for the engine, under the engine's own names."""
 
     def losses(self, ranks: Sequence[RankState]) -> Losses:
         """Shims and hosts that have been lost so far.
 
         Raises:
-            OSError: What ranks on other hosts write can no longer be written here; raised once.
+            OSError: The output of ranks on other hosts can no longer be written on this machine; raised only once.
         """
 
     def signal_ranks(self, ranks: Sequence[RankState], number: int, *, marker: Mapping[str, Any] | None = None) -> None:
-        """Send a signal to those of the given ranks that have been started and have not ended, past the engine.
+        """Send a signal to those of the given ranks that are running, directly and not through the engine.
 
         It returns without waiting for the effect. Other hosts write `marker` to `contract.ENDING_FILE` before the
         signal; on this machine the launcher has written it.
@@ -94,7 +94,7 @@ class LocalRankController:
         self._lost: dict[int, float] = {}
 
     def settings(self, names: EngineNames) -> Mapping[str, str]:  # noqa: ARG002 - the same for every engine
-        """Nothing: the engine starts processes on this machine by itself."""
+        """Return nothing: the engine needs no help to start processes on this machine."""
         return {}
 
     def losses(self, ranks: Sequence[RankState]) -> Losses:
@@ -110,7 +110,7 @@ class LocalRankController:
         ranks: Sequence[RankState],
         number: int,
         *,
-        marker: Mapping[str, Any] | None = None,  # noqa: ARG002 - it is here already
+        marker: Mapping[str, Any] | None = None,  # noqa: ARG002 - the launcher has written it
     ) -> None:
         for pid in _living(ranks).values():
             signal_process(pid, number, run_id=self._run_id)
@@ -129,7 +129,7 @@ class LocalRankController:
     def cut(self, host: str) -> None:
         raise ValueError(f"every rank runs on this machine, and no cable leads to {host}")
 
-    def end(self, meanwhile: Callable[[], None]) -> int:  # noqa: ARG002 - nobody else has to be waited for
+    def end(self, meanwhile: Callable[[], None]) -> int:  # noqa: ARG002 - there is no host to wait for
         return len(kill_run_processes(self._run_id, daemons=self._daemons))
 
 

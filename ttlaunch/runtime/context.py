@@ -80,7 +80,7 @@ class RankContext:
 
     @property
     def ledger(self) -> TrafficCounter:
-        """The former name of `traffic`, which trainers of users may still use."""
+        """The former name of `traffic`, for trainers that still use it."""
         return self.traffic
 
     def ranks(self, role: str) -> tuple[Rank, ...]:
@@ -192,7 +192,7 @@ class RankContext:
         `steps` asks by itself. A recipe that counts its steps itself asks once after each, on every rank: then all get
         the same answers, and leave together.
 
-        Cost: no message; where an order has come, a wait until all ranks have heard it.
+        Cost: no message; after a request to stop, a wait until all ranks have received it.
         """
         if not self._counts_steps:
             self.step += 1
@@ -259,14 +259,14 @@ class RankContext:
         return GradientTree(weights_N.numel(), device=weights_N.device)
 
     def report(self, step: int, **values: float) -> None:
-        """Say that a step is done, with what is known of it.
+        """Report that a step is done, with its loss and other numbers.
 
         `loss` is the mean per token of what this rank has seen, `tokens` how many those were; further `grad_norm` and
         the like.
 
         Raises:
             TypeError: A value is not a number.
-            ValueError: The step is not a whole number from 1, or tokens are fewer than none.
+            ValueError: The step is not a whole number from 1, or the number of tokens is negative.
         """
         if isinstance(step, bool) or not isinstance(step, int) or step < 1:
             raise ValueError(f"step {step!r} is not a whole number from 1")
@@ -302,11 +302,11 @@ class RankContext:
         self._records.write(contract.KIND_PARAMETERS, digests=digests(named_parameters))
 
     def result(self, name: str, value: float | str) -> None:
-        """A value for the run's summary."""
+        """Add a value to the run's summary."""
         self._records.write(contract.KIND_RESULT, values={name: value})
 
     def note(self, text: str) -> None:
-        """A line worth showing to the user while the run goes on."""
+        """Show a line to the user while the run continues."""
         self._records.write(contract.KIND_NOTE, text=text)
 
 

@@ -98,7 +98,7 @@ error[T008]: f.yaml is not YAML: `[` is not closed, or a comma is missing after 
  --> f.yaml:2:2
   |
 2 | b: 3
-  |  - not understood any more from here
+  |  - the parser stopped here
 """
     check("a: [1, 2\nb: 3\n", expected)
 
@@ -113,7 +113,7 @@ error[T008]: f.yaml is not YAML: `{` is not closed, or a comma is missing after 
  --> f.yaml:2:2
   |
 2 | c: 2
-  |  - not understood any more from here
+  |  - the parser stopped here
 """
     check("a: {b: 1\nc: 2\n", expected)
 
@@ -142,7 +142,7 @@ error[T008]: f.yaml is not YAML: a tab indents line 2
 
 def test_a_colon_in_a_value_is_marked():
     expected = """\
-error[T008]: f.yaml is not YAML: a key is not possible here
+error[T008]: f.yaml is not YAML: a key is not allowed here
  --> f.yaml:1:5
   |
 1 | a: b: c
@@ -155,7 +155,7 @@ hint: indent keys of one group alike; put a value that holds a colon in quotes
 
 def test_a_key_indented_too_deep_is_marked():
     expected = """\
-error[T008]: f.yaml is not YAML: a key is not possible here
+error[T008]: f.yaml is not YAML: a key is not allowed here
  --> f.yaml:2:4
   |
 2 |   b: 2
@@ -168,7 +168,7 @@ hint: indent keys of one group alike; put a value that holds a colon in quotes
 
 def test_a_key_indented_too_little_points_at_its_group():
     expected = """\
-error[T008]: f.yaml is not YAML: line 3 does not go on with what line 1 began
+error[T008]: f.yaml is not YAML: line 3 does not fit the group that begins in line 1
  --> f.yaml:3:2
   |
 3 |  c: 2
@@ -185,7 +185,7 @@ hint: indent the keys, or the items, of one group alike
 
 def test_a_key_after_a_list_is_marked():
     expected = """\
-error[T008]: f.yaml is not YAML: line 2 does not go on with what line 1 began
+error[T008]: f.yaml is not YAML: line 2 does not fit the group that begins in line 1
  --> f.yaml:2:1
   |
 2 | b: 1
@@ -226,7 +226,7 @@ hint: put the value in quotes
 
 def test_an_undefined_alias_is_marked():
     expected = """\
-error[T008]: f.yaml is not YAML: `*` begins an alias that is defined nowhere
+error[T008]: f.yaml is not YAML: `*` refers to an anchor that is not defined
  --> f.yaml:1:4
   |
 1 | a: *x
@@ -260,7 +260,7 @@ error[T008]: f.yaml is not YAML: `{bracket}` is not closed, or a comma is missin
 
 def test_a_bracket_that_was_never_opened_is_marked():
     expected = """\
-error[T008]: f.yaml is not YAML: `]` stands where a value was expected
+error[T008]: f.yaml is not YAML: found `]` where a value was expected
  --> f.yaml:1:4
   |
 1 | a: ]
@@ -271,7 +271,7 @@ error[T008]: f.yaml is not YAML: `]` stands where a value was expected
 
 def test_a_bracket_in_place_of_a_value_is_marked():
     expected = """\
-error[T008]: f.yaml is not YAML: `]` stands where a value was expected
+error[T008]: f.yaml is not YAML: found `]` where a value was expected
  --> f.yaml:1:8
   |
 1 | a: {b: ]}

@@ -816,7 +816,7 @@ error[T008]: rank_bindings.yaml is not YAML: `[` is not closed, or a comma is mi
  --> rank_bindings.yaml:4:1
   |
 4 | mesh_graph_desc_path: mgd.yaml
-  | - not understood any more from here
+  | - the parser stopped here
 """
     check(files, expected)
 

@@ -11,7 +11,7 @@ OWN_RULES = b".ttlaunchignore"
 
 @dataclass(frozen=True)
 class UselessLine:
-    """A line of a rule file that is no pattern, so that no path can match it.
+    """A line of a rule file that is not a valid pattern, so no path can match it.
 
     Attributes:
         file: The rule file, relative to the root.
@@ -25,11 +25,11 @@ class UselessLine:
 
 
 class IgnoreRules:
-    """All rule files of one name in a tree; each holds for its own folder and what is below it.
+    """All rule files of one name in a tree; each applies to its own folder and everything below it.
 
     Attributes:
         has_exceptions: Whether one of them has a line that begins with `!`.
-        useless: Lines that mean nothing and were skipped, as git skips them.
+        useless: Lines that are not valid patterns; they are skipped, as git does.
     """
 
     def __init__(self, root: bytes, name: bytes) -> None:
@@ -55,7 +55,10 @@ class IgnoreRules:
         self.has_exceptions |= any(line.startswith("!") for line in lines)
 
     def verdict(self, path: bytes, *, is_folder: bool = False) -> bool | None:
-        """True: left out; False: named by an exception; None: no rule is about it. The deepest rule file decides."""
+        """Return whether a path is left out; False if an exception names it, None if no rule matches.
+
+        If several rule files match, the deepest one decides.
+        """
         for folder in _upwards(path):
             spec = self._specs.get(folder)
             if spec is None:
@@ -68,11 +71,11 @@ class IgnoreRules:
 
 
 def _parse(lines: Sequence[str]) -> tuple[object, list[int]]:
-    """The rules of all lines that are patterns, and the numbers of those that are none."""
+    """Return the rules of all valid lines, and the numbers of the other lines."""
     from pathspec import GitIgnoreSpec  # noqa: PLC0415 - 20 ms that a tree without rules of its own does not need
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # what `[[` in a regular expression may mean one day
+        warnings.simplefilter("ignore", FutureWarning)  # about `[[`, whose meaning in regular expressions may change
         try:
             return GitIgnoreSpec.from_lines(lines), []
         except ValueError:

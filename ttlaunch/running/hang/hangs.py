@@ -126,7 +126,7 @@ class HangWatch:
         faults: Mapping[int, int] = {}
         if self._controller.answers_at_once and (loading := _loading(ranks, recordings)):
             snapshot = self._controller.snapshot(loading, since=0.0)
-            faults = snapshot.faults if snapshot else {}
+            faults = snapshot.page_faults if snapshot else {}
         return common, {rank: recording.counters for rank, recording in recordings.items()}, faults
 
     def _suspect(self, ranks: list[RankState], recordings: Mapping[int, Recording], now: float) -> Failure | None:
@@ -168,7 +168,7 @@ class HangWatch:
         if self._controller.answers_at_once or case.snapshot is None:
             return False
         loading = {state.row.rank for state in _loading(ranks, recordings)}
-        faults = {rank: count for rank, count in case.snapshot.faults.items() if rank in loading}
+        faults = {rank: count for rank, count in case.snapshot.page_faults.items() if rank in loading}
         if not faults:
             return False
         # Importing packages leaves no counter, but it touches fresh memory. Compare the counts of page faults of two

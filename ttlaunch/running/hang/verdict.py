@@ -1,6 +1,7 @@
-"""Decide which rank a run hangs on, and why: one that others wait for and that waits for none, or a mismatch in a circle.
+"""Decide which rank a run hangs on, and why.
 
-The functions are pure: they judge one moment, at which no rank had moved for long.
+It is a rank that others wait for and that waits for no other, or one whose operation does not match in a cycle of waiting
+ranks. The functions are pure: they judge one snapshot, taken when no rank had made progress for a while.
 """
 
 from collections.abc import Sequence
@@ -54,18 +55,20 @@ def judge(ranks: Sequence[Seen], *, quiet_s: float, now: float) -> Failure:
 def _verdict(ranks: Sequence[Seen], quiet_s: float) -> Verdict:
     waiting = waiters(ranks)
 
-    def weight(one: Seen) -> tuple[float, ...]:
+    def order(one: Seen) -> tuple[float, ...]:
         return (-len(waiting[one.rank]), *_progress(one))
 
     stopped = [one for one in ranks if one.is_stopped]
     if stopped:
         cause = f"was stopped by a signal, and nobody resumed it within {quiet_s:.0f} s"
-        return Verdict("R013", min(stopped, key=weight), cause)
-    free = min((one for one in ranks if not one.is_done and not peers_of(one, ranks)), key=weight, default=None)
+        return Verdict("R013", min(stopped, key=order), cause)
+    not_waiting = min((one for one in ranks if not one.is_done and not peers_of(one, ranks)), key=order, default=None)
     cycle = find_cycle(ranks)
-    if free is not None and (waiting[free.rank] or not cycle):
+    if not_waiting is not None and (waiting[not_waiting.rank] or not cycle):
         return Verdict(
-            "R014", free, _standing_still(free, ranks, waiters_of_it=len(waiting[free.rank]), quiet_s=quiet_s)
+            "R014",
+            not_waiting,
+            _describe_idle(not_waiting, ranks, waiters_of_it=len(waiting[not_waiting.rank]), quiet_s=quiet_s),
         )
     if cycle:
         return Verdict(*find_mismatch(ranks, cycle))
@@ -74,7 +77,7 @@ def _verdict(ranks: Sequence[Seen], quiet_s: float) -> Verdict:
 
 
 def _progress(one: Seen) -> tuple[float, ...]:
-    """A key that sorts ranks by progress; of equals, the one that has been in its operation for longest comes first."""
+    """Sort key: the least progress first; of equals, the rank that has been in its operation for longest."""
     steps, passes = (one.recording.steps, one.recording.passes) if one.recording else (0, 0)
     return (not one.is_starting, steps, passes, -(one.idle_s or 0.0), one.rank)
 
@@ -87,7 +90,7 @@ def _step(one: Seen) -> int | None:
     return (one.waiting.step if one.waiting else max(last, one.recording.steps + bool(one.recording.steps))) or None
 
 
-def _standing_still(one: Seen, ranks: Sequence[Seen], *, waiters_of_it: int, quiet_s: float) -> str:
+def _describe_idle(one: Seen, ranks: Sequence[Seen], *, waiters_of_it: int, quiet_s: float) -> str:
     still = f"has not moved for {quiet_s:.0f} s"
     frame = frame_to_report(one.stack)
     where = f", in `{frame.function}` at {short_place(frame.place)}" if frame else ""
@@ -120,9 +123,9 @@ def _row(one: Seen, ranks: Sequence[Seen]) -> tuple[str, str, str, str]:
     if one.is_done:
         return one.name, "is done", "", ""
     if one.recording is None:
-        return one.name, "is starting" if one.is_starting else "has no flight recorder", _inner(one), place
+        return one.name, "is starting" if one.is_starting else "has no flight recorder", _python_frame(one), place
     if wait is None:
-        return one.name, "waits for none", _inner(one), place
+        return one.name, "waits for none", _python_frame(one), place
     if wait.is_collective:
         return one.name, _whom(peers_of(one, ranks)), called(wait), place
     bucket = f", bucket {wait.bucket}" if wait.bucket >= 0 else ""
@@ -131,7 +134,7 @@ def _row(one: Seen, ranks: Sequence[Seen]) -> tuple[str, str, str, str]:
     return one.name, _whom(peers_of(one, ranks)), what, place
 
 
-def _inner(one: Seen) -> str:
+def _python_frame(one: Seen) -> str:
     return f"in `{one.stack[0].function}`" if one.stack else "does not answer"
 
 

@@ -73,16 +73,16 @@ def mean_gradient(
 
 
 def in_step(batches: Iterable[MicroBatch], *, passes: int, any_batch: Callable[[], MicroBatch]) -> Iterator[MicroBatch]:
-    """Micro-batches, and after them as many as it takes to `passes` in which no target counts.
+    """Give this rank's micro-batches, then pad them to `passes` with micro-batches in which no target counts.
 
-    Every pass of a sharded model needs all ranks, so one with a shorter block would leave the others waiting for ever.
+    Every pass of a sharded model needs all ranks; without padding, a rank with a shorter block would block the others.
 
     Args:
         batches: This rank's micro-batches.
         passes: The number of passes that every rank makes.
-        any_batch: Gives a micro-batch, whoever's it is, for the shapes of what is added.
+        any_batch: Gives any micro-batch of the step, whose shapes the padding has.
 
-    Cost: a pass over one sequence, or image, for each that is added.
+    Cost: a pass over one sequence, or image, for each micro-batch of padding.
     """
     count = 0
     for batch in batches:

@@ -1,7 +1,7 @@
-"""Say what is wrong with a text that is not YAML in the words of someone who wants to repair it.
+"""Explain YAML syntax errors in terms of the repair.
 
-The parser speaks of tokens and indicators; the usual slips (a tab, a bracket never closed, two documents, a value with
-a colon in it) get a sentence of their own, and everything else keeps the parser's words at the right place.
+PyYAML's messages speak of tokens and indicators. The usual mistakes (a tab, a bracket that is never closed, two documents, a
+value that contains a colon) each have a message of their own; all other errors show PyYAML's message.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ _LONGEST_WORDS = 160
 
 @dataclass(frozen=True)
 class _Stop:
-    """Where the parser gave up, and where the value that it was reading began."""
+    """Where the parser stopped, and where the value that it was reading began."""
 
     here: Span
     began: Span
@@ -63,10 +63,10 @@ def _unclosed_bracket(stop: _Stop) -> _Slip:
     if stop.rest[:1] in {"]", "}"} and began == stop.here:
         return _missing_value(stop)
     if _character_at(began) not in {"[", "{"}:
-        began = _last_open(began.source) or began  # the parser marks the item that it expected instead
-    lost = (Label(stop.here, "not understood any more from here"),) if stop.here not in {stop.began, began} else ()
+        began = _last_open(began.source) or began  # the parser marks the missing item, not the bracket
+    stopped = (Label(stop.here, "the parser stopped here"),) if stop.here not in {stop.began, began} else ()
     what = f"`{_character_at(began)}` is not closed, or a comma is missing after an item"
-    return _Slip(what, Label(began, "opened here"), lost)
+    return _Slip(what, Label(began, "opened here"), stopped)
 
 
 def _character_at(span: Span) -> str:
@@ -74,7 +74,7 @@ def _character_at(span: Span) -> str:
 
 
 def _last_open(source: Source) -> Span | None:
-    """Return the last bracket that is not closed, as far as the text can be told into tokens."""
+    """Return the last bracket that is not closed, as far as the text can be tokenized."""
     opened = []
     with suppress(yaml.YAMLError):
         for token in yaml.scan(source.text):
@@ -86,18 +86,18 @@ def _last_open(source: Source) -> Span | None:
 
 
 def _broken_group(stop: _Stop) -> _Slip:
-    what = f"line {stop.here.line} does not go on with what line {stop.began.line} began"
+    what = f"line {stop.here.line} does not fit the group that begins in line {stop.began.line}"
     began = (Label(stop.began, "the group that begins here"),) if stop.began.line != stop.here.line else ()
     hint = "indent the keys, or the items, of one group alike"
     return _Slip(what, Label(stop.here, "not indented like the rest"), began, hint)
 
 
 def _missing_value(stop: _Stop) -> _Slip:
-    return _Slip(f"`{stop.rest[:1]}` stands where a value was expected", Label(stop.here))
+    return _Slip(f"found `{stop.rest[:1]}` where a value was expected", Label(stop.here))
 
 
 def _slip(what: str, *, label: str = "", hint: str = "", is_at_start: bool = False) -> Callable[[_Stop], _Slip]:
-    """Make the explanation of a slip that is always described alike; `{rest}` in it is the next character."""
+    """Return an explanation with a fixed text, in which `{rest}` stands for the next character."""
 
     def explain(stop: _Stop) -> _Slip:
         place = Label(stop.began if is_at_start else stop.here, label)
@@ -121,21 +121,21 @@ _EXPLANATIONS: tuple[tuple[str, Callable[[_Stop], _Slip]], ...] = (
         "quoted scalar: found unexpected end",
         _slip("a quote is never closed", label="opened here", is_at_start=True),
     ),
-    ("mapping values are not allowed", _slip("a key is not possible here", hint=_INDENT)),
+    ("mapping values are not allowed", _slip("a key is not allowed here", hint=_INDENT)),
     (
         "could not find expected ':'",
         _slip("a key has no colon after it", label="expected `key: value`", is_at_start=True),
     ),
     ("did not find expected key", _broken_group),
     ("expected '-' indicator", _broken_group),
-    ("undefined alias", _slip("`*` begins an alias that is defined nowhere", hint=_QUOTES)),
+    ("undefined alias", _slip("`*` refers to an anchor that is not defined", hint=_QUOTES)),
     (
         "unknown escape",
         _slip("`\\{rest}` means nothing in double quotes", hint="use single quotes, or write `\\\\`"),
     ),
     ("expected node content", _missing_value),
 )
-"""Words of the parser, each with what makes the explanation of the slip behind them; the first that fits counts."""
+"""Phrases of PyYAML's messages, each with the function that explains the mistake; the first match wins."""
 
 
 def _place(mark: yaml.Mark | None, source: Source) -> Span:

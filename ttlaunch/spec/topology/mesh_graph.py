@@ -16,10 +16,10 @@ class MeshGraph:
 
     Attributes:
         meshes: The meshes in the order of the file; ids are unique unless a diagnostic says otherwise.
-        span: The word that begins the list of meshes.
+        span: The position of the word that begins the list of meshes.
         name: The graph's name; version 1 has none.
-        ports: Ethernet ports of a chip per direction (N, E, S, W, and Z if it has them); None in version 2, which says
-            what the runtime asks for rather than what there is.
+        ports: Ethernet ports of a chip per direction (N, E, S, W, and Z if it has them); None in version 2, which
+            lists the channels that the runtime asks for, not the ports of the chip.
     """
 
     arch: str
@@ -45,11 +45,11 @@ class MeshGraph:
 
     @property
     def ids_as_text(self) -> str:
-        """Return the ids in words: `mesh 0`, `meshes 0, 1`, or `meshes 0 to 31`."""
+        """Return the ids as text: `mesh 0`, `meshes 0, 1`, or `meshes 0 to 31`."""
         ids = self.mesh_ids
         if len(ids) == 1:
             return f"mesh {ids[0]}"
         if len(ids) > 2 and ids == list(range(ids[0], ids[-1] + 1)):  # noqa: PLR2004 - "0 to 1" is no shorter
             return f"meshes {ids[0]} to {ids[-1]}"
         shown = ", ".join(str(number) for number in ids[:16])
-        return f"meshes {shown}" + (", …" if len(ids) > 16 else "")  # noqa: PLR2004 - a line of them
+        return f"meshes {shown}" + (", …" if len(ids) > 16 else "")  # noqa: PLR2004 - fits on a line

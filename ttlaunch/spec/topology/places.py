@@ -1,4 +1,4 @@
-"""Where the files of a configuration lie: what messages call them, and where a file that another names is looked for."""
+"""Find the files of a configuration, and choose the names under which messages show them."""
 
 import os
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ SUB_CONTEXT_FILES = "subcontext_id_to_rank_bindings"
 
 _LONGEST_PATH = 200
 _LONGEST_NAME = 300
-_PARENTS_ELSEWHERE = 2
+_PARENTS_OUTSIDE_REPOSITORY = 2
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Place:
     """A folder in which a descriptor is looked for.
 
     Attributes:
-        why: What it is to the user: "beside rank_bindings.yaml".
+        why: The reason for the folder, as shown to the user: "beside rank_bindings.yaml".
     """
 
     folder: Path
@@ -33,12 +33,12 @@ class Place:
 
 @dataclass(frozen=True)
 class NamedFile:
-    """A file that bindings name.
+    """A file that rank bindings refer to.
 
     Attributes:
         key: The key that names the file: `mesh_graph_desc_path`.
-        written: The path.
-        usual: Names that such files often have.
+        written: The path as written in the file.
+        usual: Usual names of such files, for the hint.
     """
 
     key: str
@@ -48,7 +48,7 @@ class NamedFile:
 
 
 def find_file(named: NamedFile, *, bindings: Path, working_folder: Path) -> tuple[Path, str] | Diagnostic:
-    """Return where the file lies, absolute, and in words why there; or that it is nowhere."""
+    """Return the file's absolute path and the reason for it, or the diagnostic that it does not exist."""
     places = descriptor_places(bindings, working_folder=working_folder)
     is_absolute = Path(named.written).is_absolute()
     for place in places[:1] if is_absolute else places:
@@ -69,7 +69,7 @@ def find_file(named: NamedFile, *, bindings: Path, working_folder: Path) -> tupl
 
 
 def absolute(path: Path, *, working_folder: Path) -> Path:
-    """Return the path seen from the working folder, without `..`, symbolic links left as they are."""
+    """Return the absolute path, relative to the working folder, with `..` resolved and symbolic links kept."""
     return Path(os.path.normpath(working_folder / path))
 
 
@@ -81,10 +81,10 @@ def display_name(path: Path, *, working_folder: Path) -> str:
 
 
 def descriptor_places(bindings: Path, *, working_folder: Path) -> list[Place]:
-    """List where the descriptor that a bindings file names is looked for, in this order; the first hit counts.
+    """List where the descriptor that a bindings file names is looked for, in order; the first match wins.
 
     The folder of the file, its parents up to the root of the repository, and the working folder. Outside a repository
-    two parents count, enough for `configurations/NAME/mgd.yaml`. `tt-run` looks only under `$TT_METAL_HOME` and in the
+    only two parents are searched, enough for `configurations/NAME/mgd.yaml`. `tt-run` looks only under `$TT_METAL_HOME` and in the
     working folder.
     """
     folder = bindings.parent
@@ -97,5 +97,7 @@ def descriptor_places(bindings: Path, *, working_folder: Path) -> list[Place]:
 
 def _parents_in_repository(folder: Path) -> list[Path]:
     parents = [folder, *folder.parents]
-    root = next((index for index, parent in enumerate(parents) if os.path.lexists(parent / ".git")), _PARENTS_ELSEWHERE)
+    root = next(
+        (index for index, parent in enumerate(parents) if os.path.lexists(parent / ".git")), _PARENTS_OUTSIDE_REPOSITORY
+    )
     return parents[1 : root + 1]

@@ -47,7 +47,7 @@ class ErrorFeedback:
     """
 
     def __init__(self, codec: _Codec, num_values: int, *, device: torch.device | None = None) -> None:
-        """Owe nothing yet.
+        """Begin with a residual of zero.
 
         Args:
             codec: What sends the sums.

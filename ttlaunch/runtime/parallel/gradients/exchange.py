@@ -72,7 +72,7 @@ class GradientExchange:
         micro_batches: int,
         bucket_megabytes: float | None = None,
     ) -> None:
-        """Look at the parameters; nothing is sent.
+        """Make the parameters views of one flat vector; nothing is sent.
 
         Args:
             parameters: The parameters of the local replica, float32; they become views of one flat vector.

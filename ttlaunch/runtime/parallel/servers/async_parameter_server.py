@@ -42,7 +42,7 @@ class AsyncParameterServer:
     """
 
     def __init__(self, ctx: RankContext, model: Model, tasks: TaskList, *, compression: CompressionConfig) -> None:
-        """Nothing is sent.
+        """Create the server; nothing is sent before `register_workers`.
 
         Args:
             ctx: The server.

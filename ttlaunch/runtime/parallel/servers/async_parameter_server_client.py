@@ -47,7 +47,7 @@ class AsyncParameterServerClient:
     def __init__(
         self, ctx: RankContext, model: Model, *, pull_interval: int, is_ahead: bool, compression: CompressionConfig
     ) -> None:
-        """Nothing is sent."""
+        """Create the client; nothing is sent before `register`."""
         self._ctx, self._model, self._server = ctx, model, ctx.sole("server")
         self._pull_interval, self._is_ahead = pull_interval, is_ahead
         self._compression = compression

@@ -44,7 +44,7 @@ class Patience(NamedTuple):
 
     Attributes:
         policy: `wait` for them, `drop` their gradient of the step, or `fail`.
-        timeout_s: After which one is late, if nothing else has come for as long and the first of the step has.
+        timeout_s: A worker is late if its gradient has not come this long after the step's last gradient that did.
     """
 
     policy: Literal["wait", "drop", "fail"]
@@ -87,7 +87,7 @@ class ParameterServer:
         patience: Patience,
         compression: CompressionConfig,
     ) -> None:
-        """Nothing is sent."""
+        """Create the server; nothing is sent before `send_first_weights`."""
         self._ctx, self._shard, self._patience = ctx, shard, patience
         self._workers, self._servers = ctx.ranks("worker"), ctx.ranks("server")
         self._is_first = ctx.rank == self._servers[0]

@@ -30,7 +30,7 @@ class HasWeights(Protocol):
 
 
 class PolyakAverage:
-    """The average of the weights after every so many steps.
+    """The average of the weights after every `interval` steps.
 
     After k of them, with weights w_1, ..., w_k, it is their mean, or with decay b
     b^(k-1) w_1 + (1 - b) (b^(k-2) w_2 + ... + w_k). How much the newest one counts follows from the step alone, so
@@ -72,7 +72,7 @@ class PolyakAverage:
         self.average_N.lerp_(self._weights_N, newest)
 
     def begin(self) -> None:
-        """Let the weights as they are now stand for the average until one counts."""
+        """Use the current weights as the average until the first update."""
         self.average_N.copy_(self._weights_N)
 
     @contextmanager

@@ -34,7 +34,7 @@ class ParameterShard:
         grads_N: Its gradients, in the same layout; behind them that of a matrix's second use.
         traffic: The traffic counter of the rank that has it.
         loss_scaler: The model's loss scaler.
-        copies: No parameter is somebody else's.
+        copies: Always empty: no parameter belongs to another rank.
         splits: Always empty: a shard has whole parameters.
     """
 

@@ -40,7 +40,7 @@ class AggregatorToOptimizer:
         optimizer: Rank,
         shared: SharedState | None = None,
     ) -> None:
-        """Look at the parameters; nothing is sent. A `shared` state comes with the weights."""
+        """Plan the messages for these parameters; nothing is sent. A `shared` state comes with the weights."""
         self._shared = shared
         self._flat = FlatParameters(parameters)
         self._ctx = ctx
@@ -107,7 +107,7 @@ class OptimizerToAggregator:
         aggregator: Rank,
         shared: SharedState | None = None,
     ) -> None:
-        """Look at the parameters; nothing is sent. A `shared` state goes out with the weights."""
+        """Plan the messages for these parameters; nothing is sent. A `shared` state goes out with the weights."""
         self._shared = shared
         self._flat = FlatParameters(parameters)
         self._ctx = ctx

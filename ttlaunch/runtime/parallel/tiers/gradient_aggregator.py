@@ -55,7 +55,7 @@ class GradientAggregator:
         followers: Iterable[Rank] = (),
         shared: SharedState | None = None,
     ) -> None:
-        """Look at the parameters; nothing is sent.
+        """Plan the messages for these parameters; nothing is sent.
 
         Args:
             parameters: Equal in number, order and shape to those of the workers.
@@ -105,7 +105,7 @@ class GradientAggregator:
         return self.receive_losses()
 
     def agree_on_buckets(self) -> None:
-        """Do the first half of `begin_step`, in which no worker waits for another one.
+        """Agree on the buckets of a step: the first half of `begin_step`, in which no worker waits for another.
 
         Cost: in the first steps one message of 16 bytes to each worker and follower; then none.
         """
@@ -121,7 +121,7 @@ class GradientAggregator:
         self._unsent = len(self.buckets)
 
     def receive_losses(self) -> tuple[float, int]:
-        """Do the second half of `begin_step`: wait until every worker knows its loss.
+        """Wait until every worker has sent its loss: the second half of `begin_step`.
 
         Raises:
             CommunicationError: A worker brings other micro-batches than its block.

@@ -43,7 +43,7 @@ class GradientSender:
     def __init__(
         self, ctx: Communicator, flat: FlatParameters, *, dest: Rank, block: range, members: Mapping[Rank, range]
     ) -> None:
-        """Look at the parameters; nothing is sent.
+        """Plan the messages; nothing is sent.
 
         Args:
             ctx: This rank.

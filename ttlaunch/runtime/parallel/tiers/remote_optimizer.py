@@ -53,7 +53,7 @@ class RemoteOptimizer:
         members: Mapping[Rank, range] | None = None,
         shared: SharedState | None = None,
     ) -> None:
-        """Look at the parameters; nothing is sent.
+        """Make the parameters views of one flat vector; nothing is sent.
 
         Args:
             parameters: The parameters of the local replica, float32; they become views of one flat vector.

@@ -65,7 +65,7 @@ class ScatteredGradients:
         among: Sequence[Rank],
         micro_batches: int,
     ) -> None:
-        """Look at the parameters; nothing is sent.
+        """Plan the messages for these parameters; nothing is sent.
 
         Args:
             parameters: The parameters of the whole model.
