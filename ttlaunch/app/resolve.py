@@ -124,7 +124,7 @@ def _load_topology_into(result: ResolvedSpec, request: RunSpec, working_folder: 
     if loaded.topology and request.without:
         from ttlaunch.spec.topology.smaller import leave_out
 
-        result.topology = leave_out(loaded.topology, request.without, most=request.ranks)
+        result.topology = leave_out(loaded.topology, request.without, max_ranks=request.ranks)
     result.diagnostics += loaded.diagnostics
     result.files = [short_name(path, working_folder) for path in loaded.files]
     result.descriptor_found = loaded.descriptor_found

@@ -54,7 +54,7 @@ def _is_allowed(world: World, choice: RecipeChoice, topology: Topology) -> bool:
     loaded = override_config(choice.recipe, choice.loaded, world.overrides)
     if loaded.config is None:
         return False
-    on = leave_out(topology, (), most=world.ranks) if topology.bindings else topology
+    on = leave_out(topology, (), max_ranks=world.ranks) if topology.bindings else topology
     layout, found = check_recipe(replace(choice, loaded=loaded), on, ranks=world.ranks)
     return isinstance(layout, RoleLayout) and not has_errors(found)
 

@@ -54,7 +54,7 @@ def test_ranks_keep_their_host_and_mesh_and_move_up(load, gone, expected):
 
 
 def test_no_more_ranks_stay_bound_than_are_wanted(load):
-    assert [(0, "a", 2, None)] == bound(leave_out(load(THREE).topology, ["c"], most=1))
+    assert [(0, "a", 2, None)] == bound(leave_out(load(THREE).topology, ["c"], max_ranks=1))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rules for a mesh graph of either version: no mesh left alone, rings that are rings, no more channels than ports."""
+"""Rules for a mesh graph of either version: every mesh is connected, a ring is more than a line, links fit the ports."""
 
 from collections.abc import Iterator, Mapping
 
@@ -11,7 +11,7 @@ from ttlaunch.spec.topology.mesh_graph import MeshGraph
 from ttlaunch.spec.topology.model import Link, Mesh, Switch
 
 _SMALLEST_RING = 3
-_MOST_SUMMED = 8  # as many as fit a line
+_MOST_SUMMED = 8  # more would not fit on a line
 
 
 def check_graph(graph: MeshGraph) -> list[Diagnostic]:
@@ -33,7 +33,7 @@ def free_ports(mesh: Mesh, ports: dict[str, int], device: int) -> int:
 
 
 def missing_z_ports(graph: MeshGraph) -> int:
-    """Return how many Z ports a chip would need so that all links have a port."""
+    """Return how many Z ports each chip lacks: with so many more, every link would have a port."""
     ports = dict(graph.ports or {})
     ends: dict[int, list[tuple[Link, int]]] = {}
     for link in graph.links:
@@ -53,7 +53,7 @@ def missing_z_ports(graph: MeshGraph) -> int:
 
 
 def check_mesh_gap(spans: Mapping[int, Span]) -> Iterator[Diagnostic]:
-    """Warn where the ids of meshes, given with their places, leave a number out."""
+    """Warn of a gap in the ids of meshes; `spans` has the place of each id."""
     gap = first_gap(spans)
     if gap:
         missing, above = gap
@@ -62,7 +62,7 @@ def check_mesh_gap(spans: Mapping[int, Span]) -> Iterator[Diagnostic]:
 
 
 def _check_ids(graph: MeshGraph) -> Iterator[Diagnostic]:
-    """Warn of a gap in the ids of version 2; version 1 has its own check, which knows all rows."""
+    """Warn of a gap in the ids of a graph of version 2; `mgd_yaml` checks those of version 1."""
     if graph.ports is None and len(graph.mesh_ids) > 1:
         yield from check_mesh_gap({mesh.id: mesh.span for mesh in reversed(graph.meshes)})
 
@@ -81,18 +81,18 @@ def _check_rings(graph: MeshGraph) -> Iterator[Diagnostic]:
 
 
 def _check_ports(graph: MeshGraph) -> Iterator[Diagnostic]:
-    """Links have ports at the edge of a mesh. Only version 1 says how many a chip has."""
+    """Check that links fit the ports at the edge of each mesh. Only version 1 gives the number of ports per chip."""
     if graph.ports is None:
         return
     ports = dict(graph.ports)
     used: dict[tuple[int, int], tuple[int, Link]] = {}
-    edges = {mesh.id: _edge_ports(mesh, ports) for mesh in graph.meshes}
+    edge_ports = {mesh.id: _edge_ports(mesh, ports) for mesh in graph.meshes}
     channels: dict[int, list[Link]] = {}
     for link in graph.links:
-        for end, ids in ((0, link.a), (1, link.b)):
-            channels.setdefault(ids, []).append(link)
+        for end, linked_id in ((0, link.a), (1, link.b)):
+            channels.setdefault(linked_id, []).append(link)
             for joined in link.devices:
-                key = (int(ids), joined[end])
+                key = (int(linked_id), joined[end])
                 used[key] = (used.get(key, (0, link))[0] + joined[2], link)
     full = set()
     for (mesh_id, device), (count, link) in used.items():
@@ -104,8 +104,8 @@ def _check_ports(graph: MeshGraph) -> Iterator[Diagnostic]:
             yield mistake_at(codes.TOO_MANY_CHANNELS, message, link.span, other=(mesh.span, _shape(mesh)))
     for mesh_id, links in channels.items():
         count, mesh = sum(link.channels for link in links), graph.mesh(mesh_id)
-        if mesh and count > edges[mesh.id] and mesh_id not in full:
-            message = f"mesh {mesh_id} has {count} channels to other meshes but {edges[mesh.id]} ports at its edge"
+        if mesh and count > edge_ports[mesh.id] and mesh_id not in full:
+            message = f"mesh {mesh_id} has {count} channels to other meshes but {edge_ports[mesh.id]} ports at its edge"
             sums = f"{' + '.join(str(link.channels) for link in links[:_MOST_SUMMED])} = {count} channels"
             label = sums if 1 < len(links) <= _MOST_SUMMED else ""
             other = (mesh.span, _shape(mesh))
@@ -127,7 +127,7 @@ def _shape(mesh: Mesh | Switch) -> str:
 
 
 def _check_connected(graph: MeshGraph) -> Iterator[Diagnostic]:
-    """Warn of a mesh that no link reaches beside linked ones; meshes without any link may be meant."""
+    """Warn of meshes that are not connected to the first one. A graph without any link may be intended."""
     if not graph.links and not graph.switch_links:
         return
     parent: dict[tuple[bool, int], tuple[bool, int]] = {(False, mesh.id): (False, mesh.id) for mesh in graph.meshes}

@@ -1,8 +1,8 @@
-"""Leave lost hosts out of the description of a cluster.
+"""Remove lost hosts from the description of a cluster.
 
-A host and the meshes that its ranks drive are joined by cables, so both go together: the rows of the bindings whose
-host is gone go too, and the others keep their mesh and move up. A host that had no bound rank gets none: which mesh is
-cabled to it stands in no file.
+A host is cabled to the meshes that its ranks drive, so the bindings of its ranks are removed with it. The remaining
+ranks keep their meshes and are renumbered from 0. A host that had no bound rank does not get one, because no file says
+which mesh is cabled to it.
 """
 
 from collections.abc import Collection
@@ -12,20 +12,20 @@ from ttlaunch.diagnostics.suggest import listed
 from ttlaunch.spec.topology.model import Binding, Rank, Topology
 
 
-def leave_out(topology: Topology, hosts: Collection[str], *, most: int | None = None) -> Topology:
-    """Return the cluster without some hosts.
+def leave_out(topology: Topology, hosts: Collection[str], *, max_ranks: int | None = None) -> Topology:
+    """Return the cluster without the given hosts.
 
     Args:
         topology: The whole cluster.
-        hosts: Names of those that are gone.
-        most: How many bound ranks stay at the most; None: all that have their host.
+        hosts: Names of the lost hosts.
+        max_ranks: Keep at most so many bound ranks; None: all whose host remains.
     """
     kept = tuple(host for host in topology.hosts if host.name not in hosts)
-    return replace(topology, hosts=kept, bindings=_kept_bindings(topology, hosts)[:most])
+    return replace(topology, hosts=kept, bindings=_kept_bindings(topology, hosts)[:max_ranks])
 
 
 def why_not_without(topology: Topology, hosts: Collection[str]) -> str | None:
-    """Return why the bindings allow no run without these hosts, as a sentence; None if they allow one."""
+    """Return the reason why the bindings allow no run without these hosts; None if they allow one."""
     gone = [binding for binding in topology.bindings if topology.slots[binding.rank].host.name in hosts]
     if not gone:
         return None
@@ -33,7 +33,7 @@ def why_not_without(topology: Topology, hosts: Collection[str]) -> str | None:
         return f"all {len(gone)} bound ranks ran there" if len(gone) > 1 else "the only bound rank ran there"
     first = gone[0]
     if any(binding.subcontext_id is not None for binding in topology.bindings):
-        return f"rank {first.rank} is of sub-context {first.subcontext_id}, and the bindings fix the size of each"
+        return f"rank {first.rank} belongs to sub-context {first.subcontext_id}, and the bindings fix the number of ranks in each sub-context"
     shared = sorted({binding.mesh_id for binding in gone if topology.mesh(binding.mesh_id).hosts > 1})
     left = [mesh for mesh in shared if any(row.mesh_id == mesh for row in topology.bindings if row not in gone)]
     if left:
