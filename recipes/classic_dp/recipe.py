@@ -1,4 +1,4 @@
-"""What the recipe of bounded staleness is: its configuration, its roles, who talks to whom. No torch here: the launcher reads it."""
+"""Declares data parallelism with bounded staleness: configuration, roles, who talks to whom. No torch: the launcher imports it."""
 
 from typing import Annotated
 
@@ -23,11 +23,12 @@ class ClassicDpConfig(Section):
     """How far workers may drift apart, and how much less a stale gradient counts."""
 
     staleness_bound: Annotated[int, Field(ge=0, le=100)] = Field(
-        2, description="steps by which the fastest worker may lead the slowest; 0: none, with the bits of one process"
+        2,
+        description="steps by which the fastest worker may lead the slowest; 0: none, which gives the bits of one process",
     )
     staleness_damping: Annotated[float, Field(ge=0, le=10)] = Field(
         1.0,
-        description="weight of a gradient s updates old in the mean: 1 / (1 + this times s); 0: that of a fresh one",
+        description="in the mean, a gradient that is s updates old has weight 1 / (1 + this times s); 0: always 1",
     )
 
 

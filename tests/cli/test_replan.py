@@ -119,4 +119,4 @@ def test_nobody_waits_where_no_lease_runs():
 def test_it_is_said_what_is_waited_for():
     said = []
     wait_for_lease(Restart(None, ("b", "c"), time.time() + 9e9, 0.01), say=said.append)
-    assert ["waiting 0 s until b and c have surely ended their ranks; Ctrl-C starts nothing more"] == said
+    assert ["waiting 0 s until b and c have ended their ranks for certain; Ctrl-C cancels the restart"] == said

@@ -1,7 +1,7 @@
-"""Joins the launcher's connection to the agent of a run: copies bytes between our standard streams and its socket.
+"""Connects the launcher to the agent of a run: copies bytes between our standard streams and its socket.
 
-It understands nothing of what it carries and keeps nothing, so it may be killed with its connection at any time; the
-launcher makes another. Python 3.9 and the standard library only.
+It neither reads nor stores what it copies, so it may be killed with its connection at any time; the launcher then
+starts another one. Python 3.9 and the standard library only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TYPE_CHECKING = False  # what typing.TYPE_CHECKING is, without the time to impor
 if TYPE_CHECKING:
     from typing import Any
 
-_PART = 64 * 1024
+_CHUNK = 64 * 1024
 
 
 def main(arguments: dict[str, Any]) -> int:
@@ -34,17 +34,17 @@ def main(arguments: dict[str, Any]) -> int:
         reason = read_farewell(arguments["folder"]) or f"its agent is gone: {error.strerror or error}".lower()
         _write(1, contract.pack_frame({"kind": "gone", "reason": reason}))
         return 1
-    threading.Thread(target=_carry_in, args=(connection,), daemon=True).start()
+    threading.Thread(target=_copy_stdin, args=(connection,), daemon=True).start()
     with contextlib.suppress(OSError):
-        while part := connection.recv(_PART):
-            _write(1, part)
+        while chunk := connection.recv(_CHUNK):
+            _write(1, chunk)
     os._exit(0)  # the other thread waits for input, which may never come, and would keep the process alive
 
 
-def _carry_in(connection: socket.socket) -> None:
+def _copy_stdin(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        while part := os.read(0, _PART):
-            connection.sendall(part)
+        while chunk := os.read(0, _CHUNK):
+            connection.sendall(chunk)
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 

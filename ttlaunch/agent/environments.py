@@ -1,9 +1,9 @@
-"""The environments for ranks on a host and the wheels they are made of: what is valid, current or unfinished.
+"""On a host, the Python environments for ranks and the wheels that they are made from.
 
     <remote folder>/envs/<lock>-<n>/              an environment; valid only once it has its record
     <remote folder>/env                           a link to the one that new runs use, swapped by one rename
     <remote folder>/wheels/<sha256>/<file>.whl    received and verified
-    <remote folder>/wheels/<sha256>.part          received in part; the next call goes on from there
+    <remote folder>/wheels/<sha256>.part          partly received; the next call continues it
 
 Python 3.9 and the standard library only.
 """
@@ -38,12 +38,12 @@ _NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph
 
 
 def find_ready(wanted: Record, folder: str, listener: Listener) -> tuple[str | None, str]:
-    """Find a whole environment of this lock, `env` first; returns it, or None and why there is none."""
+    """Find a valid environment for the wanted lock file, `env` first; return its path, or None and the reason."""
     current = os.path.realpath(os.path.join(folder, "env"))
     others = [os.path.join(folder, "envs", name) for name in sorted(entries(os.path.join(folder, "envs")))]
     why = "no environment has been made"
     if os.path.isdir(current):
-        why = "its environment was made of other packages, or with another Python"
+        why = "its environment was made from other packages, or with another Python"
     for path in dict.fromkeys([current, *others]):
         if os.path.basename(path).rpartition("-")[0] != wanted["lock"] or read_record(path) is None:
             continue
@@ -55,9 +55,9 @@ def find_ready(wanted: Record, folder: str, listener: Listener) -> tuple[str | N
 
 
 def check(wanted: Record, environment: str, listener: Listener, *, thorough: bool) -> tuple[list[str], str | None]:
-    """Let an environment's own interpreter check it; returns the problems and the MPI that it has.
+    """Check an environment with its own interpreter; return the problems and the MPI that it has.
 
-    Thorough means to import the packages and to run the engine, which also compiles what ranks import first.
+    With `thorough`, it also imports the packages, which compiles them for the ranks, and runs the engine.
     """
     request: Record = {"packages": {wheel["name"]: wheel["version"] for wheel in wanted["installed"]}}
     if thorough:
@@ -77,13 +77,13 @@ def check(wanted: Record, environment: str, listener: Listener, *, thorough: boo
 
 
 def make_current(environment: str, folder: str) -> None:
-    """Let `env` point to an environment, by one rename; does nothing where it does already."""
+    """Let `env` point to an environment, by one rename; does nothing if it already does."""
     link = os.path.join(folder, "env")
     target = os.path.join("envs", os.path.basename(environment))
     if os.path.islink(link) and os.readlink(link) == target:
         return
     if os.path.lexists(link) and not os.path.islink(link):
-        raise FailedError("folder", words=f"`{link}` is in the way: it is no link that ttlaunch made")
+        raise FailedError("folder", words=f"`{link}` is in the way: it is not a link that ttlaunch made")
     fresh = f"{link}.{os.getpid()}"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(fresh)
@@ -112,7 +112,7 @@ def read_record(environment: str) -> Record | None:
 
 
 def remove_unfinished(folder: str) -> None:
-    """Remove what killed calls left. The caller holds the folder's lock, so that nothing here is being built."""
+    """Remove what interrupted calls left. The caller holds the folder's lock, so nothing is being built here."""
     for name in entries(os.path.join(folder, "envs")):
         path = os.path.join(folder, "envs", name)
         if name != LOCK and read_record(path) is None:
@@ -125,7 +125,7 @@ def remove_unfinished(folder: str) -> None:
 def prune(folder: str) -> None:
     """Remove environments that are neither current nor in use, and wheels that no environment needs.
 
-    On a network file system other hosts may use one, which cannot be seen from here, so there nothing is removed.
+    On a network file system, nothing is removed: another host may use an environment, and this host cannot see that.
     """
     envs = os.path.join(folder, "envs")
     if _is_on_network(folder):
@@ -140,7 +140,9 @@ def prune(folder: str) -> None:
         if path == current or is_in_use(path):
             wheels.update(record["wheels"])
             continue
-        os.unlink(os.path.join(path, RECORD))  # from now on it is unfinished, should we not get to its end
+        os.unlink(
+            os.path.join(path, RECORD)
+        )  # from here on it counts as unfinished, even if its removal is interrupted
         shutil.rmtree(path, ignore_errors=True)
     for name in entries(os.path.join(folder, "wheels")):
         if name.partition(".")[0] not in wheels:
@@ -183,7 +185,7 @@ def check_room(wheels: list[Record], folder: str, *, unpacked: int, files: int) 
     """Raise `FailedError` if the file system has no room for the environment.
 
     Args:
-        wheels: All of the lock; those that are here already cost nothing more.
+        wheels: All that the lock file names; those already on this host need no more room.
         folder: The remote folder.
         unpacked: Bytes of the installed environment.
         files: How many files it has.
@@ -225,7 +227,7 @@ def receive_wheels(wheels: list[Record], folder: str, next_frame: Callable[[], t
             while view:
                 view = view[file.write(view) :]
         if header["last"]:
-            _keep(wheel, folder)
+            _verify(wheel, folder)
 
 
 def _part(wheel: Record, folder: str) -> str:
@@ -245,8 +247,8 @@ def _received(wheel: Record, folder: str) -> int:
     return 0
 
 
-def _keep(wheel: Record, folder: str) -> None:
-    """Rename a wheel that is complete to its final name if its SHA-256 is right; else remove it."""
+def _verify(wheel: Record, folder: str) -> None:
+    """Rename a complete wheel to its final name if its SHA-256 is right; otherwise remove it."""
     digest = hashlib.sha256()
     part, whole = _part(wheel, folder), wheel_place(wheel, folder)
     with open(part, "rb") as file:
@@ -254,6 +256,6 @@ def _keep(wheel: Record, folder: str) -> None:
             digest.update(chunk)
     if digest.hexdigest() != wheel["sha256"]:
         os.unlink(part)
-        raise FailedError("install", lines=[f"{wheel['file']} arrived damaged; what came of it has been removed"])
+        raise FailedError("install", lines=[f"{wheel['file']} arrived damaged and has been removed"])
     os.makedirs(os.path.dirname(whole), exist_ok=True)
     os.replace(part, whole)

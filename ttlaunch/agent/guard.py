@@ -1,10 +1,10 @@
-"""Waits beside a run on the launching machine for its supervisor to be killed, and then leaves nothing of the run there.
+"""Waits on the launching machine while a run lasts, and cleans up after the run if its supervisor is killed.
 
     python -I -S guard.py    with a line of JSON on standard input: `run_id`, `scratch`, `daemons`
 
-Standard input is a pipe that only the supervisor holds. A byte through it is goodbye; its end without one means that the
-supervisor is gone and can clean up nothing. The kernel tells the engine to end at that moment too; it gets 2 s to end its ranks;
-then everything that carries the run's id is killed, and the run's folder in shared memory is removed. Python 3.9 and the
+Standard input is a pipe that only the supervisor holds. A byte means that the supervisor needs no guard any more; the
+pipe's end without a byte means that it was killed and could not clean up. The kernel signals the engine at the same moment; it
+gets 2 s to end its ranks. Then everything that carries the run's id is killed, and the run's folder in shared memory is removed. Python 3.9 and the
 standard library only.
 """
 
@@ -22,7 +22,7 @@ from ttlaunch.agent.run_processes import kill_run_processes  # noqa: E402 - the 
 
 sys.path.remove(_PACKAGE_PARENT)
 
-_MOMENT_S = 2.0
+_GRACE_S = 2.0
 
 
 def main() -> None:
@@ -32,11 +32,11 @@ def main() -> None:
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):  # the supervisor was killed before it had started anything
         return
-    order = json.loads(line)
+    request = json.loads(line)
     if sys.stdin.buffer.read(1):
         return
-    kill_run_processes(order["run_id"], moment_s=_MOMENT_S, daemons=order["daemons"])
-    shutil.rmtree(order["scratch"], ignore_errors=True)
+    kill_run_processes(request["run_id"], grace_s=_GRACE_S, daemons=request["daemons"])
+    shutil.rmtree(request["scratch"], ignore_errors=True)
 
 
 if __name__ == "__main__":

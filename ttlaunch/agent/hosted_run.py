@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 PIECE = 128 * 1024
-_MOMENT_S = 0.5  # ranks that the engine has just told to end get so long before they are killed
+_GRACE_S = 0.5  # for ranks that the engine has just asked to end, before they are killed
 _STACKS_S = 0.3
 _COLLECTED = (contract.LOGS_DIR, contract.RECORDS_DIR, contract.STACKS_DIR)
 
@@ -111,7 +111,7 @@ class HostedRun:
 
     def sweep(self) -> int:
         """Kill what still carries the run's id; returns how many processes that were."""
-        return len(kill_run_processes(self._id, moment_s=_MOMENT_S, daemons=self._daemons))
+        return len(kill_run_processes(self._id, grace_s=_GRACE_S, daemons=self._daemons))
 
     def fence(self, reason: str) -> None:
         """Kill every process of the run at once, after it has written its stacks; what it wrote is kept here.
@@ -120,7 +120,7 @@ class HostedRun:
         """
         self.signal_ranks(list(self._ranks), signal.SIGUSR2)
         time.sleep(_STACKS_S if self._ranks else 0.0)
-        kill_run_processes(self._id, moment_s=0.0, daemons=self._daemons)
+        kill_run_processes(self._id, grace_s=0.0, daemons=self._daemons)
         with contextlib.suppress(OSError):
             for path in glob.glob(os.path.join(self._scratch, contract.FLIGHT_RECORDER_DIR, "rank-*.box")):
                 os.makedirs(os.path.join(self._folder, contract.FLIGHT_RECORDER_DIR), exist_ok=True)

@@ -62,17 +62,17 @@ def signal_process(pid: int, number: int, *, run_id: str) -> bool:
     return True
 
 
-def kill_run_processes(run_id: str, *, moment_s: float = 0.5, daemons: Collection[str] = ()) -> list[int]:
+def kill_run_processes(run_id: str, *, grace_s: float = 0.5, daemons: Collection[str] = ()) -> list[int]:
     """Kill every process that carries the run's id, wait for their ends, and return their ids.
 
     A process that is stuck in the kernel outlives its kill: it is waited for 2 s at most.
 
     Args:
         run_id: The id that the processes carry in their environment.
-        moment_s: How long to wait first for those that were just asked to end.
+        grace_s: How long to wait first for processes that have just been asked to end.
         daemons: Names of the engine's processes, which are killed after the ranks.
     """
-    deadline = time.monotonic() + moment_s
+    deadline = time.monotonic() + grace_s
     while run_processes(run_id) and time.monotonic() < deadline:
         time.sleep(_LOOK_AGAIN_S)
     killed: list[int] = []

@@ -9,7 +9,7 @@ from ttlaunch.running.runs.facts import read_daemons, read_facts
 from ttlaunch.running.runs.run_folder import supervisor_file
 
 _LONGEST = 300
-_MOMENT_S = 3.0
+_GRACE_S = 3.0
 """What the engine may take to end the ranks here once its supervisor is gone."""
 
 
@@ -20,7 +20,7 @@ def cut_off(folder: Path, status: int | None) -> Diagnostic:
         folder: The run's.
         status: The supervisor's: minus the signal that killed it; None if it is not our child.
     """
-    killed = len(kill_run_processes(folder.name, moment_s=_MOMENT_S, daemons=read_daemons(folder)))
+    killed = len(kill_run_processes(folder.name, grace_s=_GRACE_S, daemons=read_daemons(folder)))
     notes = ["its ranks have ended with it"]
     how = f"was killed by {signal.Signals(-status).name}" if status is not None and status < 0 else "is gone"
     if status is not None and status > 0:

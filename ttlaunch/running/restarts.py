@@ -54,7 +54,7 @@ class Restart:
     Attributes:
         resume: The run from whose newest checkpoint it goes on; None: from where the first attempt began.
         without: Hosts that were lost just now and are not to be used this time.
-        not_before: When these have surely ended their ranks, seconds since the epoch; 0 if there are none.
+        not_before: When these have ended their ranks for certain, seconds since the epoch; 0 if there are none.
         most_s: The longest time to wait for that, in case the clock is set back meanwhile.
     """
 
@@ -117,7 +117,7 @@ def wait_for_lease(decision: Restart, *, say: Callable[[str], None]) -> None:
         return
     hosts = listed(decision.without, last="and", quote="")
     has, its = ("has", "its") if len(decision.without) == 1 else ("have", "their")
-    say(f"waiting {left_s:.0f} s until {hosts} {has} surely ended {its} ranks; Ctrl-C starts nothing more")
+    say(f"waiting {left_s:.0f} s until {hosts} {has} ended {its} ranks for certain; Ctrl-C cancels the restart")
     threading.Event().wait(left_s)
 
 

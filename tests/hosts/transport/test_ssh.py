@@ -147,7 +147,7 @@ def test_a_host_that_runs_no_command_says_so(start_sshd, reach):
     with pytest.raises(HostError) as caught:
         transport.start("true", timeout_s=10)
     assert caught.value.trouble is Trouble.LOGIN
-    assert caught.value.evidence == "accepts the login and opens no channel for a command"
+    assert caught.value.evidence == "accepts the login but opens no channel for a command"
 
 
 def test_a_burst_of_connections_gets_through_a_host_that_drops_bursts(start_sshd, user, named):

@@ -1,7 +1,8 @@
 """A host over SSH: one connection, many commands on it at the same time, and a deadline on everything.
 
 Built on paramiko, some of whose calls block for as long as a host likes; those calls run in daemon threads, and the
-caller waits no longer than its deadline. What is trusted and who logs in is decided as ssh does it, see `ssh_config`, `known_hosts` and `login`.
+caller waits no longer than its deadline. Host keys and logins follow the rules of ssh:
+see `ssh_config`, `known_hosts` and `login`.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from ttlaunch.hosts.transport.transport import CONNECT_S, NOT_STARTED, reporting
 
 
 class SshTransport:
-    """Connects when asked to. Where sshd allows few commands on a connection, further ones are opened as needed.
+    """A host reached over SSH. Opens another connection when sshd accepts no more commands on the open ones.
 
     Args:
         address: What hostfile and cluster.yaml give; the rest comes from the user's ssh configuration.
@@ -37,8 +38,8 @@ class SshTransport:
         self._keys = keys or KeyRing()
         self._folders = folders or SshFolders()
         self._connections: list[Connection] = []
-        self._growing = threading.Lock()
-        self._closings = 0
+        self._connect_lock = threading.Lock()
+        self._times_closed = 0
 
     @property
     def addresses(self) -> tuple[str, str] | None:
@@ -46,12 +47,12 @@ class SshTransport:
 
     def connect(self, *, timeout_s: float = CONNECT_S) -> None:
         end = time.monotonic() + timeout_s
-        with self._only_one(timeout_s):
+        with self._connect_alone(timeout_s):
             if self._connections and self._connections[0].alive:
                 return
             self._forget()
-            closings = self._closings
-            self._keep(self._open(end), closings)
+            times_closed = self._times_closed
+            self._keep(self._open(end), times_closed)
 
     def start(self, command: str, *, timeout_s: float = CONNECT_S) -> SshProcess:
         end = time.monotonic() + timeout_s
@@ -65,20 +66,20 @@ class SshTransport:
         return SshProcess(self.host, channel, mark=mark, why_lost=connection.why_lost)
 
     def close(self) -> None:
-        self._closings += 1
+        self._times_closed += 1
         self._forget()
 
     def _open(self, end: float) -> Connection:
         return open_connection(self._address, keys=self._keys, folders=self._folders, timeout_s=time_left(end))
 
-    def _keep(self, connection: Connection, closings: int) -> None:
+    def _keep(self, connection: Connection, times_closed: int) -> None:
         """Use a new connection from now on, unless `close` has been called since it was begun.
 
-        It is added before `closings` is compared: a `close` in another thread either finds it in the list, or has
+        It is added before `times_closed` is compared: a `close` in another thread either finds it in the list, or has
         raised the number that is compared here. Either way it gets closed.
         """
         self._connections = [*self._connections, connection]
-        if closings != self._closings:
+        if times_closed != self._times_closed:
             self._forget()
             raise HostError(self.host, Trouble.LOST, "the connection has been closed")
 
@@ -95,11 +96,11 @@ class SshTransport:
             if not connection.alive:
                 raise HostError(self.host, Trouble.LOST, connection.why_lost()) from error
             channel.close()
-            raise HostError(self.host, Trouble.LOGIN, "accepts the login and runs no command") from error
+            raise HostError(self.host, Trouble.LOGIN, "accepts the login but runs no command") from error
         return connection, channel
 
     def _channel(self, end: float) -> tuple[Connection, paramiko.Channel]:
-        """A channel on a connection that has room for it."""
+        """Open a channel on a connection that has room for one."""
         main = next(iter(self._connections), None)
         if main is None:
             raise HostError(self.host, Trouble.LOST, "the connection has been closed")
@@ -118,13 +119,13 @@ class SshTransport:
                 raise TimeoutError  # the host does not answer; another connection would not help
             # Every connection is full. Several threads may be here at once: the first one opens another connection, and
             # the others, which waited for it, look whether that one has room before they open one more.
-            with self._only_one(time_left(end)):
+            with self._connect_alone(time_left(end)):
                 if all(connection in tried for connection in self._connections):
                     return self._another(end)
 
     def _another(self, end: float) -> tuple[Connection, paramiko.Channel]:
-        """A channel on a new connection, which only this thread knows until it has it."""
-        closings = self._closings
+        """Open a channel on a new connection, which other threads see only once the channel is open."""
+        times_closed = self._times_closed
         connection = self._open(end)
         channel = connection.open_channel(timeout_s=time_left(end))
         if channel is None:
@@ -133,21 +134,21 @@ class SshTransport:
             raise lost or HostError(
                 self.host,
                 Trouble.LOGIN,
-                "accepts the login and opens no channel for a command",
+                "accepts the login but opens no channel for a command",
                 hints=("`MaxSessions` of its sshd must be 1 or more",),
             )
-        self._keep(connection, closings)
+        self._keep(connection, times_closed)
         return connection, channel
 
     @contextlib.contextmanager
-    def _only_one(self, timeout_s: float) -> Iterator[None]:
-        """One thread connects; the others wait for it, not longer than they may."""
-        if not self._growing.acquire(timeout=timeout_s):
+    def _connect_alone(self, timeout_s: float) -> Iterator[None]:
+        """Let one thread at a time connect; the others wait for it, for at most `timeout_s`."""
+        if not self._connect_lock.acquire(timeout=timeout_s):
             raise HostError(self.host, Trouble.TIMED_OUT, f"no connection within {render_seconds(timeout_s)}")
         try:
             yield
         finally:
-            self._growing.release()
+            self._connect_lock.release()
 
 
 def _drop(started: tuple[Connection, paramiko.Channel]) -> None:

@@ -1,4 +1,4 @@
-"""Classify an ending: by itself, from outside, or because another rank had gone; when it happened does not matter here.
+"""Classify why a rank ended: by its own fault, from outside, or because another rank was gone. Time plays no part here.
 
 An exception is classified by its type and message; an ending without one by its status, its signal, the kernel's count
 of kills, and the last lines of the rank's log.
@@ -19,25 +19,25 @@ class Cause(StrEnum):
 
     RAISED = "raised"  # an exception of its own
     IMPORT_ERROR = "import_error"
-    CHECKPOINT = "checkpoint"  # it could not read or keep one
+    CHECKPOINT = "checkpoint"  # it could not be read or written
     EXITED = "exited"  # with a status that is not 0: sys.exit, os._exit, exit of C, MPI_Abort
     LEFT_EARLY = "left_early"  # with status 0
     NOT_STARTED = "not_started"
     KILLED = "killed"  # by somebody else
     OUT_OF_MEMORY = "out_of_memory"
     CRASHED = "crashed"  # in compiled code
-    SHIM_LOST = "shim_lost"  # its parent was killed, which took it along
-    DAEMON_LOST = "daemon_lost"  # the engine's own process on a host was killed, which took shims and ranks along
+    SHIM_LOST = "shim_lost"  # the rank's parent was killed, and the rank with it
+    DAEMON_LOST = "daemon_lost"  # the engine's own process on a host was killed, and shims and ranks with it
     HOST_LOST = "host_lost"
-    HUNG = "hung"  # nothing moved any more
-    OTHER = "other"  # of the run and no rank: its folder, the engine, its numbers
+    HUNG = "hung"  # no rank made progress
+    OTHER = "other"  # the run failed, not a rank: its folder, the engine, diverged losses
     LOST_PEER = "lost_peer"  # ended because another rank had gone
-    FENCED = "fenced"  # on a host that was cut off, where its agent ends it
+    FENCED = "fenced"  # its host was cut off, so the agent there ended it
     ENDED = "ended"  # by the engine or by us, with the run
 
     @property
     def follows(self) -> bool:
-        """Whether it only follows from another rank's end, which may have been recorded after it."""
+        """Whether it only follows from the end of another rank, even if that end was recorded later."""
         return self in {Cause.LOST_PEER, Cause.FENCED, Cause.ENDED}
 
     @property
@@ -66,7 +66,7 @@ _GENERAL_TYPES = {
     "Exception",
     "OSError",
     "RuntimeError",
-    "SocketError",  # what runs recorded in the past call a `CommunicationError`
+    "SocketError",  # the name of `CommunicationError` in records of older versions
     "TimeoutError",
 }
 _PEER_WORDS = re.compile(
@@ -91,7 +91,7 @@ _CRASHES = {
     signal.SIGSYS,
     signal.SIGTRAP,
 }
-_ENDING = {signal.SIGINT, signal.SIGTERM}
+_END_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _ABORTED = re.compile(r"terminate called .*", re.DOTALL)
 
 
@@ -102,7 +102,7 @@ def classify_exception(kind: str, message: str, *, chain: Iterable[str] = (), oo
         kind: Its type's name.
         message: Its message.
         chain: `type: message` of what it was raised from or while handling.
-        oom_kills: How often the kernel has killed for memory where the rank ran; a child of the rank may be among them.
+        oom_kills: How many processes the kernel killed for lack of memory where the rank ran; a child of the rank may be among them.
     """
     if kind in _CHECKPOINT_TYPES:
         return Cause.CHECKPOINT
@@ -110,43 +110,43 @@ def classify_exception(kind: str, message: str, *, chain: Iterable[str] = (), oo
         return Cause.OUT_OF_MEMORY
     if kind in _GENERAL_TYPES and oom_kills and "killed by signal" in message:
         return Cause.OUT_OF_MEMORY
-    if _is_about_a_peer(kind, message) or any(_is_about_a_peer(*_parted(link)) for link in chain):
+    if _is_about_a_peer(kind, message) or any(_is_about_a_peer(*_split_link(link)) for link in chain):
         return Cause.LOST_PEER
     if kind == "SystemExit":
         return Cause.LEFT_EARLY if message in {"", "0", "None", "False"} else Cause.EXITED
     return Cause.IMPORT_ERROR if kind in _IMPORT_TYPES else Cause.RAISED
 
 
-def classify_ending(ending: RankExit, words: StderrTail, *, by_us: bool, lost_peer: bool = False) -> Cause:
+def classify_ending(ending: RankExit, stderr_tail: StderrTail, *, by_us: bool, lost_peer: bool = False) -> Cause:
     """Classify an ending for which there is no record of an exception.
 
     Args:
         ending: The shim's record of a failure.
-        words: The last lines of the rank's log.
-        by_us: Whether it came after we had begun to end the run.
-        lost_peer: Whether the engine told that this rank gave up because a peer had gone.
+        stderr_tail: The last lines of the rank's log.
+        by_us: Whether the launcher had begun to end the run before.
+        lost_peer: Whether the engine reported that this rank gave up because a peer had gone.
     """
     if ending.start_error:
         return Cause.NOT_STARTED
     number = ending.signal
     if number:
-        return _classify_signal(number, ending, words, by_us=by_us)
+        return _classify_signal(number, ending, stderr_tail, by_us=by_us)
     if ending.left_early:
         return Cause.LEFT_EARLY
-    raised = words.raised
+    raised = stderr_tail.raised
     if raised is not None and ending.status == 1:
         return classify_exception(raised.type, raised.message, chain=raised.chain, oom_kills=ending.oom_kills or 0)
-    return Cause.LOST_PEER if lost_peer or _PEER_WORDS.search("\n".join(words.lines)) else Cause.EXITED
+    return Cause.LOST_PEER if lost_peer or _PEER_WORDS.search("\n".join(stderr_tail.lines)) else Cause.EXITED
 
 
-def _classify_signal(number: int, ending: RankExit, words: StderrTail, *, by_us: bool) -> Cause:
-    if number in _ENDING or (number == signal.SIGKILL and by_us):
+def _classify_signal(number: int, ending: RankExit, stderr_tail: StderrTail, *, by_us: bool) -> Cause:
+    if number in _END_SIGNALS or (number == signal.SIGKILL and by_us):
         return Cause.ENDED
     if number == signal.SIGKILL:
         return Cause.OUT_OF_MEMORY if ending.oom_kills else Cause.KILLED
     if number == signal.SIGPIPE:
         return Cause.LOST_PEER
-    thrown = _ABORTED.search(words.text) if number == signal.SIGABRT else None
+    thrown = _ABORTED.search(stderr_tail.text) if number == signal.SIGABRT else None
     if thrown and _MEMORY_WORDS.search(thrown[0]):
         return Cause.OUT_OF_MEMORY
     if thrown and _PEER_WORDS.search(thrown[0]):
@@ -161,6 +161,6 @@ def _is_about_a_peer(kind: str, message: str) -> bool:
     return kind in _PEER_TYPES or (kind in _GENERAL_TYPES and bool(_PEER_WORDS.search(message)))
 
 
-def _parted(link: str) -> tuple[str, str]:
+def _split_link(link: str) -> tuple[str, str]:
     kind, _, message = link.partition(": ")
     return kind.rpartition(".")[2], message

@@ -19,8 +19,8 @@ class RunFacts:
     Attributes:
         name: The name of the recipe or program.
         topology: Name of the cluster's description.
-        ranks: Row by row.
-        is_recipe: Whether its ranks tell of what they do.
+        ranks: One row per rank, in their order.
+        is_recipe: Whether it runs a recipe, whose ranks record what they do; a program's ranks do not.
     """
 
     name: str
@@ -48,31 +48,31 @@ def run_folders(runs_folder: Path) -> list[Path]:
 
 
 def matching_runs(where: str, folders: Iterable[Path]) -> list[Path]:
-    """The runs whose id begins with a text, or ends with it after a dash."""
+    """Select the runs whose id begins with a text, or ends with it after a dash."""
     return [path for path in folders if path.name.startswith(where) or path.name.endswith(f"-{where}")]
 
 
 def facts_of(plan: LaunchPlan) -> RunFacts:
-    """The facts of a plan that was just made."""
+    """Return the facts of a plan that was just made."""
     return RunFacts(plan.program.name, plan.topology, plan.ranks, isinstance(plan.program, RecipeProgram))
 
 
 def read_facts(path: Path) -> RunFacts:
-    """What a run's plan says of it.
+    """Read the facts of a run from its plan.
 
     Raises:
         OSError: Its plan cannot be read.
-        ValueError: Its plan is none.
+        ValueError: The file is not a plan.
     """
     return facts_in(read_object(path / contract.PLAN_FILE))
 
 
 def read_rows(path: Path) -> list[RankRow]:
-    """The ranks of a run.
+    """Read the ranks of a run from its plan.
 
     Raises:
         OSError: Its plan cannot be read.
-        ValueError: Its plan is none.
+        ValueError: The file is not a plan.
     """
     return list(read_facts(path).ranks)
 
@@ -87,10 +87,10 @@ def read_daemons(path: Path) -> tuple[str, ...]:
 
 
 def facts_in(plan: Mapping[str, Any]) -> RunFacts:
-    """The facts that the content of a `plan.json` holds.
+    """Return the facts in the content of a `plan.json`.
 
     Raises:
-        ValueError: It is no plan.
+        ValueError: It is not a plan.
     """
     try:
         rows = [RankRow(row["rank"], row["host"], row["slot"], row["role"]) for row in plan["ranks"]]

@@ -1,7 +1,7 @@
-"""What every codec of gradients does, and how to build the one that a configuration asks for.
+"""The interface of codecs for gradients, and how to build the one that a configuration asks for.
 
-A codec turns a vector of float32 values into bytes and back, with a loss that its docstring bounds. How many bytes
-follows from the number of values alone, so a receiver knows what comes and formulas of traffic are exact:
+A codec turns a vector of float32 values into bytes and back, with a loss that its docstring bounds. The number
+of bytes depends only on the number of values, so receivers know it and the formulas of traffic are exact:
 
     codec = build_codec(cfg.compression_config, num_values)
     ctx.send(codec.encode(grads_N), dest=server)
@@ -10,11 +10,11 @@ follows from the number of values alone, so a receiver knows what comes and form
     ctx.recv(payload, source=worker)
     codec.decode(payload, out_N)
 
-Codecs are for gradients. What a codec loses of a gradient, the next ones make up for, with `ErrorFeedback`; what it
-lost of weights would be lost for good.
+Codecs are for gradients only. With `ErrorFeedback`, what is lost of one gradient is added to the next one; what is lost
+of weights would stay lost.
 
-A value that is not finite stays visible: what is decoded is then not finite in that place at least, so the norm of the
-gradient is not, and the overflow skip of fp16 sees it.
+An infinity or NaN survives: the decoded vector is not finite at that place, and perhaps at others. The norm of the
+gradient is then not finite either, so the training with fp16 sees the overflow and skips the step.
 
 Shapes: N = values.
 """
@@ -34,10 +34,10 @@ from ttlaunch.spec.recipe.sections import CompressionConfig
 
 
 class Codec(Protocol):
-    """Values to bytes and back. One object for each vector that one rank sends: it may remember what it has sent."""
+    """Turns values into bytes and back. A rank has one for each vector that it sends, as it may remember what it has sent."""
 
     def payload_bytes(self, num_values: int) -> int:
-        """How many bytes so many values make, whatever they are."""
+        """Return the number of bytes that any `num_values` values take."""
 
     def encode(self, values_N: Tensor) -> Tensor:
         """Turn values into bytes.
@@ -50,24 +50,24 @@ class Codec(Protocol):
         """
 
     def decode(self, payload: Tensor, out_N: Tensor) -> None:
-        """Overwrite `out_N` with what a payload of any rank's equal codec says; remembers nothing.
+        """Decode into `out_N` a payload from a codec with the same configuration on any rank; change no state.
 
         Raises:
-            ValueError: The payload has another length than that of so many values.
+            ValueError: The payload's length is not `payload_bytes(N)`.
         """
 
     def take_back(self) -> None:
         """Forget what the last `encode` was given: its payload was not used, since the step was skipped or refused."""
 
     def state(self) -> dict[str, Tensor]:
-        """What the next `encode` depends on, by name; the tensors themselves. For checkpoints."""
+        """Return, for checkpoints, the tensors that the next `encode` depends on, by name; they are not copies."""
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from another codec's `state()`."""
+        """Continue from another codec's `state()`."""
 
 
 class Cast:
-    """Each value in the bits of one dtype.
+    """Converts each value to one dtype.
 
     Float32: 4 bytes a value, every bit kept. Bfloat16, rounded to nearest: 2 bytes a value; error at most `abs(x) /
         256`, and 2^-134 below the normal range. Zeros, infinities and NaN are kept; what lies beyond bfloat16's range,
@@ -100,22 +100,22 @@ class Cast:
 def build_codec(
     cfg: CompressionConfig, num_values: int, *, matrices: Sequence[Matrix] = (), device: torch.device | None = None
 ) -> Codec:
-    """The codec that a configuration asks for, with its error feedback.
+    """Build the codec that a configuration asks for, with its error feedback.
 
     Args:
         cfg: The codec's configuration.
-        num_values: N, of every vector that it will encode.
+        num_values: The length N of every vector that it will encode.
         matrices: The matrices in those vectors, for `powersgd`, whose payload depends on them; see `matrices_in`.
             Empty: one near-square matrix of all values, which is less like a matrix of low rank.
         device: Where those vectors are; None: the CPU.
     """
     if cfg.kind == "none":
         return Cast(torch.float32)
-    codec = _lossy(cfg, num_values, matrices=matrices, device=device)
+    codec = _build_lossy(cfg, num_values, matrices=matrices, device=device)
     return ErrorFeedback(codec, num_values, device=device) if cfg.error_feedback else codec
 
 
-def _lossy(
+def _build_lossy(
     cfg: CompressionConfig, num_values: int, *, matrices: Sequence[Matrix], device: torch.device | None
 ) -> Codec:
     match cfg.kind:
