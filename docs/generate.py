@@ -326,10 +326,10 @@ No value appears on a command line; the shim of each rank sets the variables bef
 
 
 _PROMISES_INTRO = """\
-# What is promised, and which test holds it
+# Guarantees and the tests that check them
 
 Each requirement has an id, one sentence, and the tests whose docstrings name the id. Run one with `pytest PATH::NAME`; a
-path alone means the whole file. [Guarantees](../explanation/guarantees.md) explains the promises about failures.
+path alone means the whole file. [Guarantees](../explanation/guarantees.md) explains those about failures.
 """
 _REQUIREMENTS = re.compile(r"\b([A-E])(\d{1,2})(?:(?:-| to )\1(\d{1,2}))?\b")
 
