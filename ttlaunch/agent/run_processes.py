@@ -63,9 +63,9 @@ def signal_process(pid: int, number: int, *, run_id: str) -> bool:
 
 
 def kill_run_processes(run_id: str, *, grace_s: float = 0.5, daemons: Collection[str] = ()) -> list[int]:
-    """Kill every process that carries the run's id, wait for their ends, and return their ids.
+    """Kill every process that carries the run's id, wait until they have ended, and return their process ids.
 
-    A process that is stuck in the kernel outlives its kill: it is waited for 2 s at most.
+    A process that is stuck in the kernel may survive SIGKILL, so the wait ends after 2 s.
 
     Args:
         run_id: The id that the processes carry in their environment.
@@ -76,7 +76,7 @@ def kill_run_processes(run_id: str, *, grace_s: float = 0.5, daemons: Collection
     while run_processes(run_id) and time.monotonic() < deadline:
         time.sleep(_LOOK_AGAIN_S)
     killed: list[int] = []
-    # Again and again, since a process that is killed may just have forked a child that the first look did not find.
+    # Repeat, because a killed process may have forked a child since the list of processes was read.
     while running := run_processes(run_id):
         alive = [pid for pid in running if pid not in killed]
         for pid in sorted(alive, key=lambda pid: _name(pid) in daemons):

@@ -1,4 +1,4 @@
-"""Words left in a run's folder where its ranks run: the launcher's, that the run is to end, and its agent's farewell.
+"""Two files in a run's folder on a host: the launcher's order to end the run, and the agent's reason for leaving.
 
 Python 3.9 and the standard library only.
 """
@@ -32,7 +32,7 @@ def leave_stop_marker(run_folder: str, marker: Mapping[str, Any]) -> None:
 
 
 def stop_marker_was_left(run_folder: str, *, since: float) -> bool:
-    """Whether the launcher has ordered the end after a time, in seconds since the epoch, and not of an earlier run here."""
+    """Whether the launcher has ordered the end since a time, in seconds since the epoch; an older order is of an earlier run."""
     try:
         return os.stat(os.path.join(run_folder, contract.ENDING_FILE)).st_mtime >= since
     except OSError:
@@ -49,7 +49,7 @@ def leave_farewell(run_folder: str, reason: str) -> None:
 
 
 def read_farewell(run_folder: str) -> str | None:
-    """Why the run's agent has left by itself, a clause; None if it has not."""
+    """Return the reason why the run's agent has left by itself, as a clause; None if it has not."""
     try:
         with open(os.path.join(run_folder, _FAREWELL), encoding="utf-8") as file:
             return str(json.load(file)["reason"])

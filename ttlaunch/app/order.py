@@ -66,7 +66,7 @@ def spec_of(target: Target | None, options: Mapping[str, Any]) -> RunSpec:
         options: As `checked_options` returns them.
 
     Raises:
-        LaunchError: The target is none.
+        LaunchError: There is no such target.
     """
     words = [] if target is None else _words(target)
     is_command = not (target is None or isinstance(target, str | Path))

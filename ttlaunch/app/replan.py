@@ -17,7 +17,7 @@ from ttlaunch.planning.launch_plan import LaunchPlan, RecipeProgram
 from ttlaunch.running.ending import keeps_checkpoints
 from ttlaunch.running.restarts import Restart
 from ttlaunch.spec.topology.model import Topology
-from ttlaunch.spec.topology.smaller import leave_out, why_not_without
+from ttlaunch.spec.topology.without_hosts import leave_out, why_not_without
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def _load_topology_into(result: ResolvedSpec, request: RunSpec, working_folder: 
         loaded = load_topology(found.folder, name=found.name, environment=os.environ, working_folder=working_folder)
     result.topology = loaded.topology
     if loaded.topology and request.without:
-        from ttlaunch.spec.topology.smaller import leave_out
+        from ttlaunch.spec.topology.without_hosts import leave_out
 
         result.topology = leave_out(loaded.topology, request.without, max_ranks=request.ranks)
     result.diagnostics += loaded.diagnostics

@@ -23,7 +23,7 @@ from ttlaunch.diagnostics.transfer import unpack_diagnostics
 from ttlaunch.running.report import Report as RecordedReport
 from ttlaunch.running.report import read_report
 from ttlaunch.running.restarts import read_follow_up
-from ttlaunch.running.runs.facts import read_facts, read_rows
+from ttlaunch.running.runs.facts import read_facts, read_ranks
 from ttlaunch.running.runs.launcher import Launcher, is_running, read_launcher
 from ttlaunch.running.runs.overview import summarise
 from ttlaunch.running.runs.run_folder import RunFolder
@@ -200,7 +200,7 @@ class Run:
 
         folder = self.folder
         try:
-            rows = read_rows(folder)
+            rows = read_ranks(folder)
         except (OSError, ValueError) as error:
             raise unreadable_run(folder, error) from error
         chosen = [only] if isinstance(only, str) else [str(one) for one in only or ()]

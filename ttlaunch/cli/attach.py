@@ -28,12 +28,12 @@ def attach(
     from ttlaunch.app.sinks import judge_sinks
     from ttlaunch.cli.session import Attached
     from ttlaunch.cli.watching import report_end, watch
-    from ttlaunch.running.runs.facts import read_rows
+    from ttlaunch.running.runs.facts import read_ranks
 
     path = find_named_run(run, runs_dir=runs_dir)
     launcher = read_launcher_here(path, "attach")
     try:
-        chosen = chosen_ranks(only or (), read_rows(path))
+        chosen = chosen_ranks(only or (), read_ranks(path))
         watched = watch(Attached(launcher), path, form=form, only=chosen)
     except (OSError, ValueError) as error:
         raise unreadable_run(path, error) from error

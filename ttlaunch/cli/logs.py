@@ -46,12 +46,12 @@ def logs(
     """Show the output of all ranks in order of time, with equal lines of several ranks shown once."""
     from ttlaunch.app.logs import chosen_ranks, chosen_streams, read_lines
     from ttlaunch.running.logs.fold import ShownOutput
-    from ttlaunch.running.runs.facts import read_rows
+    from ttlaunch.running.runs.facts import read_ranks
 
     streams = chosen_streams(stream)
     path = find_named_run(run, runs_dir=runs_dir)
     try:
-        rows = read_rows(path)
+        rows = read_ranks(path)
     except (OSError, ValueError) as error:
         raise unreadable_run(path, error) from error
     wanted: dict[str, Any] = {"only": chosen_ranks(only or (), rows), "streams": streams}

@@ -15,7 +15,7 @@ from ttlaunch.spec.recipe.config import LoadedConfig, override_config
 from ttlaunch.spec.recipe.declare import Layout, Per, Recipe
 from ttlaunch.spec.recipe.sections import ConfigFile
 from ttlaunch.spec.topology.model import Topology
-from ttlaunch.spec.topology.smaller import leave_out
+from ttlaunch.spec.topology.without_hosts import leave_out
 
 _WORKERS = "multihost_config.num_workers"
 

@@ -1,4 +1,4 @@
-"""Let every host connect to every other over the chosen network, in both directions, and judge what came of it."""
+"""Let every host connect to every other over the chosen network, in both directions, and judge the results."""
 
 import secrets
 import threading

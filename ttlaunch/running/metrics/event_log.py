@@ -90,7 +90,7 @@ def read_logged_run(path: Path) -> LoggedRun:
 
     Raises:
         OSError: Its plan cannot be read.
-        ValueError: Its plan is none.
+        ValueError: The file of its plan is not a plan.
     """
     plan, facts = read_object(path / contract.PLAN_FILE), read_facts(path)
     config = plan.get("config") or {}
@@ -105,7 +105,7 @@ class EventLog:
 
         Raises:
             OSError: Its plan cannot be read.
-            ValueError: Its plan is none.
+            ValueError: The file of its plan is not a plan.
         """
         self.run = read_logged_run(path)
         self._path = path

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ttlaunch import contract
 from ttlaunch.records.ranks import StepDone, Validation, kind_of
 from ttlaunch.running.bad_records import progress_of
-from ttlaunch.running.runs.facts import read_rows
+from ttlaunch.running.runs.facts import read_ranks
 from ttlaunch.running.runs.files import read_object_if_any, read_text_if_any
 
 SECTIONS = ("program", "placement", "configuration", "code", "environment", "results")
@@ -81,7 +81,7 @@ def find_differences(left: Path, right: Path) -> RunDifferences:
         OSError: A plan cannot be read.
         ValueError: It is none.
     """
-    rows = read_rows(left), read_rows(right)
+    rows = read_ranks(left), read_ranks(right)
     plans = read_object_if_any(left / contract.PLAN_FILE), read_object_if_any(right / contract.PLAN_FILE)
     sides = [_facts(run, plan) for run, plan in zip((left, right), plans, strict=True)]
     compared, differences = {}, []

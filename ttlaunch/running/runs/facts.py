@@ -67,7 +67,7 @@ def read_facts(path: Path) -> RunFacts:
     return facts_in(read_object(path / contract.PLAN_FILE))
 
 
-def read_rows(path: Path) -> list[RankRow]:
+def read_ranks(path: Path) -> list[RankRow]:
     """Read the ranks of a run from its plan.
 
     Raises:

@@ -267,7 +267,7 @@ class LossScaleConfig(Section):
 
 
 class CompressionConfig(Section):
-    """In how few bytes gradients travel; what is lost of one, the next ones make up for."""
+    """How gradients are compressed; what is lost of one is added to the next."""
 
     kind: Literal["none", "bf16", "int8", "top_k", "powersgd"] = Field(
         "none",

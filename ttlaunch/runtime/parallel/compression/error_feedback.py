@@ -37,11 +37,11 @@ class _Codec(Protocol):
 
 
 class ErrorFeedback:
-    """A codec with the residual of the one vector that one rank sends again and again.
+    """A codec and the residual of the vector that a rank sends in every step.
 
-    Where the residual would not be finite, because the gradient overflowed, it stays what it was: the payload shows
-    that the gradient is not finite, that step is skipped, and the next ones are as good as ever. Ranks whose own
-    gradient was finite then `take_back`: what they sent was not used, so they owe what they owed before.
+    If the gradient overflowed and the residual would not be finite, the residual does not change: the payload shows the
+    overflow, the step is skipped, and later steps are not affected. Ranks whose own gradient was finite then call
+    `take_back`, which restores the residual of before, because what they sent was not used.
 
     Cost: `8 * N` bytes: the residual, and room to decode into, which then keeps the residual of before.
     """
@@ -51,7 +51,7 @@ class ErrorFeedback:
 
         Args:
             codec: What sends the sums.
-            num_values: N, of every vector.
+            num_values: The length N of every vector.
             device: Where the vectors are; None: the CPU.
         """
         self._codec = codec

@@ -1,7 +1,7 @@
 """Block-wise int8: a scale for each block of values, and one signed byte for each value.
 
 The scale is symmetric around zero, `absmax / 127`, so there is no zero point that could be out of range for values of
-one sign, and no branch for ranges that are small: a zero is sent as zero, whatever stands beside it.
+one sign, and no branch for small ranges. A zero is sent as zero, whatever the other values of its block are.
 
 Shapes: N = values, R = blocks of one piece.
 Source: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022, for the blocks; its values are
@@ -26,8 +26,8 @@ class BlockInt8:
     """One byte a value and four a block: with blocks of 256, 3.94 times fewer bytes than float32.
 
     Error: at most `1.0001 * absmax / 254` of the value's block (half a level, and float32's own rounding), and 2^-127
-        where the block is below float32's normal range. Zeros are kept. A block that has a value that is not finite is
-        NaN when it is decoded, all of it; other blocks are as good as ever.
+        where the block is below float32's normal range. Zeros are kept. If any value of a block is not finite,
+        the whole block is decoded as NaN; other blocks are not affected.
     """
 
     def __init__(self, *, block_size: int = 256) -> None:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def check_length(payload: Tensor, expected: int) -> None:
-    """Check that a payload has exactly the bytes that its values make.
+    """Check that a payload has exactly the expected number of bytes.
 
     Raises:
         ValueError: It has more or fewer.
@@ -15,11 +15,11 @@ def check_length(payload: Tensor, expected: int) -> None:
 
 
 def as_values(part: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same bytes as values; a view, or a copy where the part does not begin on a border of the dtype."""
+    """Return the same bytes as values: a view, or a copy if their address is not aligned for the dtype."""
     is_aligned = not part.storage_offset() % dtype.itemsize and not part.data_ptr() % dtype.itemsize
     return (part if is_aligned else part.clone()).view(dtype)
 
 
 def as_bytes(values_N: Tensor) -> Tensor:
-    """The values as bytes, a view."""
+    """Return a view of the values as bytes."""
     return values_N.view(torch.uint8)

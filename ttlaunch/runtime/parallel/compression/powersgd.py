@@ -1,11 +1,11 @@
-"""PowerSGD: two thin factors in place of each matrix, found by one step of a power iteration that goes on from the last.
+"""PowerSGD: two thin factors in place of each matrix, found by one step of a power iteration per training step.
 
-    P = orthonormal(M Q)        of the Q that the step before ended with
+    P = orthonormal(M Q)        with the Q of the previous step
     Q = M' P                    sent: P and Q; decoded: P Q'
 
 The paper's ranks add P up, then Q, and hold one pair of factors for all; here a payload has both factors of one rank's
-matrix, so that any flow can carry it, a parameter server's as well as an all-gather. The price is bytes: they grow
-with the number of ranks whose payloads somebody gets.
+matrix, so that any flow can carry it, a parameter server's as well as an all-gather. The price is that the bytes which
+a rank receives grow with the number of senders.
 
 Shapes: N = values, M = a matrix of the gradient with R rows and C columns, K = columns of the factors.
 Source: T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
@@ -37,11 +37,11 @@ class Matrix(NamedTuple):
 
 
 class PowerSgd:
-    """Encodes each matrix in `4 * K * (R + C)` bytes, and what would not become smaller as it is.
+    """Encodes each matrix in `4 * K * (R + C)` bytes, and sends uncompressed what would not become smaller.
 
     Error: P has orthonormal columns and Q = M' P, so what is decoded is the projection of M on them: the squared norm
-    of the error is that of M less that of Q, never more than that of M; none where K is the rank of M or more. A matrix
-    that has a value that is not finite is NaN when it is decoded, all of it.
+    of the error is that of M less that of Q, never more than that of M; none where K is the rank of M or more. If any
+    value of a matrix is not finite, the whole matrix is decoded as NaN.
     """
 
     def __init__(

@@ -19,8 +19,8 @@ _MOST_VALUES = 2**31 - 1
 class TopK:
     """K = `ceil(k * N)` values with their places: `8 * K` bytes, which is less than float32 for k below a half.
 
-    Error: what is sent is exact. What is not is no larger than the smallest that is, so the squared norm of the error
-        is at most `(1 - K / N)` of that of the values. NaN counts as the largest and infinity as the next, so both are
+    Error: values that are sent are exact. Each other value is at most as large as the smallest one sent, so the squared
+        norm of the error is at most `(1 - K / N)` of that of the values. NaN counts as the largest and infinity as the next, so both are
         sent first.
     """
 

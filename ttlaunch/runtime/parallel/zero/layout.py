@@ -1,13 +1,13 @@
 """Who owns which values of the model: every layer is cut into one shard for each rank.
 
-A shard begins and ends between rows of a parameter, so that it can be kept in checkpoints as rows, and on a border of
-the tree that squared norms are added along, which is also that of memory. Such borders lie where lcm(columns, 16)
-values divide a parameter. Where that does not divide evenly, the next layer makes up for it: over the whole model
-shares differ by less than one such piece.
+A shard begins and ends between rows of a parameter, so that checkpoints can store it as rows. It also begins
+and ends between nodes of the tree along which squared norms are added, and at an aligned address. A parameter can therefore
+be cut after every lcm(columns, 16) values. If the shards of a layer differ in size, those of the next layer balance
+this: over the whole model, shares differ by less than one such piece.
 
-Where embedding and head share a matrix, the head has a place for the gradient of the second use, as in `model/tied.py`:
-its rows are cut as those of the matrix, so that whoever owns a row of the matrix gets both gradients of it, and nothing
-else of the place is owned. The rest of the head is then the first rank's.
+Where embedding and head share a matrix, the head has a place for the gradient of the second use, as in `model/tied.py`.
+This place is cut at the same rows as the matrix, so the owner of a row of the matrix gets both of its gradients. The
+rest of the head then belongs to the first rank.
 
 Shapes: N = values of the flat vector of the whole model.
 """

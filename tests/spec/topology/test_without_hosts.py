@@ -3,7 +3,7 @@
 import pytest
 
 from tests.spec.topology.clusters import WIDE, WIDE_BINDINGS
-from ttlaunch.spec.topology.smaller import leave_out, why_not_without
+from ttlaunch.spec.topology.without_hosts import leave_out, why_not_without
 
 THREE = {
     "hosts.txt": "a slots=1\nb slots=2\nc slots=1\n",
