@@ -34,12 +34,14 @@ class BindingRow(Section):
 
     rank: NonNegative = Field(description="rank in the world communicator, from 0")
     mesh_id: NonNegative = Field(description="`id` of the mesh it drives, in the mesh graph descriptor")
-    mesh_host_rank: NonNegative | None = Field(None, description="which host of a mesh that spans several, row-major")
+    mesh_host_rank: NonNegative | None = Field(
+        None, description="if the mesh spans several hosts: which of them this rank runs on, counted row by row"
+    )
     env_overrides: dict[str, str] = Field({}, description="variables of this rank alone; `$VAR` is expanded here")
     subcontext_id: NonNegative | None = Field(None, description="sub-context it belongs to, from 0")
     subcontext_size: Positive | None = Field(None, description="how many ranks that sub-context has")
     mesh_graph_desc_path: Text | None = Field(
-        None, description="the descriptor that `mesh_id` is of, if it has its own"
+        None, description="another descriptor for this binding's `mesh_id`; null: that of the whole file"
     )
 
 
@@ -96,7 +98,7 @@ class BoardRow(Section):
 
     noun: ClassVar[str] = "a board"
 
-    name: Text | int = Field(description="what meshes call it")
+    name: Text | int = Field(description="name by which a mesh refers to it in `board`")
     type: Text = Field(description="Mesh, TORUS_X, TORUS_Y or TORUS_XY, in any letter case")
     topology: Shape = Field(description="rows and columns of devices on one board")
 
@@ -106,7 +108,7 @@ class MeshRow(Section):
 
     noun: ClassVar[str] = "a mesh"
 
-    id: NonNegative = Field(description="number that bindings and links call it by, from 0")
+    id: NonNegative = Field(description="number by which bindings and links refer to it, from 0")
     board: Text | int = Field(description="name of its board")
     device_topology: Shape = Field(description="rows and columns of devices: host_topology × the board's topology")
     host_topology: Shape = Field(description="rows and columns of hosts that share the mesh")
@@ -151,5 +153,8 @@ class ClusterFile(Section):
     mpi_prefix: Text | None = Field(
         None, description="folder of Open MPI on the hosts; null: that of the interpreter's environment"
     )
-    network: Text | None = Field(None, description="interface name or CIDR that ranks talk over; null: found")
+    network: Text | None = Field(
+        None,
+        description="interface name or CIDR of the network between ranks; null: ttlaunch chooses one that all hosts share",
+    )
     environment: dict[str, str] = Field({}, description="variables of every rank; `$VAR` is expanded here")
